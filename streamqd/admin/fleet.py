@@ -11,10 +11,10 @@ from streamqd.admin import directives, live, partitions, published, topics
 from streamqd.admin.condition import condition, gravity
 from streamqd.admin.directives import DirectiveRow
 from streamqd.admin.live import LiveFailure, LiveUnit
-from streamqd.admin.partitions import UnitRow
-from streamqd.admin.reading import BadValues, Unreadable, measure_each
+from streamqd.admin.partitions import UnitRow, by_group
+from streamqd.admin.reading import BadValues, Unreadable
 from streamqd.model import Unit
-from streamqd.store import members, statistics
+from streamqd.store import members
 from streamqd.store.directives import Directives
 from streamqd.store.store import Store
 from streamqd.words import known_sum, lasting, spans
@@ -259,7 +259,7 @@ def _unit_status(
 def _groups(units: list[UnitStatus], control: Directives) -> list[GroupStatus]:
     """A row for each group, in the order of the units."""
     found = []
-    for (topic, group), some in _by_group(units).items():
+    for (topic, group), some in by_group(units).items():
         word = min((unit.condition for unit in some), key=gravity)
         alike = [unit for unit in some if unit.condition == word]
         runs = [unit.longest_run_seconds for unit in some if unit.longest_run_seconds is not None]
@@ -283,13 +283,6 @@ def _groups(units: list[UnitStatus], control: Directives) -> list[GroupStatus]:
                 oldest_unix_ms=min(oldest, default=None),
             )
         )
-    return found
-
-
-def _by_group(units: list[UnitStatus]) -> dict[tuple[str, str], list[UnitStatus]]:
-    found: dict[tuple[str, str], list[UnitStatus]] = {}
-    for unit in units:
-        found.setdefault((unit.topic, unit.group), []).append(unit)
     return found
 
 
@@ -317,12 +310,8 @@ def _last_error(alike: list[UnitStatus]) -> str:
 
 def _behind(units: list[UnitStatus]) -> list[Behind]:
     """The groups that have something unread, the one that has waited for longest first."""
-    groups: dict[tuple[str, str], list[UnitStatus]] = {}
-    for unit in units:
-        if unit.lag != 0:
-            groups.setdefault((unit.topic, unit.group), []).append(unit)
     found = []
-    for (topic, group), some in groups.items():
+    for (topic, group), some in by_group(unit for unit in units if unit.lag != 0).items():
         slopes = [each.lag_per_second for each in some if each.lag_per_second is not None]
         oldest = [unit.oldest_unread_unix_ms for unit in some]
         found.append(
@@ -376,7 +365,7 @@ def _problems(
 def _unit_problems(units: list[UnitStatus]) -> list[str]:
     """One sentence for each group and condition, however many partitions are in it."""
     found = []
-    for some in _by_group(units).values():
+    for some in by_group(units).values():
         alike: dict[str, list[UnitStatus]] = {}
         for unit in some:
             alike.setdefault(unit.condition, []).append(unit)
@@ -451,13 +440,8 @@ def _dead_letters(store: Store, only: str | None, bad: BadValues) -> dict[str, i
         counts = topics.known_counts(store, bad)
     else:
         counts = {only: topics.known_count(store, only, bad) or 0}
-    found = {}
-    for topic, count in counts.items():
-        calls = [statistics.measure_partition(store.keys, topic, number) for number in range(count)]
-        total = sum(
-            topics.partition_figures(reply, store.keys.trim(topic, number), bad).dead
-            for number, reply in enumerate(measure_each(store, calls, bad))
-        )
-        if total:
-            found[topic] = total
-    return found
+    found = {
+        topic: sum(each.dead for each in topics.figures_of(store, topic, count, bad))
+        for topic, count in counts.items()
+    }
+    return {topic: dead for topic, dead in found.items() if dead}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from streamqd.admin import backlog, topics
 from streamqd.admin.reading import (
@@ -103,6 +104,25 @@ def view(
         raise Refused(f"no group {group} reads {f'the topic {topic}' if topic else 'any topic'}")
     found_rows = rows(store, units, bad)
     return PartitionsView(server_unix_ms(store.connection), found_rows, idle, bad.rows)
+
+
+class OfUnit(Protocol):
+    """What is known of one unit."""
+
+    @property
+    def unit(self) -> Unit:
+        """Which unit it is."""
+
+
+AnyUnit = TypeVar("AnyUnit", bound=OfUnit)
+
+
+def by_group(rows: Iterable[AnyUnit]) -> dict[tuple[str, str], list[AnyUnit]]:
+    """The rows of each group of each topic."""
+    found: dict[tuple[str, str], list[AnyUnit]] = {}
+    for row in rows:
+        found.setdefault((row.unit.topic, row.unit.group), []).append(row)
+    return found
 
 
 class MeasuredUnit(NamedTuple):

@@ -350,6 +350,19 @@ def _answered(reply: Reply | RedisRefused) -> Reply:
     return reply
 
 
+def memory_of(store: Store, streams: Sequence[str], samples: int) -> list[int | None]:
+    """About the bytes of streams, by a sample of their nodes. 0 for none, None: may not be asked.
+
+    Whoever may not ask for it gets the rest all the same.
+    """
+    sizes: list[int | None] = []
+    for start in range(0, len(streams), BATCH):
+        some = streams[start : start + BATCH]
+        replies = store.pipeline([("MEMORY", "USAGE", each, "SAMPLES", samples) for each in some])
+        sizes += [None if isinstance(each, RedisRefused) else int(each or 0) for each in replies]
+    return sizes
+
+
 def lease_views(store: Store, units: Sequence[Unit], bad: BadValues) -> list[LeaseView]:
     """Fence and lease of each unit. A number that cannot be read is 0."""
     commands = [command for unit in units for command in leases.view(store.keys, unit)]

@@ -20,10 +20,11 @@ from streamqd.admin.reading import (
     lease_views,
     measure,
     measure_each,
+    memory_of,
     read_id,
     server_unix_ms,
 )
-from streamqd.errors import RedisRefused, Refused
+from streamqd.errors import Refused
 from streamqd.model import Unit
 from streamqd.store import retention
 from streamqd.store.keys import Keys
@@ -98,16 +99,16 @@ def trim(
     now = server_unix_ms(store.connection)
     rows, bad = [], BadValues()
     for number in partitions:
-        if _known(store, topic, number, bad) is None:
+        stand = _known(store, topic, number, bad)
+        if stand is None:
             continue
         removed: int | None = None
         if dry_run:
-            _check_groups(topic, number, _stand(store, topic, number), wanted, expected)
+            _check_groups(topic, number, stand, wanted, expected)
+            removed = _removable(store, topic, number, wanted, stand, now)
         else:
             removed = _trim_one(store, topic, number, wanted, now, expected)
-        stand = _stand(store, topic, number)
-        if dry_run:
-            removed = _removable(store, topic, number, wanted, stand, now)
+            stand = _stand(store, topic, number)
         holder, entry = floor_of(stand, wanted.archive == "required")
         rows.append(
             TrimRow(
@@ -407,11 +408,8 @@ def _beside(
     """The dead letters of a partition, their bytes, and those of the retry streams."""
     dlq = store.keys.dlq(topic, number)
     streams = [dlq, *(store.keys.retry_stream(topic, number, group.name) for group in stand.groups)]
-    asked = [("MEMORY", "USAGE", stream, "SAMPLES", retention.SAMPLES) for stream in streams]
     (dead,) = ask(store, [("XLEN", dlq)])
-    replies = store.pipeline(asked)
-    # Whoever may not ask for it gets the rest all the same.
-    sizes = [None if isinstance(each, RedisRefused) else int(each or 0) for each in replies]
+    sizes = memory_of(store, streams, retention.SAMPLES)
     return int(dead), sizes[0], known_sum(sizes[1:])
 
 

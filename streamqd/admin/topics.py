@@ -9,14 +9,16 @@ from typing import Any
 
 from streamqd import config
 from streamqd.admin import backlog, topics_settings
-from streamqd.admin.reading import BATCH, BadValues, Unreadable, ask, group_names, measure_each
+from streamqd.admin.reading import BadValues, Unreadable, ask, group_names, measure_each, memory_of
 from streamqd.config.setting import NAME, NAME_HINT
-from streamqd.errors import Malformed, RedisRefused, Refused, TopicMissing
+from streamqd.errors import Malformed, Refused, TopicMissing
 from streamqd.model import LETTERS, Unit
 from streamqd.store import growth, statistics, topics, untrusted
 from streamqd.store.scripts import Reply
 from streamqd.store.store import Store
 from streamqd.words import known_sum
+
+SAMPLES = 20  # nodes of a stream that the server looks at to tell its memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ def _row(store: Store, topic: str) -> TopicRow | None:
     if meta is None and not bad.rows:
         return None
     count = meta.partitions if meta else 0
-    figures = _figures(store, topic, count, bad)
+    figures = figures_of(store, topic, count, bad)
     names = groups(store, topic, range(count), bad=bad)
     return TopicRow(
         topic=topic,
@@ -245,10 +247,10 @@ def describe(store: Store, topic: str, configured: config.Topic | None = None) -
 def _partition_rows(
     store: Store, topic: str, count: int, names: list[str], bad: BadValues
 ) -> list[PartitionRow]:
-    figures = _figures(store, topic, count, bad)
+    figures = figures_of(store, topic, count, bad)
     units = [Unit(topic, number, name) for number in range(count) for name in names]
     found = backlog.backlogs(store, units, bad)
-    sizes = _sizes(store, [store.keys.stream(topic, number) for number in range(count)])
+    sizes = memory_of(store, [store.keys.stream(topic, number) for number in range(count)], SAMPLES)
     return [
         PartitionRow(
             partition=number,
@@ -278,16 +280,6 @@ def _summed(name: str, rows: list[PartitionRow]) -> GroupLag:
         pending=sum(each.pending for each in parts),
         delayed=sum(each.delayed for each in parts),
     )
-
-
-def _sizes(store: Store, streams: list[str]) -> list[int | None]:
-    """The memory of streams, by a sample of their nodes. 0 of what does not exist."""
-    sizes: list[int | None] = []
-    for start in range(0, len(streams), BATCH):
-        batch = streams[start : start + BATCH]
-        replies = store.pipeline([("MEMORY", "USAGE", name, "SAMPLES", 20) for name in batch])
-        sizes += [None if isinstance(each, RedisRefused) else int(each or 0) for each in replies]
-    return sizes
 
 
 def groups(
@@ -324,19 +316,19 @@ def groups_on(
     return [frozenset(names) for names in found]
 
 
-def _figures(
+def figures_of(
     store: Store, topic: str, count: int, bad: BadValues
 ) -> list[statistics.PartitionFigures]:
     """The figures of each partition; zeros for one that cannot be measured."""
     calls = [statistics.measure_partition(store.keys, topic, number) for number in range(count)]
     replies = measure_each(store, calls, bad)
     return [
-        partition_figures(reply, store.keys.trim(topic, at), bad)
+        partitionfigures_of(reply, store.keys.trim(topic, at), bad)
         for at, reply in enumerate(replies)
     ]
 
 
-def partition_figures(
+def partitionfigures_of(
     reply: Reply | None, trim: str, bad: BadValues
 ) -> statistics.PartitionFigures:
     """Read the answer to `statistics.measure_partition`; None is one that was refused."""

@@ -8,8 +8,8 @@ from typing import Any
 from streamqd.admin import live
 from streamqd.admin.diagnosis.check import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import DiagnosisFacts, UnitFacts
-from streamqd.admin.diagnosis.partitions import by_group, numbers
-from streamqd.admin.partitions import holder
+from streamqd.admin.diagnosis.partitions import numbers
+from streamqd.admin.partitions import by_group, holder
 from streamqd.store.directives import EVERYBODY, Directive, Scope
 from streamqd.words import plural, roughly, spans
 
@@ -278,7 +278,7 @@ def _unfenced(each: UnitFacts) -> bool:
 @check("fleet.lease-without-fence", Severity.PROBLEM, Need.FLEET, Need.UNITS)
 def _lease_without_fence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """There is a lease, and the fence has no token or another one (seen twice)."""
-    for (topic, group), units in by_group(facts.units, _unfenced).items():
+    for (topic, group), units in by_group(filter(_unfenced, facts.units)).items():
         names = " ".join(facts.keys.lease(*each.unit) for each in units[:4])
         yield CheckResult(
             f"there is a lease of {group} on {spans(numbers(units))} of {topic} that the fence does"
@@ -309,7 +309,7 @@ def _owner_silent(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     def lost(each: UnitFacts) -> bool:
         return _expired(each) and _owner(each) not in facts.fleet.state.live
 
-    for (topic, group), units in by_group(facts.units, lost).items():
+    for (topic, group), units in by_group(filter(lost, facts.units)).items():
         owners = sorted({_owner(each) for each in units})
         yield CheckResult(
             f"{spans(numbers(units))} of {topic}/{group} still belong to {', '.join(owners[:4])},"
@@ -332,7 +332,7 @@ def _not_renewed(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     def stalled(each: UnitFacts) -> bool:
         return _expired(each) and _owner(each) in facts.fleet.state.live
 
-    for (topic, group), units in by_group(facts.units, stalled).items():
+    for (topic, group), units in by_group(filter(stalled, facts.units)).items():
         owners = sorted({_owner(each) for each in units})
         yield CheckResult(
             f"{', '.join(owners[:4])} beats, but has let the lease of {spans(numbers(units))} of"
@@ -359,7 +359,7 @@ def _solo_stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             and facts.now_unix_ms - view.since_unix_ms > SOLO_SECONDS * 1000
         )
 
-    for (topic, group), units in by_group(facts.units, stuck).items():
+    for (topic, group), units in by_group(filter(stuck, facts.units)).items():
         yield CheckResult(
             f"{spans(numbers(units))} of {topic}/{group} handle one message at a time as after the"
             " loss of a host, although nothing inherited is left",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from streamqd.admin.diagnosis.check import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import Delays, DiagnosisFacts, UnitFacts
+from streamqd.admin.partitions import by_group
 from streamqd.admin.published import tables
 from streamqd.admin.reading import SEQ_MAX, read_id
 from streamqd.words import plural, roughly, spans
@@ -14,19 +15,6 @@ from streamqd.words import plural, roughly, spans
 AHEAD_MS = 86_400_000  # of the server's clock: no clock of a producer's host is as wrong
 ROOM_MIN = 1 << 32  # ids that should be left
 HELD_SECONDS = 300.0  # beyond max_age: trimming takes its time, and whole nodes
-
-Pair = tuple[str, str]  # topic and group
-
-
-def by_group(
-    units: Iterable[UnitFacts], wanted: Callable[[UnitFacts], object]
-) -> dict[Pair, list[UnitFacts]]:
-    """The units of which `wanted` is true, by topic and group."""
-    found: dict[Pair, list[UnitFacts]] = {}
-    for each in units:
-        if wanted(each):
-            found.setdefault((each.unit.topic, each.unit.group), []).append(each)
-    return found
 
 
 def numbers(units: Iterable[UnitFacts]) -> list[int]:
@@ -88,7 +76,7 @@ def _abandoned(facts: DiagnosisFacts, each: UnitFacts) -> bool:
 def _group_abandoned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A group has messages, no owner, no consumer, and was not read for 10 minutes."""
     for (topic, group), units in by_group(
-        facts.units, lambda each: _abandoned(facts, each)
+        each for each in facts.units if _abandoned(facts, each)
     ).items():
         yield CheckResult(
             f"the group {group} has messages on {spans(numbers(units))} of {topic} and no reader"
@@ -130,7 +118,7 @@ def _floor_held(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             and not _abandoned(facts, each)
         )
 
-    for (topic, group), units in by_group(facts.units, holds).items():
+    for (topic, group), units in by_group(filter(holds, facts.units)).items():
         oldest = min(
             each.standing.needs_unix_ms or 0 for each in units if each.standing is not None
         )
@@ -175,7 +163,7 @@ def _archive_behind(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 @check("partitions.foreign-pending", Severity.WARNING, Need.UNITS)
 def _foreign(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A consumer that is not ours holds entries of a group."""
-    for (topic, group), units in by_group(facts.units, lambda each: each.foreign).items():
+    for (topic, group), units in by_group(each for each in facts.units if each.foreign).items():
         names = sorted({name for each in units for name in each.foreign})
         held = sum(sum(each.foreign.values()) for each in units)
         yield CheckResult(
@@ -211,7 +199,7 @@ def _ghosts(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         first = firsts.get((each.unit.topic, each.unit.partition), "")
         return bool(first) and read_id(main.oldest_pending_id) < read_id(first)
 
-    for (topic, group), units in by_group(facts.units, haunted).items():
+    for (topic, group), units in by_group(filter(haunted, facts.units)).items():
         yield CheckResult(
             f"the group {group} holds entries on {spans(numbers(units))} of {topic} that a client"
             " has trimmed or deleted: those messages are lost",
@@ -261,7 +249,7 @@ def _no_room(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 @check("partitions.unowned", Severity.WARNING, Need.UNITS)
 def _unowned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """Messages are handed out, and no consumer has them."""
-    for (topic, group), units in by_group(facts.units, lambda each: each.unowned).items():
+    for (topic, group), units in by_group(each for each in facts.units if each.unowned).items():
         held = sum(each.unowned for each in units)
         yield CheckResult(
             f"{plural(held, 'message')} of the group {group} of {topic} on {spans(numbers(units))}"
