@@ -17,7 +17,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,11 +73,21 @@ class ReplayPace:
 
 
 class Pass:
-    """Counts what happens to letters, and knows when it is over."""
+    """Walks over letters, counts what happens to them, and knows when it is over."""
 
-    def __init__(self, stop: Stop = never, progress: Progress = silent) -> None:
-        self._stop = stop
-        self._progress = progress
+    def __init__(
+        self,
+        store: Store,
+        topic: str,
+        choice: DeadLetterFilter,
+        stop: Stop = never,
+        progress: Progress = silent,
+    ) -> None:
+        """Fix which letters there are. Raises TopicMissing, Refused."""
+        self.topic = topic
+        self._store, self._choice = store, choice
+        self._pages = pages(store, topic, choice)
+        self._stop, self._progress = stop, progress
         self.counts: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.unknown = 0
@@ -85,10 +95,11 @@ class Pass:
         self.error = ""
         self.first = self.last = ""
 
-    def pieces(self, pages: Iterable[Page], throttle: ReplayPace) -> Iterator[Page]:
-        """Yield the letters in batches, each when it is its time, until told to stop."""
+    def pieces(self, rate: float | None = None) -> Iterator[Page]:
+        """Yield the letters in batches, so many letters a second, until told to stop."""
+        throttle = ReplayPace(rate)
         try:
-            for page in pages:
+            for page in self._pages:
                 for start in range(0, len(page), throttle.batch):
                     piece = page[start : start + throttle.batch]
                     self._wait(throttle.take(len(piece)))
@@ -113,14 +124,7 @@ class Pass:
         if isinstance(error, RedisUnavailable) and error.sent:
             self.unknown += sent
 
-    def record(
-        self,
-        store: Store,
-        topic: str,
-        verb: str,
-        what: dict[str, Any],
-        note: str = "",
-    ) -> bool:
+    def record(self, verb: str, note: str = "", **more: str) -> bool:
         """Write the pass into the audit trail; return whether that could be done."""
         counts = dict(self.counts)
         if self.refused:
@@ -130,10 +134,10 @@ class Pass:
         ended = "" if self.ended in (DONE, LIMIT) else f"{self.ended}: {self.error}".rstrip(": ")
         try:
             audit.record(
-                store,
-                topic,
+                self._store,
+                self.topic,
                 verb,
-                what=what,
+                what=self._choice.stated() | more,
                 counts=counts,
                 first_id=self.first,
                 last_id=self.last,
@@ -183,9 +187,8 @@ def purge(
     Raises TopicMissing; Refused when a letter that is named does not exist or is not chosen;
     RedisUnavailable when nothing was begun.
     """
-    found = pages(store, topic, choice)
-    done = Pass(stop, progress)
-    for piece in done.pieces(found, ReplayPace(None)):
+    done = Pass(store, topic, choice, stop, progress)
+    for piece in done.pieces():
         ids = [str(entry.id) for entry in piece]
         try:
             reply = store.run(dead.purge(store.keys, topic, piece[0].partition, ids))
@@ -206,7 +209,7 @@ def purge(
         error=done.error,
         first_id=done.first,
         last_id=done.last,
-        audited=done.record(store, topic, "dlq purge", choice.stated()),
+        audited=done.record("dlq purge"),
     )
 
 
@@ -235,15 +238,13 @@ class Export:
         progress: Progress = silent,
     ) -> None:
         """Fix which letters there are. Raises TopicMissing, Refused."""
-        self._store, self._topic, self._choice = store, topic, choice
-        self._found = pages(store, topic, choice)
-        self._done = Pass(stop, progress)
+        self._done = Pass(store, topic, choice, stop, progress)
 
     def lines(self) -> Iterator[str]:
         """Yield one JSON document for each letter, without a line end. Raises RedisUnavailable."""
-        for piece in self._done.pieces(self._found, ReplayPace(None)):
+        for piece in self._done.pieces():
             for entry in piece:
-                yield json.dumps(document(self._topic, entry), ensure_ascii=True)
+                yield json.dumps(document(self._done.topic, entry), ensure_ascii=True)
                 self._done.counts["exported"] += 1
                 self._done.touched(entry)
         if self._done.ended not in (DONE, STOPPED):
@@ -252,14 +253,13 @@ class Export:
     def finish(self, note: str = "") -> Exported:
         """Write the audit trail and return what was done."""
         done = self._done
-        what = self._choice.stated()
         return Exported(
-            topic=self._topic,
+            topic=done.topic,
             exported=done.counts["exported"],
             ended=done.ended,
             first_id=done.first,
             last_id=done.last,
-            audited=done.record(self._store, self._topic, "dlq export", what, note),
+            audited=done.record("dlq export", note),
         )
 
 

@@ -20,7 +20,6 @@ from streamqd.admin.dead_letters.passes import (
     LIMIT,
     Pass,
     Progress,
-    ReplayPace,
     Stop,
     never,
     silent,
@@ -216,16 +215,14 @@ def replay(
     or the target does not exist; RedisUnavailable when nothing was begun.
     """
     route = Route(store, topic, target)
-    found = pages(store, topic, choice)
+    done = Pass(store, topic, choice, stop, progress)
     began = server_unix_ms(store.connection)
-    done = Pass(stop, progress)
     work = _Replay(store, route, done, max_replays)
-    for piece in done.pieces(found, ReplayPace(rate)):
+    for piece in done.pieces(rate):
         work.run(piece if limit is None else piece[: limit - done.counts["replayed"]])
         if limit is not None and done.counts["replayed"] >= limit and done.ended == DONE:
             done.ended = LIMIT
     counts = done.counts
-    what = choice.stated() | {"to": str(target)}
     note = "; ".join(f"{number}: {why}" for why, number in done.refused.items())
     return ReplayResult(
         topic=topic,
@@ -239,7 +236,7 @@ def replay(
         began_unix_ms=began,
         first_id=done.first,
         last_id=done.last,
-        audited=done.record(store, topic, "dlq replay", what, note),
+        audited=done.record("dlq replay", note, to=str(target)),
     )
 
 
