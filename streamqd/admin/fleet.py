@@ -436,12 +436,8 @@ def _on(units: list[UnitStatus]) -> str:
 
 
 def _dead_letters(store: Store, only: str | None, bad: BadValues) -> dict[str, int]:
-    if only is None:
-        counts = topics.known_counts(store, bad)
-    else:
-        counts = {only: topics.known_count(store, only, bad) or 0}
     found = {
         topic: sum(each.dead for each in topics.figures_of(store, topic, count, bad))
-        for topic, count in counts.items()
+        for topic, count in topics.counts_of(store, only, bad).items()
     }
     return {topic: dead for topic, dead in found.items() if dead}

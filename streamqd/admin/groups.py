@@ -114,10 +114,7 @@ class GroupDeleted:
 def listed(store: Store, topic: str | None = None) -> list[GroupRow]:
     """The groups of one topic or all. Raises TopicMissing."""
     bad = BadValues()
-    if topic is not None:
-        counts = {topic: topics.partition_count(store, topic)}
-    else:
-        counts = topics.known_counts(store, bad)
+    counts = topics.counts_of(store, topic, bad)
     rows = [_row("", "", [], bad)] if bad.rows else []
     for name, count in counts.items():
         bad, before = BadValues(), len(rows)

@@ -82,10 +82,7 @@ def view(
     A partition needs its topic. Raises TopicMissing, Refused.
     """
     bad = BadValues()
-    if topic is not None:
-        counts = {topic: topics.partition_count(store, topic)}
-    else:
-        counts = topics.known_counts(store, bad)
+    counts = topics.counts_of(store, topic, bad)
     if partition is not None:
         topics.check_partition(topic or "", partition, counts.get(topic or "", 0))
     units: list[Unit] = []

@@ -211,6 +211,13 @@ def known_counts(store: Store, bad: BadValues) -> dict[str, int]:
     return {name: count for name, count in found if count is not None}
 
 
+def counts_of(store: Store, topic: str | None, bad: BadValues) -> dict[str, int]:
+    """The partition count of one topic, or `known_counts`. Raises TopicMissing."""
+    if topic is None:
+        return known_counts(store, bad)
+    return {topic: partition_count(store, topic)}
+
+
 def describe(store: Store, topic: str, configured: config.Topic | None = None) -> TopicDetail:
     """One topic, partition by partition; `configured` is what the file says of it.
 

@@ -18,9 +18,9 @@ class Need(enum.Enum):
 
     SERVER = "about 12 commands"
     RIGHTS = "about 130 commands in 4 transactions that are discarded"
-    FLEET = "4 commands, and 1 for each instance"
+    FLEET = "5 commands, and 1 for each instance"
     TOPICS = "2 commands for each topic"
-    UNITS = "15 commands for each of at most 4,096 partitions, 15 for each group on it"
+    UNITS = "13 commands for each of at most 4,096 partitions, 15 for each group on it"
     BODIES = "2 messages of each partition, at most 64 partitions"
     VALUES = "as much as for the units, once more"
     HOST = "nothing in Redis"
