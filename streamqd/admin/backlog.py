@@ -55,7 +55,7 @@ def backlogs(store: Store, units: Sequence[Unit], bad: BadValues) -> dict[Unit, 
 
     One that cannot be measured counts as empty, and not as exact.
     """
-    figures: dict[Unit, statistics.UnitFigures] = {}
+    measured: dict[Unit, statistics.UnitFigures] = {}
     found: dict[Unit, UnitBacklog] = {}
     replies = measure_each(
         store, [statistics.measure_unit(store.keys, unit) for unit in units], bad
@@ -63,12 +63,12 @@ def backlogs(store: Store, units: Sequence[Unit], bad: BadValues) -> dict[Unit, 
     for unit, reply in zip(units, replies, strict=True):
         each = unit_figures(unit, reply, store.keys, bad)
         if each is not None:
-            figures[unit] = each
+            measured[unit] = each
         elif reply is None or reply.word != "NOGROUP":
             found[unit] = _NOTHING
-    mains = positions(store, sorted({store.keys.source(*unit) for unit in figures}), bad)
-    retries = positions(store, [store.keys.retry_stream(*unit) for unit in figures], bad)
-    for unit, each in figures.items():
+    mains = positions(store, sorted({store.keys.source(*unit) for unit in measured}), bad)
+    retries = positions(store, [store.keys.retry_stream(*unit) for unit in measured], bad)
+    for unit, each in measured.items():
         stream, retry = store.keys.source(*unit), store.keys.retry_stream(*unit)
         position = mains[stream].get(unit.group, "0-0")
         unread, exact = _unread(store, stream, position, each.main)
@@ -89,6 +89,18 @@ def backlogs(store: Store, units: Sequence[Unit], bad: BadValues) -> dict[Unit, 
             ),
         )
     return found
+
+
+def figures(
+    store: Store, units: Sequence[Unit], bad: BadValues
+) -> list[statistics.UnitFigures | None]:
+    """Measure units, as `unit_figures` reads them."""
+    calls = [statistics.measure_unit(store.keys, unit) for unit in units]
+    replies = measure_each(store, calls, bad)
+    return [
+        unit_figures(unit, reply, store.keys, bad)
+        for unit, reply in zip(units, replies, strict=True)
+    ]
 
 
 def unit_figures(
@@ -150,30 +162,29 @@ def _unread(
     return count_behind(store, stream, position)
 
 
-def pending(keys: Keys, units: Sequence[Unit]) -> list[tuple[Any, ...]]:
-    """The commands whose replies `other_clients` takes."""
-    return [
-        ("XPENDING", stream, unit.group)
-        for unit in units
-        for stream in (keys.source(*unit), keys.retry_stream(*unit))
-    ]
-
-
-def other_clients(replies: Sequence[Any]) -> list[dict[str, int]]:
+def other_clients(store: Store, units: Sequence[Unit], bad: BadValues) -> list[dict[str, int]]:
     """For each unit the clients other than streamqd that hold entries, and how many.
 
     '' stands for entries that no client holds.
     """
-    held = []
-    for at in range(0, len(replies), 2):
-        found: Counter[str] = Counter()
-        for reply in replies[at : at + 2]:
-            clients = [(name, int(count)) for name, count in (reply[3] or ())] if reply else []
-            for name, count in clients:
-                if name not in (CONSUMER.encode(), b""):
-                    found[name.decode("utf-8", "replace")] += count
-            unowned = int(reply[0]) - sum(count for name, count in clients if name) if reply else 0
-            if unowned > 0:
-                found[""] += unowned
-        held.append(dict(found))
-    return held
+    asked = [
+        ("XPENDING", stream, unit.group)
+        for unit in units
+        for stream in (store.keys.source(*unit), store.keys.retry_stream(*unit))
+    ]
+    replies = ask(store, asked, bad)
+    return [held_by_others(replies[at : at + 2]) for at in range(0, len(replies), 2)]
+
+
+def held_by_others(replies: Sequence[Any]) -> dict[str, int]:
+    """The same of one unit, by the summary of XPENDING of each of its streams, None for none."""
+    found: Counter[str] = Counter()
+    for reply in replies:
+        clients = [(name, int(count)) for name, count in (reply[3] or ())] if reply else []
+        for name, count in clients:
+            if name not in (CONSUMER.encode(), b""):
+                found[name.decode("utf-8", "replace")] += count
+        unowned = int(reply[0]) - sum(count for name, count in clients if name) if reply else 0
+        if unowned > 0:
+            found[""] += unowned
+    return dict(found)

@@ -13,12 +13,11 @@ from streamqd.admin.reading import (
     Unreadable,
     lease_views,
     measure,
-    measure_each,
     server_unix_ms,
 )
 from streamqd.errors import Refused
 from streamqd.model import Unit
-from streamqd.store import spark, statistics
+from streamqd.store import spark
 from streamqd.store.leases import LeaseView
 from streamqd.store.statistics import UnitFigures
 from streamqd.store.store import Store
@@ -166,13 +165,7 @@ def rows(store: Store, units: list[Unit], bad: BadValues) -> list[UnitRow]:
 def measured(store: Store, units: list[Unit], bad: BadValues) -> list[MeasuredUnit]:
     """Look at each of the units."""
     leases = lease_views(store, units, bad)
-    replies = measure_each(
-        store, [statistics.measure_unit(store.keys, unit) for unit in units], bad
-    )
-    figures = [
-        backlog.unit_figures(unit, reply, store.keys, bad)
-        for unit, reply in zip(units, replies, strict=True)
-    ]
+    figures = backlog.figures(store, units, bad)
     told = zip(units, figures, strict=True)
     counted = _counted(store, {unit: each for unit, each in told if each and each.lag is None})
     return [

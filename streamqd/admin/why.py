@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from streamqd.admin import live, partitions, published, topics
-from streamqd.admin.backlog import other_clients, pending
+from streamqd.admin.backlog import other_clients
 from streamqd.admin.condition import RUNNING_SECONDS
 from streamqd.admin.growth import OWNER as GROWTH
 from streamqd.admin.live import LiveDirective, LiveFailure, LiveUnit, LiveView
 from streamqd.admin.partitions import MeasuredUnit
-from streamqd.admin.reading import BadValues, Unreadable, ask
+from streamqd.admin.reading import BadValues, Unreadable
 from streamqd.errors import Refused
 from streamqd.model import Unit
 from streamqd.store import members
@@ -145,7 +145,7 @@ def answer(
     for row in view.unreadable:
         bad.keep(row)
     measured = partitions.measured(store, units, bad)
-    held = other_clients(ask(store, pending(store.keys, units), bad))
+    held = other_clients(store, units, bad)
     answers = [_one(view, state, *each) for each in zip(measured, held, strict=True)]
     return [replace(each, unreadable=bad.rows) for each in answers]
 

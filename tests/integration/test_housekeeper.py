@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from streamqd import housekeeper, process
-from streamqd.admin.backlog import other_clients
+from streamqd.admin.backlog import held_by_others
 from streamqd.config import Consumer, Daemon, Http, Retention, Settings, Topic
 from streamqd.housekeeper import Housekeeper, health, page, promoter
 from streamqd.housekeeper.figures import measure
@@ -249,11 +249,11 @@ def test_what_no_consumer_has_raises_the_flag_at_once(
 def test_what_neither_list_nor_consumer_has_is_counted() -> None:
     """S11: as Redis 8.8 answers it: no consumer in the list, an entry more in the summary."""
     summary = [3, b"1-0", b"3-0", [[b"w", b"2"]]]
-    assert other_clients([summary, None]) == [{"": 1}]
-    assert other_clients([[1, b"1-0", b"1-0", []], None]) == [{"": 1}]
-    assert other_clients([None, [1, b"1-0", b"1-0", [[b"", b"1"]]]]) == [{"": 1}]
-    assert other_clients([[2, b"1-0", b"2-0", [[b"w", b"2"]]], None]) == [{}]
-    assert other_clients([[1, b"1-0", b"1-0", [[b"x", b"1"]]], summary]) == [{"x": 1, "": 1}]
+    assert held_by_others([summary, None]) == {"": 1}
+    assert held_by_others([[1, b"1-0", b"1-0", []], None]) == {"": 1}
+    assert held_by_others([None, [1, b"1-0", b"1-0", [[b"", b"1"]]]]) == {"": 1}
+    assert held_by_others([[2, b"1-0", b"2-0", [[b"w", b"2"]]], None]) == {}
+    assert held_by_others([[1, b"1-0", b"1-0", [[b"x", b"1"]]], summary]) == {"x": 1, "": 1}
 
 
 def test_a_missing_group_stops_no_look(

@@ -15,8 +15,7 @@ from statistics import median
 from typing import Any
 
 from streamqd import config
-from streamqd.admin import published
-from streamqd.admin.backlog import other_clients, pending, unit_figures
+from streamqd.admin import backlog, published
 from streamqd.admin.permissions import MissingPermission
 from streamqd.admin.published import FleetState
 from streamqd.admin.reading import (
@@ -585,8 +584,8 @@ def gather_units(
         for group in (each.stand.groups if each.stand else ())
     }
     types = wrong_types(store, bad, [_unit_types(keys, unit) for unit in units])
-    figures = measure_each(store, [statistics.measure_unit(keys, unit) for unit in units], bad)
-    held = other_clients(ask(store, pending(keys, units), bad))
+    figures = backlog.figures(store, units, bad)
+    held = backlog.other_clients(store, units, bad)
     looks = _looks(store, bad, units)
     delays = gather_delays(
         store, bad, [(keys.retry(*unit), keys.retry_items(*unit)) for unit in units]
@@ -595,7 +594,7 @@ def gather_units(
         UnitFacts(
             unit=unit,
             wrong_types=types[at],
-            figures=unit_figures(unit, figures[at], keys, bad),
+            figures=figures[at],
             held=held[at],
             looks=looks[at],
             delays=delays[at],
