@@ -15,6 +15,10 @@ from streamqd.model import Unit
 from streamqd.policy.rebalance import MemberView, Wishes, may_reload
 from streamqd.store.directives import Directive, Directives
 
+LOGGED_MAX = (
+    50  # changes of one kind: whoever writes thousands of orders gets one line for the rest
+)
+
 
 class Control:
     """Compares each new reading with the last one, and says what is new in it."""
@@ -106,10 +110,12 @@ class Control:
 def _log_changes(
     begun: str, ended: str, before: dict[Any, Directive], now: dict[Any, Directive]
 ) -> None:
-    for name, order in now.items():
-        if before.get(name) != order:
-            logs.event(
-                begun, order=str(name), to=order.to or None, by=order.by, why=order.why or None
-            )
-    for name in before.keys() - now.keys():
+    changed = [(name, order) for name, order in now.items() if before.get(name) != order]
+    for name, order in changed[:LOGGED_MAX]:
+        logs.event(begun, order=str(name), to=order.to or None, by=order.by, why=order.why or None)
+    gone = [name for name in before if name not in now]
+    for name in gone[:LOGGED_MAX]:
         logs.event(ended, order=str(name))
+    for event, found in ((begun, changed), (ended, gone)):
+        if len(found) > LOGGED_MAX:
+            logs.event(event, order=f"{len(found) - LOGGED_MAX:,} more")

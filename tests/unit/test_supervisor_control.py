@@ -1,0 +1,25 @@
+"""What an instance says of the orders that it reads."""
+
+from __future__ import annotations
+
+from streamqd import logs
+from streamqd.model import Unit
+from streamqd.store.directives import Directive, Directives, Scope
+from streamqd.supervisor.control import LOGGED_MAX, Control
+
+
+def test_thousands_of_planted_orders_are_a_bounded_number_of_lines(monkeypatch) -> None:
+    """S6: they are obeyed; the log is not filled with them."""
+    lines: list[tuple[str, str]] = []
+    monkeypatch.setattr(logs, "event", lambda name, **fields: lines.append((name, fields["order"])))
+    order = Directive(1, "mallory", "")
+    control = Control("one")
+    control.read(Directives(pauses={Scope("t", number): order for number in range(5_000)}))
+
+    assert [name for name, _ in lines] == ["steer.pause"] * (LOGGED_MAX + 1)
+    assert lines[-1][1] == f"{5_000 - LOGGED_MAX:,} more"
+    assert control.is_paused(Unit("t", 4_999, "g"))
+
+    lines.clear()
+    control.read(Directives())
+    assert [name for name, _ in lines] == ["steer.resume"] * (LOGGED_MAX + 1)
