@@ -102,7 +102,7 @@ def test_many_at_once_share_round_trips(
     # The connections get their names, the clock is read, what is pending recovered, the fence put
     # under watch; at the end two reads find nothing, and what is left is acknowledged.
     left = -(-(BATCH + LANES) // PAGE)
-    start = 2 * users.chosen() + 4 + 2
+    start = 4 + 2
     assert cost.trips <= start + 2 * len(READS) + reads + 2 + left
     assert cost.scripts <= 1 + left
     assert cost.sent["xreadgroup"] <= 2 * len(READS) + reads + 2
