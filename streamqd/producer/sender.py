@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import hiredis
-
 from streamqd import config
 from streamqd.config.values import Duration
 from streamqd.errors import (
@@ -47,6 +45,7 @@ from streamqd.store.keys import Keys
 from streamqd.store.publishing import ClusterWriter, MessageWriter
 from streamqd.store.scripts import Call
 from streamqd.store.store import Store
+from streamqd.store.transport import pack
 
 CHUNK_COUNT = 512  # messages of one transaction at most
 CHUNK_BYTES = 1 << 20  # and about this many bytes
@@ -325,7 +324,7 @@ class Sender:
             for partition, envelope in zip(chunk.partitions, chunk.envelopes, strict=True)
         ]
         commands = [scripts.command(call, by_source=by_source) for call in chunk.calls]
-        chunk.commands = commands if self._spread else [*map(hiredis.pack_command, commands)]
+        chunk.commands = commands if self._spread else [*map(pack, commands)]
 
     def _call(self, topic: str, partition: int, message: Encoded) -> Call:
         place = (self._keys, topic, partition)

@@ -16,13 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import hiredis
-
 from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
 from streamqd.store import scripts, transport
 from streamqd.store.doubt import PROBE, Doubt
 from streamqd.store.endpoint import Endpoint, endpoint_of
-from streamqd.store.transport import Lookup, Transport, reason, resolve
+from streamqd.store.transport import Lookup, Transport, pack, reason, resolve
 
 if TYPE_CHECKING:
     import socket
@@ -197,14 +195,19 @@ class Connection:
             opened.begin(end - time.monotonic())
             commands = [*endpoint.login(), ("CLIENT", "SETNAME", self.name)]
             replies: list[Any] = []
-            opened.send([hiredis.pack_command(command) for command in commands])
-            opened.receive(len(commands), replies)
+            try:
+                opened.send([pack(command) for command in commands])
+                opened.receive(len(commands), replies)
+            except RedisUnavailable:
+                # A server that takes nobody in says why, and closes before it has read a word.
+                with contextlib.suppress(RedisUnavailable):
+                    opened.receive(len(replies) + 1, replies)
+                _raise_first(replies)
+                raise
             if isinstance(replies[-1], RedisRefused) and replies[-1].kind is RefusalKind.FORBIDDEN:
                 # A restricted user may be forbidden to name itself; that is no reason not to work.
                 del replies[-1]
-            for reply in replies:
-                if isinstance(reply, RedisRefused):
-                    raise reply
+            _raise_first(replies)
             self._route.verify(opened)
         except BaseException:
             opened.close()
@@ -219,7 +222,8 @@ class Connection:
         """
         self._check_process()
         try:
-            if self._transport is None or self._transport.ended():
+            given_up = self._transport is not None and self._transport.owes
+            if self._transport is None or given_up or self._transport.ended():
                 self._drop()
                 self.open()
         except RedisUnavailable:
@@ -334,7 +338,7 @@ class Connection:
 
     def post(self, commands: Iterable[Sequence[Any]]) -> None:
         """Send commands; `collect` must follow. Raises RedisUnavailable."""
-        packed = [hiredis.pack_command(tuple(command)) for command in commands]
+        packed = [pack(command) for command in commands]
         self._check_process()
         try:
             opened = self.ready()
@@ -397,6 +401,12 @@ def missing_of(answers: Sequence[Any]) -> RedisUnavailable:
     lost = [each for each in answers if isinstance(each, RedisUnavailable)]
     sent = len(lost) < len(answers) or any(each.sent for each in lost)
     return RedisUnavailable(str(lost[0]), sent=sent)
+
+
+def _raise_first(replies: Iterable[Any]) -> None:
+    for reply in replies:
+        if isinstance(reply, RedisRefused):
+            raise reply
 
 
 def _kind_of(reply: Any) -> RefusalKind | None:

@@ -82,7 +82,7 @@ class Fetcher:
         """Put the fence under WATCH on the present connection. False: it is not ours any more."""
         self._transport = self._link.ready()
         self._send([self._watch])
-        return self._mine(self._receive(2)[1])
+        return self._mine(*self._receive(2))
 
     def send_round(
         self, main_acks: list[bytes], retry_acks: list[bytes], count: int, doorbell: bytes = b""
@@ -110,7 +110,7 @@ class Fetcher:
         """Read the answers of the round sent last; `rang` when it began with the doorbell."""
         # The bell; MULTI, and QUEUED of each command; EXEC; WATCH, HGET.
         replies = self._receive(rang + 2 + self._pending_acks + 3)
-        executed, mine = replies[-3], self._mine(replies[-1])
+        executed, mine = replies[-3], self._mine(*replies[-2:])
         if not isinstance(executed, list):
             # nil: the fence changed. An error (OOM or MOVED while queueing): nothing was done.
             refusals = [each.code for each in replies[rang:-2] if isinstance(each, RedisRefused)]
@@ -136,11 +136,12 @@ class Fetcher:
         found = {name: entries[0][0] for name, entries in bell} if isinstance(bell, list) else {}
         return found.get(self._retry_name, b""), found.get(self._stream.encode(), b"")
 
-    def _mine(self, fence: Any) -> bool:
-        """Whether the fence carries our token. A refusal to say so is no answer to that."""
-        if isinstance(fence, RedisRefused):
-            self._link.close()
-            raise RedisUnavailable(f"the fence cannot be read: {fence}", sent=True)
+    def _mine(self, watched: Any, fence: Any) -> bool:
+        """Whether the fence is watched and carries our token. A refusal is no answer to that."""
+        for reply in (watched, fence):
+            if isinstance(reply, RedisRefused):
+                self._link.close()
+                raise RedisUnavailable(f"the fence cannot be watched: {reply}", sent=True)
         return bool(fence == self._token)
 
     @property

@@ -62,7 +62,7 @@ class MessageWriter:
         self.connection = connection
         self._keys = keys
         self._counts: dict[str, int | None] = {}  # the topic that was looked up last comes last
-        self._end = b""  # EXEC and the next WATCH, packed
+        self._rewatch = b""  # the next WATCH, packed
         self._watched: Transport | None = None  # where the watch stands, while it does
         self._sent: Transaction | None = None  # the one that has no answer yet
         self._sent_on: Transport | None = None
@@ -100,7 +100,7 @@ class MessageWriter:
         self._sent, self._sent_on = transaction, transport
         transport.begin(self.connection.timeout)
         try:
-            transport.send([_MULTI, *commands, self._end])
+            transport.send([_MULTI, *commands, _EXEC, self._rewatch], needed=len(commands) + 2)
         except BaseException as error:
             self.abandon(transaction)
             if not isinstance(error, RedisUnavailable) or not error.sent:
@@ -177,7 +177,7 @@ class MessageWriter:
             ("WATCH", *metas),
             *(("HGET", meta, "partitionCount") for meta in metas),
         ]
-        self._end = b"".join((_EXEC, *map(hiredis.pack_command, watch)))
+        self._rewatch = b"".join(map(hiredis.pack_command, watch))
         try:
             replies = self.connection.pipeline([*end, *watch])
         except RedisUnavailable as error:

@@ -29,11 +29,15 @@ if TYPE_CHECKING:
 _WRAPPED = re.compile(
     r"ERR Error running script \(call to \w+\): @\w+:\d+: (?:@\w+: ?\d+: )?-?([A-Z][A-Z0-9]+) "
 )
+# A transaction that was queued before the server's state changed: "EXECABORT Transaction discarded
+# because of: READONLY You can't write …". Of an error while queueing it says "of previous errors".
+_ABORTED = re.compile(r"EXECABORT Transaction discarded because of: ([A-Z]+) ")
 # A node that vanished without a word is missed after 14 s of silence, also while nothing is asked:
 # an idle worker waits for longer than that.
 KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 3}
 _RECEIVE_BYTES = (16 * 1024, 256 * 1024)  # of the buffer: at first, and at most
 _LEAST_SECONDS = 0.001  # of a step that is tried although the time is over
+_NUMBERS = frozenset({int, float})
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 # Where a host and port are reached: (address family, address of the socket) each. The third
@@ -51,9 +55,18 @@ def resolve(host: str, port: int, _seconds: float) -> list[tuple[int, tuple[Any,
     return [(family, address) for family, _, _, _, address in found]
 
 
+def pack(command: Sequence[Any]) -> bytes:
+    """Pack a command: texts, bytes and numbers."""
+    # hiredis ends the process when a signal handler raises while it writes a number.
+    if not _NUMBERS.isdisjoint(map(type, command)):
+        command = [str(each) if type(each) in _NUMBERS else each for each in command]
+    packed: bytes = hiredis.pack_command(tuple(command))
+    return packed
+
+
 def code_of(text: str) -> str:
     """Return the code of an error reply, as `OOM`, however the server's version wraps it."""
-    wrapped = _WRAPPED.match(text)
+    wrapped = _WRAPPED.match(text) or _ABORTED.match(text)
     return wrapped[1] if wrapped else text.partition(" ")[0]
 
 
@@ -78,6 +91,7 @@ class Transport:
         self.sock = sock
         self.address = address
         self.received = 0  # bytes, since it was opened
+        self.owes = False  # an answer is under way, or was given up
         self.doubt: Doubt | None = None  # of a silence before the deadline
         self._deadline = 0.0
         self._tls = isinstance(sock, ssl.SSLSocket)
@@ -90,14 +104,18 @@ class Transport:
         """Start an exchange: sending and all its replies together end within `seconds`."""
         self._deadline = time.monotonic() + seconds
 
-    def send(self, packed: Sequence[bytes]) -> None:
+    def send(self, packed: Sequence[bytes], needed: int = 1) -> None:
         """Send packed commands in one write.
 
-        Raises RedisUnavailable, whose `sent` is False while the first command is incomplete.
+        Raises RedisUnavailable, whose `sent` is False while the first `needed` are incomplete: a
+        transaction does nothing before its EXEC is there.
         """
         raw = packed[0] if len(packed) == 1 else b"".join(packed)
         done = 0
+        self.owes = True
         try:
+            if self.sock.fileno() < 0:  # TLS would write to a descriptor that is another's now
+                raise ConnectionAbortedError("the connection was closed")
             while done < len(raw):
                 try:
                     done += self.sock.send(memoryview(raw)[done:] if done else raw)
@@ -107,7 +125,8 @@ class Transport:
                     self._wait_writable()
         except OSError as error:
             # A server does not execute half a command. TLS does not tell how much has left.
-            sent = done >= len(packed[0]) or (self._tls and self.sock.fileno() >= 0)
+            enough = sum(map(len, packed[:needed]))
+            sent = done >= enough or (self._tls and self.sock.fileno() >= 0)
             raise RedisUnavailable(
                 f"sending to {self.address} failed: {reason(error)}", sent=sent
             ) from error
@@ -138,6 +157,7 @@ class Transport:
                 if silence is not None:
                     self.begin(silence)
                 self._read()
+            self.owes = False
         except (OSError, hiredis.ProtocolError) as error:
             raise RedisUnavailable(
                 f"no reply from {self.address}: {reason(error)}", sent=True
@@ -173,14 +193,16 @@ class Transport:
 
     def _read(self) -> None:
         """Feed the parser with what comes next."""
-        size = None
+        size, again = None, False
         while size is None:
-            if not self._buffered():
+            if not again and not self._buffered():
                 self._wait_readable()
+            again = False
             try:
                 size = self.sock.recv_into(self._buffer)
             except ssl.SSLWantWriteError:
                 self._wait_writable()
+                again = True  # what TLS has to write leaves with the next try
             except _WOULD_BLOCK:
                 continue
         if not size:

@@ -6,8 +6,12 @@ import gc
 import os
 import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,8 +19,12 @@ import pytest
 
 from streamqd import config
 from streamqd.errors import RedisUnavailable
+from streamqd.model import Lease, Unit
 from streamqd.store.client import Connection
 from streamqd.store.doubt import readable
+from streamqd.store.fetch import Fetcher
+from streamqd.store.keys import Keys
+from streamqd.store.transport import Transport, code_of
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import ProcessServer
 from tests.support.waiting import wait_until
@@ -315,3 +323,110 @@ def test_second_half_of_many_scripts_lost_counts_as_sent(
     with pytest.raises(RedisUnavailable):
         proxied.run_many([unknown])
     assert link.execute("EXISTS", "b") == 0
+
+
+# --- what an enemy of the connection has found ----------------------------------------------------
+
+
+def test_a_signal_while_a_number_is_packed_ends_no_process() -> None:
+    """hiredis would write to a null pointer when the handler of a signal raises."""
+    code = """
+import signal, time
+from streamqd.store.transport import pack
+
+class Sudden(Exception):
+    pass
+
+def strike(*_):
+    raise Sudden
+
+signal.signal(signal.SIGALRM, strike)
+struck = 0
+while struck < 2_000:
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 20e-6)
+        while True:
+            pack(("EVALSHA", "x", 12345, 67890, 1.5))
+    except Sudden:
+        struck += 1
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_was_sent_and_never_read_answers_nothing_else(
+    link: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception of a signal's handler may come between the sending and the reading."""
+
+    def interrupted(_count: int) -> NoReturn:
+        raise InterruptedInTheMiddleError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(link, "collect", interrupted)
+        with pytest.raises(InterruptedInTheMiddleError):
+            link.execute("ECHO", "one")
+    opened = link.opened
+    assert link.execute("ECHO", "two") == b"two"
+    assert link.opened == opened + 1
+
+
+def test_the_reason_of_a_server_that_takes_nobody_in_is_told() -> None:
+    """It says it before it has read the login, and closes."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def refuse() -> None:
+            for _ in range(2):
+                with listener.accept()[0] as client:
+                    client.sendall(b"-ERR max number of clients reached\r\n")
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        port = listener.getsockname()[1]
+        for url in (f"redis://ann:secret@127.0.0.1:{port}/2", f"redis://127.0.0.1:{port}"):
+            with pytest.raises(RedisUnavailable, match=r"refused us: .*max number of clients"):
+                Connection(config.Redis(url=url), timeout=5.0, name="test").execute("PING")
+        thread.join()
+
+
+def test_a_fence_that_may_not_be_watched_is_read_by_nobody(
+    server: ProcessServer, link: Connection, keys: Keys
+) -> None:
+    """A right that is taken away from a running worker: its reads would go on without a fence."""
+    unit = Unit("access", 0, "hits")
+    link.execute("HSET", keys.fence(*unit), "token", "ours")
+    for stream in (keys.source(*unit), keys.retry_stream(*unit)):
+        link.execute("XGROUP", "CREATE", stream, unit.group, "$", "MKSTREAM")
+    link.execute("ACL", "SETUSER", "weak", "reset", "on", "nopass", "~*", "&*", "+@all")
+    settings = replace(server.settings, username="weak")
+    own = Connection(settings, timeout=5.0, name="test:weak")
+    fetcher = Fetcher(own, keys, Lease(unit, "ours", 1))
+    assert fetcher.watch()
+    link.execute("ACL", "SETUSER", "weak", "-watch")
+    fetcher.send_round([], [], 10)
+    with pytest.raises(RedisUnavailable, match="cannot be watched"):
+        fetcher.receive_round(rang=False)
+    assert not own.connected
+    link.execute("ACL", "DELUSER", "weak")
+
+
+@pytest.mark.parametrize("code", ["READONLY", "OOM", "MASTERDOWN"])
+def test_the_cause_of_a_discarded_transaction_is_its_code(code: str) -> None:
+    assert code_of(f"EXECABORT Transaction discarded because of: {code} You can't") == code
+    previous = "EXECABORT Transaction discarded because of previous errors."
+    assert code_of(previous) == "EXECABORT"
+
+
+def test_a_transaction_whose_exec_has_not_left_is_not_sent() -> None:
+    """By its first command alone a server does nothing of it."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        opened = Transport(ours, "there")
+        opened.begin(0.05)
+        with pytest.raises(RedisUnavailable) as caught:
+            opened.send([b"MULTI", b"x" * (1 << 20), b"EXEC"], needed=3)
+        assert not caught.value.sent
+        opened.begin(0.05)
+        with pytest.raises(RedisUnavailable) as caught:
+            opened.send([b"x", b"x" * (1 << 20)])
+        assert not caught.value.sent, "nothing of it has left: the buffer is full"
