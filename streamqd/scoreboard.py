@@ -43,7 +43,7 @@ _BUCKET_COUNT = 34
 # bit_length, far cheaper per message than a search.
 BUCKETS: tuple[float, ...] = tuple((1 << (10 + k)) / 1e9 for k in range(_BUCKET_COUNT - 1))
 
-# What is read of a slot while no worker has run in it stands in its first pages; the places behind.
+# Fields read before a worker has run come first; the places follow.
 _OFFSET_COUNTERS = _WORDS * 8
 _OFFSET_HISTOGRAMS = _OFFSET_COUNTERS + _COUNTERS * 8
 _HISTOGRAM_WORDS = _BUCKET_COUNT + 1  # the last word is the sum in ns
@@ -136,12 +136,10 @@ class RunningEntry(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The entries in flight as a dead worker left them."""
+    """The entries in flight that a dead worker had finished, and those that it ran."""
 
     done: list[bytes]
     running: list[bytes]
-    failed: list[bytes]
-    waiting: int
 
 
 class RecordedLease(NamedTuple):
@@ -324,13 +322,14 @@ class WorkerSlot:
         """
         count = self.in_hand
         if self.generation % 2 or not count:
-            return Batch([], [], [], 0)
+            return Batch([], [])
         places = self._read_places()
         states = bytes(self.states[:count])
-        by_state: dict[int, list[bytes]] = {DONE: [], RUNNING: [], FAILED: [], WAITING: []}
+        batch = Batch([], [])
+        by_state = {DONE: batch.done, RUNNING: batch.running}
         for place, state in zip(places, states, strict=True):
             by_state.get(state, []).append(place)
-        return Batch(by_state[DONE], by_state[RUNNING], by_state[FAILED], len(by_state[WAITING]))
+        return batch
 
     def unsettled(self) -> list[bytes]:
         """Return the places of what is in flight and has not ended well, to the worker itself."""

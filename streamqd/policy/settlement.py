@@ -53,7 +53,7 @@ def decide(
        Retry has decided that itself.
     3. Anything else is dead when a limit is reached: attempts, then crashes, then age.
     4. The rest is tried again, after what Retry asked for, else after the policy's backoff.
-    5. A failure that is nobody's fault here, of a class that is retried, reaches no limit but age.
+    5. An exempt failure of a class that is retried counts only against `max_age`.
     6. Until then it is set aside, or kept in flight where the policy keeps the order. With hold-key
        a message without a key has no order to keep, and is set aside.
     """

@@ -124,7 +124,7 @@ class Connection:
         return scripts.reply(call, raw)
 
     def run_many(self, calls: Sequence[Call]) -> list[Reply | RedisRefused]:
-        """Run scripts in one write, in order but for those that the server has to be taught first.
+        """Run scripts in one write, in order, except scripts not loaded yet (NOSCRIPT).
 
         Calls must not depend on the order among themselves.
         """

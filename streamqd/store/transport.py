@@ -244,7 +244,7 @@ def _refused(text: str) -> RedisRefused:
 
 
 def connect(endpoint: Endpoint, end: float, patience: float, lookup: Lookup) -> Transport:
-    """Connect to a server, until `end` (monotonic), of which the network has `patience` seconds.
+    """Connect to a server; give up at `end` (monotonic), and dialling after `patience` seconds.
 
     Raises OSError, also when its certificate is not trusted; UnicodeError for some names.
     """

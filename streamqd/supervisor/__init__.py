@@ -5,7 +5,8 @@ is one unit's state, `lease_manager` the talk with Redis, `worker_pool` the chil
 read and answer with wishes: `rebalance` what is taken and handed over, `control` what operators
 want, `drain` the stop, `reload` a new configuration, `rolling_replacement` how a worker follows
 another, `limits` and `process_capacity` what is too much. `report` is what others hear of it.
-It never runs user code, never starts a thread, and never blocks longer than a tick.
+It never runs user code and never starts a thread. It blocks for one exchange with Redis at most (a
+second), but for the end of trial processes, which it forks when a configuration needs more.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """What the supervisor knows of the fleet, and how it asks who owns the units that are not ours.
 
-It asks with as few commands as tell it.
+It uses as few commands as possible.
 
 A token is made for one owner and one epoch, and is in the fence before it is in a lease:
 `lease_acquire`, `lease_refence` and `lease_renew` see to that. So while a lease carries the token
 that was read with a fence, the fence says what it said, and only the lease is read. A lease that is
-gone, or carries another token, has the fence read again, and so has one whose owner may be dead: of
-that also matters how long the lease lives. None of it decides anything by itself: to take a unit is
+gone, or carries another token, has the fence read again, and so has one whose owner may be dead:
+there the remaining lease time matters too. None of it decides anything by itself: to take a unit is
 to compare epochs.
 """
 

@@ -73,7 +73,7 @@ class LeaseManager:
         self._presence = TopicPresence(self.keys)
         self._bad_fences = logs.bad_values()
         self._rounds = RenewalScheduler(self.interval)
-        self._asked = False  # calls have had the last turn
+        self._asked = False  # the last exchange carried calls
         self._jitter = 0.0  # drawn for each exchange, so that what is sent together stays together
 
     @property
@@ -369,9 +369,9 @@ class RenewalScheduler:
     def _due_until(
         self, now: float, beat_at: float, partitions: Mapping[Unit, OwnedPartition]
     ) -> float:
-        """Those that would come soon come along with the first, or with a beat.
+        """Renew leases that are due soon together with the first, or with a beat.
 
-        Else each lease would have an exchange of its own.
+        Otherwise each lease would cost an exchange of its own.
         """
         renewals = (each.renew_at for each in partitions.values() if each.phase is Phase.HELD)
         first = min(renewals, default=beat_at)

@@ -76,7 +76,7 @@ class OwnedPartition:
     since: float = 0.0  # monotonic, when this instance got it
     renew_at: float = 0.0
     child: Child | None = None
-    works_by: Consumer | None = None  # what the child was started with: a reload leaves it that
+    works_by: Consumer | None = None  # what the child was started with, unchanged by a reload
     standby: Child | None = None  # boots, or has booted, to follow on the child
     stop_reason: str = ""  # why the child was told to stop: shed, drain, reload, recycle, lost
     kill: Kill | None = None
@@ -87,7 +87,7 @@ class OwnedPartition:
     refused_since: float = (
         0.0  # monotonic, since when the system refuses its process; 0 = it does not
     )
-    suspects: frozenset[bytes] = frozenset()  # places of which one has killed a process
+    suspects: frozenset[bytes] = frozenset()  # one of these killed a process; each runs alone next
     uncharged: int = 0  # processes in a row that died with nothing to blame
     exits: list[restart.WorkerExit] = field(default_factory=list)
     ready_at: float = 0.0  # monotonic, 0 = has not booted
@@ -212,7 +212,7 @@ class OwnedPartition:
         if self.left is not None:
             self.phase = Phase.ROTATING
             self._new_token = secrets.token_hex(16)
-            self.slot.restore(self._done, [])  # who is to blame is said by now
+            self.slot.restore(self._done, [])  # blame has been settled already
             self.slot.note_lease(self.lease, self._new_token)
             return "acquired"
         self.slot.forget_batch()  # what is in it belongs to a process of the past
@@ -286,7 +286,7 @@ class OwnedPartition:
             self.suspects = frozenset([*self.suspects, *suspects][-SUSPECTS_MAX:])
         crashed = unordered or (kill is not None and kill.reason in _KILLED_FOR_FAILING)
         if not crashed:
-            self.suspects = frozenset()  # it has lived through all that it was warned of
+            self.suspects = frozenset()  # it survived every suspect
         if unordered and not batch.running and exit_.code != ExitCode.BOOT_FAILED:
             self.uncharged += 1
         elif charged is not None or not crashed:
@@ -409,7 +409,7 @@ class OwnedPartition:
     def settled(self) -> int:
         """Messages of which the present process has ended the run, well or not.
 
-        Messages that it buried for killing others are not among them: they are no sign of health.
+        Messages that it dead-lettered for earlier crashes do not count: they prove no health.
         """
         return self._settled_total() - self._settled_before + len(self.slot.batch().done)
 

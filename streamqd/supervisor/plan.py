@@ -146,8 +146,7 @@ _RANK: Mapping[type, int] = MappingProxyType(
     }
 )
 _RANK_OF_REASON = MappingProxyType({"drain": _DRAIN, "lost": _LOST, "shed": _HAND_OVER})
-# These concern the standby, or a run, or ask for nothing that must wait: they go with any action on
-# the worker.
+# These need no arbitration and may accompany any action on the worker.
 _BESIDE = (DismissStandby, KillStandby, InterruptRun, PauseWorker, WakeWorker)
 
 
@@ -156,8 +155,8 @@ def merge(wishes: Iterable[Action]) -> list[Action]:
 
     A standby that should end is not adopted; the next tick forks a worker instead.
 
-    They are in the order of precedence, so forks come last: what the supervisor does between two
-    forks costs each child a copy of the pages on which that is done.
+    They are in the order of precedence, so only Acquire comes after the forks: what the
+    supervisor does between two forks costs each child a copy of the pages on which that is done.
     """
     beside: list[Action] = []
     chosen: dict[Unit, tuple[int, Action]] = {}

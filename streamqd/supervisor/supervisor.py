@@ -547,17 +547,17 @@ class Supervisor:
         if partition.kill is None:  # else the signal was ours
             exit_ = self.oom_monitor.explain(exit_)
         reason = partition.stop_reason
-        verdict = partition.ended(exit_)
+        found = partition.ended(exit_)
         logs.event(
-            "worker.crashed" if verdict.crashed else "worker.exited",
-            logging.WARNING if verdict.crashed else logging.INFO,
+            "worker.crashed" if found.crashed else "worker.exited",
+            logging.WARNING if found.crashed else logging.INFO,
             unit=partition.unit,
             child=child.pid,
             how=str(exit_),
             reason=reason or None,
-            charged=verdict.charged.decode() if verdict.charged else None,
+            charged=found.charged.decode() if found.charged else None,
         )
-        self._follow_up(partition, now, verdict)
+        self._follow_up(partition, now, found)
 
     def _reap_standby(self, partition: OwnedPartition, now: float) -> None:
         standby = partition.standby
@@ -577,9 +577,9 @@ class Supervisor:
     def _rotate_token(self, partition: OwnedPartition, *, unexplained: bool) -> None:
         """Go on without a worker that is quiet; its process ends by itself."""
         reason = partition.stop_reason
-        child, verdict = partition.retired(unexplained=unexplained)
+        child, found = partition.retired(unexplained=unexplained)
         self.pool.retire(partition, child, reason)
-        self._follow_up(partition, time.monotonic(), verdict)
+        self._follow_up(partition, time.monotonic(), found)
 
     def _follow_up(self, partition: OwnedPartition, now: float, found: ExitAssessment) -> None:
         if not partition.plan_restart(found, now, self.settings.daemon):

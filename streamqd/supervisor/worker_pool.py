@@ -260,8 +260,8 @@ class WorkerPool:
     def _kill_orphans(self) -> None:
         """In the housekeeper, when the supervisor was killed: end what the workers have started.
 
-        The workers die with the supervisor by themselves, but not their own children, and a child
-        that was forked would go on partition the lock of this instance.
+        The workers die with the supervisor by themselves, but not their own children, and a forked
+        child would keep holding the instance lock.
         """
         for slot in self.board.slots():
             for pid in (slot.pid, slot.standby_pid, slot.leaving_pid):

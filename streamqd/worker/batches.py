@@ -130,7 +130,7 @@ class BatchRunner:
             entry_id, retried = entry.place[2:], entry.retried
             self._context.counts.handled += 1
             if error is None:
-                settler.ack(entry_id, entry.index, ended, retried, entry.charged)
+                settler.ack(entry_id, entry.index, ended, retried, entry.has_counters)
             else:
                 self._context.slot.states[entry.index] = RUNNING
                 entry.message = restored(

@@ -37,7 +37,7 @@ from streamqd.worker.verdicts import RunAgain, Verdicts
 class ConcurrentExecutor:
     """Knows every fetched entry: those that wait, and those that run. Its lanes do the work."""
 
-    at_once = False
+    inline = False  # its lanes run beside the loop of the worker
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class ConcurrentExecutor:
         self._running: dict[int, FetchedEntry] = {}  # by run sequence
         self._bytes_in_hand = 0
         self._run_ns = 0.0  # moving mean
-        self.alone = False  # nothing comes into hand beside what is there
+        self.alone = False  # while set, fetch nothing new
         self._may_expire = False  # whether a message that has come might have an end
         self._free = list(range(context.consumer.lanes))
         self._indexes: list[int] = []  # some that are free
@@ -241,7 +241,7 @@ class ConcurrentExecutor:
         return full or held or self._may_be_held(self._holding) >= consumer.held_max
 
     def _may_be_held(self, holding: HoldingOrdering[FetchedEntry]) -> int:
-        # All that waits could be behind the next message that fails.
+        # Everything waiting may become held when the next message fails.
         return holding.holds.entries + self._ordering.waiting
 
     @property
@@ -259,7 +259,7 @@ class ConcurrentExecutor:
         return 0.0 if self._throttle is None else self._throttle.left_ns(now_ns()) / 1e9
 
     def patience(self, seconds: float) -> float:
-        """How much of a wait is over before a fetched entry could begin, or must be settled."""
+        """Shorten a wait to the moment when an entry could start or must be settled."""
         if since := self._settler.since_ns:
             due_ns = since + ACK_DELAY_NS - now_ns()
             seconds = min(seconds, max(0.0, due_ns / 1e9) + 0.001)
@@ -342,7 +342,7 @@ class ConcurrentExecutor:
         return not self.throttled and (guards is None or guards.room(len(self._running)) != 0)
 
     def _mark_running(self, entries: list[FetchedEntry]) -> None:
-        """Give entries their lanes, and write down that they run: what is in doubt is to blame."""
+        """Give entries their lanes, RUNNING before they begin: if we die in between, they ran."""
         slot, free, running = self._slot, self._free, self._running
         words, lanes, sequences, states = slot.words, slot.lanes, slot.sequences, slot.states
         sequence, now = words[WORD_RUN_SEQ], now_ns()
@@ -378,7 +378,7 @@ class ConcurrentExecutor:
             total += elapsed
             counts.handled += 1
             if entry.end is None:
-                ack(entry.place[2:], entry.index, at_ns, entry.retried, entry.charged)
+                ack(entry.place[2:], entry.index, at_ns, entry.retried, entry.has_counters)
             else:
                 self._note_end(entry, entry.end)
             # Last: while a verdict is found the entry runs, by its start and its number.
@@ -401,7 +401,7 @@ class ConcurrentExecutor:
 
     def _note_end(self, entry: FetchedEntry, error: BaseException) -> None:
         """Note the verdict on a run that has failed."""
-        entry.end = None  # a traceback knows the entry: a circle
+        entry.end = None  # break the reference cycle traceback -> entry
         entry.message = restored(
             entry.message, entry.place[2:], retried=entry.retried, noted=entry.noted
         )

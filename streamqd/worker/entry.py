@@ -18,7 +18,7 @@ class FetchedEntry:
     """
 
     __slots__ = (
-        *("charged", "crashes", "end", "ended_ns", "index", "interrupted", "key", "lane"),
+        *("crashes", "end", "ended_ns", "has_counters", "index", "interrupted", "key", "lane"),
         *("message", "noted", "place", "retried", "run", "sequence", "size", "started_ns"),
     )
     lane: int
@@ -41,7 +41,7 @@ class FetchedEntry:
         self.message = message
         self.retried = retried
         self.crashes = crashes
-        self.charged = crashes > 0 or message.failures_in_place > 0  # it has counters in Redis
+        self.has_counters = crashes > 0 or message.failures_in_place > 0  # in Redis
         self.noted = remembered(message) if message.failures_in_place else None
         self.size = size or sum(map(len, message._fields))  # bytes, about
         self.key = message.key
@@ -64,5 +64,5 @@ class FetchedEntry:
         Its message must be as no handler has seen it.
         """
         self.message.failures_in_place += spent
-        self.charged |= spent > 0
+        self.has_counters |= spent > 0
         self.noted = remembered(self.message)

@@ -205,7 +205,7 @@ class Guards:
         self.hear()
         of_message = not settlement.retries(outcome, self._policy)
         if of_message or (self._on and self._on.isdisjoint(outcome.lineage)):
-            # It says nothing of the dependency, neither good nor bad.
+            # This failure tells us nothing about the dependency.
             return False
         now, unix, outage = _now(), self._clock.time(), self._outage
         forgiven = None
@@ -254,11 +254,11 @@ class Guards:
 
     @property
     def _told(self) -> bool:
-        """Whether the circuit of the group is open: one word, for who asks often."""
+        """Whether the circuit of the group is open. It reads one word, so it is cheap."""
         return self._breaker.failures > 0 and self._outage.is_open
 
     def _hear(self) -> None:
-        """Be at one with the group, and close its circuit when a probe has succeeded."""
+        """Bring this circuit in line with the group's; close that if our probe succeeded."""
         if not self._breaker.failures:
             return
         circuit, outage = self._circuit, self._outage
@@ -324,7 +324,7 @@ class Guards:
     def acquire(self, *, more: bool = True) -> None:
         """Wait, in a worker that runs nothing, until something may begin. Raises Stop, Fenced.
 
-        Without `more` in hand nothing could, and a turn would be for nothing: others may want it.
+        If nothing `more` is in hand, leave the probe turn to another worker.
         """
         if self.must_pause:
             self._stand_still()
@@ -342,7 +342,7 @@ class Guards:
             self._probe()
 
     def _left(self) -> float:
-        """As `seconds`, in a worker that runs nothing: a turn that another has taken is over."""
+        """Like `seconds`; also ends our probe if another worker has taken the turn."""
         if self._circuit.state is CircuitState.HALF_OPEN and not self._outage.mine:
             self._circuit.rest()
         return self.seconds()

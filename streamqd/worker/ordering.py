@@ -189,7 +189,7 @@ class KeyBlocker(Generic[Kept]):
         return key
 
     def line(self, key: Hashable, longest: int) -> list[Kept]:
-        """The first entries of a key, at most `count`."""
+        """The first entries of a key, at most `longest`."""
         queue = self._queues[key]
         return [queue[index] for index in range(min(longest, len(queue)))]
 

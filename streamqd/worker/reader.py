@@ -41,8 +41,8 @@ class Doorbell:
         self.count = 0  # how many entries of each stream it may bring
 
     @property
-    def rung(self) -> bool:
-        """Whether its answer is waited for."""
+    def waiting(self) -> bool:
+        """True while waiting for the answer."""
         return self._silence is not None
 
     def ring(self, count: int, retry: bytes, main: bytes, seconds: float) -> None:
@@ -119,7 +119,7 @@ class Reader:
         self.last_retry = b"0-0"
 
     def heard(self, retry: bytes, main: bytes) -> None:
-        """Note the ids up to which the group has read, b'' for no news."""
+        """Note the ids up to which the group has read; b'' leaves one unchanged."""
         self.last_retry, self.last_main = retry or self.last_retry, main or self.last_main
 
     # --- whether to read ---
@@ -127,10 +127,10 @@ class Reader:
     def wants(self, count: int = 0) -> bool:
         """Whether a read may bring entries: fewer than `count` will be ready, and there is room.
 
-        Without a count: than there are lanes.
+        `count` defaults to the number of lanes.
         """
         executor = self._executor
-        if self.bell.rung or executor.alone or executor.is_full():
+        if self.bell.waiting or executor.alone or executor.is_full():
             return False
         return executor.wants(count or self._lanes)
 
@@ -180,16 +180,16 @@ class Reader:
 
     @property
     def longest_wait(self) -> float:
-        """Seconds that nothing has to be done for, as far as Redis goes."""
+        """Longest wait, in seconds, before we must talk to Redis again."""
         return DEFER_SECONDS if self._settler.items else BLOCK_SECONDS
 
     def ring(self) -> None:
         """Send a read that waits for new entries."""
         seconds = self.longest_wait
-        if self._executor.at_once:  # it needs the connection, too
+        if self._executor.inline:  # it needs the connection, too
             seconds = max(0.001, self._executor.patience(seconds))
         count = min(self._prefetch.count, self._await_room())
-        self._slot.add("round_trips")  # not behind the answer, which may have rung the bell
+        self._slot.add("round_trips")  # first: whoever sees the bell finds it counted
         self.bell.ring(count, self.last_retry, self.last_main, seconds)
 
     def answer(self) -> FetchResult:
@@ -205,7 +205,7 @@ class Reader:
         elif fetched.error:
             unit = self._context.unit
             raise RedisRefused(fetched.error, f"reading {unit} was refused: {fetched.error}")
-        # What it rang for has been read, by us or by a foreign consumer: it must not ring again.
+        # Advance past the ids the bell reported, so the next bell ignores them.
         self.heard(*fetched.rung)
         return fetched
 

@@ -139,7 +139,7 @@ class Runner:
         limit, throttled = context.consumer.max_messages, self._throttle is not None
         quick_ns = -1 if self._ack_each else QUICK_RUN_NS
         sequence, elapsed = words[WORD_RUN_SEQ], self._last_run_ns
-        charged = entry is not None and entry.charged
+        counters = entry is not None and entry.has_counters
         for index, message in enumerate(messages, first):
             if words[WORD_COMMAND] and index > first:
                 context.channel.check(slot.unfinished)
@@ -170,10 +170,10 @@ class Runner:
             counts.times_ns += elapsed
             counts.handled += 1
             if end is None:
-                settler.ack(entry_id, index, ended, retried, charged)
+                settler.ack(entry_id, index, ended, retried, counters)
             elif (error := self._verdicts.error_of(end)) is None:
                 states[index] = DONE
-                settler.ack(entry_id, index, ended, retried, charged)
+                settler.ack(entry_id, index, ended, retried, counters)
             else:
                 place = place_of(entry_id, retried=retried)
                 noted = None if entry is None else entry.noted

@@ -24,7 +24,7 @@ from streamqd.worker.verdicts import Verdicts
 class SerialExecutor:
     """Runs messages as they come, over the one connection of its worker."""
 
-    at_once = True
+    inline = True  # it runs handlers inside the loop of the worker
     bells: tuple[int, ...] = ()
     running = 0
     about_to_begin = 0

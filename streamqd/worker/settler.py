@@ -91,7 +91,7 @@ class Settler:
         # they never ride on the next read.
         self._charged: list[tuple[bytes, int]] = []
         self.items: list[Settlement] = []
-        self.read = 0  # the read of what is in hand, as an `Settlement` has it
+        self.read = 0  # generation of the current read; see `Settlement`
         self.since_ns = 0  # when the oldest unsettled verdict was noted, 0 = there is none
         # Failures in place of entries that stay in hand, and when they run again.
         self._notes: dict[bytes, tuple[int, int]] = {}
@@ -177,9 +177,8 @@ class Settler:
     def flush_last(self) -> None:
         """`flush` before the worker ends; what is deferred is tried once more.
 
-        A failure that is not settled runs again at the next owner, so one lost connection is not
-        the end of it, whether it takes nothing more or the answer is lost: the same is said again
-        over a new one. A server that cannot be reached is not asked twice.
+        An unsettled failure runs again at the next owner, so a lost connection or a lost answer is
+        worth one retry on a new connection. It gives up if the server is unreachable.
         """
         self._deferred_until_ns = min(self._deferred_until_ns, now_ns())
         connected = self.link.connected
@@ -273,7 +272,7 @@ class Settler:
         )
 
     def _moved(self, reply: Reply, items: list[Settlement], *, dead: bool) -> list[Settlement]:
-        """Book a settle answer; return the items that must be sent again with their bodies."""
+        """Record the reply; return the items that must be sent again with their bodies."""
         again = []
         moved = 0
         settled = messages.SettledReply.parse(reply)

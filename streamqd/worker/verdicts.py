@@ -148,7 +148,7 @@ class Verdicts:
     def _dead_letter(
         self, entry: FetchedEntry, why: tuple[str, str, str], context: dict[bytes, bytes]
     ) -> None:
-        """Dead-letter a message that is not handled. `why`: reason, the same shortly, as a text."""
+        """Dead-letter a message that is not handled. `why`: code, short form, sentence."""
         message, handler = entry.message, self._consumer.handler
         fields = dead_letters.unhandled(
             message, self._delivery, handler, why, crashes=entry.crash_count
@@ -161,7 +161,7 @@ class Verdicts:
 
     def _acknowledge(self, entry: FetchedEntry) -> None:
         self._slot.states[entry.index] = DONE
-        self._settler.ack(entry.place[2:], entry.index, now_ns(), entry.retried, entry.charged)
+        self._settler.ack(entry.place[2:], entry.index, now_ns(), entry.retried, entry.has_counters)
 
     # --- after a run that has failed ---
 
@@ -234,10 +234,7 @@ class Verdicts:
         return None
 
     def _look(self, judged: Judged) -> None:
-        """Find out all that decides, and what is told of every failure.
-
-        As far as `dlq_error` and `redact_error` allow.
-        """
+        """Collect what the decision and the log need, as `dlq_error` and `redact_error` allow."""
         error, detail = judged.error, self._consumer.dlq_error
         judged.outcome = outcome = handlers.brief_of(error, detail)
         if type(outcome) is ReleaseAsked:
@@ -251,13 +248,13 @@ class Verdicts:
         judged.described = described
 
     def _look_closer(self, judged: Judged) -> None:
-        """Find out what a letter tells beside that: the traceback and the fingerprint."""
+        """Collect what only a dead letter records: the traceback and the fingerprint."""
         described = judged.described
         if described is None:
             return  # the time was over
         judged.fingerprint = described.fingerprint(self._consumer.handler)
         if judged.text == handlers.TOO_SLOW:
-            judged.traceback = judged.text  # nor would it end here
+            judged.traceback = judged.text  # formatting it would time out too
         elif self._consumer.dlq_error == "traceback":
             judged.traceback = handlers.passed(described.traceback(), self._redact)
 
@@ -346,7 +343,7 @@ class Verdicts:
 
 
 def _untold(error: BaseException, detail: str) -> Failed:
-    """What is known of an error at which nobody can look within the time limit."""
+    """What is known about an error whose inspection timed out."""
     name = type(error).__name__
     return Failed("" if detail == "none" else name, "", "", (name,))
 

@@ -327,7 +327,7 @@ class WorkerProcess:
             if alone:
                 self._run_dry()
         executor.finish()
-        if pending and executor.at_once:
+        if pending and executor.inline:
             size = sum(entry.size for entry in pending)
             self.prefetch.observe(len(pending), size, now_ns() - began)
             self._publish()
@@ -381,18 +381,18 @@ class WorkerProcess:
         `empty`: the read before has brought nothing.
         """
         reader = self.reader
-        rung = reader.bell.rung
-        if not (rung and self.executor.at_once):  # else the connection is taken
+        waiting = reader.bell.waiting
+        if not (waiting and self.executor.inline):  # else the connection is taken
             self._go_on()
         wants = reader.wants()
         if self.verdicts.released:
             self._begin_again()
         elif self.reclaim.wanted and self.reclaim.has_turn(reading=wants):
-            if rung:
+            if waiting:
                 raise Reconnect  # the bell keeps the connection for seconds
             self._reclaim()
             return None
-        elif rung:
+        elif waiting:
             return self._answer()
         elif not (wants or self._settling_may_ride()):
             self._wait()
@@ -442,13 +442,13 @@ class WorkerProcess:
         if not self.slot.words[WORD_COMMAND]:
             return
         self._finish_running()
-        rang = self.reader.bell.rung
-        if rang:
+        waited = self.reader.bell.waiting
+        if waited:
             # Whatever the doorbell's read has moved meanwhile is found by listing.
             self.reader.bell.forget()
             self.link.close()
-        self.channel.check(unstarted if self.executor.at_once else self.executor.waiting)
-        if rang:
+        self.channel.check(unstarted if self.executor.inline else self.executor.waiting)
+        if waited:
             raise Reconnect
 
     def _finish_running(self, *, commanded: bool = True) -> None:
@@ -465,14 +465,14 @@ class WorkerProcess:
         self.settler.flush()
         self.verdicts.released = 0
         self.channel.sleep(RELEASE_SECONDS)
-        if self.reader.bell.rung:
+        if self.reader.bell.waiting:
             raise Reconnect
         self._attach()
 
     def _wait(self, *descriptors: int) -> set[int]:
         """Wait until a run has ended, a descriptor is readable, or something is due."""
         seconds = self.reader.longest_wait
-        if not (descriptors and self.executor.at_once):
+        if not (descriptors and self.executor.inline):
             seconds = self.executor.patience(seconds)
         if descriptors:
             seconds = min(seconds, self.reader.bell.left() + 0.001)
@@ -483,7 +483,7 @@ class WorkerProcess:
     def _settling_may_ride(self) -> bool:
         """Whether all that is to be settled are acknowledgements, and a read may take them along.
 
-        No lane has asked for what it brings: it must not add to more than one read should bring.
+        No lane has asked for what it brings: with what is waiting it must not exceed one read.
         """
         due = self.executor.settling_is_due and self.settler.only_plain_acks
         return due and self.reader.takes_along()
@@ -509,7 +509,7 @@ class WorkerProcess:
         self.reader.heard(retried[-1][0] if retried else b"", main[-1][0] if main else b"")
         size, spent_ns = self.executor.take(fetched)
         self.prefetch.observe(len(retried) + len(main), size, spent_ns, fetched.received)
-        if self.executor.at_once:
+        if self.executor.inline:
             self._publish()
         if self.clock.is_old(now_ns()):
             self.clock.read(self.link)

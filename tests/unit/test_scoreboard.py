@@ -115,7 +115,7 @@ def test_the_parent_sees_what_a_killed_child_had_in_hand(slot: WorkerSlot):
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert os.WTERMSIG(in_a_child(work)) == signal.SIGKILL
-    assert slot.batch() == Batch([PLACES[1]], [PLACES[3]], [PLACES[2]], 1)
+    assert slot.batch() == Batch([PLACES[1]], [PLACES[3]])
     assert slot.running == [RunningEntry(PLACES[3], 777, slot.run_seq)]
     assert slot.unfinished == 2  # the running one, and the one behind it
     assert slot.counter("fetched") == 5
@@ -138,7 +138,7 @@ def test_a_batch_that_was_being_written_counts_as_empty(slot: WorkerSlot):
     with pytest.raises(DiedError):
         slot.post_batch(Places(reversed(PLACES)))
     assert slot.generation % 2 == 1
-    assert slot.batch() == Batch([], [], [], 0)
+    assert slot.batch() == Batch([], [])
     assert slot.running == []
 
 
@@ -156,28 +156,32 @@ def test_a_new_batch_forgets_the_states_of_the_one_before(slot: WorkerSlot):
     for index in range(len(PLACES)):
         slot.states[index] = RUNNING
     slot.post_batch(PLACES[:2])
-    assert slot.batch() == Batch([], [], [], 2)
+    assert slot.batch() == Batch([], [])
+    assert slot.unfinished == 2
     slot.post_batch(PLACES)
-    assert slot.batch() == Batch([], [], [], 5)
+    assert slot.batch() == Batch([], [])
+    assert slot.unfinished == 5
 
 
 def test_an_empty_batch_is_empty(slot: WorkerSlot):
     slot.post_batch(PLACES)
     slot.post_batch([])
-    assert slot.batch() == Batch([], [], [], 0)
+    assert slot.batch() == Batch([], [])
+    assert slot.unfinished == 0
 
 
 def test_more_entries_than_fit_are_refused_before_anything_is_written(slot: WorkerSlot):
     slot.post_batch(PLACES)
     with pytest.raises(ValueError, match="1025 entries"):
         slot.post_batch([b"m:1-1"] * (ENTRIES_MAX + 1))
-    assert slot.batch().waiting == len(PLACES)
+    assert slot.unfinished == len(PLACES)
 
 
 def test_the_longest_places_fit(slot: WorkerSlot):
     longest = b"m:18446744073709551615-18446744073709551615"
     slot.post_batch([longest] * ENTRIES_MAX)
-    assert slot.batch() == Batch([], [], [], ENTRIES_MAX)
+    assert slot.batch() == Batch([], [])
+    assert slot.unfinished == ENTRIES_MAX
     slot.states[ENTRIES_MAX - 1] = RUNNING
     assert slot.batch().running == [longest]
 
@@ -203,27 +207,32 @@ def test_a_batch_runs_in_one_lane(slot: WorkerSlot):
 
 def test_in_a_table_entries_come_and_go_one_by_one(slot: WorkerSlot):
     slot.open_table()
-    assert slot.batch() == Batch([], [], [], 0)
+    assert slot.batch() == Batch([], [])
+    assert slot.unfinished == 0
     longest = b"r:18446744073709551615-18446744073709551615"
     slot.put(ENTRIES_MAX - 1, longest)
     slot.put(3, PLACES[0])
-    assert slot.batch() == Batch([], [], [], 2)
+    assert slot.batch() == Batch([], [])
+    assert slot.unfinished == 2
     slot.states[ENTRIES_MAX - 1], slot.states[3] = RUNNING, DONE
-    assert slot.batch() == Batch([PLACES[0]], [longest], [], 0)
+    assert slot.batch() == Batch([PLACES[0]], [longest])
+    assert slot.unfinished == 1
     slot.states[3] = SETTLED
     slot._places[3 * PLACE_BYTES_MAX + 1 : 3 * PLACE_BYTES_MAX + 2] = b" "  # torn by a death
-    assert slot.batch() == Batch([], [longest], [], 0)
+    assert slot.batch() == Batch([], [longest])
+    assert slot.unfinished == 1
     slot.put(3, PLACES[1])
-    assert (slot.batch().waiting, slot.unfinished) == (1, 2)
+    assert slot.unfinished == 2
 
 
 def test_several_entries_come_into_a_table_at_once(slot: WorkerSlot):
     slot.open_table()
     slot.put(3, PLACES[3])
     slot.put(4, *PLACES[:3])
-    assert (slot.batch().waiting, slot.unfinished) == (4, 4)
+    assert slot.unfinished == 4
     slot.states[4:7] = bytes([DONE, RUNNING, DONE])
-    assert slot.batch() == Batch([PLACES[0], PLACES[2]], [PLACES[1]], [], 1)
+    assert slot.batch() == Batch([PLACES[0], PLACES[2]], [PLACES[1]])
+    assert slot.unfinished == 2
 
 
 def test_clear_forgets_the_process_and_keeps_the_counters(slot: WorkerSlot):
@@ -239,7 +248,8 @@ def test_clear_forgets_the_process_and_keeps_the_counters(slot: WorkerSlot):
     slot.clear()
     assert (slot.pid, slot.state, slot.command) == (0, WorkerState.GONE, WorkerCommand.NONE)
     assert slot.soft_kill_seq == 0
-    assert slot.batch() == Batch([], [], [], 0)
+    assert slot.batch() == Batch([], [])
+    assert slot.unfinished == 0
     assert slot.counter("acked") == 3
     assert slot.run_seq == 17, "a run sequence is never used again"
 

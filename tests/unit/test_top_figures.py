@@ -49,7 +49,7 @@ def test_failures_and_places_do_not_overlap() -> None:
     slot.post_batch([b"m:%020d-%020d" % (n, n) for n in range(ENTRIES_MAX)])
 
     assert len(slot.failures.recent()) == ROWS
-    assert slot.batch().waiting == ENTRIES_MAX
+    assert slot.unfinished == ENTRIES_MAX
 
 
 def test_a_trend_is_the_slope_and_forgets() -> None:
