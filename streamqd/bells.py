@@ -3,14 +3,14 @@
 A worker that waits for messages hears nothing for seconds, whether its connection lives or not. So
 it says behind which entries it waits, and the housekeeper, which has a connection of its own, looks
 whether there is one that it should have heard of. These are words of a unit's slot in the
-scoreboard; the last one is written by the housekeeper, the others by the worker.
+scoreboard; the housekeeper writes the last one, the worker the others.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-_SINCE_NS, _RETRY_MS, _RETRY_SEQ, _MAIN_MS, _MAIN_SEQ, _UNHEARD = range(31, 37)
+_SINCE_NS, _RETRY_MS, _RETRY_SEQ, _MAIN_MS, _MAIN_SEQ, _UNHEARD = range(6)
 _WORD_MAX = (1 << 64) - 1
 
 

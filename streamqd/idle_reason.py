@@ -1,8 +1,7 @@
 """Why a worker that could work does not begin anything, in memory that processes share.
 
-These are words of a unit's slot in the scoreboard, written by its worker alone, but for those that
-a group shares. They are no fault of the worker: nobody is charged for them, and no limit of a run
-counts them.
+These are words of a unit's slot in the scoreboard, and its worker alone writes them. They are no
+fault of the worker: nobody is charged for them, and no limit of a run counts them.
 """
 
 from __future__ import annotations
@@ -10,15 +9,10 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-_KIND, _UNTIL_NS, _HELD, _HELD_KEYS, _OPENED, _FLOODED = range(40, 46)
+_KIND, _UNTIL_NS, _HELD, _HELD_KEYS, _OPENED, _FLOODED = range(6)
 
 # What the guards of one worker leave to those of the next, as integers from 0.
-CIRCUIT, FLOOD, SETTLED = range(46, 48), range(50, 53), range(53, 54)
-
-# What the workers of a group share of its circuit: the run that is this worker's probe, and in the
-# slot of the group's first partition when the circuit was last open, whose turn it was, plus 1, and
-# how often it has opened.
-PROBE, OUTAGE_NS, OUTAGE_TURN, OUTAGE_OPENINGS = 48, 54, 55, 56
+CIRCUIT, FLOOD, SETTLED = range(6, 8), range(10, 13), range(13, 14)
 
 
 class Wait(enum.IntEnum):

@@ -4,8 +4,11 @@ One shared mapping, made by the supervisor before its first fork: of a file in a
 (`supervisor/scoreboard_file.py`), so that it outlives a killed supervisor, or anonymous where
 there is none.
 Every (topic, partition, group) unit that this instance ever owned has a slot, and keeps it for the
-supervisor's life, so counters survive a crashed worker. Untouched slots cost no memory. Each field
-has one writer, but for two (`worker/guards.py`); there are no locks.
+supervisor's life, so counters survive a crashed worker. Untouched slots cost no memory.
+
+There are no locks. While a process works in a slot, each field has one writer: the worker, the
+supervisor, the housekeeper or the standby, as `WorkerSlot` says. Once it has ended the supervisor
+may write any. Only the three words of a group's outage have several writers (`worker/guards.py`).
 
 A slot also holds the fetched batch: the places of all entries in flight, written once per batch,
 and one state byte per entry. After a worker's death the supervisor reads from it what had finished
@@ -26,6 +29,8 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from streamqd import failures
+from streamqd.bells import Bells
+from streamqd.idle_reason import IdleReason
 from streamqd.model import Lease, Unit
 
 LAYOUT = 1  # of the bytes of a board: a change of what is where, or of what it means, is a new one
@@ -149,14 +154,15 @@ class RecordedLease(NamedTuple):
     following: str
 
 
-# Word numbers that the hot path reads and writes directly.
-WORD_RUN_SEQ = 10
-WORD_TRUSTED_UNTIL = 5
-WORD_COMMAND = 6
+# Word numbers that the hot path, or whoever writes a batch, reads and writes directly.
+WORD_TRUSTED_UNTIL, WORD_COMMAND, WORD_RUN_SEQ = 5, 6, 10
+_GENERATION, _IN_HAND, _PLACES_SIZE = 12, 13, 18
 
 
 class WorkerSlot:
-    """One unit's page. `words`, `lanes` and `states` are public for the worker's hot path.
+    """One unit's pages. The fields are the map of its words: 64, of which some are unused.
+
+    `words`, `lanes` and `states` are public for the worker's hot path.
 
     A lane is a place for one running entry: `lanes[2 * k]` is the entry's index in the batch and
     `lanes[2 * k + 1]` its start. A worker that runs one message at a time uses lane 0 alone, and
@@ -179,23 +185,35 @@ class WorkerSlot:
     # written by the worker
     state = _Field(1)
     run_seq = _Field(WORD_RUN_SEQ)  # grows by one per handler run, over all incarnations
-    generation = _Field(12)  # odd while the batch is being written
-    in_hand = _Field(13)
+    generation = _Field(_GENERATION)  # odd while the batch is being written
+    in_hand = _Field(_IN_HAND)
     next_due_unix_ms = _Field(14)
     progress_ns = _Field(15)  # last completed exchange or handler run
     reclaim_done = _Field(16)
     rate_due_ns = _Field(24)  # state of the rate, kept from worker to worker; 0 = there is none
     rate_micro = _Field(25)  # runs per second that may begin, in millionths; 0 = no limit
     beat_ns = _Field(17)  # when a handler has last said that it makes progress
+    places_size = _Field(_PLACES_SIZE)  # bytes of the places in hand
+    probe_seq = _Field(48)  # the run with which it probes the circuit of its group, 0 = none
+    # written by every worker of the group, in the slot of its first partition
+    outage_ns = _Field(54)  # when the circuit was last open
+    outage_turn = _Field(55)  # whose turn it was to try, by slot index plus 1; 0 = it is closed
+    outage_openings = _Field(56)  # how often it has opened
     # written by the housekeeper
     reclaim_requested = _Field(20)
+    # written once, when the slot gets its unit
     _name_length = _Field(30)
+    # what other files divide up
+    _BELLS = slice(31, 37)
+    _WAITS = slice(40, 54)  # but for `probe_seq`
 
     def __init__(self, view: memoryview, index: int, board: Scoreboard) -> None:
         self.index, self.board = index, board
         self._unit: Unit | None = None
         self._reserved = False
         self.words: memoryview[int] = view[:_OFFSET_COUNTERS].cast("Q")
+        self.bells = Bells(self.words[self._BELLS])
+        self.waits = IdleReason(self.words[self._WAITS])
         self.counters: memoryview[int] = view[_OFFSET_COUNTERS:_OFFSET_HISTOGRAMS].cast("Q")
         histograms = view[_OFFSET_HISTOGRAMS:_OFFSET_RUNNING].cast("Q")
         self.handle_histogram: memoryview[int] = histograms[:_HISTOGRAM_WORDS]
@@ -293,20 +311,20 @@ class WorkerSlot:
         raw = b" ".join(places)
         if len(places) > ENTRIES_MAX:
             raise ValueError(f"{len(places)} entries in hand, the slot holds {ENTRIES_MAX}")
-        generation = self.words[12]
-        self.words[12] = generation + 1
+        generation = self.words[_GENERATION]
+        self.words[_GENERATION] = generation + 1
         self.states[: len(places)] = bytes(len(places))
         self._places[: len(raw)] = raw
-        self.words[18] = len(raw)
-        self.words[13] = len(places)
-        self.words[12] = generation + 2
+        self.words[_PLACES_SIZE] = len(raw)
+        self.words[_IN_HAND] = len(places)
+        self.words[_GENERATION] = generation + 2
 
     def open_table(self) -> None:
         """Make the batch a table: entries come and go one by one, each at an index of its own."""
         self.states[:] = bytes([SETTLED]) * ENTRIES_MAX
         self._places[:] = _NO_PLACE * ENTRIES_MAX
-        self.words[18] = len(self._places)
-        self.words[13] = ENTRIES_MAX
+        self.words[_PLACES_SIZE] = len(self._places)
+        self.words[_IN_HAND] = ENTRIES_MAX
 
     def put(self, index: int, *places: bytes) -> None:
         """Write entries into the table, from a SETTLED index on. Their states become WAITING."""
@@ -341,7 +359,7 @@ class WorkerSlot:
         ]
 
     def _read_places(self) -> list[bytes]:
-        raw = bytes(self._places[: self.words[18]])
+        raw = bytes(self._places[: self.words[_PLACES_SIZE]])
         if len(raw) < len(self._places):
             return raw.split(b" ")
         # A table. By width, for a place that was being written may be two halves.
@@ -388,7 +406,7 @@ class WorkerSlot:
 
         Unlike `batch`, which reads what our own worker wrote, it trusts nothing.
         """
-        if self.in_hand > ENTRIES_MAX or self.words[18] > len(self._places):
+        if self.in_hand > ENTRIES_MAX or self.words[_PLACES_SIZE] > len(self._places):
             raise ValueError("its batch is longer than a slot")
         batch = self.batch()
         for place in (*batch.done, *batch.running):
@@ -413,10 +431,10 @@ class WorkerSlot:
 
     def forget_batch(self) -> None:
         """Forget what was in flight: it is settled, or of a process of the past."""
-        self.words[13] = 0
-        self.words[18] = 0
-        generation = self.words[12]
-        self.words[12] = generation + generation % 2
+        self.words[_IN_HAND] = 0
+        self.words[_PLACES_SIZE] = 0
+        generation = self.words[_GENERATION]
+        self.words[_GENERATION] = generation + generation % 2
 
     def vacate(self) -> None:
         """Forget the process; counters stay, and so does the batch until it is settled."""
@@ -424,7 +442,7 @@ class WorkerSlot:
         self.state = WorkerState.GONE
         self.command = WorkerCommand.NONE
         self.soft_kill_seq = 0
-        self.words[31] = 0  # nobody waits at the doorbell (see `bells.py`)
+        self.bells.end()
         # Lanes of a worker that ran several are nothing to the next one.
         self.lanes[:] = memoryview(bytes(8 * 2 * RUNNING_MAX)).cast("Q")
         self.sequences[:] = memoryview(bytes(8 * RUNNING_MAX)).cast("Q")
@@ -452,8 +470,9 @@ class Scoreboard:
     """
 
     used = _Field(0)  # number of named slots
+    _flags = _Field(1)
     progress_ns = _Field(2)  # when the supervisor last finished a tick (`now_ns` clock)
-    housekeeper_progress_ns = _Field(3)  # when the housekeeper last finished a round of tasks
+    housekeeper_progress_ns = _Field(3)  # when the housekeeper last finished a round, or was forked
 
     def __init__(self, slots: int = SLOT_COUNT, descriptor: int = -1) -> None:
         self._descriptor = descriptor
@@ -473,11 +492,11 @@ class Scoreboard:
     @property
     def flags(self) -> InstanceFlags:
         """The instance's state as the supervisor sees it."""
-        return InstanceFlags(self.words[1])
+        return InstanceFlags(self._flags)
 
     @flags.setter
     def flags(self, value: InstanceFlags) -> None:
-        self.words[1] = value
+        self._flags = value
 
     def slot(self, index: int) -> WorkerSlot:
         """Return slot `index`."""

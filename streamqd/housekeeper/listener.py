@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from streamqd.bells import Bell, Bells
+from streamqd.bells import Bell
 from streamqd.housekeeper.batch import run_commands
 from streamqd.model import Unit
 from streamqd.scoreboard import WorkerSlot
@@ -36,7 +36,7 @@ class Listener:
         """Look at the workers that wait; return when to look again, if that is sooner."""
         waiting: dict[Unit, Bell] = {}
         for slot, unit in owned:
-            bells = Bells(slot.words)
+            bells = slot.bells
             bell = bells.waiting()
             if bell is None or bell.since_ns == bells.missed:
                 continue

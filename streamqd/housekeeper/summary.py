@@ -14,7 +14,7 @@ import psutil
 
 from streamqd.config import Settings
 from streamqd.housekeeper.pace import Pace
-from streamqd.idle_reason import WORDS, IdleReason
+from streamqd.idle_reason import WORDS
 from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import (
@@ -173,7 +173,7 @@ def worker_state(slot: WorkerSlot) -> str:
         state = WorkerState(slot.state)
     except ValueError:
         return "unknown"
-    waits = WORDS.get(IdleReason(slot.words).read().kind) if state is WorkerState.READY else None
+    waits = WORDS.get(slot.waits.read().kind) if state is WorkerState.READY else None
     return waits or state.name.lower()
 
 
@@ -188,7 +188,7 @@ def _seconds_since(at_ns: int) -> float:
 
 def _waits(slot: WorkerSlot) -> dict[str, Any]:
     """What keeps a worker from beginning anything, and for how long."""
-    told = IdleReason(slot.words).read()
+    told = slot.waits.read()
     left = (told.until_ns - now_ns()) / 1e9 if told.until_ns else None
     return {
         "waits_seconds": None if left is None or not slot.pid else round(max(0.0, left), 3),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from streamqd import logs
-from streamqd.idle_reason import IdleReason, Wait, Waiting
+from streamqd.idle_reason import Wait, Waiting
 from streamqd.metrics.view import Labels, MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import InstanceFlags, WorkerCommand, WorkerSlot, WorkerState, now_ns
@@ -74,7 +74,7 @@ def _waits(read: Callable[[Waiting], float]) -> Source:
 
 
 def _waiting(slot: WorkerSlot) -> Waiting:
-    return IdleReason(slot.words).read()
+    return slot.waits.read()
 
 
 def _slot(name: str) -> Source:

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from random import random
 from typing import NamedTuple
 
-from streamqd.bells import Bells
 from streamqd.config import Consumer, Daemon
 from streamqd.errors import RedisRefused
 from streamqd.model import Lease, Unit
@@ -458,7 +457,7 @@ class OwnedPartition:
     @property
     def housekeeping(self) -> tuple[int, int]:
         """What the housekeeper has wanted of the worker by now."""
-        return self.slot.reclaim_requested, Bells(self.slot.words).missed
+        return self.slot.reclaim_requested, self.slot.bells.missed
 
     @property
     def owned(self) -> bool:

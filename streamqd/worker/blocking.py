@@ -8,7 +8,7 @@ and goes on counting.
 
 from __future__ import annotations
 
-from streamqd.idle_reason import IdleReason, Wait
+from streamqd.idle_reason import Wait
 from streamqd.message import Message
 from streamqd.scoreboard import WAITING, now_ns
 from streamqd.worker.context import WorkerContext
@@ -59,7 +59,7 @@ class BlockedOrder:
     def _wait(self, seconds: float) -> None:
         self._settler.flush()
         self._quarantine.nothing_runs()
-        waits = IdleReason(self._slot.words)
+        waits = self._slot.waits
         waits.begin(Wait.BLOCKED, now_ns() + int(seconds * 1e9))
         self._channel.sleep(seconds, self._slot.unfinished)
         waits.end()

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from streamqd.config import Consumer
-from streamqd.idle_reason import IdleReason
 from streamqd.message import Entry, of_read, restored
 from streamqd.model import EACH, HOLD_KEY
 from streamqd.scoreboard import (
@@ -60,7 +59,7 @@ class ConcurrentExecutor:
         self._ordering: Ordering[FetchedEntry] = Ordering(by_key=context.consumer.order == "key")
         holds = context.consumer.on_error == HOLD_KEY
         self._holding = HoldingOrdering(self._ordering) if holds else None
-        self._waits = IdleReason(context.slot.words)
+        self._waits = context.slot.waits
         self._bytes_max = context.settings.daemon.max_message_bytes
         self._rated = rated(context.consumer)
         self._ack_each = context.consumer.ack == EACH

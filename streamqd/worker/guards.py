@@ -15,12 +15,7 @@ from streamqd.errors import RedisRefused
 from streamqd.idle_reason import (
     CIRCUIT,
     FLOOD,
-    OUTAGE_NS,
-    OUTAGE_OPENINGS,
-    OUTAGE_TURN,
-    PROBE,
     SETTLED,
-    IdleReason,
     Wait,
 )
 from streamqd.message import Message
@@ -28,7 +23,7 @@ from streamqd.model import Failed, Outcome
 from streamqd.policy import circuit, dead_letter_rate, settlement
 from streamqd.policy.circuit import Circuit, CircuitState
 from streamqd.policy.dead_letter_rate import DeadLetterRate
-from streamqd.scoreboard import WORD_RUN_SEQ, WorkerSlot, now_ns
+from streamqd.scoreboard import WorkerSlot, now_ns
 from streamqd.store import directives
 from streamqd.worker.context import WorkerContext
 
@@ -56,27 +51,27 @@ class Outage:
         self._known = 0
         self._family: list[WorkerSlot] = []
         self._find()
-        self._words = self._family[0].words  # for good: no slot is ever named again
+        self._first = self._family[0]  # for good: no slot is ever named again
 
     @property
     def is_open(self) -> bool:
         """Whether the circuit is open. This is the one word that is read when all is well."""
-        return self._words[OUTAGE_TURN] != 0
+        return self._first.outage_turn != 0
 
     @property
     def mine(self) -> bool:
         """Whether the last turn was this worker's."""
-        return self._words[OUTAGE_TURN] == self._slot.index + 1
+        return self._first.outage_turn == self._slot.index + 1
 
     @property
     def opened(self) -> float:
         """When the circuit was last known to be open, 0 for never."""
-        return self._words[OUTAGE_NS] / 1e9
+        return self._first.outage_ns / 1e9
 
     @property
     def openings(self) -> int:
         """How often the circuit has opened: a probe tells nothing of an outage after its own."""
-        return self._words[OUTAGE_OPENINGS]
+        return self._first.outage_openings
 
     def failures(self, now: float, window: float) -> int:
         """How many failures of the other workers count: within the window, since it was open.
@@ -84,7 +79,7 @@ class Outage:
         Of each worker only the oldest failure is known: when that is too old, none of them counts.
         """
         since = max(now - window, self.opened)
-        told = (IdleReason(each.words).kept(CIRCUIT) for each in self._others())
+        told = (each.waits.kept(CIRCUIT) for each in self._others())
         return sum(failures for failures, oldest in told if oldest / 1e9 > since)
 
     def successes(self) -> int:
@@ -93,12 +88,12 @@ class Outage:
 
     def failed(self) -> bool:
         """Open the circuit, or keep it open from now. Returns whether it was closed."""
-        self._slot.words[PROBE] = 0
-        self._words[OUTAGE_NS] = now_ns()
+        self._slot.probe_seq = 0
+        self._first.outage_ns = now_ns()
         if self.is_open:
             return False
-        self._words[OUTAGE_OPENINGS] += 1
-        self._words[OUTAGE_TURN] = self._slot.index + 1
+        self._first.outage_openings += 1
+        self._first.outage_turn = self._slot.index + 1
         return True
 
     def later(self, probe_every: float) -> float:
@@ -108,7 +103,7 @@ class Outage:
         """
         self._find()
         indexes = [each.index for each in self._family]
-        last, own = self._words[OUTAGE_TURN] - 1, indexes.index(self._slot.index)
+        last, own = self._first.outage_turn - 1, indexes.index(self._slot.index)
         place = (own - indexes.index(last) - 1) % len(indexes) if last in indexes else own
         return place * min(TURN_SECONDS, probe_every / 2 / len(indexes))
 
@@ -117,10 +112,10 @@ class Outage:
 
         `again`: the one before told nothing. The turn lasts no longer for it.
         """
-        self._slot.words[PROBE] = self._slot.run_seq + 1
+        self._slot.probe_seq = self._slot.run_seq + 1
         if not again:
-            self._words[OUTAGE_NS] = now_ns()
-            self._words[OUTAGE_TURN] = self._slot.index + 1
+            self._first.outage_ns = now_ns()
+            self._first.outage_turn = self._slot.index + 1
 
     @property
     def proved(self) -> bool:
@@ -128,16 +123,16 @@ class Outage:
 
         That worker looks at its successes between two reads, and the others need not wait for it.
         """
-        last = self._words[OUTAGE_TURN] - 1
+        last = self._first.outage_turn - 1
         if last < 0 or last == self._slot.index:
             return False
-        words = self._slot.board.slot(last).words
-        return 0 < words[PROBE] < words[WORD_RUN_SEQ]
+        slot = self._slot.board.slot(last)
+        return 0 < slot.probe_seq < slot.run_seq
 
     def close(self) -> bool:
         """Close the circuit, for the whole group. Returns whether it was open."""
-        self._slot.words[PROBE] = 0
-        was_open, self._words[OUTAGE_TURN] = self.is_open, 0
+        self._slot.probe_seq = 0
+        was_open, self._first.outage_turn = self.is_open, 0
         return was_open
 
     def _others(self) -> list[WorkerSlot]:
@@ -172,7 +167,7 @@ class Guards:
         self._unit = context.unit
         self._instance = context.delivery.instance
         self._fleet = context.settings.daemon.fleet
-        self._waits = IdleReason(slot.words)
+        self._waits = slot.waits
         breaker, guard = self._breaker, self._guard = consumer.breaker, consumer.flood_guard
         self._on = frozenset(breaker.on)
         failures, since = self._waits.kept(CIRCUIT)
@@ -385,8 +380,8 @@ class Guards:
 def guards_of(context: WorkerContext) -> Guards | None:
     """Return the guards that a consumer asks for, None when it asks for none."""
     consumer, slot = context.consumer, context.slot
-    waits = IdleReason(slot.words)
-    slot.words[PROBE] = 0
+    waits = slot.waits
+    slot.probe_seq = 0
     if not consumer.breaker.failures:
         waits.forget(CIRCUIT)
     if not consumer.flood_guard.letters:

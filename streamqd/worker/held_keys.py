@@ -37,7 +37,7 @@ class HeldKeys:
         self._settler = context.settler
         self._consumer = context.consumer
         self._quarantine = quarantine
-        self._waits = IdleReason(context.slot.words)
+        self._waits = context.slot.waits
         self._holds: KeyBlocker[FetchedEntry] = KeyBlocker()
         self._begun: FetchedEntry | None = None  # the first of a held key, which runs now
 

@@ -33,10 +33,10 @@ class Doorbell:
     It holds the connection all that time, and what it brings in the end is ours to handle.
     """
 
-    def __init__(self, link: Connection, fetcher: Fetcher, words: memoryview[int]) -> None:
+    def __init__(self, link: Connection, fetcher: Fetcher, bells: Bells) -> None:
         self._doubt = link.doubt
         self._fetcher = fetcher
-        self._bells = Bells(words)
+        self._bells = bells
         self._silence: Silence | None = None
         self.count = 0  # how many entries of each stream it may bring
 
@@ -113,7 +113,7 @@ class Reader:
         self._calls = calls
         self._executor = executor
         self._prefetch = prefetch
-        self.bell = Doorbell(calls.link, fetcher, context.slot.words)
+        self.bell = Doorbell(calls.link, fetcher, context.slot.bells)
         self.session = ""  # of the present connection
         self.last_main = b"0-0"
         self.last_retry = b"0-0"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 
-from streamqd.idle_reason import IdleReason, Wait
+from streamqd.idle_reason import Wait
 from streamqd.policy.rate import Rate
 from streamqd.scoreboard import WORD_TRUSTED_UNTIL, now_ns
 from streamqd.worker.context import WorkerContext
@@ -26,7 +26,7 @@ class RateLimiter:
         self._rate = rate
         self._channel = context.channel
         self._settler = context.settler
-        self._waits = IdleReason(slot.words)
+        self._waits = slot.waits
         slot.rate_due_ns = rate.inherited(slot.rate_due_ns, now_ns())
         self._since_ns = 0  # when the present wait began, 0 = nobody waits
 

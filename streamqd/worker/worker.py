@@ -17,7 +17,6 @@ from random import random
 from streamqd import logs
 from streamqd.config import Consumer, Settings
 from streamqd.errors import HandlerLoadError, RedisRefused, RedisUnavailable, RefusalKind
-from streamqd.idle_reason import IdleReason
 from streamqd.message import Delivery, Message
 from streamqd.model import Unit
 from streamqd.scoreboard import WORD_COMMAND, WorkerSlot, WorkerState, now_ns
@@ -176,7 +175,7 @@ class WorkerProcess:
 
     def _work(self) -> ExitCode:
         """Serve until something ends it; every trouble with the connection leads back to attach."""
-        IdleReason(self.slot.words).reset()
+        self.slot.waits.reset()
         while True:
             try:
                 self.channel.sleep(self.reconnect_wait * (1 + random()))

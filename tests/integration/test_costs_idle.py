@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamqd.bells import Bells
 from streamqd.config import Consumer, Daemon, Http, Retention, Settings, Topic
 from streamqd.housekeeper import Housekeeper, promoter
 from streamqd.model import Unit
@@ -121,7 +120,7 @@ TASKS = {
 def keeper(server: Server, owned: list[Unit], meter: Meter) -> Iterator[Housekeeper]:
     board = board_of(owned)
     for slot in board.slots():
-        Bells(slot.words).begin(now_ns(), LATER, LATER)
+        slot.bells.begin(now_ns(), LATER, LATER)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         made = Housekeeper(board, settings(server), theirs)

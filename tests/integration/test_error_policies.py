@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from streamqd.handlers import Dead, Release, Retry
-from streamqd.idle_reason import IdleReason, Wait
+from streamqd.idle_reason import Wait
 from streamqd.message import Message
 from streamqd.model import Backoff
 from streamqd.scoreboard import WorkerSlot, now_ns
@@ -114,7 +114,7 @@ def test_a_stop_ends_the_wait_and_the_next_owner_begins_with_the_same_message(
     seen = []
 
     def stop() -> None:
-        waits = IdleReason(slot.words)
+        waits = slot.waits
         wait_until(lambda: waits.read().kind is Wait.BLOCKED, what="the message is waited for")
         told = waits.read()
         seen.append((told.until_ns > now_ns(), slot.batch().running, slot.unfinished))
@@ -129,7 +129,7 @@ def test_a_stop_ends_the_wait_and_the_next_owner_begins_with_the_same_message(
     assert pending(desk) == {"2-0", "3-0", "4-0"}
     assert noted(desk) == {"m:2-0:f": b"1"}
     # The next one goes on waiting.
-    IdleReason(slot.words).reset()
+    slot.waits.reset()
     watcher = threading.Thread(target=stop)
     watcher.start()
     worker = life.worker("t1", **BLOCK)
@@ -143,7 +143,7 @@ def test_a_stop_ends_the_wait_and_the_next_owner_begins_with_the_same_message(
         *(("1-0", 1), ("2-0", 1), ("2-0", 2), ("2-0", 3)),
         *(("3-0", 1), ("4-0", 1)),
     ]
-    assert IdleReason(slot.words).read().kind is Wait.NOTHING
+    assert slot.waits.read().kind is Wait.NOTHING
     assert "attempts" not in desk.state()
 
 
@@ -252,7 +252,7 @@ def test_other_keys_pass_and_the_held_key_keeps_its_order(
 ):
     add(desk, "abacab")
     runs: Runs = []
-    waits = IdleReason(slot.words)
+    waits = slot.waits
 
     def work(message: Message) -> None:
         runs.append((message.id, message.attempt))
@@ -286,7 +286,7 @@ def test_what_is_held_stays_pending_and_is_counted(
     add(desk, "abacab")
     runs: Runs = []
     worker = life.worker("t1", **policy | {"backoff": NEVER})
-    waits = IdleReason(slot.words)
+    waits = slot.waits
 
     def stop() -> None:
         wait_until(lambda: len(runs) == 4, what="all others have run")
@@ -443,7 +443,7 @@ def test_at_the_bound_nothing_more_is_read(
     add(desk, "a" * 40)
     runs: Runs = []
     worker = life.worker("t1", held_max=8, **policy | {"backoff": NEVER})
-    waits = IdleReason(slot.words)
+    waits = slot.waits
 
     def stop() -> None:
         wait_until(lambda: waits.read().kind is Wait.FULL, what="nothing more fits")

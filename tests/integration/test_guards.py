@@ -12,7 +12,7 @@ import pytest
 
 from streamqd.config.consumers import Breaker, FloodGuard
 from streamqd.handlers import Dead
-from streamqd.idle_reason import IdleReason, Wait
+from streamqd.idle_reason import Wait
 from streamqd.message import Message
 from streamqd.model import Backoff, Unit
 from streamqd.scoreboard import RUNNING, WorkerCommand, WorkerSlot, now_ns
@@ -94,7 +94,7 @@ def test_a_dependency_that_is_down_costs_no_message_an_attempt(
     down = threading.Event()
     down.set()
     stopped = threading.Event()
-    waits = IdleReason(slot.words)
+    waits = slot.waits
     probes: list[int] = []
     at_once = set()
 
@@ -165,7 +165,7 @@ def test_while_it_is_open_nothing_is_begun_and_a_stop_is_obeyed(
     desk: Desk, life: Life, slot: WorkerSlot
 ):
     runs = []
-    waits = IdleReason(slot.words)
+    waits = slot.waits
 
     def work(message: Message) -> None:
         runs.append(message.id)
@@ -196,7 +196,7 @@ def test_no_probe_begins_while_a_run_from_before_goes_on(
     desk: Desk, life: Life, slot: WorkerSlot, other: Connection
 ):
     """Its success would tell nothing of the dependency as it is now."""
-    waits, runs = IdleReason(slot.words), []
+    waits, runs = slot.waits, []
     up, go_on, stopped = threading.Event(), threading.Event(), threading.Event()
     seen = []
 
@@ -237,7 +237,7 @@ def test_a_probe_that_told_nothing_gives_the_turn_to_whoever_takes_it(
     desk: Desk, life: Life, slot: WorkerSlot, kind: dict[str, Any]
 ):
     sibling = Outage(slot.board.allot(Unit(UNIT.topic, 7, UNIT.group)))
-    waits, probes = IdleReason(slot.words), []
+    waits, probes = slot.waits, []
 
     def work(message: Message) -> None:
         if waits.read().kind is not Wait.PROBING:
@@ -267,7 +267,7 @@ def test_a_probe_of_an_outage_that_is_over_does_not_close_the_circuit_of_the_nex
 ):
     """Others have closed it for that probe's success, and one of them has opened it again."""
     sibling = Outage(slot.board.allot(Unit(UNIT.topic, 7, UNIT.group)))
-    waits, seen, told = IdleReason(slot.words), {}, []
+    waits, seen, told = slot.waits, {}, []
 
     def work(message: Message) -> None:
         seen[message.id] = waits.read().kind
@@ -294,7 +294,7 @@ def test_who_has_nothing_to_try_leaves_the_turn_to_others(
     desk.own("t1")
     for number in range(1, 4):
         desk.add(f"{number}-0")
-    waits, outage = IdleReason(slot.words), Outage(slot)
+    waits, outage = slot.waits, Outage(slot)
     runs: list[str] = []
     seen = []
 
@@ -343,7 +343,7 @@ def test_another_class_neither_opens_the_circuit_nor_closes_it(
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert slot.counter("dead") == 9, "whoever is to blame is"
     assert done == list(range(13, 21))
-    assert IdleReason(slot.words).read().opened == 1
+    assert slot.waits.read().opened == 1
 
 
 def test_one_message_that_always_fails_so_is_dead_in_the_end(
@@ -367,14 +367,14 @@ def test_one_message_that_always_fails_so_is_dead_in_the_end(
     assert runs["5-0"] == 3, "the first failure is free"
     (letter,) = desk.state()["dlq"].entries.values()
     assert (letter["originalId"], letter["attempts"]) == (b"5-0", b"2")
-    assert IdleReason(slot.words).read().opened == 0
+    assert slot.waits.read().opened == 0
 
 
 @KINDS
 def test_a_flood_of_letters_pauses_the_partition_until_it_is_resumed(
     desk: Desk, life: Life, slot: WorkerSlot, other: Connection, kind: dict[str, Any]
 ):
-    waits = IdleReason(slot.words)
+    waits = slot.waits
     orders: list[directives.Directives] = []
     cured = threading.Event()
 
@@ -423,14 +423,14 @@ def test_few_deaths_among_many_successes_are_no_flood(desk: Desk, life: Life, sl
     worker = life.worker("t1", max_messages=20, flood_guard=guard)
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert slot.counter("dead") == 6
-    assert IdleReason(slot.words).read().flooded == 0
+    assert slot.waits.read().flooded == 0
 
 
 def test_retries_are_not_settled_so_a_flood_of_spent_messages_is_one(
     desk: Desk, life: Life, slot: WorkerSlot, other: Connection
 ):
     """Of five runs for each letter only the last one ends a message."""
-    waits = IdleReason(slot.words)
+    waits = slot.waits
 
     def work(_message: Message) -> None:
         raise ValueError
@@ -446,7 +446,7 @@ def test_where_the_pause_cannot_be_written_the_worker_waits_for_the_window(
 ):
     for number in range(directives.ORDERS_MAX + 1):
         desk.do("HSET", desk.keys.orders("default"), f"pause:other/{number}/g", "{}")
-    waits = IdleReason(slot.words)
+    waits = slot.waits
     died = []
 
     def work(message: Message) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from streamqd.config.consumers import Breaker, FloodGuard
 from streamqd.handlers import Dead
-from streamqd.idle_reason import CIRCUIT, IdleReason, Wait
+from streamqd.idle_reason import CIRCUIT, Wait
 from streamqd.message import Message
 from streamqd.scoreboard import WorkerSlot
 from streamqd.store.client import Connection
@@ -79,7 +79,7 @@ def test_a_message_is_forgiven_once_however_often_its_worker_is_replaced(
     assert attempts == [1, 1, 2]
     (letter,) = desk.state()["dlq"].entries.values()
     assert (letter["reason"], letter["forgivenAt"]) == (b"attempts", b"0")
-    assert IdleReason(slot.words).read().opened == 0
+    assert slot.waits.read().opened == 0
 
 
 def test_an_outage_is_noticed_and_costs_nothing_however_often_the_worker_is_replaced(
@@ -94,7 +94,7 @@ def test_an_outage_is_noticed_and_costs_nothing_however_often_the_worker_is_repl
         if down:
             raise ConnectionError
 
-    waits = IdleReason(slot.words)
+    waits = slot.waits
     one = OPENS | {"max_messages": 1}
     lives_of(twenty, life, slot, work, 6, **one)
     assert [kind for _, kind in began] == [Wait.NOTHING] * 3 + [Wait.PROBING] * 3
@@ -119,7 +119,7 @@ def test_an_open_circuit_is_shown_by_the_next_worker_before_anything_comes(
         raise ConnectionError
 
     breaker = Breaker(failures=1, window=60.0, probe_every=3600.0, on=())
-    waits, seen = IdleReason(slot.words), []
+    waits, seen = slot.waits, []
 
     def stop() -> None:
         wait_until(lambda: waits.read().kind is Wait.OPEN, what="the circuit is open")
@@ -148,7 +148,7 @@ def test_a_flood_is_noticed_however_often_the_worker_is_replaced(
         raise Dead
 
     def play() -> None:
-        wait_until(lambda: IdleReason(slot.words).read().kind is Wait.FLOODED, what="a flood")
+        wait_until(lambda: slot.waits.read().kind is Wait.FLOODED, what="a flood")
         life.stop()
 
     lives_of(twenty, life, slot, work, 2, max_messages=2, **GUARD)
@@ -168,7 +168,7 @@ def test_what_has_lived_counts_over_workers_too(twenty: Desk, life: Life, slot: 
     guard = FloodGuard(letters=3, window=60.0, share=0.5)
     lives_of(twenty, life, slot, work, 6, max_messages=3, flood_guard=guard)
     assert slot.counter("dead") == 6
-    assert IdleReason(slot.words).read().flooded == 0
+    assert slot.waits.read().flooded == 0
 
 
 @pytest.mark.parametrize("kind", [ONE, SEVERAL, BATCH], ids=["one", "four", "batches"])
@@ -183,14 +183,14 @@ def test_messages_that_die_without_a_run_are_a_flood_too(
     )
 
     def play() -> None:
-        wait_until(lambda: IdleReason(slot.words).read().kind is Wait.FLOODED, what="a flood")
+        wait_until(lambda: slot.waits.read().kind is Wait.FLOODED, what="a flood")
         life.stop()
 
     player = threading.Thread(target=play)
     player.start()
     assert life.run(life.worker("t1", **GUARD | kind), lambda _message: None) == ExitCode.STOPPED
     player.join()
-    assert IdleReason(slot.words).read().flooded == 1
+    assert slot.waits.read().flooded == 1
     # Several at once stop between two reads.
     assert slot.counter("dead") == (10 if kind is SEVERAL else 5)
 
@@ -211,7 +211,7 @@ def test_what_the_policy_does_not_retry_is_dead_and_opens_nothing(
     worker = life.worker("t1", max_messages=20, breaker=breaker, **policy)
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert slot.counter("dead") == 20
-    assert IdleReason(slot.words).read().opened == 0
+    assert slot.waits.read().opened == 0
 
 
 def test_alone_a_message_halts_its_partition_until_it_is_too_old(
@@ -227,4 +227,4 @@ def test_alone_a_message_halts_its_partition_until_it_is_too_old(
         assert life.run(worker, work) == ExitCode.STOPPED
     (letter,) = desk.state()["dlq"].entries.values()
     assert letter["reason"] == b"too-old"
-    assert IdleReason(slot.words).read().opened == 1
+    assert slot.waits.read().opened == 1

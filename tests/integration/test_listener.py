@@ -30,7 +30,7 @@ class Watched:
         self.rings += 1
 
     def bells(self, unit: Unit) -> Bells:
-        return Bells(self.slots[unit].words)
+        return self.slots[unit].bells
 
     def wait(self, unit: Unit, since: int = 1, retry: bytes = b"0-0", main: bytes = b"0-0") -> None:
         """Let the worker of a unit wait at its doorbell."""

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from streamqd.config.consumers import Breaker
-from streamqd.idle_reason import IdleReason, Wait
+from streamqd.idle_reason import Wait
 from streamqd.message import Message
 from streamqd.model import Backoff
 from streamqd.scoreboard import WorkerCommand, WorkerSlot, WorkerState
@@ -185,11 +185,11 @@ def test_a_worker_that_ends_has_no_turn_when_it_says_so(
 
 
 def held_by_rate(slot: WorkerSlot, _life: Life) -> None:
-    wait_until(lambda: IdleReason(slot.words).read().kind is Wait.RATED, what="the rate holds")
+    wait_until(lambda: slot.waits.read().kind is Wait.RATED, what="the rate holds")
 
 
 def held_by_circuit(slot: WorkerSlot, _life: Life) -> None:
-    wait_until(lambda: IdleReason(slot.words).read().kind is Wait.OPEN, what="the circuit is open")
+    wait_until(lambda: slot.waits.read().kind is Wait.OPEN, what="the circuit is open")
 
 
 def held_by_pause(slot: WorkerSlot, _life: Life) -> None:

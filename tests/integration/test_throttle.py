@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from streamqd import Message
-from streamqd.idle_reason import IdleReason, Wait
+from streamqd.idle_reason import Wait
 from streamqd.scoreboard import WorkerCommand, WorkerSlot, now_ns
 from streamqd.worker import ExitCode
 from tests.contract.desk import UNIT, Desk
@@ -69,7 +69,7 @@ def test_runs_begin_no_faster_than_the_rate_and_retries_are_runs(
     assert len(journal.starts) == 30
     assert within(journal.starts, 200, 3)
     assert life.slot.counter("throttled_ns") > 0
-    assert IdleReason(life.slot.words).read().kind is Wait.NOTHING
+    assert life.slot.waits.read().kind is Wait.NOTHING
 
 
 def test_the_next_worker_goes_on_where_the_last_one_was(desk: Desk, life: Life, journal: Journal):
@@ -158,7 +158,7 @@ def test_lanes_that_the_rate_keeps_free_take_nothing_into_hand(
     fill(desk, 100)
 
     def stop_when_held() -> None:
-        wait_until(lambda: IdleReason(slot.words).read().kind is Wait.RATED)
+        wait_until(lambda: slot.waits.read().kind is Wait.RATED)
         seen = slot.progress_ns
         life.tell(WorkerCommand.NONE)
         wait_until(lambda: slot.progress_ns != seen, what="it has read all it wants, and waits")
@@ -180,7 +180,7 @@ def test_a_stop_does_not_wait_for_the_rate(
     runs: list[str] = []
 
     def stop_when_held() -> None:
-        wait_until(lambda: IdleReason(slot.words).read().kind is Wait.RATED)
+        wait_until(lambda: slot.waits.read().kind is Wait.RATED)
         life.stop()
 
     worker = life.worker("t1", rate="1/h", **kind)
@@ -199,7 +199,7 @@ def test_a_pause_and_its_end_come_through_while_the_rate_holds(
     fill(desk, 4)
 
     def steer() -> None:
-        wait_until(lambda: IdleReason(slot.words).read().kind is Wait.RATED)
+        wait_until(lambda: slot.waits.read().kind is Wait.RATED)
         life.tell(WorkerCommand.PAUSE)
         wait_until(lambda: slot.state == 3)
         life.tell(WorkerCommand.NONE)
@@ -219,7 +219,7 @@ def test_nothing_begins_without_trust_even_when_the_rate_would_let_it(
     given: list[int] = []
 
     def distrust() -> None:
-        wait_until(lambda: IdleReason(slot.words).read().kind is Wait.RATED, every=0.001)
+        wait_until(lambda: slot.waits.read().kind is Wait.RATED, every=0.001)
         slot.trusted_until_ns = now_ns()
         wait_until(lambda: now_ns() > slot.rate_due_ns)
         given.append(now_ns())

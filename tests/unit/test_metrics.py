@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import streamqd
-from streamqd.idle_reason import IdleReason, Wait
+from streamqd.idle_reason import Wait
 from streamqd.metrics import METRICS, Exporter, MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import BUCKETS, InstanceFlags, Scoreboard, WorkerSlot, WorkerState, now_ns
@@ -310,7 +310,7 @@ def test_one_module_imports_prometheus_client() -> None:
 
 
 def test_what_a_worker_waits_for_is_told(view: MetricsView, slot: WorkerSlot):
-    waits = IdleReason(slot.words)
+    waits = slot.waits
     slot.pid = 4711
     waits.hold(12, 3)
     waits.count_opening()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamqd.idle_reason import CIRCUIT, IdleReason
+from streamqd.idle_reason import CIRCUIT
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard, WorkerSlot, now_ns
 from streamqd.worker.guards import TURN_SECONDS, Outage
@@ -29,7 +29,7 @@ def of(board: Scoreboard, partition: int, topic: str = "access", group: str = "h
 
 
 def fail(slot: WorkerSlot, failures: int, since: float) -> None:
-    IdleReason(slot.words).keep(CIRCUIT, failures, int(since * 1e9))
+    slot.waits.keep(CIRCUIT, failures, int(since * 1e9))
 
 
 def test_what_one_opens_is_open_for_the_group_and_nobody_else(board: Scoreboard):

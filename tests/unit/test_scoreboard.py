@@ -8,6 +8,8 @@ import signal
 import pytest
 
 from streamqd import scoreboard
+from streamqd.idle_reason import CIRCUIT, FLOOD
+from streamqd.idle_reason import SETTLED as SETTLED_SO_FAR
 from streamqd.model import Unit
 from streamqd.scoreboard import (
     BOARD_COUNTERS,
@@ -143,7 +145,7 @@ def test_a_batch_that_was_being_written_counts_as_empty(slot: WorkerSlot):
 
 
 def test_after_a_half_written_batch_the_next_process_starts_even(slot: WorkerSlot):
-    slot.words[12] = 7
+    slot.generation = 7
     slot.clear()
     assert slot.generation % 2 == 0
     slot.post_batch(PLACES[:1])
@@ -284,7 +286,10 @@ def test_the_words_of_a_slot_do_not_overlap():
     fields = [value for value in vars(WorkerSlot).values() if isinstance(value, scoreboard._Field)]
     numbers = [field.index for field in fields]
     assert len(numbers) == len(set(numbers))
-    assert 18 not in numbers, "the length of the places"
+    bells, waits = range(64)[WorkerSlot._BELLS], range(64)[WorkerSlot._WAITS]
+    assert not set(bells) & {*numbers, *waits}
+    kept = {waits[word] for words in (CIRCUIT, FLOOD, SETTLED_SO_FAR) for word in words}
+    assert set(waits) & set(numbers) == {WorkerSlot.__dict__["probe_seq"].index} - kept
 
 
 def test_bucket_bounds_are_what_the_shift_computes():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamqd.housekeeper.summary import worker_state
-from streamqd.idle_reason import IdleReason, Wait, Waiting
+from streamqd.idle_reason import Wait, Waiting
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard, WorkerSlot, WorkerState
 from streamqd.worker.held_keys import report_full
@@ -17,25 +17,25 @@ def slot() -> WorkerSlot:
     board.allot(Unit("access", 0, "hits")).state = WorkerState.READY
     other = board.allot(Unit("access", 1, "hits"))
     other.state = WorkerState.READY
-    IdleReason(other.words).begin(Wait.OPEN, 7)
+    other.waits.begin(Wait.OPEN, 7)
     return board.slot(0)
 
 
 def test_it_is_read_as_it_was_written(slot: WorkerSlot):
-    waits = IdleReason(slot.words)
+    waits = slot.waits
     assert waits.read() == Waiting(Wait.NOTHING, 0, 0, 0, 0, 0)
     waits.begin(Wait.BLOCKED, 123)
     waits.hold(5, 2)
     waits.count_opening()
     waits.count_flood()
     waits.count_flood()
-    assert IdleReason(slot.words).read() == Waiting(Wait.BLOCKED, 123, 5, 2, 1, 2)
+    assert slot.waits.read() == Waiting(Wait.BLOCKED, 123, 5, 2, 1, 2)
     waits.end()
     assert waits.read() == Waiting(Wait.NOTHING, 0, 5, 2, 1, 2)
 
 
 def test_a_new_worker_waits_for_nothing_and_goes_on_counting(slot: WorkerSlot):
-    waits = IdleReason(slot.words)
+    waits = slot.waits
     waits.begin(Wait.FULL, 9)
     waits.hold(5, 2)
     waits.count_opening()
@@ -44,8 +44,8 @@ def test_a_new_worker_waits_for_nothing_and_goes_on_counting(slot: WorkerSlot):
 
 
 def test_a_word_of_a_later_version_is_no_trouble(slot: WorkerSlot):
-    IdleReason(slot.words)._words[40] = 99
-    assert IdleReason(slot.words).read().kind is Wait.NOTHING
+    slot.waits._words[0] = 99
+    assert slot.waits.read().kind is Wait.NOTHING
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_word_of_a_later_version_is_no_trouble(slot: WorkerSlot):
 def test_the_state_of_a_ready_worker_says_what_it_waits_for(
     slot: WorkerSlot, kind: Wait, word: str
 ):
-    IdleReason(slot.words).begin(kind)
+    slot.waits.begin(kind)
     assert worker_state(slot) == word
     slot.state = WorkerState.PAUSED
     assert worker_state(slot) == "paused"
@@ -70,7 +70,7 @@ def test_the_state_of_a_ready_worker_says_what_it_waits_for(
 
 @pytest.mark.parametrize("other", [Wait.OPEN, Wait.PROBING, Wait.RATED])
 def test_that_held_keys_fill_the_hand_is_said_when_nothing_else_is(slot: WorkerSlot, other: Wait):
-    waits = IdleReason(slot.words)
+    waits = slot.waits
     report_full(waits, 9.0)
     assert waits.read()[:2] == (Wait.FULL, 9)
     waits.begin(other, 5)
