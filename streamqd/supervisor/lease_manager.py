@@ -196,7 +196,7 @@ class LeaseManager:
                 "worker.charged", logging.WARNING, unit=partition.unit, epoch=partition.lease.epoch
             )
         elif word == "lost":
-            self._lost(partition)
+            self.lost(partition)
         elif before is Phase.ACQUIRING and partition.phase is Phase.FREE:
             self.membership.beat_soon()  # somebody was quicker; look again at the next beat
         if isinstance(reply, RedisRefused):
@@ -231,10 +231,11 @@ class LeaseManager:
                     "lease.late", logging.WARNING, unit=partition.unit, epoch=partition.lease.epoch
                 )
             return
-        self._lost(partition)
+        self.lost(partition)
         partition.lose()
 
-    def _lost(self, partition: OwnedPartition) -> None:
+    def lost(self, partition: OwnedPartition) -> None:
+        """Count and log a lease that was lost, once, by whoever finds it out first."""
         self.board.add("lease_lost")
         logs.event("lease.lost", logging.WARNING, unit=partition.unit, epoch=partition.lease.epoch)
         self.unit_lost()

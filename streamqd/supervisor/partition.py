@@ -62,6 +62,7 @@ class ExitAssessment(NamedTuple):
     charged: bytes | None
     lived: float = 0.0
     settled: int = 0  # messages of which it had ended the run
+    lost: bool = False  # the process found that the unit has another owner, which is news
 
 
 @dataclass
@@ -92,6 +93,7 @@ class OwnedPartition:
     ready_at: float = 0.0  # monotonic, 0 = has not booted
     quiet_at: float = 0.0  # monotonic, when its process was seen to have nothing to do any more
     _settled_before: int = 0
+    _recycled_before: int = 0
     broken_until: float = 0.0
     last_exit: str = ""
     refusal: str = ""  # code of the error reply that is being repeated, so it is logged once
@@ -299,9 +301,11 @@ class OwnedPartition:
             how = f"{kill.reason}: {exit_}" if kill else str(exit_)
             self.last_exit = f"{how}: {exit_.said}" if exit_.said else how
             self.slot.failures.note(f"process ended by {how}", now_ns())
-        if reason == "recycle":
-            self.slot.add("recycled")
+        if reason == "recycle" and self.slot.counter("recycled") == self._recycled_before:
+            self.slot.add("recycled")  # else it has reached a limit of its own meanwhile
+        held = self.phase is Phase.HELD
         self._after(exit_, reason, orderly=not unordered)
+        lost = held and self.phase is Phase.FREE
         self.child = None
         self.kill = None
         self.stop_reason = ""
@@ -318,7 +322,7 @@ class OwnedPartition:
             cause = restart.ExitCause.HANDLING
         elif crashed:
             cause = restart.ExitCause.IDLE if self.ready_at else restart.ExitCause.BOOT
-        return ExitAssessment(crashed, cause, charged, lived, settled)
+        return ExitAssessment(crashed, cause, charged, lived, settled, lost)
 
     def plan_restart(self, found: ExitAssessment, now: float, daemon: Daemon) -> bool:
         """Let the restart policy say when the next process may be forked.
@@ -420,6 +424,7 @@ class OwnedPartition:
         self.ready_at = self.quiet_at = 0.0
         self.stop_reason = ""
         self._settled_before = self._settled_total()
+        self._recycled_before = self.slot.counter("recycled")
         self._first_run = self.slot.run_seq
         self.slot.pid = child.pid
 

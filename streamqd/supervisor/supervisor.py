@@ -590,7 +590,9 @@ class Supervisor:
                 last_exit=partition.last_exit,
                 seconds=round(partition.broken_until - now, 1),
             )
-        if partition.phase is Phase.FREE:
+        if found.lost:
+            self.leases.lost(partition)
+        elif partition.phase is Phase.FREE:
             self.leases.unit_lost()
 
     def _children(self) -> list[Child]:

@@ -408,6 +408,21 @@ def test_a_unit_that_is_lost_meanwhile_is_not_taken_over_by_the_standby(hooked: 
         assert daemon.stop() == 0
 
 
+def test_a_loss_that_the_worker_finds_first_is_told_once(hooked: NewDaemon):
+    daemon = hooked(daemon={"lease_ttl": "60s"})  # no renewal comes before the worker looks
+    with daemon:
+        (unit,) = daemon.units()
+        lease, fence = daemon.keys.lease(*unit), daemon.keys.fence(*unit)
+        daemon.link.execute("HINCRBY", fence, "epoch", 1000)
+        daemon.link.execute("HSET", fence, "token", "stranger")
+        daemon.link.execute("DEL", lease)
+        daemon.send(["ok"])
+        daemon.wait_event("fenced")
+        daemon.wait_event("lease.lost")
+        assert daemon.stop() == 0
+        assert len(daemon.events("lease.lost")) == 1
+
+
 def test_a_killed_supervisor_leaves_no_standby_behind(hooked: NewDaemon):
     daemon = hooked()
     with daemon:

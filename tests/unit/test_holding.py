@@ -309,9 +309,23 @@ def test_a_worker_that_missed_its_group_has_it_made_anew_before_the_next(desk: D
 
 def test_a_worker_that_was_fenced_says_so_and_the_unit_is_lost(desk: Desk):
     desk.hold().run().quiet()
-    desk.holding.ended(Exit(ExitCode.FENCED, None))
+    assert desk.holding.ended(Exit(ExitCode.FENCED, None)).lost
     assert desk.holding.phase is Phase.FREE
     assert desk.wish() is None
+
+
+def test_a_unit_that_was_lost_before_its_worker_ended_is_not_lost_again(desk: Desk):
+    desk.hold().run().quiet().holding.lose()
+    assert not desk.holding.ended(Exit(ExitCode.FENCED, None)).lost
+
+
+def test_a_worker_that_is_told_to_stop_and_reaches_a_limit_is_recycled_once(desk: Desk):
+    desk.slot.add("recycled", 3)
+    desk.hold().run().quiet()
+    desk.holding.stop_reason = "recycle"
+    desk.slot.add("recycled")  # as the worker itself counts it
+    desk.holding.ended(Exit(ExitCode.RECYCLE, None))
+    assert desk.slot.counter("recycled") == 4
 
 
 def test_processes_that_die_with_nothing_to_blame_are_counted(desk: Desk):
