@@ -287,7 +287,7 @@ class OwnedPartition:
             self.suspects = frozenset([*self.suspects, *suspects][-SUSPECTS_MAX:])
         crashed = unordered or (kill is not None and kill.reason in _KILLED_FOR_FAILING)
         if not crashed:
-            self.suspects = frozenset()  # it survived every suspect
+            self.suspects = frozenset()  # none of them has killed it
         if unordered and not batch.running and exit_.code != ExitCode.BOOT_FAILED:
             self.uncharged += 1
         elif charged is not None or not crashed:
