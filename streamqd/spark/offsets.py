@@ -204,6 +204,8 @@ def replaced(position: Position, facts: StreamFacts) -> bool:
     """
     if not facts.exact or position.passed is None:
         return False
+    if facts.last < position.id:
+        return True  # the last id of a stream never goes back, whatever is removed
     nothing_left = facts.first is None or facts.first > position.id
     return facts.added < position.passed or (nothing_left and facts.removed < position.passed)
 
@@ -251,7 +253,7 @@ def backlog(start: Position, facts: StreamFacts) -> int:
     if start.id >= facts.last or not facts.length:
         return 0
     if start.passed is not None and facts.exact:
-        return min(facts.length, max(0, facts.added - start.passed))
+        return min(facts.length, max(1, facts.added - start.passed))
     first = _number(facts.earliest.id)
     whole = _number(facts.last) - first
     ahead = _number(facts.last) - max(first, _number(start.id))
@@ -299,10 +301,10 @@ class Span(NamedTuple):
 
 def span(place: Place, start: Position, end: Position, facts: StreamFacts) -> Span | None:
     """The range between two positions, None when it is empty."""
-    if end.id <= start.id or start.passed == end.passed is not None:
+    if end.id <= start.id:
         return None
-    known = start.passed is not None and end.passed is not None
-    rows = (end.passed or 0) - (start.passed or 0) if known else None
+    # Only ids say that a range is empty: counts that did not grow are counts that nobody knows.
+    rows = unread(start, end.passed)
     return Span(place, start.id, end.id, rows, facts.removed if facts.exact else None)
 
 

@@ -210,9 +210,10 @@ def test_a_stream_made_anew_is_noticed(
     elif after.kept and after.kept[0] > position.id:
         assert position.passed is not None
         assert trimmed >= position.passed
-        assert found == (
-            Loss("trimmed", trimmed - position.passed) if trimmed > position.passed else None
-        )
+        # Between an id and the next possible one there was never an entry to be lost.
+        apart = after.kept[0] > offsets.successor(position.id)
+        gone = trimmed - position.passed
+        assert found == (Loss("trimmed", gone) if gone and apart else None)
 
 
 @given(STREAMS, st.data())
@@ -231,6 +232,25 @@ def test_what_had_been_seen_is_told() -> None:
     assert offsets.lost(Position((50, 0), 20), new, 520) == Loss("replaced", 500)
     assert offsets.lost(Position((50, 0), 20), new, 20) == Loss("replaced", None)
     assert offsets.unread(Position((50, 0)), 520) is None
+
+
+@pytest.mark.parametrize("added", [3, 5, 7])
+def test_counts_that_stand_still_skip_nothing(added: int) -> None:
+    """P2: before 7.0 an XDEL or XADD MAXLEN by others lets the count stand still or shrink."""
+    read = Position((9, 0), 5)
+    facts = StreamFacts(min(added, 5), added, first=(8, 0), last=(12, 0))
+    assert 1 <= offsets.backlog(read, facts) <= facts.length
+    planned = offsets.span(PLACE, read, facts.latest, facts)
+    rows = 2 if added == 7 else None
+    assert planned == Span(PLACE, (9, 0), (12, 0), rows, facts.removed)
+
+
+def test_a_stream_with_smaller_ids_is_another_one() -> None:
+    """P2: however many entries it has; a position without a count may lie in the future."""
+    new = StreamFacts(length=200, added=200, first=(1, 0), last=(90, 0))
+    assert offsets.lost(Position((100, 0), 100), new) == Loss("replaced", None)
+    assert offsets.onward(Position((100, 0), 100), new) == new.earliest
+    assert offsets.lost(Position((100, 0)), new) is None
 
 
 def test_dead_letters_are_never_lost() -> None:
@@ -353,7 +373,9 @@ def test_a_span_of_nothing_is_none() -> None:
     facts = Stream([(1, 0), (2, 0)]).facts()
     assert offsets.span(PLACE, Position((2, 0), 2), Position((2, 0), 2), facts) is None
     assert offsets.span(PLACE, Position((2, 0), 2), Position((1, 0), 1), facts) is None
-    assert offsets.span(PLACE, Position((2, 0), 2), Position((3, 0), 2), facts) is None
+    assert offsets.span(PLACE, Position((2, 0), 2), Position((3, 0), 2), facts) == Span(
+        PLACE, (2, 0), (3, 0), None, 0
+    )
     assert offsets.span(PLACE, Position((0, 0), 0), Position((2, 0), 2), facts) == Span(
         PLACE, (0, 0), (2, 0), 2, 0
     )
