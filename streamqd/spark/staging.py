@@ -122,7 +122,8 @@ class Publisher:
                 f"batch {batch}: {len(plan):,} tasks write to too many partitions each: use fewer"
                 " tasks, as by coalesce"
             )
-        while (reply := self._begin(batch, plan)).word != "DONE":
+        rows = sum(sum(part.rows.values()) for part in parts)
+        while (reply := self._begin(batch, plan, rows)).word != "DONE":
             match reply.word:
                 case "PAST":
                     raise NotPublishedError(
@@ -136,7 +137,24 @@ class Publisher:
                     if batch and not reply.rest[0]:
                         self._warn(batch)
                     self._publish(batch, plan)
+        self._compare(batch, parts, rows, reply)
         self._sweep(batch, parts)
+
+    def _compare(self, batch: int, parts: Sequence[Staged], rows: int, done: Reply) -> None:
+        """See whether what was published may be this batch. Raises NotPublishedError."""
+        count, names = (raw.decode("utf-8", "replace") for raw in done.rest)
+        mine, theirs = {name for part in parts for name, _ in part.rows}, set(names.split())
+        if mine and theirs and not mine & theirs:
+            raise NotPublishedError(
+                f"batch {batch} was published to {', '.join(sorted(theirs))}, this one is for"
+                f" {', '.join(sorted(mine))}: two queries share this checkpoint, give each its own"
+            )
+        if count and count != str(rows):
+            _log.warning(
+                "batch %d of query %s was published before, with %s rows; the %d that it has now"
+                " are dropped: its source has changed, or the checkpoint was copied or brought back",
+                *(batch, self._query, count, rows),
+            )
 
     def _check(self, batch: int, parts: Sequence[Staged]) -> None:
         """See that all is there that was staged, and that it stays."""
@@ -156,8 +174,8 @@ class Publisher:
                 " of the batch is published, start the query again"
             )
 
-    def _begin(self, batch: int, plan: store.Plan) -> Reply:
-        call = store.begin(self._keys, self._query, batch, plan, self._ttl)
+    def _begin(self, batch: int, plan: store.Plan, rows: int) -> Reply:
+        call = store.begin(self._keys, self._query, batch, plan, self._ttl, rows)
         return persist(self._connection, lambda link: link.run(call))
 
     def _publish(self, batch: int, plan: store.Plan) -> None:

@@ -29,13 +29,16 @@ def step(stream: str, after: str, upto: str, count: int) -> Call:
     return scripts.get("stream_step").call({"stream": stream}, after=after, upto=upto, count=count)
 
 
-def begin(keys: Keys, query: str, batch: int, plan: Plan, ttl: float) -> Call:
+def begin(keys: Keys, query: str, batch: int, plan: Plan, ttl: float, rows: int) -> Call:
     """Decide which attempts make up a batch, unless that is decided. `ttl` in seconds."""
+    names = {name for topics in plan.values() for name in topics}
     return scripts.get("sink_begin").call(
         {"record": keys.sink(query)},
         batch=batch,
         plan=write_plan(plan),
         ttl_ms=round(ttl * 1000),
+        rows=rows,
+        topics=" ".join(sorted(names)),
     )
 
 

@@ -484,7 +484,7 @@ def staged(desk: Desk) -> None:
 def sink_begin(desk: Desk) -> Call:
     """The batch before is published."""
     desk.do("HSET", desk.keys.sink("q"), "batch", "3", "attempt:a:access", "4")
-    return spark.begin(desk.keys, "q", 4, {"a": {"access": [0]}}, 60)
+    return spark.begin(desk.keys, "q", 4, {"a": {"access": [0]}}, 60, 2)
 
 
 def sink_publish(desk: Desk) -> Call:

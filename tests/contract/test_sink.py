@@ -14,7 +14,7 @@ TTL = 60.0
 
 
 def begin(desk: Desk, batch: int, plan: spark.Plan = PLAN) -> Call:
-    return spark.begin(desk.keys, QUERY, batch, plan, TTL)
+    return spark.begin(desk.keys, QUERY, batch, plan, TTL, 7)
 
 
 def end(desk: Desk, batch: int) -> Call:
@@ -50,7 +50,9 @@ def test_the_first_decision_stays(desk: Desk) -> None:
     at, raw = desk.expect("sink_begin", "BEGUN", begin(desk, 0, {"c": {"access": [1]}}))
     assert (at, spark.read_plan(raw)) == (b"0", PLAN)
     desk.expect("sink_end", "OK", end(desk, 0))
-    desk.expect("sink_begin", "DONE", begin(desk, 0))
+    assert desk.expect("sink_begin", "DONE", begin(desk, 0)) == [b"7", b"access"]
+    desk.do("HDEL", desk.keys.sink(QUERY), "rows", "topics")  # as of an older version
+    assert desk.expect("sink_begin", "DONE", begin(desk, 0)) == [b"", b""]
 
 
 def test_the_next_batch_waits_for_the_one_before(desk: Desk) -> None:

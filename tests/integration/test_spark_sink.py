@@ -261,6 +261,22 @@ def test_an_old_checkpoint_is_refused(shop: Shop) -> None:
     assert shop.all_written() == [b"a"]
 
 
+def test_other_rows_of_a_batch_that_is_done_are_told(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """P1: a checkpoint that was copied, or brought back by one batch."""
+    shop.batch([rows("a", "b")], batch=0)
+    shop.batch([rows("b", "a")], batch=0)
+    assert caplog.text == ""
+    shop.batch([rows("a", "b", "c")], batch=0)
+    assert "published before, with 2 rows; the 3 that it has now are dropped" in caplog.text
+    topics.create(Store(shop.link, shop.keys), "other", config.Topic(partitions=1))
+    parts = [shop.stage([rows("a")[0]._replace(topic="other")], batch=0, topic="other")]
+    with pytest.raises(staging.NotPublishedError, match="two queries share this checkpoint"):
+        shop.publish(parts, batch=0)
+    assert shop.all_written() == [b"a", b"b"]
+
+
 def test_staged_rows_that_redis_lost(shop: Shop) -> None:
     parts = [shop.stage(part) for part in in_tasks(rows(*LETTERS), 2)]
     shop.link.execute("DEL", shop.left_over()[0])
