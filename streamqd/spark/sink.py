@@ -113,7 +113,11 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
                 "Spark does not say which batch this is: idempotent=false writes at least once"
             )
         stage = Stage(options, query, int(batch))
-        deliver(rows, options, turn, stage.send)
+        try:
+            deliver(rows, options, turn, stage.send)
+        except BaseException:
+            stage.drop()
+            raise
         return stage.message()
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -121,6 +125,12 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         parts = [each for each in messages if isinstance(each, Staged)]
         if parts:
             Publisher(self.options, parts[0].query).commit(batchId, parts)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803, ARG002
+        """Remove what the tasks of a batch staged. Spark also calls it when the commit failed."""
+        parts = [each for each in messages if isinstance(each, Staged)]
+        if parts:
+            Publisher(self.options, parts[0].query).abort(parts)
 
 
 def _all_rows(batches: Iterable[pa.RecordBatch], options: WriteOptions) -> Iterator[Row]:

@@ -9,6 +9,7 @@ Whatever dies in between, the batch comes again and goes on from there: see deci
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 from collections import Counter
@@ -22,7 +23,7 @@ from streamqd.errors import RedisRefused, StreamqdError
 from streamqd.spark.offsets import Place
 from streamqd.spark.options import WriteOptions
 from streamqd.spark.outgoing import Chunk
-from streamqd.spark.streams import keys_for, persist
+from streamqd.spark.streams import keys_for, link_for, persist
 from streamqd.store import spark as store
 from streamqd.store import topics
 from streamqd.store.scripts import Call, Reply
@@ -78,10 +79,12 @@ class Stage:
         commands: list[tuple[object, ...]] = []
         for place, rows in chunk.items():
             key = self._keys.staged(*place, self._query, self._attempt)
+            added = []
             for row in rows:
                 self._rows[place] += 1
-                commands.append(("XADD", key, f"0-{self._rows[place]}", *row.fields))
-            commands.append(("PEXPIRE", key, ttl_ms))
+                added.append(("XADD", key, f"0-{self._rows[place]}", *row.fields))
+            # Behind the first, so that nothing stays for ever when this process ends in between.
+            commands += (*added[:1], ("PEXPIRE", key, ttl_ms), *added[1:])
         for reply in persist(self._options.connection, lambda link: link.pipeline(commands)):
             if isinstance(reply, RedisRefused) and _THERE not in str(reply):
                 raise reply
@@ -97,6 +100,14 @@ class Stage:
         commands = [("HSET", record, *fields), ("PEXPIRE", record, ttl_ms)]
         checked(persist(self._options.connection, lambda link: link.pipeline(commands)))
         self._announced.update(new)
+
+    def drop(self) -> None:
+        """Remove what is staged, as far as Redis answers: the attempt has failed."""
+        keys = [self._keys.staged(*place, self._query, self._attempt) for place in self._rows]
+        fields = [_field(self._attempt, name).encode() for name in sorted(self._announced)]
+        with contextlib.suppress(StreamqdError):
+            link = link_for(self._options.connection)
+            _remove(link, self._keys.sink(self._query), fields, keys)
 
     def message(self) -> Staged:
         """What is staged by now."""
@@ -156,8 +167,20 @@ class Publisher:
                 *(batch, self._query, count, rows),
             )
 
+    def abort(self, parts: Sequence[Staged]) -> None:
+        """Remove what was staged, but for attempts that are decided and still to be published."""
+        asked = ("HGET", self._record, "plan")
+        raw = persist(self._connection, lambda link: link.execute(*asked))
+        decided = store.read_plan(raw, self._record) if raw else {}
+        dropped = [part for part in parts if part.attempt not in decided]
+        places = [(part.attempt, place) for part in dropped for place in part.rows]
+        keys = [self._keys.staged(*place, self._query, attempt) for attempt, place in places]
+        names = {(attempt, name) for attempt, (name, _) in places}
+        fields = [_field(*each).encode() for each in sorted(names)]
+        persist(self._connection, lambda link: _remove(link, self._record, fields, keys))
+
     def _check(self, batch: int, parts: Sequence[Staged]) -> None:
-        """See that all is there that was staged, and that it stays."""
+        """See that all is there that was staged, and that it stays, unless that is decided."""
         wanted = {
             self._keys.staged(*place, self._query, part.attempt): rows
             for part in parts
@@ -168,7 +191,8 @@ class Publisher:
         commands += [("XLEN", key) for key in wanted]
         found = checked(persist(self._connection, lambda link: link.pipeline(commands)))
         missing = sum(wanted.values()) - sum(found[len(wanted) :])
-        if missing:
+        # Another driver that decides the batch removes what it does not publish.
+        if missing and not self._is_decided(batch):
             raise NotPublishedError(
                 f"batch {batch}: Redis has lost {missing:,} of the rows that were staged; nothing"
                 " of the batch is published, start the query again"
@@ -206,6 +230,11 @@ class Publisher:
 
     def _run_many(self, calls: Sequence[Call]) -> list[Any]:
         return persist(self._connection, lambda link: list(link.run_many(calls)))
+
+    def _is_decided(self, batch: int) -> bool:
+        """Whether this batch or a later one was decided."""
+        at = persist(self._connection, lambda link: link.execute("HGET", self._record, "batch"))
+        return at is not None and at.isdigit() and int(at) >= batch
 
     def _is_open(self, batch: int) -> bool:
         """Whether a batch is still to be published; another driver may have done it meanwhile."""

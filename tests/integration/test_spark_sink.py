@@ -277,6 +277,88 @@ def test_other_rows_of_a_batch_that_is_done_are_told(
     assert shop.all_written() == [b"a", b"b"]
 
 
+class Task:
+    """What a task of Spark knows of itself."""
+
+    def partitionId(self) -> int:  # noqa: N802
+        return 0
+
+    def getLocalProperty(self, name: str) -> str:  # noqa: N802
+        return {"streaming.sql.batchId": "3", "sql.streaming.queryId": QUERY}[name]
+
+
+def test_a_task_that_fails_leaves_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P5: memory that is full would stay full, at every attempt more so."""
+    monkeypatch.setattr(sink, "_task", Task)
+    writer = sink.TopicStreamWriter(shop.options(batchRows=4, maxStagedBytes=1000))
+    staged: list[int] = []
+    real = staging.Stage.drop
+
+    def drop(stage: Any) -> None:
+        staged.append(len(shop.left_over()))
+        real(stage)
+
+    monkeypatch.setattr(staging.Stage, "drop", drop)
+    with pytest.raises(staging.NotPublishedError, match="maxStagedBytes"):
+        writer.write(iter([batch(value=["x" * 100] * 20)]))
+    assert staged == [2]
+    assert shop.left_over() == []
+    assert shop.link.execute("HGETALL", shop.keys.sink(QUERY)) == []
+
+
+def test_a_batch_that_is_given_up_leaves_nothing(shop: Shop) -> None:
+    """P5: what tasks staged that came to their end before another failed."""
+    parts = [shop.stage(part) for part in in_tasks(rows(*LETTERS), 2)]
+    sink.TopicStreamWriter(shop.options()).abort([*parts, None], 3)
+    assert shop.left_over() == []
+    assert shop.link.execute("HGETALL", shop.keys.sink(QUERY)) == []
+
+
+def test_what_is_decided_stays_when_the_commit_failed(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P1: Spark calls abort then too."""
+    parts = [shop.stage(rows(*LETTERS))]
+    monkeypatch.setattr(staging, "persist", dying_after(1))
+    with pytest.raises(DeadError):
+        shop.publish(parts)
+    monkeypatch.undo()
+    sink.TopicStreamWriter(shop.options()).abort([*parts, shop.stage(rows("x"))], 3)
+    shop.batch([rows(*LETTERS)])
+    assert shop.all_written() == BODIES
+    assert shop.left_over() == []
+
+
+def test_what_is_staged_expires_from_its_first_row_on(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P5: the task ends in the midst of a chunk."""
+    real = Connection.pipeline
+
+    def cut_off(link: Connection, commands: Any) -> Any:
+        at = [number for number, each in enumerate(commands) if each[0] == "XADD"]
+        if not at:
+            return real(link, commands)
+        real(link, commands[: at[-1]])
+        raise DeadError
+
+    monkeypatch.setattr(Connection, "pipeline", cut_off)
+    with pytest.raises(DeadError):
+        shop.stage([row._replace(partition=0) for row in rows("a", "b", "c")])
+    (key,) = shop.left_over()
+    assert shop.link.execute("XLEN", key) == 2
+    assert shop.link.execute("PTTL", key) > 0
+
+
+def test_the_slower_of_two_drivers_is_told_no_loss(shop: Shop) -> None:
+    """P1: the faster one has removed what it did not publish."""
+    mine, theirs = shop.stage(rows(*LETTERS)), shop.stage(rows(*LETTERS))
+    shop.publish([theirs])
+    shop.link.execute("DEL", *(shop.left_over() or ["none"]))
+    shop.publish([mine])
+    assert shop.all_written() == BODIES
+
+
 def test_staged_rows_that_redis_lost(shop: Shop) -> None:
     parts = [shop.stage(part) for part in in_tasks(rows(*LETTERS), 2)]
     shop.link.execute("DEL", shop.left_over()[0])
