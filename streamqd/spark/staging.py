@@ -163,7 +163,7 @@ class Publisher:
         if count and count != str(rows):
             _log.warning(
                 "batch %d of query %s was published before, with %s rows; the %d that it has now"
-                " are dropped: its source has changed, or the checkpoint was copied or brought back",
+                " are dropped: its source has changed, or a checkpoint was copied or brought back",
                 *(batch, self._query, count, rows),
             )
 

@@ -49,7 +49,7 @@ class Keys:
         return f"{self.control}:progress:{{{run}}}"
 
     def sink(self, query: str) -> str:
-        """HASH + PX of a Spark query that writes: batch, plan, rows, topics, `attempt:<attempt>:<topic>`."""
+        """HASH + PX of a Spark query that writes: batch, plan, rows, topics, attempts."""
         return f"{self.control}:sink:{{{query}}}"
 
     # --- a topic ---
