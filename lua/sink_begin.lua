@@ -38,7 +38,8 @@ if at then
     return {'BEGUN', at, begun}
   end
   if last == current then
-    return {'DONE', redis.call('HGET', record, 'rows') or '', redis.call('HGET', record, 'topics') or ''}
+    local known = redis.call('HMGET', record, 'rows', 'topics')
+    return {'DONE', known[1] or '', known[2] or ''}
   end
 end
 
