@@ -127,6 +127,9 @@ verify-faults := -m tests.faults
 verify-faults-page := -m tests.faults --page
 verify-simulation := -m tests.simulation
 verify-audit := tests/support/audit.py var/audit
+ifeq ($(NAME),faults)
+verify: .cache/servers/redis62/redis-server
+endif
 VERIFY := mutants model model-full faults faults-page simulation audit
 
 verify: $(DEV_STAMP) ## Prove by other means: NAME=mutants|model|model-full|faults|simulation|audit (ARGS=)
