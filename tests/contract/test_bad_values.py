@@ -152,7 +152,7 @@ def test_a_junk_mark_of_a_move_and_of_a_sink(desk: Desk) -> None:
         rest = desk.expect("dead_mark", "OK", dead.mark(desk.keys, topic, partition, "1-0", "x"))
         assert dead.Marked.parse(Reply("OK", rest)).age >= 0
     desk.do("HSET", desk.keys.sink("q"), "batch", "junk")
-    call = spark.begin(desk.keys, "q", 1, {}, 60)
+    call = spark.begin(desk.keys, "q", 1, {}, 60, 0)
     assert "batch of " in str(desk.expect_error("BADVALUE", call))
 
 
