@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from streamqd.admin import topics
 from streamqd.admin.reading import BATCH, BadValues, Id, Unreadable, ask, behind, read_id
-from streamqd.errors import Malformed, RedisRefused, Refused
+from streamqd.errors import Malformed, Refused
 from streamqd.store import untrusted
+from streamqd.store.client import accepted
 from streamqd.store.store import Store
 
 SCAN_MAX = 100_000  # entries looked at for one ranking by idle time or deliveries
@@ -167,10 +168,7 @@ def _scan(store: Store, sources: list[_Source], group: str, order: str) -> Itera
             commands += (("TIME",), ("XPENDING", source.stream, group, lower, "+", PAGE))
         replies = store.pipeline(commands)
         for at, (source, _) in enumerate(batch):
-            time_reply, page = replies[2 * at : 2 * at + 2]
-            for reply in (time_reply, page):
-                if isinstance(reply, RedisRefused):
-                    raise reply
+            time_reply, page = accepted(replies[2 * at : 2 * at + 2])
             now = int(time_reply[0]) * 1000 + int(time_reply[1]) // 1000
             for raw in page:
                 # An entry without a consumer has always been idle; its idle time is -1.

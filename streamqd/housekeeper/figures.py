@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 
-from streamqd.errors import RedisRefused
 from streamqd.housekeeper.batch import Refusals, Steps, read_all
 from streamqd.logs import Once
 from streamqd.metrics.view import MetricsView
 from streamqd.scoreboard import now_ns
 from streamqd.store import statistics
-from streamqd.store.client import Connection
+from streamqd.store.client import Connection, accepted
 from streamqd.store.scripts import Reply
 from streamqd.store.store import Store
 
@@ -20,10 +19,7 @@ def ask_time(link: Connection, view: MetricsView, key: str) -> None:
 
     It reads `key` too: a server that is loading tells the time and refuses everything else.
     """
-    time, read = link.pipeline((("TIME",), ("EXISTS", key)))
-    for reply in (time, read):
-        if isinstance(reply, RedisRefused):
-            raise reply
+    time, _ = accepted(link.pipeline((("TIME",), ("EXISTS", key))))
     view.asked_ns = now_ns()
     view.server_unix_ms = int(time[0]) * 1000 + int(time[1]) // 1000
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import hiredis
-
 from streamqd.errors import RedisRefused
+from streamqd.store.transport import pack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,13 +26,12 @@ def read_page(
 
     Raises OverweightError when there are more than `bytes_max`, RedisRefused, RedisUnavailable.
     """
-    packed: Any = tuple(map(str, command))
     replies: list[Any] = []
     transport = link.ready()
     before = transport.received
     try:
         transport.begin(link.timeout)
-        transport.send([hiredis.pack_command(packed)])
+        transport.send([pack(command)])
         transport.receive(1, replies, silence=link.timeout, bytes_max=bytes_max)
     except BaseException:
         link.close()  # what is still under way must not be taken for the answer to the next

@@ -19,9 +19,10 @@ from pyspark.sql.datasource import (
 
 from streamqd.spark.options import WriteOptions
 from streamqd.spark.outgoing import Chunk, Row, Targets, deliver, rows_of
-from streamqd.spark.staging import NotPublishedError, Publisher, Stage, Staged, checked
+from streamqd.spark.staging import NotPublishedError, Publisher, Stage, Staged
 from streamqd.spark.streams import keys_for, persist
 from streamqd.store import publishing
+from streamqd.store.client import accepted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,10 +76,10 @@ def append(options: WriteOptions, chunk: Chunk) -> None:
             publishing.publish(keys, *place, row.fields, row.dedup_id, options.dedup_window)
             for place, row in rows
         ]
-        checked(persist(connection, lambda link: link.run_many(calls)))
+        accepted(persist(connection, lambda link: link.run_many(calls)))
     else:
         commands = [("XADD", keys.stream(*place), "*", *row.fields) for place, row in rows]
-        checked(persist(connection, lambda link: link.pipeline(commands)))
+        accepted(persist(connection, lambda link: link.pipeline(commands)))
 
 
 class TopicWriter(DataSourceArrowWriter):

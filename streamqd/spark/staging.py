@@ -26,6 +26,7 @@ from streamqd.spark.outgoing import Chunk
 from streamqd.spark.streams import keys_for, link_for, persist
 from streamqd.store import spark as store
 from streamqd.store import topics
+from streamqd.store.client import accepted
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
@@ -58,6 +59,7 @@ class Stage:
         self._keys = keys_for(options.connection)
         self._query = query
         self._batch = batch
+        self._ttl_ms = round(options.commit_retention * 1000)
         self._attempt = secrets.token_hex(8)
         self._rows: Counter[Place] = Counter()
         self._announced: set[str] = set()
@@ -75,7 +77,6 @@ class Stage:
                 " maxFilesPerTrigger), use more tasks, or raise it"
             )
         self._announce({topic for topic, _ in chunk})
-        ttl_ms = round(self._options.commit_retention * 1000)
         commands: list[tuple[object, ...]] = []
         for place, rows in chunk.items():
             key = self._keys.staged(*place, self._query, self._attempt)
@@ -84,7 +85,7 @@ class Stage:
                 self._rows[place] += 1
                 added.append(("XADD", key, f"0-{self._rows[place]}", *row.fields))
             # Behind the first, so that nothing stays for ever when this process ends in between.
-            commands += (*added[:1], ("PEXPIRE", key, ttl_ms), *added[1:])
+            commands += (*added[:1], ("PEXPIRE", key, self._ttl_ms), *added[1:])
         for reply in persist(self._options.connection, lambda link: link.pipeline(commands)):
             if isinstance(reply, RedisRefused) and _THERE not in str(reply):
                 raise reply
@@ -96,9 +97,8 @@ class Stage:
         if not new:
             return
         fields = [part for name in new for part in (_field(self._attempt, name), self._batch)]
-        ttl_ms = round(self._options.commit_retention * 1000)
-        commands = [("HSET", record, *fields), ("PEXPIRE", record, ttl_ms)]
-        checked(persist(self._options.connection, lambda link: link.pipeline(commands)))
+        commands = [("HSET", record, *fields), ("PEXPIRE", record, self._ttl_ms)]
+        accepted(persist(self._options.connection, lambda link: link.pipeline(commands)))
         self._announced.update(new)
 
     def drop(self) -> None:
@@ -189,7 +189,7 @@ class Publisher:
         ttl_ms = round(self._ttl * 1000)
         commands: list[tuple[object, ...]] = [("PEXPIRE", key, ttl_ms) for key in wanted]
         commands += [("XLEN", key) for key in wanted]
-        found = checked(persist(self._connection, lambda link: link.pipeline(commands)))
+        found = accepted(persist(self._connection, lambda link: link.pipeline(commands)))
         missing = sum(wanted.values()) - sum(found[len(wanted) :])
         # Another driver that decides the batch removes what it does not publish.
         if missing and not self._is_decided(batch):
@@ -215,7 +215,7 @@ class Publisher:
                 store.publish(self._keys, *place, self._query, lines[place][0], self._ttl)
                 for place in places
             ]
-            replies = checked(self._run_many(calls))
+            replies = accepted(self._run_many(calls))
             for place, reply in zip(places[::CALLS], replies[CALLS - 1 :: CALLS], strict=True):
                 if reply.word == "GONE":
                     if self._is_open(batch):
@@ -302,7 +302,7 @@ def _remove(link: Any, record: str, fields: Sequence[bytes], keys: Sequence[str]
         ("HDEL", record, *fields[start : start + KEYS_MAX])
         for start in range(0, len(fields), KEYS_MAX)
     ]
-    checked(link.pipeline(commands))
+    accepted(link.pipeline(commands))
 
 
 def _field(attempt: str, topic: str) -> str:
@@ -316,11 +316,3 @@ def _plan(parts: Sequence[Staged]) -> store.Plan:
         for name, number in sorted(part.rows):
             names.setdefault(name, []).append(number)
     return plan
-
-
-def checked(replies: Sequence[Any]) -> Sequence[Any]:
-    """The replies. Raises the first refusal among them."""
-    for reply in replies:
-        if isinstance(reply, RedisRefused):
-            raise reply
-    return replies

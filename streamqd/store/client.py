@@ -202,12 +202,12 @@ class Connection:
                 # A server that takes nobody in says why, and closes before it has read a word.
                 with contextlib.suppress(RedisUnavailable):
                     opened.receive(len(replies) + 1, replies)
-                _raise_first(replies)
+                accepted(replies)
                 raise
             if isinstance(replies[-1], RedisRefused) and replies[-1].kind is RefusalKind.FORBIDDEN:
                 # A restricted user may be forbidden to name itself; that is no reason not to work.
                 del replies[-1]
-            _raise_first(replies)
+            accepted(replies)
             self._route.verify(opened)
         except BaseException:
             opened.close()
@@ -222,8 +222,7 @@ class Connection:
         """
         self._check_process()
         try:
-            given_up = self._transport is not None and self._transport.owes
-            if self._transport is None or given_up or self._transport.ended():
+            if self._transport is None or self._transport.ended():
                 self._drop()
                 self.open()
         except RedisUnavailable:
@@ -396,17 +395,19 @@ def whole(
     return there
 
 
+def accepted(replies: Sequence[Any]) -> Sequence[Any]:
+    """The replies. Raises the first RedisRefused among them."""
+    for reply in replies:
+        if isinstance(reply, RedisRefused):
+            raise reply
+    return replies
+
+
 def missing_of(answers: Sequence[Any]) -> RedisUnavailable:
     """One error for answers of which some did not come: others may have been executed."""
     lost = [each for each in answers if isinstance(each, RedisUnavailable)]
     sent = len(lost) < len(answers) or any(each.sent for each in lost)
     return RedisUnavailable(str(lost[0]), sent=sent)
-
-
-def _raise_first(replies: Iterable[Any]) -> None:
-    for reply in replies:
-        if isinstance(reply, RedisRefused):
-            raise reply
 
 
 def _kind_of(reply: Any) -> RefusalKind | None:

@@ -10,14 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import hiredis
-
 from streamqd.config.topology import Address
 from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
 from streamqd.store.client import Connection, ServerRoute, route_to
 from streamqd.store.endpoint import Endpoint, endpoint_at, sentinel_at
 from streamqd.store.slots import SlotMap, redirect_of, slot_of
-from streamqd.store.transport import Lookup, Transport, resolve
+from streamqd.store.transport import Lookup, Transport, pack, resolve
 
 if TYPE_CHECKING:
     from streamqd import config
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 NOT_NOW = frozenset({RefusalKind.AWAY, RefusalKind.MOVED, RefusalKind.REPLICA})
 _LEAST_SECONDS = 0.05  # of patience with one node, even when the others have used up the time
 _T = TypeVar("_T")
-_HELLO: tuple[Any, ...] = ("HELLO", "2")
+_HELLO = pack(("HELLO", "2"))
 
 
 class TopologyDiscovery:
@@ -137,7 +135,7 @@ def master_route(discovery: TopologyDiscovery) -> ServerRoute:
 def _verify_master(opened: Transport) -> None:
     answers: list[Any] = []
     # HELLO tells the role to users that are not allowed ROLE, which counts as dangerous.
-    opened.send([hiredis.pack_command(_HELLO)])
+    opened.send([_HELLO])
     opened.receive(1, answers)
     [answer] = answers
     if isinstance(answer, RedisRefused):

@@ -17,22 +17,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import hiredis
-
 from streamqd.errors import BadValue, ContractError, RedisRefused, RedisUnavailable
 from streamqd.store import scripts, topics
-from streamqd.store.client import Connection, missing_of
+from streamqd.store.client import Connection, accepted, missing_of
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
 from streamqd.store.store import Store
-from streamqd.store.transport import Transport
+from streamqd.store.transport import Transport, pack
 
 FIELDS_MAX = 128  # names and values of one message at most
 WATCHED_MAX = 8  # topics watched at once: those written to last
 
 _GIVEN_UP = RedisUnavailable("the connection was given up", sent=True)
-_MULTI = hiredis.pack_command(("MULTI",))
-_EXEC = hiredis.pack_command(("EXEC",))
+_MULTI = pack(("MULTI",))
+_EXEC = pack(("EXEC",))
 
 
 @dataclass(slots=True, eq=False)
@@ -177,7 +175,7 @@ class MessageWriter:
             ("WATCH", *metas),
             *(("HGET", meta, "partitionCount") for meta in metas),
         ]
-        self._rewatch = b"".join(map(hiredis.pack_command, watch))
+        self._rewatch = b"".join(map(pack, watch))
         try:
             replies = self.connection.pipeline([*end, *watch])
         except RedisUnavailable as error:
@@ -185,10 +183,7 @@ class MessageWriter:
         self._learn(replies[len(end) :])
 
     def _learn(self, replies: Sequence[Any]) -> None:
-        for reply in replies:
-            if isinstance(reply, RedisRefused):
-                raise reply
-        for topic, raw in zip(self._counts, replies[1:], strict=True):
+        for topic, raw in zip(self._counts, accepted(replies)[1:], strict=True):
             self._counts[topic] = None if raw is None else topics.count_of(topic, raw)
         self._watched = self.connection.transport
 

@@ -164,10 +164,13 @@ class Transport:
             ) from error
 
     def ended(self) -> bool:
-        """Tell whether the server has closed the connection while it lay idle.
+        """Tell whether the connection is of no more use.
 
+        The server has closed it while it lay idle, or an exchange was given up before its answer.
         Raises RedisUnavailable when there is a reply that nobody has read.
         """
+        if self.owes:
+            return True
         if not self._reader.has_data():
             if not self._buffered() and not self._poller.poll(0):
                 return False

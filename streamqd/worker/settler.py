@@ -17,7 +17,7 @@ from streamqd.message import CRASH_COUNT, ORIGINAL_ID, REPLAY_COUNT, RETRY_COUNT
 from streamqd.model import Lease
 from streamqd.scoreboard import BUCKETS, DONE, FAILED, SETTLED, WorkerSlot, now_ns
 from streamqd.store import messages
-from streamqd.store.client import Connection
+from streamqd.store.client import Connection, accepted
 from streamqd.store.fetch import CONSUMER
 from streamqd.store.items import portions
 from streamqd.store.keys import Keys
@@ -313,9 +313,7 @@ class Settler:
             ("XPENDING", self.keys.retry_stream(*unit), unit.group),
         ]
         pending = 0
-        for reply in self.link.pipeline(commands):
-            if isinstance(reply, RedisRefused):
-                raise reply
+        for reply in accepted(self.link.pipeline(commands)):
             ours = CONSUMER.encode()
             pending += sum(int(count) for name, count in reply[3] or () if name == ours)
         return pending != self.owed + self.kept

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamqd import config
-from streamqd.errors import RedisRefused, Refused, StreamqdError
+from streamqd.errors import Refused, StreamqdError
 from streamqd.spark import offsets
 from streamqd.spark.options import of_settings, read_options
 from streamqd.spark.pipelines import batches
@@ -27,7 +27,7 @@ from streamqd.spark.pipelines.progress import ProgressMeter, Tell
 from streamqd.spark.pipelines.storage import Archive
 from streamqd.spark.streams import Catalog, registered, tell_loss
 from streamqd.store import archives
-from streamqd.store.client import Connection
+from streamqd.store.client import Connection, accepted
 from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
@@ -146,9 +146,7 @@ class Archiver:
             archives.advance(self.keys, topic, partition, offsets.write_id(each.end))
             for partition, each in manifests.ends(known).items()
         ]
-        for reply in self.link.run_many(calls):
-            if isinstance(reply, RedisRefused):
-                raise reply
+        accepted(self.link.run_many(calls))
 
 
 class _Run:
