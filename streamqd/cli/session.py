@@ -95,7 +95,7 @@ class Session:
         from streamqd.admin import audit
 
         try:
-            audit.record(Store(self.link, self.keys), topic, command, what=what, counts=counts)
+            audit.record(self.store, topic, command, what=what, counts=counts)
         except (RedisUnavailable, RedisRefused):
             self.note(NOT_AUDITED)
 
