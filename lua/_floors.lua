@@ -8,6 +8,22 @@ local function floor_of(stream, group)
   return successor(group['last-delivered-id'])
 end
 
+-- Whether the position of a group keeps entries. That of a Spark query does only when the query
+-- asked for it.
+local function keeps(group, trim)
+  return not of_query(group) or redis.call('HGET', trim, 'holds:' .. group['name']) == '1'
+end
+
+local function keeping(groups, trim)
+  local found = {}
+  for _, group in ipairs(groups) do
+    if keeps(group, trim) then
+      found[#found + 1] = group
+    end
+  end
+  return found
+end
+
 -- The lowest of all groups and the group that has it; nothing without groups. `record` gets the
 -- floor of each.
 local function lowest_floor(stream, groups, record)

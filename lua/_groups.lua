@@ -26,3 +26,8 @@ local function group_on(stream, group)
   end
   return nil
 end
+
+-- Whether a group only shows how far a Spark query has read.
+local function of_query(group)
+  return string.sub(group['name'], 1, 6) == 'spark:'
+end

@@ -8,7 +8,7 @@
 --
 -- ARGV[1]  orders_max int   not more orders than this
 -- ARGV[2]  field      str   the order to write, '' = none
--- ARGV[3]  told       str   JSON object of it, without its time
+-- ARGV[3]  body       str   JSON object of it, without its time
 -- ARGV[4..] removed   list  orders to take out
 --
 -- Returns  OK    written                         [2] time, unix ms [3] how many were taken out
@@ -21,7 +21,7 @@
 -- @include _numbers
 
 local control = KEYS[1]
-local orders_max, field, told = tonumber(ARGV[1]), ARGV[2], ARGV[3]
+local orders_max, field, body = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 
 local LAST_MAX = 4503599627370496
 
@@ -43,7 +43,7 @@ redis.call('HDEL', control, '')
 local at = math.max(now_unix_ms(), last + 1)
 redis.call('HSET', control, 'last', text(at))
 if field ~= '' then
-  redis.call('HSET', control, field, '{"at_unix_ms":' .. text(at) .. ',' .. string.sub(told, 2))
+  redis.call('HSET', control, field, '{"at_unix_ms":' .. text(at) .. ',' .. string.sub(body, 2))
 end
 local gone = 0
 for _, name in ipairs(removed) do

@@ -70,6 +70,8 @@ redis.call('HDEL', trim, 'floor:' .. group)
 if on_stream then
   redis.call('XGROUP', 'DESTROY', stream, group)
 end
-redis.call('HDEL', trim, 'dropped_unread:' .. group, 'dropped_pending:' .. group)
+redis.call(
+  'HDEL', trim, 'dropped_unread:' .. group, 'dropped_pending:' .. group, 'holds:' .. group
+)
 redis.call('UNLINK', retry, delayed, items, attempts, fence, lease)
 return {'OK'}

@@ -1,4 +1,4 @@
--- lease_refence: held -> held (epoch + 1 or later), for the successor of a dead or retired child
+-- lease_refence: held -> held (epoch + 1 or later), for the successor of a dead or dismissed child
 --
 -- Replace the token of a child that has ended: packets of it that are still on their way bounce
 -- from here on. In the same step acknowledge what it had finished and charge what it was running.

@@ -43,9 +43,9 @@ while more and seen < count and bytes < BYTES_MAX do
   end
   seen = seen + #page
 end
-local told = {}
+local rows = {}
 for _, group in ipairs(order) do
-  told[#told + 1] = group
-  told[#told + 1] = counts[group]
+  rows[#rows + 1] = group
+  rows[#rows + 1] = counts[group]
 end
-return {'OK', told, after, more and 1 or 0, redis.call('XLEN', dlq)}
+return {'OK', rows, after, more and 1 or 0, redis.call('XLEN', dlq)}

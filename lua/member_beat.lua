@@ -58,7 +58,7 @@ end
 local present = redis.call('ZRANGE', members, 0, -1, 'WITHSCORES')
 local rows = {}
 for at = 1, #present, 2 do
-  local told = redis.call('HGET', info, present[at]) or ''
-  rows[#rows + 1] = {present[at], text(tonumber(present[at + 1])), told}
+  local found = redis.call('HGET', info, present[at]) or ''
+  rows[#rows + 1] = {present[at], text(tonumber(present[at + 1])), found}
 end
 return {'OK', text(now), rows, orders}

@@ -24,7 +24,7 @@ local AT_ONCE = 8
 local COPIES_MAX = 100
 local LEFT_OUT = {payload = true, headers = true, traceback = true}
 
-local function told(fields)
+local function copied(fields)
   local found, ours = {}, false
   for at = 1, #fields - 1, 2 do
     if fields[at] == 'originalId' and fields[at + 1] == original then
@@ -42,7 +42,7 @@ local copies, seen, bytes = {}, 0, 0
 while from ~= '' and seen < count and bytes < BYTES_MAX and #copies < COPIES_MAX do
   local page = redis.call('XRANGE', stream, from, '+', 'COUNT', AT_ONCE)
   for _, entry in ipairs(page) do
-    local fields = told(entry[2])
+    local fields = copied(entry[2])
     if fields then
       copies[#copies + 1] = {entry[1], fields}
     end

@@ -10,9 +10,11 @@
 --
 -- Returns  OK  [2] length [3] entries ever added [4] first id or '' [5] last id ever issued or ''
 --              [6] dead letters of all groups [7] scheduled [8] first id that trimming kept or ''
---              [9] due time of the first scheduled send, unix ms, or ''
+--              [9] due time of the first scheduled send, unix ms, or '' [10] of each position of a
+--              Spark query: group, unread or '' when unknown, milliseconds since it was shown
+--              [11] 1 = the server counts what was ever added, 0 = [3] leaves out what others removed
 --
--- Cost     O(log n) + size of two bodies, n = scheduled sends
+-- Cost     O(log n + g) + size of two bodies, n = scheduled sends, g = groups
 -- Repeat   safe: reads only
 -- @include _clock
 -- @include _groups
@@ -20,14 +22,22 @@
 
 local stream, dlq, scheduled, trim = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
-local length, added, first, last = 0, '0', '', ''
+local length, added, first, last, positions, counted = 0, '0', '', '', {}, 1
 if redis.call('EXISTS', stream) == 1 then
   local info = named(redis.call('XINFO', 'STREAM', stream))
   length = info['length']
   last = info['last-generated-id']
   first = info['first-entry'] and info['first-entry'][1] or ''
+  counted = info['entries-added'] and 1 or 0
   -- Before 7.0 the server does not count: what is there, and what trimming says it removed.
   added = text(info['entries-added'] or length + (whole(redis.call('HGET', trim, 'removed')) or 0))
+  for _, group in ipairs(groups_of(stream)) do
+    if of_query(group) then
+      local unread = group['last-delivered-id'] == last and 0 or group['lag'] or ''
+      local shown = redis.call('XINFO', 'CONSUMERS', stream, group['name'])[1]
+      positions[#positions + 1] = {group['name'], unread, shown and named(shown)['idle'] or ''}
+    end
+  end
 end
 local due = redis.call('ZRANGE', scheduled, 0, 0, 'WITHSCORES')[2]
 return {
@@ -40,4 +50,6 @@ return {
   redis.call('ZCARD', scheduled),
   redis.call('HGET', trim, 'first') or '',
   due and text(tonumber(due)) or '',
+  positions,
+  counted,
 }

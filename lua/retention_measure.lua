@@ -7,7 +7,7 @@
 --
 -- Returns  OK  [2] length [3] bytes of memory, about, or '' when the user may not ask [4] first id
 --              or '' [5] last id ever issued or '' [6] archived or '' [7] shrink_from or ''
---              [8] of each group: name, pending, first entry that it needs or '', unread or '' when
+--              [8] of each group: name, pending, first entry that it keeps or '', unread or '' when
 --              unknown, milliseconds since a consumer of it was last seen or '', unread and pending
 --              ever dropped [9] first entry that is not archived or ''
 --
@@ -46,7 +46,7 @@ for at, group in ipairs(groups_of(stream)) do
     'HMGET', trim, 'dropped_unread:' .. group['name'], 'dropped_pending:' .. group['name']
   )
   local name, pending = group['name'], group['pending']
-  local needs = first_from(floor_of(stream, group))
+  local needs = keeps(group, trim) and first_from(floor_of(stream, group)) or ''
   groups[at] = {name, pending, needs, unread, idle, whole(lost[1]) or 0, whole(lost[2]) or 0}
 end
 return {

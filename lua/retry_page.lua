@@ -35,16 +35,16 @@ local function described(packed)
       return -1, {}
     end
   end
-  local size, told = -1, {}
+  local size, shown = -1, {}
   for at = 1, #fields, 2 do
     if fields[at] == 'payload' then
       size = string.len(fields[at + 1])
     elseif fields[at] ~= 'headers' then
-      told[#told + 1] = fields[at]
-      told[#told + 1] = fields[at + 1]
+      shown[#shown + 1] = fields[at]
+      shown[#shown + 1] = fields[at + 1]
     end
   end
-  return size, told
+  return size, shown
 end
 
 local first = 0
@@ -67,8 +67,8 @@ for _ = 1, PAGES do
       more = true
     elseif behind or after_place == '' then
       local packed = redis.call('HGET', items, place) or ''
-      local size, told = described(packed)
-      rows[#rows + 1] = {place, text(due), size, told}
+      local size, shown = described(packed)
+      rows[#rows + 1] = {place, text(due), size, shown}
       bytes = bytes + #packed
     end
   end

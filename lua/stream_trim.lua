@@ -3,8 +3,9 @@
 -- Remove the oldest entries, whole nodes at a time, never one that a group has still to finish.
 -- The floor, the smallest id that must stay, is found and used in one step: outside it would be
 -- wrong after a group's creation, a reset or a failover. Of a group it is its first pending entry,
--- else what comes after the last delivered one. Every bound removes for itself: an entry goes that
--- one of them does not retain.
+-- else what comes after the last delivered one; the position of a Spark query counts only when the
+-- query asked for that. Every bound removes for itself: an entry goes that one of them does not
+-- retain.
 --
 -- KEYS[1]  stream     STREAM  stream:topic:{T:p:i}, or its :retry:G
 -- KEYS[2]? trim       HASH    streaming:mq:trim:{T:p:i}       the record; none for a retry stream
@@ -23,7 +24,7 @@
 -- Returns  OK             [2] removed [3] floor [4] the group that holds it, '@archive', or '' when
 --                         nobody needs an entry [5] first entry that is kept for the holder alone, as
 --                         no bound retains it, or '' [6] 1 = there may be more to remove
--- Returns  NO_GROUPS      nobody reads the stream (or there is none)
+-- Returns  NO_GROUPS      no group reads the stream (or there is none)
 -- Returns  MISSING_GROUP  an expected group does not exist      [2] its name
 --
 -- Cost     O(g x log n + limit) + size of five bodies, g = groups, n = pending entries; with
@@ -46,6 +47,7 @@ local limit, expected = tonumber(ARGV[7]), slice(ARGV, 8, #ARGV)
 
 local recorded = trim ~= stream
 local groups = groups_of(stream)
+groups = recorded and keeping(groups, trim) or groups
 local length = redis.call('XLEN', stream)
 if #groups == 0 and (groupless == '0' or length == 0) then
   return {'NO_GROUPS'}

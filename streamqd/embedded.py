@@ -29,7 +29,7 @@ from urllib.parse import quote
 
 from streamqd import config, extras
 from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable, Refused
-from streamqd.store.client import Connection
+from streamqd.store.client import connect
 
 URL = "embedded:"
 
@@ -158,7 +158,7 @@ class EmbeddedServer:
 
     def ready(self) -> bool:
         """Tell whether the server answers, that is, has loaded its data."""
-        link = Connection(self.settings, timeout=1.0, name="streamqd:embedded")
+        link = connect(self.settings, timeout=1.0, name="streamqd:embedded")
         try:
             return bool(link.execute("PING") == b"PONG")
         except (RedisUnavailable, RedisRefused):

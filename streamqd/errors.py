@@ -175,6 +175,10 @@ class BufferFull(StreamqdError):
     """The buffer of the producer is full; this message was not taken. Send it again later."""
 
 
+class SparkError(StreamqdError):
+    """Spark's side of streamqd lacks something, or cannot go on. The message says what helps."""
+
+
 class StartRefused(StreamqdError):
     """The daemon cannot start. `code` is the exit code, `problems` one sentence each."""
 

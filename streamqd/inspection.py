@@ -50,10 +50,10 @@ def check_servers(
             for text in found:
                 into.setdefault(text, []).append(facts.address)
     several = len(servers) > 1
-    return _told(problems, several=several), _told(warnings, several=several)
+    return _lines(problems, several=several), _lines(warnings, several=several)
 
 
-def _told(texts: Mapping[str, Sequence[str]], *, several: bool) -> list[str]:
+def _lines(texts: Mapping[str, Sequence[str]], *, several: bool) -> list[str]:
     return [
         f"redis: {', '.join(addresses)}: {text}" if several else f"redis: {text}"
         for text, addresses in texts.items()
@@ -97,6 +97,6 @@ def _check_kind(facts: ServerFacts, settings: Settings) -> list[str]:
     where = topology.parse(settings.redis.url)
     if facts.mode == "sentinel":
         return [f"a Sentinel answers there, which holds no data: {topology.WRITE['sentinel']}"]
-    if facts.mode == "cluster" and (where is None or where.kind != topology.CLUSTER):
+    if facts.mode == "cluster" and where.kind != topology.CLUSTER:
         return [f"the server is a node of a Redis Cluster: {topology.WRITE['cluster']}"]
     return []

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 LETTERS = "@dlq"  # ends the names of groups that read dead letters; no configured name has an @
 
+QUERIES = "spark:"  # begins the names of groups that only show how far a Spark query has read
+
 # What commands call themselves where they keep a unit for a moment, as an owner does.
 TOPIC_GROW = "topic-grow"
 KEEPERS = frozenset({TOPIC_GROW, "group-reset", "group-delete", "topic-renew"})
@@ -30,6 +32,11 @@ class Unit(NamedTuple):
     def reads_letters(self) -> bool:
         """Whether it is the dead letters of the partition that the group reads."""
         return self.group.endswith(LETTERS)
+
+    @property
+    def is_of_query(self) -> bool:
+        """Whether it is the position of a Spark query: no instance ever owns it."""
+        return self.group.startswith(QUERIES)
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.partition}/{self.group}"
@@ -130,30 +137,34 @@ class Ack:
     """The message is done."""
 
 
-@dataclass(frozen=True, slots=True)
-class RetryVerdict:
-    """The message is set aside for `delay` seconds."""
+class RetryVerdict(NamedTuple):
+    """The message runs again in `delay` seconds.
+
+    `in_place`: it stays pending in its worker, and nothing that its order covers passes it. Else it
+    waits in the delayed set, and others pass it.
+    """
 
     delay: float
-
-
-@dataclass(frozen=True, slots=True)
-class KeepVerdict:
-    """The message stays in flight, pending, and runs again in `delay` seconds."""
-
-    delay: float
+    in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DeadVerdict:
     """The message is moved to the dead-letter stream. `reason` is a stable word."""
 
-    reason: str  # dead | undecodable | attempts | crashes | too-old | not-retried
+    # dead | undecodable | attempts | crashes | too-old | not-retried. A message that is too-large
+    # or cancelled needs no verdict: all words are in `dead_letter.REASONS`.
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
-    """The message stays pending, and no attempt is spent."""
+class ReleaseVerdict:
+    """The message stays pending, and no attempt is spent.
+
+    `in_place` as in `RetryVerdict`. Else the next listing of what is pending brings it back.
+    """
+
+    in_place: bool = False
 
 
-Verdict = Ack | RetryVerdict | KeepVerdict | DeadVerdict | Leave
+Verdict = Ack | RetryVerdict | DeadVerdict | ReleaseVerdict

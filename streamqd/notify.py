@@ -50,10 +50,6 @@ class Notifier:
         """Ask for this much time from now before the service manager gives up on us."""
         return self._send(f"EXTEND_TIMEOUT_USEC={max(1, round(seconds * 1_000_000))}")
 
-    def main_pid(self, pid: int) -> bool:
-        """Say which process is the daemon."""
-        return self._send(f"MAINPID={pid}")
-
     def _send(self, *assignments: str) -> bool:
         """Send one datagram; return whether it was taken."""
         if self._address is None or not assignments:

@@ -36,6 +36,21 @@ def below(root: Path, *parts: str | PurePosixPath) -> Path:
     return root / joined
 
 
+def write_whole(path: Path, text: str, mode: int | None = None) -> None:
+    """Write a file whole or not at all: a reader sees the old one or the new one. Raises OSError.
+
+    Half characters become `?`. A crash of the host may lose what was written.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text(text, "utf-8", "replace")
+        if mode is not None:
+            part.chmod(mode)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
 def remove_below(root: Path, *parts: str | PurePosixPath) -> None:
     """Remove a folder below `root` with all that it holds; a missing one is removed already.
 

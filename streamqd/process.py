@@ -62,15 +62,15 @@ class Child:
     title: str
     peak_rss: int = 0  # bytes; known once it has been reaped
     deaf_at: float = 0.0  # monotonic, when its end of the control socket was found closed
-    said: str = ""  # why it cannot begin, in its own words, if it said so
+    problem: str = ""  # why it cannot begin, in its own words, if it said so
 
-    def tell(self, word: bytes) -> None:
+    def send(self, word: bytes) -> None:
         """Send a control message; a child that is gone or deaf is noticed elsewhere."""
         with contextlib.suppress(OSError):
             self.control.send(word, socket.MSG_DONTWAIT)
 
     def drain(self) -> bool:
-        """Take one word of the child, False for none. Mostly it only rings: see the scoreboard."""
+        """Take one word of the child, False for none. Mostly it says: see the scoreboard."""
         try:
             word = self.control.recv(4096, socket.MSG_DONTWAIT)
         except (BlockingIOError, InterruptedError):
@@ -78,7 +78,7 @@ class Child:
         except OSError:
             word = b""
         if word.startswith(LAST_WORDS):
-            self.said = word.removeprefix(LAST_WORDS).decode("utf-8", "replace")
+            self.problem = word.removeprefix(LAST_WORDS).decode("utf-8", "replace")
         if not word and not self.deaf_at:
             # Most likely it is about to end; one that lives on cannot be told anything any more.
             self.deaf_at = time.monotonic()
@@ -108,7 +108,7 @@ class Child:
                 break
         self.control.close()
         if result.si_code == os.CLD_EXITED:
-            return Exit(result.si_status, None, said=self.said)
+            return Exit(result.si_status, None, problem=self.problem)
         return Exit(None, result.si_status)
 
 
@@ -118,7 +118,7 @@ class Exit(NamedTuple):
     code: int | None
     signal: int | None
     out_of_memory: bool = False  # the kernel killed it
-    said: str = ""  # why it could not begin, in its own words
+    problem: str = ""  # why it could not begin, in its own words
 
     def __str__(self) -> str:
         if self.signal is None:

@@ -41,9 +41,9 @@ def streamqd_server() -> Iterator[str]:
 def streamqd_redis_url(streamqd_server: str) -> str:
     """The URL of the session's server, which is emptied first."""
     from streamqd.config import Redis
-    from streamqd.store.client import Connection
+    from streamqd.store.client import connect
 
-    link = Connection(Redis(url=streamqd_server), timeout=10.0, name="streamqd:test")
+    link = connect(Redis(url=streamqd_server), timeout=10.0, name="streamqd:test")
     try:
         link.execute("FLUSHALL")
     finally:

@@ -44,53 +44,64 @@ def ensure_topics(
     counts: dict[str, int] = {}
     problems: list[str] = []
     for topic in sorted({consumer.topic for consumer in settings.consumers}):
-        declared = settings.topics.get(topic)
         try:
             count = _created(store, settings, topic, known.get(topic, 0))
         except BadValue as error:
             logs.bad_value(error, topic=topic)
-            continue
         except RedisRefused as error:
             _set_aside(error, topic=topic)
-            continue
-        if count is None:
-            problems.append(
+        else:
+            problems += _count_problems(settings, topic, count)
+            counts[topic] = count or 0
+    problems += _size_problems(settings, counts)
+    if problems:
+        raise ConfigError(problems)
+    for consumer in settings.consumers:
+        if consumer.topic in counts:
+            found = _ensure_group(store, consumer, counts[consumer.topic], emptied=emptied)
+            if restored is not None:
+                restored += found
+    return counts
+
+
+def _count_problems(settings: Settings, topic: str, count: int | None) -> list[str]:
+    """What is wrong with the partitions that a topic has; None: there is no such topic."""
+    if count is None:
+        return [
+            (
                 f"consumers: the dead letters of {topic} are read, but there is no such topic yet;"
                 f" correct the name, write [topics.{topic}] with its partitions, or start its"
                 " producer or consumer first"
             )
-            continue
-        wanted = _wanted(declared)
-        counts[topic] = count
-        if wanted is None or wanted == count:
-            continue
-        if wanted < count:
-            problems.append(
+        ]
+    wanted = _wanted(settings.topics.get(topic))
+    if wanted is not None and wanted < count:
+        return [
+            (
                 f"topics.{topic}.partitions: {wanted} is less than the {count} registered ones; "
                 f"a topic cannot shrink, write {count}"
             )
-        else:
-            logs.event(
-                "config.warning",
-                logging.WARNING,
-                about=f"topics.{topic}.partitions is {wanted}, but {count} are registered; "
-                f"`streamqd topic grow {topic} {wanted}` makes them as many",
-            )
+        ]
+    if wanted is not None and wanted > count:
+        logs.event(
+            "config.warning",
+            logging.WARNING,
+            about=f"topics.{topic}.partitions is {wanted}, but {count} are registered; "
+            f"`streamqd topic grow {topic} {wanted}` makes them as many",
+        )
+    return []
+
+
+def _size_problems(settings: Settings, counts: Mapping[str, int]) -> list[str]:
     units = sum(counts.get(consumer.topic, 0) for consumer in settings.consumers)
-    if units > SLOT_COUNT:
-        problems.append(
+    if units <= SLOT_COUNT:
+        return []
+    return [
+        (
             f"consumers: they read {units} partitions in all, one instance can take {SLOT_COUNT}; "
             "give some of them to instances of another fleet"
         )
-    if problems:
-        raise ConfigError(problems)
-    for consumer in settings.consumers:
-        if consumer.topic not in counts:
-            continue
-        found = _ensure_group(store, consumer, counts[consumer.topic], emptied=emptied)
-        if restored is not None:
-            restored += found
-    return counts
+    ]
 
 
 def _created(store: Store, settings: Settings, topic: str, known: int) -> int | None:
@@ -123,8 +134,8 @@ def _wanted(declared: Topic | None) -> int | None:
     if declared is None:
         return None
     # What code builds states nothing by name: there a value that is not the default counts.
-    said = "partitions" in declared.stated or declared.partitions != Topic().partitions
-    return declared.partitions if said else None
+    stated = "partitions" in declared.stated or declared.partitions != Topic().partitions
+    return declared.partitions if stated else None
 
 
 def _unknown(store: Store, settings: Settings, topic: str) -> bool:

@@ -7,8 +7,10 @@ Every (topic, partition, group) unit that this instance ever owned has a slot, a
 supervisor's life, so counters survive a crashed worker. Untouched slots cost no memory.
 
 There are no locks. While a process works in a slot, each field has one writer: the worker, the
-supervisor, the housekeeper or the standby, as `WorkerSlot` says. Once it has ended the supervisor
-may write any. Only the three words of a group's outage have several writers (`worker/guards.py`).
+supervisor or the housekeeper, as `WorkerSlot` says. Once it has ended, is quiet or was abandoned,
+the supervisor also writes what the worker had written: its state, its batch, some counters and the
+recent failures. Two more have several writers: the three words of a group's outage
+(`worker/guards.py`), and `warm_pid`, which a standby sets and the supervisor clears.
 
 A slot also holds the fetched batch: the places of all entries in flight, written once per batch,
 and one state byte per entry. After a worker's death the supervisor reads from it what had finished
@@ -29,8 +31,8 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from streamqd import failures
-from streamqd.bells import Bells
 from streamqd.idle_reason import IdleReason
+from streamqd.long_poll import PollWords
 from streamqd.model import Lease, Unit
 
 LAYOUT = 1  # of the bytes of a board: a change of what is where, or of what it means, is a new one
@@ -80,8 +82,9 @@ _libc.mmap.argtypes = (
 
 _NO_PLACE = b"-".ljust(PLACE_BYTES_MAX)
 
-# State bytes of an entry in flight.
-WAITING, RUNNING, DONE, FAILED, SETTLED = range(5)
+# State bytes of an entry in flight. CLEARED: nothing is owed for it here, as it is settled,
+# released, or waits with its key; or there is no entry at this index of a table.
+WAITING, RUNNING, DONE, FAILED, CLEARED = range(5)
 
 COUNTERS = (
     *("fetched", "acked", "retried", "dead", "failed", "timeouts", "released", "fenced", "ghosts"),
@@ -148,15 +151,16 @@ class Batch(NamedTuple):
 
 
 class RecordedLease(NamedTuple):
-    """The lease under which a unit's worker works; `following` is to replace its token, or ''."""
+    """The lease under which a unit's worker works; `next_token` is to replace its token, or ''."""
 
     lease: Lease
-    following: str
+    next_token: str
 
 
 # Word numbers that the hot path, or whoever writes a batch, reads and writes directly.
 WORD_TRUSTED_UNTIL, WORD_COMMAND, WORD_RUN_SEQ = 5, 6, 10
-_GENERATION, _IN_HAND, _PLACES_SIZE = 12, 13, 18
+_GENERATION, _IN_HAND = 12, 13
+_PLACES_SIZE = 18  # bytes of the places in hand
 
 
 class WorkerSlot:
@@ -181,8 +185,8 @@ class WorkerSlot:
     rss = _Field(8)
     rss_baseline = _Field(9)
     standby_pid, leaving_pid = _Field(21), _Field(22)  # the worker after this one, and before it
-    warm_pid = _Field(23)  # written by the standby: it has booted, and waits for its orders
-    # written by the worker
+    warm_pid = _Field(23)  # set by the standby: it has booted, and waits for its assignment
+    # written by the worker; `state` and the batch by the supervisor while no worker uses the slot
     state = _Field(1)
     run_seq = _Field(WORD_RUN_SEQ)  # grows by one per handler run, over all incarnations
     generation = _Field(_GENERATION)  # odd while the batch is being written
@@ -192,8 +196,7 @@ class WorkerSlot:
     reclaim_done = _Field(16)
     rate_due_ns = _Field(24)  # state of the rate, kept from worker to worker; 0 = there is none
     rate_micro = _Field(25)  # runs per second that may begin, in millionths; 0 = no limit
-    beat_ns = _Field(17)  # when a handler has last said that it makes progress
-    places_size = _Field(_PLACES_SIZE)  # bytes of the places in hand
+    beat_ns = _Field(17)  # when a handler has last reported progress
     probe_seq = _Field(48)  # the run with which it probes the circuit of its group, 0 = none
     # written by every worker of the group, in the slot of its first partition
     outage_ns = _Field(54)  # when the circuit was last open
@@ -204,7 +207,7 @@ class WorkerSlot:
     # written once, when the slot gets its unit
     _name_length = _Field(30)
     # what other files divide up
-    _BELLS = slice(31, 37)
+    _POLL = slice(31, 37)
     _WAITS = slice(40, 54)  # but for `probe_seq`
 
     def __init__(self, view: memoryview, index: int, board: Scoreboard) -> None:
@@ -212,7 +215,7 @@ class WorkerSlot:
         self._unit: Unit | None = None
         self._reserved = False
         self.words: memoryview[int] = view[:_OFFSET_COUNTERS].cast("Q")
-        self.bells = Bells(self.words[self._BELLS])
+        self.poll = PollWords(self.words[self._POLL])
         self.waits = IdleReason(self.words[self._WAITS])
         self.counters: memoryview[int] = view[_OFFSET_COUNTERS:_OFFSET_HISTOGRAMS].cast("Q")
         histograms = view[_OFFSET_HISTOGRAMS:_OFFSET_RUNNING].cast("Q")
@@ -271,14 +274,14 @@ class WorkerSlot:
 
     # --- the lease: only a successor of the supervisor reads it ---
 
-    def note_lease(self, lease: Lease, following: str = "") -> None:
+    def note_lease(self, lease: Lease, next_token: str = "") -> None:
         """Write down the lease of the unit's worker, and the token that is about to replace its.
 
         Before the call that does so is sent: whoever comes after a killed supervisor repeats that
         very call, which acknowledges and charges once.
         """
         self.epoch = lease.epoch
-        raw = lease.token.encode(), following.encode()
+        raw = lease.token.encode(), next_token.encode()
         if max(map(len, raw)) > _TOKEN_BYTES:
             raise ValueError(f"a token of more than {_TOKEN_BYTES} bytes")
         padded = [each.ljust(_TOKEN_BYTES, b"\0") for each in raw]
@@ -292,17 +295,17 @@ class WorkerSlot:
     def lease(self) -> RecordedLease | None:
         """Read what `note_lease` wrote, None for no lease. Raises ValueError when it is torn."""
         unit = self.unit
-        token, following, epoch, found = _LEASE.unpack(self._lease[: _LEASE.size])
-        if unit is None or token == following == bytes(_TOKEN_BYTES):
+        token, next_token, epoch, found = _LEASE.unpack(self._lease[: _LEASE.size])
+        if unit is None or token == next_token == bytes(_TOKEN_BYTES):
             return None
-        if found != self._lease_sum(token, following, epoch):
+        if found != self._lease_sum(token, next_token, epoch):
             raise ValueError("its tokens do not match their check sum")
-        texts = [raw.rstrip(b"\0").decode("ascii") for raw in (token, following)]
+        texts = [raw.rstrip(b"\0").decode("ascii") for raw in (token, next_token)]
         return RecordedLease(Lease(unit, texts[0], epoch), texts[1])
 
-    def _lease_sum(self, token: bytes, following: bytes, epoch: int) -> int:
+    def _lease_sum(self, token: bytes, next_token: bytes, epoch: int) -> int:
         name = bytes(self._name[: self._name_length])
-        return zlib.crc32(name + token + following + epoch.to_bytes(8, "little"))
+        return zlib.crc32(name + token + next_token + epoch.to_bytes(8, "little"))
 
     # --- the batch ---
 
@@ -321,13 +324,13 @@ class WorkerSlot:
 
     def open_table(self) -> None:
         """Make the batch a table: entries come and go one by one, each at an index of its own."""
-        self.states[:] = bytes([SETTLED]) * ENTRIES_MAX
+        self.states[:] = bytes([CLEARED]) * ENTRIES_MAX
         self._places[:] = _NO_PLACE * ENTRIES_MAX
         self.words[_PLACES_SIZE] = len(self._places)
         self.words[_IN_HAND] = ENTRIES_MAX
 
     def put(self, index: int, *places: bytes) -> None:
-        """Write entries into the table, from a SETTLED index on. Their states become WAITING."""
+        """Write entries into the table, from a CLEARED index on. Their states become WAITING."""
         start, raw = index * PLACE_BYTES_MAX, b"".join([p.ljust(PLACE_BYTES_MAX) for p in places])
         self._places[start : start + len(raw)] = raw
         self.states[index : index + len(places)] = bytes(len(places))
@@ -355,7 +358,7 @@ class WorkerSlot:
         return [
             place
             for place, state in zip(self._read_places(), states, strict=False)
-            if state not in (DONE, SETTLED)
+            if state not in (DONE, CLEARED)
         ]
 
     def _read_places(self) -> list[bytes]:
@@ -401,7 +404,7 @@ class WorkerSlot:
         """Return the places of what runs in one run: none when it is over."""
         return [each.place for each in self.running if each.sequence == sequence]
 
-    def left(self) -> Batch:
+    def checked_batch(self) -> Batch:
         """Read the batch of a slot that a killed supervisor left. Raises ValueError if it is torn.
 
         Unlike `batch`, which reads what our own worker wrote, it trusts nothing.
@@ -442,7 +445,7 @@ class WorkerSlot:
         self.state = WorkerState.GONE
         self.command = WorkerCommand.NONE
         self.soft_kill_seq = 0
-        self.bells.end()
+        self.poll.end()
         # Lanes of a worker that ran several are nothing to the next one.
         self.lanes[:] = memoryview(bytes(8 * 2 * RUNNING_MAX)).cast("Q")
         self.sequences[:] = memoryview(bytes(8 * RUNNING_MAX)).cast("Q")

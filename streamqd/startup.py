@@ -35,8 +35,7 @@ from streamqd.inspection import ask_servers, check_servers
 from streamqd.model import Unit
 from streamqd.paths import below
 from streamqd.registration import ensure_topics
-from streamqd.store.client import Connection
-from streamqd.store.cluster import connect
+from streamqd.store.client import Connection, connect
 
 NAME = "streamqd:start"
 DESCRIPTORS = 65_536
@@ -136,7 +135,7 @@ def complete(settings: Settings, found: handlers.Probe, only: frozenset[str]) ->
 
 
 class Renewal(NamedTuple):
-    """What a reload's errand found: all that the supervisor needs to go over to new settings."""
+    """What a reload's task found: all that the supervisor needs to go over to new settings."""
 
     declared: list[dict[str, Any]]
     problems: list[str]
@@ -146,7 +145,7 @@ class Renewal(NamedTuple):
 
 
 def renew(settings: Settings, only: frozenset[str]) -> Renewal:
-    """Validate new settings and code, and register what they consume. Run it in an errand."""
+    """Validate new settings and code, and register what they consume. Run it in a task."""
     found = handlers.examine(
         list(settings.daemon.handlers), references(settings), settings.base_dir
     )
@@ -164,7 +163,7 @@ def renew(settings: Settings, only: frozenset[str]) -> Renewal:
 
 
 def restore(settings: Settings, known: Mapping[str, int]) -> tuple[str, int, dict[str, int]]:
-    """Register again what an emptied server has lost. Run it in an errand.
+    """Register again what an emptied server has lost. Run it in a task.
 
     `known` is how many partitions topics had. Returns what is wrong, '' for nothing, how many
     groups had to be made again, and how many partitions all topics have.

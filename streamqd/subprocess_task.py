@@ -1,4 +1,4 @@
-"""An errand: work done in a forked child, so that the caller neither blocks nor is soiled by it.
+"""A task in a forked child: it neither blocks its caller nor changes its state.
 
 The supervisor validates new code this way, and registers topics, while it goes on renewing leases.
 What the work returns comes back as JSON.
@@ -17,7 +17,7 @@ from streamqd import process
 
 
 class TaskResult(NamedTuple):
-    """What became of an errand: its result, or the sentence that says why there is none."""
+    """The end of a task: its result, or the sentence that says why there is none."""
 
     result: Any
     trouble: str

@@ -1,4 +1,4 @@
-"""Numbers as people read them: durations, sizes, plurals, partitions, sums."""
+"""Numbers and texts as people read them: durations, sizes, plurals, partitions, sums."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def spans(numbers: Iterable[int]) -> str:
             runs.append([number, number])
     if len(runs) == 1 and runs[0][0] == runs[0][1]:
         return f"partition {runs[0][0]}"
-    told = [f"{first}-{last}" if last > first else str(first) for first, last in runs]
-    more = f" and {len(told) - PARTITIONS_SHOWN} more" if len(told) > PARTITIONS_SHOWN else ""
-    return f"partitions {', '.join(told[:PARTITIONS_SHOWN])}{more}"
+    ranges = [f"{first}-{last}" if last > first else str(first) for first, last in runs]
+    more = f" and {len(ranges) - PARTITIONS_SHOWN} more" if len(ranges) > PARTITIONS_SHOWN else ""
+    return f"partitions {', '.join(ranges[:PARTITIONS_SHOWN])}{more}"
 
 
 def roughly(seconds: float) -> str:
@@ -61,6 +61,24 @@ def age(milliseconds: float | None) -> str:
             rest = whole % size // lower_size if whole < 100 * size else 0
             return f"{whole // size}{unit}" + (f"{rest}{lower}" if rest else "")
     return f"{whole}s"
+
+
+def short(seconds: float | None) -> str:
+    """A duration in at most six characters, also below a second: 850us, 12ms, 1.4s, 3m10s."""
+    if seconds is None:
+        return "-"
+    if seconds < 0.0009995:
+        return f"{seconds * 1e6:.0f}us"
+    return f"{seconds * 1e3:.0f}ms" if seconds < 0.9995 else age(seconds * 1000)
+
+
+def harmless(text: str) -> str:
+    """The text, with what could begin a line, move a cursor or turn the writing around escaped."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
 
 
 def memory(size: int | None) -> str:

@@ -7,13 +7,14 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from streamqd.store.client import Connection
+from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.support import quick, servers, users
@@ -24,6 +25,7 @@ SPARK = HERE / "spark"
 # Whole daemons and fleets: --quick takes of them what is marked as the proof of a promise.
 SLOW = frozenset({"acceptance", "faults", "simulation", "soak", "spark"})
 MEMORY = Path("/dev/shm")
+THREAD_SECONDS = 10.0  # how long a thread that a test has started may take to end behind it
 LONG_FIRST = ("acceptance", "faults", "integration", "contract")  # then all the others
 
 
@@ -61,8 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
         _have_memory(config)
     if config.getoption("--acl"):
         users.choose()
-    if config.getoption("--quick"):
-        quick.choose()
+    quick.choose(few=config.getoption("--quick"))
 
 
 def _have_memory(config: pytest.Config) -> None:
@@ -186,7 +187,7 @@ def fresh_server(new_server: Callable[..., servers.ProcessServer]) -> servers.Pr
 @pytest.fixture
 def link(server: servers.Server) -> Iterator[Connection]:
     """A connection to the shared server, which is emptied first."""
-    opened = Connection(server.settings, timeout=10.0, name="test")
+    opened = connect(server.settings, timeout=10.0, name="test")
     opened.execute("FLUSHALL")
     yield opened
     opened.close()
@@ -198,7 +199,7 @@ def new_link(server: servers.Server) -> Iterator[Callable[..., Connection]]:
     made: list[Connection] = []
 
     def make(*, name: str = "test:more", timeout: float = 10.0) -> Connection:
-        made.append(Connection(server.settings, timeout=timeout, name=name))
+        made.append(connect(server.settings, timeout=timeout, name=name))
         return made[-1]
 
     yield make
@@ -224,3 +225,21 @@ def state_dir() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="sqe-"))
     yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    """A process that has threads must not fork: one that stays would fail tests far from here.
+
+    The threads of Rust libraries (deltalake, Polars) that have called Python once stay listed for
+    ever, so they are forgotten. No process of the product that forks loads such a library.
+    """
+    for each in threading.enumerate():
+        if isinstance(each, threading._DummyThread):
+            threading._active.pop(each.ident, None)  # type: ignore[attr-defined]
+    before = set(threading.enumerate())
+    yield
+    for each in set(threading.enumerate()) - before:
+        if not isinstance(each, threading._DummyThread):
+            each.join(THREAD_SECONDS)
+            assert not each.is_alive(), f"the test left a thread: {each!r}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streamqd.admin import topics
+from streamqd.admin import backlog, groups, topics
 from streamqd.admin.reading import BadValues, ask, lease_views, pairs
 from streamqd.errors import Refused
 from streamqd.model import Unit
@@ -38,10 +38,8 @@ class AdoptedGroup:
 
 def survey(store: Store, topic: str, group: str) -> AdoptedGroup:
     """Look at the foreign consumers of a group. Refused while streamqd owns a part of it."""
-    count = topics.partition_count(store, topic)
+    count = groups.known(store, topic, group)
     units = [Unit(topic, number, group) for number in range(count)]
-    if group not in topics.groups(store, topic, range(count)):
-        raise Refused(f"no group {group} reads the topic {topic}")
     views = lease_views(store, units, BadValues())
     for unit, held in zip(units, views, strict=True):
         if held.token:
@@ -49,8 +47,8 @@ def survey(store: Store, topic: str, group: str) -> AdoptedGroup:
     found = []
     for kind in ("m", "r"):
         streams = [_stream(store.keys, unit, kind) for unit in units]
-        told = ask(store, [("XINFO", "CONSUMERS", stream, group) for stream in streams])
-        for unit, reply in zip(units, told, strict=True):
+        replies = ask(store, [("XINFO", "CONSUMERS", stream, group) for stream in streams])
+        for unit, reply in zip(units, replies, strict=True):
             for flat in reply or ():
                 each = pairs(flat)
                 name = each[b"name"].decode("utf-8", "replace")
@@ -66,11 +64,12 @@ def adopt(store: Store, topic: str, group: str) -> AdoptedGroup:
     Refused while streamqd owns a part of it; what was taken until then stays taken.
     """
     seen = survey(store, topic, group)
-    for number in range(topics.partition_count(store, topic)):
-        unit = Unit(topic, number, group)
-        for kind in ("m", "r"):
-            if group in _groups(store, _stream(store.keys, unit, kind)):
-                _drain(store, unit, kind)
+    units = [Unit(topic, each, group) for each in range(topics.partition_count(store, topic))]
+    streams = {_stream(store.keys, unit, kind): (unit, kind) for unit in units for kind in "mr"}
+    there = backlog.positions(store, list(streams), BadValues())
+    for stream, (unit, kind) in streams.items():
+        if group in there[stream]:
+            _drain(store, unit, kind)
     return AdoptedGroup(topic, group, False, seen.consumers, seen.entries)
 
 
@@ -87,11 +86,6 @@ def _drain(store: Store, unit: Unit, kind: str) -> None:
 
 def _stream(keys: Keys, unit: Unit, kind: str) -> str:
     return keys.source(*unit) if kind == "m" else keys.retry_stream(*unit)
-
-
-def _groups(store: Store, stream: str) -> set[str]:
-    [reply] = ask(store, [("XINFO", "GROUPS", stream)])
-    return {pairs(flat)[b"name"].decode() for flat in reply or ()}
 
 
 def _owned(unit: Unit, owner: str) -> Refused:

@@ -1,8 +1,8 @@
 """The audit trail of a topic: who did what to it, in a bounded stream beside its settings.
 
-Verbs that replay, cancel, reset, delete or export write one entry when they are done, those of dead
-letters also when they were interrupted. The stream keeps about the last 10,000; it belongs to no
-partition. It goes with the topic when that is deleted, but for one new entry that says so.
+Commands that replay, cancel, reset, delete or export write one entry when they are done, those of
+dead letters also when they were interrupted. The stream keeps about the last 10,000; it belongs to
+no partition. It goes with the topic when that is deleted, but for one new entry that says so.
 """
 
 from __future__ import annotations

@@ -40,12 +40,6 @@ class UnitBacklog:
     oldest_unread_unix_ms: int | None
     oldest_pending_unix_ms: int | None
 
-    @property
-    def oldest_unix_ms(self) -> int | None:
-        """When the oldest message that is not settled was written."""
-        times = (self.oldest_unread_unix_ms, self.oldest_pending_unix_ms)
-        return min((each for each in times if each is not None), default=None)
-
 
 _NOTHING = UnitBacklog("0-0", 0, False, 0, 0, 0, None, None)
 

@@ -6,6 +6,8 @@ What an operator has ordered comes first, then who owns it, then what its worker
 from __future__ import annotations
 
 RUNNING_SECONDS = 1.0  # a run that lasts so long is what the worker is doing
+STEADY = 0.5  # messages per second by which a lag must change to count as changing
+STUCK_SECONDS = 10.0  # one run that lasts longer is worth a look: it may hold the partition
 
 # What a worker publishes of itself, where another word says it better.
 _WORKERS = {
@@ -20,7 +22,7 @@ _WORKERS = {
 _ORDER = (
     *("crash-loop", "expired", "free", "gone", "circuit-open", "circuit-half-open", "flooded"),
     *("blocked", "keys-held", "stopped", "paused", "unknown", "booting", "quiet", "throttled"),
-    *("running", "ready"),
+    *("running", "ready", "query"),
 )
 
 ALARMING = frozenset(_ORDER[:9])  # an operator should look
@@ -29,12 +31,14 @@ _WORDS = {
     "crash-loop": "crash loop",
     "expired": "lease expired",
     "free": "no owner",
+    "gone": "worker gone",
     "circuit-open": "circuit open",
     "circuit-half-open": "circuit half-open",
     "flooded": "flood guard",
     "keys-held": "keys held",
     "booting": "starting",
     "quiet": "stopping",
+    "query": "Spark query",
 }
 
 
@@ -43,8 +47,8 @@ def condition(
 ) -> str:
     """Name the condition of a unit.
 
-    `lease` is owned, expired or free, `worker` the state that its owner publishes ('' for none),
-    `run_seconds` how long the present run has lasted.
+    `lease` is owned, expired, free or query, `worker` the state that its owner publishes ('' for
+    none), `run_seconds` how long the present run has lasted.
     """
     if stopped and lease != "owned":
         return "stopped"

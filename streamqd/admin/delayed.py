@@ -11,7 +11,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from streamqd.admin import due, topics
-from streamqd.admin.reading import Entry, Id, ask, newest_first, server_unix_ms
+from streamqd.admin.due import DueFilter, WaitingList
+from streamqd.admin.reading import (
+    BadValues,
+    Entry,
+    Id,
+    Unreadable,
+    ask,
+    newest_first,
+    server_unix_ms,
+)
 from streamqd.errors import Malformed, Refused
 from streamqd.store import retries, scheduled
 from streamqd.store.store import Store
@@ -35,12 +44,18 @@ class DelayedRow:
     key: str
     payload_bytes: int | None
 
+    @property
+    def attempt(self) -> int:
+        """The attempt that it waits for."""
+        return 1
+
 
 @dataclass(frozen=True, slots=True)
 class DelayedView:
     """A page, the earliest first. `total` counts all delayed sends of the topic.
 
-    `cursor` continues behind the last row; it is '' at the end.
+    `cursor` continues behind the last row; it is '' at the end. `unreadable` are due times in Redis
+    that cannot be read. A send without a due time has no row.
     """
 
     topic: str
@@ -48,6 +63,7 @@ class DelayedView:
     total: int
     rows: list[DelayedRow]
     cursor: str
+    unreadable: list[Unreadable]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,46 +120,32 @@ class DelayedHastened:
     unknown: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class DelayedFilter:
-    """Which delayed sends: all that pass every filter that is given."""
-
-    partition: int | None = None
-    key: str | None = None
-    due_within_ms: int | None = None
-
-
 def listed(
     store: Store,
     topic: str,
     *,
-    choice: DelayedFilter = DelayedFilter(),
+    choice: DueFilter = due.EVERY,
     limit: int = 50,
     cursor: str = "",
 ) -> DelayedView:
     """A page of the chosen delayed sends. Raises TopicMissing, Malformed, Refused."""
-    after = due.read_cursor(cursor)
-    partitions = _partitions(store, topic, choice)
+    after, bad = due.read_cursor(cursor), BadValues()
+    waiting = _waiting(store, topic)
+    partitions = choice.partitions(topic, waiting.count)
     now = server_unix_ms(store.connection)
-    rows, following = due.page(_chosen(store, topic, partitions, choice, now, after), limit)
-    return DelayedView(topic, now, total(store, topic), rows, following)
+    rows, following = due.page(waiting.chosen(partitions, choice, now, bad, after), limit)
+    return DelayedView(topic, now, waiting.total(bad), rows, following, bad.rows)
 
 
-def total(store: Store, topic: str) -> int:
-    """How many sends of a topic are delayed. Raises TopicMissing."""
-    count = topics.partition_count(store, topic)
-    return sum(ask(store, [("ZCARD", store.keys.scheduled(topic, each)) for each in range(count)]))
-
-
-def chosen(store: Store, topic: str, choice: DelayedFilter) -> Iterator[str]:
+def chosen(store: Store, topic: str, choice: DueFilter) -> Iterator[str]:
     """Yield the names of the chosen delayed sends, read page by page.
 
     Raises TopicMissing, Refused.
     """
-    partitions = _partitions(store, topic, choice)
+    waiting = _waiting(store, topic)
+    partitions = choice.partitions(topic, waiting.count)
     now = server_unix_ms(store.connection)
-    found = _chosen(store, topic, partitions, choice, now, due.BEGIN)
-    return (row.id for row in found)
+    return (row.id for _, row in waiting.chosen(partitions, choice, now, BadValues()))
 
 
 def show(store: Store, topic: str, name: str) -> DelayedSend:
@@ -239,34 +241,16 @@ def look_for(store: Store, topic: str, names: Sequence[str]) -> Missed:
 # --- reading --------------------------------------------------------------------------------------
 
 
-def _partitions(store: Store, topic: str, choice: DelayedFilter) -> Sequence[int]:
-    count = topics.partition_count(store, topic)
-    if choice.partition is None:
-        return range(count)
-    topics.check_partition(topic, choice.partition, count)
-    return [choice.partition]
-
-
-def _chosen(
-    store: Store,
-    topic: str,
-    partitions: Sequence[int],
-    choice: DelayedFilter,
-    now: int,
-    after: due.Position,
-) -> Iterator[DelayedRow]:
-    def read(partition: int, start: tuple[int, str]) -> tuple[list[retries.Delayed], bool]:
-        return retries.rows(
-            store.run(scheduled.page(store.keys, topic, partition, start, due.PAGE))
-        )
-
-    due_last = None if choice.due_within_ms is None else now + choice.due_within_ms
-    for partition, each in due.merged(partitions, read, after):
-        if due_last is not None and each.due_unix_ms > due_last:
-            return
-        row = _row(partition, each)
-        if choice.key in (None, row.key):
-            yield row
+def _waiting(store: Store, topic: str) -> WaitingList[DelayedRow]:
+    keys = store.keys
+    return WaitingList(
+        store,
+        topics.partition_count(store, topic),
+        due=lambda partition: keys.scheduled(topic, partition),
+        items=lambda partition: keys.scheduled_items(topic, partition),
+        page=lambda partition, start: scheduled.page(keys, topic, partition, start, due.PAGE),
+        row=_row,
+    )
 
 
 def _row(partition: int, each: retries.Delayed) -> DelayedRow:

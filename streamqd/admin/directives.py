@@ -11,10 +11,9 @@ import difflib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from streamqd.admin import audit, live, published, topics
-from streamqd.admin.published import FleetState
+from streamqd.admin.published import Fleet, FleetState
 from streamqd.admin.reading import BadValues, Unreadable, lease_views
 from streamqd.errors import Refused
 from streamqd.idle_reason import WORDS
@@ -23,15 +22,6 @@ from streamqd.policy.rebalance import MemberView, place
 from streamqd.store import directives
 from streamqd.store import topics as registry
 from streamqd.store.directives import Directive, DirectiveChange, Scope
-from streamqd.store.store import Store
-
-
-class FleetSnapshot(NamedTuple):
-    """The fleet to be steered. `stale`: seconds after which a silent instance counts as gone."""
-
-    store: Store
-    name: str
-    stale: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +74,16 @@ class Steered:
     waiting: list[str] = field(default_factory=list)
 
 
-def look(fleet: FleetSnapshot, bad: BadValues | None = None) -> FleetState:
-    """Read members and directives."""
-    return published.fleet_state(fleet.store, fleet.name, stale=fleet.stale, bad=bad)
-
-
-def offering(fleet: FleetSnapshot, topic: str) -> list[str]:
+def offering(fleet: Fleet, topic: str) -> list[str]:
     """The live instances that have a consumer for a topic."""
-    live = look(fleet).live
+    live = published.fleet_state(fleet).live
     return sorted(name for name in live if any(t == topic for t, _ in live[name].member.offers))
 
 
-def view(fleet: FleetSnapshot) -> ControlView:
+def view(fleet: Fleet) -> ControlView:
     """All orders as they are written down."""
     bad = BadValues()
-    state = look(fleet, bad)
+    state = published.fleet_state(fleet, bad)
     return ControlView(state.now_unix_ms, rows(state), state.control.strange, bad.rows)
 
 
@@ -154,7 +139,7 @@ def _named(pauses: dict[Scope, Directive]) -> list[tuple[str, Directive]]:
 
 
 def write(
-    fleet: FleetSnapshot,
+    fleet: Fleet,
     name: str = "",
     *,
     why: str = "",
@@ -177,7 +162,7 @@ def write(
 
 
 def _given(
-    fleet: FleetSnapshot,
+    fleet: Fleet,
     name: str,
     *,
     why: str,
@@ -192,7 +177,7 @@ def _given(
 
 
 def _taken_back(
-    fleet: FleetSnapshot,
+    fleet: Fleet,
     name: str,
     remove: list[str],
     *,
@@ -207,7 +192,7 @@ def _taken_back(
 # --- pauses ---------------------------------------------------------------------------------------
 
 
-def check_scope(fleet: FleetSnapshot, scope: Scope) -> None:
+def check_scope(fleet: Fleet, scope: Scope) -> None:
     """Refused when what is named does not exist."""
     if scope.topic is None:
         return
@@ -221,20 +206,20 @@ def check_scope(fleet: FleetSnapshot, scope: Scope) -> None:
             raise Refused(f"no group {scope.group} reads {scope.topic}; there are: {there}")
 
 
-def pause(fleet: FleetSnapshot, scope: Scope, why: str, *, dry_run: bool = False) -> Steered:
+def pause(fleet: Fleet, scope: Scope, why: str, *, dry_run: bool = False) -> Steered:
     """Let nothing be fetched of what is named. Refused when it does not exist."""
     check_scope(fleet, scope)
     name = f"pause:{scope}"
-    found = look(fleet).control.pauses
+    found = published.fleet_state(fleet).control.pauses
     wider = [str(each) for each in found if each != scope and each.covers(scope)]
     notes = [f"it is paused by {each} too" for each in wider]
     return _given(fleet, name, why=why, changed=scope not in found, notes=notes, dry_run=dry_run)
 
 
-def resume(fleet: FleetSnapshot, scope: Scope, *, dry_run: bool = False) -> Steered:
+def resume(fleet: Fleet, scope: Scope, *, dry_run: bool = False) -> Steered:
     """End the pause of what is named and of its parts. Refused while a wider pause holds it."""
     name = f"pause:{scope}"
-    found = look(fleet).control.pauses
+    found = published.fleet_state(fleet).control.pauses
     ended = [each for each in found if scope.covers(each)]
     wider = [each for each in found if each not in ended and each.covers(scope)]
     if wider and not ended:
@@ -256,20 +241,18 @@ def _meet(one: Scope, other: Scope) -> bool:
 # --- groups ---------------------------------------------------------------------------------------
 
 
-def stop(
-    fleet: FleetSnapshot, topic: str, group: str, why: str, *, dry_run: bool = False
-) -> Steered:
+def stop(fleet: Fleet, topic: str, group: str, why: str, *, dry_run: bool = False) -> Steered:
     """Let no instance own a partition of a group. Refused when there is no such group."""
     scope = directives.stop_scope(topic, group)
     check_scope(fleet, scope)
-    changed = scope not in look(fleet).control.stops
+    changed = scope not in published.fleet_state(fleet).control.stops
     return _given(fleet, f"stop:{scope}", why=why, changed=changed, dry_run=dry_run)
 
 
-def start(fleet: FleetSnapshot, topic: str, group: str, *, dry_run: bool = False) -> Steered:
+def start(fleet: Fleet, topic: str, group: str, *, dry_run: bool = False) -> Steered:
     """Let a stopped group be owned again. Refused when there is no such group."""
     scope = directives.stop_scope(topic, group)
-    name, state = f"stop:{scope}", look(fleet)
+    name, state = f"stop:{scope}", published.fleet_state(fleet)
     if scope not in state.control.stops:
         check_scope(fleet, scope)
         return Steered(name, None, False, dry_run, [f"{topic}/{group} was not stopped"])
@@ -295,9 +278,9 @@ def living(state: FleetState, instance: str) -> MemberView:
     raise Refused(f"no instance {instance} lives in this fleet; {hint}")
 
 
-def drain(fleet: FleetSnapshot, instance: str, why: str, *, dry_run: bool = False) -> Steered:
+def drain(fleet: Fleet, instance: str, why: str, *, dry_run: bool = False) -> Steered:
     """Let an instance hand over all that it owns and own nothing. Refused when it does not live."""
-    state = look(fleet)
+    state = published.fleet_state(fleet)
     seen = living(state, instance)
     others = [one for one in state.placeable() if one.member.id != instance]
     left = sorted(
@@ -312,9 +295,9 @@ def drain(fleet: FleetSnapshot, instance: str, why: str, *, dry_run: bool = Fals
     )
 
 
-def undrain(fleet: FleetSnapshot, instance: str, *, dry_run: bool = False) -> Steered:
+def undrain(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Steered:
     """Let a drained instance own partitions again, also one that does not live at present."""
-    state = look(fleet)
+    state = published.fleet_state(fleet)
     name = f"drain:{instance}"
     if instance not in state.control.drains:
         living(state, instance)
@@ -322,11 +305,9 @@ def undrain(fleet: FleetSnapshot, instance: str, *, dry_run: bool = False) -> St
     return _taken_back(fleet, name, [name], dry_run=dry_run)
 
 
-def reload(
-    fleet: FleetSnapshot, instance: str | None, why: str, *, dry_run: bool = False
-) -> Steered:
+def reload(fleet: Fleet, instance: str | None, why: str, *, dry_run: bool = False) -> Steered:
     """Let one instance, or all in turn, read configuration and code again."""
-    state = look(fleet)
+    state = published.fleet_state(fleet)
     if instance is not None:
         living(state, instance)
     elif not state.live:
@@ -353,14 +334,12 @@ class Cleared:
     dry_run: bool
 
 
-def clear(
-    fleet: FleetSnapshot, names: list[str], *, gone: bool = False, dry_run: bool = False
-) -> Cleared:
+def clear(fleet: Fleet, names: list[str], *, gone: bool = False, dry_run: bool = False) -> Cleared:
     """Take out orders by name, strange ones too; with `gone` those to instances that do not live.
 
     Refused when there is no order of a name.
     """
-    state = look(fleet)
+    state = published.fleet_state(fleet)
     listed = rows(state)
     known = {row.name for row in listed} | state.control.strange.keys()
     missing = [name for name in names if name not in known]
@@ -397,13 +376,13 @@ class Rebalanced:
     waiting: list[str]
 
 
-def move(fleet: FleetSnapshot, unit: Unit, to: str, why: str, *, dry_run: bool = False) -> Steered:
+def move(fleet: Fleet, unit: Unit, to: str, why: str, *, dry_run: bool = False) -> Steered:
     """Let an instance own a unit until it is moved again or the fleet is rebalanced.
 
     Refused when the instance could not have it now.
     """
     check_scope(fleet, Scope(unit.topic, unit.partition, None))
-    state = look(fleet)
+    state = published.fleet_state(fleet)
     seen = living(state, to)
     if seen.leaving:
         raise Refused(f"the instance {to} is leaving")
@@ -430,9 +409,9 @@ def move(fleet: FleetSnapshot, unit: Unit, to: str, why: str, *, dry_run: bool =
     return _given(fleet, name, why=why, to=to, changed=changed, notes=notes, dry_run=dry_run)
 
 
-def rebalance(fleet: FleetSnapshot, why: str, *, dry_run: bool = False) -> Rebalanced:
+def rebalance(fleet: Fleet, why: str, *, dry_run: bool = False) -> Rebalanced:
     """Forget all moves that were ordered and level the fleet now, without waiting times."""
-    state = look(fleet)
+    state = published.fleet_state(fleet)
     planned = plan(fleet, state)
     forgotten = [f"move:{unit}" for unit in sorted(state.control.moves)]
     if dry_run:
@@ -441,7 +420,7 @@ def rebalance(fleet: FleetSnapshot, why: str, *, dry_run: bool = False) -> Rebal
     return Rebalanced(done.at_unix_ms, False, planned, forgotten, [])
 
 
-def plan(fleet: FleetSnapshot, state: FleetState) -> list[PlannedMove]:
+def plan(fleet: Fleet, state: FleetState) -> list[PlannedMove]:
     """The units that would change hands if the fleet were levelled now, without ordered moves."""
     units = [unit for unit in offered(fleet, state) if state.control.stop_of(unit) is None]
     owners = owners_of(fleet, units)
@@ -453,7 +432,7 @@ def plan(fleet: FleetSnapshot, state: FleetState) -> list[PlannedMove]:
     ]
 
 
-def offered(fleet: FleetSnapshot, state: FleetState) -> list[Unit]:
+def offered(fleet: Fleet, state: FleetState) -> list[Unit]:
     """Every unit that a living member offers."""
     pairs = {pair for seen in state.live.values() for pair in seen.member.offers}
     counts = {
@@ -465,45 +444,45 @@ def offered(fleet: FleetSnapshot, state: FleetState) -> list[Unit]:
     )
 
 
-def owners_of(fleet: FleetSnapshot, units: list[Unit]) -> dict[Unit, str]:
+def owners_of(fleet: Fleet, units: list[Unit]) -> dict[Unit, str]:
     """Who owns each of the units that an instance owns."""
     views = lease_views(fleet.store, units, BadValues())
     return {unit: held.owner for unit, held in zip(units, views, strict=True) if held.token}
 
 
-def not_moved(fleet: FleetSnapshot, unit: Unit, to: str) -> list[str]:
+def not_moved(fleet: Fleet, unit: Unit, to: str) -> list[str]:
     """Whether the unit has not arrived."""
     owner = owners_of(fleet, [unit]).get(unit, "")
     return [] if owner == to else [f"{unit} is owned by {owner or 'no instance'}"]
 
 
-def not_drained(fleet: FleetSnapshot, instance: str) -> list[str]:
+def not_drained(fleet: Fleet, instance: str) -> list[str]:
     """What a drained instance still owns."""
-    owners = owners_of(fleet, offered(fleet, look(fleet)))
+    owners = owners_of(fleet, offered(fleet, published.fleet_state(fleet)))
     return [f"{instance} owns {unit}" for unit, owner in owners.items() if owner == instance]
 
 
-def not_levelled(fleet: FleetSnapshot) -> list[str]:
+def not_levelled(fleet: Fleet) -> list[str]:
     """What is not where it should be."""
     return [
         f"{each.topic}/{each.partition}/{each.group} is owned by {each.owner or 'no instance'},"
         f" not by {each.to or 'no instance'}"
-        for each in plan(fleet, look(fleet))
+        for each in plan(fleet, published.fleet_state(fleet))
     ]
 
 
-def not_stopped(fleet: FleetSnapshot, topic: str, group: str) -> list[str]:
+def not_stopped(fleet: Fleet, topic: str, group: str) -> list[str]:
     """Which partitions of a stopped group are still owned."""
     return [f"{owner} owns {unit}" for unit, owner in _owned(fleet, topic, group).items() if owner]
 
 
-def not_started(fleet: FleetSnapshot, topic: str, group: str) -> list[str]:
+def not_started(fleet: Fleet, topic: str, group: str) -> list[str]:
     """Which partitions of a started group no instance owns yet."""
     owners = _owned(fleet, topic, group)
     return [f"no instance owns {unit}" for unit, owner in owners.items() if not owner]
 
 
-def _owned(fleet: FleetSnapshot, topic: str, group: str) -> dict[Unit, str]:
+def _owned(fleet: Fleet, topic: str, group: str) -> dict[Unit, str]:
     """The owner of every partition of a group, '' where there is none."""
     count = topics.partition_count(fleet.store, topic)
     units = [Unit(topic, number, group) for number in range(count)]
@@ -515,29 +494,29 @@ def _owned(fleet: FleetSnapshot, topic: str, group: str) -> dict[Unit, str]:
 _UNPAUSED = ("ready", "booting", "quiet", *WORDS.values())
 
 
-def not_paused(fleet: FleetSnapshot, scope: Scope, since_unix_ms: int) -> list[str]:
-    """Whose workers still run, or have not told since the order that they do not."""
+def not_paused(fleet: Fleet, scope: Scope, since_unix_ms: int) -> list[str]:
+    """Whose workers still run, or have not reported since the order that they do not."""
     return _not_in(fleet, scope, since_unix_ms, paused=True)
 
 
-def not_resumed(fleet: FleetSnapshot, scope: Scope, since_unix_ms: int) -> list[str]:
-    """Whose workers are still paused, or have not told since the order that they are not.
+def not_resumed(fleet: Fleet, scope: Scope, since_unix_ms: int) -> list[str]:
+    """Whose workers are still paused, or have not reported since the order that they are not.
 
     What another pause covers is left out.
     """
     return _not_in(fleet, scope, since_unix_ms, paused=False)
 
 
-def _not_in(fleet: FleetSnapshot, scope: Scope, since: int, *, paused: bool) -> list[str]:
-    state = look(fleet)
+def _not_in(fleet: Fleet, scope: Scope, since: int, *, paused: bool) -> list[str]:
+    state = published.fleet_state(fleet)
     units = [unit for unit in offered(fleet, state) if scope.covers(unit)]
     if not paused:
         units = [unit for unit in units if state.control.pause_of(unit) is None]
     owners = owners_of(fleet, units)
-    told = _reported(fleet, sorted(set(owners.values())))
+    reports = _reported(fleet, sorted(set(owners.values())))
     waiting = []
     for unit, owner in owners.items():
-        at, states = told[owner]
+        at, states = reports[owner]
         worker = states.get(unit, "")
         if at < since:
             waiting.append(f"{owner} has not reported on {unit} yet")
@@ -547,9 +526,9 @@ def _not_in(fleet: FleetSnapshot, scope: Scope, since: int, *, paused: bool) -> 
     return waiting
 
 
-def _reported(fleet: FleetSnapshot, instances: list[str]) -> dict[str, tuple[int, dict[Unit, str]]]:
+def _reported(fleet: Fleet, instances: list[str]) -> dict[str, tuple[int, dict[Unit, str]]]:
     """When each instance last published, by the server's clock, and its workers' states."""
-    found = published.summaries(fleet.store, fleet.name, instances, BadValues())
+    found = published.summaries(fleet, instances, BadValues())
     return {
         name: (
             published.whole(summary.get("at_unix_ms")) or 0,
@@ -559,9 +538,9 @@ def _reported(fleet: FleetSnapshot, instances: list[str]) -> dict[str, tuple[int
     }
 
 
-def not_reloaded(fleet: FleetSnapshot, instances: list[str], ordered_unix_ms: int) -> list[str]:
+def not_reloaded(fleet: Fleet, instances: list[str], ordered_unix_ms: int) -> list[str]:
     """Which of the instances that still live have not done with a reload."""
-    live = look(fleet).live
+    live = published.fleet_state(fleet).live
     return [
         f"{name} has not reloaded"
         for name in instances
@@ -569,11 +548,11 @@ def not_reloaded(fleet: FleetSnapshot, instances: list[str], ordered_unix_ms: in
     ]
 
 
-def reload_problems(fleet: FleetSnapshot, instances: list[str]) -> dict[str, str]:
+def reload_problems(fleet: Fleet, instances: list[str]) -> dict[str, str]:
     """Why instances have refused their last reload."""
-    infos = look(fleet).infos
-    told = {name: str(infos.get(name, {}).get("reload_problem", "")) for name in instances}
-    return {name: problem for name, problem in told.items() if problem}
+    infos = published.fleet_state(fleet).infos
+    problems = {name: str(infos.get(name, {}).get("reload_problem", "")) for name in instances}
+    return {name: problem for name, problem in problems.items() if problem}
 
 
 @dataclass(frozen=True, slots=True)
@@ -614,18 +593,18 @@ class Departure:
         return [unit for unit in self.units if unit.stranded]
 
 
-def departure(fleet: FleetSnapshot, instance: str) -> Departure:
+def departure(fleet: Fleet, instance: str) -> Departure:
     """Plan the departure of an instance. Refused when it does not live."""
-    state = look(fleet)
+    state = published.fleet_state(fleet)
     living(state, instance)
     units = offered(fleet, state)
     owners = owners_of(fleet, units)
     others = [one for one in state.placeable() if one.member.id != instance]
     moves = {unit: order.to for unit, order in state.control.moves.items()}
     who = takers(instance, others, units, owners, moves)
-    seen = live.look(fleet.store, fleet.name, stale=fleet.stale)
-    told = {each.unit: each for each in seen.units if each.owner == instance}
-    busiest = max(told.values(), key=lambda each: each.longest_run_seconds or 0.0, default=None)
+    seen = live.look(fleet)
+    workers = {each.unit: each for each in seen.units if each.owner == instance}
+    busiest = max(workers.values(), key=lambda each: each.longest_run_seconds or 0.0, default=None)
     run = busiest.longest_run_seconds if busiest else None
     return Departure(
         instance=instance,
@@ -635,8 +614,8 @@ def departure(fleet: FleetSnapshot, instance: str) -> Departure:
                 *unit,
                 to=to,
                 stranded=why,
-                in_hand=told[unit].in_hand if unit in told else None,
-                lag=told[unit].lag if unit in told else None,
+                in_hand=workers[unit].in_hand if unit in workers else None,
+                lag=workers[unit].lag if unit in workers else None,
             )
             for unit, (to, why) in who.items()
         ],

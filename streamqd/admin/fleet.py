@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from streamqd.admin import directives, live, partitions, published, topics
+from streamqd.admin import directives, live, partitions, published, topics, why
+from streamqd.admin.checks import judged
 from streamqd.admin.condition import condition, gravity
 from streamqd.admin.directives import DirectiveRow
+from streamqd.admin.instances import InstancesSeen, LiveInstance, instance_of, nobody
 from streamqd.admin.live import LiveFailure, LiveUnit
+from streamqd.admin.notices import INSTANCE_CHECKS
 from streamqd.admin.partitions import UnitRow, by_group
+from streamqd.admin.published import Fleet
 from streamqd.admin.reading import BadValues, Unreadable
 from streamqd.model import Unit
-from streamqd.store import members
 from streamqd.store.directives import Directives
 from streamqd.store.store import Store
-from streamqd.words import known_sum, lasting, spans
+from streamqd.words import known_sum
 
-OWNERS_MAX = 4  # instances that a sentence names
-STUCK_SECONDS = 10.0  # one run that lasts longer is a problem
-RECENT_SECONDS = 300.0  # a failure that is older says nothing of now
 # Conditions that come from failures.
 _FAILING = frozenset(
     {"crash-loop", "circuit-open", "circuit-half-open", "flooded", "blocked", "keys-held"}
@@ -119,7 +120,7 @@ class Behind:
 
     `lag` is null when the server cannot count it, `since_unix_ms` when the oldest unread one was
     written. `lag_per_second` is how fast the lag mostly grew in about the
-    last 20 seconds, null when not every partition of it is told.
+    last 20 seconds, null when it is not known of every partition.
     """
 
     topic: str
@@ -153,24 +154,27 @@ class StatusView:
     unreadable: list[Unreadable]
 
 
-def status(store: Store, fleet: str, *, stale: float, topic: str | None = None) -> StatusView:
-    """Look at the fleet, or at what it does with one topic. Raises TopicMissing.
-
-    `stale`: seconds after which a silent instance counts as gone.
-    """
-    bad = BadValues()
-    state = published.fleet_state(store, fleet, stale=stale, bad=bad)
+def status(fleet: Fleet, topic: str | None = None) -> StatusView:
+    """Look at the fleet, or at what it does with one topic. Raises TopicMissing."""
+    store, bad = fleet.store, BadValues()
+    state = published.fleet_state(fleet, bad)
     names = [beat.instance for beat in state.beats]
-    summaries = published.summaries(store, fleet, names, bad)
+    summaries = published.summaries(fleet, names, bad)
     seen = partitions.view(store, topic)
     # Counted by leases: an instance that has fallen silent still tells of what it owned. Of one
     # topic that would be too few, and the others are not looked at.
     owned = Counter(row.owner for row in seen.units if row.state == "owned")
     if topic is not None:
         owned = Counter({name: each.owned or 0 for name, each in state.live.items()})
-    instances = [
-        _instance(beat, summary, owned[beat.instance], silent=beat.instance in state.silent)
+    found = [
+        instance_of(beat, summary, silent=beat.instance in state.silent)
         for beat, summary in zip(state.beats, summaries, strict=True)
+    ]
+    lives = [replace(each, owned=owned[each.instance]) for each in found]
+    known = why.members_of(lives, state)
+    instances = [
+        _instance(each, known[each.instance].offers, state.infos[each.instance].get("weight"))
+        for each in lives
     ]
     workers: dict[tuple[str, Unit], LiveUnit] = {}
     failures: dict[tuple[str, Unit], list[LiveFailure]] = {}
@@ -180,19 +184,21 @@ def status(store: Store, fleet: str, *, stale: float, topic: str | None = None) 
             failures.setdefault((name, each.unit), []).append(each)
     # A worker that crashes in a loop has given its lease back: its instance tells of it.
     broken = {unit: name for (name, unit), each in workers.items() if each.state == "broken"}
-    units = []
+    units, causes = [], []
     for row in seen.units:
         place = (row.owner or broken.get(row.unit, ""), row.unit)
-        units.append(_unit_status(row, workers.get(place), failures.get(place, []), state.control))
+        worker, failed = workers.get(place), failures.get(place, [])
+        units.append(_unit_status(row, worker, failed, state.control))
+        causes.append(why.problem(why.wait_facts(row, worker, failed, known, state)))
     letters = _dead_letters(store, topic, bad)
     for unread in seen.unreadable:
         bad.keep(unread)
     return StatusView(
-        fleet=fleet,
+        fleet=fleet.name,
         now_unix_ms=seen.now_unix_ms,
         orders=directives.rows(state),
         strange_orders=state.control.strange,
-        problems=_problems(fleet, instances, units, summaries, letters, seen.now_unix_ms),
+        problems=_problems(fleet.name, lives, filter(None, causes), letters, state.now_unix_ms),
         unreadable=bad.rows,
         instances=instances,
         groups=_groups(units, state.control),
@@ -202,36 +208,37 @@ def status(store: Store, fleet: str, *, stale: float, topic: str | None = None) 
     )
 
 
-def _instance(
-    seen: members.Heartbeat, summary: dict[str, Any], owned: int, *, silent: bool
-) -> InstanceRow:
-    name, beat, info = seen[:3]
+def _instance(each: LiveInstance, offers: frozenset[tuple[str, str]], weight: Any) -> InstanceRow:
     return InstanceRow(
-        instance=name,
-        state="silent" if silent else str(summary.get("state", "unknown")),
-        host=str(info.get("host", "")),
-        pid=published.whole(info.get("pid")),
-        version=str(info.get("version", "")),
-        started_unix_ms=published.whole(summary.get("started_unix_ms")),
-        beat_unix_ms=beat,
-        offers=sorted("/".join(pair) for pair in members.seen_of(seen).member.offers),
-        weight=published.whole(info.get("weight")) or 1,
-        owned=owned,
-        rate=round(sum(each.acked or 0.0 for each in live.units_of(name, summary)), 2)
-        if summary
-        else None,
-        capacity=published.whole(info.get("capacity")),
-        limit=str(info.get("capacity_problem", ""))[:200],
+        **{name: getattr(each, name) for name in _OF_INSTANCES},
+        offers=sorted("/".join(pair) for pair in offers),
+        weight=published.whole(weight) or 1,
+        rate=each.acked if each.told else None,
     )
+
+
+# What a row has of its instance, under the same name.
+_OF_INSTANCES = (
+    *("instance", "state", "host", "pid", "version", "started_unix_ms", "beat_unix_ms"),
+    *("owned", "capacity", "limit"),
+)
+# What a unit has of its owner's worker, under the same name.
+_OF_WORKERS = (
+    *("in_hand", "longest_run_seconds", "lag_per_second", "progress_seconds", "held", "held_keys"),
+    *("waits_seconds", "dead_letters"),
+)
 
 
 def _unit_status(
     row: UnitRow, worker: LiveUnit | None, failures: list[LiveFailure], control: Directives
 ) -> UnitStatus:
     state = worker.state if worker else ""
+    of_worker: dict[str, Any] = {name: getattr(worker, name, None) for name in _OF_WORKERS}
     run = worker.longest_run_seconds if worker else None
     recent = [(each.seconds_ago, each.error) for each in failures]
-    seconds, error = min((each for each in recent if each[0] <= RECENT_SECONDS), default=(None, ""))
+    seconds, error = min(
+        (each for each in recent if each[0] <= why.RECENT_SECONDS), default=(None, "")
+    )
     return UnitStatus(
         **{each.name: getattr(row, each.name) for each in fields(row)},
         condition=condition(
@@ -242,15 +249,8 @@ def _unit_status(
             stopped=control.stop_of(row.unit) is not None,
         ),
         worker=state,
-        in_hand=worker.in_hand if worker else None,
         rate=worker.acked if worker else None,
-        longest_run_seconds=run,
-        lag_per_second=worker.lag_per_second if worker else None,
-        progress_seconds=worker.progress_seconds if worker else None,
-        held=worker.held if worker else None,
-        held_keys=worker.held_keys if worker else None,
-        waits_seconds=worker.waits_seconds if worker else None,
-        dead_letters=worker.dead_letters if worker else None,
+        **of_worker,
         error=error,
         error_seconds=seconds,
     )
@@ -300,12 +300,8 @@ def _reason(alike: list[UnitStatus], control: Directives) -> str:
 
 
 def _last_error(alike: list[UnitStatus]) -> str:
-    known = [unit for unit in alike if unit.error_seconds is not None]
-    if not known:
-        return ""
-    error = min(known, key=lambda unit: unit.error_seconds or 0.0).error
-    # The name of a class alone: its module is in the log.
-    return error if " " in error else error.rpartition(".")[2]
+    known = [(each.error_seconds, each.error) for each in alike if each.error_seconds is not None]
+    return live.error_name(min(known)[1]) if known else ""
 
 
 def _behind(units: list[UnitStatus]) -> list[Behind]:
@@ -329,30 +325,16 @@ def _behind(units: list[UnitStatus]) -> list[Behind]:
 
 def _problems(
     fleet: str,
-    instances: list[InstanceRow],
-    units: list[UnitStatus],
-    summaries: list[dict[str, Any]],
+    instances: list[LiveInstance],
+    causes: Iterable[why.UnitCause],
     letters: dict[str, int],
     now: int,
 ) -> list[str]:
-    problems = []
-    if not any(each.state != "silent" for each in instances):
-        problems.append(f"no instance of the fleet {fleet} is alive")
-    problems += [
-        f"{each.instance} can run no more than {capacity} partitions: the system refuses another"
-        f" process ({each.limit})"
-        for each in instances
-        if each.state != "silent" and (capacity := each.capacity) is not None
-    ]
-    for each, summary in zip(instances, summaries, strict=True):
-        if each.state == "silent":
-            silence = (now - each.beat_unix_ms) / 1000
-            problems.append(f"the instance {each.instance} has been silent for {silence:.0f} s")
-        elif each.state == "paused":
-            problems.append(f"the instance {each.instance} is paused")
-        elif summary.get("redis_up") is False:
-            problems.append(f"the housekeeper of {each.instance} does not reach Redis")
-    problems += _unit_problems(units)
+    seen = InstancesSeen(now, instances)
+    problems = [each.what for each in judged(INSTANCE_CHECKS, seen) if each.severity != "note"]
+    if all(each.state == "silent" for each in instances):
+        problems.insert(0, nobody(fleet).what)
+    problems += [text for _, text in why.summed_up(causes)]
     for topic, count in letters.items():
         problems.append(
             f"{topic} has {count} dead letters; see `streamqd dlq list {topic}`"
@@ -360,79 +342,6 @@ def _problems(
             else f"{topic} has a dead letter; see `streamqd dlq list {topic}`"
         )
     return problems
-
-
-def _unit_problems(units: list[UnitStatus]) -> list[str]:
-    """One sentence for each group and condition, however many partitions are in it."""
-    found = []
-    for some in by_group(units).values():
-        alike: dict[str, list[UnitStatus]] = {}
-        for unit in some:
-            alike.setdefault(unit.condition, []).append(unit)
-        for word, these in sorted(alike.items(), key=lambda item: gravity(item[0])):
-            if word == "running":
-                these = [u for u in these if (u.longest_run_seconds or 0.0) >= STUCK_SECONDS]
-            if these and (said := _problem(word, these, len(some))):
-                found.append(said)
-        if holding := [unit for unit in some if unit.held and unit.condition != "keys-held"]:
-            found.append(_held(holding, len(some)))
-    return found
-
-
-def _problem(word: str, units: list[UnitStatus], partitions: int) -> str:
-    """What is wrong with units of a group that are in the same condition, '' for nothing."""
-    name, where = _name(units), _on(units) + _where(units, partitions)
-    error = _last_error(units)
-    last = f"; last: {error}" if error else ""
-    waits = [unit.waits_seconds for unit in units if unit.waits_seconds is not None]
-    then = f", next try in {max(0.0, min(waits)):.0f} s" if waits else ""
-    if word == "running":
-        run = max(unit.longest_run_seconds or 0.0 for unit in units)
-        return f"{name} has been running one message for {lasting(run)}{where}"
-    said = {
-        "crash-loop": f"the worker of {name} crashes in a loop{where}{last}",
-        "free": f"no instance owns {name}{where}",
-        "expired": f"the owner of {name} does not renew its lease{where}",
-        "circuit-open": f"the circuit breaker of {name} is open{where}{then}{last}",
-        "circuit-half-open": f"the circuit breaker of {name} is half-open{where}{then}{last}",
-        "flooded": f"the flood guard has stopped {name}{where}: most messages die{last}",
-        "blocked": (
-            f"{name} waits for a message that has failed, and lets nothing past it"
-            f"{where}{then}{last}"
-        ),
-        "keys-held": f"{name} holds as many messages of held keys as it may{where}{then}{last}",
-    }
-    return said.get(word, "")
-
-
-def _held(units: list[UnitStatus], partitions: int) -> str:
-    held, keys = sum(unit.held or 0 for unit in units), sum(unit.held_keys or 0 for unit in units)
-    of = "one held key" if keys == 1 else f"{keys} held keys"
-    return f"{held} messages of {of} of {_name(units)} wait{_on(units)}{_where(units, partitions)}"
-
-
-def _name(units: list[UnitStatus]) -> str:
-    """The name of one unit, or of the group of several."""
-    first = units[0]
-    if len(units) == 1:
-        return str(first.unit)
-    return f"{first.topic}/{first.group}"
-
-
-def _where(units: list[UnitStatus], partitions: int) -> str:
-    """Which partitions of a group of so many; '' where the name says it."""
-    if len(units) == 1:
-        return ""
-    if len(units) == partitions:
-        return f" in all {partitions} partitions"
-    return f" in {spans(unit.partition for unit in units)}"
-
-
-def _on(units: list[UnitStatus]) -> str:
-    """The instances that own units, as ` on west, east`; '' for none."""
-    owners = sorted({unit.owner for unit in units if unit.owner})
-    more = f" and {len(owners) - OWNERS_MAX} more" if len(owners) > OWNERS_MAX else ""
-    return f" on {', '.join(owners[:OWNERS_MAX])}{more}" if owners else ""
 
 
 def _dead_letters(store: Store, only: str | None, bad: BadValues) -> dict[str, int]:

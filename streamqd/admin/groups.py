@@ -128,8 +128,8 @@ def listed(store: Store, topic: str | None = None) -> list[GroupRow]:
 
 def describe(store: Store, topic: str, group: str) -> GroupDetail:
     """One group, partition by partition. Raises TopicMissing, Refused."""
-    count, bad = known(store, topic, group), BadValues()
-    topics.groups(store, topic, range(count), bad=bad)
+    bad = BadValues()
+    count = known(store, topic, group, bad)
     parts = _partitions(store, [Unit(topic, each, group) for each in range(count)], bad)
     row = _row(topic, group, parts, bad)
     present = {each.partition for each in parts}
@@ -148,10 +148,10 @@ def describe(store: Store, topic: str, group: str) -> GroupDetail:
     )
 
 
-def known(store: Store, topic: str, group: str) -> int:
+def known(store: Store, topic: str, group: str, bad: BadValues | None = None) -> int:
     """The number of partitions of a topic that a group reads. Raises TopicMissing, Refused."""
     count = topics.partition_count(store, topic)
-    found = topics.groups(store, topic, range(count))
+    found = topics.groups(store, topic, range(count), bad=bad)
     if group not in found:
         near = difflib.get_close_matches(group, found, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -444,16 +444,7 @@ def _owned_sentence(unit: Unit, owner: str) -> str:
 def _reset_row(store: Store, unit: Unit, done: group_calls.ResetResult) -> PartitionReset:
     stream = store.keys.source(*unit)
     unread, exact = backlog.count_behind(store, stream, done.after)
-    return PartitionReset(
-        partition=unit.partition,
-        before=done.before,
-        after=done.after,
-        unread=unread,
-        unread_exact=exact,
-        pending=done.pending,
-        delayed=done.delayed,
-        retried=done.retried,
-    )
+    return PartitionReset(unit.partition, unread=unread, unread_exact=exact, **done._asdict())
 
 
 def _foreseen(store: Store, unit: Unit, after: str, drop_retries: bool) -> PartitionReset:

@@ -70,7 +70,7 @@ def grow(
 ) -> Progress:
     """Begin to grow a topic to `to` partitions, or go on, until it must wait. Never waits.
 
-    `tell` gets a word for what daemons should be told of: SWITCHED, when there are partitions that
+    `tell` gets a word for what daemons should know: SWITCHED, when there are partitions that
     they have to look for, before the growth is over at the latest; RELEASED, when some of those may
     be owned. A topic that has them is done. Raises TopicMissing, Refused.
     """
@@ -154,7 +154,7 @@ def _check(topic: str, count: int, to: int) -> None:
 
 def _groups(store: Store, topic: str, found: Growth) -> list[str]:
     # Who reads dead letters has no part in the order of keys.
-    return topics.groups(store, topic, range(found.before), letters=False)
+    return topics.groups(store, topic, range(found.before), letters=False, queries=False)
 
 
 def _keep(
@@ -210,7 +210,7 @@ def _settle(
 def _kept(store: Store, topic: str, found: Growth, to: int) -> dict[str, list[Unit]]:
     """The new units that the growth still owns, by group."""
     new = range(found.before, to)
-    names = topics.groups(store, topic, new, letters=False)
+    names = topics.groups(store, topic, new, letters=False, queries=False)
     units = [Unit(topic, number, name) for name in names for number in new]
     replies = ask(store, [("HGET", store.keys.fence(*unit), "token") for unit in units])
     kept: dict[str, list[Unit]] = {}

@@ -14,12 +14,12 @@ from typing import Any
 
 from streamqd.admin import partitions, published
 from streamqd.admin.condition import condition
-from streamqd.admin.published import FleetState
+from streamqd.admin.instances import LiveInstance, instance_of
+from streamqd.admin.published import Fleet, FleetState
 from streamqd.admin.reading import BadValues, Unreadable, ask
 from streamqd.model import Unit
 from streamqd.store import directives, topics
 from streamqd.store import members as beating
-from streamqd.store.store import Store
 
 STRAYS_MAX = 64
 TOPICS_MAX = 256
@@ -41,6 +41,11 @@ class LiveFailure:
     def unit(self) -> Unit:
         """Which unit failed."""
         return Unit(self.topic, self.partition, self.group)
+
+
+def error_name(error: str) -> str:
+    """The name of an error's class alone, or a sentence: its module is in the log."""
+    return error if " " in error else error.rpartition(".")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,22 +121,6 @@ class LiveUnit:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveInstance:
-    """One instance. `state` as in `status`; `told` is false when it has published no summary."""
-
-    instance: str
-    state: str
-    host: str
-    version: str
-    beat_unix_ms: int
-    at_unix_ms: int | None
-    told: bool
-    redis_up: bool | None
-    owned: int
-    acked: float
-
-
-@dataclass(frozen=True, slots=True)
 class LiveDirective:
     """An order that holds. `scope` is TOPIC/PARTITION/GROUP with `*`, or an instance."""
 
@@ -177,13 +166,10 @@ class LiveView:
     unreadable: list[Unreadable]
 
 
-def look(store: Store, fleet: str, *, stale: float, state: FleetState | None = None) -> LiveView:
-    """Look once. `stale`: seconds of silence after which an instance counts as gone.
-
-    `state` is the fleet where the caller has read it already.
-    """
-    bad = BadValues()
-    state = state or published.fleet_state(store, fleet, stale=stale, bad=bad)
+def look(fleet: Fleet, state: FleetState | None = None) -> LiveView:
+    """Look once. `state` is what the caller has read of the fleet already."""
+    store, bad = fleet.store, BadValues()
+    state = state or published.fleet_state(fleet, bad)
     now, beats, orders = state.now_unix_ms, state.beats, state.control
     names = [beat.instance for beat in beats]
     offers = {pair for beat in beats for pair in beating.seen_of(beat).member.offers}
@@ -192,10 +178,10 @@ def look(store: Store, fleet: str, *, stale: float, state: FleetState | None = N
         ("HGET", store.keys.meta(topic), "partitionCount") for topic in offered
     ]
     # One by one in one exchange: users that may GET need not be allowed MGET too.
-    commands += [("GET", store.keys.instance(fleet, name)) for name in names]
+    commands += [("GET", store.keys.instance(fleet.name, name)) for name in names]
     replies = ask(store, commands, bad)
     summaries = [
-        published.summary(raw, store.keys.instance(fleet, name), bad)
+        published.summary(raw, store.keys.instance(fleet.name, name), bad)
         for name, raw in zip(names, replies[len(offered) :], strict=True)
     ]
     counts = {
@@ -204,7 +190,7 @@ def look(store: Store, fleet: str, *, stale: float, state: FleetState | None = N
         if raw
     }
     instances = [
-        _instance(beat, each, silent=beat.instance in state.silent)
+        instance_of(beat, each, silent=beat.instance in state.silent)
         for beat, each in zip(beats, summaries, strict=True)
     ]
     # Two instances may claim one unit while it moves: the newer epoch is right.
@@ -225,7 +211,7 @@ def look(store: Store, fleet: str, *, stale: float, state: FleetState | None = N
         key=lambda one: (one.topic, one.group, one.partition),
     )
     return LiveView(
-        fleet=fleet,
+        fleet=fleet.name,
         now_unix_ms=now,
         orders=[
             *(order_of("pause", str(scope), each) for scope, each in orders.pauses.items()),
@@ -238,24 +224,6 @@ def look(store: Store, fleet: str, *, stale: float, state: FleetState | None = N
         totals=_totals(units),
         unseen=max(0, len(strays) - STRAYS_MAX),
         unreadable=bad.rows,
-    )
-
-
-def _instance(seen: beating.Heartbeat, summary: dict[str, Any], *, silent: bool) -> LiveInstance:
-    name, beat, info = seen[:3]
-    units = [unit for unit in tables(summary.get("units")) if unit.get("owned")]
-    up = summary.get("redis_up")
-    return LiveInstance(
-        instance=name,
-        state="silent" if silent else str(summary.get("state") or "unknown"),
-        host=str(info.get("host", "")),
-        version=str(info.get("version", "")),
-        beat_unix_ms=beat,
-        at_unix_ms=_whole(summary.get("at_unix_ms")),
-        told=bool(summary),
-        redis_up=up if isinstance(up, bool) else None,
-        owned=len(units),
-        acked=round(sum(_rate(unit, "acked") or 0.0 for unit in units), 2),
     )
 
 
@@ -295,8 +263,8 @@ def unit_of(owner: str, raw: dict[str, Any]) -> LiveUnit:
         paused=False,
         stopped=False,
         running=str(raw.get("running") or ""),
-        acked=_rate(raw, "acked"),
-        failed=_rate(raw, "failed"),
+        acked=published.rate(raw, "acked"),
+        failed=published.rate(raw, "failed"),
         **numbers,
     )
 
@@ -373,8 +341,3 @@ def _totals(units: list[LiveUnit]) -> LiveTotals:
 
 
 _real, _whole, tables = published.real, published.whole, published.tables
-
-
-def _rate(raw: dict[str, Any], name: str) -> float | None:
-    rates = raw.get("rates")
-    return _real(rates.get(name)) if isinstance(rates, dict) else None

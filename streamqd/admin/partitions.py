@@ -29,13 +29,13 @@ COUNT_MAX = 1_000  # unread messages counted one by one where the server keeps n
 class UnitRow:
     """One group on one partition.
 
-    `state` is owned, expired (the owner has not renewed in time, and no other has taken over yet)
-    or free. `owner` and `since_unix_ms` are those of the owner, '' and null when it is free.
-    `epoch` grows with each change of owner. `lag` counts unread messages, null when the server
-    cannot tell and there are more than 1,000; `pending` those handed out and not acknowledged;
-    `delayed` those that wait for their next attempt. `oldest_unix_ms` is when the oldest of the
-    unread and pending ones was written, `oldest_unread_unix_ms` when the oldest of the unread ones
-    was.
+    `state` is owned, expired (the owner has not renewed in time, and no other has taken over yet),
+    free, or query: the group shows the position of a Spark query, which no instance owns. `owner`
+    and `since_unix_ms` are those of the owner, '' and null without one. `epoch` grows with each
+    change of owner. `lag` counts unread messages, null when the server cannot tell and there are
+    more than 1,000; `pending` those handed out and not acknowledged; `delayed` those that wait for
+    their next attempt. `oldest_unix_ms` is when the oldest of the unread and pending ones was
+    written, `oldest_unread_unix_ms` when the oldest of the unread ones was.
     """
 
     topic: str
@@ -135,6 +135,7 @@ class MeasuredUnit(NamedTuple):
     def row(self) -> UnitRow:
         """The unit as the partitions view shows it."""
         state, owner, since = holder(self.lease)
+        state = "query" if self.unit.is_of_query else state
         figures = self.figures
         return UnitRow(
             *self.unit,
@@ -166,8 +167,8 @@ def measured(store: Store, units: list[Unit], bad: BadValues) -> list[MeasuredUn
     """Look at each of the units."""
     leases = lease_views(store, units, bad)
     figures = backlog.figures(store, units, bad)
-    told = zip(units, figures, strict=True)
-    counted = _counted(store, {unit: each for unit, each in told if each and each.lag is None})
+    both = zip(units, figures, strict=True)
+    counted = _counted(store, {unit: each for unit, each in both if each and each.lag is None})
     return [
         MeasuredUnit(
             *(unit, lease, each),

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from streamqd.admin import topics
+from streamqd.admin import groups
 from streamqd.admin.reading import BATCH, BadValues, Id, Unreadable, ask, behind, read_id
-from streamqd.errors import Malformed, Refused
+from streamqd.errors import Malformed
 from streamqd.store import untrusted
-from streamqd.store.client import accepted
+from streamqd.store.replies import accepted
 from streamqd.store.store import Store
 
 SCAN_MAX = 100_000  # entries looked at for one ranking by idle time or deliveries
@@ -91,9 +91,8 @@ def view(
     deliveries (the most first) they are a ranking of a moment: entries move between two looks.
     Raises TopicMissing, Refused.
     """
-    count, bad = topics.partition_count(store, topic), BadValues()
-    if group not in topics.groups(store, topic, range(count), bad=bad):
-        raise Refused(f"no group {group} reads the topic {topic}")
+    bad = BadValues()
+    count = groups.known(store, topic, group, bad)
     sources = [
         source
         for number in range(count)
@@ -162,7 +161,7 @@ def _scan(store: Store, sources: list[_Source], group: str, order: str) -> Itera
     while positions and left > 0:
         batch = list(positions.items())[: BATCH // 2]
         # The server's clock is asked for right before each page: an idle time means an instant
-        # only together with the moment when it was told.
+        # only together with the moment when it was read.
         commands: list[tuple[object, ...]] = []
         for source, lower in batch:
             commands += (("TIME",), ("XPENDING", source.stream, group, lower, "+", PAGE))

@@ -1,10 +1,11 @@
 """Whether the Redis user may do what a daemon does. Nothing is executed to find out.
 
-Verbs of operators need more: etc/acl/ has a user for each.
+Commands of operators need more: etc/acl/ has a user for each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from streamqd.errors import RedisRefused, RefusalKind
@@ -94,6 +95,14 @@ def missing(store: Store, fleet: str) -> list[MissingPermission]:
             if _forbidden(reply)
         ]
     return lacking
+
+
+def by_command(lacking: Iterable[MissingPermission]) -> dict[str, list[str]]:
+    """The keys of each command that is not allowed; none for one that takes no key."""
+    found: dict[str, list[str]] = {}
+    for command, key in lacking:
+        found.setdefault(command, []).extend([key] if key else [])
+    return found
 
 
 def _forbidden(reply: object) -> bool:

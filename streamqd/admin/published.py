@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from streamqd.admin.reading import BadValues, ask, pairs
 from streamqd.errors import BadValue
@@ -22,6 +22,14 @@ from streamqd.store.store import Store
 
 NUMBER_MAX = float(untrusted.INTEGER_MAX)
 _WHOLE = ("at_unix_ms", "started_unix_ms", "pid")
+
+
+class Fleet(NamedTuple):
+    """A fleet by its name. `stale`: seconds after which a silent instance counts as gone."""
+
+    store: Store
+    name: str
+    stale: float
 
 
 @dataclass(frozen=True)
@@ -65,21 +73,20 @@ class FleetState:
         ]
 
 
-def fleet_state(
-    store: Store, fleet: str, *, stale: float, bad: BadValues | None = None
-) -> FleetState:
+def fleet_state(fleet: Fleet, bad: BadValues | None = None) -> FleetState:
     """Read members and directives. `bad` keeps what cannot be read; without it a bad key raises."""
+    keys = fleet.store.keys
     time, scores, infos, flat = ask(
-        store,
-        [("TIME",), *members.stored(store.keys, fleet), ("HGETALL", store.keys.orders(fleet))],
+        fleet.store,
+        [("TIME",), *members.stored(keys, fleet.name), ("HGETALL", keys.orders(fleet.name))],
         bad,
     )
     if bad is not None:
-        _keep_bad_members(store.keys, fleet, scores, infos, bad)
+        _keep_bad_members(keys, fleet.name, scores, infos, bad)
         last = pairs(flat).get(directives.LAST.encode())
-        bad.read(untrusted.integer, last, store.keys.orders(fleet), directives.LAST, default=0)
+        bad.read(untrusted.integer, last, keys.orders(fleet.name), directives.LAST, default=0)
     now = int(time[0]) * 1000 + int(time[1]) // 1000
-    return FleetState(now, stale, members.beats(scores, infos), directives.read(flat or ()))
+    return FleetState(now, fleet.stale, members.beats(scores, infos), directives.read(flat or ()))
 
 
 def _keep_bad_members(
@@ -100,12 +107,10 @@ def _keep_bad_members(
             bad.read(members.described, Heartbeat(field, 0, info), key)
 
 
-def summaries(
-    store: Store, fleet: str, names: Sequence[str], bad: BadValues
-) -> list[dict[str, Any]]:
+def summaries(fleet: Fleet, names: Sequence[str], bad: BadValues) -> list[dict[str, Any]]:
     """What each instance has published; {} for nothing, and for what cannot be read."""
-    stored = [store.keys.instance(fleet, name) for name in names]
-    replies = ask(store, [("GET", key) for key in stored], bad)
+    stored = [fleet.store.keys.instance(fleet.name, name) for name in names]
+    replies = ask(fleet.store, [("GET", key) for key in stored], bad)
     return [summary(raw, key, bad) for raw, key in zip(replies, stored, strict=True)]
 
 
@@ -154,8 +159,20 @@ def whole(value: Any) -> int | None:
     return None if found is None else int(found)
 
 
+def rate(unit: dict[str, Any], name: str) -> float | None:
+    """A rate that is published of a unit, per second; None when it is not known."""
+    rates = unit.get("rates")
+    return real(rates.get(name)) if isinstance(rates, dict) else None
+
+
 def _odd(key: str, field: str, value: Any, wanted: str) -> BadValue:
-    # Deeply nested values have no text, and numbers of thousands of digits are refused one.
-    plain = isinstance(value, str | bool | float) or value is None
-    found = repr(value) if plain else f"a {type(value).__name__}"
-    return BadValue(key, field, found[: untrusted.SHOWN_BYTES], wanted)
+    return BadValue(key, field, _shown(value)[: untrusted.SHOWN_BYTES], wanted)
+
+
+def _shown(value: Any) -> str:
+    # Deeply nested values have no text, and Python refuses one to numbers of thousands of digits.
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    if isinstance(value, int) and abs(value) >= 10**untrusted.SHOWN_BYTES:
+        return "a whole number of many digits"
+    return repr(value)

@@ -279,7 +279,7 @@ class BadValues:
     """
 
     def __init__(self, *, tolerant: bool = False) -> None:
-        self._rows: dict[tuple[str, str], Unreadable] = {}
+        self._rows: dict[tuple[str, str, str], Unreadable] = {}
         self._tolerant = tolerant
         self.forbidden: set[str] = set()
 
@@ -291,12 +291,11 @@ class BadValues:
     def add(self, error: BadValue | None) -> None:
         """Keep a bad value; None is none."""
         if error is not None:
-            row = Unreadable(error.key, error.field, error.found, error.wanted)
-            self._rows.setdefault((row.key, row.field), row)
+            self.keep(Unreadable(error.key, error.field, error.found, error.wanted))
 
     def keep(self, row: Unreadable) -> None:
         """Keep what another look has found."""
-        self._rows.setdefault((row.key, row.field), row)
+        self._rows.setdefault((row.key, row.field, row.found), row)
 
     def refused(self, error: RedisRefused, key: str, command: str) -> None:
         """Keep what the server says of a key. Raises it when it is not about this key alone.
@@ -381,9 +380,9 @@ def lease_view(
     ttl = -2 if ttl_ms is None else ttl_ms
     numbers = {"epoch": epoch, "since": since}
     while True:
-        told = (token, numbers["epoch"], owner, numbers["since"], solo)
+        reply = (token, numbers["epoch"], owner, numbers["since"], solo)
         try:
-            return LeaseView.parse(told, ttl, key)
+            return LeaseView.parse(reply, ttl, key)
         except BadValue as error:
             bad.add(error)
             numbers[error.field] = None

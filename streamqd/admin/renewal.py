@@ -175,7 +175,7 @@ def _swap(store: Store, topic: str, partition: int) -> Reply:
 
 
 def _release(store: Store, units: list[Unit], token: str) -> None:
-    """Let owners take the partition again. If that cannot be said, the leases end by themselves."""
+    """Let owners take the partition again. If that fails, the leases end by themselves."""
     calls = [leases.release(store.keys, Lease(unit, token)) for unit in units]
     for _ in range(RELEASE_TRIES):
         try:

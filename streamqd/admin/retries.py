@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from streamqd.admin import due, groups, topics
-from streamqd.admin.reading import BadValues, Unreadable, ask, measure_each, server_unix_ms
+from streamqd.admin.due import DueFilter, WaitingList
+from streamqd.admin.reading import BadValues, Unreadable, server_unix_ms
 from streamqd.errors import BadValue, Malformed, Refused
 from streamqd.message import LAST_ERROR, LAST_ERROR_PLACE
 from streamqd.model import LETTERS, Unit
 from streamqd.store import retries as retry_calls
 from streamqd.store import untrusted
 from streamqd.store.items import portions
-from streamqd.store.scripts import Reply
 from streamqd.store.store import Store
 
 TEXT_BYTES_MAX = 1000  # of an error that is shown
@@ -88,47 +88,37 @@ class Cancelled:
     letters: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class RetryFilter:
-    """Which retries: those named, else all that pass every filter that is given."""
-
-    ids: tuple[str, ...] = ()
-    partition: int | None = None
-    key: str | None = None
-    attempt_min: int = 0
-    due_within_ms: int | None = None
-
-
 def listed(
     store: Store,
     topic: str,
     group: str,
     *,
-    choice: RetryFilter = RetryFilter(),
+    choice: DueFilter = due.EVERY,
     limit: int = 50,
     cursor: str = "",
 ) -> RetriesView:
     """A page of the chosen retries. Raises TopicMissing, Refused."""
-    count = _count(store, topic, group, choice)
-    after, now, bad = due.read_cursor(cursor), server_unix_ms(store.connection), BadValues()
-    every = _chosen(store, topic, group, count, choice, now, after, bad)
-    rows, following = due.page((row for _, row in every), limit)
-    totals = ask(
-        store, [("ZCARD", store.keys.retry(topic, each, group)) for each in range(count)], bad
-    )
-    total = sum(each or 0 for each in totals)
-    return RetriesView(topic, group, now, total, rows, following, bad.rows)
+    waiting, bad = _waiting(store, topic, group), BadValues()
+    partitions = choice.partitions(topic, waiting.count)
+    after, now = due.read_cursor(cursor), server_unix_ms(store.connection)
+    rows, following = due.page(waiting.chosen(partitions, choice, now, bad, after), limit)
+    return RetriesView(topic, group, now, waiting.total(bad), rows, following, bad.rows)
 
 
-def chosen(store: Store, topic: str, group: str, choice: RetryFilter) -> dict[int, list[RetryRow]]:
-    """The chosen retries by partition. Raises TopicMissing; Refused when a name is none."""
-    count = _count(store, topic, group, choice)
-    if choice.ids:
-        return _named(store, topic, group, count, choice.ids)
-    now, bad = server_unix_ms(store.connection), BadValues()
+def chosen(
+    store: Store, topic: str, group: str, choice: DueFilter, ids: Sequence[str] = ()
+) -> dict[int, list[RetryRow]]:
+    """The retries named, else those chosen, by partition.
+
+    Raises TopicMissing; Refused when a name is none.
+    """
+    waiting = _waiting(store, topic, group)
+    partitions = choice.partitions(topic, waiting.count)
+    if ids:
+        return _named(store, topic, group, waiting.count, ids)
+    now = server_unix_ms(store.connection)
     found: dict[int, list[RetryRow]] = {}
-    every = _chosen(store, topic, group, count, choice, now, due.BEGIN, bad)
-    for partition, row in every:
+    for partition, row in waiting.chosen(partitions, choice, now, BadValues()):
         found.setdefault(partition, []).append(row)
     return found
 
@@ -194,62 +184,18 @@ def _context(unit: Unit, row: RetryRow) -> dict[bytes, bytes]:
 # --- reading --------------------------------------------------------------------------------------
 
 
-def _count(store: Store, topic: str, group: str, choice: RetryFilter) -> int:
-    """How many partitions the topic has; the one that is chosen is among them."""
-    count = groups.known(store, topic, group)
-    if choice.partition is not None:
-        topics.check_partition(topic, choice.partition, count)
-    return count
-
-
-def _chosen(
-    store: Store,
-    topic: str,
-    group: str,
-    count: int,
-    choice: RetryFilter,
-    now: int,
-    after: due.Position,
-    bad: BadValues,
-) -> Iterator[tuple[int, RetryRow]]:
-    """The chosen retries behind a position. A due time that cannot be read is kept in `bad`."""
-
-    def read(partition: int, start: tuple[int, str]) -> tuple[list[retry_calls.Delayed], bool]:
-        return _page(store, Unit(topic, partition, group), start, bad)
-
-    partitions = range(count) if choice.partition is None else (choice.partition,)
-    for partition, each in due.merged(partitions, read, after):
-        row = _row(Unit(topic, partition, group), each)
-        if (
-            choice.key in (None, row.key)
-            and row.attempt >= choice.attempt_min
-            and (choice.due_within_ms is None or row.due_unix_ms <= now + choice.due_within_ms)
-        ):
-            yield partition, row
-
-
-def _page(
-    store: Store, unit: Unit, start: tuple[int, str], bad: BadValues
-) -> tuple[list[retry_calls.Delayed], bool]:
-    (reply,) = measure_each(store, [retry_calls.page(store.keys, unit, start, due.PAGE)], bad)
-    if reply is None:
-        return [], False
-    page, more = [], bool(reply.rest[1])
-    for row in reply.rest[0]:
-        try:
-            (one,) = retry_calls.rows(Reply("OK", [[row], False]))[0]
-            if abs(one.due_unix_ms) >= untrusted.INTEGER_MAX:  # the script has cut it
-                raise BadValue("", "", f"{one.due_unix_ms} or beyond", "a time")
-            page.append(one)
-        except BadValue as error:
-            field = untrusted.label(row[0])
-            bad.add(BadValue(store.keys.retry(*unit), field, error.found, error.wanted))
-    for each in page:
-        for name in (b"retryCount", b"crashCount"):
-            field = f"{each.place}: {name.decode()}"
-            raw = each.fields.get(name)
-            bad.read(untrusted.integer, raw, store.keys.retry_items(*unit), field, default=0)
-    return page, more
+def _waiting(store: Store, topic: str, group: str) -> WaitingList[RetryRow]:
+    keys = store.keys
+    return WaitingList(
+        store,
+        groups.known(store, topic, group),
+        due=lambda partition: keys.retry(topic, partition, group),
+        items=lambda partition: keys.retry_items(topic, partition, group),
+        page=lambda partition, start: retry_calls.page(
+            keys, Unit(topic, partition, group), start, due.PAGE
+        ),
+        row=lambda partition, each: _row(Unit(topic, partition, group), each),
+    )
 
 
 def _row(unit: Unit, each: retry_calls.Delayed) -> RetryRow:

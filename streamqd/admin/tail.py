@@ -6,7 +6,6 @@ import heapq
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from streamqd.admin import topics
 from streamqd.admin.reading import (
@@ -22,7 +21,7 @@ from streamqd.admin.reading import (
 )
 from streamqd.store.store import Store
 
-BLOCK_MS = 1000  # one wait for new messages; the Link's timeout must be longer
+BLOCK_MS = 1000  # one wait for new messages; the connection's timeout must be longer
 READ_COUNT = 100
 
 
@@ -89,7 +88,8 @@ class Tail:
         groups = self._store.connection.together(list(self._positions))
         while True:
             if len(groups) > 1:  # one command cannot wait at several nodes
-                reply = [page for each in self._read_now(groups) for page in each or ()]
+                pages = ask(self._store, [self._command(streams) for streams in groups])
+                reply = [page for each in pages for page in each or ()]
                 if not reply:
                     time.sleep(BLOCK_MS / 1000)
             else:
@@ -102,9 +102,6 @@ class Tail:
             for entry in found:
                 self._positions[self._streams[entry.partition]] = entry.id
             yield [self._seen(e) for e in sorted(found, key=lambda e: (e.id, e.partition))]
-
-    def _read_now(self, groups: Sequence[Sequence[str]]) -> list[Any]:
-        return ask(self._store, [self._command(streams) for streams in groups])
 
     def _command(self, streams: Sequence[str], *wait: str | int) -> tuple[str | int, ...]:
         positions = (str(self._positions[stream]) for stream in streams)

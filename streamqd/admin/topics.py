@@ -12,7 +12,7 @@ from streamqd.admin import backlog, topics_settings
 from streamqd.admin.reading import BadValues, Unreadable, ask, group_names, measure_each, memory_of
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.errors import Malformed, Refused, TopicMissing
-from streamqd.model import LETTERS, Unit
+from streamqd.model import LETTERS, QUERIES, Unit
 from streamqd.store import growth, statistics, topics, untrusted
 from streamqd.store.scripts import Reply
 from streamqd.store.store import Store
@@ -295,16 +295,19 @@ def groups(
     partitions: Iterable[int],
     *,
     letters: bool = True,
+    queries: bool = True,
     bad: BadValues | None = None,
 ) -> list[str]:
     """Names of the groups that read any of the partitions, sorted.
 
-    With `letters` also of those that read their dead letters. A group whose name is not UTF-8 was
+    With `letters` also of those that read their dead letters; with `queries` also of those that
+    show the position of a Spark query. A group whose name is not UTF-8 was
     made by another client: it is left out, and kept in `bad`.
     """
     places = [(topic, each) for each in partitions]
     found = groups_on(store, places, bad or BadValues(), letters=letters)
-    return sorted(frozenset().union(*found))
+    names: frozenset[str] = frozenset().union(*found)
+    return sorted(name for name in names if queries or not name.startswith(QUERIES))
 
 
 def groups_on(
@@ -330,12 +333,12 @@ def figures_of(
     calls = [statistics.measure_partition(store.keys, topic, number) for number in range(count)]
     replies = measure_each(store, calls, bad)
     return [
-        partitionfigures_of(reply, store.keys.trim(topic, at), bad)
+        partition_figures_of(reply, store.keys.trim(topic, at), bad)
         for at, reply in enumerate(replies)
     ]
 
 
-def partitionfigures_of(
+def partition_figures_of(
     reply: Reply | None, trim: str, bad: BadValues
 ) -> statistics.PartitionFigures:
     """Read the answer to `statistics.measure_partition`; None is one that was refused."""

@@ -100,7 +100,7 @@ def delete(
     force: bool,
     progress: Progress = lambda _removed: None,
 ) -> Deleted:
-    """Delete a topic, or go on with it. `progress` is told the keys removed so far.
+    """Delete a topic, or go on with it. `progress` gets the number of keys removed so far.
 
     Raises TopicMissing; Refused while a group on it is owned, unless `force` says to do it.
     """
@@ -126,25 +126,17 @@ def delete(
 
 def _batches(store: Store, topic: str, found: Doomed) -> Iterator[list[str | bytes]]:
     """The keys to remove: the known ones, owner's keys first, then what a scan finds."""
-    names: list[str | bytes] = []
-    for number in range(found.partitions):
-        for group in found.groups:
-            unit = (topic, number, group)
-            # Without a fence every call of an owner is refused.
-            names += [store.keys.fence(*unit), store.keys.lease(*unit), store.keys.retry(*unit)]
-            names += [
-                store.keys.retry_items(*unit),
-                store.keys.retry_stream(*unit),
-                store.keys.attempts(*unit),
-            ]
-        names += [
-            store.keys.stream(topic, number),
-            store.keys.dlq(topic, number),
-            store.keys.trim(topic, number),
-        ]
-        names += [store.keys.scheduled(topic, number), store.keys.scheduled_items(topic, number)]
-        names += [store.keys.moving(topic, number), store.keys.fresh(topic, number)]
-        names += [store.keys.renewal(topic, number)]
+    keys, numbers = store.keys, range(found.partitions)
+    units = [(topic, number, group) for number in numbers for group in found.groups]
+    of_units = (keys.lease, keys.retry, keys.retry_items, keys.retry_stream, keys.attempts)
+    of_partitions = (
+        *(keys.stream, keys.dlq, keys.trim, keys.scheduled, keys.scheduled_items),
+        *(keys.moving, keys.fresh, keys.renewal),
+    )
+    # Without a fence every call of an owner is refused.
+    names: list[str | bytes] = [keys.fence(*unit) for unit in units]
+    names += [kind(*unit) for unit in units for kind in of_units]
+    names += [kind(topic, number) for number in numbers for kind in of_partitions]
     for start in range(0, len(names), UNLINK_MAX):
         yield names[start : start + UNLINK_MAX]
     for node in store.connection.masters():

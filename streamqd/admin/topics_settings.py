@@ -134,10 +134,10 @@ def stated(topic: config.Topic) -> dict[str, Any]:
     """The settings of a topic that its file states, without the number of partitions."""
     whole = plain(topic)
     bounds = {name: whole["retention"][name] for name in sorted(topic.retention.stated)}
-    said = {
+    settings = {
         name: whole[name] for name in sorted(topic.stated) if name in whole and name != "retention"
     }
-    return {**said, **({"retention": bounds} if bounds else {})}
+    return {**settings, **({"retention": bounds} if bounds else {})}
 
 
 def plain(topic: config.Topic) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from streamqd.admin import live, topics
 from streamqd.admin.dead_letters.selection import Fields
+from streamqd.admin.published import Fleet
 from streamqd.admin.reading import Id, ask, last_id, pairs, read_id, server_unix_ms
 from streamqd.errors import Malformed, RedisRefused, Refused
 from streamqd.message import LAST_ERROR
@@ -110,13 +111,13 @@ class Trace:
     id: str
     now_unix_ms: int
     where: str
-    due_unix_ms: int | None
-    entry: EntryTrace | None
-    archived: bool | None
-    groups: list[GroupTrace]
-    letters: list[LetterTrace]
-    replays: list[str]
-    complete: bool
+    due_unix_ms: int | None = None
+    entry: EntryTrace | None = None
+    archived: bool | None = None
+    groups: list[GroupTrace] = field(default_factory=list)
+    letters: list[LetterTrace] = field(default_factory=list)
+    replays: list[str] = field(default_factory=list)
+    complete: bool = True
 
 
 class Name(NamedTuple):
@@ -135,15 +136,15 @@ def read_uid(text: str) -> Name:
     return Name(match[1], int(match[2]), match[3])
 
 
-def trace(store: Store, fleet: str, name: Name, *, stale: float) -> Trace:
+def trace(fleet: Fleet, name: Name) -> Trace:
     """Look for a message. Raises TopicMissing; Refused when there is no trace of it."""
-    count = topics.partition_count(store, name.topic)
+    count = topics.partition_count(fleet.store, name.topic)
     topics.check_partition(name.topic, name.partition, count)
     try:
         entry_id = read_id(name.id)
     except ValueError:
-        return _scheduled(store, name)
-    return _Search(store, fleet, name, entry_id, stale).run()
+        return _scheduled(fleet.store, name)
+    return _Search(fleet, name, entry_id).run()
 
 
 def _scheduled(store: Store, name: Name) -> Trace:
@@ -162,29 +163,22 @@ def _scheduled(store: Store, name: Name) -> Trace:
         now_unix_ms=server_unix_ms(store.connection),
         where="scheduled",
         due_unix_ms=_unix_ms(due),
-        entry=None,
-        archived=None,
-        groups=[],
-        letters=[],
-        replays=[],
-        complete=True,
     )
 
 
 class _Search:
     """One search. Notes when something was left unseen."""
 
-    def __init__(self, store: Store, fleet: str, name: Name, entry_id: Id, stale: float) -> None:
-        self._store, self._keys = store, store.keys
-        self._fleet, self._stale = fleet, stale
+    def __init__(self, fleet: Fleet, name: Name, entry_id: Id) -> None:
+        self._fleet, self._store, self._keys = fleet, fleet.store, fleet.store.keys
         self._name, self._id = name, entry_id
         self._complete = True
         self._again: list[str] = []  # entries that a replay to every group has written
 
     def run(self) -> Trace:
         name, keys = self._name, self._keys
-        view = live.look(self._store, self._fleet, stale=self._stale)
-        told = {each.unit: each for each in view.units}
+        view = live.look(self._fleet)
+        units = {each.unit: each for each in view.units}
         stream = keys.stream(name.topic, name.partition)
         here, info, first, archived, removed = ask(
             self._store,
@@ -196,7 +190,7 @@ class _Search:
                 ("HGET", keys.trim(name.topic, name.partition), "removed"),
             ],
         )
-        told_of = pairs(info)
+        counts = pairs(info)
         last = read_id(last_id(info))
         letters = [
             self._letter(copy) for copy in self._copies(keys.dlq(name.topic, name.partition))
@@ -209,10 +203,10 @@ class _Search:
             )
         self._again = [copy.id for copy in self._copies(stream)]
         groups = topics.groups(self._store, name.topic, (name.partition,))
-        rows = [self._group(group, letters, told) for group in sorted(groups)]
+        rows = [self._group(group, letters, units) for group in sorted(groups)]
         # What is acknowledged may be gone; where nothing is gone, what is not there never was.
         known = letters or self._again or any(row.state in _KNOWN for row in rows)
-        if where == "missing" and not known and removed is None and _is_whole(told_of):
+        if where == "missing" and not known and removed is None and _is_whole(counts):
             raise Refused(
                 f"there is no message {self._id} in {name.topic}/{name.partition}, and nothing was"
                 " ever removed from it"
@@ -225,7 +219,6 @@ class _Search:
             id=str(self._id),
             now_unix_ms=view.now_unix_ms,
             where=where,
-            due_unix_ms=None,
             entry=_entry(here[0]) if here else None,
             archived=None if passed is None else self._id <= passed,
             groups=rows,
@@ -257,32 +250,25 @@ class _Search:
 
     def _is_ours(self, copy: tracing.Copy) -> bool:
         """A dead letter may have been moved here from another partition."""
-        told = Fields(copy.fields)
-        return told.text(b"originalTopic") in ("", self._name.topic) and told.text(
-            b"originalPartition"
-        ) in ("", str(self._name.partition))
+        letter = Fields(copy.fields)
+        topic, partition = letter.text(b"originalTopic"), letter.text(b"originalPartition")
+        return topic in ("", self._name.topic) and partition in ("", str(self._name.partition))
 
     def _letter(self, copy: tracing.Copy) -> LetterTrace:
-        told = Fields(copy.fields)
+        letter = Fields(copy.fields)
         return LetterTrace(
             id=f"{self._name.partition}:{copy.id}",
-            group=told.text(b"group"),
-            reason=told.text(b"reason"),
-            error_class=told.text(b"errorClass"),
-            error_message=told.text(b"errorMessage"),
-            attempts=told.number(b"attempts"),
-            crashes=told.number(b"crashes"),
-            replays=max(0, told.number(b"replayCount") or 0),
-            failed_unix_ms=told.number(b"failedAt"),
+            replays=max(0, letter.number(b"replayCount") or 0),
+            **letter.known(LetterTrace),
         )
 
     # --- one group ---
 
     def _group(
-        self, group: str, letters: list[LetterTrace], told: dict[Unit, live.LiveUnit]
+        self, group: str, letters: list[LetterTrace], units: dict[Unit, live.LiveUnit]
     ) -> GroupTrace:
         unit = Unit(self._name.topic, self._name.partition, group)
-        seen = told.get(unit)
+        seen = units.get(unit)
         owner, condition = (seen.owner, seen.condition) if seen is not None else ("", "unknown")
         try:
             found = self._state(unit, letters, seen)
@@ -352,17 +338,17 @@ class _Search:
                 ("HGET", self._keys.attempts(*unit), f"{place}:due"),
             ],
         )
-        told = {"place": place, "crashes": _count(crashes), "failures": _count(failures)}
+        found = {"place": place, "crashes": _count(crashes), "failures": _count(failures)}
         if pending:
             _, consumer, idle, deliveries = pending[0]
-            told |= {"state": PENDING, "idle_ms": int(idle), "deliveries": int(deliveries)}
+            found |= {"state": PENDING, "idle_ms": int(idle), "deliveries": int(deliveries)}
             if due:
-                told["due_unix_ms"] = _unix_ms(due)
+                found["due_unix_ms"] = _unix_ms(due)
             if consumer != CONSUMER.encode():
-                told["consumer"] = consumer.decode("utf-8", "replace")
+                found["consumer"] = consumer.decode("utf-8", "replace")
             if seen is not None and seen.running == place:
-                told |= {"state": RUNNING, "running_seconds": seen.longest_run_seconds}
-            return told
+                found |= {"state": RUNNING, "running_seconds": seen.longest_run_seconds}
+            return found
         rows = [pairs(each) for each in groups or ()]
         at = [each for each in rows if each[b"name"] == unit.group.encode()]
         read = bool(at) and read_id(at[0][b"last-delivered-id"]) >= read_id(entry_id)
@@ -397,12 +383,11 @@ def _entry(raw: list[Any]) -> EntryTrace:
 
 
 def _delayed(row: retries.Delayed) -> dict[str, Any]:
-    told = Fields(row.fields)
     return _counts(row.fields) | {
         "state": DELAYED,
         "place": row.place,
         "due_unix_ms": row.due_unix_ms,
-        "error_message": told.text(LAST_ERROR),
+        "error_message": Fields(row.fields).text(LAST_ERROR),
     }
 
 

@@ -1,31 +1,36 @@
 """Why a partition does not move: facts in, causes out, the most likely first.
 
-Each cause is one sentence and one advice. They are judged in the order in which one hides the
+Each cause is one sentence and one advice. The tables list them in the order in which one hides the
 other: a pause says nothing of the handler, and without an owner no handler runs at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from streamqd.admin import live, partitions, published, topics
+from streamqd.admin import groups, live, partitions, published, topics
 from streamqd.admin.backlog import other_clients
-from streamqd.admin.condition import RUNNING_SECONDS
+from streamqd.admin.condition import RUNNING_SECONDS, STEADY, STUCK_SECONDS
 from streamqd.admin.growth import OWNER as GROWTH
+from streamqd.admin.instances import LiveInstance
 from streamqd.admin.live import LiveDirective, LiveFailure, LiveUnit, LiveView
-from streamqd.admin.partitions import MeasuredUnit
-from streamqd.admin.reading import BadValues, Unreadable
+from streamqd.admin.partitions import UnitRow
+from streamqd.admin.published import Fleet, FleetState
+from streamqd.admin.reading import BadValues, Unreadable, measure_each
 from streamqd.errors import Refused
 from streamqd.model import Unit
-from streamqd.store import members
+from streamqd.store import statistics
+from streamqd.store.members import Heartbeat, seen_of
 from streamqd.store.store import Store
-from streamqd.words import lasting, plural
+from streamqd.words import lasting, plural, spans
 
-STUCK_SECONDS = 10.0  # one run that lasts longer is named as what holds the partition
 FAILING_SHARE = 0.5  # of the runs that fail, from which on failing is the cause
-RECENT_SECONDS = 300.0
+RECENT_SECONDS = 300.0  # a failure that is older says nothing of now
 MOVING = 0.05  # messages per second that count as moving
+QUERY_SILENT_SECONDS = 60.0  # a Spark query that lives shows its position every 10 s or trigger
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +45,18 @@ class WaitCause:
 
 @dataclass(frozen=True, slots=True)
 class MemberFacts:
-    """A member, for one unit. `state` as in `status`; `cap` 0 is no limit; `owned` counts units.
+    """A member. `state` as in `status`; `cap` 0 is no limit; `owned` counts units.
 
+    `offers` are the topics and groups that it has a consumer for, `broken` the units whose worker
+    crashes in a loop there.
     `capacity` is how many units the system lets it serve, None for no such limit, and `limit` what
     the system says of it.
     """
 
     instance: str
     state: str
-    offers: bool
-    broken: bool
+    offers: frozenset[tuple[str, str]]
+    broken: frozenset[Unit]
     leaving: bool
     cap: int
     owned: int
@@ -58,34 +65,109 @@ class MemberFacts:
     capacity: int | None = None
     limit: str = ""
 
+    @property
+    def full(self) -> bool:
+        """Whether the system lets it start no more processes."""
+        return self.capacity is not None and self.owned >= self.capacity
+
 
 @dataclass(frozen=True, slots=True)
 class WaitFacts:
-    """What is known of one unit. Durations in seconds.
+    """What is known of one unit.
 
-    `lease` is owned, expired or free. `told` is what the owner has published of it, None when it
-    has not; `foreign` are the other clients that hold pending entries of the group, with how many;
-    '' stands for entries that no client holds.
-    `lag` is None when the server cannot count it. `unread` says whether anything is unread.
+    `row` is the unit as `partitions` shows it. `worker` is what its owner has published of its
+    worker, None when it has not. `foreign` are the other clients that hold pending entries of the
+    group, with how many; '' stands for entries that no client holds. `shown_seconds` is how long
+    ago a Spark query has shown its position, None when that is not known.
     """
 
-    unit: Unit
-    lease: str
-    owner: str
-    lag: int | None
-    unread: bool
-    pending: int
-    delayed: int
-    next_due_seconds: float | None
-    oldest_seconds: float | None
-    foreign: dict[str, int]
-    told: LiveUnit | None
-    failures: tuple[LiveFailure, ...]
+    row: UnitRow
+    now_unix_ms: int
+    worker: LiveUnit | None
+    failures: Sequence[LiveFailure]
     pause: LiveDirective | None
-    drained: tuple[str, ...]
-    members: tuple[MemberFacts, ...]
-    solo: bool
-    stop: LiveDirective | None = None
+    stop: LiveDirective | None
+    drained: Collection[str]
+    members: Mapping[str, MemberFacts]
+    foreign: Mapping[str, int] = field(default_factory=dict)
+    solo: bool = False
+    next_due_unix_ms: int | None = None
+    shown_seconds: float | None = None
+
+    @property
+    def pair(self) -> str:
+        """`topic/group`."""
+        return f"{self.row.unit.topic}/{self.row.unit.group}"
+
+    # --- which members could own it ---
+
+    @property
+    def holder(self) -> MemberFacts | None:
+        """The member that owns the unit, or did last."""
+        return self.members.get(self.row.owner)
+
+    @property
+    def alive(self) -> list[MemberFacts]:
+        """The members that live."""
+        return [each for each in self.members.values() if each.state != "silent"]
+
+    @property
+    def offering(self) -> list[MemberFacts]:
+        """Those of them that have a consumer for it."""
+        return [each for each in self.alive if self.row.unit[::2] in each.offers]
+
+    @property
+    def fit(self) -> list[MemberFacts]:
+        """Those of them on which its worker does not crash in a loop."""
+        return [each for each in self.offering if self.row.unit not in each.broken]
+
+    @property
+    def present(self) -> list[MemberFacts]:
+        """Those that are fit and stay in the fleet, and are not drained."""
+        return [each for each in self.fit if not (each.leaving or each.instance in self.drained)]
+
+    # --- what its worker does; 0 for what it has not published ---
+
+    @property
+    def waits(self) -> bool:
+        """Whether a message waits."""
+        return bool(self.row.oldest_unread_unix_ms or self.row.pending or self.row.delayed)
+
+    @property
+    def acked(self) -> float:
+        """Messages acknowledged per second."""
+        return (self.worker.acked or 0.0) if self.worker else 0.0
+
+    @property
+    def failed(self) -> float:
+        """Runs that fail per second."""
+        return (self.worker.failed or 0.0) if self.worker else 0.0
+
+    @property
+    def failing_share(self) -> float:
+        """The share of runs that fail."""
+        return self.failed / (self.acked + self.failed) if self.failed else 0.0
+
+    @property
+    def slope(self) -> float:
+        """By how many messages per second the lag grows."""
+        return (self.worker.lag_per_second or 0.0) if self.worker else 0.0
+
+    @property
+    def run_seconds(self) -> float:
+        """How long the present run has lasted."""
+        return (self.worker.longest_run_seconds or 0.0) if self.worker else 0.0
+
+    @property
+    def running(self) -> str:
+        """The place of the message that runs; '' for none."""
+        return self.worker.running if self.worker else ""
+
+    @property
+    def crashes(self) -> list[LiveFailure]:
+        """The recent failures that took a process down."""
+        recent = [each for each in self.failures if each.seconds_ago <= RECENT_SECONDS]
+        return [each for each in recent if each.error.startswith("process ended")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +175,8 @@ class Answer:
     """Why one unit does not move: `causes[0]` is the likeliest. `moves`: nothing holds it.
 
     `lag`, `pending`, `delayed` and `oldest_unix_ms` as in `partitions`; `lag_per_second` is how
-    fast the lag grows, null when its owner has not told. `unreadable` are values in Redis that
-    cannot be read, of this unit and of the fleet: they count as missing.
+    fast the lag grows, null when its owner has not published it. `unreadable` are values in
+    Redis that cannot be read, of this unit and of the fleet: they count as missing.
     """
 
     topic: str
@@ -112,77 +194,70 @@ class Answer:
 
 
 def answer(
-    store: Store,
-    fleet: str,
-    topic: str,
-    partition: int | None = None,
-    group: str | None = None,
-    *,
-    stale: float,
+    fleet: Fleet, topic: str, partition: int | None = None, group: str | None = None
 ) -> list[Answer]:
     """Say it of one partition or all of a topic, of one group or each. Group by group.
 
     Raises TopicMissing, Refused.
     """
+    store = fleet.store
     count = topics.partition_count(store, topic)
     if partition is not None:
         topics.check_partition(topic, partition, count)
     bad = BadValues()
+    if group is not None:
+        groups.known(store, topic, group)
     known = topics.groups(store, topic, range(count), bad=bad)
-    if group is not None and group not in known:
-        raise Refused(f"no group {group} reads the topic {topic}")
     if not known:
         raise Refused(f"no group reads the topic {topic}, so nothing of it can move")
     numbers = range(count) if partition is None else (partition,)
-    units = [
-        Unit(topic, number, each)
-        for each in sorted(known)
-        if group in (None, each)
-        for number in numbers
-    ]
-    state = published.fleet_state(store, fleet, stale=stale, bad=bad)
-    view = live.look(store, fleet, stale=stale, state=state)
-    for row in view.unreadable:
-        bad.keep(row)
+    chosen = known if group is None else [group]
+    units = [Unit(topic, number, each) for each in chosen for number in numbers]
+    state = published.fleet_state(fleet, bad)
+    view = live.look(fleet, state)
+    for unreadable in view.unreadable:
+        bad.keep(unreadable)
+    members = members_of(view.instances, state)
     measured = partitions.measured(store, units, bad)
-    held = other_clients(store, units, bad)
-    answers = [_one(view, state, *each) for each in zip(measured, held, strict=True)]
+    shown = _shown(store, [unit for unit in units if unit.is_of_query], bad)
+    answers = []
+    for each, held in zip(measured, other_clients(store, units, bad), strict=True):
+        row = each.row()
+        facts = replace(
+            wait_facts(row, _published(view, row), view.failures, members, state),
+            foreign=held,
+            solo=each.lease.solo,
+            next_due_unix_ms=each.figures.next_due_unix_ms if each.figures else None,
+            shown_seconds=shown.get(each.unit),
+        )
+        answers.append(_answer(facts))
     return [replace(each, unreadable=bad.rows) for each in answers]
 
 
-def _one(
-    view: LiveView, state: published.FleetState, measured: MeasuredUnit, foreign: dict[str, int]
-) -> Answer:
-    unit, row = measured.unit, measured.row()
-    due = measured.figures.next_due_unix_ms if measured.figures else None
-    told = _told(view, unit, row.owner)
-    failures = [each for each in view.failures if each.unit == unit]
-    now = view.now_unix_ms
-    pause, stop = state.control.pause_of(unit), state.control.stop_of(unit)
-    facts = WaitFacts(
-        unit=unit,
-        lease=row.state,
-        owner=row.owner,
-        lag=row.lag,
-        unread=row.oldest_unread_unix_ms is not None,
-        pending=row.pending,
-        delayed=row.delayed,
-        next_due_seconds=None if due is None else (due - now) / 1000,
-        oldest_seconds=None if row.oldest_unix_ms is None else (now - row.oldest_unix_ms) / 1000,
-        foreign=foreign,
-        told=told,
-        failures=tuple(failures),
-        pause=None if pause is None else live.order_of("pause", str(pause[0]), pause[1]),
-        drained=tuple(state.control.drains),
-        members=_members(view, state, unit),
-        solo=measured.lease.solo,
-        stop=None if stop is None else live.order_of("stop", f"{unit.topic}/{unit.group}", stop),
-    )
-    found = causes(facts)
+def _shown(store: Store, units: list[Unit], bad: BadValues) -> dict[Unit, float]:
+    """How many seconds ago Spark queries have shown their positions."""
+    calls = [statistics.measure_partition(store.keys, *unit[:2]) for unit in units]
+    found = {}
+    for unit, reply in zip(units, measure_each(store, calls, bad), strict=True):
+        figures = topics.partition_figures_of(reply, store.keys.trim(*unit[:2]), bad)
+        for query in figures.queries:
+            if query.group == unit.group and query.idle_ms is not None:
+                found[unit] = query.idle_ms / 1000
+    return found
+
+
+def _published(view: LiveView, row: UnitRow) -> LiveUnit | None:
+    """What its owner publishes of it; of a worker that crashes in a loop, what the last one did."""
+    for each in view.units:
+        if each.unit == row.unit and each.state not in ("free", "expired", "unknown"):
+            return each if row.owner in ("", each.owner) else None
+    return None
+
+
+def _answer(facts: WaitFacts) -> Answer:
+    row, found = facts.row, causes(facts)
     return Answer(
-        topic=unit.topic,
-        partition=unit.partition,
-        group=unit.group,
+        *row.unit,
         owner=row.owner,
         moves=found[0].moves,
         causes=found,
@@ -190,161 +265,519 @@ def _one(
         pending=row.pending,
         delayed=row.delayed,
         oldest_unix_ms=row.oldest_unix_ms,
-        lag_per_second=told.lag_per_second if told else None,
+        lag_per_second=facts.worker.lag_per_second if facts.worker else None,
         unreadable=[],
     )
 
 
-def _told(view: LiveView, unit: Unit, owner: str) -> LiveUnit | None:
-    """What its owner says of it. A worker that crashes in a loop is told by its last owner."""
-    for each in view.units:
-        if each.unit == unit and each.state not in ("free", "expired", "unknown"):
-            return each if owner in ("", each.owner) else None
+def wait_facts(
+    row: UnitRow,
+    worker: LiveUnit | None,
+    failures: Iterable[LiveFailure],
+    members: Mapping[str, MemberFacts],
+    state: FleetState,
+) -> WaitFacts:
+    """What a row and its owner say; nothing of other clients, of a quarantine, of what is due."""
+    unit = row.unit
+    pause, stop = state.control.pause_of(unit), state.control.stop_of(unit)
+    return WaitFacts(
+        row,
+        state.now_unix_ms,
+        worker,
+        [each for each in failures if each.unit == unit],
+        pause=pause and live.order_of("pause", str(pause[0]), pause[1]),
+        stop=stop and live.order_of("stop", f"{unit.topic}/{unit.group}", stop),
+        drained=state.control.drains,
+        members=members,
+    )
+
+
+def members_of(instances: Iterable[LiveInstance], state: FleetState) -> dict[str, MemberFacts]:
+    """What is known of each member, by its name."""
+    found = {}
+    for each in instances:
+        seen = seen_of(Heartbeat(each.instance, each.beat_unix_ms, state.infos[each.instance]))
+        found[each.instance] = MemberFacts(
+            instance=each.instance,
+            state=each.state,
+            offers=frozenset(seen.member.offers),
+            broken=frozenset(seen.broken),
+            leaving=seen.leaving,
+            cap=seen.member.cap,
+            owned=each.owned,
+            redis_up=each.redis_up,
+            capacity=each.capacity,
+            limit=each.limit,
+            silent_seconds=max(0, state.now_unix_ms - each.beat_unix_ms) / 1000,
+        )
+    return found
+
+
+# --- many units -----------------------------------------------------------------------------------
+
+
+class UnitCause(NamedTuple):
+    """The first cause of a unit, and when the oldest message that waits there was written."""
+
+    unit: Unit
+    oldest_unix_ms: int | None
+    cause: WaitCause
+
+
+def problem(facts: WaitFacts) -> UnitCause | None:
+    """What is wrong with a unit; None for nothing. What an operator wants of it is not wrong."""
+    for rule in _rules(facts):
+        if rule.word in _PROBLEMS:
+            cause = _cause(rule, _texts(facts))
+            return UnitCause(facts.row.unit, facts.row.oldest_unix_ms, cause)
     return None
 
 
-def _members(view: LiveView, state: published.FleetState, unit: Unit) -> tuple[MemberFacts, ...]:
-    found = []
-    for each in view.instances:
-        info = state.infos[each.instance]
-        seen = members.seen_of(members.Heartbeat(each.instance, each.beat_unix_ms, info))
-        found.append(
-            MemberFacts(
-                instance=each.instance,
-                state=each.state,
-                offers=(unit.topic, unit.group) in seen.member.offers,
-                broken=unit in seen.broken,
-                leaving=seen.leaving,
-                cap=seen.member.cap,
-                owned=each.owned,
-                redis_up=each.redis_up,
-                capacity=_capacity(info),
-                limit=str(info.get("capacity_problem", ""))[:200],
-                silent_seconds=max(0, view.now_unix_ms - each.beat_unix_ms) / 1000,
-            )
-        )
-    return tuple(found)
-
-
-def _capacity(info: dict[str, object]) -> int | None:
-    return published.whole(info.get("capacity"))
+def summed_up(found: Iterable[UnitCause]) -> list[tuple[UnitCause, str]]:
+    """Each cause of each group once: that of the unit that has waited for longest, as a clause."""
+    alike: dict[tuple[str, str, str], list[UnitCause]] = {}
+    for each in found:
+        alike.setdefault((each.unit.topic, each.unit.group, each.cause.word), []).append(each)
+    clauses = []
+    for (topic, group, word), some in alike.items():
+        worst = min(some, key=lambda each: each.oldest_unix_ms or math.inf)
+        text, others = worst.cause.sentence, [e.unit.partition for e in some if e is not worst]
+        if word == "idle" and others:
+            where = spans(each.unit.partition for each in some)
+            text = f"nothing waits in {where} of {topic}/{group}"
+        elif word != "stopped" and others:
+            text += f"; the same in {spans(others)}"
+        clauses.append((worst, text))
+    return clauses
 
 
 # --- the causes -----------------------------------------------------------------------------------
 
 
+class CauseRule(NamedTuple):
+    """One line of the table. `sentence` and `advice` are formats of what `_texts` knows."""
+
+    word: str
+    holds: Callable[[WaitFacts], object]
+    sentence: str
+    advice: str = ""
+
+
 def causes(facts: WaitFacts) -> list[WaitCause]:
     """All that holds the unit, the first of them first; never empty."""
-    found = list(_held(facts))
-    waiting = bool(facts.unread or facts.pending or facts.delayed)
-    owner = _owner(facts)
-    grave = [each for each in found if each.word in _GRAVE]
-    if not waiting and not grave:
-        return [
-            WaitCause("idle", f"nothing waits in {facts.unit}: every message is settled", "", True)
-        ]
-    if found:
-        return found
-    if facts.told is not None and (facts.told.acked or 0) > MOVING:
-        return [_moving(facts, facts.told)]
-    if facts.delayed and not facts.unread and not facts.pending:
-        return [_delayed(facts)]
-    if owner is not None and facts.told is not None:
-        text = f"{facts.unit} is owned by {owner.instance} and its worker is {facts.told.state}"
-        run = facts.told.longest_run_seconds or 0.0
-        if facts.told.state == "ready" and run >= RUNNING_SECONDS:
-            text = (
-                f"{facts.unit} has been running one message{_which(facts.told, facts.unit)} for"
-                f" {lasting(run)} on {owner.instance}; {_waiting(facts)}"
-            )
-            return [WaitCause("running", text, "", True)]
-        if facts.told.state == "ready":
-            return [
-                WaitCause(
-                    "starting",
-                    f"{text}; {_waiting(facts)}, and nothing was acknowledged in the last seconds",
-                    "look again in some seconds; if it stays so, send the supervisor SIGUSR1 and"
-                    " read the stack of the worker in the log",
-                )
-            ]
-        return [WaitCause("starting", text, "look again in some seconds")]
-    return [
-        WaitCause(
-            "unknown",
-            f"{facts.unit} is {facts.lease} and nothing that is known holds it",
-            "look again in some seconds, then at the log of the owner",
-        )
-    ]
+    texts = _texts(facts)
+    return [_cause(rule, texts) for rule in _rules(facts)]
 
 
-# These hold the unit also while nothing waits.
-_GRAVE = frozenset(
-    {
-        "no-member",
-        "no-offer",
-        "crash-loop",
-        "no-capacity",
-        "caps-full",
-        "owner-silent",
-        "paused",
+def _cause(rule: CauseRule, texts: Mapping[str, object]) -> WaitCause:
+    sentence, advice = rule.sentence.format(**texts), rule.advice.format(**texts)
+    return WaitCause(rule.word, sentence, advice, rule.word in _MOVES)
+
+
+def _rules(facts: WaitFacts) -> list[CauseRule]:
+    if facts.row.state == "query":
+        return _first(_QUERY, facts)
+    rules = _first(_DIRECTIVES, facts)
+    if facts.stop is None:  # else that no instance owns it, or soon will not, follows from it
+        if facts.row.state != "owned":
+            rules += _first(_EXPIRED, facts) + _first(_UNOWNED, facts)
+        else:
+            rules += _first(_OWNED, facts) or _all(_AT_WORK, facts)
+    rules += _all(_OTHER_CLIENTS, facts)
+    if not rules or not (facts.waits or any(rule.word in _GRAVE for rule in rules)):
+        rules = _first(_OTHERWISE, facts)
+    return rules
+
+
+def _all(rules: Iterable[CauseRule], facts: WaitFacts) -> list[CauseRule]:
+    return [rule for rule in rules if rule.holds(facts)]
+
+
+def _first(rules: Iterable[CauseRule], facts: WaitFacts) -> list[CauseRule]:
+    return _all(rules, facts)[:1]
+
+
+def _in(*states: str) -> Callable[[WaitFacts], bool]:
+    """Whether the worker is in one of these states."""
+    return lambda f: f.worker is not None and f.worker.state in states
+
+
+def _keeps_messages(f: WaitFacts) -> bool:
+    """Whether messages wait for one of their key, and those of other keys do not move either."""
+    held = (f.worker.held or 0) if f.worker else 0
+    others = f.row.oldest_unread_unix_ms or f.row.pending > held
+    other_state = _in("blocked", "halted", "probing", "flooded", "throttled")
+    return bool(held) and not other_state(f) and not (others and f.acked > MOVING)
+
+
+_LATER = "look again in some seconds"
+_FIX_CRASHES = "read the last worker.crashed events of the log, fix the handler, then reload"
+_FIX_LIMITS = (
+    "raise LimitNOFILE, TasksMax or the memory of that service, or start another instance; it"
+    " takes partitions again by itself"
+)
+_FIX_CIRCUIT = (
+    "fix what the handler depends on: the circuit closes by itself when a message succeeds"
+)
+
+# How a Spark query stands, which no instance runs. The first that is true.
+_QUERY = (
+    CauseRule(
+        "idle",
+        lambda f: not f.waits,
+        "the Spark query of {unit} has read everything; it showed its position {shown} ago",
+    ),
+    CauseRule(
+        "query-silent",
+        lambda f: (f.shown_seconds or math.inf) >= QUERY_SILENT_SECONDS,
+        "the Spark query of {unit} has not shown its position for {shown}; {waiting}",
+        "start it again, or, if it is not needed, `streamqd group delete {topic} {group} --yes`",
+    ),
+    CauseRule(
+        "moving",
+        lambda _: True,
+        "the Spark query of {unit} showed its position {shown} ago; {waiting}",
+    ),
+)
+
+# What operators want. The first that is true.
+_DIRECTIVES = (
+    CauseRule(
         "stopped",
+        lambda f: f.stop,
+        "the group {group} of {topic} is stopped{by}",
+        "`streamqd group start {topic} {group}`",
+    ),
+    CauseRule(
+        "paused",
+        lambda f: f.pause,
+        "{unit} is paused{by}, by the order for {scope}",
+        "`streamqd resume {scope_argument}`",
+    ),
+    CauseRule(
+        "paused",
+        lambda f: f.holder and f.holder.state == "paused",
+        "the instance {owner}, which owns {unit}, is paused by a signal",
+        "send SIGCONT to the supervisor of {owner}",
+    ),
+    CauseRule(
+        "paused", _in("paused"), "the worker of {unit} on {owner} is paused", "`streamqd resume`"
+    ),
+)
+
+_EXPIRED = (
+    CauseRule(
+        "owner-silent",
+        lambda f: f.row.state == "expired",
+        "{owner}, the owner of {unit}, does not renew its lease{and_silence}",
+        "another member takes over by itself if one offers it; else see whether that host lives"
+        " and reaches Redis",
+    ),
+)
+
+# Why no instance owns it. The first that is true.
+_UNOWNED = (
+    CauseRule(
+        "no-member",
+        lambda f: not f.alive,
+        "no instance owns {unit}: no instance of the fleet is alive",
+        "start streamqd",
+    ),
+    CauseRule(
+        "no-offer",
+        lambda f: not f.offering,
+        "no instance owns {unit}: none of {alive} offers {pair}",
+        "start an instance whose configuration has a consumer of {pair}",
+    ),
+    CauseRule(
+        "crash-loop",
+        lambda f: not f.fit,
+        "the worker of {unit} crashes in a loop on {offering}, and rests{last}",
+        _FIX_CRASHES,
+    ),
+    CauseRule(
+        "no-capacity",
+        lambda f: all(each.full for each in f.fit),
+        "no instance owns {unit}: the system lets no more processes start ({limits})",
+        _FIX_LIMITS,
+    ),
+    CauseRule(
         "drained",
-    }
+        lambda f: not f.present,
+        "no instance owns {unit}: all that offer {pair} are drained or leaving ({fit})",
+        "start another instance, or take the drain back",
+    ),
+    CauseRule(
+        "caps-full",
+        lambda f: all(each.cap and each.owned >= each.cap for each in f.present),
+        "no instance owns {unit}: every instance that offers {pair} owns as many partitions as it"
+        " may ({caps})",
+        "raise daemon.max_partitions, or start another instance",
+    ),
+    CauseRule(
+        "changing-hands",
+        lambda f: f.row.state == "free",
+        "no instance owns {unit} at the moment; {taker} may take it",
+        _LATER,
+    ),
+)
+
+# Why its owner does not work at it. The first that is true.
+_OWNED = (
+    CauseRule(
+        "growing",
+        lambda f: f.row.owner == GROWTH,
+        "{topic} grows: {unit} is read when {group} has settled what is in the old partitions",
+        "`streamqd topic grow` with the new number shows how much is left, and must be run until it"
+        " is over",
+    ),
+    CauseRule(
+        "owner-silent",
+        lambda f: f.holder and f.holder.state == "silent",
+        "{owner}, the owner of {unit}, {silence}",
+        "see whether that host lives and reaches Redis; its lease expires by itself",
+    ),
+    CauseRule(
+        "owner-untold",
+        lambda f: f.worker is None,
+        "{owner} owns {unit} but has published nothing of it",
+        f"{_LATER}; if it stays so, read the log of that instance",
+    ),
+    CauseRule(
+        "crash-loop",
+        lambda f: _in("broken")(f) or (f.holder and f.row.unit in f.holder.broken),
+        "the worker of {unit} crashes in a loop on {owner}, and rests{last}",
+        _FIX_CRASHES,
+    ),
+)
+
+# What holds up its worker. All that is true.
+_AT_WORK = (
+    CauseRule(
+        "no-capacity",
+        lambda f: f.holder and f.holder.limit and _in("gone", "booting")(f) and not f.running,
+        "{owner} owns {unit} and is about to give it up: the system lets no more processes start"
+        " ({limit})",
+        _FIX_LIMITS,
+    ),
+    CauseRule(
+        "blocked",
+        _in("blocked"),
+        "{unit} waits on {owner} for the message at the head of its line, which has failed{next}"
+        "{last}",
+        'fix what it fails of; with on_error = "block" nothing gets past it',
+    ),
+    CauseRule(
+        "circuit-open",
+        _in("halted"),
+        "the circuit breaker of {unit} is open on {owner}: no message is started{next}{last}",
+        _FIX_CIRCUIT,
+    ),
+    CauseRule(
+        "circuit-open",
+        _in("probing"),
+        "the circuit breaker of {unit} is half-open on {owner}: one message at a time is tried"
+        "{next}{last}",
+        _FIX_CIRCUIT,
+    ),
+    CauseRule(
+        "flood",
+        _in("flooded"),
+        "the flood guard has stopped {unit} on {owner}, because most of its messages die{last}",
+        "fix the handler, then `streamqd resume {unit}`",
+    ),
+    CauseRule(
+        "throttled",
+        _in("throttled"),
+        "{unit} is held on {owner} by its rate of {rate} runs/s, which the group has in each"
+        " partition",
+        "wait, or raise the rate of the consumer; more partitions have more rate",
+    ),
+    CauseRule(
+        "keys-held",
+        _keeps_messages,
+        "the worker of {unit} on {owner} keeps {held}{next}{last}",
+        "fix what the first message of each fails of; held_max is how many it may keep",
+    ),
+    CauseRule(
+        "slow-handler",
+        lambda f: f.run_seconds >= STUCK_SECONDS,
+        "the handler of {unit} on {owner} has been working on one message{running} for {run}"
+        "{progress}; {waiting}",
+        "{hard_timeout}; SIGUSR1 to the supervisor of {owner} logs where the handler stands",
+    ),
+    CauseRule(
+        "crashing",
+        lambda f: f.crashes and _in("gone", "booting")(f),
+        "the worker of {unit} on {owner} keeps ending ({crash}) and is being started again",
+        "read the last worker.crashed events of its log",
+    ),
+    CauseRule(
+        "failing",
+        lambda f: f.failed > MOVING and f.failing_share >= FAILING_SHARE,
+        "{failing_share} of the runs of {unit} fail{last}",
+        "fix the handler or what it depends on; `streamqd dlq stats {topic}` shows what died of it",
+    ),
+    CauseRule(
+        "solo",
+        lambda f: f.solo and f.acked <= MOVING,
+        "{unit} runs what it inherited from an owner that was lost one message at a time",
+        "wait: it is how the message is found that kills its process",
+    ),
+    CauseRule(
+        "redis-away",
+        lambda f: f.holder and f.holder.redis_up is False,
+        "{owner}, the owner of {unit}, does not reach Redis",
+        "see whether that host reaches Redis",
+    ),
+)
+
+# What other clients keep. All that is true.
+_OTHER_CLIENTS = (
+    CauseRule(
+        "unowned",
+        lambda f: f.foreign.get(""),
+        "no consumer has {unowned} of {unit} that were handed out: a client has given them up"
+        " (XNACK)",
+        "streamqd takes them over by itself within 15 s while the unit is owned",
+    ),
+    CauseRule(
+        "foreign-client",
+        lambda f: any(f.foreign),
+        "another client, {clients} of {unit} that it never acknowledged",
+        "stop that client; streamqd takes its entries over after reclaim_idle",
+    ),
+)
+
+# What a unit does that nothing holds, or in which nothing waits. The first that is true.
+_OTHERWISE = (
+    CauseRule("idle", lambda f: not f.waits, "nothing waits in {unit}: every message is settled"),
+    CauseRule(
+        "falling-behind",
+        lambda f: f.acked > MOVING and f.slope > STEADY,
+        "{unit} moves: {acked} on {owner}, {waiting}, growing by {slope}/s",
+        "it gets more than one worker handles: make the handler faster, or grow the topic",
+    ),
+    CauseRule(
+        "moving",
+        lambda f: f.acked > MOVING,
+        "{unit} moves: {acked} on {owner}, {waiting}{caught_up}",
+    ),
+    CauseRule(
+        "waiting-for-retry",
+        lambda f: f.row.delayed and not f.row.oldest_unread_unix_ms and not f.row.pending,
+        "{delayed} of {unit} wait for their next attempt{next_due}{last}",
+        "wait, or fix what they fail of",
+    ),
+    CauseRule(
+        "running",
+        lambda f: f.holder and _in("ready")(f) and f.run_seconds >= RUNNING_SECONDS,
+        "{unit} has been running one message{running} for {run} on {owner}; {waiting}",
+    ),
+    CauseRule(
+        "starting",
+        lambda f: f.holder and _in("ready")(f),
+        "{unit} is owned by {owner} and its worker is ready; {waiting}, and nothing was"
+        " acknowledged in the last seconds",
+        f"{_LATER}; if it stays so, send the supervisor SIGUSR1 and read the stack of the worker in"
+        " the log",
+    ),
+    CauseRule(
+        "starting",
+        lambda f: f.holder and f.worker,
+        "{unit} is owned by {owner} and its worker is {state}",
+        _LATER,
+    ),
+    CauseRule(
+        "unknown",
+        lambda _: True,
+        "{unit} is {lease} and nothing that is known holds it",
+        f"{_LATER}, then at the log of the owner",
+    ),
+)
+
+_MOVES = ("idle", "falling-behind", "moving", "running")
+# These hold the unit also while nothing waits.
+_GRAVE = (
+    *("no-member", "no-offer", "crash-loop", "no-capacity", "caps-full", "owner-silent"),
+    *("changing-hands", "paused", "stopped", "drained", "circuit-open", "flood"),
+)
+# `status` names these; it shows otherwise what operators want and what instances lack.
+_PROBLEMS = (
+    *("no-offer", "crash-loop", "no-capacity", "caps-full", "changing-hands", "owner-silent"),
+    *("blocked", "circuit-open", "flood", "keys-held", "slow-handler", "crashing", "failing"),
 )
 
 
-def _held(facts: WaitFacts) -> Iterator[WaitCause]:
-    if facts.stop is not None:
-        # That no instance owns it, or soon will not, follows from it.
-        yield _stopped(facts.unit, facts.stop)
-        return
-    yield from _paused(facts)
-    yield from _ownerless(facts) if facts.lease != "owned" else _owned(facts)
-    for client, count in sorted(facts.foreign.items()):
-        if not client:
-            yield WaitCause(
-                "unowned",
-                f"no consumer has {plural(count, 'message')} of {facts.unit} that were handed out:"
-                " a client has given them up (XNACK)",
-                "streamqd takes them over by itself within 15 s while the unit is owned",
-            )
-            continue
-        yield WaitCause(
-            "foreign-client",
-            f"the client {client!r} holds {plural(count, 'message')} of {facts.unit} that it never"
-            " acknowledged",
-            "stop that client; streamqd takes its entries over after reclaim_idle",
-        )
+# --- parts of sentences ---------------------------------------------------------------------------
 
 
-def _stopped(unit: Unit, order: LiveDirective) -> WaitCause:
-    return WaitCause(
-        "stopped",
-        f"the group {unit.group} of {unit.topic} is stopped{_by(order)}",
-        f"`streamqd group start {unit.topic} {unit.group}`",
-    )
+def _texts(f: WaitFacts) -> dict[str, object]:
+    """What the sentences of the table are made of."""
+    order = f.stop or f.pause
+    silence = f"has been silent for {f.holder.silent_seconds:.0f} s" if f.holder else ""
+    last = min(f.failures, key=lambda each: each.seconds_ago, default=None)
+    return {
+        "unit": f.row.unit,
+        "topic": f.row.unit.topic,
+        "group": f.row.unit.group,
+        "pair": f.pair,
+        "lease": f.row.state,
+        "owner": f.row.owner or (f.worker.owner if f.worker else ""),
+        "by": _by(order) if order else "",
+        "scope": order.scope if order else "",
+        "scope_argument": as_argument(order.scope) if order else "",
+        "alive": plural(len(f.alive), "live instance"),
+        "offering": ", ".join(each.instance for each in f.offering),
+        "fit": ", ".join(each.instance for each in f.fit),
+        "taker": f.present[0].instance if f.present else "",
+        "caps": ", ".join(f"{each.instance} {each.owned} of {each.cap}" for each in f.present),
+        "limits": ", ".join(_limit(each) for each in f.fit),
+        "limit": _limit(f.holder) if f.holder else "",
+        "silence": silence,
+        "and_silence": f" and {silence}" if silence else "",
+        "last": f"; last: {last.error}, {last.seconds_ago:.0f} s ago" if last else "",
+        "crash": f"{f.crashes[0].error}, {f.crashes[0].seconds_ago:.0f} s ago" if f.crashes else "",
+        "delayed": plural(f.row.delayed, "message"),
+        "next_due": _since(", the next in {} s", _until(f.next_due_unix_ms, f.now_unix_ms)),
+        "unowned": plural(f.foreign.get("", 0), "message"),
+        "clients": _clients(f.foreign),
+        "waiting": _waiting(f),
+        "shown": "an unknown time" if f.shown_seconds is None else lasting(f.shown_seconds),
+        "acked": f"{f.acked:.1f} messages/s",
+        "failing_share": f"{f.failing_share:.0%}",
+        "slope": f"{f.slope:.1f}",
+        "caught_up": f", caught up in about {f.row.lag / -f.slope:.0f} s"
+        if f.row.lag and f.slope < -STEADY
+        else "",
+        "run": lasting(f.run_seconds),
+        "running": _running(f),
+        **(_texts_of(f.worker) if f.worker else {}),
+    }
 
 
-def _paused(facts: WaitFacts) -> Iterator[WaitCause]:
-    order = facts.pause
-    if order is not None:
-        yield WaitCause(
-            "paused",
-            f"{facts.unit} is paused{_by(order)}, by the order for {order.scope}",
-            f"`streamqd resume {_as_argument(order.scope)}`",
-        )
-    owner = _owner(facts)
-    told = facts.told
-    if order is None and owner is not None and owner.state == "paused":
-        yield WaitCause(
-            "paused",
-            f"the instance {owner.instance}, which owns {facts.unit}, is paused by a signal",
-            f"send SIGCONT to the supervisor of {owner.instance}",
-        )
-    elif order is None and told is not None and told.state == "paused":
-        yield WaitCause(
-            "paused", f"the worker of {facts.unit} on {told.owner} is paused", "`streamqd resume`"
-        )
+def _texts_of(worker: LiveUnit) -> dict[str, object]:
+    full = ", as many as it may, and reads no more" if worker.state == "full" else ""
+    keys = "one held key" if worker.held_keys == 1 else f"{worker.held_keys or 0:,} held keys"
+    limit = "the limit ends it by itself" if worker.hard_timeout else "no hard_timeout ends it"
+    return {
+        "state": worker.state,
+        "rate": f"{worker.rate or 0:g}",
+        "held": f"{worker.held or 0:,} messages of {keys}{full}",
+        "hard_timeout": limit,
+        "next": _since(", the next try in {} s", worker.waits_seconds),
+        "progress": _since(" (it reported progress {} s ago)", worker.progress_seconds),
+    }
+
+
+def _until(then_unix_ms: int | None, now_unix_ms: int | None) -> float | None:
+    if then_unix_ms is None or now_unix_ms is None:
+        return None
+    return (then_unix_ms - now_unix_ms) / 1000
+
+
+def _since(text: str, seconds: float | None) -> str:
+    return "" if seconds is None else text.format(f"{max(0.0, seconds):.0f}")
 
 
 def _by(order: LiveDirective) -> str:
@@ -352,7 +785,7 @@ def _by(order: LiveDirective) -> str:
     return f"{who} ({order.why})" if order.why else who
 
 
-def _as_argument(scope: str) -> str:
+def as_argument(scope: str) -> str:
     """A scope as `resume` takes it, without a star that a shell would expand."""
     match scope.split("/"):
         case ["*", "*", "*"]:
@@ -367,282 +800,28 @@ def _as_argument(scope: str) -> str:
             return scope
 
 
-def _ownerless(facts: WaitFacts) -> Iterator[WaitCause]:
-    unit = facts.unit
-    alive = [each for each in facts.members if each.state != "silent"]
-    if facts.lease == "expired":
-        owner = _owner(facts)
-        silent = f" and has been silent for {owner.silent_seconds:.0f} s" if owner else ""
-        yield WaitCause(
-            "owner-silent",
-            f"{facts.owner}, the owner of {unit}, does not renew its lease{silent}",
-            "another member takes over by itself if one offers it; else see whether that host"
-            " lives and reaches Redis",
-        )
-    if not alive:
-        yield WaitCause(
-            "no-member",
-            f"no instance owns {unit}: no instance of the fleet is alive",
-            "start streamqd",
-        )
-        return
-    offering = [each for each in alive if each.offers]
-    pair = f"{unit.topic}/{unit.group}"
-    if not offering:
-        yield WaitCause(
-            "no-offer",
-            f"no instance owns {unit}: none of {plural(len(alive), 'live instance')} offers {pair}",
-            f"start an instance whose configuration has a consumer of {pair}",
-        )
-        return
-    fit = [each for each in offering if not each.broken]
-    if not fit:
-        names = ", ".join(each.instance for each in offering)
-        yield WaitCause(
-            "crash-loop",
-            f"the worker of {unit} crashes in a loop on {names}, and rests{_last_error(facts)}",
-            "read the last worker.crashed events of the log, fix the handler, then reload",
-        )
-        return
-    full = [each for each in fit if each.capacity is not None and each.owned >= each.capacity]
-    if full and len(full) == len(fit):
-        yield _no_capacity(f"no instance owns {unit}", full)
-        return
-    present = [each for each in fit if not each.leaving and each.instance not in facts.drained]
-    if not present:
-        names = ", ".join(each.instance for each in fit)
-        yield WaitCause(
-            "drained",
-            f"no instance owns {unit}: all that offer {pair} are drained or leaving ({names})",
-            "start another instance, or take the drain back",
-        )
-        return
-    if all(each.cap and each.owned >= each.cap for each in present):
-        names = ", ".join(f"{each.instance} {each.owned} of {each.cap}" for each in present)
-        yield WaitCause(
-            "caps-full",
-            f"no instance owns {unit}: every instance that offers {pair} owns as many partitions as"
-            f" it may ({names})",
-            "raise daemon.max_partitions, or start another instance",
-        )
-        return
-    if facts.lease == "free":
-        yield WaitCause(
-            "changing-hands",
-            f"{unit} is between two owners; {present[0].instance} may take it",
-            "look again in some seconds",
-        )
+def _limit(member: MemberFacts) -> str:
+    return f"{member.instance} runs {member.owned}: {member.limit}"
 
 
-def _no_capacity(what: str, full: Sequence[MemberFacts]) -> WaitCause:
-    told = ", ".join(f"{each.instance} runs {each.owned}: {each.limit}" for each in full)
-    return WaitCause(
-        "no-capacity",
-        f"{what}: the system lets {'it' if len(full) == 1 else 'them'} start no more processes"
-        f" ({told})",
-        "raise LimitNOFILE, TasksMax or the memory of that service, or start another instance; it"
-        " takes partitions again by itself",
+def _clients(foreign: Mapping[str, int]) -> str:
+    return " and ".join(
+        f"{client!r} holds {plural(count, 'message')}"
+        for client, count in sorted(foreign.items())
+        if client
     )
 
 
-def _owned(facts: WaitFacts) -> Iterator[WaitCause]:
-    unit, told, owner = facts.unit, facts.told, _owner(facts)
-    if facts.owner == GROWTH:
-        yield WaitCause(
-            "growing",
-            f"{unit.topic} grows: {unit} is read when {unit.group} has settled what is in the old"
-            " partitions",
-            "`streamqd topic grow` with the new number shows how much is left, and must be run"
-            " until it is over",
-        )
-        return
-    if owner is not None and owner.state == "silent":
-        yield WaitCause(
-            "owner-silent",
-            f"{facts.owner}, the owner of {unit}, has been silent for {owner.silent_seconds:.0f} s",
-            "see whether that host lives and reaches Redis; its lease expires by itself",
-        )
-        return
-    if told is None:
-        yield WaitCause(
-            "owner-untold",
-            f"{facts.owner} owns {unit} but has published nothing of it",
-            "look again in some seconds; if it stays so, read the log of that instance",
-        )
-        return
-    if told.state == "broken" or (owner is not None and owner.broken):
-        yield WaitCause(
-            "crash-loop",
-            f"the worker of {unit} on {told.owner} crashes in a loop, and rests"
-            f"{_last_error(facts)}",
-            "read the last worker.crashed events of its log, fix the handler, then reload",
-        )
-        return
-    yield from _waits(facts, told)
-    yield from _at_work(facts, told)
-    if owner is not None and owner.redis_up is False:
-        yield WaitCause(
-            "redis-away",
-            f"{told.owner}, the owner of {unit}, does not reach Redis",
-            "see whether that host reaches Redis",
-        )
-
-
-def _at_work(facts: WaitFacts, told: LiveUnit) -> Iterator[WaitCause]:
-    """What the runs of a worker say: slow, crashing, failing, or in quarantine."""
-    unit = facts.unit
-    run = told.longest_run_seconds or 0.0
-    if run >= STUCK_SECONDS:
-        limit = "the limit ends it by itself" if told.hard_timeout else "no hard_timeout ends it"
-        yield WaitCause(
-            "slow-handler",
-            f"the handler of {unit} on {told.owner} has been working on one message"
-            f"{_which(told, unit)} for {lasting(run)}{_gets_on(told)}; {_waiting(facts)}",
-            f"{limit}; SIGUSR1 to the supervisor of {told.owner} logs where the handler stands",
-        )
-    crashes = [each for each in _recent(facts) if each.error.startswith("process ended")]
-    if crashes and told.state in ("gone", "booting"):
-        yield WaitCause(
-            "crashing",
-            f"the worker of {unit} on {told.owner} keeps ending ({crashes[0].error},"
-            f" {crashes[0].seconds_ago:.0f} s ago) and is being started again",
-            "read the last worker.crashed events of its log",
-        )
-    acked, failed = told.acked or 0.0, told.failed or 0.0
-    if failed > MOVING and failed >= FAILING_SHARE * (acked + failed):
-        yield WaitCause(
-            "failing",
-            f"{failed / (acked + failed):.0%} of the runs of {unit} fail{_last_error(facts)}",
-            f"fix the handler or what it depends on; `streamqd dlq stats {unit.topic}` shows"
-            " what died of it",
-        )
-    if facts.solo and acked <= MOVING:
-        yield WaitCause(
-            "solo",
-            f"{unit} runs what it inherited from an owner that was lost one message at a time",
-            "wait: it is how the message is found that kills its process",
-        )
-
-
-def _waits(facts: WaitFacts, told: LiveUnit) -> Iterator[WaitCause]:
-    owner = _owner(facts)
-    if owner and owner.limit and told.state in ("gone", "booting") and not told.running:
-        what = f"{owner.instance} owns {facts.unit} and is about to give it up"
-        yield _no_capacity(what, [owner])
-    others = facts.unread or facts.pending > (told.held or 0)
-    moving = bool(others) and (told.acked or 0.0) > MOVING
-    yield from _worker_waits(told, moving=moving, last_error=_last_error(facts))
-
-
-def _worker_waits(told: LiveUnit, *, moving: bool, last_error: str) -> Iterator[WaitCause]:
-    """Say what holds a unit; `last_error` completes a sentence.
-
-    `moving` tells that messages are settled besides those that are held.
-    """
-    name, on = told.name, f"on {told.owner}"
-    left = told.waits_seconds
-    when = "" if left is None else f", the next try in {left:.0f} s"
-    if told.state == "blocked":
-        yield WaitCause(
-            "blocked",
-            f"{name} waits {on} for the message at the head of its line, which has"
-            f" failed{when}{last_error}",
-            'fix what it fails of; with on_error = "block" nothing gets past it',
-        )
-    elif told.state in ("halted", "probing"):
-        half = told.state == "probing"
-        begins = "half-open" if half else "open"
-        then = "one message at a time is tried" if half else "no message is started"
-        yield WaitCause(
-            "circuit-open",
-            f"the circuit breaker of {name} is {begins} {on}: {then}{when}{last_error}",
-            "fix what the handler depends on: the circuit closes by itself when a message succeeds",
-        )
-    elif told.state == "flooded":
-        yield WaitCause(
-            "flood",
-            f"the flood guard has stopped {name} {on}, because most of its messages die"
-            f"{last_error}",
-            f"fix the handler, then `streamqd resume {name}`",
-        )
-    elif told.state == "throttled":
-        yield WaitCause(
-            "throttled",
-            f"{name} is held {on} by its rate of {told.rate or 0:g} runs/s, which the group has in"
-            " each partition",
-            "wait, or raise the rate of the consumer; more partitions have more rate",
-        )
-    elif told.held and not moving:
-        full = ", as many as it may, and reads no more" if told.state == "full" else ""
-        keys = "one held key" if told.held_keys == 1 else f"{told.held_keys:,} held keys"
-        yield WaitCause(
-            "keys-held",
-            f"the worker of {name} {on} keeps {told.held:,} messages of {keys}{full}{when}"
-            f"{last_error}",
-            "fix what the first message of each fails of; held_max is how many it may keep",
-        )
-
-
-# --- what does not hold it --------------------------------------------------------------------
-
-
-def _moving(facts: WaitFacts, told: LiveUnit) -> WaitCause:
-    acked, slope = told.acked or 0.0, told.lag_per_second or 0.0
-    text = f"{facts.unit} moves: {acked:.1f} messages/s on {told.owner}, {_waiting(facts)}"
-    if slope > 0.5:
-        return WaitCause(
-            "falling-behind",
-            f"{text}, growing by {slope:.1f}/s",
-            "it gets more than one worker handles: make the handler faster, or grow the topic",
-            True,
-        )
-    if slope < -0.5 and facts.lag:
-        return WaitCause(
-            "moving", f"{text}, caught up in about {facts.lag / -slope:.0f} s", "", True
-        )
-    return WaitCause("moving", text, "", True)
-
-
-def _delayed(facts: WaitFacts) -> WaitCause:
-    due = facts.next_due_seconds
-    when = "" if due is None else f", the next in {max(0.0, due):.0f} s"
-    return WaitCause(
-        "waiting-for-retry",
-        f"{plural(facts.delayed, 'message')} of {facts.unit} wait for their next attempt{when}"
-        f"{_last_error(facts)}",
-        "wait, or fix what they fail of",
-    )
-
-
-def _owner(facts: WaitFacts) -> MemberFacts | None:
-    return next((each for each in facts.members if each.instance == facts.owner), None)
-
-
-def _recent(facts: WaitFacts) -> list[LiveFailure]:
-    return [each for each in facts.failures if each.seconds_ago <= RECENT_SECONDS]
-
-
-def _last_error(facts: WaitFacts) -> str:
-    last = min(facts.failures, key=lambda each: each.seconds_ago, default=None)
-    return "" if last is None else f"; last: {last.error}, {last.seconds_ago:.0f} s ago"
-
-
-def _gets_on(told: LiveUnit) -> str:
-    beat = told.progress_seconds
-    return "" if beat is None else f" (it reported progress {beat:.0f} s ago)"
-
-
-def _which(told: LiveUnit, unit: Unit) -> str:
+def _running(f: WaitFacts) -> str:
     """The message that runs: by its uid, which `trace` takes; by its place where that is no uid."""
-    kind, _, entry_id = told.running.partition(":")
-    if kind == "m" and not unit.reads_letters:
-        return f" ({unit.topic}/{unit.partition}/{entry_id})"
-    return f" ({told.running})" if told.running else ""
+    kind, _, entry_id = f.running.partition(":")
+    if kind == "m" and not f.row.unit.reads_letters:
+        return f" ({f.row.unit.topic}/{f.row.unit.partition}/{entry_id})"
+    return f" ({f.running})" if f.running else ""
 
 
-def _waiting(facts: WaitFacts) -> str:
-    lag = "more than 1,000" if facts.lag is None else f"{facts.lag:,}"
-    age = (
-        "" if facts.oldest_seconds is None else f", the oldest {lasting(facts.oldest_seconds)} old"
-    )
-    return f"{lag} unread and {facts.pending:,} pending{age}"
+def _waiting(f: WaitFacts) -> str:
+    lag = "more than 1,000" if f.row.lag is None else f"{f.row.lag:,}"
+    oldest = _until(f.now_unix_ms, f.row.oldest_unix_ms)
+    age = "" if oldest is None else f", the oldest {lasting(oldest)} old"
+    return f"{lag} unread and {f.row.pending:,} pending{age}"

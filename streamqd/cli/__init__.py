@@ -1,6 +1,6 @@
 """The command `streamqd`: parses, calls `admin`, `producer` or the supervisor, and prints.
 
-One module per verb. Exit codes of verbs: 0 done, 1 problems found (`check`) or an error of our own,
+One module per command. Exit codes: 0 done, 1 problems found (`check`) or an error of our own,
 2 usage, 3 configuration, 4 Redis, 8 refused or not found. A user's mistake is one sentence on
 standard error, never a traceback.
 """
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    # Imported late: a signal that comes while all the verbs are being loaded must find a listener.
+    # Imported late: a signal that comes while the commands are being loaded must find a listener.
     if name != "cli":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from streamqd.cli.root import cli as command

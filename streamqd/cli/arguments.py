@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 import click
 
 from streamqd.config.values import parse_duration, parse_size
+from streamqd.policy.fingerprint import LENGTH
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Value = TypeVar("Value")
 _UNIX_MS_MIN = 10**11  # a plain number above it is an instant, below it a number of seconds
 
 
@@ -59,7 +61,7 @@ def wait_options(command: Command) -> Command:
     """Give a command `--wait` and `--timeout`."""
     command = retired("-t", "--timeout")(command)
     command = click.option(
-        "--timeout", type=Duration(), default="60s", help="How long --wait waits. [60s]"
+        "--timeout", type=DURATION, default="60s", help="How long --wait waits. [60s]"
     )(command)
     return click.option(
         "-w", "--wait", is_flag=True, help="Return when it is done; exit code 1 if it is not."
@@ -86,68 +88,78 @@ def page_options(default: int) -> Callable[[Command], Command]:
     return add
 
 
-class Duration(click.ParamType[float]):
-    """A duration in seconds, written as in the configuration."""
+class Parsed(click.ParamType[Value]):
+    """What a function makes of a text. Its ValueError says what is wrong, behind the text."""
 
-    name = "duration"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Read `30s`, `1m30s`, `24h` or a number of seconds."""
-        try:
-            return parse_duration(value)
-        except ValueError as error:
-            self.fail(f"{value!r} {error}", param, ctx)
-
-
-class Size(click.ParamType[int]):
-    """A size in bytes, written as in the configuration."""
-
-    name = "size"
+    def __init__(self, name: str, parse: Callable[[Any], Value]) -> None:
+        self.name = name
+        self._parse = parse
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        """Read `64MiB` or a number of bytes."""
-        try:
-            return parse_size(value)
-        except ValueError as error:
-            self.fail(f"{value!r} {error}", param, ctx)
-
-
-class Moment(click.ParamType[tuple[float, bool]]):
-    """An instant: a date or a time in UTC, unix milliseconds, or so long ago, as `12h`.
-
-    Becomes unix milliseconds, or seconds with True: those count back from the server's clock.
-    """
-
-    name = "time"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, bool]:
+    ) -> Value:
         """Read one."""
-        text = str(value).strip()
-        if text.isascii() and text.isdigit() and int(text) >= _UNIX_MS_MIN:
-            return float(text), False
-        with contextlib.suppress(ValueError):
-            return parse_duration(text), True
         try:
-            found = dt.datetime.fromisoformat(text)
-            if found.tzinfo is None:
-                found = found.replace(tzinfo=dt.UTC)
-            return found.timestamp() * 1000, False
-        except (ValueError, OverflowError):
-            self.fail(
-                f"{text!r} is not a time: write so long ago (12h, 7d), or UTC as"
-                " 2026-11-21 or 2026-11-21T08:30",
-                param,
-                ctx,
-            )
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(f"{value!r} {error}", param, ctx)
+
+
+def _moment(value: object) -> tuple[float, bool]:
+    """Read a date or a time in UTC, unix milliseconds, or so long ago, as `12h`.
+
+    Return unix milliseconds, or seconds with True: those count back from the server's clock.
+    """
+    text = str(value).strip()
+    if text.isascii() and text.isdigit() and int(text) >= _UNIX_MS_MIN:
+        return float(text), False
+    with contextlib.suppress(ValueError):
+        return parse_duration(text), True
+    try:
+        found = dt.datetime.fromisoformat(text)
+        return found.replace(tzinfo=found.tzinfo or dt.UTC).timestamp() * 1000, False
+    except (ValueError, OverflowError):
+        raise ValueError(
+            "is not a time: write so long ago (12h, 7d), or UTC as 2026-11-21 or 2026-11-21T08:30"
+        ) from None
+
+
+def _header(value: object) -> tuple[str, str]:
+    name, equals, rest = str(value).partition("=")
+    if not name or not equals:
+        raise ValueError("is not NAME=VALUE")
+    return name, rest
+
+
+def _rate(value: object) -> float:
+    try:
+        found = float(str(value).removesuffix("/s"))
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise ValueError("is not a rate: write how many a second, as 50/s")
+    return found
+
+
+def _fingerprint(value: object) -> str:
+    text = str(value).strip().lower()
+    if len(text) != LENGTH or not set(text) <= set("0123456789abcdef"):
+        raise ValueError(
+            f"is not a fingerprint: `streamqd dlq stats` shows them, {LENGTH} hexadecimal digits"
+            " each"
+        )
+    return text
+
+
+DURATION = Parsed("duration", parse_duration)  # seconds, written as in the configuration
+SIZE = Parsed("size", parse_size)  # bytes, written as in the configuration
+MOMENT = Parsed("time", _moment)
+HEADER = Parsed("header", _header)
+RATE = Parsed("rate", _rate)  # messages per second: `50` or `50/s`
+FINGERPRINT = Parsed("fingerprint", _fingerprint)
 
 
 def unix_ms(moment: tuple[float, bool], now_unix_ms: int) -> int:
-    """The instant that a Moment means, in unix milliseconds, at a time of the server's clock."""
+    """The instant that a MOMENT means, in unix milliseconds, at a time of the server's clock."""
     number, ago = moment
     return round(now_unix_ms - number * 1000 if ago else number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import click
 
 from streamqd import config, embedded, http, inspection, startup
 from streamqd.admin import permissions
+from streamqd.admin.diagnosis import host
 from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.output import LEVELS, styled
 from streamqd.cli.session import Session, timed_out
@@ -83,10 +83,8 @@ def _source(session: Session) -> str:
 
 
 def _state_dir(folder: Path) -> list[CheckFinding]:
-    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    if os.access(there, os.W_OK | os.X_OK):
-        return []
-    return [_problem("daemon.state_dir", f"{folder}: this user cannot write to {there}")]
+    problem = host.unusable(folder)
+    return [_problem("daemon.state_dir", f"{folder}: {problem}")] if problem else []
 
 
 def _http(settings: config.Settings) -> list[CheckFinding]:
@@ -154,19 +152,17 @@ def _topics(session: Session, settings: config.Settings) -> list[CheckFinding]:
 
 
 def _rights(session: Session, settings: config.Settings) -> list[CheckFinding]:
-    keys_of: dict[str, list[str]] = {}
-    for lacking in permissions.missing(session.store, settings.daemon.fleet):
-        keys_of.setdefault(lacking.command, []).append(lacking.key)
-    if not keys_of:
+    lacking = permissions.missing(session.store, settings.daemon.fleet)
+    if not lacking:
         return [CheckFinding("rights", "ok", "the Redis user may run every command that is needed")]
     return [
         _problem("rights", f"the Redis user may not run {command}{_some(keys)}")
-        for command, keys in keys_of.items()
+        for command, keys in permissions.by_command(lacking).items()
     ]
 
 
 def _some(keys: list[str]) -> str:
-    shown = ", ".join(filter(None, keys[:2]))
+    shown = ", ".join(keys[:2])
     more = f" and {len(keys) - 2} more" if len(keys) > 2 else ""
     return f" on {shown}{more}" if shown else ""
 

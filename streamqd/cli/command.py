@@ -44,13 +44,13 @@ class CommandResult:
 class DirectiveResult:
     """A directive that was sent to the fleet.
 
-    `done` is what `admin` made of it, `said` the same as a sentence, `missing` returns who has not
-    obeyed yet. `refusals` are asked for once the wait is over. `show` prints in place of `said`: it
+    `done` is what `admin` made of it, `text` the same as a sentence, `missing` returns who has not
+    obeyed yet. `refusals` are asked for once the wait is over. `show` prints in place of `text`: it
     gets `done`, and whether the command has waited. `more` stands beside `done` in JSON.
     """
 
     done: Any
-    said: str
+    text: str
     missing: Callable[[], list[str]]
     refusals: Callable[[], list[str]] = list
     show: Callable[[Any, bool], None] | None = None
@@ -111,7 +111,7 @@ def directing(function: Callable[..., DirectiveResult]) -> Callable[..., int]:
         elif sent.show is not None:
             sent.show(done, waited)
         else:
-            _show_sent(done, sent.said)
+            _show_sent(done, sent.text)
         if not as_json:
             for each in done.waiting:
                 click.echo(styled(printable(f"not yet: {each}"), "warn"), err=True)
@@ -128,9 +128,9 @@ def wait_until_obeyed(missing: Callable[[], list[str]], timeout: float) -> list[
     return waiting
 
 
-def _show_sent(done: Any, said: str) -> None:
+def _show_sent(done: Any, text: str) -> None:
     if done.changed or done.at_unix_ms is not None:
-        click.echo(printable(f"would be: {said}" if done.dry_run else said))
+        click.echo(printable(f"would be: {text}" if done.dry_run else text))
     for note in done.notes:
         click.echo(printable(note))
 

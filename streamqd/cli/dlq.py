@@ -19,14 +19,13 @@ from streamqd.admin.dead_letters import DeadLetterFilter, ReplayPlan, ReplayResu
 from streamqd.admin.dead_letters.passes import FAILED, STOPPED
 from streamqd.admin.dead_letters.replay import Route
 from streamqd.admin.reading import server_unix_ms
-from streamqd.cli.arguments import Duration, page_options, yes_option
+from streamqd.cli.arguments import DURATION, RATE, page_options, yes_option
 from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.dlq_choice import (
     ALL,
     EXIT_INTERRUPTED,
     IDS,
     Meter,
-    check_group,
     chosen,
     command_line,
     filter_options,
@@ -35,7 +34,7 @@ from streamqd.cli.dlq_choice import (
     stated,
 )
 from streamqd.cli.dlq_view import print_audit, print_causes, print_letter, print_rows
-from streamqd.cli.output import NO_MATCH, ago, confirm, printable, styled, table, unreadable
+from streamqd.cli.output import NO_MATCH, ago, confirm, listing, printable, styled, unreadable
 from streamqd.cli.session import NOT_AUDITED, Session
 from streamqd.errors import RedisUnavailable, Refused, StreamqdError
 from streamqd.words import count
@@ -65,8 +64,7 @@ def list_(
         if stated(filters):
             raise click.UsageError("say which topic: the filters are for the dead letters of one")
         return _overview(session)
-    choice = chosen(session.link, filters)
-    check_group(session, topic, choice)
+    choice = chosen(session, topic, filters)
     seen = dead_letters.listed(session.store, topic, choice=choice, limit=limit, cursor=cursor)
     now = server_unix_ms(session.link)
     if not seen.rows:
@@ -86,17 +84,12 @@ def _overview(session: Session) -> CommandResult:
 
     def show() -> None:
         unreadable([each for row in rows for each in row.unreadable])
-        table(
-            ("TOPIC", "DEAD LETTERS", "NEWEST", "OLDEST"),
-            [
-                (
-                    row.topic,
-                    row.total,
-                    ago(now, row.newest_unix_ms),
-                    ago(now, row.oldest_unix_ms),
-                )
-                for row in rows
-            ],
+        listing(
+            "TOPIC DEAD_LETTERS NEWEST OLDEST",
+            rows,
+            dead_letters=lambda row: row.total,
+            newest=lambda row: ago(now, row.newest_unix_ms),
+            oldest=lambda row: ago(now, row.oldest_unix_ms),
         )
 
     return CommandResult(rows, show if rows else "no dead letters")
@@ -116,8 +109,7 @@ def stats(session: Session, *, topic: str, newest: int | None, **filters: Any) -
     Messages that died of the same exception, at the same place in your code, in the same handler,
     have the same fingerprint.
     """
-    choice = chosen(session.link, filters)
-    check_group(session, topic, choice)
+    choice = chosen(session, topic, filters)
     found = dead_letters.causes(session.store, topic, choice, last=newest)
     now = server_unix_ms(session.link)
     if not found.causes:
@@ -186,24 +178,6 @@ def _nothing(topic: str, filters: dict[str, Any], no: str = "no") -> str:
 # --- bringing back --------------------------------------------------------------------------------
 
 
-class RateParameter(click.ParamType[float]):
-    """A number of messages per second: `50` or `50/s`."""
-
-    name = "rate"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Read one."""
-        try:
-            found = float(str(value).removesuffix("/s"))
-        except ValueError:
-            found = 0.0
-        if not 0 < found < float("inf"):
-            self.fail(f"{value!r} is not a rate: write how many a second, as 50/s", param, ctx)
-        return found
-
-
 @dlq.command()
 @click.argument("topic")
 @ALL
@@ -212,9 +186,7 @@ class RateParameter(click.ParamType[float]):
 @click.option("--everyone", is_flag=True, help="To every group of the topic, not only to its own.")
 @click.option("--partition", type=click.IntRange(0), metavar="N", help="To this partition.")
 @click.option("--to-topic", metavar="TOPIC", help="To all groups of another topic.")
-@click.option(
-    "--rate", type=RateParameter(), metavar="N/s", help="At most this many a second, evenly."
-)
+@click.option("--rate", type=RATE, metavar="N/s", help="At most this many a second, evenly.")
 @click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Stop after this many.")
 @click.option(
     "--max-replays", type=click.IntRange(1), default=dead_letters.MAX_REPLAYS, show_default=True,
@@ -252,8 +224,7 @@ def replay(
         raise click.UsageError("--to-topic goes to every group there: leave --everyone out")
     target = Target(everyone, partition, to_topic)
     rest = _given(ctx, "everyone", "partition", "to_topic", "rate", "limit", "max_replays")
-    choice = chosen(session.link, filters, ids)
-    check_group(session, topic, choice)
+    choice = chosen(session, topic, filters, ids)
     # A target that is not there is refused before the question.
     Route(session.store, topic, target)
     if dry_run:
@@ -340,15 +311,11 @@ def _show_plan(plan: ReplayPlan, again: str, limit: int | None) -> None:
     print_causes(plan.causes, plan.until_unix_ms)
     if plan.receivers:
         click.echo()
-        table(
-            ("GROUP", "DEAD", "PARTITIONS", "OWNED", "PAUSED", "SAME WORKER", "OWNERS"),
-            [
-                (
-                    *(row.group, row.letters, row.partitions, row.owned, row.paused),
-                    *(row.same_worker, ", ".join(row.owners) or None),
-                )
-                for row in plan.receivers
-            ],
+        listing(
+            "GROUP DEAD PARTITIONS OWNED PAUSED SAME_WORKER OWNERS",
+            plan.receivers,
+            dead=lambda row: row.letters,
+            owners=lambda row: ", ".join(row.owners) or None,
         )
     click.echo()
     for note in plan.notes:
@@ -363,7 +330,7 @@ def _show_plan(plan: ReplayPlan, again: str, limit: int | None) -> None:
 @click.argument("topic")
 @ALL
 @IDS
-@click.option("--older-than", type=Duration(), metavar="DURATION", help="Died longer ago, as 7d.")
+@click.option("--older-than", type=DURATION, metavar="DURATION", help="Died longer ago, as 7d.")
 @filter_options
 @click.option("--dry-run", is_flag=True, help="Say how many would go, and what they died of.")
 @yes_option
@@ -384,8 +351,7 @@ def purge(
         raise click.UsageError("--id names dead letters; --older-than chooses among all of them")
     ways = "--id PARTITION:MS-SEQ, --older-than DURATION, a filter, or --all"
     require_choice(ids, all_, older_than is not None or stated(filters), ways)
-    choice = chosen(session.link, filters, ids, older_than)
-    check_group(session, topic, choice)
+    choice = chosen(session, topic, filters, ids, older_than)
     if dry_run:
         found = dead_letters.causes(session.store, topic, choice)
         now = server_unix_ms(session.link)
@@ -439,8 +405,7 @@ def export(
     if out is not None and out.exists():
         confirm(f"{out} exists. Replace it?", yes)
     with interruptible() as stop:
-        choice = chosen(session.link, filters, ids)
-        check_group(session, topic, choice)
+        choice = chosen(session, topic, filters, ids)
         work = dead_letters.Export(session.store, topic, choice, stop=stop)
         with _written(out) as file:
             for line in work.lines():
@@ -487,7 +452,7 @@ def _written(path: Path | None) -> Iterator[IO[str]]:
 def _ask(
     session: Session, topic: str, choice: DeadLetterFilter, question: str, yes: bool, past: str
 ) -> bool:
-    """Confirm what would happen. False: there is nothing to do, and it has been said."""
+    """Confirm what would happen. False: there is nothing to do, and that is printed."""
     if yes:
         return True
     found = dead_letters.count(session.store, topic, choice)

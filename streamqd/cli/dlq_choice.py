@@ -12,20 +12,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from streamqd.admin import dead_letters, groups
 from streamqd.admin.dead_letters import DeadLetterFilter
 from streamqd.admin.reading import server_unix_ms
-from streamqd.cli.arguments import Moment, unix_ms
+from streamqd.cli.arguments import FINGERPRINT, HEADER, MOMENT, Command, unix_ms
 from streamqd.cli.session import Session
 from streamqd.dead_letter import REASONS
-from streamqd.policy.fingerprint import LENGTH
-from streamqd.store.client import Connection
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 _METER_SECONDS = 0.5
 
@@ -39,45 +36,10 @@ IDS = click.option(
 )
 
 
-class Header(click.ParamType[tuple[str, str]]):
-    """`NAME=VALUE`."""
-
-    name = "header"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        """Read one."""
-        name, equals, rest = str(value).partition("=")
-        if not name or not equals:
-            self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
-        return name, rest
-
-
-class Fingerprint(click.ParamType[str]):
-    """The short name of a failure."""
-
-    name = "fingerprint"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
-        """Read one."""
-        text = str(value).strip().lower()
-        if len(text) != LENGTH or not set(text) <= set("0123456789abcdef"):
-            self.fail(
-                f"{value!r} is not a fingerprint: `streamqd dlq stats` shows them,"
-                f" {LENGTH} hexadecimal digits each",
-                param,
-                ctx,
-            )
-        return text
-
-
 _FILTERS = (
     click.option("-g", "--group", help="Only those of this group."),
     click.option(
-        "--fingerprint", metavar="HEX", type=Fingerprint(),
+        "--fingerprint", metavar="HEX", type=FINGERPRINT,
         help="Only those that died alike; see stats.",
     ),
     click.option(
@@ -89,14 +51,14 @@ _FILTERS = (
     ),
     click.option("-k", "--key", help="Only messages with this key."),
     click.option(
-        "-H", "--header", "headers", metavar="NAME=VALUE", type=Header(), multiple=True,
+        "-H", "--header", "headers", metavar="NAME=VALUE", type=HEADER, multiple=True,
         help="Only messages with this header; may be repeated.",
     ),
     click.option(
-        "--since", type=Moment(), metavar="TIME",
+        "--since", type=MOMENT, metavar="TIME",
         help="Only those that died at this time or later: 12h (ago), or 2026-11-21T08:30 (UTC).",
     ),
-    click.option("--until", type=Moment(), metavar="TIME", help="Only those that died before."),
+    click.option("--until", type=MOMENT, metavar="TIME", help="Only those that died before."),
 )  # fmt: skip
 
 
@@ -108,13 +70,17 @@ def filter_options(command: Command) -> Command:
 
 
 def chosen(
-    link: Connection,
+    session: Session,
+    topic: str,
     filters: Mapping[str, Any],
     ids: Sequence[str] = (),
     older_than: float | None = None,
 ) -> DeadLetterFilter:
-    """The dead letters that the options mean, by the server's clock."""
-    now = server_unix_ms(link)
+    """The dead letters that the options mean, by the server's clock.
+
+    Raises Refused for a group that neither reads the topic nor has dead letters there.
+    """
+    now = server_unix_ms(session.link)
 
     since, until = (
         None if filters[name] is None else unix_ms(filters[name], now)
@@ -125,6 +91,7 @@ def chosen(
         until = oldest if until is None else min(until, oldest)
     if since is not None and until is not None and since >= until:
         raise click.UsageError("nothing can match: --since is not before --until")
+    _check_group(session, topic, filters["group"])
     key = filters["key"]
     return DeadLetterFilter(
         letter_ids=tuple(ids),
@@ -147,9 +114,7 @@ def require_choice(ids: Sequence[str], all_: bool, others: bool, ways: str) -> N
         raise click.UsageError(f"say which dead letters: {ways}")
 
 
-def check_group(session: Session, topic: str, choice: DeadLetterFilter) -> None:
-    """Refuse a group that neither reads the topic nor has dead letters there: likely a slip."""
-    group = choice.group
+def _check_group(session: Session, topic: str, group: str | None) -> None:
     if group is None or group in groups.names(session.store, topic):
         return
     if not dead_letters.count(session.store, topic, DeadLetterFilter(group=group)):
@@ -200,13 +165,13 @@ def _instant(unix_ms: int | None) -> str | None:
 @contextlib.contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
     """Let the first Ctrl-C end the work in order; the second ends it at once."""
-    told = False
+    stopping = False
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        nonlocal told
-        if told:
+        nonlocal stopping
+        if stopping:
             raise KeyboardInterrupt
-        told = True
+        stopping = True
         # Not by way of a buffer: the handler may have interrupted a write to that very one.
         os.write(sys.stderr.fileno(), b"\nstopping after this batch; once more: at once\n")
 
@@ -215,7 +180,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         return
     before = signal.signal(signal.SIGINT, stop)
     try:
-        yield lambda: told
+        yield lambda: stopping
     finally:
         signal.signal(signal.SIGINT, before)
 

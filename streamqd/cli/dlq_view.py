@@ -9,7 +9,7 @@ import click
 from streamqd.admin.audit import AuditEntry
 from streamqd.admin.dead_letters import FailureCause
 from streamqd.admin.dead_letters.listing import MASK, DeadLetterDetail, DeadLetterRow
-from streamqd.cli.output import BELOW, printable, room, table
+from streamqd.cli.output import BELOW, ago, listing, printable, room
 from streamqd.words import age
 
 _TEXT_CHARS = 70  # of an error message in a list of causes
@@ -19,21 +19,14 @@ def print_rows(rows: Sequence[DeadLetterRow], now_unix_ms: int) -> None:
     """Dead letters, one a line; on a narrow terminal the cause stands below."""
     columns = room()
     width = None if columns is None else columns - BELOW
-    table(
-        ("ID", "GROUP", "REASON", "AGE", "TRIES", "KEY", "ERROR"),
-        [
-            (
-                row.id,
-                row.group,
-                row.reason,
-                age(None if row.failed_unix_ms is None else now_unix_ms - row.failed_unix_ms),
-                _tries(row),
-                None if row.key is None else printable(row.key)[:20],
-                _cause(row, width),
-            )
-            for row in rows
-        ],
+    listing(
+        "ID GROUP REASON AGE TRIES KEY ERROR",
+        rows,
         last_below=True,
+        age=lambda row: ago(now_unix_ms, row.failed_unix_ms),
+        tries=_tries,
+        key=lambda row: None if row.key is None else printable(row.key)[:20],
+        error=lambda row: _cause(row, width),
     )
 
 
@@ -116,18 +109,13 @@ def print_letter(letter: DeadLetterDetail, now_unix_ms: int) -> None:
 
 def print_audit(entries: Sequence[AuditEntry], now_unix_ms: int) -> None:
     """Entries of the audit trail, one a line."""
-    table(
-        ("AGE", "WHO", "COMMAND", "COUNTS", "WHAT"),
-        [
-            (
-                age(now_unix_ms - each.at_unix_ms),
-                each.who,
-                each.verb,
-                _pairs(each.counts) or None,
-                "; ".join(filter(None, (_pairs(each.what), each.note))) or None,
-            )
-            for each in entries
-        ],
+    listing(
+        "AGE WHO COMMAND COUNTS WHAT",
+        entries,
+        age=lambda each: ago(now_unix_ms, each.at_unix_ms),
+        command=lambda each: each.verb,
+        counts=lambda each: _pairs(each.counts) or None,
+        what=lambda each: "; ".join(filter(None, (_pairs(each.what), each.note))) or None,
     )
 
 

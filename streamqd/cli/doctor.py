@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import click
 
-from streamqd.admin import diagnosis, retention, topics_settings
-from streamqd.admin.diagnosis import DiagnosisFinding, DiagnosisReport
-from streamqd.admin.diagnosis.check import Check
-from streamqd.cli.arguments import Duration, json_option
+from streamqd.admin import diagnosis, topics_settings
+from streamqd.admin.checks import Check, Finding
+from streamqd.admin.diagnosis import DiagnosisReport
+from streamqd.admin.diagnosis.facts import DiagnosisFacts
+from streamqd.admin.diagnosis.stream import StreamReport, examine
+from streamqd.cli.arguments import DURATION, json_option
 from streamqd.cli.command import CommandResult, answering, connected
-from streamqd.cli.output import LEVELS, ago, emit, json_text, printable, styled, table, unreadable
+from streamqd.cli.output import (
+    LEVELS,
+    ago,
+    emit,
+    json_text,
+    listing,
+    printable,
+    styled,
+    table,
+    unreadable,
+)
 from streamqd.cli.session import Session
 from streamqd.errors import RedisUnavailable
 from streamqd.words import age, count, memory
@@ -51,7 +63,7 @@ def doctor(
 ) -> int | None:
     """Find out what is wrong, and what to do about it.
 
-    Without a verb behind it: check the server, the rights, the topics, the partitions, the fleet
+    Without a command behind it: check the server, the rights, the topics, the partitions, the fleet
     and this host. Reads only. Ends with 1 when there is a problem or a warning, with 4 when Redis
     does not answer.
     """
@@ -79,7 +91,7 @@ def doctor(
     return code or (0 if report.ok else EXIT_PROBLEMS)
 
 
-def _list(checks: list[Check], as_json: bool) -> None:
+def _list(checks: list[Check[DiagnosisFacts]], as_json: bool) -> None:
     if as_json:
         emit(
             [
@@ -113,7 +125,7 @@ def _report(report: DiagnosisReport) -> None:
     click.echo(f"{count(len(report.checks), 'check')}: {summary}{rest}")
 
 
-def _finding(found: DiagnosisFinding) -> None:
+def _finding(found: Finding) -> None:
     severity = styled(str(found.severity), LEVELS.get(str(found.severity), ""))
     click.echo(f"  {severity} {found.check}: {printable(found.what)}")
     click.echo(f"    fix: {printable(found.mend)}")
@@ -126,27 +138,27 @@ def _finding(found: DiagnosisFinding) -> None:
 @click.argument("topic")
 @click.option(
     "--abandoned-after",
-    type=Duration(),
+    type=DURATION,
     default="10m",
     show_default=True,
-    help="A group that nobody owns, with messages and no reader for so long, is a problem.",
+    help="How long a group may have messages and neither owner nor reader.",
 )
 @answering
 def stream(session: Session, *, topic: str, abandoned_after: float) -> CommandResult:
     """Say what keeps the memory of TOPIC.
 
     KEPT BY is who still needs messages that retention would let go of (a group, or @archive), or
-    retention itself. NEEDED counts the messages from the oldest on that somebody still needs, SINCE
+    retention itself. NEEDED counts the messages from the oldest one on that is still needed, SINCE
     is the age of that one. Ends with 1 when there is a problem.
     """
     stated = session.settings.topics.get(topic)
     expected = session.settings.groups_of(topic)
-    found = retention.examine(session.store, topic, stated, expected, abandoned_after)
+    found = examine(session.store, topic, stated, expected, abandoned_after)
     code = EXIT_PROBLEMS if found.problems or found.unreadable else 0
     return CommandResult(found, lambda: _show(found), code)
 
 
-def _show(found: retention.StreamReport) -> None:
+def _show(found: StreamReport) -> None:
     unreadable(found.unreadable)
     bounds = ", ".join(topics_settings.lines({"retention": found.retention}))
     click.echo(f"{found.topic}: {count(found.messages, 'message')}, {memory(found.bytes)}")
@@ -157,9 +169,16 @@ def _show(found: retention.StreamReport) -> None:
     if found.archive == "required":
         click.echo("nothing goes before it is archived")
     click.echo()
-    table(
-        ("PARTITION", "MESSAGES", "MEMORY", "OLDEST", "NEEDED", "SINCE", "KEPT BY"),
-        [_cells(found.now_unix_ms, row) for row in found.partitions],
+    now = found.now_unix_ms
+    listing(
+        "PARTITION MESSAGES MEMORY OLDEST NEEDED SINCE KEPT_BY",
+        found.partitions,
+        partition=lambda row: str(row.partition),
+        memory=lambda row: memory(row.bytes),
+        oldest=lambda row: ago(now, row.oldest_unix_ms),
+        needed=lambda row: "over 100,000" if row.needed is None else f"{row.needed:,}",
+        since=lambda row: ago(now, row.since_unix_ms),
+        kept_by=lambda row: _KEPT_BY.get(row.kept_by, row.holder),
     )
     if any(row.groups for row in found.partitions):
         click.echo()
@@ -168,33 +187,19 @@ def _show(found: retention.StreamReport) -> None:
         click.echo(f"\npartition {problem.partition}: {problem.text}\n  {problem.advice}")
 
 
-def _show_groups(found: retention.StreamReport) -> None:
+def _show_groups(found: StreamReport) -> None:
+    def last_read(seconds: float | None) -> str:
+        return "never" if seconds is None else f"{age(seconds * 1000)} ago"
+
     table(
         ("PARTITION", "GROUP", "OWNER", "UNREAD", "PENDING", "OLDEST", "LAST READ", "DROPPED"),
         [
             (
-                str(row.partition),
-                group.group,
-                group.owner or "-",
-                group.unread,
-                group.pending,
-                ago(found.now_unix_ms, group.needs_unix_ms),
-                "never" if group.idle_seconds is None else f"{age(group.idle_seconds * 1000)} ago",
+                *(str(row.partition), group.group, group.owner or "-", group.unread, group.pending),
+                *(ago(found.now_unix_ms, group.needs_unix_ms), last_read(group.idle_seconds)),
                 group.dropped,
             )
             for row in found.partitions
             for group in row.groups
         ],
-    )
-
-
-def _cells(now: int, row: retention.StreamRow) -> tuple[object, ...]:
-    return (
-        str(row.partition),
-        row.messages,
-        memory(row.bytes),
-        ago(now, row.oldest_unix_ms),
-        "over 100,000" if row.needed is None else f"{row.needed:,}",
-        ago(now, row.since_unix_ms),
-        _KEPT_BY.get(row.kept_by, row.holder),
     )

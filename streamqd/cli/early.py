@@ -1,7 +1,7 @@
 """TERM and INT while the command is still being imported, which takes some tenths of a second.
 
-A daemon that is told to stop then has nothing to drain: it ends with 0, as it would a moment later.
-A verb ends by the signal, as programs do.
+A daemon that gets one then has nothing to drain: it ends with 0, as it would a moment later.
+A command ends by the signal, as programs do.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def listen() -> None:
 
 
 def stopped() -> bool:
-    """Whether the daemon, which takes over the signals now, has been told to stop already."""
+    """Whether the daemon, which takes over the signals now, shall stop already."""
     return bool(_came)
 
 
 def give_back() -> None:
-    """Let signals do to a verb what they do to any program; the one that has come first of all."""
+    """Let signals do to a command what they do to any program; first the one that has come."""
     if signal.getsignal(signal.SIGTERM) is _note:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is _note:

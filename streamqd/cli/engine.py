@@ -1,4 +1,4 @@
-"""Spark as a verb has it: started when it is needed, its progress on the terminal, its end."""
+"""Spark as a command has it: started when it is needed, its progress on the terminal, its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from streamqd.cli.session import Session
 from streamqd.words import age
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     from streamqd.spark.pipelines.progress import PipelineProgress
@@ -39,26 +38,19 @@ class Engine:
         self._quiet = quiet
         self._verbose = verbose
         self._spark: SparkSession | None = None
-        self._context: SparkContext | None = None
         self.start_seconds = 0.0
 
-    def __call__(self) -> SparkSession:
+    def __call__(self, *, light: bool = False) -> SparkSession:
         if self._spark is None:
             from streamqd.spark import session
 
             with self._starting():
-                self._spark = session(*self._start, _FIXED | self._conf)
-            self._context = self._spark.sparkContext
+                self._spark = session(*self._start, _FIXED | self._conf, light=light)
         return self._spark
 
-    def context(self) -> SparkContext:
-        """What is below a session, for those who need no tables: it is up in half the time."""
-        if self._context is None:
-            from streamqd.spark import context
-
-            with self._starting():
-                self._context = context(*self._start, _FIXED | self._conf)
-        return self._context
+    def light(self) -> SparkSession:
+        """One that starts fast, for work that Java has little part in."""
+        return self(light=True)
 
     @contextlib.contextmanager
     def _starting(self) -> Iterator[None]:
@@ -76,13 +68,11 @@ class Engine:
     def stop(self) -> None:
         if self._spark is not None:
             self._spark.stop()
-        elif self._context is not None:
-            self._context.stop()
 
 
 @contextlib.contextmanager
 def _hushed() -> Iterator[None]:
-    """Let what is started inside write to nowhere: what goes wrong is raised, and told by us."""
+    """Let what is started inside write to nowhere: what goes wrong is raised, and printed by us."""
     own = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     sys.stderr.flush()
@@ -107,22 +97,15 @@ def _setting(text: str) -> tuple[str, str]:
 def engine(
     session: Session, name: str, master: str | None, conf: tuple[str, ...]
 ) -> Iterator[Engine]:
-    """Lend Spark. Errors of pipelines become sentences."""
-    from streamqd.spark import JavaMissingError, SparkMissingError, need_spark
-    from streamqd.spark.pipelines.archive import PipelineError
-    from streamqd.spark.pipelines.manifest import ManifestError
-    from streamqd.spark.streams import DataLossError
+    """Lend Spark."""
+    from streamqd.spark import need_spark
 
     quiet = session.quiet or not sys.stderr.isatty()
     lent = Engine(name, master, conf, quiet=quiet, verbose=session.verbose)
     try:
         need_spark()  # before half of the work is done
+        _ = session.settings  # bad settings are told before Java starts
         yield lent
-    except (
-        *(ManifestError, PipelineError, DataLossError),
-        *(JavaMissingError, SparkMissingError),
-    ) as error:
-        raise click.ClickException(str(error)) from error
     finally:
         lent.stop()
 

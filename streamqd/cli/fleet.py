@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from streamqd.admin import as_json as document_of
-from streamqd.admin import directives
+from streamqd.admin import directives, published
 from streamqd.admin.directives import Departure
-from streamqd.cli.arguments import Command, dry_run_option, reason_option, yes_option
+from streamqd.cli.arguments import dry_run_option, reason_option, yes_option
 from streamqd.cli.command import CommandResult, DirectiveResult, answering, directing
-from streamqd.cli.output import confirm, printable, styled, table, unreadable
+from streamqd.cli.output import ago, confirm, listing, printable, styled, table, unreadable
 from streamqd.cli.session import Session
 from streamqd.model import Unit
 from streamqd.store.directives import Scope, scope_of
@@ -27,37 +29,35 @@ _WHY_STRANDED = {
 }
 
 
-def _scope_arguments(command: Command) -> Command:
+def scoped(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command `scope`: TOPIC, TOPIC/GROUP or TOPIC/PARTITION/GROUP, or --all."""
+
+    @functools.wraps(command)
+    def run(
+        *, name: str | None, group: str | None, partition: int | None, everything: bool, **more: Any
+    ) -> int:
+        return command(scope=read_scope(name, group, partition, everything=everything), **more)
+
     for decorate in (
         click.option("--all", "everything", is_flag=True, help="Everything in the fleet."),
         click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition."),
         click.option("-g", "--group", help="Only this group."),
         click.argument("name", metavar="[TOPIC[/GROUP] | TOPIC/PARTITION/GROUP]", required=False),
     ):
-        command = decorate(command)
-    return command
+        run = decorate(run)
+    return run
 
 
 @click.command(short_help="Stop fetching of a topic, group or partition.")
-@_scope_arguments
+@scoped
 @reason_option
 @directing
-def pause(
-    session: Session,
-    *,
-    name: str | None,
-    group: str | None,
-    partition: int | None,
-    everything: bool,
-    reason: str,
-    dry_run: bool,
-) -> DirectiveResult:
+def pause(session: Session, *, scope: Scope, reason: str, dry_run: bool) -> DirectiveResult:
     """Fetch nothing more of a topic, a group or a partition, until it is resumed.
 
     What runs is finished; the partitions stay owned. The pause is kept in Redis: it survives
     restarts and holds for instances that start later. `status` shows it first.
     """
-    scope = read_scope(name, group, partition, everything=everything)
     fleet = session.fleet
     done = directives.pause(fleet, scope, reason, dry_run=dry_run)
     at = done.at_unix_ms or 0
@@ -67,22 +67,13 @@ def pause(
 
 
 @click.command(short_help="End a pause.")
-@_scope_arguments
+@scoped
 @directing
-def resume(
-    session: Session,
-    *,
-    name: str | None,
-    group: str | None,
-    partition: int | None,
-    everything: bool,
-    dry_run: bool,
-) -> DirectiveResult:
+def resume(session: Session, *, scope: Scope, dry_run: bool) -> DirectiveResult:
     """End the pause of what is named, and of all its parts.
 
     A part of something that is paused as a whole cannot be resumed alone.
     """
-    scope = read_scope(name, group, partition, everything=everything)
     fleet = session.fleet
     done = directives.resume(fleet, scope, dry_run=dry_run)
     at = done.at_unix_ms or 0
@@ -250,7 +241,7 @@ def show_departure(departure: Departure) -> None:
     for why, places in stranded.items():
         more = [f"{len(places) - ALIKE_MAX:,} more"] if len(places) > ALIKE_MAX else []
         for place in places[:ALIKE_MAX] + more:
-            click.echo(styled(f"! nobody takes {place}: {_WHY_STRANDED[why]}", "warn"))
+            click.echo(styled(f"! no instance takes {place}: {_WHY_STRANDED[why]}", "warn"))
     for to, places in sorted(takers.items()):
         more = [f"and {len(places) - SHOWN_MAX:,} more"] if len(places) > SHOWN_MAX else []
         shown = ", ".join(places[:SHOWN_MAX] + more)
@@ -262,7 +253,7 @@ def show_departure(departure: Departure) -> None:
             f" {printable(departure.longest_run)}: a drain waits for it, up to drain_timeout"
         )
     else:
-        click.echo("no message was running when it last told")
+        click.echo("no message was running when it last reported")
 
 
 # --- configuration and code -----------------------------------------------------------------------
@@ -281,7 +272,7 @@ def reload(
     mistake changes nothing. With --wait the exit code is 1 when one has found a mistake.
     """
     fleet = session.fleet
-    sight = directives.look(fleet)
+    sight = published.fleet_state(fleet)
     who = [instance] if instance else sorted(sight.live)
     silent = [] if instance else sorted(sight.silent)
     done = directives.reload(fleet, instance, reason, dry_run=dry_run)
@@ -336,19 +327,14 @@ def _show_directives(seen: directives.ControlView, everything: bool) -> None:
         over = "no directive holds; --all shows those that are done"
         click.echo(over if seen.orders else "no directives")
     if shown:
-        table(
-            ("DIRECTIVE", "TO", "AGE", "BY", "", "REASON"),
-            [
-                (
-                    row.name,
-                    row.to or "-",
-                    age(seen.now_unix_ms - row.at_unix_ms),
-                    row.by,
-                    "gone" if row.gone else "done" if row.done else "",
-                    row.why,
-                )
-                for row in shown
-            ],
+        listing(
+            "DIRECTIVE TO AGE BY _ REASON",
+            shown,
+            directive=lambda row: row.name,
+            to=lambda row: row.to or "-",
+            age=lambda row: ago(seen.now_unix_ms, row.at_unix_ms),
+            _=lambda row: "gone" if row.gone else "done" if row.done else "",
+            reason=lambda row: row.why,
         )
     for name, problem in seen.strange.items():
         click.echo(printable(f"! {name} cannot be read: {problem}"))

@@ -10,9 +10,20 @@ from streamqd.admin import adoption, directives, groups, growth
 from streamqd.admin.reading import server_unix_ms
 from streamqd.cli.arguments import dry_run_option, reason_option, yes_option
 from streamqd.cli.command import CommandResult, DirectiveResult, answering, directing
-from streamqd.cli.output import ago, at_least, confirm, position, sentence, table, unreadable
+from streamqd.cli.output import (
+    ago,
+    at_least,
+    confirm,
+    epoch,
+    listing,
+    owner,
+    position,
+    sentence,
+    unreadable,
+)
 from streamqd.cli.session import Session
 from streamqd.errors import Refused
+from streamqd.model import QUERIES
 from streamqd.words import age, count
 
 
@@ -27,7 +38,7 @@ def group() -> None:
 def list_(session: Session, *, topic: str | None) -> CommandResult:
     """Show the groups of one topic, or of all.
 
-    LAG counts unread messages (`+`: at least so many), PENDING those handed out and not settled,
+    LAG counts unread messages (`+`: or more), PENDING those handed out and not settled,
     DELAYED those that wait for their next attempt. OLDEST is the age of the oldest of the unread
     and pending ones.
     """
@@ -40,21 +51,15 @@ def list_(session: Session, *, topic: str | None) -> CommandResult:
 
 def _show_groups(rows: Sequence[groups.GroupRow], now: int) -> None:
     unreadable(list(dict.fromkeys(each for row in rows for each in row.unreadable)))
-    table(
-        ("TOPIC", "GROUP", "OWNED", "LAG", "PENDING", "DELAYED", "OLDEST", "OWNERS"),
-        [
-            (
-                row.topic,
-                row.group,
-                f"{row.owned}/{row.partitions}",
-                at_least(row.lag, row.lag_exact),
-                row.pending,
-                row.delayed,
-                ago(now, row.oldest_unix_ms),
-                ", ".join(row.owners) or "-",
-            )
-            for row in rows
-        ],
+    listing(
+        "TOPIC GROUP OWNED LAG PENDING DELAYED OLDEST OWNERS",
+        [row for row in rows if row.group],  # the others only carry what cannot be read
+        owned=lambda row: (
+            None if row.group.startswith(QUERIES) else f"{row.owned}/{row.partitions}"
+        ),
+        lag=lambda row: at_least(row.lag, row.lag_exact),
+        oldest=lambda row: ago(now, row.oldest_unix_ms),
+        owners=lambda row: ", ".join(row.owners) or "-",
     )
 
 
@@ -66,8 +71,7 @@ def describe(session: Session, *, topic: str, name: str) -> CommandResult:
     """Show one group, partition by partition.
 
     POSITION is the id last handed out (`start`: none yet; `before ID`: set by hand), LAG what comes
-    behind it (`+`: at least so many); UNREAD and PENDING are the ages of the oldest message of each
-    kind.
+    behind it (`+`: or more); UNREAD and PENDING are the ages of the oldest message of each kind.
     """
     detail = groups.describe(session.store, topic, name)
     return CommandResult(detail, lambda: _show_group(detail))
@@ -84,25 +88,17 @@ def _show_group(detail: groups.GroupDetail) -> None:
         numbers = ", ".join(map(str, detail.missing))
         click.echo(f"not on partition {numbers} yet: its daemon makes it there")
     click.echo()
-    table(
-        (
-            *("PARTITION", "OWNER", "LAG", "UNREAD", "IN HAND", "PENDING", "DELAYED"),
-            *("POSITION", "EPOCH"),
-        ),
-        [
-            (
-                str(row.partition),
-                f"{row.owner} (expired)" if row.state == "expired" else row.owner or "-",
-                at_least(row.lag, row.lag_exact),
-                ago(now, row.oldest_unread_unix_ms),
-                row.pending,
-                ago(now, row.oldest_pending_unix_ms),
-                row.delayed,
-                position(row.position),
-                str(row.epoch) if row.epoch else None,
-            )
-            for row in detail.partitions
-        ],
+    listing(
+        "PARTITION OWNER LAG UNREAD IN_HAND PENDING DELAYED POSITION EPOCH",
+        detail.partitions,
+        partition=lambda row: str(row.partition),
+        owner=owner,
+        lag=lambda row: at_least(row.lag, row.lag_exact),
+        unread=lambda row: ago(now, row.oldest_unread_unix_ms),
+        in_hand=lambda row: row.pending,
+        pending=lambda row: ago(now, row.oldest_pending_unix_ms),
+        position=lambda row: position(row.position),
+        epoch=epoch,
     )
 
 
@@ -186,19 +182,15 @@ def reset(
 
 
 def _show_reset(session: Session, done: groups.GroupReset, dry_run: bool) -> None:
-    table(
-        ("PARTITION", "BEFORE", "NOW", "UNREAD", "FORGOTTEN", "DROPPED"),
-        [
-            (
-                str(row.partition),
-                position(row.before),
-                "end" if row.unread_exact and not row.unread else position(row.after),
-                at_least(row.unread, row.unread_exact),
-                row.pending,
-                row.delayed + row.retried,
-            )
-            for row in done.partitions
-        ],
+    listing(
+        "PARTITION BEFORE NOW UNREAD FORGOTTEN DROPPED",
+        done.partitions,
+        partition=lambda row: str(row.partition),
+        before=lambda row: position(row.before),
+        now=lambda row: "end" if row.unread_exact and not row.unread else position(row.after),
+        unread=lambda row: at_least(row.unread, row.unread_exact),
+        forgotten=lambda row: row.pending,
+        dropped=lambda row: row.delayed + row.retried,
     )
     if dry_run:
         if done.obstacle:
@@ -265,12 +257,11 @@ def adopt(session: Session, *, topic: str, name: str, dry_run: bool, yes: bool) 
 
     def show() -> None:
         if done.consumers:
-            table(
-                ("PARTITION", "CONSUMER", "PENDING", "IDLE"),
-                [
-                    (str(row.partition), row.consumer, row.pending, age(row.idle_ms))
-                    for row in done.consumers
-                ],
+            listing(
+                "PARTITION CONSUMER PENDING IDLE",
+                done.consumers,
+                partition=lambda row: str(row.partition),
+                idle=lambda row: age(row.idle_ms),
             )
         verb = "would be taken over" if dry_run else "taken over"
         click.echo(f"{count(done.entries, 'message')} {verb}")

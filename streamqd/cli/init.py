@@ -31,7 +31,7 @@ handlers = ["weblog"]          # modules to import; weblog.py lies beside this f
 partitions = 4                 # as many workers for each consumer; it can grow, never shrink
 retention = { max_age = "24h" } # what is handled and older goes; without it, everything stays
 
-[[consumers]]                  # what is said here counts before what @handler says
+[[consumers]]                  # what stands here counts before what @handler says
 topic = "access"
 group = "hits"
 max_attempts = 5

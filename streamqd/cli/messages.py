@@ -11,18 +11,19 @@ from streamqd.admin import delayed as sends
 from streamqd.admin import pending as admin_pending
 from streamqd.admin import retries, topics
 from streamqd.admin import tail as admin_tail
+from streamqd.admin.due import DueFilter
 from streamqd.admin.reading import server_unix_ms
 from streamqd.cli.arguments import (
+    DURATION,
+    MOMENT,
     Command,
-    Duration,
-    Moment,
     json_option,
     page_options,
     unix_ms,
     yes_option,
 )
 from streamqd.cli.command import CommandResult, answering, connected
-from streamqd.cli.output import NO_MATCH, ago, confirm, json_text, printable, table, unreadable
+from streamqd.cli.output import NO_MATCH, ago, confirm, json_text, listing, printable, unreadable
 from streamqd.cli.session import Session
 from streamqd.errors import Refused
 from streamqd.model import LETTERS
@@ -39,10 +40,10 @@ ERROR_CHARS = 80  # of an error in the table; --json has all that is kept of it
 @click.argument("topic")
 @click.option(
     "-n", "--limit", "--lines", "limit", type=click.IntRange(0, 10_000),
-    help="Show so many of the last messages. Default: 10, or with --since all.",
+    help="How many of the last messages. Default: 10, or with --since all.",
 )  # fmt: skip
 @click.option(
-    "--since", type=Moment(), metavar="TIME",
+    "--since", type=MOMENT, metavar="TIME",
     help="Only those written at this time or later: 10m (ago), or 2026-11-21T08:30 (UTC).",
 )  # fmt: skip
 @click.option("-f", "--follow", is_flag=True, help="Then show new ones, until interrupted.")
@@ -64,8 +65,8 @@ def tail(
     \b
       streamqd tail orders --since 10m --follow
 
-    Nothing is taken from anybody: no group is involved. A line is PARTITION:ID, the key and the
-    payload; with --json each line is an object.
+    It only reads: no group is involved. A line is PARTITION:ID, the key and the payload; with
+    --json each line is an object.
     """
     watched = admin_tail.Tail(session.store, topic, partition)
     if since is None:
@@ -126,19 +127,12 @@ def pending(
         if not seen.rows:
             click.echo(f"no {'more ' if cursor else ''}pending messages in {topic} for {name}")
             return
-        table(
-            ("PARTITION", "PLACE", "IDLE", "DELIVERIES", "CRASHES", "CONSUMER"),
-            [
-                (
-                    str(row.partition),
-                    row.place,
-                    None if row.idle_ms is None else age(row.idle_ms),
-                    row.deliveries,
-                    row.crashes,
-                    row.consumer or "(unowned)",
-                )
-                for row in seen.rows
-            ],
+        listing(
+            "PARTITION PLACE IDLE DELIVERIES CRASHES CONSUMER",
+            seen.rows,
+            partition=lambda row: str(row.partition),
+            idle=lambda row: None if row.idle_ms is None else age(row.idle_ms),
+            consumer=lambda row: row.consumer or "(unowned)",
         )
         session.note(f"{count(seen.total, 'pending message')} in {topic} for {name}")
         if not seen.complete:
@@ -160,25 +154,22 @@ def _only_group(session: Session, topic: str) -> str:
 
 # --- which of those that wait ---------------------------------------------------------------------
 
+_ATTEMPT = click.option(
+    "--attempt", "attempt_min", type=click.IntRange(1), default=1,
+    help="Waiting for this attempt or a later one.",
+)  # fmt: skip
+
 
 def _filters(command: Command) -> Command:
     for option in (
         click.option("-p", "--partition", type=click.IntRange(0), help="Of this partition only."),
         click.option("-k", "--key", help="With this key only."),
         click.option(
-            "--due-within", type=Duration(), metavar="DURATION", help="Due within this time."
+            "--due-within", type=DURATION, metavar="DURATION", help="Due within this time."
         ),
     ):
         command = option(command)
     return command
-
-
-def _retry_filters(command: Command) -> Command:
-    attempt = click.option(
-        "--attempt", "attempt_min", type=click.IntRange(1), default=1,
-        help="Waiting for this attempt or a later one.",
-    )  # fmt: skip
-    return _filters(attempt(command))
 
 
 def _named(metavar: str) -> Callable[[Command], Command]:
@@ -196,16 +187,25 @@ def _named(metavar: str) -> Callable[[Command], Command]:
     return add
 
 
-def _require_choice(ids: tuple[str, ...], every: bool, filtered: bool, noun: str) -> None:
-    """Refuse a command that does not say which, or says it twice."""
-    if ids and (every or filtered):
+def _choice(*, due_within: float | None, **filters: Any) -> DueFilter:
+    """What the options of `_filters` choose."""
+    return DueFilter(
+        due_within_ms=None if due_within is None else round(due_within * 1000), **filters
+    )
+
+
+def _required(ids: tuple[str, ...], every: bool, noun: str, filters: dict[str, Any]) -> DueFilter:
+    """The same of a command that must say which, once."""
+    choice = _choice(**filters)
+    if ids and (every or choice.narrows):
         raise click.UsageError(f"name {noun}, or choose them by --all and filters, not both")
     if not ids and not every:
         raise click.UsageError(f"name {noun}, or say --all (filters may narrow it)")
+    return choice
 
 
-def _ms(seconds: float | None) -> int | None:
-    return None if seconds is None else round(seconds * 1000)
+def _none(choice: DueFilter, cursor: str, what: str) -> str:
+    return NO_MATCH if choice.narrows else f"no {'more ' if cursor else ''}{what}"
 
 
 # --- delayed sends --------------------------------------------------------------------------------
@@ -232,25 +232,21 @@ def list_sends(
     The ID is the partition and what the producer's send returned. The message gets its uid when it
     is due.
     """
-    choice = _send_filter(**filters)
+    choice = _choice(**filters)
     seen = sends.listed(session.store, topic, choice=choice, limit=limit, cursor=cursor)
-    if not seen.rows:
-        none = f"no {'more ' if cursor else ''}delayed sends in {topic}"
-        return CommandResult(seen, NO_MATCH if choice != sends.DelayedFilter() else none)
 
     def show() -> None:
-        table(
-            ("ID", "DUE IN", "SENT", "BYTES", "KEY"),
-            [
-                (
-                    row.id,
-                    age(row.due_unix_ms - seen.now_unix_ms),
-                    _sent(seen.now_unix_ms, row.sent_unix_ms),
-                    row.payload_bytes,
-                    row.key or "-",
-                )
-                for row in seen.rows
-            ],
+        unreadable(seen.unreadable)
+        if not seen.rows:
+            click.echo(_none(choice, cursor, f"delayed sends in {topic}"))
+            return
+        listing(
+            "ID DUE_IN SENT BYTES KEY",
+            seen.rows,
+            due_in=lambda row: age(row.due_unix_ms - seen.now_unix_ms),
+            sent=lambda row: _sent(seen.now_unix_ms, row.sent_unix_ms),
+            bytes=lambda row: row.payload_bytes,
+            key=lambda row: row.key or "-",
         )
         session.note(f"{seen.total:,} delayed in {topic}")
         session.more(seen.cursor)
@@ -312,7 +308,7 @@ def send_now(
     The housekeeper of a running daemon sends them within seconds. Exit code 8 when one that is
     named does not wait any more.
     """
-    choice = _asked_sends(ids, every, filters)
+    choice = _required(ids, every, "delayed sends", filters)
     if dry_run:
         return _foretell_sends(session, topic, ids, choice, "would be due now")
     names = ids or sends.chosen(session.store, topic, choice)
@@ -342,10 +338,10 @@ def cancel_sends(
     \b
       streamqd delayed cancel orders 3:0f3e9ac1b2d44e58a6c7d8e9f0a1b2c3
 
-    Each is cancelled or was sent already, never both; of those sent the uid is told. Exit code 8
+    Each is cancelled or was sent already, never both; of those sent the uid is shown. Exit code 8
     when one that is named was not cancelled. A dedup_id stays used for its time.
     """
-    choice = _asked_sends(ids, every, filters)
+    choice = _required(ids, every, "delayed sends", filters)
     if dry_run:
         return _foretell_sends(session, topic, ids, choice, "would be cancelled")
     names: Iterable[str] = ids
@@ -383,20 +379,8 @@ def _changed_sends(
     return CommandResult(done, show, EXIT_NOT_ALL if ids and (done.sent or done.unknown) else 0)
 
 
-def _asked_sends(ids: tuple[str, ...], every: bool, filters: dict[str, Any]) -> sends.DelayedFilter:
-    choice = _send_filter(**filters)
-    _require_choice(ids, every, choice != sends.DelayedFilter(), "delayed sends")
-    return choice
-
-
-def _send_filter(
-    *, partition: int | None, key: str | None, due_within: float | None
-) -> sends.DelayedFilter:
-    return sends.DelayedFilter(partition=partition, key=key, due_within_ms=_ms(due_within))
-
-
 def _foretell_sends(
-    session: Session, topic: str, ids: tuple[str, ...], choice: sends.DelayedFilter, what: str
+    session: Session, topic: str, ids: tuple[str, ...], choice: DueFilter, what: str
 ) -> CommandResult:
     """Say how many it would be; of those named, refuse one that does not wait."""
     if ids:
@@ -424,37 +408,30 @@ def retry() -> None:
 @retry.command("list")
 @click.argument("topic")
 @click.argument("group")
-@_retry_filters
+@_filters
+@_ATTEMPT
 @page_options(50)
 @answering
 def list_retries(
     session: Session, *, topic: str, group: str, limit: int, cursor: str, **filters: Any
 ) -> CommandResult:
     """Show the delayed retries of a group, the first due first, over all partitions."""
-    choice = _retry_filter((), **filters)
+    choice = _choice(**filters)
     seen = retries.listed(session.store, topic, group, choice=choice, limit=limit, cursor=cursor)
 
     def show() -> None:
         unreadable(seen.unreadable)
         if not seen.rows:
-            none = f"no {'more ' if cursor else ''}delayed retries in {topic} for {group}"
-            click.echo(NO_MATCH if choice != retries.RetryFilter(attempt_min=1) else none)
+            click.echo(_none(choice, cursor, f"delayed retries in {topic} for {group}"))
             return
-        table(
-            ("ID", "DUE IN", "ATTEMPT", "CRASHES", "BYTES", "KEY", "ERROR"),
-            [
-                (
-                    row.id,
-                    age(row.due_unix_ms - seen.now_unix_ms),
-                    row.attempt,
-                    row.crashes,
-                    row.payload_bytes,
-                    row.key or "-",
-                    _error(row),
-                )
-                for row in seen.rows
-            ],
+        listing(
+            "ID DUE_IN ATTEMPT CRASHES BYTES KEY ERROR",
+            seen.rows,
             last_below=True,
+            due_in=lambda row: age(row.due_unix_ms - seen.now_unix_ms),
+            bytes=lambda row: row.payload_bytes,
+            key=lambda row: row.key or "-",
+            error=_error,
         )
         session.note(f"{seen.total:,} delayed in {topic} for {group}")
         session.more(seen.cursor)
@@ -466,7 +443,8 @@ def list_retries(
 @click.argument("topic")
 @click.argument("group")
 @_named("[ID]...")
-@_retry_filters
+@_filters
+@_ATTEMPT
 @answering
 def retry_now(
     session: Session,
@@ -479,8 +457,8 @@ def retry_now(
     **filters: Any,
 ) -> CommandResult:
     """Run delayed retries now: those named, or --all that pass the filters."""
-    choice = _asked_retries(ids, every, filters)
-    rows = retries.chosen(session.store, topic, group, choice)
+    choice = _required(ids, every, "retries by their ids", filters)
+    rows = retries.chosen(session.store, topic, group, choice, ids)
     if dry_run:
         return _foretell_retries(rows, "would be due now")
     done = retries.hasten(session.store, topic, group, rows)
@@ -492,7 +470,8 @@ def retry_now(
 @click.argument("topic")
 @click.argument("group")
 @_named("[ID]...")
-@_retry_filters
+@_filters
+@_ATTEMPT
 @click.option("--drop", is_flag=True, help="Lose them instead of making dead letters.")
 @yes_option
 @answering
@@ -514,8 +493,8 @@ def cancel_retries(
     that reads dead letters (NAME@dlq) the retries are dropped: their dead letters have stayed.
     """
     drop = drop or group.endswith(LETTERS)
-    choice = _asked_retries(ids, every, filters)
-    rows = retries.chosen(session.store, topic, group, choice)
+    choice = _required(ids, every, "retries by their ids", filters)
+    rows = retries.chosen(session.store, topic, group, choice, ids)
     if dry_run:
         return _foretell_retries(rows, "would be lost" if drop else "would become dead letters")
     total = sum(map(len, rows.values()))
@@ -537,32 +516,6 @@ def cancel_retries(
             )
 
     return CommandResult(done, show)
-
-
-def _asked_retries(
-    ids: tuple[str, ...], every: bool, filters: dict[str, Any]
-) -> retries.RetryFilter:
-    choice = _retry_filter(ids, **filters)
-    filtered = choice != retries.RetryFilter(ids=ids, attempt_min=1)
-    _require_choice(ids, every, filtered, "retries by their ids")
-    return choice
-
-
-def _retry_filter(
-    ids: tuple[str, ...],
-    *,
-    partition: int | None,
-    key: str | None,
-    attempt_min: int,
-    due_within: float | None,
-) -> retries.RetryFilter:
-    return retries.RetryFilter(
-        ids=ids,
-        partition=partition,
-        key=key,
-        attempt_min=attempt_min,
-        due_within_ms=_ms(due_within),
-    )
 
 
 def _foretell_retries(rows: dict[int, list[retries.RetryRow]], what: str) -> CommandResult:

@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -122,6 +122,22 @@ def table(
             click.echo(shown if number else styled(shown, "heading"))
 
 
+def listing(
+    headings: str, rows: Sequence[Any], *, last_below: bool = False, **cells: Callable[[Any], Any]
+) -> None:
+    """Print a row for each of some things, under headings that a space parts, `_` for a space.
+
+    `cells` says what stands under a heading, by its name in small letters; under the others stands
+    the field of that name.
+    """
+    names = [re.sub(r"\W", "_", heading.lower()) for heading in headings.split()]
+    table(
+        [heading.replace("_", " ") for heading in headings.split()],
+        [[cells[n](row) if n in cells else getattr(row, n) for n in names] for row in rows],
+        last_below=last_below,
+    )
+
+
 def _cell(cell: Any) -> str:
     if isinstance(cell, int):
         return f"{cell:,}"
@@ -152,6 +168,16 @@ def ago(now_unix_ms: int, then_unix_ms: int | None) -> str | None:
 def at_least(number: int, exact: bool) -> str:
     """A number, with `+` behind it when it may be greater."""
     return f"{number:,}{'' if exact else '+'}"
+
+
+def owner(row: Any) -> str:
+    """Who owns what a row tells of, for a cell of a table."""
+    return f"{row.owner} (expired)" if row.state == "expired" else row.owner or "-"
+
+
+def epoch(row: Any) -> str | None:
+    """The epoch of the owner, without commas; None for no owner yet."""
+    return str(row.epoch) if row.epoch else None
 
 
 def position(entry_id: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from streamqd.cli.arguments import Duration, json_option
+from streamqd.cli.arguments import DURATION, json_option
 from streamqd.cli.lines import STDIN, BadInputError, Lines, Payload
 from streamqd.cli.output import emit, styled
 from streamqd.cli.session import Session, pass_session
@@ -76,7 +76,7 @@ class Produced:
 @click.option("--key-regex", metavar="RE", help="Key: the first group, or all, of the match.")
 @click.option("--key-field", metavar="FIELD", help="Key: this field of the object (jsonl).")
 @click.option("-p", "--partition", type=click.IntRange(0), help="Send all to this partition.")
-@click.option("--delay", type=Duration(), metavar="DURATION", help="Deliver this much later.")
+@click.option("--delay", type=DURATION, metavar="DURATION", help="Deliver this much later.")
 @click.option(
     "-H", "--header", "headers", metavar="NAME=VALUE", multiple=True,
     help="Header of every message; may be repeated.",
@@ -125,8 +125,8 @@ def produce(
         lines = _source(payload, source)
         _check_topic(session, topic, create)
     except (click.UsageError, StreamqdError) as error:
-        told = error.format_message() if isinstance(error, click.UsageError) else str(error)
-        done.error = told
+        text = error.format_message() if isinstance(error, click.UsageError) else str(error)
+        done.error = text
         if as_json:
             emit(done)
         raise
@@ -284,7 +284,7 @@ def _source(payload: str | None, path: str | None) -> Lines | Payload:
 def _check_topic(session: Session, topic: str, create: bool | None) -> None:
     """Ask before a topic is made that may be misspelt; where nobody can answer, refuse.
 
-    With `create` it is said what is to happen; the producer does so.
+    With `create` the producer does what that says.
     """
     settings = session.settings
     named = {*settings.topics, *(each.topic for each in settings.consumers)}

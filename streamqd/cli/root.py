@@ -17,7 +17,7 @@ import click
 from streamqd import config
 from streamqd.cli import early
 from streamqd.cli.completion import equip
-from streamqd.cli.output import styled
+from streamqd.cli.output import printable, styled
 from streamqd.cli.session import Session, pass_session
 from streamqd.errors import (
     BadValue,
@@ -28,6 +28,7 @@ from streamqd.errors import (
     RedisRefused,
     RedisUnavailable,
     Refused,
+    SparkError,
     StartRefused,
 )
 from streamqd.version import __version__
@@ -126,8 +127,8 @@ def _shown(error: click.ClickException) -> str:
 
 
 def _complain(text: str, session: Session) -> None:
-    """Print an error; on a terminal the word itself is red."""
-    before, word, after = text.partition("Error: ")
+    """Print an error, control characters escaped; on a terminal the word itself is red."""
+    before, word, after = printable(text, lines=True).partition("Error: ")
     red = styled(word.strip(), "bad") + " " if word else ""
     click.echo(before + red + after, err=True, color=None if session.coloured else False)
 
@@ -145,7 +146,8 @@ def _hint(error: click.ClickException) -> None:
 def _explain(error: Exception, session: Session) -> int:
     """Print what went wrong; return the exit code that belongs to it."""
     if session.verbose:
-        traceback.print_exception(error)
+        lines = "".join(traceback.format_exception(error)).rstrip()
+        click.echo(printable(lines, lines=True), err=True)
     match error:
         case ConfigError() if len(error.problems) > 1:
             lines = "".join(f"\n  {problem}" for problem in error.problems)
@@ -161,11 +163,13 @@ def _explain(error: Exception, session: Session) -> int:
             code = EXIT_CONFIG
         case RedisUnavailable() | RedisRefused():
             code = EXIT_REDIS
+        case SparkError():
+            code = EXIT_UNEXPECTED
         case Malformed() | MessageTooLarge():
             code = EXIT_USAGE
         case BadValue():
             text = f"{error}: `streamqd doctor --only values` says how to put it right"
-            click.echo(f"Error: {text}", err=True)
+            _complain(f"Error: {text}", session)
             return EXIT_REFUSED
         case Refused():
             code = EXIT_REFUSED

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamqd import config
-from streamqd.config.endpoint import EMBEDDED
+from streamqd.config.topology import EMBEDDED
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.store.client import Connection
-from streamqd.store.cluster import connect
+from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 
 if TYPE_CHECKING:
-    from streamqd.admin.directives import FleetSnapshot
+    from streamqd.admin.published import Fleet
 
 TIMEOUT = 5.0  # seconds that one exchange of a command with Redis may take
 NOT_AUDITED = "the audit trail could not be written: this is not in it"
@@ -81,12 +80,12 @@ class Session:
                 link.close()
 
     @property
-    def fleet(self) -> FleetSnapshot:
+    def fleet(self) -> Fleet:
         """The fleet that the configuration names."""
-        from streamqd.admin.directives import FleetSnapshot
+        from streamqd.admin.published import Fleet
 
         daemon = self.settings.daemon
-        return FleetSnapshot(self.store, daemon.fleet, daemon.lease_ttl)
+        return Fleet(self.store, daemon.fleet, daemon.lease_ttl)
 
     def record(
         self, topic: str, command: str, what: dict[str, Any], counts: dict[str, int]

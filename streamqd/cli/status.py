@@ -9,13 +9,11 @@ import click
 
 from streamqd.admin import fleet
 from streamqd.admin import partitions as admin_partitions
-from streamqd.admin.condition import in_words
+from streamqd.admin.condition import STEADY, in_words
 from streamqd.cli.command import CommandResult, answering
-from streamqd.cli.output import ago, printable, sentence, table, unreadable
+from streamqd.cli.output import ago, epoch, listing, owner, printable, sentence, table, unreadable
 from streamqd.cli.session import Session
 from streamqd.words import age, count
-
-STEADY = 0.5  # messages per second by which a lag must change to be said to change
 
 
 @click.command(short_help="Show the fleet, or one topic: groups, states, problems.")
@@ -35,16 +33,16 @@ def status(session: Session, *, topic: str | None) -> CommandResult:
       streamqd status
       streamqd status orders
     """
-    daemon = session.settings.daemon
-    seen = fleet.status(session.store, daemon.fleet, stale=daemon.lease_ttl, topic=topic)
+    seen = fleet.status(session.fleet, topic)
     return CommandResult(seen, lambda: _show(seen, topic))
 
 
 def _show(seen: fleet.StatusView, topic: str | None) -> None:
     unreadable(seen.unreadable)
     _show_directives(seen)
-    owned = sum(each.state == "owned" for each in seen.units)
-    units = f"{owned} of {count(len(seen.units), 'partition')} owned" if seen.units else "no groups"
+    states = [each.state for each in seen.units if each.state != "query"]
+    of = count(len(states), "partition")
+    units = f"{states.count('owned')} of {of} owned" if states else "no groups"
     if topic is None:
         click.echo(f"fleet {seen.fleet}: {count(len(seen.instances), 'instance')}, {units}")
     else:
@@ -65,21 +63,13 @@ def _show(seen: fleet.StatusView, topic: str | None) -> None:
 
 
 def _show_instances(seen: fleet.StatusView) -> None:
-    table(
-        ("INSTANCE", "STATE", "OWNED", "MSG/S", "BEAT", "UP", "PID", "HOST"),
-        [
-            (
-                each.instance,
-                each.state,
-                each.owned,
-                each.rate,
-                age(seen.now_unix_ms - each.beat_unix_ms),
-                ago(seen.now_unix_ms, each.started_unix_ms),
-                None if each.pid is None else str(each.pid),
-                each.host,
-            )
-            for each in seen.instances
-        ],
+    listing(
+        "INSTANCE STATE OWNED MSG/S BEAT UP PID HOST",
+        seen.instances,
+        msg_s=lambda each: each.rate,
+        beat=lambda each: ago(seen.now_unix_ms, each.beat_unix_ms),
+        up=lambda each: ago(seen.now_unix_ms, each.started_unix_ms),
+        pid=lambda each: None if each.pid is None else str(each.pid),
     )
 
 
@@ -87,7 +77,7 @@ def _show_groups(seen: fleet.StatusView) -> None:
     rows: list[tuple[Any, ...]] = [
         (
             f"{each.topic}/{each.group}",
-            f"{each.owned}/{each.partitions}",
+            None if each.condition == "query" else f"{each.owned}/{each.partitions}",
             each.rate,
             each.lag,
             each.pending,
@@ -106,12 +96,13 @@ def _show_groups(seen: fleet.StatusView) -> None:
 
 def _total(seen: fleet.StatusView) -> tuple[Any, ...]:
     groups = seen.groups
+    owned = [each for each in groups if each.condition != "query"]
     oldest = [each.oldest_unix_ms for each in groups if each.oldest_unix_ms is not None]
     lags = [each.lag for each in groups]
     known = [lag for lag in lags if lag is not None]
     return (
         "total",
-        f"{sum(each.owned for each in groups)}/{sum(each.partitions for each in groups)}",
+        f"{sum(each.owned for each in owned)}/{sum(each.partitions for each in owned)}",
         sum(each.rate or 0.0 for each in groups),
         sum(known) if len(known) == len(lags) else None,
         sum(each.pending for each in groups),
@@ -125,10 +116,10 @@ def _total(seen: fleet.StatusView) -> tuple[Any, ...]:
 
 def _group_state(each: fleet.GroupStatus) -> str:
     """The gravest state of the group; why it is so stands above the table."""
-    said = _state(each.condition, each.longest_run_seconds)
+    text = _state(each.condition, each.longest_run_seconds)
     if each.condition_partitions < each.partitions:
-        said += f" ({each.condition_partitions} of {each.partitions})"
-    return said
+        text += f" ({each.condition_partitions} of {each.partitions})"
+    return text
 
 
 def _state(condition: str, run_seconds: float | None) -> str:
@@ -138,21 +129,16 @@ def _state(condition: str, run_seconds: float | None) -> str:
 
 
 def _show_units(seen: fleet.StatusView) -> None:
-    table(
-        ("PARTITION", "MSG/S", "LAG", "PEND", "DELAY", "OLDEST", "STATE", "OWNER"),
-        [
-            (
-                f"{each.partition}/{each.group}",
-                each.rate,
-                each.lag,
-                each.pending,
-                each.delayed,
-                ago(seen.now_unix_ms, each.oldest_unix_ms),
-                _state(each.condition, each.longest_run_seconds),
-                each.owner or "-",
-            )
-            for each in seen.units
-        ],
+    listing(
+        "PARTITION MSG/S LAG PEND DELAY OLDEST STATE OWNER",
+        seen.units,
+        partition=lambda each: f"{each.partition}/{each.group}",
+        msg_s=lambda each: each.rate,
+        pend=lambda each: each.pending,
+        delay=lambda each: each.delayed,
+        oldest=lambda each: ago(seen.now_unix_ms, each.oldest_unix_ms),
+        state=lambda each: _state(each.condition, each.longest_run_seconds),
+        owner=lambda each: each.owner or "-",
     )
 
 
@@ -164,32 +150,32 @@ def _behind(now_unix_ms: int, group: fleet.Behind) -> str:
         if len(group.partitions) == 1
         else f"{len(group.partitions)} partitions"
     )
-    said = f"{group.topic}/{group.group} is {lag} behind in {where}"
+    text = f"{group.topic}/{group.group} is {lag} behind in {where}"
     if group.since_unix_ms is not None:
         since = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(group.since_unix_ms / 1000))
-        said += f", since {since} ({age(now_unix_ms - group.since_unix_ms)})"
+        text += f", since {since} ({age(now_unix_ms - group.since_unix_ms)})"
     slope = group.lag_per_second
     if slope is None:
-        return f"{said}, trend not known"
+        return f"{text}, trend not known"
     if abs(slope) < STEADY:
-        return f"{said}, steady"
+        return f"{text}, steady"
     if slope > 0:
-        return f"{said}, growing by {slope:,.1f}/s"
+        return f"{text}, growing by {slope:,.1f}/s"
     left = "" if group.lag is None else f", caught up in about {age(group.lag / -slope * 1000)}"
-    return f"{said}, shrinking by {-slope:,.1f}/s{left}"
+    return f"{text}, shrinking by {-slope:,.1f}/s{left}"
 
 
 def _show_directives(seen: fleet.StatusView) -> None:
     """The directives of operators come before all else: they explain what follows."""
     for each in seen.orders:
-        said = _DIRECTIVES[each.kind].format(target=printable(each.target), to=printable(each.to))
+        text = _DIRECTIVES[each.kind].format(target=printable(each.target), to=printable(each.to))
         reason = f": {printable(each.why)}" if each.why else ""
         gone = " (no such instance lives)" if each.gone else ""
         since = f"{age(seen.now_unix_ms - each.at_unix_ms)} by {printable(each.by)}"
         if each.kind in ("pause", "stop"):
-            click.echo(f"{said} for {since}{reason}")
+            click.echo(f"{text} for {since}{reason}")
         elif each.kind in ("drain", "move"):
-            click.echo(f"{said}{gone} for {since}{reason}")
+            click.echo(f"{text}{gone} for {since}{reason}")
     for name, problem in seen.strange_orders.items():
         click.echo(f"the directive {printable(name)} cannot be read: {printable(problem)}")
 
@@ -229,21 +215,14 @@ def partitions(
 def _show_partitions(seen: admin_partitions.PartitionsView) -> None:
     unreadable(seen.unreadable)
     if seen.units:
-        table(
-            ("PARTITION", "OWNER", "EPOCH", "SINCE", "LAG", "PENDING", "DELAYED", "OLDEST"),
-            [
-                (
-                    f"{row.topic}/{row.partition}/{row.group}",
-                    f"{row.owner} (expired)" if row.state == "expired" else row.owner or "-",
-                    str(row.epoch) if row.epoch else None,
-                    ago(seen.now_unix_ms, row.since_unix_ms),
-                    row.lag,
-                    row.pending,
-                    row.delayed,
-                    ago(seen.now_unix_ms, row.oldest_unix_ms),
-                )
-                for row in seen.units
-            ],
+        listing(
+            "PARTITION OWNER EPOCH SINCE LAG PENDING DELAYED OLDEST",
+            seen.units,
+            partition=lambda row: str(row.unit),
+            owner=owner,
+            epoch=epoch,
+            since=lambda row: ago(seen.now_unix_ms, row.since_unix_ms),
+            oldest=lambda row: ago(seen.now_unix_ms, row.oldest_unix_ms),
         )
     for name in seen.idle_topics:
         click.echo(f"no group reads {name}")

@@ -24,7 +24,8 @@ import click
 from streamqd import config
 from streamqd.admin import live
 from streamqd.admin.live import LiveView
-from streamqd.cli.arguments import Duration, json_option
+from streamqd.admin.published import Fleet
+from streamqd.cli.arguments import DURATION, json_option
 from streamqd.cli.command import connected
 from streamqd.cli.output import emit, printable
 from streamqd.cli.screen import input as keyboard
@@ -32,8 +33,7 @@ from streamqd.cli.screen.frame import Shown, frame, rows_of, visible
 from streamqd.cli.screen.terminal import Terminal
 from streamqd.cli.session import Session
 from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable
-from streamqd.store.client import Connection
-from streamqd.store.cluster import connect
+from streamqd.store.client import Connection, connect
 from streamqd.store.store import Store
 
 INTERVAL_MIN = 0.2
@@ -46,7 +46,7 @@ WIDTH_ELSEWHERE = 132  # of --once where no terminal says otherwise
 @click.option(
     "-i",
     "--interval",
-    type=Duration(),
+    type=DURATION,
     default="2s",
     show_default=True,
     help="Time between two looks. Instances publish every 2 seconds.",
@@ -62,9 +62,8 @@ def top(session: Session, *, interval: float, once: bool, as_json: bool) -> int 
     """
     if interval < INTERVAL_MIN:
         raise click.UsageError(f"--interval: at least {INTERVAL_MIN:g}s")
-    daemon = session.settings.daemon
     if once or as_json:
-        seen = live.look(session.store, daemon.fleet, stale=daemon.lease_ttl)
+        seen = live.look(session.fleet)
         if as_json:
             emit(seen)
             return None
@@ -91,7 +90,10 @@ class TopScreen:
         self._code: int | None = None
 
     def run(self) -> int:
-        """Watch until told to end; return the exit code. Raises KeyboardInterrupt at Ctrl-C."""
+        """Watch until a key or a signal ends it; return the exit code.
+
+        Raises KeyboardInterrupt at Ctrl-C.
+        """
         with self._terminal.taken():
             self._reader.start()
             while self._code is None:
@@ -183,7 +185,7 @@ class TopReader:
                 if link is None:
                     redis = config.resolved(self._session.settings).redis
                     link = connect(redis, timeout=LOOK_TIMEOUT, name="streamqd:top")
-                self._view = live.look(Store(link, keys), daemon.fleet, stale=daemon.lease_ttl)
+                self._view = live.look(Fleet(Store(link, keys), daemon.fleet, daemon.lease_ttl))
                 self._at, self._trouble = time.monotonic(), ""
             except RedisUnavailable as error:
                 self._trouble = str(self._session.explained(error))

@@ -13,7 +13,7 @@ import click
 from streamqd.admin import directives, growth, renewal, topics, topics_deletion, topics_settings
 from streamqd.cli.arguments import retired, yes_option
 from streamqd.cli.command import EXIT_WAITING, CommandResult, answering
-from streamqd.cli.output import at_least, confirm, table, unreadable
+from streamqd.cli.output import at_least, confirm, listing, table, unreadable
 from streamqd.cli.session import Session
 from streamqd.config import Topic
 from streamqd.errors import ConfigError, Refused
@@ -56,19 +56,10 @@ def list_(session: Session) -> CommandResult:
 
 def _show_topics(rows: list[topics.TopicRow]) -> None:
     unreadable([each for row in rows for each in row.unreadable])
-    table(
-        ("TOPIC", "PARTITIONS", "MESSAGES", "SCHEDULED", "DEAD", "GROUPS"),
-        [
-            (
-                row.topic,
-                row.partitions,
-                row.messages,
-                row.scheduled,
-                row.dead,
-                ", ".join(row.groups) or "-",
-            )
-            for row in rows
-        ],
+    listing(
+        "TOPIC PARTITIONS MESSAGES SCHEDULED DEAD GROUPS",
+        rows,
+        groups=lambda row: ", ".join(row.groups) or "-",
     )
 
 
@@ -79,7 +70,7 @@ def describe(session: Session, *, name: str) -> CommandResult:
     """Show one topic: settings, partitions, and how far its groups are behind.
 
     LAG counts unread messages of each group, in the order of the line `groups`; `+` behind a number
-    means at least so many. Settings are those that this configuration leads to.
+    means at least that many. Settings are those that this configuration leads to.
     """
     configured = session.settings.topics.get(name)
     detail = topics.describe(session.store, name, configured)
@@ -263,7 +254,7 @@ def grow(session: Session, *, name: str, partitions: int, wait: bool, yes: bool)
 
     Producers use the new ones at once. A group reads them when it has settled what was in the old
     ones, however long it takes; until then `topic-grow` owns them. Interrupted, the same command
-    goes on with it, and ended it changes nothing. Daemons are told to reload. Write the new number
+    goes on with it, and ended it changes nothing. It makes the daemons reload: write the new number
     into their configuration before.
     """
     under_way = growth.look(session.store, name)
@@ -317,7 +308,7 @@ def _daemons_of(session: Session, why: str) -> Callable[[str], None]:
             try:
                 directives.reload(fleet, None, why)
             except Refused as refusal:
-                session.note(f"no daemon was told to reload: {refusal}")
+                session.note(f"no daemon reloads: {refusal}")
 
     return tell
 

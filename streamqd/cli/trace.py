@@ -14,7 +14,7 @@ from streamqd.admin.condition import in_words
 from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.output import printable, sentence
 from streamqd.cli.session import Session
-from streamqd.errors import Refused
+from streamqd.errors import Refused, SparkError
 from streamqd.words import age, count
 
 
@@ -39,8 +39,7 @@ def trace(session: Session, *, uid: str, folder: Path | None) -> CommandResult:
       streamqd trace orders/3/1700000000000-0
     """
     name = admin.read_uid(uid)
-    daemon = session.settings.daemon
-    found = admin.trace(session.store, daemon.fleet, name, stale=daemon.lease_ttl)
+    found = admin.trace(session.fleet, name)
     looked = None
     if folder is not None and found.where != "scheduled":
         looked = _look(folder, found)
@@ -65,13 +64,12 @@ def _show(found: admin.Trace, folder: Path | None, looked: Any) -> None:
 
 
 def _look(folder: Path, found: admin.Trace) -> Any:
-    # Imported here because the other verbs have no use for it.
-    from streamqd.spark.pipelines.lookup import look
-    from streamqd.spark.pipelines.manifest import ManifestError
-
+    # Imported here because the other commands have no use for it.
     try:
+        from streamqd.spark.pipelines.lookup import look
+
         return look(folder, found.topic, found.partition, found.id)
-    except ManifestError as error:
+    except SparkError as error:
         raise Refused(f"the archive cannot be read: {error}") from None
 
 
@@ -101,8 +99,6 @@ def _in(found: admin.Trace) -> str:
 
 def _archive(found: admin.Trace, folder: Path | None, looked: Any) -> list[str]:
     if looked is not None and looked.file:
-        if looked.found is None:
-            return [f"archived, by its id: in {looked.file} (install pyarrow to look into it)"]
         said = "archived: in" if looked.found else "not in the archive, whose file of its time is"
         return [f"{said} {looked.file}"]
     if looked is not None:
@@ -150,9 +146,9 @@ def _group(found: admin.Trace, each: admin.GroupTrace) -> str:
         case admin.UNREAD:
             return f"unread{_why(each)}"
         case admin.DONE:
-            return f"acknowledged, as far as Redis can tell{replayed}"
+            return f"acknowledged: nothing of it is left in Redis{replayed}"
         case admin.UNREADABLE:
-            return f"cannot be told: {each.problem}"
+            return f"unknown: {each.problem}"
         case _:
             return "has not died, so nothing for it"
 

@@ -8,20 +8,20 @@ import click
 
 from streamqd import config
 from streamqd.admin import retention as admin
-from streamqd.cli.arguments import Duration, Size, yes_option
+from streamqd.cli.arguments import DURATION, SIZE, yes_option
 from streamqd.cli.command import CommandResult, answering
-from streamqd.cli.output import confirm, table, unreadable
+from streamqd.cli.output import ago, confirm, listing, unreadable
 from streamqd.cli.session import Session
 from streamqd.errors import Refused
-from streamqd.words import age, count, memory
+from streamqd.words import count, memory
 
 
 @click.command(short_help="Remove acknowledged entries now.")
 @click.argument("topic")
 @click.option("-p", "--partition", type=click.IntRange(min=0), help="Only this partition.")
-@click.option("--max-age", type=Duration(), help="Keep what is younger, such as 24h.")
+@click.option("--max-age", type=DURATION, help="Keep what is younger, such as 24h.")
 @click.option("--max-length", type=click.IntRange(min=0), help="Keep this many per partition.")
-@click.option("--max-bytes", type=Size(), help="Keep this much per partition, such as 64MiB.")
+@click.option("--max-bytes", type=SIZE, help="Keep this much per partition, such as 64MiB.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @yes_option
 @answering
@@ -65,20 +65,22 @@ def trim(
 
 def _show(done: admin.TrimReport) -> None:
     unreadable(done.unreadable)
-    table(
-        ("PARTITION", "WOULD GO" if done.dry_run else "REMOVED", "MESSAGES", "MEMORY", "HELD BY"),
-        [
-            (
-                str(row.partition),
-                "over 100,000" if row.removed is None else f"{row.removed:,}",
-                row.messages,
-                memory(row.bytes),
-                "-"
-                if row.held_since_unix_ms is None
-                else f"{row.holder}, for {age(done.now_unix_ms - row.held_since_unix_ms)}",
-            )
-            for row in done.partitions
-        ],
+
+    def removed(row: admin.TrimRow) -> str:
+        return "over 100,000" if row.removed is None else f"{row.removed:,}"
+
+    def held_by(row: admin.TrimRow) -> str:
+        since = ago(done.now_unix_ms, row.held_since_unix_ms)
+        return "-" if since is None else f"{row.holder}, for {since}"
+
+    listing(
+        f"PARTITION {'WOULD_GO' if done.dry_run else 'REMOVED'} MESSAGES MEMORY HELD_BY",
+        done.partitions,
+        partition=lambda row: str(row.partition),
+        would_go=removed,
+        removed=removed,
+        memory=lambda row: memory(row.bytes),
+        held_by=held_by,
     )
     if not done.dry_run:
         click.echo(f"{count(done.removed, 'message')} removed")

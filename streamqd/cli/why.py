@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import click
 
 from streamqd.admin import why as admin
@@ -11,7 +9,7 @@ from streamqd.admin.why import WaitCause
 from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.output import sentence, unreadable
 from streamqd.cli.session import Session
-from streamqd.words import spans
+from streamqd.model import Unit
 
 EXIT_HELD = 1
 
@@ -32,10 +30,7 @@ def why(session: Session, *, place: str) -> CommandResult:
       streamqd why orders/3/billing
     """
     topic, partition, group = _place(place)
-    daemon = session.settings.daemon
-    answers = admin.answer(
-        session.store, daemon.fleet, topic, partition, group, stale=daemon.lease_ttl
-    )
+    answers = admin.answer(session.fleet, topic, partition, group)
 
     def show() -> None:
         if partition is None:
@@ -48,9 +43,9 @@ def why(session: Session, *, place: str) -> CommandResult:
     return CommandResult(answers, show, 0 if all(each.moves for each in answers) else EXIT_HELD)
 
 
-def _show(causes: list[WaitCause], said: str) -> None:
+def _show(causes: list[WaitCause], text: str) -> None:
     first, *others = causes
-    sentence(f"{said}.", hang=2)
+    sentence(f"{text}.", hang=2)
     if first.advice:
         sentence(first.advice, "  -> ", 5)
     for other in others:
@@ -58,21 +53,13 @@ def _show(causes: list[WaitCause], said: str) -> None:
 
 
 def _show_topic(answers: list[admin.Answer]) -> None:
-    """One cause of one group once, told of the partition that has waited for longest."""
-    alike: dict[tuple[str, str], list[admin.Answer]] = {}
-    for each in answers:
-        alike.setdefault((each.group, each.causes[0].word), []).append(each)
-    # What holds something comes first.
-    for some in sorted(alike.values(), key=lambda found: found[0].moves):
-        worst = min(some, key=lambda each: each.oldest_unix_ms or math.inf)
-        first = worst.causes[0]
-        said, same = first.sentence, [each.partition for each in some if each is not worst]
-        if first.word == "idle" and same:
-            where = spans(each.partition for each in some)
-            said = f"nothing waits in {where} of {worst.topic}/{worst.group}"
-        elif first.word != "stopped" and same:
-            said += f"; the same in {spans(same)}"
-        _show(worst.causes, said)
+    """One cause of one group once; what holds something comes first."""
+    found = {Unit(each.topic, each.partition, each.group): each for each in answers}
+    first = (
+        admin.UnitCause(unit, each.oldest_unix_ms, each.causes[0]) for unit, each in found.items()
+    )
+    for worst, text in sorted(admin.summed_up(first), key=lambda each: each[0].cause.moves):
+        _show(found[worst.unit].causes, text)
 
 
 def _place(text: str) -> tuple[str, int | None, str | None]:

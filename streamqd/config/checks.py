@@ -9,14 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from streamqd.config.consumers import Consumer
-from streamqd.config.endpoint import EMBEDDED, SOCKET_BYTES_MAX, url_fault
+from streamqd.config.endpoint import url_fault
 from streamqd.config.exposure import check_exposure, exposed
+from streamqd.config.pipelines import Pipeline
 from streamqd.config.problems import Path as TomlPath
 from streamqd.config.problems import Problems, shown
 from streamqd.config.schema import Daemon, Http, KeyPrefixes, Redis, Settings
 from streamqd.config.secrets import has_password
 from streamqd.config.setting import NAME
 from streamqd.config.topics import Retention
+from streamqd.config.topology import EMBEDDED, SOCKET_BYTES_MAX
 from streamqd.config.values import format_duration
 from streamqd.model import BLOCK, HOLD_KEY, KEEPERS, Backoff
 
@@ -35,7 +37,15 @@ def check(settings: Settings, problems: Problems, environ: Mapping[str, str]) ->
     _check_keys(settings.keys, problems)
     for name, topic in settings.topics.items():
         _check_retention(topic.retention, ("topics", name, "retention"), problems)
+    for name, pipeline in settings.pipelines.items():
+        _check_pipeline(pipeline, ("pipelines", name), problems)
     check_consumers(settings, problems)
+
+
+def _check_pipeline(pipeline: Pipeline, path: TomlPath, problems: Problems) -> None:
+    event_time = (*path, "event_time")
+    if pipeline.event_time and not pipeline.schema and problems.ok((*path, "schema"), event_time):
+        problems.add(event_time, "names a column of schema: write schema too, or remove it")
 
 
 def _check_redis(redis: Redis, source: str, problems: Problems, environ: Mapping[str, str]) -> None:

@@ -5,66 +5,28 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-import re
 import stat
 from collections.abc import Mapping, Set
 from pathlib import Path
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import quote
 
 from streamqd.config import topology
 from streamqd.config.schema import Settings
+from streamqd.config.topology import EMBEDDED, SOCKET_BYTES_MAX
 from streamqd.errors import ConfigError, RedisUnavailable
 
-EMBEDDED = "embedded:"
-SOCKET_BYTES_MAX = 107  # sun_path holds 108 with its terminating zero
 _SOCKET = "redis.sock"
 _POINTER = "redis.sock.path"
 _RUNTIME_DIRECTORIES = ("RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR")
 _LAST_RESORT = Path("/tmp")  # noqa: S108 - the directory made in it must be ours alone
-_WRITE = 'write "embedded:", "redis://HOST:PORT/DB", "rediss://HOST:PORT/DB" or "unix:///PATH"'
 
 
 def url_fault(url: str) -> str | None:
     """What is wrong with the URL, as a clause without any part of it that may be secret."""
-    if url == EMBEDDED:
-        return None
     try:
-        if topology.parse(url) is not None:
-            return None
+        topology.parse(url)
     except ValueError as error:
         return str(error)
-    scheme, colon, _ = url.partition(":")
-    if not colon or scheme not in ("redis", "rediss", "unix"):
-        return f"this is not a URL of Redis: {_WRITE}"
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        return f"its host or port cannot be read: {_WRITE}; a password must be percent-encoded"
-    extra = sorted({name for name, _ in parse_qsl(parts.query, True)} - {"db"})
-    if extra or parts.fragment:
-        what = f'the parameter "{extra[0]}"' if extra else "a fragment (#)"
-        return f"{what} is not understood: the only parameter is db, the rest are [redis] settings"
-    if not all(value.isascii() and value.isdigit() for _, value in parse_qsl(parts.query)):
-        return 'the parameter db must be a database number, as in "?db=0"'
-    if scheme == "unix":
-        return _unix_fault(parts.netloc.rpartition("@")[2], parts.path)
-    if not host or port == 0:
-        return f"it names no host or port 0: {_WRITE}"
-    if not re.fullmatch(r"/?|/[0-9]{1,5}", parts.path):
-        return 'what follows the host must be a database number, as in "redis://host:6379/0"'
-    return None
-
-
-def _unix_fault(host: str, path: str) -> str | None:
-    if host or not path.startswith("/"):
-        return 'a socket is named by its whole path, with three slashes: "unix:///run/redis.sock"'
-    size = len(path.encode("utf-8", "surrogatepass"))
-    if size > SOCKET_BYTES_MAX:
-        return (
-            f"the path of the socket has {size} bytes, the system allows"
-            f" {SOCKET_BYTES_MAX}: use a shorter path"
-        )
     return None
 
 

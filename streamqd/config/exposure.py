@@ -7,7 +7,6 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from streamqd.config import topology
 from streamqd.config.problems import Problems
@@ -40,13 +39,10 @@ def _check_plain(redis: Redis, problems: Problems) -> None:
 def _plain_hosts(url: str) -> list[str]:
     """The hosts that a URL reaches without TLS."""
     try:
-        nodes = topology.parse(url)
-        if nodes is not None:
-            return [] if nodes.tls else [each.host for each in nodes.addresses]
-        parts = urlsplit(url)
-        return [parts.hostname] if parts.scheme == "redis" and parts.hostname else []
+        found = topology.parse(url)
     except ValueError:
-        return []  # said elsewhere
+        return []  # reported elsewhere
+    return [] if found.tls else [each.host for each in found.addresses]
 
 
 def _check_public(http: Http, problems: Problems, environ: Mapping[str, str]) -> None:

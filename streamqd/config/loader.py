@@ -18,7 +18,7 @@ from streamqd.config.consumers import Consumer
 from streamqd.config.overlay import CONFIG_NAME, overlay
 from streamqd.config.problems import Problems
 from streamqd.config.reading import TableReader, unknown
-from streamqd.config.schema import SECTIONS, Settings
+from streamqd.config.schema import NAMED_SECTIONS, SECTIONS, Settings
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.config.topics import Topic
 from streamqd.errors import ConfigError
@@ -90,7 +90,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _build(raw: Mapping[str, Any], source: str, reader: TableReader) -> Settings:
-    known = [*SECTIONS, "topics", "consumers"]
+    known = [*SECTIONS, *NAMED_SECTIONS, "consumers"]
     for name in raw:
         if name not in known:
             reader.problems.add((name,), unknown(name, known))
@@ -101,11 +101,14 @@ def _build(raw: Mapping[str, Any], source: str, reader: TableReader) -> Settings
     daemon = sections["daemon"]
     sections["daemon"] = dataclasses.replace(daemon, state_dir=base_dir / daemon.state_dir)
     sections["http"] = _with_absolute_socket(sections["http"], base_dir)
-    topics = _topics(raw.get("topics", {}), reader)
+    named = {
+        name: _named(name, cls, raw.get(name, {}), reader) for name, cls in NAMED_SECTIONS.items()
+    }
     consumers = _consumers(raw.get("consumers", []), reader)
     return Settings(
         **sections,
-        topics=_with_named_topics(topics, consumers),
+        topics=_with_named_topics(named["topics"], consumers),
+        pipelines=named["pipelines"],
         consumers=consumers,
         base_dir=base_dir,
         source=source,
@@ -118,19 +121,20 @@ def _with_absolute_socket(http: Any, base_dir: Path) -> Any:
     return dataclasses.replace(http, bind=f"unix:{base_dir / http.bind.removeprefix('unix:')}")
 
 
-def _topics(raw: object, reader: TableReader) -> dict[str, Topic]:
+def _named(section: str, cls: type, raw: object, reader: TableReader) -> dict[str, Any]:
+    """The tables of a section that has one for each topic."""
     if not isinstance(raw, Mapping):
-        clause = "is not a table: write a table [topics.NAME] for each topic"
-        reader.problems.add(("topics",), clause)
+        clause = f"is not a table: write a table [{section}.NAME] for each topic"
+        reader.problems.add((section,), clause)
         return {}
-    topics: dict[str, Topic] = {}
+    found: dict[str, Any] = {}
     for name, table in raw.items():
-        path = ("topics", name)
+        path = (section, name)
         if NAME.fullmatch(name):
-            topics[name] = reader.table(Topic(), table, path)
+            found[name] = reader.table(cls(), table, path)
         else:
             reader.problems.add(path, f"{wording.shown(name)} cannot be used: {NAME_HINT}")
-    return topics
+    return found
 
 
 def _with_named_topics(

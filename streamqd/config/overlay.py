@@ -15,9 +15,8 @@ import tomli
 
 from streamqd.config import problems as wording
 from streamqd.config.problems import Problems
-from streamqd.config.schema import SECTIONS
+from streamqd.config.schema import NAMED_SECTIONS, SECTIONS
 from streamqd.config.setting import Kind, Setting, settings_of
-from streamqd.config.topics import Topic
 
 PREFIX = "STREAMQ_"
 CONFIG_NAME = "STREAMQ_CONFIG"
@@ -58,15 +57,16 @@ def _path_of_variable(
     if parts[0] == "consumers":
         problems.sentences.append(f"{name}: {_ONLY_IN_FILE}")
         return None
-    if parts[0] == "topics" and len(parts) > 2:
-        topics = raw.get("topics", {})
-        for topic in topics if isinstance(topics, Mapping) else ():
-            if variable_part(topic).lower() == parts[1]:
-                path = ("topics", topic, *parts[2:])
+    if parts[0] in NAMED_SECTIONS and len(parts) > 2:
+        tables = raw.get(parts[0], {})
+        for own in tables if isinstance(tables, Mapping) else ():
+            if variable_part(own).lower() == parts[1]:
+                path = (parts[0], own, *parts[2:])
                 if setting_at(path):
                     return path
+        of = "topic" if parts[0] == "topics" else "pipeline"
         problems.sentences.append(
-            f"{name}: it is no setting of a topic in the file; state the topic there, or unset this"
+            f"{name}: it is no setting of a {of} in the file; state the {of} there, or unset this"
         )
         return None
     if setting_at(tuple(parts)):
@@ -78,7 +78,7 @@ def _path_of_variable(
 
 
 def variables() -> dict[str, tuple[str, str]]:
-    """Names of the environment variables of all settings outside topics and consumers."""
+    """Names of the environment variables of all settings outside named tables and consumers."""
     return {
         f"{PREFIX}{section.upper()}__{name.upper()}": (section, name)
         for section, cls in SECTIONS.items()
@@ -93,8 +93,8 @@ def variable_part(name: str) -> str:
 
 def setting_at(path: tuple[str, ...]) -> Setting | None:
     """The setting at a TOML path, without those of consumers."""
-    if path[0] == "topics":
-        section: type | None = Topic if len(path) > 2 else None
+    if path[0] in NAMED_SECTIONS:
+        section: type | None = NAMED_SECTIONS[path[0]] if len(path) > 2 else None
         names = path[2:]
     else:
         section = SECTIONS.get(path[0])

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 
 from streamqd.errors import ConfigError
+from streamqd.words import harmless
 
 Path = tuple[str | int, ...]
 
@@ -49,18 +50,10 @@ class Problems:
     def raise_if_any(self, salvaged: object = None) -> None:
         """Raise ConfigError with all problems, if there are any, and with what could be read."""
         if self.sentences:
-            error = ConfigError([_on_one_line(each) for each in self.sentences])
+            # A sentence may quote a name that anybody gave.
+            error = ConfigError([harmless(each) for each in self.sentences])
             error.salvaged = salvaged
             raise error
-
-
-def _on_one_line(sentence: str) -> str:
-    """The sentence with what no name of ours holds escaped: it may quote one that anybody gave."""
-    if sentence.isprintable():
-        return sentence
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in sentence
-    )
 
 
 def dotted(path: Path) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 from streamqd.config import problems as wording
 from streamqd.config.consumers import Consumer
 from streamqd.config.problems import Problems
-from streamqd.config.schema import SECTIONS
+from streamqd.config.schema import NAMED_SECTIONS, SECTIONS
 from streamqd.config.setting import COUNT_MAX, DURATION_MAX, SIZE_MAX, Kind, Setting, settings_of
-from streamqd.config.topics import Retention, Topic
+from streamqd.config.topics import Retention
 from streamqd.config.values import format_duration, format_size, parse_duration, parse_size
 from streamqd.model import Backoff
 
@@ -73,7 +73,8 @@ def unknown(
         return f"there is no such setting; did you mean {wording.dotted((*path, meant))}?"
     plain = name.lower().replace("-", "_")
     homes = {f"[{title}]": cls for title, cls in SECTIONS.items()}
-    homes |= {"[[consumers]]": Consumer, "[topics.NAME]": Topic, "retention of a topic": Retention}
+    homes |= {f"[{title}.NAME]": cls for title, cls in NAMED_SECTIONS.items()}
+    homes |= {"[[consumers]]": Consumer, "retention of a topic": Retention}
     for home, cls in homes.items():
         if cls is not section and plain in settings_of(cls):
             return f"there is no such setting here; {plain} belongs to {home}"

@@ -10,10 +10,9 @@ from typing import Any
 
 from streamqd.config.consumers import Consumer
 from streamqd.config.reading import bounds, written
-from streamqd.config.schema import SECTIONS, Settings
+from streamqd.config.schema import NAMED_SECTIONS, SECTIONS, Settings
 from streamqd.config.secrets import masked_url
 from streamqd.config.setting import NAME, Kind, Setting, settings_of
-from streamqd.config.topics import Topic
 from streamqd.config.values import (
     DURATION_PATTERN,
     SIZE_PATTERN,
@@ -43,8 +42,9 @@ def reference_toml() -> str:
     for name, section in SECTIONS.items():
         lines += ["", "", *_comment(_doc_of(section)), f"[{name}]"]
         lines += _settings_lines(section())
-    lines += ["", "", *_comment(_doc_of(Topic)), f"#[topics.{_TOPIC}]"]
-    lines += _settings_lines(Topic())
+    for name, section in NAMED_SECTIONS.items():
+        lines += ["", "", *_comment(_doc_of(section)), f"#[{name}.{_TOPIC}]"]
+        lines += _settings_lines(section())
     lines += ["", "", *_comment(_doc_of(Consumer)), "#[[consumers]]"]
     lines += _settings_lines(Consumer(topic=_TOPIC, group=_GROUP))
     return "\n".join(lines) + "\n"
@@ -146,7 +146,9 @@ def _toml(setting: Setting, value: Any) -> str:
 def shown(settings: Settings) -> dict[str, Any]:
     """The effective settings for `config show`, as TOML has them, without passwords."""
     document: dict[str, Any] = {name: _plain_table(getattr(settings, name)) for name in SECTIONS}
-    document["topics"] = {name: _plain_table(each) for name, each in settings.topics.items()}
+    for title in NAMED_SECTIONS:
+        named = getattr(settings, title).items()
+        document[title] = {name: _plain_table(each) for name, each in named}
     document["consumers"] = [_plain_table(each) for each in settings.consumers]
     return document
 
@@ -154,12 +156,13 @@ def shown(settings: Settings) -> dict[str, Any]:
 def json_schema() -> dict[str, Any]:
     """JSON schema (2020-12) of the file, for editors that complete and check TOML."""
     properties = {name: _table_schema(cls(), _doc_of(cls)) for name, cls in SECTIONS.items()}
-    properties["topics"] = {
-        "type": "object",
-        "description": _doc_of(Topic),
-        "propertyNames": {"pattern": f"^{NAME.pattern}$"},
-        "additionalProperties": _table_schema(Topic(), _doc_of(Topic)),
-    }
+    for name, cls in NAMED_SECTIONS.items():
+        properties[name] = {
+            "type": "object",
+            "description": _doc_of(cls),
+            "propertyNames": {"pattern": f"^{NAME.pattern}$"},
+            "additionalProperties": _table_schema(cls(), _doc_of(cls)),
+        }
     consumer = _table_schema(Consumer(topic="", group=""), _doc_of(Consumer))
     properties["consumers"] = {
         "type": "array",

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from streamqd.config.consumers import Consumer
+from streamqd.config.pipelines import Pipeline
 from streamqd.config.secrets import masked_url
 from streamqd.config.setting import DOTTED_NAME, NAMED, Bytes, Seconds, Shape, described, setting
 from streamqd.config.topics import Topic
@@ -242,6 +243,7 @@ class Settings:
     log: Log = field(default_factory=Log)
     keys: KeyPrefixes = field(default_factory=KeyPrefixes)
     topics: dict[str, Topic] = field(default_factory=dict)
+    pipelines: dict[str, Pipeline] = field(default_factory=dict)
     consumers: tuple[Consumer, ...] = ()
     base_dir: Path = Path()
     source: str = "defaults"
@@ -260,3 +262,5 @@ SECTIONS: dict[str, type] = {
     "log": Log,
     "keys": KeyPrefixes,
 }
+# Sections of which there is one for each name: [topics.NAME].
+NAMED_SECTIONS: dict[str, type] = {"topics": Topic, "pipelines": Pipeline}

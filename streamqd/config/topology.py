@@ -1,29 +1,37 @@
-"""Where the nodes are, when there are several: the URLs of Sentinel and of Redis Cluster."""
+"""The URL of Redis, read once: a server, sentinels that name it, or the nodes of a cluster."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
-SENTINEL, CLUSTER = "sentinel", "cluster"
-SCHEMES = {
+EMBEDDED = "embedded:"
+SERVER, SENTINEL, CLUSTER = "server", "sentinel", "cluster"
+_SCHEMES = {
+    "redis": (SERVER, False),
+    "rediss": (SERVER, True),
+    "unix": (SERVER, False),
     "redis+sentinel": (SENTINEL, False),
     "rediss+sentinel": (SENTINEL, True),
     "redis+cluster": (CLUSTER, False),
     "rediss+cluster": (CLUSTER, True),
 }
 WRITE = {
+    SERVER: (
+        'write "embedded:", "redis://HOST:PORT/DB", "rediss://HOST:PORT/DB" or "unix:///PATH"'
+    ),
     SENTINEL: 'write "redis+sentinel://HOST:PORT,HOST:PORT/MASTER/DB"',
     CLUSTER: 'write "redis+cluster://HOST:PORT,HOST:PORT"',
 }
-_DEFAULT_PORT = {SENTINEL: 26379, CLUSTER: 6379}
+_DEFAULT_PORT = {SERVER: 6379, SENTINEL: 26379, CLUSTER: 6379}
 _HOST = re.compile(
     r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]+))?"
 )
 _MASTER = re.compile(r"/(?P<name>[A-Za-z0-9._-]+)(?:/(?P<db>[0-9]{1,5})?)?")
 PORT_MAX = 65_535
+SOCKET_BYTES_MAX = 107  # sun_path holds 108 with its terminating zero
 
 
 class Address(NamedTuple):
@@ -39,53 +47,102 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What a URL of several nodes says. `kind` is SENTINEL or CLUSTER.
+    """What the URL of Redis says. `kind` is SERVER, SENTINEL, CLUSTER or EMBEDDED.
 
-    `addresses` are those of sentinels, or of some nodes of the cluster, to ask for the others.
-    `master` and `db` belong to Sentinel. The login is the one for the nodes that hold data.
+    `addresses` are that of the server, those of sentinels, or of some nodes of the cluster, to ask
+    for the others; a unix socket has a `path` instead. `master` belongs to Sentinel. The login is
+    the one for the nodes that hold data.
     """
 
     kind: str
     tls: bool
-    addresses: tuple[Address, ...]
+    addresses: tuple[Address, ...] = ()
     master: str = ""
     db: int = 0
     username: str = ""
     password: str = field(default="", repr=False)
+    path: str = ""
 
     def __str__(self) -> str:
         """For people: never with credentials."""
-        nodes = ",".join(map(str, self.addresses))
+        nodes = self.path or ",".join(map(str, self.addresses))
         return f"{self.kind} {nodes}" + (f" ({self.master})" if self.master else "")
 
 
-def parse(url: str) -> Topology | None:
-    """Read the URL of several nodes; None when it names only one.
+def parse(url: str) -> Topology:
+    """Read the URL.
 
     ValueError with a clause that says what is wrong, without any part that may be secret.
     """
-    scheme = url.partition(":")[0]
-    if scheme not in SCHEMES:
-        return None
-    kind, tls = SCHEMES[scheme]
+    if url == EMBEDDED:
+        return Topology(EMBEDDED, False)
+    scheme, colon, _ = url.partition(":")
+    if not colon or scheme not in _SCHEMES:
+        raise ValueError(f"this is not a URL of Redis: {WRITE[SERVER]}")
+    kind, tls = _SCHEMES[scheme]
     try:
         parts = urlsplit(url)
+        if kind == SERVER:
+            parts.port  # noqa: B018 - it is read here
     except ValueError:
-        raise ValueError(f"its hosts cannot be read: {WRITE[kind]}") from None
+        raise ValueError(
+            f"its host or port cannot be read: {WRITE[kind]}; a password must be percent-encoded"
+        ) from None
+    found = _one_server(parts, tls) if kind == SERVER else _several(parts, kind, tls)
+    username, _, password = parts.netloc.rpartition("@")[0].partition(":")
+    return replace(found, username=unquote(username), password=unquote(password))
+
+
+def _one_server(parts: SplitResult, tls: bool) -> Topology:
+    db = _parameter(parts)
+    if parts.scheme == "unix":
+        return Topology(SERVER, tls, path=_path(parts), db=int(db or 0))
+    host, port = parts.hostname, parts.port
+    if not host or port == 0:
+        raise ValueError(f"it names no host or port 0: {WRITE[SERVER]}")
+    if not re.fullmatch(r"/?|/[0-9]{1,5}", parts.path):
+        raise ValueError(
+            'what follows the host must be a database number, as in "redis://host:6379/0"'
+        )
+    address = Address(unquote(host), port or _DEFAULT_PORT[SERVER])
+    return Topology(SERVER, tls, (address,), db=int(db or parts.path.strip("/") or 0))
+
+
+def _parameter(parts: SplitResult) -> str:
+    """The database that the only parameter names."""
+    found = parse_qs(parts.query, keep_blank_values=True)
+    extra = sorted(found.keys() - {"db"})
+    if extra or parts.fragment:
+        what = f'the parameter "{extra[0]}"' if extra else "a fragment (#)"
+        raise ValueError(
+            f"{what} is not understood: the only parameter is db, the rest are [redis] settings"
+        )
+    values = found.get("db", [])
+    if not all(re.fullmatch("[0-9]{1,5}", value) for value in values):
+        raise ValueError('the parameter db must be a database number, as in "?db=0"')
+    return next(iter(values), "")
+
+
+def _path(parts: SplitResult) -> str:
+    if parts.netloc.rpartition("@")[2] or not parts.path.startswith("/"):
+        raise ValueError(
+            'a socket is named by its whole path, with three slashes: "unix:///run/redis.sock"'
+        )
+    size = len(parts.path.encode("utf-8", "surrogatepass"))
+    if size > SOCKET_BYTES_MAX:
+        raise ValueError(
+            f"the path of the socket has {size} bytes, the system allows"
+            f" {SOCKET_BYTES_MAX}: use a shorter path"
+        )
+    return unquote(parts.path)
+
+
+def _several(parts: SplitResult, kind: str, tls: bool) -> Topology:
     if parts.query or parts.fragment:
         raise ValueError("parameters (?, #) are not understood here: there are [redis] settings")
-    username, colon, password = parts.netloc.rpartition("@")[0].partition(":")
     addresses = _addresses(kind, parts.netloc.rpartition("@")[2])
     master, db = _master(kind, parts)
-    return Topology(
-        kind=kind,
-        tls=tls,
-        addresses=addresses,
-        master=master,
-        db=db,
-        username=unquote(username),
-        password=unquote(password) if colon else "",
-    )
+    return Topology(kind, tls, addresses, master, db)
 
 
 def _addresses(kind: str, text: str) -> tuple[Address, ...]:

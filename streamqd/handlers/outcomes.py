@@ -108,17 +108,17 @@ class Description:
     The exception is asked for its text once: that may take long, or not end.
     """
 
-    __slots__ = ("_error", "_said", "_seen")
+    __slots__ = ("_error", "_message", "_seen")
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
-        self._said: tuple[str, bool] | None = None
+        self._message: tuple[str, bool] | None = None
         self._seen = _seen_at(_trace_of(error))
 
     def text(self) -> str:
         """Return what it says of itself, without passwords."""
-        said, _ = self._said = self._said or _said(self._error)
-        return masked(said[:MESSAGE_CHARS_MAX])
+        message, _ = self._message = self._message or _message_of(self._error)
+        return masked(message[:MESSAGE_CHARS_MAX])
 
     def place(self) -> str:
         """Return where it was raised, as `shop.py:41`: the innermost line of the user's own code.
@@ -131,9 +131,9 @@ class Description:
         """Return the traceback, '' where all of the stack is ours: a payload does not fit."""
         if is_a(self._error, Undecodable):
             return ""
-        said, well = self._said = self._said or _said(self._error)
+        message, well = self._message = self._message or _message_of(self._error)
         try:
-            return _traceback(self._error, self._seen, said if well else _SILENT)
+            return _traceback(self._error, self._seen, message if well else _SILENT)
         except BaseException:  # noqa: BLE001 - an exception's attributes are user code
             return ""
 
@@ -154,10 +154,10 @@ class Description:
 
 def text_of(error: BaseException) -> str:
     """Return what an exception says of itself. Never raises."""
-    return _said(error)[0]
+    return _message_of(error)[0]
 
 
-def _said(error: BaseException) -> tuple[str, bool]:
+def _message_of(error: BaseException) -> tuple[str, bool]:
     """What an exception says of itself, and whether it does: else that is what is said."""
     try:
         return str(error), True
@@ -221,12 +221,12 @@ def _class_name(kind: type[BaseException]) -> str:
     return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
 
 
-def _traceback(error: BaseException, seen: _Seen, said: str) -> str:
+def _traceback(error: BaseException, seen: _Seen, message: str) -> str:
     trace = _of_user(_trace_of(error))
     context = None if error.__suppress_context__ else error.__context__
     alone = error.__cause__ is context is None and not isinstance(error, BaseExceptionGroup)
     if alone and trace is not None:
-        text = f"Traceback (most recent call last):\n{_stack(seen, trace)}{_end(error, said)}"
+        text = f"Traceback (most recent call last):\n{_stack(seen, trace)}{_end(error, message)}"
     else:
         text = "".join(traceback.format_exception(type(error), error, trace))
     if len(text) > TRACEBACK_BYTES_MAX:
@@ -235,13 +235,13 @@ def _traceback(error: BaseException, seen: _Seen, said: str) -> str:
     return masked(text)
 
 
-def _end(error: BaseException, said: str) -> str:
+def _end(error: BaseException, message: str) -> str:
     """Return the end of a traceback, as `traceback` writes it at several times the cost."""
     kind: Any = type(error)
     name = _heading(kind)
     if not name or getattr(error, "__notes__", None) is not None:
         return "".join(traceback.format_exception_only(kind, error))
-    return f"{name}: {said}\n" if said else f"{name}\n"
+    return f"{name}: {message}\n" if message else f"{name}\n"
 
 
 @lru_cache(maxsize=256)

@@ -43,12 +43,12 @@ def probe(
     A child that dies or hangs is a problem too. When `interrupted` says so it is given up.
     """
     names, wanted = list(modules), list(references)
-    errand = SubprocessTask(
+    task = SubprocessTask(
         lambda: examine(names, wanted, base_dir), title="streamqd: probe", timeout=timeout
     )
-    while (found := errand.poll(0.5)) is None:
+    while (found := task.poll(0.5)) is None:
         if interrupted():
-            errand.cancel()
+            task.cancel()
     if found.trouble:
         trouble = f"importing the handler modules failed: {found.trouble}"
         return Probe([], [trouble], whole=False)

@@ -84,7 +84,7 @@ class Result(enum.Enum):
     RELEASE = "release"
 
 
-_SAID: dict[Result, Callable[[], BaseException]] = {
+_RAISED: dict[Result, Callable[[], BaseException]] = {
     Result.RETRY: Retry,
     Result.DEAD: lambda: Dead("the handler returned Result.DEAD"),
     Result.RELEASE: Release,
@@ -107,8 +107,8 @@ def _error_of(end: object) -> BaseException | None:
     if isinstance(end, BaseException):
         return end
     if isinstance(end, Result):
-        said = _SAID.get(end)
-        return None if said is None else said()
+        raised = _RAISED.get(end)
+        return None if raised is None else raised()
     if inspect.isawaitable(end):
         if inspect.iscoroutine(end):
             end.close()  # or Python would warn that it was never awaited

@@ -25,9 +25,9 @@ from streamqd.errors import BadValue, RedisRefused, RedisUnavailable, RefusalKin
 from streamqd.housekeeper import health, page
 from streamqd.housekeeper.access import JSON_TYPE, Access
 from streamqd.housekeeper.batch import TimeSlice
+from streamqd.housekeeper.certificates import CertificateWatch
 from streamqd.housekeeper.dead_letter_expirer import DeadLetterExpirer
-from streamqd.housekeeper.expiry import Expiry
-from streamqd.housekeeper.figures import ask_time, measuring
+from streamqd.housekeeper.figures import ask_time, measure
 from streamqd.housekeeper.listener import LOOK_SECONDS as LISTEN_SECONDS
 from streamqd.housekeeper.listener import Listener
 from streamqd.housekeeper.promoter import LOOK_SECONDS, retry_promoter, send_promoter
@@ -39,7 +39,7 @@ from streamqd.http import Address, HttpRequest, HttpResponse, HttpServer, Route
 from streamqd.metrics import Exporter, MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard, WorkerState, now_ns
-from streamqd.store.cluster import connect
+from streamqd.store.client import connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 
@@ -87,7 +87,7 @@ class Housekeeper:
         self.summary = Summary(self.view, settings, supervisor_pid())
         self._away = logs.Episode("redis.lost", "redis.back")
         bad = logs.bad_values()
-        self._figures = TimeSlice(lambda: measuring(self._store, self.view, bad))
+        self._figures = TimeSlice(lambda: measure(self._store, self.view, bad))
         self._tasks = self._table()
         self._owned: list[Unit] = []
         self._idle: list[bool] = []
@@ -98,7 +98,7 @@ class Housekeeper:
         retries = retry_promoter(store, view)
         sends = send_promoter(store, view)
         reclaimer = Reclaimer(store, self._settings.consumers)
-        listener = Listener(store, self._ring)
+        listener = Listener(store, self._wake_supervisor)
         trimmer = Trimmer(store, view, self._settings)
 
         def promote_retries() -> float:
@@ -109,8 +109,8 @@ class Housekeeper:
         def promote_scheduled() -> float:
             return sends.turn(lambda: {(unit.topic, unit.partition): 0 for _, unit in view.owned()})
 
-        expiry = Expiry(self._settings, view)
-        encrypted = [Task("certificates", 3_600.0, expiry.run)] if expiry.wanted else []
+        certificates = CertificateWatch(self._settings, view)
+        encrypted = [Task("certificates", 3_600.0, certificates.run)] if certificates.wanted else []
         return [
             # First, because what is due is compared with the clock that it reads.
             Task("probe", 2.0, self._probe),
@@ -128,11 +128,11 @@ class Housekeeper:
         ]
 
     def run(self) -> int:
-        """Work until told to stop; return the exit code."""
+        """Work until a stop is requested; return the exit code."""
         logs.event("housekeeper.started")
         server = self._serve()
         try:
-            while not self._told_to_stop(self._wait()):
+            while not self._stop_requested(self._wait()):
                 self._board.housekeeper_progress_ns = now_ns()
                 self._round()
                 logs.flush()
@@ -236,7 +236,7 @@ class Housekeeper:
         key = self._store.keys.instance(daemon.fleet, daemon.instance)
         self._store.connection.execute("SET", key, document, "PX", round(SUMMARY_LIFE * 1000))
 
-    def _ring(self) -> None:
+    def _wake_supervisor(self) -> None:
         """Wake the supervisor: a slot has news for its worker."""
         with contextlib.suppress(OSError):
             self._control.send(b"!", socket.MSG_DONTWAIT)
@@ -244,7 +244,7 @@ class Housekeeper:
     def _wait(self) -> float:
         return max(0.0, min(task.due for task in self._tasks) - time.monotonic())
 
-    def _told_to_stop(self, seconds: float) -> bool:
+    def _stop_requested(self, seconds: float) -> bool:
         """Wait for a word of the supervisor; its silence forever is a word too."""
         readable, _, _ = select.select([self._control], [], [], seconds)
         if not readable:

@@ -44,7 +44,7 @@ def run_commands(store: Store, commands: Sequence[Sequence[Any]]) -> list[Any]:
     return replies
 
 
-def work_off(
+def run_batched(
     store: Store,
     targets: Sequence[Target],
     call: Callable[[Target], Call],
@@ -115,7 +115,7 @@ class Refusals:
             return False
         return True
 
-    def tell(self) -> None:
+    def raise_first(self) -> None:
         """Raise the first refusal, and forget it."""
         first, self._first = self._first, None
         if first is not None:

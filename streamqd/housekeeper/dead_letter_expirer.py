@@ -11,7 +11,7 @@ from collections import Counter
 from streamqd import logs
 from streamqd.config import Settings
 from streamqd.errors import RedisRefused
-from streamqd.housekeeper.batch import Refusals, Steps, TimeSlice, work_off
+from streamqd.housekeeper.batch import Refusals, Steps, TimeSlice, run_batched
 from streamqd.housekeeper.topics import Topics
 from streamqd.metrics.view import MetricsView
 from streamqd.store import dead
@@ -54,11 +54,11 @@ class DeadLetterExpirer:
             return bool(reply.rest[1])
 
         try:
-            left = yield from work_off(self._store, waiting, self._call, book, ROUNDS_MAX)
+            left = yield from run_batched(self._store, waiting, self._call, book, ROUNDS_MAX)
         finally:
             for topic, count in expired.items():
                 logs.event("letters.expired", topic=topic, count=count)
-        refusals.tell()
+        refusals.raise_first()
         if self._topics.trouble is not None:
             raise self._topics.trouble
         return 0.0 if left else None

@@ -9,7 +9,8 @@ from streamqd.logs import Once
 from streamqd.metrics.view import MetricsView
 from streamqd.scoreboard import now_ns
 from streamqd.store import statistics
-from streamqd.store.client import Connection, accepted
+from streamqd.store.client import Connection
+from streamqd.store.replies import accepted
 from streamqd.store.scripts import Reply
 from streamqd.store.store import Store
 
@@ -24,14 +25,11 @@ def ask_time(link: Connection, view: MetricsView, key: str) -> None:
     view.server_unix_ms = int(time[0]) * 1000 + int(time[1]) // 1000
 
 
-def measure(store: Store, view: MetricsView) -> None:
-    """Read the figures of everything that this instance owns into the view."""
-    for _ in measuring(store, view):
-        pass
+def measure(store: Store, view: MetricsView, bad: Once | None = None) -> Steps:
+    """Read the figures of everything that this instance owns into the view, a write at a step.
 
-
-def measuring(store: Store, view: MetricsView, bad: Once | None = None) -> Steps:
-    """`measure`, a write at a step. What is measured is as old as its beginning."""
+    What is measured is as old as its beginning.
+    """
     began = now_ns()
     units = [unit for _, unit in view.owned()]
     places = sorted({(unit.topic, unit.partition) for unit in units})
@@ -56,7 +54,7 @@ def measuring(store: Store, view: MetricsView, bad: Once | None = None) -> Steps
     view.partitions = partitions
     view.units = {unit: each for unit, each in figures.items() if each is not None}
     view.measured_ns = began
-    refusals.tell()
+    refusals.raise_first()
     return None
 
 

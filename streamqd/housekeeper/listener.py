@@ -1,6 +1,6 @@
 """Looking for entries of which a worker that waits for messages should have heard.
 
-A worker at its doorbell gets no answer while there is nothing, so it cannot tell by itself that its
+A worker in a long poll gets no answer while there is nothing, so it cannot tell by itself that its
 connection is dead. Here one command on another connection asks for all workers together. A worker
 that should have heard of an entry is told so, and takes a new connection. Two looks are needed,
 because a worker may be about to hear of what has come just now.
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from streamqd.bells import Bell
 from streamqd.housekeeper.batch import run_commands
+from streamqd.long_poll import Poll
 from streamqd.model import Unit
 from streamqd.scoreboard import WorkerSlot
 from streamqd.store.store import Store
@@ -25,33 +25,33 @@ Place = tuple[str, bytes]  # a stream, and the id behind which somebody waits
 
 
 class Listener:
-    """Finds workers that wait and hear nothing; `ring` makes the supervisor wake them."""
+    """Finds workers that wait and hear nothing; `wake` makes the supervisor wake them."""
 
-    def __init__(self, store: Store, ring: Callable[[], None]) -> None:
+    def __init__(self, store: Store, wake: Callable[[], None]) -> None:
         self._store = store
-        self._ring = ring
-        self._unheard: dict[Unit, Bell] = {}  # waits behind which the last look found an entry
+        self._wake = wake
+        self._overdue: dict[Unit, Poll] = {}  # waits behind which the last look found an entry
 
     def run(self, owned: Iterable[tuple[WorkerSlot, Unit]]) -> float | None:
         """Look at the workers that wait; return when to look again, if that is sooner."""
-        waiting: dict[Unit, Bell] = {}
+        waiting: dict[Unit, Poll] = {}
         for slot, unit in owned:
-            bells = slot.bells
-            bell = bells.waiting()
-            if bell is None or bell.since_ns == bells.missed:
+            words = slot.poll
+            poll = words.waiting()
+            if poll is None or poll.since_ns == words.missed:
                 continue
-            if self._unheard.get(unit) == bell:
-                bells.miss(bell)
-                self._ring()
+            if self._overdue.get(unit) == poll:
+                words.miss(poll)
+                self._wake()
             else:
-                waiting[unit] = bell
+                waiting[unit] = poll
         places: dict[Place, list[Unit]] = {}
-        for unit, bell in waiting.items():
-            places.setdefault((self._store.keys.retry_stream(*unit), bell.retry), []).append(unit)
-            places.setdefault((self._store.keys.source(*unit), bell.main), []).append(unit)
+        for unit, poll in waiting.items():
+            places.setdefault((self._store.keys.retry_stream(*unit), poll.retry), []).append(unit)
+            places.setdefault((self._store.keys.source(*unit), poll.main), []).append(unit)
         found = self._with_entries(list(places))
-        self._unheard = {unit: waiting[unit] for place in found for unit in places[place]}
-        return SURE_SECONDS if self._unheard else None
+        self._overdue = {unit: waiting[unit] for place in found for unit in places[place]}
+        return SURE_SECONDS if self._overdue else None
 
     def _with_entries(self, places: Sequence[Place]) -> list[Place]:
         """Those of the places that have an entry behind them."""

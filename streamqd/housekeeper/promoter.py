@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from streamqd import logs
 from streamqd.errors import RedisRefused
 from streamqd.housekeeper import batch
-from streamqd.housekeeper.batch import Refusals, work_off
+from streamqd.housekeeper.batch import Refusals, run_batched
 from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import now_ns
@@ -106,12 +106,12 @@ class Promoter(Generic[Target]):
         until = time.monotonic() + batch.TURN_SECONDS
         # Who has waited longest comes first: nobody keeps the others from it.
         waiting = sorted(self._wanted, key=lambda target: self._asked.get(target, 0.0))
-        for _ in work_off(self._store, waiting, self._call, self._book, ROUNDS_MAX):
+        for _ in run_batched(self._store, waiting, self._call, self._book, ROUNDS_MAX):
             if time.monotonic() >= until:
                 break
         if self._wanted:
             return 0.0
-        self._refusals.tell()
+        self._refusals.raise_first()
         return self._next_turn()
 
     def _wants(self, target: Target, hint: int, clock: float, now: int) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Generator, Mapping
 from streamqd import logs
 from streamqd.config import Topic
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.housekeeper.batch import Refusals, work_off
+from streamqd.housekeeper.batch import Refusals, run_batched
 from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
 from streamqd.store import retention
@@ -59,7 +59,7 @@ class RetentionEnforcer:
     ) -> Generator[None, None, bool]:
         waiting = [place for place, topic in places.items() if topic.retention.drops]
         ghosts: set[Unit] = set()
-        left = yield from work_off(
+        left = yield from run_batched(
             self._store,
             waiting,
             lambda place: self._call(place, places[place]),
@@ -122,7 +122,7 @@ class RetentionEnforcer:
             losses[*unit, "pending"] += settled
             return settled == GHOSTS
 
-        left = yield from work_off(
+        left = yield from run_batched(
             self._store,
             sorted(ghosts),
             lambda unit: retention.settle_ghosts(self._store.keys, unit, GHOSTS),

@@ -1,4 +1,4 @@
-"""Teaching the server the scripts of producers, who may be forbidden to bring their own.
+"""Loading into the server the scripts of producers, who may be forbidden to bring their own.
 
 A producer whose user has EVALSHA and not EVAL can deduplicate and schedule once the server knows
 the two scripts. A restart of the server, and SCRIPT FLUSH, forget them.
@@ -10,18 +10,18 @@ from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.store import scripts
 from streamqd.store.client import Connection
 
-TAUGHT = ("message_publish", "message_schedule")
+PRODUCER_SCRIPTS = ("message_publish", "message_schedule")
 
 
 class ScriptLoader:
-    """Looks whether the server knows the scripts, and teaches it those that it does not."""
+    """Looks whether the server knows the scripts, and loads those that it does not."""
 
     def __init__(self, link: Connection) -> None:
         self._link = link
-        self._scripts = [scripts.get(name) for name in TAUGHT]
+        self._scripts = [scripts.get(name) for name in PRODUCER_SCRIPTS]
 
     def run(self) -> None:
-        """Teach what is missing, on every node that answers. Raises RedisUnavailable: none does.
+        """Load what is missing, on every node that answers. Raises RedisUnavailable: none does.
 
         Raises RedisRefused too; not when it is that some nodes will answer later.
         """
@@ -29,7 +29,7 @@ class ScriptLoader:
         silent: list[RedisRefused | RedisUnavailable] = []
         for node in nodes:
             try:
-                self._teach(node)
+                self._load(node)
             except (RedisRefused, RedisUnavailable) as error:
                 if isinstance(error, RedisRefused) and not error.transient:
                     raise
@@ -37,7 +37,7 @@ class ScriptLoader:
         if silent and len(silent) == len(nodes):
             raise silent[0]
 
-    def _teach(self, node: Connection) -> None:
+    def _load(self, node: Connection) -> None:
         known = node.execute("SCRIPT", "EXISTS", *(each.sha for each in self._scripts))
         for script, there in zip(self._scripts, known, strict=True):
             if not there:

@@ -29,7 +29,7 @@ from streamqd.store.statistics import LetterCount
 from streamqd.version import __version__
 
 RATE_SECONDS = 10.0  # a rate is an average that forgets over about this long
-FAILURES_MAX = 4  # kinds of failure that are told of each unit
+FAILURES_MAX = 4  # kinds of failure that are shown for each unit
 RATED = ("fetched", "acked", "retried", "dead", "failed")
 _RATED = [COUNTERS.index(name) for name in RATED]
 
@@ -178,7 +178,7 @@ def worker_state(slot: WorkerSlot) -> str:
 
 
 def _progress(slot: WorkerSlot, since_ns: int) -> float | None:
-    """Seconds since a handler has said that it makes progress, None when none did since then."""
+    """Seconds since a handler has reported progress, None when none did since then."""
     return round(_seconds_since(slot.beat_ns), 1) if slot.beat_ns > since_ns else None
 
 
@@ -188,14 +188,14 @@ def _seconds_since(at_ns: int) -> float:
 
 def _waits(slot: WorkerSlot) -> dict[str, Any]:
     """What keeps a worker from beginning anything, and for how long."""
-    told = slot.waits.read()
-    left = (told.until_ns - now_ns()) / 1e9 if told.until_ns else None
+    waits = slot.waits.read()
+    seconds = max(0.0, (waits.until_ns - now_ns()) / 1e9) if waits.until_ns else None
     return {
-        "waits_seconds": None if left is None or not slot.pid else round(max(0.0, left), 3),
-        "held": told.held if slot.pid else 0,
-        "held_keys": told.held_keys if slot.pid else 0,
-        "circuit_openings": told.opened,
-        "flood_stops": told.flooded,
+        "waits_seconds": None if seconds is None or not slot.pid else round(seconds, 3),
+        "held": waits.held if slot.pid else 0,
+        "held_keys": waits.held_keys if slot.pid else 0,
+        "circuit_openings": waits.opened,
+        "flood_stops": waits.flooded,
     }
 
 

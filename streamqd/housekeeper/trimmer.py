@@ -11,7 +11,7 @@ import logging
 from streamqd import logs
 from streamqd.config import Settings, Topic
 from streamqd.errors import RedisRefused
-from streamqd.housekeeper.batch import Refusals, Steps, TimeSlice, work_off
+from streamqd.housekeeper.batch import Refusals, Steps, TimeSlice, run_batched
 from streamqd.housekeeper.retention_enforcer import RetentionEnforcer
 from streamqd.housekeeper.topics import Topics
 from streamqd.metrics.view import MetricsView
@@ -58,7 +58,7 @@ class Trimmer:
         }
         waiting = self._streams(owned, places)
         refusals = Refusals()
-        left = yield from work_off(
+        left = yield from run_batched(
             self._store,
             waiting,
             lambda stream: self._call(stream, places),
@@ -66,7 +66,7 @@ class Trimmer:
             ROUNDS_MAX,
         )
         more = yield from self._dropper.steps(places, refusals)
-        refusals.tell()
+        refusals.raise_first()
         if self._topics.trouble is not None:
             raise self._topics.trouble
         if left or more:

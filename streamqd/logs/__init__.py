@@ -75,10 +75,10 @@ def event(
 
 def bad_value(error: BadValue, **where: object) -> None:
     """Log a value of Redis that is not what belongs there, by key and field."""
-    _log("redis.bad_value", logging.WARNING, {**_told(error), **where})
+    _log("redis.bad_value", logging.WARNING, {**_fields_of(error), **where})
 
 
-def _told(error: BadValue) -> dict[str, object]:
+def _fields_of(error: BadValue) -> dict[str, object]:
     """What the log says of a bad value."""
     return {
         "key": error.key[:200],
@@ -167,7 +167,7 @@ class Limit:
         _log(self._name, self._level, {**fields, "suppressed": held or None}, None, trace)
 
     def catch_up(self, **fields: object) -> None:
-        """Log how many are suppressed when the second is over and no line has told it."""
+        """Log how many are suppressed when the second is over and no line has reported it."""
         if self._suppressed and time.monotonic() - self._since >= 1.0:
             self._left = self._per_second - 1
             self._since = time.monotonic()
@@ -195,7 +195,7 @@ class Once:
 
     def values(self, found: Iterable[BadValue]) -> None:
         """Take all bad values that there are now."""
-        self.look({(each.key, each.field): _told(each) for each in found})
+        self.look({(each.key, each.field): _fields_of(each) for each in found})
 
 
 def _log(

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from streamqd.config import masked
 from streamqd.logs.records import CONTEXT
 from streamqd.model import Unit
+from streamqd.words import harmless
 
 LINE_MAX = 16 * 1024  # characters of one rendered line; more is cut
 VALUE_MAX = 2 * 1024  # characters of one field
@@ -56,7 +57,7 @@ class TextFormatter(logging.Formatter):
         name = getattr(record, "event", None)
         if name is None:
             name = record.name
-            rest = " " + _printable(_cut(_message(record), VALUE_MAX)) + _pairs(_context(record))
+            rest = " " + harmless(_cut(_message(record), VALUE_MAX)) + _pairs(_context(record))
         else:
             rest = _pairs(getattr(record, "fields", {}))
         line = (
@@ -65,7 +66,7 @@ class TextFormatter(logging.Formatter):
         )
         if trace := _traceback(record):
             rows = trace.splitlines()
-            line = "\n".join([line, *("    " + _printable(row) for row in rows)])
+            line = "\n".join([line, *("    " + harmless(row) for row in rows)])
         return _cut(line, LINE_MAX)
 
 
@@ -128,18 +129,8 @@ def _plain(value: object) -> object:
 def _quoted(value: object) -> str:
     if isinstance(value, str):
         bare = value and value.isprintable() and not any(mark in value for mark in ' "=\\')
-        return value if bare else _printable(json.dumps(value, ensure_ascii=False))
-    return _printable(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
-
-
-def _printable(text: str) -> str:
-    """Escape what could begin a new line, move the cursor or turn the direction of writing."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
-        for char in text
-    )
+        return value if bare else harmless(json.dumps(value, ensure_ascii=False))
+    return harmless(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 def _traceback(record: logging.LogRecord) -> str:

@@ -16,7 +16,7 @@ from streamqd.idle_reason import Wait, Waiting
 from streamqd.metrics.view import Labels, MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import InstanceFlags, WorkerCommand, WorkerSlot, WorkerState, now_ns
-from streamqd.store.statistics import PartitionFigures, UnitFigures, unix_ms
+from streamqd.store.statistics import PartitionFigures, QueryFigures, UnitFigures, unix_ms
 from streamqd.version import __version__
 
 Values = Iterable[tuple[Labels, float]]
@@ -99,6 +99,19 @@ def _group(read: Callable[[MetricsView, UnitFigures], float | None]) -> Source:
             ((unit.topic, str(unit.partition), unit.group), value)
             for unit, figures in view.units.items()
             if (value := read(view, figures)) is not None
+        ),
+    )
+
+
+def _query(read: Callable[[QueryFigures], float | None]) -> Source:
+    """A value of every Spark query that shows its position on a partition."""
+    return Source(
+        GROUP,
+        lambda view: (
+            ((topic, str(partition), query.group), value)
+            for (topic, partition), figures in view.partitions.items()
+            for query in figures.queries
+            if (value := read(query)) is not None
         ),
     )
 
@@ -322,6 +335,17 @@ METRICS: tuple[Metric, ...] = (
             lambda view: [((view.instance, name), end) for name, end in view.certificates.items()],
         ),
         "When a certificate on the way to Redis ends. Absent without TLS.",
+    ),
+    _gauge(
+        "query_lag",
+        _query(lambda q: q.lag),
+        "Entries that a Spark query has not read, by the position that it shows. Absent while the"
+        " server cannot tell. At most 100 of a partition, those that showed theirs last.",
+    ),
+    _gauge(
+        "query_idle_seconds",
+        _query(lambda q: None if q.idle_ms is None else q.idle_ms / 1000),
+        "Since a Spark query last showed its position.",
     ),
     _gauge("pending", _group(lambda _, u: u.pending), "Entries delivered and not settled."),
     _gauge(

@@ -58,8 +58,8 @@ def of_letter(fields: Mapping[bytes, bytes]) -> str:
     def text(name: bytes) -> str:
         return fields.get(name, b"").decode("utf-8", "replace")
 
-    told = text(b"fingerprint")
-    if told:
-        return told
+    recorded = text(b"fingerprint")
+    if recorded:
+        return recorded
     kind = text(b"errorClass") or text(b"signal") or text(b"reason")
     return fingerprint(kind, frame_of(text(b"traceback")), text(b"handler"))

@@ -28,7 +28,7 @@ class MemberView(NamedTuple):
     """A member as the server reported it: its last beat, whether it is leaving, what fails there.
 
     `broken` are units whose worker crashes in a loop on that member, for now. `reloaded` is the
-    time of the last order to reload that it has done with, `owned` how many units it owned then,
+    time of the last directive to reload that it has followed, `owned` how many units it owned then,
     and `ttl` for how many seconds it takes its leases; None when it does not tell.
     """
 
@@ -47,13 +47,13 @@ class PartitionView(NamedTuple):
     epoch: int
     owner: str  # '' when nobody holds the fence
     leased: bool
-    left: float = 0.0  # seconds that the lease has still to live
+    remaining: float = 0.0  # seconds of the lease
 
 
-class Wishes(NamedTuple):
+class Constraints(NamedTuple):
     """What operators want: where units belong, and which members shall own nothing.
 
-    `moves` maps a unit to its instance and to the time of the order. `stopped` are the (topic,
+    `moves` maps a unit to its instance and to the time of the directive. `stopped` are the (topic,
     group)s of which nobody shall own a partition.
     """
 
@@ -89,7 +89,7 @@ class Rebalancer:
     _wanted_elsewhere: dict[Unit, float] = field(default_factory=dict)
     _free_since: dict[Unit, tuple[int, float]] = field(default_factory=dict)
     _moves_seen: dict[Unit, int] = field(default_factory=dict)
-    _ordered: set[Unit] = field(default_factory=set)  # to be handed over because of a new move
+    _directed: set[Unit] = field(default_factory=set)  # to be handed over because of a new move
     _hurried: set[Unit] = field(default_factory=set)  # to be handed over without delay and hold
     _hurry: bool = False
     _asked: tuple[object, ...] = ()  # what the last assignment was made of, and the answer
@@ -111,7 +111,7 @@ class Rebalancer:
         views: Mapping[Unit, PartitionView],
         *,
         room: int,
-        wishes: Wishes = Wishes(),  # noqa: B008 - it never changes
+        constraints: Constraints = Constraints(),  # noqa: B008 - it never changes
     ) -> Decision:
         """Decide once per beat.
 
@@ -119,23 +119,27 @@ class Rebalancer:
         that it is handing over already, `views` holds the others, `room` is how many more units
         it may own.
         """
-        if self.me in wishes.drained:
+        if self.me in constraints.drained:
             # At once and without anybody's share in mind, as if this instance were leaving.
             return Decision([], sorted(mine))
         owners = {unit: view.owner for unit, view in views.items() if view.owner}
         owners |= dict.fromkeys(mine, self.me)
-        present = [one for one in live if not one.leaving and one.member.id not in wishes.drained]
+        present = [
+            one for one in live if not one.leaving and one.member.id not in constraints.drained
+        ]
         present = with_elsewhere(present, units, owners)
         stopped: list[Unit] = []
-        if wishes.stopped:
+        if constraints.stopped:
             # A stopped group is placed nowhere and takes up nobody's share.
-            stopped = sorted(unit for unit in mine if wishes.stops(unit))
-            units = [unit for unit in units if not wishes.stops(unit)]
-            mine = {unit: since for unit, since in mine.items() if not wishes.stops(unit)}
-            views = {unit: view for unit, view in views.items() if not wishes.stops(unit)}
-        wanted = self._placed(present, units, owners, wishes)
-        self._ordered |= {u for u, (_, at) in wishes.moves.items() if self._moves_seen.get(u) != at}
-        self._moves_seen = {unit: at for unit, (_, at) in wishes.moves.items()}
+            stopped = sorted(unit for unit in mine if constraints.stops(unit))
+            units = [unit for unit in units if not constraints.stops(unit)]
+            mine = {unit: since for unit, since in mine.items() if not constraints.stops(unit)}
+            views = {unit: view for unit, view in views.items() if not constraints.stops(unit)}
+        wanted = self._placed(present, units, owners, constraints)
+        self._directed |= {
+            u for u, (_, at) in constraints.moves.items() if self._moves_seen.get(u) != at
+        }
+        self._moves_seen = {unit: at for unit, (_, at) in constraints.moves.items()}
         over = len(stopped) + room  # what is given up with its group makes room
         surplus = sorted(mine, key=lambda unit: (mine[unit], unit))[over:] if over < 0 else []
         take = self._acquire(now, wanted, views, live)[: max(0, room)]
@@ -155,10 +159,10 @@ class Rebalancer:
         present: Sequence[MemberView],
         units: Collection[Unit],
         owners: Mapping[Unit, str],
-        wishes: Wishes,
+        constraints: Constraints,
     ) -> Mapping[Unit, str]:
         """`place`, which is not asked again what it has just answered: at rest nothing changes."""
-        moves = {unit: to for unit, (to, _) in wishes.moves.items()}
+        moves = {unit: to for unit, (to, _) in constraints.moves.items()}
         asked = ([(one.member, one.broken) for one in present], list(units), owners, moves)
         if self._asked != asked:
             self._asked, self._wanted = asked, place(present, units, owners, moves)
@@ -212,18 +216,18 @@ class Rebalancer:
         if self._hurry:
             self._hurry, self._hurried = False, set(elsewhere)
         # What could not be obeyed at once is placed like everything else from now on.
-        self._ordered &= elsewhere.keys()
+        self._directed &= elsewhere.keys()
         self._hurried &= elsewhere.keys()
         ready = [
             unit
             for unit, since in sorted(elsewhere.items())
-            if unit not in self._ordered
+            if unit not in self._directed
             and (
                 unit in self._hurried
                 or (now - since >= self.delay and now - mine[unit] >= self.hold)
             )
         ]
-        return [*sorted(self._ordered), *ready[: max(0, self.moves_max - moving)]]
+        return [*sorted(self._directed), *ready[: max(0, self.moves_max - moving)]]
 
 
 def with_elsewhere(
@@ -262,9 +266,9 @@ def place(
     `moves` maps units to the members that an operator chose. Where such a member can have its unit,
     it gets it, within its cap; the others are levelled as if these units were not there.
     """
-    wanted = _as_ordered(members, units, moves)
+    wanted = _as_directed(members, units, moves)
     chosen = Counter(wanted.values())
-    left = [
+    able = [
         one._replace(member=replace(one.member, cap=one.member.cap - chosen[one.member.id]))
         if one.member.cap
         else one
@@ -272,7 +276,7 @@ def place(
         if not one.member.cap or one.member.cap > chosen[one.member.id]
     ]
     broken_at: dict[Unit, set[str]] = {}
-    for one in left:
+    for one in able:
         for unit in one.broken:
             broken_at.setdefault(unit, set()).add(one.member.id)
     fit_for: dict[frozenset[str], list[Unit]] = defaultdict(list)
@@ -281,12 +285,12 @@ def place(
             where = frozenset(broken_at[unit]) if unit in broken_at else _NOWHERE
             fit_for[where].append(unit)
     for where, some in fit_for.items():
-        fit = [one.member for one in left if one.member.id not in where]
+        fit = [one.member for one in able if one.member.id not in where]
         wanted |= assign(fit, some, owners)
     return wanted
 
 
-def _as_ordered(
+def _as_directed(
     members: Sequence[MemberView], units: Collection[Unit], moves: Mapping[Unit, str]
 ) -> dict[Unit, str]:
     by_id = {one.member.id: one for one in members}
@@ -305,13 +309,13 @@ def _as_ordered(
     return wanted
 
 
-def may_reload(me: str, ordered_unix_ms: int, live: Sequence[MemberView]) -> bool:
-    """Whether it is this instance's turn, in an order to reload that all have got.
+def may_reload(me: str, directive_unix_ms: int, live: Sequence[MemberView]) -> bool:
+    """Whether it is this instance's turn, by a directive to reload that all have got.
 
     One after the other, by name. Members that leave or do not tell are not waited for.
     """
     return all(
-        one.leaving or one.reloaded is None or one.reloaded >= ordered_unix_ms
+        one.leaving or one.reloaded is None or one.reloaded >= directive_unix_ms
         for one in live
         if one.member.id < me
     )

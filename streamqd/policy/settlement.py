@@ -1,4 +1,4 @@
-"""What becomes of a message. The only place that knows when a message dies.
+"""What becomes of a message that has run: whether it dies, and where it waits if not.
 
 Three counts never mix: failed runs (`attempt`), runs that killed their process (`crashes`), and
 releases (a drain, a rebalance), which are not seen here because they cost nothing. Limits count
@@ -12,16 +12,15 @@ refused connection is tried again and a missing file is dead.
 from __future__ import annotations
 
 from streamqd.model import (
+    BLOCK,
     HOLD_KEY,
-    REQUEUE,
     Ack,
     DeadAsked,
     DeadVerdict,
     Failed,
-    KeepVerdict,
-    Leave,
     Outcome,
     ReleaseAsked,
+    ReleaseVerdict,
     RetryAsked,
     RetryPolicy,
     RetryVerdict,
@@ -54,8 +53,7 @@ def decide(
     3. Anything else is dead when a limit is reached: attempts, then crashes, then age.
     4. The rest is tried again, after what Retry asked for, else after the policy's backoff.
     5. An exempt failure of a class that is retried counts only against `max_age`.
-    6. Until then it is set aside, or kept in flight where the policy keeps the order. With hold-key
-       a message without a key has no order to keep, and is set aside.
+    6. Where it waits for its next run, after a release too, `waits_in_place` says.
     """
     match outcome:
         case Succeeded():
@@ -63,7 +61,7 @@ def decide(
         case DeadAsked():
             return DeadVerdict(outcome.reason)
         case ReleaseAsked():
-            return Leave()
+            return ReleaseVerdict(waits_in_place(policy.on_error, keyed=keyed))
         case Failed():
             if not retries(outcome, policy):
                 return DeadVerdict("not-retried")
@@ -73,14 +71,14 @@ def decide(
     if not exempt:
         if policy.max_attempts and attempt >= policy.max_attempts:
             return DeadVerdict("attempts")
-        spent = before_run(crashes, policy)
-        if spent is not None:
-            return spent
+        dead = before_run(crashes, policy)
+        if dead is not None:
+            return dead
     if policy.max_age is not None and age >= policy.max_age:
         return DeadVerdict("too-old")
     if after is None:
         after = backoff.delay(policy.backoff, attempt, jitter)
-    return _again(max(after, 0.0), policy, keyed)
+    return RetryVerdict(max(after, 0.0), waits_in_place(policy.on_error, keyed=keyed))
 
 
 def before_run(crashes: int, policy: RetryPolicy) -> DeadVerdict | None:
@@ -90,11 +88,12 @@ def before_run(crashes: int, policy: RetryPolicy) -> DeadVerdict | None:
     return None
 
 
-def _again(delay: float, policy: RetryPolicy, keyed: bool) -> Verdict:
-    """Where the message waits for its next run."""
-    if policy.on_error == REQUEUE or (policy.on_error == HOLD_KEY and not keyed):
-        return RetryVerdict(delay)
-    return KeepVerdict(delay)
+def waits_in_place(on_error: str, *, keyed: bool) -> bool:
+    """Whether a message waits for its next run in its worker, where its order is kept.
+
+    With hold-key a message without a key has no order to keep.
+    """
+    return on_error == BLOCK or (on_error == HOLD_KEY and keyed)
 
 
 def retries(failure: Failed, policy: RetryPolicy) -> bool:

@@ -72,7 +72,7 @@ class SilenceWatch(Generic[Key, Value]):
 
 
 def _is_renewed(before: PartitionView, now: PartitionView) -> bool:
-    return before.epoch != now.epoch or now.left > before.left
+    return before.epoch != now.epoch or now.remaining > before.remaining
 
 
 class SilenceDetector:
@@ -141,7 +141,7 @@ class SilenceDetector:
             for unit, silence in self._leases.look(now, of_the_dead).items()
             if silence.looks >= LEASE_LOOKS
             and now - silence.since > LEASE_TTLS * ttls[silence.value.owner]
-            and silence.value.left > ttls[silence.value.owner]
+            and silence.value.remaining > ttls[silence.value.owner]
         )
 
     # --- another run under our id ---

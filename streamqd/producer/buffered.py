@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from datetime import datetime, timedelta
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from streamqd import config
 from streamqd.config.values import Duration, Size
@@ -29,24 +30,77 @@ class Receipt(Future[str]):
     for another receipt in one.
     """
 
+    # The ten objects of a future, with its lock, are made when they are needed. Most receipts are
+    # only asked for a result that is there, and the garbage collector visits what all of them
+    # have: that was half of the producer's work.
+    _lock = threading.Lock()
+    _complete = False
+    _claimed = False
+    _outcome: Result | None = None  # until it is complete: the result or the exception
+
     def __init__(self) -> None:
-        super().__init__()
         self._pid = os.getpid()
 
     def result(self, timeout: float | None = None) -> str:
         """Wait for the id. Raises TimeoutError, CancelledError, or why there is none."""
         self._check_process()
-        return super().result(timeout)
+        outcome = self._outcome
+        return outcome if isinstance(outcome, str) else super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the outcome; return why there is no id, or None when there is one."""
         self._check_process()
         return super().exception(timeout)
 
+    def _claim(self) -> bool:
+        """For the thread that writes: False when it was cancelled."""
+        with self._lock:
+            if not self._complete:
+                self._claimed = True
+                return True
+        return self.set_running_or_notify_cancel()
+
+    def _settle(self, outcome: Result) -> None:
+        """For the thread that writes: the id, or why there is none."""
+        with self._lock:
+            if not self._complete:
+                self._outcome = outcome
+                return
+        _settle(self, outcome)
+
+    @classmethod
+    def _forget(cls) -> None:
+        """In a forked child: another thread of the parent may have had the lock."""
+        cls._lock = threading.Lock()
+
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             # Waiting would never end: the thread that writes is in the other process.
             raise UnknownOutcome(f"the message was sent by another process, {self._pid}")
+
+    if not TYPE_CHECKING:  # a checker knows the attributes of a future
+
+        def __getattr__(self, name: str) -> Any:
+            """Become complete when an attribute of a future is used."""
+            with self._lock:
+                if not self._complete:
+                    future: Future[str] = Future()
+                    if self._claimed:
+                        future.set_running_or_notify_cancel()
+                    if self._outcome is not None:
+                        _settle(future, self._outcome)
+                    self.__dict__.update(future.__dict__, _complete=True)
+            return super().__getattribute__(name)
+
+
+def _settle(future: Future[str], outcome: Result) -> None:
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+
+
+os.register_at_fork(after_in_child=Receipt._forget)  # noqa: SLF001 - not for users
 
 
 class BufferedProducer:
@@ -89,7 +143,7 @@ class BufferedProducer:
         self._sender = Sender(url, settings, **options)
         self._buffer: SendBuffer[Receipt] = SendBuffer(
             self._sender,
-            Receipt.set_running_or_notify_cancel,
+            Receipt._claim,  # noqa: SLF001 - not for users
             _deliver,
             **buffer,
         )
@@ -157,7 +211,4 @@ class BufferedProducer:
 
 def _deliver(answers: list[tuple[Receipt, list[Result]]]) -> None:
     for receipt, results in answers:
-        if isinstance(results[0], Exception):
-            receipt.set_exception(results[0])
-        else:
-            receipt.set_result(results[0])
+        receipt._settle(results[0])  # noqa: SLF001 - not for users

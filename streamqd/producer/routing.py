@@ -112,7 +112,7 @@ class Router:
             self._of_others = partitioner
         self._choosers: dict[str, Chooser] = {}
         for each in (*self._of_topics.values(), self._of_others):
-            Chooser(each)  # a mistake is told before the first send
+            Chooser(each)  # a mistake is raised before the first send
         self._checked: set[str] = set()  # topics that were looked up before
 
     def chooser(self, topic: str) -> Chooser:

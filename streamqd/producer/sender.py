@@ -40,7 +40,7 @@ from streamqd.producer.encoding import (
 from streamqd.producer.options import checked
 from streamqd.producer.routing import Partitioner, Router
 from streamqd.store import publishing, scripts
-from streamqd.store.cluster import connect
+from streamqd.store.client import connect
 from streamqd.store.keys import Keys
 from streamqd.store.publishing import ClusterWriter, MessageWriter
 from streamqd.store.scripts import Call
@@ -107,7 +107,8 @@ class Sender:
         self.encode: Callable[[Any], Envelope] = functools.partial(
             envelope_of, max_bytes=settings.daemon.max_message_bytes
         )
-        connection = connect(settings.redis, timeout=options["timeout"], name="streamqd:producer")
+        self._timeout: float = options["timeout"]
+        connection = connect(settings.redis, timeout=self._timeout, name="streamqd:producer")
         self._connection = connection
         self._keys = keys = Keys(settings.keys.control, settings.keys.streams)
         self._spread = bool(connection.together(("{a}", "{b}"))[1:])  # over several nodes
@@ -351,7 +352,7 @@ class Sender:
         message = expanded(envelope)
         if message.dedup_id is not None:
             return True
-        longest = sum(PAUSES) + (len(PAUSES) + 1) * self._connection.timeout
+        longest = sum(PAUSES) + (len(PAUSES) + 1) * self._timeout
         return message.delay is not None and message.delay > longest
 
 

@@ -23,15 +23,16 @@ def ends_of(link: Connection) -> dict[str, float]:
     Named by the file, or by the address of the server. A file with several authorities is left
     out: one of them may be meant. Opens the link. Raises RedisUnavailable.
     """
-    encrypted = link.socket()
+    node = link.node
+    encrypted = node.socket()
     if not isinstance(encrypted, ssl.SSLSocket):
         return {}
     found: dict[str, float] = {}
     peer = encrypted.getpeercert(binary_form=True)
     if peer is not None:
-        found[f"the server {link.address}"] = end_of(peer)
-    assert link.endpoint is not None
-    own, authority = link.endpoint.cert_file, link.endpoint.ca_file
+        found[f"the server {node.address}"] = end_of(peer)
+    assert node.endpoint is not None
+    own, authority = node.endpoint.cert_file, node.endpoint.ca_file
     for path in filter(None, (own, authority)):
         text = path.read_text(encoding="ascii", errors="replace")
         bodies = [each.partition(_END)[0] for each in text.split(_BEGIN)[1:]]

@@ -1,9 +1,9 @@
-"""A link to a whole Redis Cluster: each command goes to the node that serves its key.
+"""The route to a whole Redis Cluster: each command goes to the node that serves its key.
 
-It has one connection to each master that it needs. An exchange writes to all of them first and
+It has a `Node` for each master that it needs. An exchange writes to all of them first and
 reads then, so it takes as long as the slowest node; the time limit is one for all. What a node did
 not execute because the slot is elsewhere (MOVED, ASK) is sent there; everything else is the
-caller's decision, as with any link.
+caller's decision, as with one node.
 """
 
 from __future__ import annotations
@@ -14,62 +14,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from streamqd.config import topology
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.store.client import NEVER, Connection, Key, missing_of, route_to
+from streamqd.store.discovery import NOT_NOW, TopologyDiscovery, survey
 from streamqd.store.endpoint import endpoint_at
-from streamqd.store.nodes import NOT_NOW, TopologyDiscovery, master_route, slot_route, survey
+from streamqd.store.node import NEVER, Key, Node, Terms, check_process, known
+from streamqd.store.replies import missing_of, whole
 from streamqd.store.slots import SlotMap, key_of, redirect_of, slot_of
-from streamqd.store.transport import Lookup, resolve
 
 if TYPE_CHECKING:
-    from streamqd import config
     from streamqd.config.topology import Address
-    from streamqd.store.transport import Transport
 
 REDIRECTS_MAX = 4  # of one command in one exchange; more means that the nodes disagree
 _LEAST_SECONDS = 0.05  # of patience with a node when others have used up the time
 _LOOK_AGAIN_SECONDS = 0.2  # between two looks at the map while nodes do not answer
-
-
-def connect(
-    settings: config.Redis,
-    *,
-    timeout: float,
-    name: str,
-    key: str = "",
-    lookup: Lookup = resolve,
-    doubt: float | None = None,
-) -> Connection:
-    """Make the link that fits the URL, without connecting. Arguments as of `Connection`.
-
-    With `key` it is a single connection, to the node that serves this key: for what belongs to one
-    connection, as WATCH, a subscription or a blocking read. With `doubt` an answer that is so many
-    seconds overdue is asked after on another connection, see `store/doubt.py`. Raises ConfigError.
-    """
-    link = _link(settings, timeout, name, key, lookup)
-    if doubt is not None:
-        link.doubt_after(doubt)
-    return link
-
-
-def _link(
-    settings: config.Redis, timeout: float, name: str, key: str, lookup: Lookup
-) -> Connection:
-    where = topology.parse(settings.url)
-    if where is None:
-        return Connection(settings, timeout=timeout, name=name, lookup=lookup)
-    of_sentinels = where.kind == topology.SENTINEL
-    discovery = TopologyDiscovery(
-        settings, where, timeout, of_sentinels=of_sentinels, lookup=lookup
-    )
-    if of_sentinels:
-        route = master_route(discovery)
-    elif key:
-        route = slot_route(discovery, key)
-    else:
-        return ClusterConnection(discovery, timeout=timeout, name=name, lookup=lookup)
-    return Connection(settings, timeout=timeout, name=name, route=route, lookup=lookup)
 
 
 @dataclass
@@ -113,32 +70,34 @@ class _Load:
             errand.reply = error
 
 
-class ClusterConnection(Connection):
-    """Links to the masters of a cluster, each opened on its first use. Used like any link."""
+class Cluster:
+    """The masters of a cluster, each connected to on its first use. Used as a `Node` is."""
 
-    def __init__(
-        self, discovery: TopologyDiscovery, *, timeout: float, name: str, lookup: Lookup
-    ) -> None:
-        settings, where = discovery.settings, discovery.where
-        first = route_to(endpoint_at(settings, where, where.addresses[0]))
-        super().__init__(settings, timeout=timeout, name=name, route=first, lookup=lookup)
-        self.where = where
+    def __init__(self, terms: Terms, discovery: TopologyDiscovery) -> None:
+        """Prepare, without connecting."""
+        self._terms = terms
         self._discovery = discovery
-        self._links: dict[Address, Connection] = {}
+        self._nodes: dict[Address, Node] = {}
         self._map: SlotMap | None = None
         self._stale = True
         self._looked = 0.0
         self._silent: set[Address] = set()  # nodes that did not answer when asked last
+        self._pid = os.getpid()
+        self._end = NEVER
 
-    # --- the interface of a link ---
+    # --- the interface of a route: see `Connection` ---
 
     def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """`exchange_each`, when every command was answered. Raises RedisUnavailable."""
+        return whole(self.exchange_each(commands))
+
+    def exchange_each(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Run commands at their nodes.
 
         A command that was not answered, or cannot be executed now, has a RedisUnavailable for its
         reply; when all have, the first is raised.
         """
-        self._check_process()
+        check_process(self._pid, self._terms.name)
         errands = self._errands(commands)
         waiting = errands
         for _ in range(1 + REDIRECTS_MAX):
@@ -155,71 +114,17 @@ class ClusterConnection(Connection):
             raise missing_of(replies)
         return replies
 
-    def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        replies = self.pipeline_each(commands)
-        if any(isinstance(reply, RedisUnavailable) for reply in replies):
-            raise missing_of(replies)
-        return replies
-
-    def pipeline_each(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        return self.exchange(commands) if commands else []
-
-    def open(self) -> None:
-        """Learn the map, and connect to one node. Raises RedisUnavailable with `sent=False`."""
-        self._check_process()
-        if not self.connected:
-            self._look()
-            link = self._link(self._any_master())
-            link.until(self._end)
-            link.open()
-
-    def close(self) -> None:
-        """Close all connections; the next use opens new ones."""
-        for link in self._links.values():
-            link.close()
-        if os.getpid() != self._pid:
-            self.detach()
-
-    def detach(self) -> None:
-        for link in self._links.values():
-            link.detach()
-        self._links.clear()
-        self._stale = True
-        super().detach()
-
-    def forsake(self) -> None:
-        for link in self._links.values():
-            link.forsake()
-        super().forsake()
-
-    @property
-    def connected(self) -> bool:
-        return any(link.connected for link in self._links.values())
-
-    @property
-    def address(self) -> str:
-        return str(self.where)
-
-    def ready(self) -> Transport:
-        raise RuntimeError("a link to a cluster has no socket of its own: connect with a key")
-
-    def masters(self) -> list[Connection]:
+    def masters(self) -> list[Node]:
         # Asked anew: a node that is new, or was replaced, has given no reason to look if nothing
-        # that this link asks for is there.
+        # that is asked for is there.
+        check_process(self._pid, self._terms.name)
         self._stale = True
         self._look()
         assert self._map is not None
-        found = [self._link(address) for address in self._map.masters]
-        for link in found:
-            link.until(self._end)
+        found = [self._node(address) for address in self._map.masters]
+        for node in found:
+            node.until(self._end)
         return found
-
-    @property
-    def uncovered(self) -> int:
-        """How many slots nobody serves. Raises RedisUnavailable."""
-        self._look()
-        assert self._map is not None
-        return self._map.uncovered
 
     def node_of(self, key: str) -> str:
         master = None if self._map is None else self._map.master_of(slot_of(key))
@@ -230,6 +135,47 @@ class ClusterConnection(Connection):
         for key in keys:
             slots.setdefault(slot_of(key), []).append(key)
         return list(slots.values())
+
+    @property
+    def node(self) -> Node:
+        raise RuntimeError("a link to a cluster has no socket of its own: connect with a key")
+
+    @property
+    def connected(self) -> bool:
+        return any(node.connected for node in self._nodes.values())
+
+    @property
+    def address(self) -> str:
+        return str(self._discovery.where)
+
+    def close(self) -> None:
+        for node in self._nodes.values():
+            node.close()
+        if os.getpid() != self._pid:
+            self.detach()
+
+    def detach(self) -> None:
+        for node in self._nodes.values():
+            node.detach()
+        self._nodes.clear()
+        self._stale = True
+        self._pid = os.getpid()
+
+    def forsake(self) -> None:
+        for node in self._nodes.values():
+            node.forsake()
+
+    def until(self, end: float) -> None:
+        self._end = end
+
+    def open(self) -> None:
+        """Learn the map, and connect to one node."""
+        check_process(self._pid, self._terms.name)
+        if not self.connected:
+            self._look()
+            node = self._node(self._any_master())
+            node.until(self._end)
+            node.open()
 
     # --- one exchange ---
 
@@ -247,7 +193,7 @@ class ClusterConnection(Connection):
 
     def _round(self, errands: Sequence[_Errand]) -> None:
         """Send each command to where it belongs by what is known now, and read the replies."""
-        deadline = min(time.monotonic() + self.timeout, self._end)
+        deadline = min(time.monotonic() + self._terms.timeout, self._end)
         try:
             self._look()
         except RedisUnavailable as error:
@@ -265,11 +211,11 @@ class ClusterConnection(Connection):
 
     def _carry(self, loads: dict[Address, _Load], deadline: float) -> None:
         """Write to all nodes, then read from all. Those that are likely to answer come first."""
-        order = sorted(loads, key=lambda at: (not self._link(at).connected, at in self._silent))
+        order = sorted(loads, key=lambda at: (not self._node(at).connected, at in self._silent))
         posted: list[Address] = []
         try:
             for address in order:
-                link = self._link(address)
+                node = self._node(address)
                 now = time.monotonic()
                 if now >= self._end:  # not asked, so it is not among the silent
                     loads[address].fail(RedisUnavailable(f"no time for {address}", sent=False))
@@ -277,24 +223,24 @@ class ClusterConnection(Connection):
                 end = max(deadline, now + _LEAST_SECONDS)
                 if self._end < NEVER:
                     # What hangs must leave time for what the others are to be asked again.
-                    end = self._end if link.connected else now + (self._end - now) / 2
-                link.until(end)
+                    end = self._end if node.connected else now + (self._end - now) / 2
+                node.until(end)
                 try:
-                    link.post(loads[address].commands())
+                    node.post(loads[address].commands())
                     posted.append(address)
                 except RedisUnavailable as error:
                     self._missed(address, loads[address], error)
             for address in list(posted):
-                load, link = loads[address], self._link(address)
+                load, node = loads[address], self._node(address)
                 try:
-                    load.hand_out(link.collect(len(load.commands())))
+                    load.hand_out(node.collect(len(load.commands())))
                     self._silent.discard(address)
                 except RedisUnavailable as error:
                     self._missed(address, load, error)
                 posted.remove(address)
         except BaseException:
             for address in posted:
-                self._link(address).close()
+                self._node(address).close()
             raise
 
     def _missed(self, address: Address, load: _Load, error: RedisUnavailable) -> None:
@@ -335,9 +281,9 @@ class ClusterConnection(Connection):
                 raise
             return  # the nodes of the old map may answer all the same
         self._stale = False
-        gone = self._links.keys() - {*self._map.masters}
+        gone = self._nodes.keys() - {*self._map.masters}
         for address in gone:
-            self._links.pop(address).close()
+            self._nodes.pop(address).close()
 
     def _master_of(self, errand: _Errand) -> Address | None:
         assert self._map is not None
@@ -348,23 +294,15 @@ class ClusterConnection(Connection):
         assert self._map is not None
         masters = self._map.masters
         answering = [each for each in masters if each not in self._silent]
-        connected = [each for each in answering if self._link(each).connected]
+        connected = [each for each in answering if self._node(each).connected]
         found = next(iter(connected or answering or masters), None)
         if found is None:
-            raise RedisUnavailable(f"{self.where}: no node serves any slot", sent=False)
+            raise RedisUnavailable(f"{self._discovery.where}: no node serves any slot", sent=False)
         return found
 
-    def _link(self, address: Address) -> Connection:
-        link = self._links.get(address)
-        if link is None:
-            link = Connection(
-                self.settings,
-                timeout=self.timeout,
-                name=self.name,
-                route=route_to(endpoint_at(self.settings, self.where, address)),
-                lookup=self._lookup,
-            )
-            if self.doubt is not None:
-                link.doubt_after(self.doubt.seconds)
-            self._links[address] = link
-        return link
+    def _node(self, address: Address) -> Node:
+        node = self._nodes.get(address)
+        if node is None:
+            endpoint = endpoint_at(self._terms.settings, self._discovery.where, address)
+            node = self._nodes[address] = Node(self._terms, known(endpoint))
+        return node

@@ -119,15 +119,15 @@ def read(flat: Sequence[bytes]) -> Directives:
 
 
 def _order(raw: bytes) -> Directive:
-    told: Any = json.loads(raw)
-    if not isinstance(told, dict):
+    found: Any = json.loads(raw)
+    if not isinstance(found, dict):
         raise ValueError("not a JSON object")
-    if told.get("version") != VERSION:
-        raise ValueError(f"of version {told.get('version')!r}, this is {VERSION}")
-    at = told.get("at_unix_ms")
+    if found.get("version") != VERSION:
+        raise ValueError(f"of version {found.get('version')!r}, this is {VERSION}")
+    at = found.get("at_unix_ms")
     if not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < TIME_END:
         raise ValueError("without a time")
-    return Directive(at, *(str(told.get(name, "")) for name in ("by", "why", "to")))
+    return Directive(at, *(str(found.get(name, "")) for name in ("by", "why", "to")))
 
 
 def scope_of(text: str) -> Scope:
@@ -178,12 +178,12 @@ def change(
     """Give the order `name`, '' for none, and take out those in `remove`."""
     if len(remove) > 2 * ORDERS_MAX:
         raise ContractError(f"control_change: {len(remove)} orders at once")
-    told = {"version": VERSION, "by": by, "why": why[:WHY_MAX], **({"to": to} if to else {})}
+    body = {"version": VERSION, "by": by, "why": why[:WHY_MAX], **({"to": to} if to else {})}
     return scripts.get("control_change").call(
         {"control": keys.orders(fleet)},
         orders_max=ORDERS_MAX,
         field=name,
-        told=json.dumps(told, separators=(",", ":")),
+        body=json.dumps(body, separators=(",", ":")),
         removed=list(remove),
     )
 

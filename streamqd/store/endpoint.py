@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, unquote, urlsplit
 
-from streamqd.config.endpoint import url_fault
+from streamqd.config import topology
 from streamqd.config.secrets import credential
 from streamqd.config.topology import Address
 from streamqd.errors import ConfigError
@@ -62,31 +61,24 @@ class Endpoint:
         return commands
 
 
-def endpoint_of(settings: config.Redis) -> Endpoint:
+def endpoint_of(settings: config.Redis, where: Topology) -> Endpoint:
     """The one server that the URL names. Raises ConfigError."""
-    fault = url_fault(settings.url)
-    if not fault and settings.url.partition(":")[0] not in ("redis", "rediss", "unix"):
-        fault = "it does not name one server"
-    if fault:
-        raise ConfigError([f"redis.url: {fault}"])
-    parts = urlsplit(settings.url)
-    unix = parts.scheme == "unix"
-    [db, *_] = parse_qs(parts.query).get("db") or ["" if unix else parts.path.strip("/")]
-    made = Endpoint(
-        host=unquote(parts.hostname or ""),
-        port=parts.port or _DEFAULT_PORT,
-        path=unquote(parts.path) if unix else "",
-        tls=parts.scheme == "rediss",
-        db=int(db or 0),
-        username=settings.username or unquote(parts.username or ""),
-        password=unquote(parts.password or ""),
-        password_file=credential("redis-password") or settings.password_file,
-    )
-    return _with_files(made, settings)
+    if where.kind != topology.SERVER:
+        raise ConfigError(["redis.url: it does not name one server"])
+    [address] = where.addresses or (Address("", _DEFAULT_PORT),)
+    return replace(endpoint_at(settings, where, address), path=where.path)
+
+
+def topology_of(settings: config.Redis) -> Topology:
+    """What the URL says. Raises ConfigError."""
+    try:
+        return topology.parse(settings.url)
+    except ValueError as error:
+        raise ConfigError([f"redis.url: {error}"]) from None
 
 
 def endpoint_at(settings: config.Redis, where: Topology, address: Address) -> Endpoint:
-    """One of the several servers that hold the data."""
+    """One of the servers that hold the data."""
     made = Endpoint(
         *address,
         tls=where.tls,

@@ -1,6 +1,6 @@
 """The hot path: one round trip that acknowledges, reads, and is fenced by WATCH.
 
-    [XREAD COUNT 1 BLOCK b STREAMS retry stream …]      the doorbell, only when idle
+    [XREAD COUNT 1 BLOCK b STREAMS retry stream …]      the long poll, only when idle
     MULTI; XACK …; XREADGROUP …; EXEC                   refused as a whole when the fence changed
     WATCH fence; HGET fence token                       the ground for the next round
 
@@ -45,8 +45,8 @@ class FetchResult(NamedTuple):
     `executed` is False when EXEC refused (the fence changed in between) or when the read could not
     be done; then nothing was acknowledged either. `mine` tells whether the fence carries our token
     now. `error` is the code of an error reply of the read, as NOGROUP. `received` are the bytes
-    that came, with those of the doorbell, and never fewer than the entries have. `rung` are the ids
-    for which the doorbell rang, of the retry stream and of the partition, b"" where it did not.
+    that came, with those of the long poll, and never fewer than the entries have. `reported` are
+    the ids that it found, of the retry stream and of the partition, b"" for none.
     """
 
     executed: bool
@@ -56,7 +56,7 @@ class FetchResult(NamedTuple):
     main: list[Entry]
     error: str
     received: int = 0
-    rung: tuple[bytes, bytes] = (b"", b"")
+    reported: tuple[bytes, bytes] = (b"", b"")
 
 
 class Fetcher:
@@ -64,7 +64,7 @@ class Fetcher:
 
     def __init__(self, link: Connection, keys: Keys, lease: Lease) -> None:
         unit = lease.unit
-        self._link = link
+        self._node = link.node
         self._token = lease.token.encode()
         self._group = unit.group
         self._stream = keys.source(*unit)
@@ -80,15 +80,15 @@ class Fetcher:
 
     def watch(self) -> bool:
         """Put the fence under WATCH on the present connection. False: it is not ours any more."""
-        self._transport = self._link.ready()
+        self._transport = self._node.ready()
         self._send([self._watch])
         return self._mine(*self._receive(2))
 
     def send_round(
-        self, main_acks: list[bytes], retry_acks: list[bytes], count: int, doorbell: bytes = b""
+        self, main_acks: list[bytes], retry_acks: list[bytes], count: int, long_poll: bytes = b""
     ) -> None:
         """Send one round; the acknowledged ids must be pending entries of ours."""
-        parts = [doorbell, _MULTI] if doorbell else [_MULTI]
+        parts = [long_poll, _MULTI] if long_poll else [_MULTI]
         self._pending_acks = 0
         if main_acks:
             parts.append(_pack("XACK", self._stream, self._group, *main_acks))
@@ -99,21 +99,21 @@ class Fetcher:
         parts += [self._read(count), _EXEC, self._watch]
         self._send(parts)
 
-    def doorbell(self, last_retry: bytes, last_main: bytes, block: float) -> bytes:
-        """Return the packed doorbell: a read that moves no state and answers when there is one."""
+    def long_poll(self, last_retry: bytes, last_main: bytes, block: float) -> bytes:
+        """Return the packed long poll: a read that moves no state and answers when there is one."""
         return _pack(
             *("XREAD", "COUNT", "1", "BLOCK", str(max(1, int(block * 1000)))),
             *("STREAMS", self._retry, self._stream, last_retry, last_main),
         )
 
-    def receive_round(self, *, rang: bool) -> FetchResult:
-        """Read the answers of the round sent last; `rang` when it began with the doorbell."""
-        # The bell; MULTI, and QUEUED of each command; EXEC; WATCH, HGET.
-        replies = self._receive(rang + 2 + self._pending_acks + 3)
+    def receive_round(self, *, polled: bool) -> FetchResult:
+        """Read the answers of the round sent last; `polled` when it began with the long poll."""
+        # The long poll; MULTI, and QUEUED of each command; EXEC; WATCH, HGET.
+        replies = self._receive(polled + 2 + self._pending_acks + 3)
         executed, mine = replies[-3], self._mine(*replies[-2:])
         if not isinstance(executed, list):
             # nil: the fence changed. An error (OOM or MOVED while queueing): nothing was done.
-            refusals = [each.code for each in replies[rang:-2] if isinstance(each, RedisRefused)]
+            refusals = [each.code for each in replies[polled:-2] if isinstance(each, RedisRefused)]
             error = "" if executed is None else refusals[0]
             return FetchResult(False, mine, 0, [], [], error)
         reply = executed[-1]
@@ -127,20 +127,20 @@ class Fetcher:
                 retried = entries
             else:
                 main = entries
-        rung = self._rung(replies[0]) if rang else (b"", b"")
+        reported = self._reported(replies[0]) if polled else (b"", b"")
         received = self._watched_on.received - self._before
-        return FetchResult(True, mine, acked, retried, main, "", received, rung)
+        return FetchResult(True, mine, acked, retried, main, "", received, reported)
 
-    def _rung(self, bell: Any) -> tuple[bytes, bytes]:
+    def _reported(self, poll: Any) -> tuple[bytes, bytes]:
         # nil: the time was over. An error: the server has sent off who waited, as a replica does.
-        found = {name: entries[0][0] for name, entries in bell} if isinstance(bell, list) else {}
+        found = {name: entries[0][0] for name, entries in poll} if isinstance(poll, list) else {}
         return found.get(self._retry_name, b""), found.get(self._stream.encode(), b"")
 
     def _mine(self, watched: Any, fence: Any) -> bool:
         """Whether the fence is watched and carries our token. A refusal is no answer to that."""
         for reply in (watched, fence):
             if isinstance(reply, RedisRefused):
-                self._link.close()
+                self._node.close()
                 raise RedisUnavailable(f"the fence cannot be watched: {reply}", sent=True)
         return bool(fence == self._token)
 
@@ -166,20 +166,10 @@ class Fetcher:
         return packed
 
     def _send(self, packed: list[bytes]) -> None:
-        transport = self._watched_on
-        self._before = transport.received
-        transport.begin(self._link.timeout)
-        try:
-            transport.send(packed)
-        except RedisUnavailable:
-            self._link.close()
-            raise
+        self._before = self._watched_on.received
+        self._node.send(packed, on=self._watched_on)
 
     def _receive(self, count: int) -> list[Any]:
         replies: list[Any] = []
-        try:
-            self._watched_on.receive(count, replies, silence=self._link.timeout)
-        except RedisUnavailable:
-            self._link.close()
-            raise
+        self._node.receive(count, replies, on=self._watched_on, silence=self._node.timeout)
         return replies

@@ -97,7 +97,9 @@ class Keys:
         return f"{self.control}:dedup:{{{topic}:p:{partition}}}:{dedup_id}"
 
     def trim(self, topic: str, partition: int) -> str:
-        """HASH first (id kept), removed, size, archived, `floor:<G>`, shrink_*, `dropped_*:<G>`."""
+        """HASH first (id kept), removed, size, archived, shrink_*, and of groups `floor:<G>`,
+        `dropped_*:<G>`, `holds:<G>`.
+        """
         return f"{self.control}:trim:{{{topic}:p:{partition}}}"
 
     def fresh(self, topic: str, partition: int) -> str:

@@ -100,41 +100,10 @@ class Acquired(NamedTuple):
         victim = reply.rest[2] if reply.word == "OK" else b""
         return cls(untrusted.integer(reply.rest[0], FENCE, "epoch"), bool(reply.rest[1]), victim)
 
-    def told(self) -> dict[str, Any]:
+    def log_fields(self) -> dict[str, Any]:
         """Return what the log says of it. `suspected`: the place that was charged."""
         suspected = untrusted.label(self.victim) or None
         return {"epoch": self.epoch, "inherited": self.unclean, "suspected": suspected}
-
-
-class TokenRotated(NamedTuple):
-    """What a replaced token is worth, and how often the charged entry has crashed so far."""
-
-    epoch: int
-    crashes: int
-
-    @classmethod
-    def parse(cls, reply: Reply) -> TokenRotated:
-        """Read OK."""
-        return cls(untrusted.integer(reply.rest[0], FENCE, "epoch"), reply.rest[1])
-
-
-class Holder(NamedTuple):
-    """Who holds a unit, as a refusal says it."""
-
-    epoch: int
-    owner: str
-
-    @classmethod
-    def parse(cls, reply: Reply) -> Holder:
-        """Read HELD, MOVED or FENCED, whichever script answered it. Raises BadValue."""
-        match reply.word:
-            case "HELD":
-                _, epoch, owner = reply.rest
-            case "MOVED":
-                epoch, owner = reply.rest[0], b""
-            case _:
-                epoch, owner = reply.rest
-        return cls(untrusted.integer(epoch, FENCE, "epoch"), untrusted.label(owner))
 
 
 class LeaseView(NamedTuple):

@@ -165,9 +165,9 @@ def stored(keys: Keys, fleet: str) -> list[tuple[Any, ...]]:
 
 def beats(scores: Sequence[bytes] | None, infos: Sequence[bytes] | None) -> list[Heartbeat]:
     """Read the replies to the commands of `stored`."""
-    told = dict(zip((infos or ())[::2], (infos or ())[1::2], strict=True))
+    info_of = dict(zip((infos or ())[::2], (infos or ())[1::2], strict=True))
     flat = scores or ()
     return [
-        _beat(name, score, told.get(name, b""))
+        _beat(name, score, info_of.get(name, b""))
         for name, score in zip(flat[::2], flat[1::2], strict=True)
     ]

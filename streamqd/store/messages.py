@@ -149,7 +149,7 @@ class Recovered(NamedTuple):
     """A page of pending entries, each list oldest first.
 
     `more_*` tells of a list that it may go on. `last_*` are the ids last delivered to the group:
-    the doorbell starts there.
+    the long poll starts there.
     """
 
     solo: bool

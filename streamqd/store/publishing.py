@@ -19,8 +19,9 @@ from typing import Any
 
 from streamqd.errors import BadValue, ContractError, RedisRefused, RedisUnavailable
 from streamqd.store import scripts, topics
-from streamqd.store.client import Connection, accepted, missing_of
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.replies import accepted, missing_of
 from streamqd.store.scripts import Call
 from streamqd.store.store import Store
 from streamqd.store.transport import Transport, pack
@@ -42,6 +43,7 @@ class Transaction:
     """
 
     commands: int
+    on: Transport | None = None  # the connection on which it was sent
     replies: list[Any] | None = field(default_factory=list)
     lost: RedisUnavailable | None = _GIVEN_UP
 
@@ -58,12 +60,12 @@ class MessageWriter:
 
     def __init__(self, connection: Connection, keys: Keys) -> None:
         self.connection = connection
+        self._node = connection.node
         self._keys = keys
         self._counts: dict[str, int | None] = {}  # the topic that was looked up last comes last
         self._rewatch = b""  # the next WATCH, packed
         self._watched: Transport | None = None  # where the watch stands, while it does
         self._sent: Transaction | None = None  # the one that has no answer yet
-        self._sent_on: Transport | None = None
 
     def known(self, topic: str) -> int | None:
         """The partition count as of the last WATCH; None when Redis must be asked."""
@@ -87,43 +89,43 @@ class MessageWriter:
         """
         if self._sent is not None:
             self.settle()
-        if self._watched is not self.connection.ready():
+        if self._watched is not self._node.ready():
             self._watch(topic)
         transaction = Transaction(len(commands))
         if self._counts.get(topic) != expected:
             transaction.answer(None)
             return transaction
-        transport, self._watched = self._watched, None  # the watch is used up
-        assert transport is not None
-        self._sent, self._sent_on = transaction, transport
-        transport.begin(self.connection.timeout)
+        transaction.on, self._watched = self._watched, None  # the watch is used up
+        packed = [_MULTI, *commands, _EXEC, self._rewatch]
         try:
-            transport.send([_MULTI, *commands, _EXEC, self._rewatch], needed=len(commands) + 2)
-        except BaseException as error:
-            self.abandon(transaction)
-            if not isinstance(error, RedisUnavailable) or not error.sent:
+            self._node.send(packed, needed=len(commands) + 2, on=transaction.on)
+        except RedisUnavailable as error:
+            if not error.sent:
                 raise
             transaction.answer([], error)
+            return transaction
+        self._sent = transaction
         return transaction
 
     def collect(self, transaction: Transaction) -> None:
         """Read the answer to a transaction, unless that was done in between, and learn from it."""
         if transaction is not self._sent:
             return
+        self._sent, lost = None, None
         end = transaction.commands + 2  # MULTI and EXEC are answered too
+        replies: list[Any] = []  # `collect` of the connection would hide that EXEC was answered
+        assert transaction.on is not None
+        transaction.on.begin(self._node.timeout)
         try:
-            replies, lost = self._receive(end + 1 + len(self._counts))
-        except BaseException:
-            # Nothing may take the rest of the answer for that to something else.
-            self.connection.close()
-            raise
-        finally:
-            self._sent = None
+            self._node.receive(end + 1 + len(self._counts), replies, on=transaction.on)
+        except RedisUnavailable as error:
+            lost = error
         if len(replies) < end:
             transaction.answer([], lost)
         else:
             transaction.answer(_executed(replies[:end]))
         if lost is None:
+            self._node.judge(replies)
             # The messages are written; the next use meets the same trouble.
             with contextlib.suppress(RedisRefused, ContractError, BadValue):
                 self._learn(replies[end:])
@@ -142,23 +144,7 @@ class MessageWriter:
     def detach(self) -> None:
         """In a forked child: the connection, and the answer on it, are the parent's."""
         self.connection.detach()
-        self._watched = self._sent = self._sent_on = None
-
-    def _receive(self, count: int) -> tuple[list[Any], RedisUnavailable | None]:
-        """Return the replies that came, and the error if not all of them did.
-
-        `Connection.pipeline` would answer all or nothing, and so hide that EXEC was answered.
-        """
-        replies: list[Any] = []
-        assert self._sent_on is not None
-        self._sent_on.begin(self.connection.timeout)
-        try:
-            self._sent_on.receive(count, replies)
-        except RedisUnavailable as error:
-            self.connection.close()
-            return replies, error
-        self.connection.judge(replies)
-        return replies, None
+        self._watched = self._sent = None
 
     def _watch(self, topic: str) -> None:
         """Watch in an exchange of its own: at first, and on a new connection."""
@@ -167,7 +153,7 @@ class MessageWriter:
             del self._counts[next(iter(self._counts))]
         # Who creates a topic breaks the own watch of it, and would be refused. EXEC ends a watch as
         # UNWATCH does, which a restricted user may not run.
-        stands = self._watched is not None and self._watched is self.connection.transport
+        stands = self._watched is not None and self._watched is self._node.transport
         end: list[tuple[Any, ...]] = [("MULTI",), ("EXEC",)] if stands else []
         self._watched = None
         metas = [self._keys.meta(each) for each in self._counts]
@@ -185,7 +171,7 @@ class MessageWriter:
     def _learn(self, replies: Sequence[Any]) -> None:
         for topic, raw in zip(self._counts, accepted(replies)[1:], strict=True):
             self._counts[topic] = None if raw is None else topics.count_of(topic, raw)
-        self._watched = self.connection.transport
+        self._watched = self._node.transport
 
 
 class ClusterWriter:

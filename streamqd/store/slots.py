@@ -83,11 +83,6 @@ class SlotMap:
         """Every master that serves slots, in the order of their slots."""
         return list(dict.fromkeys(address for _, _, address in self.ranges))
 
-    @property
-    def uncovered(self) -> int:
-        """How many slots nobody serves."""
-        return SLOTS - sum(last - first + 1 for first, last, _ in self.ranges)
-
     def master_of(self, slot: int) -> Address | None:
         """The node that serves a slot, None when none does."""
         at = bisect_right(self._firsts, slot) - 1

@@ -5,18 +5,30 @@ Called by the housekeeper for what its instance owns, and by the views of the co
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from streamqd.config.setting import NAME
 from streamqd.errors import BadValue
-from streamqd.model import Unit
+from streamqd.model import QUERIES, Unit
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
+QUERIES_MAX = 100  # of one partition that are shown, those that showed their position last
+_QUERY = re.compile((QUERIES + NAME.pattern).encode())
 TRIM = "the record of trimming of a partition"  # where nobody has said which one it is
+
+
+class QueryFigures(NamedTuple):
+    """How far a Spark query is on a partition."""
+
+    group: str  # spark:NAME
+    lag: int | None  # None when the server does not know
+    idle_ms: int | None  # since it last showed its position
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +46,9 @@ class PartitionFigures:
     scheduled: int
     trimmed_to: str  # the first id that trimming kept
     next_due_unix_ms: int | None = None  # of the scheduled sends
+    queries: tuple[QueryFigures, ...] = ()
     bad: BadValue | None = None
+    counted: bool = True  # False: `added` leaves out what others removed, see the script
 
 
 class Backlog(NamedTuple):
@@ -80,8 +94,12 @@ class UnitFigures:
 
 
 def unix_ms(entry_id: str) -> int:
-    """Return the time part of an entry id."""
-    return int(entry_id.partition("-")[0])
+    """Return the time part of an entry id.
+
+    A client may choose an id of its own, up to 2^64: then the time is the last one that readers of
+    our figures take for a number.
+    """
+    return min(int(entry_id.partition("-")[0]), untrusted.INTEGER_MAX)
 
 
 def measure_partition(keys: Keys, topic: str, partition: int) -> Call:
@@ -98,7 +116,7 @@ def measure_partition(keys: Keys, topic: str, partition: int) -> Call:
 
 def partition_figures(reply: Reply, key: str = TRIM) -> PartitionFigures:
     """Read the answer to `measure_partition`; `key` is that of the record of trimming."""
-    length, added, first, last, dead, scheduled, kept, due = reply.rest
+    length, added, first, last, dead, scheduled, kept, due, queries, counted = reply.rest
     trimmed_to, bad = "", None
     try:
         trimmed_to = untrusted.entry_id(kept, key, "first", default="")
@@ -113,8 +131,25 @@ def partition_figures(reply: Reply, key: str = TRIM) -> PartitionFigures:
         scheduled=int(scheduled),
         trimmed_to=trimmed_to,
         next_due_unix_ms=due_of(due),
+        queries=_queries(queries),
         bad=bad,
+        counted=bool(counted),
     )
+
+
+def _queries(raw: list[Any]) -> tuple[QueryFigures, ...]:
+    """Of groups that are called as queries are: anybody can make them, and each is a series."""
+    found = [
+        QueryFigures(
+            group.decode(),
+            None if lag == b"" else int(lag),
+            None if idle == b"" else int(idle),
+        )
+        for group, lag, idle in raw
+        if _QUERY.fullmatch(group)
+    ]
+    found.sort(key=lambda each: (each.idle_ms is None, each.idle_ms, each.group))
+    return tuple(found[:QUERIES_MAX])
 
 
 def measure_unit(keys: Keys, unit: Unit) -> Call:
@@ -172,9 +207,9 @@ def count_letters(keys: Keys, topic: str, partition: int, known: LetterCount) ->
 
 def letters_counted(known: LetterCount, reply: Reply) -> LetterCount:
     """Add the answer to `count_letters`. Begins again when letters have gone meanwhile."""
-    told, last, more, there = reply.rest
+    counted, last, more, there = reply.rest
     found = Counter(known.by_group)
-    for name, count in zip(told[::2], told[1::2], strict=True):
+    for name, count in zip(counted[::2], counted[1::2], strict=True):
         # A name that is none of ours is counted under what can be shown of it.
         found[name[:GROUP_BYTES_MAX].decode("utf-8", "replace")] += int(count)
     if more:

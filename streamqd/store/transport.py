@@ -38,6 +38,7 @@ KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT
 _RECEIVE_BYTES = (16 * 1024, 256 * 1024)  # of the buffer: at first, and at most
 _LEAST_SECONDS = 0.001  # of a step that is tried although the time is over
 _NUMBERS = frozenset({int, float})
+_BACKLOG_SECONDS = 0.01  # between two tries to connect to a unix socket whose backlog is full
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 # Where a host and port are reached: (address family, address of the socket) each. The third
@@ -275,7 +276,7 @@ def _dial(addresses: Sequence[tuple[int, Any]], end: float) -> socket.socket:
                     sock.setsockopt(socket.IPPROTO_TCP, option, value)
             # An address that hangs must leave time for those behind it.
             sock.settimeout(_left(end) / 2 if follow else _left(end))
-            sock.connect(address)
+            _reach(sock, address, end)
         except BaseException as error:
             if sock is not None:
                 sock.close()
@@ -285,6 +286,17 @@ def _dial(addresses: Sequence[tuple[int, Any]], end: float) -> socket.socket:
             continue
         return sock
     raise trouble
+
+
+def _reach(sock: socket.socket, address: Any, end: float) -> None:
+    """Connect. A full backlog, which a unix socket reports at once, may have room later."""
+    while True:
+        try:
+            return sock.connect(address)
+        except BlockingIOError:
+            if time.monotonic() + _BACKLOG_SECONDS >= end:
+                raise TimeoutError("it accepts no connections: its backlog is full") from None
+        time.sleep(_BACKLOG_SECONDS)
 
 
 def _encrypted(sock: socket.socket, endpoint: Endpoint, end: float) -> ssl.SSLSocket:

@@ -1,10 +1,9 @@
 """The supervisor: the parent process. The control plane: who owns what, and which process runs it.
 
 `supervisor` is the loop: observe, plan, apply. `plan` is what a tick does, as a value. `partition`
-is one unit's state, `lease_manager` the talk with Redis, `worker_pool` the children. The others
-read and answer with wishes: `rebalance` what is taken and handed over, `control` what operators
-want, `drain` the stop, `reload` a new configuration, `rolling_replacement` how a worker follows
-another, `limits` and `process_capacity` what is too much. `report` is what others hear of it.
+is one unit's state, `lease_manager` exchanges calls with Redis, `worker_pool` has the children.
+`rebalance`, `drain`, `limits`, `process_capacity` and `rolling_replacement` answer with wishes.
+`control` reads what operators want, `reload` validates a new configuration, `report` publishes.
 It never runs user code and never starts a thread. It blocks for one exchange with Redis at most (a
 second), but for the end of trial processes, which it forks when a configuration needs more.
 """

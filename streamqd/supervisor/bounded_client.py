@@ -178,8 +178,12 @@ class PubSubListener:
         """When to subscribe next (monotonic); never while it listens."""
         return float("inf") if self.link.connected else self._listen_at
 
-    def listen(self, now: float, seconds: float) -> None:
-        """Subscribe, within `seconds`."""
+    def listen(self, now: float, seconds: float) -> bool:
+        """Subscribe, within `seconds`. Tells whether there is a reason to look at the fleet.
+
+        There is as soon as it listens: what was published before is not heard, and what came
+        with the answer has been read with it.
+        """
         self._listen_at = now + self._backoff
         self._backoff = min(self._backoff * 2, LISTEN_SECONDS[1])
         try:
@@ -187,13 +191,15 @@ class PubSubListener:
                 self.link.execute("SUBSCRIBE", self.channel)
         except (RedisRefused, RedisUnavailable):
             self.link.close()  # perhaps without the right to subscribe
+            return False
+        return True
 
     def drain(self) -> bool:
         """Take what has arrived. Tells whether there is a reason to look at the fleet."""
         if not self.link.connected:
             return False
         try:
-            if self.link.socket().recv(65536):
+            if self.link.node.socket().recv(65536):
                 self._backoff = LISTEN_SECONDS[0]
             else:
                 self.link.close()

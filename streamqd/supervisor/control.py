@@ -12,12 +12,10 @@ from typing import Any
 
 from streamqd import logs
 from streamqd.model import Unit
-from streamqd.policy.rebalance import MemberView, Wishes, may_reload
+from streamqd.policy.rebalance import Constraints, MemberView, may_reload
 from streamqd.store.directives import Directive, Directives
 
-LOGGED_MAX = (
-    50  # changes of one kind: whoever writes thousands of orders gets one line for the rest
-)
+LOGGED_MAX = 50  # changes of one kind; of thousands the rest is one line
 
 
 class Control:
@@ -41,12 +39,12 @@ class Control:
         """Whether no message of the unit should be fetched."""
         return self.directives.pause_of(unit) is not None
 
-    def wishes(self) -> Wishes:
+    def constraints(self) -> Constraints:
         """What the rebalancer has to know."""
         directives = self.directives
-        moves = {unit: (order.to, order.at_unix_ms) for unit, order in directives.moves.items()}
+        moves = {unit: (move.to, move.at_unix_ms) for unit, move in directives.moves.items()}
         stopped = {(str(scope.topic), str(scope.group)) for scope in directives.stops}
-        return Wishes(moves, directives.drains.keys(), stopped)
+        return Constraints(moves, directives.drains.keys(), stopped)
 
     @property
     def announcement(self) -> dict[str, object]:
@@ -77,10 +75,10 @@ class Control:
             self._read = True
             self._reloaded = directives.reload_of(self._me)
             return False
-        order = directives.rebalance
-        hurry = order is not None and order != before.rebalance
-        if order is not None and hurry:
-            logs.event("steer.rebalance", by=order.by, why=order.why or None)
+        directive = directives.rebalance
+        hurry = directive is not None and directive != before.rebalance
+        if directive is not None and hurry:
+            logs.event("steer.rebalance", by=directive.by, why=directive.why or None)
         return hurry
 
     # --- reload ---
@@ -99,7 +97,7 @@ class Control:
         return True
 
     def reload_ended(self, problem: str) -> bool:
-        """Note that no reload is under way. Tells whether one that was ordered has just ended."""
+        """Note that no reload is under way. Tells whether that of a directive has just ended."""
         if not self._reloading:
             return False
         self._reloaded, self._reloading = self._reloading, 0
@@ -110,12 +108,12 @@ class Control:
 def _log_changes(
     begun: str, ended: str, before: dict[Any, Directive], now: dict[Any, Directive]
 ) -> None:
-    changed = [(name, order) for name, order in now.items() if before.get(name) != order]
-    for name, order in changed[:LOGGED_MAX]:
-        logs.event(begun, order=str(name), to=order.to or None, by=order.by, why=order.why or None)
+    changed = [(name, found) for name, found in now.items() if before.get(name) != found]
+    for name, found in changed[:LOGGED_MAX]:
+        logs.event(begun, order=str(name), to=found.to or None, by=found.by, why=found.why or None)
     gone = [name for name in before if name not in now]
     for name in gone[:LOGGED_MAX]:
         logs.event(ended, order=str(name))
-    for event, found in ((begun, changed), (ended, gone)):
-        if len(found) > LOGGED_MAX:
-            logs.event(event, order=f"{len(found) - LOGGED_MAX:,} more")
+    for event, count in ((begun, len(changed)), (ended, len(gone))):
+        if count > LOGGED_MAX:
+            logs.event(event, order=f"{count - LOGGED_MAX:,} more")

@@ -17,7 +17,7 @@ from streamqd.model import Unit
 from streamqd.notify import Notifier
 from streamqd.store import messages
 from streamqd.supervisor.lease_manager import LeaseManager
-from streamqd.supervisor.partition import OwnedPartition, Phase
+from streamqd.supervisor.partition import PartitionState, Phase
 from streamqd.supervisor.plan import Action, KillWorker, ReleaseLease, StopWorker
 
 SHORT_DRAIN_SECONDS = 5.0  # what a second Ctrl-C leaves to the messages that run
@@ -69,14 +69,14 @@ class Drain:
             self.begin(timeout)
         self.kill_reason = self.kill_reason or reason
 
-    def observe(self, partitions: Collection[OwnedPartition], now: float, retiring: int) -> None:
-        """Note whether the time is over. `retiring` processes end beside the workers."""
-        working = retiring or any(each.child is not None for each in partitions)
+    def observe(self, partitions: Collection[PartitionState], now: float, ending: int) -> None:
+        """Note whether the time is over. `ending` processes end beside the workers."""
+        working = ending or any(each.child is not None for each in partitions)
         if self.begun and working and now > self.deadline and not self.kill_reason:
             logs.event("drain.deadline", logging.WARNING)
             self.kill_all("deadline", 0.0)
 
-    def wishes(self, partitions: Collection[OwnedPartition]) -> list[Action]:
+    def wishes(self, partitions: Collection[PartitionState]) -> list[Action]:
         """Stop, or kill, every worker, and release what has none."""
         actions: list[Action] = []
         for each in partitions:
@@ -91,10 +91,10 @@ class Drain:
         return actions
 
     def exit_code(
-        self, partitions: Collection[OwnedPartition], now: float, retiring: int, *, redis_ok: bool
+        self, partitions: Collection[PartitionState], now: float, ending: int, *, redis_ok: bool
     ) -> int | None:
         """Return the code when everything has ended, None while something is left to do."""
-        if any(each.child is not None for each in partitions) or retiring:
+        if any(each.child is not None for each in partitions) or ending:
             return None
         owed = any(each.phase is not Phase.FREE for each in partitions)
         # While Redis does not answer, waiting longer than the drain was given is of no use: the
@@ -115,7 +115,7 @@ class BurstCheck:
     _next_at: float = 0.0
     _passed: int = 0
 
-    def verdict(self, now: float, partitions: Mapping[Unit, OwnedPartition]) -> int | None:
+    def verdict(self, now: float, partitions: Mapping[Unit, PartitionState]) -> int | None:
         """Tell when nothing is unread, pending, delayed or waiting for a retry any more.
 
         Returns the number of units that still hold messages but crash in a loop: they are not
@@ -126,14 +126,14 @@ class BurstCheck:
         self._next_at = now + CHECK_SECONDS
         broken = [unit for unit, partition in partitions.items() if partition.broken_until > now]
         busy = any(h.child is not None and not h.ready for h in partitions.values())
-        left = None if busy else self._left(list(partitions))
-        if left is None or left - set(broken):
+        unsettled = None if busy else self._unsettled(list(partitions))
+        if unsettled is None or unsettled - set(broken):
             self._passed = 0
             return None
         self._passed += 1
-        return len(left) if self._passed >= CHECKS else None
+        return len(unsettled) if self._passed >= CHECKS else None
 
-    def _left(self, units: list[Unit]) -> set[Unit] | None:
+    def _unsettled(self, units: list[Unit]) -> set[Unit] | None:
         """Return the units that are not settled, None when Redis does not say it now."""
         calls = [messages.snapshot(self.leases.keys, unit, limit=1) for unit in units]
         try:
@@ -141,7 +141,7 @@ class BurstCheck:
                 replies = self.leases.link.run_many(calls)
         except RedisUnavailable:
             return None
-        left = set()
+        unsettled = set()
         for unit, reply in zip(units, replies, strict=True):
             if isinstance(reply, RedisRefused):
                 return None
@@ -156,5 +156,5 @@ class BurstCheck:
                     found.scheduled,
                 )
             ):
-                left.add(unit)
-        return left
+                unsettled.add(unit)
+        return unsettled

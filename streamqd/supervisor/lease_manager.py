@@ -23,13 +23,13 @@ from streamqd.policy import heartbeats
 from streamqd.policy.rebalance import PartitionView
 from streamqd.scoreboard import Scoreboard, now_ns
 from streamqd.store import leases, messages
-from streamqd.store.cluster import connect
+from streamqd.store.client import connect
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
 from streamqd.supervisor.bounded_client import BoundedClient, Calls, PubSubListener
 from streamqd.supervisor.cluster_state import ClusterState, OwnershipCache, TopicPresence
 from streamqd.supervisor.membership import Membership
-from streamqd.supervisor.partition import OwnedPartition, Phase
+from streamqd.supervisor.partition import PartitionState, Phase
 from streamqd.supervisor.resolver import Resolver
 
 # One exchange blocks the supervisor at most this long, and this part of the ttl: names, sentinels,
@@ -64,7 +64,7 @@ class LeaseManager:
         self.wakes = PubSubListener(redis(name="streamqd:wake", key=channel), channel)
         self.view = ClusterState()
         self.news = False  # the last exchange has changed something that may call for an action
-        self.suspects_empty = False  # a fence was gone: the topics may be gone too
+        self.topics_in_doubt = False  # a fence was gone: the topics may be gone too
         self._fresh = False  # `view` has not been taken yet
         self._view_due = False
         self._wake_ups: list[tuple[str, ...]] = []  # to be published
@@ -72,7 +72,7 @@ class LeaseManager:
         self._ownership = OwnershipCache(self.keys)
         self._presence = TopicPresence(self.keys)
         self._bad_fences = logs.bad_values()
-        self._rounds = RenewalScheduler(self.interval)
+        self._scheduler = RenewalScheduler(self.interval)
         self._asked = False  # the last exchange carried calls
         self._jitter = 0.0  # drawn for each exchange, so that what is sent together stays together
 
@@ -89,7 +89,10 @@ class LeaseManager:
     def next_at(self) -> float:
         """When there is something to say next (monotonic)."""
         more = (
-            self._view_due or self._wake_ups or self.membership.dead_nonce or self._rounds.goes_on
+            self._view_due
+            or self._wake_ups
+            or self.membership.dead_nonce
+            or self._scheduler.goes_on
         )
         due = min(self.membership.beat_at, self.wakes.next_at())
         return max(0.0 if more else due, self.client.retry_at)
@@ -97,7 +100,7 @@ class LeaseManager:
     # --- one tick ---
 
     def tick(
-        self, now: float, partitions: Mapping[Unit, OwnedPartition], offers: Sequence[Unit]
+        self, now: float, partitions: Mapping[Unit, PartitionState], offers: Sequence[Unit]
     ) -> None:
         """Say what is due and hand out the answers."""
         self.news = False
@@ -107,7 +110,7 @@ class LeaseManager:
             self._say(now, partitions, offers)
 
     def _say(
-        self, now: float, partitions: Mapping[Unit, OwnedPartition], offers: Sequence[Unit]
+        self, now: float, partitions: Mapping[Unit, PartitionState], offers: Sequence[Unit]
     ) -> None:
         predecessor = self.membership.dead_nonce
         listen = now >= self.wakes.next_at()
@@ -127,8 +130,8 @@ class LeaseManager:
             elif self._wake_ups:
                 wake_ups, self._wake_ups = self._wake_ups, []
                 self.link.pipeline(wake_ups)
-            elif listen:
-                self.wakes.listen(now, self.client.patience)
+            elif listen and self.wakes.listen(now, self.client.patience):
+                self.membership.beat_soon()
         except RedisUnavailable as error:
             self.client.failed(error)
             self.wakes.link.close()
@@ -136,11 +139,11 @@ class LeaseManager:
             self.membership.beat_by(time.monotonic())
 
     def _calls(
-        self, now: float, partitions: Mapping[Unit, OwnedPartition], offers: Sequence[Unit]
+        self, now: float, partitions: Mapping[Unit, PartitionState], offers: Sequence[Unit]
     ) -> Calls:
         self._jitter = random()
-        wishes = partial(self._wishes, now_ns())
-        calls = self._rounds.next(now, self.membership.beat_at, partitions, wishes)
+        calls_of = partial(self._calls_of, now_ns())
+        calls = self._scheduler.next(now, self.membership.beat_at, partitions, calls_of)
         calls = [each for each in calls if not self.client.rests(each[0].key, now)]
         if now >= self.membership.beat_at:
             beat = self.membership.heartbeat(now, partitions, offers)
@@ -150,7 +153,7 @@ class LeaseManager:
                 calls.append((beat, self._on_heartbeat))
         return calls
 
-    def _wishes(self, sent_ns: int, partition: OwnedPartition, due: float) -> Calls:
+    def _calls_of(self, sent_ns: int, partition: PartitionState, due: float) -> Calls:
         call = partition.intent(self.keys, self.ttl, self.me)
         if call is not None:
             return [(call, partial(self._on_intent, partition, sent_ns))]
@@ -166,10 +169,10 @@ class LeaseManager:
     # --- answers ---
 
     def _on_intent(
-        self, partition: OwnedPartition, sent_ns: int, reply: Reply | RedisRefused
+        self, partition: PartitionState, sent_ns: int, reply: Reply | RedisRefused
     ) -> None:
         now = time.monotonic()
-        before, left = partition.phase, partition.left
+        before, found = partition.phase, partition.resumable
         word = partition.answered(reply, now)
         self.news |= partition.phase is not before
         if partition.owned and not isinstance(reply, RedisRefused):
@@ -178,14 +181,14 @@ class LeaseManager:
             self.board.add("rebalance_acquired")
             assert not isinstance(reply, RedisRefused)
             taken = leases.Acquired.parse(reply)
-            logs.event("lease.acquired", unit=partition.unit, **taken.told())
-        elif word == "resumed" and left is not None:
-            running = [place.decode() for place in left.running]
+            logs.event("lease.acquired", unit=partition.unit, **taken.log_fields())
+        elif word == "resumed" and found is not None:
+            running = [place.decode() for place in found.running]
             logs.event(
                 "lease.resumed",
                 unit=partition.unit,
                 epoch=partition.lease.epoch,
-                done=len(left.done),
+                done=len(found.done),
                 running=running or None,
             )
         elif word == "released":
@@ -196,7 +199,7 @@ class LeaseManager:
                 "worker.charged", logging.WARNING, unit=partition.unit, epoch=partition.lease.epoch
             )
         elif word == "lost":
-            self.lost(partition)
+            self.report_lost(partition)
         elif before is Phase.ACQUIRING and partition.phase is Phase.FREE:
             self.membership.beat_soon()  # somebody was quicker; look again at the next beat
         if isinstance(reply, RedisRefused):
@@ -204,14 +207,14 @@ class LeaseManager:
         else:
             partition.refusal = ""
 
-    def _refused(self, partition: OwnedPartition, what: str, error: RedisRefused) -> None:
+    def _refused(self, partition: PartitionState, what: str, error: RedisRefused) -> None:
         if partition.refusal != error.code:
             partition.refusal = error.code
             bad = error.code == "BADVALUE"
             name, level = ("redis.bad_value", logging.WARNING) if bad else _REFUSED
             logs.event(name, level, unit=partition.unit, what=what, error=str(error))
 
-    def _on_group(self, partition: OwnedPartition, reply: Reply | RedisRefused) -> None:
+    def _on_group(self, partition: PartitionState, reply: Reply | RedisRefused) -> None:
         if isinstance(reply, RedisRefused):
             self._refused(partition, "group", reply)
             return
@@ -219,7 +222,7 @@ class LeaseManager:
         partition.groups_ready = self.news = True
 
     def _on_renew(
-        self, partition: OwnedPartition, sent_ns: int, reply: Reply | RedisRefused
+        self, partition: PartitionState, sent_ns: int, reply: Reply | RedisRefused
     ) -> None:
         if isinstance(reply, RedisRefused) or partition.phase is not Phase.HELD:
             return
@@ -231,21 +234,21 @@ class LeaseManager:
                     "lease.late", logging.WARNING, unit=partition.unit, epoch=partition.lease.epoch
                 )
             return
-        self.lost(partition)
-        partition.lose()
+        self.report_lost(partition)
+        partition.become_free()
 
-    def lost(self, partition: OwnedPartition) -> None:
+    def report_lost(self, partition: PartitionState) -> None:
         """Count and log a lease that was lost, once, by whoever finds it out first."""
         self.board.add("lease_lost")
         logs.event("lease.lost", logging.WARNING, unit=partition.unit, epoch=partition.lease.epoch)
-        self.unit_lost()
+        self.look_again()
 
-    def unit_lost(self) -> None:
+    def look_again(self) -> None:
         """A fence was not ours any more: look who has it, and whether the server was emptied."""
-        self.suspects_empty = self.news = True
+        self.topics_in_doubt = self.news = True
         self.membership.beat_soon()
 
-    def _trust(self, partition: OwnedPartition, sent_ns: int, now: float) -> None:
+    def _trust(self, partition: PartitionState, sent_ns: int, now: float) -> None:
         # The lease runs from the moment the server got the call, which is after we sent it.
         partition.slot.trusted_until_ns = sent_ns + int(self.ttl * 0.9 * 1e9)
         partition.renew_at = heartbeats.next_beat(now, self.interval, self._jitter)
@@ -268,7 +271,7 @@ class LeaseManager:
         self.news |= self.membership.directives is not before
 
     def _look(
-        self, partitions: Mapping[Unit, OwnedPartition], offers: Sequence[Unit], now: float
+        self, partitions: Mapping[Unit, PartitionState], offers: Sequence[Unit], now: float
     ) -> None:
         """Look at every unit that is not ours: who has it, with which epoch."""
         member, silence = self.membership, self.membership.silence
@@ -299,7 +302,7 @@ class LeaseManager:
         self._view_due = False
         served = {unit.topic for unit in partitions}
         if self._presence.look(sorted(self._topics), served, self.link.pipeline_each):
-            self.suspects_empty = True
+            self.topics_in_doubt = True
 
     def _ask_of(self, units: Sequence[Unit], commands: list[tuple[Any, ...]]) -> list[Any]:
         """Run equally many commands for each unit."""
@@ -338,37 +341,37 @@ class RenewalScheduler:
     def __init__(self, interval: float) -> None:
         """`interval` is that of renewals, in seconds."""
         self._interval = interval
-        self._left: list[Unit] = []
+        self._waiting: list[Unit] = []
         self._due = 0.0
 
     @property
     def goes_on(self) -> bool:
         """Whether some have not had their turn yet in this round."""
-        return bool(self._left)
+        return bool(self._waiting)
 
     def next(
         self,
         now: float,
         beat_at: float,
-        partitions: Mapping[Unit, OwnedPartition],
-        wishes: Callable[[OwnedPartition, float], Calls],
+        partitions: Mapping[Unit, PartitionState],
+        calls_of: Callable[[PartitionState, float], Calls],
     ) -> Calls:
-        """Return what the partitions want whose turn it is: their `wishes`.
+        """Return what the partitions want whose turn it is: their `calls_of`.
 
-        `wishes` also gets the time until which renewals are due (monotonic).
+        `calls_of` also gets the time until which renewals are due (monotonic).
         """
-        if not self._left:
-            self._left = [*partitions][::-1]
+        if not self._waiting:
+            self._waiting = [*partitions][::-1]
             self._due = self._due_until(now, beat_at, partitions)
         found: Calls = []
-        while self._left and len(found) < CALLS_MAX:
-            partition = partitions.get(self._left.pop())
+        while self._waiting and len(found) < CALLS_MAX:
+            partition = partitions.get(self._waiting.pop())
             if partition is not None:
-                found += wishes(partition, self._due)
+                found += calls_of(partition, self._due)
         return found
 
     def _due_until(
-        self, now: float, beat_at: float, partitions: Mapping[Unit, OwnedPartition]
+        self, now: float, beat_at: float, partitions: Mapping[Unit, PartitionState]
     ) -> float:
         """Renew leases that are due soon together with the first, or with a beat.
 

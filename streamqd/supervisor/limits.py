@@ -20,12 +20,12 @@ from streamqd import logs
 from streamqd.cgroups import CONTROL_GROUPS, memory_file
 from streamqd.process import Child, Exit
 from streamqd.scoreboard import RunningEntry, WorkerState, now_ns
-from streamqd.supervisor.partition import OwnedPartition
+from streamqd.supervisor.partition import PartitionState
 from streamqd.supervisor.plan import Action, InterruptRun, KillWorker
 
 MEASURE_SECONDS = 2.0
 LOOK_SECONDS = 0.25  # how late a limit may be noticed
-# Longer than anything that a worker waits for between two messages: a doorbell and a reply.
+# Longer than anything that a worker waits for between two messages: a long poll and a reply.
 STALLED_SECONDS = 30.0
 DEAF_SECONDS = 1.0  # what a worker may take to end after it has closed its control socket
 # A gap between two looks that no wait of this process explains: it was frozen, and so were they.
@@ -36,13 +36,13 @@ IDLE_SECONDS = 5.0  # a worker that has begun nothing for so long has nothing to
 BELIEVED_SECONDS = 5.0  # between the kernel's count of a kill and the death that it explains
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
-SPENT = "max_messages"  # here the worker stops by itself, and not before it has to
+MAX_MESSAGES = "max_messages"  # for this reason the worker stops by itself, when it has to
 
 
 class Replacement(NamedTuple):
     """A worker that should be replaced, and why: max_rss, max_age or max_messages."""
 
-    partition: OwnedPartition
+    partition: PartitionState
     reason: str
     rss: int | None = None
 
@@ -63,24 +63,13 @@ class Limits:
         self._looked_ns = 0
         self._frozen: list[tuple[int, int]] = []  # from, to
         self._ran: dict[int, tuple[int, float]] = {}  # slot -> last run, when it was seen
-        self._suspected: dict[int, int] = {}  # slot -> the run that was over its hard limit
+        self._over_hard: dict[int, int] = {}  # slot -> the run that was over its hard limit
 
-    def observe(self, partitions: Iterable[OwnedPartition], now: float) -> None:
-        """Note whether everything stood still, and which workers have become ready."""
-        self._notice_freeze()
-        for partition in partitions:
-            child = partition.child
-            if child is None or partition.kill is not None:
-                continue
-            if partition.ready and not partition.ready_at:
-                # Also of one that runs a handler already: under load it does at every look.
-                partition.became_ready(now, _rss(child.pid))
-                logs.event("worker.ready", unit=partition.unit, child=child.pid)
-
-    def look(
-        self, partitions: Iterable[OwnedPartition], now: float, boot_timeout: float
+    def observe(
+        self, partitions: Iterable[PartitionState], now: float, boot_timeout: float
     ) -> LimitsExceeded:
-        """Return which limits are exceeded."""
+        """Note what has become ready, what it takes, what runs; return what exceeds its limits."""
+        self._notice_freeze()
         actions: list[Action] = []
         replacements: list[Replacement] = []
         next_at = now + MEASURE_SECONDS
@@ -91,6 +80,7 @@ class Limits:
             child = partition.child
             if child is None or partition.kill is not None:
                 continue
+            _note_ready(partition, child, now)
             running = partition.slot.running
             self._note_run(partition, now, running=bool(running))
             if not running:
@@ -108,7 +98,7 @@ class Limits:
         return LimitsExceeded(actions, replacements, next_at)
 
     def _idle_trouble(
-        self, partition: OwnedPartition, child: Child, now: float, boot_timeout: float
+        self, partition: PartitionState, child: Child, now: float, boot_timeout: float
     ) -> tuple[list[Action], bool]:
         """Judge a worker that runs no handler: boot too long, no progress, no ear.
 
@@ -128,33 +118,33 @@ class Limits:
             return [KillWorker(partition.unit, "stalled")], False
         return [], True
 
-    def _note_run(self, partition: OwnedPartition, now: float, *, running: bool) -> None:
+    def _note_run(self, partition: PartitionState, now: float, *, running: bool) -> None:
         index, sequence = partition.slot.index, partition.slot.run_seq
         if running or self._ran.get(index, (-1, 0.0))[0] != sequence:
             self._ran[index] = (sequence, now)
 
-    def _memory(self, partition: OwnedPartition, child: Child, now: float) -> list[Replacement]:
+    def _memory(self, partition: PartitionState, child: Child, now: float) -> list[Replacement]:
         rss = partition.slot.rss = _rss(child.pid)
         limit = partition.consumer.max_rss
         if not limit or rss - partition.slot.rss_baseline <= limit:
             return []
         return self._replace(partition, "max_rss", now, rss)
 
-    def _life(self, partition: OwnedPartition, now: float) -> list[Replacement]:
+    def _life(self, partition: PartitionState, now: float) -> list[Replacement]:
         """Have a worker replaced that is too old, or that will soon have handled enough."""
         found: list[Replacement] = []
         age, messages = partition.consumer.max_age, partition.consumer.max_messages
-        # Workers that were born together should not retire together.
+        # Workers that were born together should not end together.
         if age and now - partition.ready_at > age * (1 + partition.spread / 10):
             found = self._replace(partition, "max_age", now)
         if messages:
             pace = partition.pace_of(now)
-            if pace and partition.left_of(messages) / pace < AHEAD_SECONDS:
-                found.append(Replacement(partition, SPENT))
+            if pace and partition.remaining_of(messages) / pace < AHEAD_SECONDS:
+                found.append(Replacement(partition, MAX_MESSAGES))
         return found
 
     def _replace(
-        self, partition: OwnedPartition, reason: str, now: float, rss: int | None = None
+        self, partition: PartitionState, reason: str, now: float, rss: int | None = None
     ) -> list[Replacement]:
         """Have a worker replaced that has worked, or had nothing to do for long enough.
 
@@ -167,7 +157,7 @@ class Limits:
         return [Replacement(partition, reason, rss)]
 
     def _time(
-        self, partition: OwnedPartition, running: list[RunningEntry], now: float
+        self, partition: PartitionState, running: list[RunningEntry], now: float
     ) -> tuple[list[Action], float]:
         """Return what the time limits ask for, and when to look again."""
         consumer = partition.works_by or partition.consumer
@@ -178,27 +168,27 @@ class Limits:
             # A run may begin at any moment: look again before its limit could be over.
             return [], now + min(soft or LOOK_SECONDS, hard or LOOK_SECONDS, LOOK_SECONDS)
         # Runs are numbered as they begin: of several, the lowest number is the oldest.
-        spent = {entry.sequence: self._elapsed(entry.started_ns) for entry in running}
-        oldest = min(spent)
-        if hard and spent[oldest] > hard:
+        elapsed = {entry.sequence: self._elapsed(entry.started_ns) for entry in running}
+        oldest = min(elapsed)
+        if hard and elapsed[oldest] > hard:
             # Two readings: the run that was over its limit must still be one that runs.
-            again = self._suspected.get(partition.slot.index) == oldest
+            again = self._over_hard.get(partition.slot.index) == oldest
             if again and partition.slot.running_in(oldest):
                 kill = KillWorker(partition.unit, "hard-limit", oldest)
                 return [kill], now + MEASURE_SECONDS
-            self._suspected[partition.slot.index] = oldest
+            self._over_hard[partition.slot.index] = oldest
             return [], now + 0.01
-        over = max((each for each, seconds in spent.items() if soft and seconds > soft), default=0)
+        over = max((run for run, seconds in elapsed.items() if soft and seconds > soft), default=0)
         actions: list[Action] = []
         if over > partition.soft_limited:
             actions.append(InterruptRun(partition.unit, over))
-        left = [
+        remaining = [
             limit - seconds
             for limit in (soft, hard)
-            for seconds in spent.values()
+            for seconds in elapsed.values()
             if limit and limit > seconds
         ]
-        return actions, now + max(0.01, min(left, default=LOOK_SECONDS))
+        return actions, now + max(0.01, min(remaining, default=LOOK_SECONDS))
 
     # --- frozen time ---
 
@@ -214,6 +204,13 @@ class Limits:
         """Seconds since `started_ns`, less the time in which everything was frozen."""
         frozen = sum(max(0, end - max(begin, started_ns)) for begin, end in self._frozen)
         return (now_ns() - started_ns - frozen) / 1e9
+
+
+def _note_ready(partition: PartitionState, child: Child, now: float) -> None:
+    if partition.ready and not partition.ready_at:
+        # Also of one that runs a handler already: under load it does at every look.
+        partition.became_ready(now, _rss(child.pid))
+        logs.event("worker.ready", unit=partition.unit, child=child.pid)
 
 
 def _rss(pid: int) -> int:

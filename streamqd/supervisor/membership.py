@@ -20,7 +20,7 @@ from streamqd.policy.silence import SilenceDetector
 from streamqd.store import directives, members
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
-from streamqd.supervisor.partition import OwnedPartition, Phase
+from streamqd.supervisor.partition import PartitionState, Phase
 from streamqd.version import __version__
 
 
@@ -66,7 +66,7 @@ class Membership:
         return "PUBLISH", self._keys.wake(self.daemon.fleet), self.daemon.instance
 
     def heartbeat(
-        self, now: float, partitions: Mapping[Unit, OwnedPartition], offers: Sequence[Unit]
+        self, now: float, partitions: Mapping[Unit, PartitionState], offers: Sequence[Unit]
     ) -> Call:
         """The call that says that this instance lives, and what it does."""
         daemon = self.daemon

@@ -5,10 +5,16 @@ It is a small state machine. It says what it wants of Redis (`intent`) and takes
 Every wanted call is repeated with equal arguments until it is answered, so a lost reply costs
 nothing. No I/O happens here.
 
-    FREE ── take ──► ACQUIRING ── OK ──► HELD ◄──────────────┐
-      ▲                                   │ process runs      │
-      │                                   ▼ process ended     │
-      └── OK ── RELEASING ◄── ROTATING  (new token, acks, charge)
+    FREE ── take ──► ACQUIRING ── OK ──► HELD ── the process ended ──► REFENCING ── OK ──► HELD
+                         │                │                                │ (new token)
+                         └── give up ─────┴── give up, or it was leaving ──┘
+                                          ▼
+                                      RELEASING ── answered ──► FREE
+
+The refence acknowledges and charges, too, so REFENCING is left only when it is answered. Where
+nothing is to be settled, HELD is followed by RELEASING at once. A refused acquire, and the loss of
+the lease, lead to FREE. What a killed supervisor held (`resume`) begins as REFENCING, or comes
+there from ACQUIRING.
 """
 
 from __future__ import annotations
@@ -26,15 +32,15 @@ from streamqd.errors import RedisRefused
 from streamqd.model import Lease, Unit
 from streamqd.policy import restart
 from streamqd.process import Child, Exit
-from streamqd.scoreboard import WorkerSlot, WorkerState, now_ns
+from streamqd.scoreboard import Batch, WorkerSlot, WorkerState, now_ns
 from streamqd.store import leases
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
-from streamqd.supervisor.scoreboard_file import LeftPartition
+from streamqd.supervisor.scoreboard_file import ResumablePartition
 from streamqd.worker import ExitCode
 
 SUSPECTS_MAX = 512
-RETIRE_SECONDS = 30.0  # what `on_stop` and the end of a worker without work may take
+ON_STOP_SECONDS = 30.0  # what `on_stop` and the end of a worker without work may take
 
 
 class Phase(enum.Enum):
@@ -43,7 +49,7 @@ class Phase(enum.Enum):
     FREE = "free"
     ACQUIRING = "acquiring"
     HELD = "held"
-    ROTATING = "refencing"  # the word that the log shows
+    REFENCING = "refencing"  # the word that the log shows
     RELEASING = "releasing"
 
 
@@ -52,6 +58,18 @@ class Kill(NamedTuple):
 
     reason: str  # hard-limit | boot | stalled | on_stop | deadline | quit | unstarted
     run_seq: int
+
+
+class Blame(NamedTuple):
+    """Who is to blame for the end of a process: one of `suspects`, `charged` if it is the only one.
+
+    `orderly`: it ended by itself and as it should, or the supervisor has killed it.
+    """
+
+    orderly: bool
+    crashed: bool
+    suspects: list[bytes]
+    charged: bytes | None
 
 
 class ExitAssessment(NamedTuple):
@@ -66,7 +84,7 @@ class ExitAssessment(NamedTuple):
 
 
 @dataclass
-class OwnedPartition:
+class PartitionState:
     """The supervisor's record of one unit."""
 
     unit: Unit
@@ -81,7 +99,7 @@ class OwnedPartition:
     stop_reason: str = ""  # why the child was told to stop: shed, drain, reload, recycle, lost
     kill: Kill | None = None
     killed_at: float = 0.0
-    release_after: bool = False  # give the unit up once the refence is answered
+    release_after: bool = False  # release the unit once the refence is answered
     groups_ready: bool = False
     start_at: float = 0.0  # monotonic, not before
     refused_since: float = (
@@ -108,15 +126,17 @@ class OwnedPartition:
     _done: list[bytes] = field(default_factory=list)
     _charged: bytes | None = None
     _context: bytes = b""
-    left: LeftPartition | None = None  # of a killed supervisor, until Redis has answered to it
+    resumable: ResumablePartition | None = (
+        None  # of a killed supervisor, until Redis has answered to it
+    )
 
     def __post_init__(self) -> None:
         # While it is acquired, the epoch is the last one that was seen.
         self.lease = Lease(self.unit, "")
 
-    # --- wishes ---
+    # --- intents ---
 
-    def resume(self, left: LeftPartition, *, alone: bool) -> None:
+    def resume(self, found: ResumablePartition, *, alone: bool) -> None:
         """Want to go on with what a killed supervisor held, as after the death of its worker.
 
         Its token is replaced, which Redis refuses when somebody has owned the unit meanwhile.
@@ -125,22 +145,22 @@ class OwnedPartition:
         host; what had ended is acknowledged then.
         """
         assert self.phase is Phase.FREE
-        self.left = left
-        if not (alone or left.following):
-            self.slot.restore(left.done, left.running)
-            self.slot.note_lease(left.lease)
-            self.take(left.lease.epoch, left.lease.token)
-            self._done = left.done
+        self.resumable = found
+        if not (alone or found.next_token):
+            self.slot.restore(found.done, found.running)
+            self.slot.note_lease(found.lease)
+            self.take(found.lease.epoch, found.lease.token)
+            self._done = found.done
             return
-        self.phase = Phase.ROTATING
-        self.lease, self._new_token = left.lease, left.following or secrets.token_hex(16)
-        self._done = left.done
-        self._charged = left.running[0] if len(left.running) == 1 else None
+        self.phase = Phase.REFENCING
+        self.lease, self._new_token = found.lease, found.next_token or secrets.token_hex(16)
+        self._done = found.done
+        self._charged = found.running[0] if len(found.running) == 1 else None
         if self._charged is None:
-            self.suspects = frozenset(left.running[:SUSPECTS_MAX])
+            self.suspects = frozenset(found.running[:SUSPECTS_MAX])
         else:
             self._context = json.dumps({"what": "the death of its supervisor"}).encode()
-        self.slot.restore(left.done, left.running)
+        self.slot.restore(found.done, found.running)
         self.slot.note_lease(self.lease, self._new_token)
 
     def take(self, seen_epoch: int, dead_token: str = "") -> None:
@@ -156,7 +176,7 @@ class OwnedPartition:
         """Want to release the unit; its process must have ended."""
         assert self.child is None
         self.refused_since = 0.0
-        if self.phase is Phase.ROTATING:
+        if self.phase is Phase.REFENCING:
             self.release_after = True
         elif self.phase is Phase.HELD:
             self._release()
@@ -172,7 +192,7 @@ class OwnedPartition:
         """The call to make now, the same one until it is answered."""
         if self.phase is Phase.ACQUIRING:
             return leases.acquire(keys, self.lease, ttl, owner, self._dead_token)
-        if self.phase is Phase.ROTATING:
+        if self.phase is Phase.REFENCING:
             return leases.refence(
                 keys,
                 self.lease,
@@ -195,10 +215,10 @@ class OwnedPartition:
             return ""
         if self.phase is Phase.ACQUIRING:
             return self._acquired(reply, now)
-        if self.phase is Phase.ROTATING:
-            return self._rotated(reply, now)
+        if self.phase is Phase.REFENCING:
+            return self._refenced(reply, now)
         if self.phase is Phase.RELEASING:
-            self.lose()
+            self.become_free()
             return "released"
         return ""
 
@@ -206,12 +226,12 @@ class OwnedPartition:
         if reply.word not in ("OK", "MINE"):
             self.phase = Phase.FREE
             self._drop_token()
-            self.left = None
+            self.resumable = None
             return ""
         self.phase = Phase.HELD
         self.lease = self.lease._replace(epoch=int(reply.rest[0]))
-        if self.left is not None:
-            self.phase = Phase.ROTATING
+        if self.resumable is not None:
+            self.phase = Phase.REFENCING
             self._new_token = secrets.token_hex(16)
             self.slot.restore(self._done, [])  # blame has been settled already
             self.slot.note_lease(self.lease, self._new_token)
@@ -230,12 +250,12 @@ class OwnedPartition:
         if self.slot.state == WorkerState.GONE:
             self.slot.state = WorkerState.BOOTING  # nothing has ended: its process is on its way
 
-    def _rotated(self, reply: Reply, now: float) -> str:
+    def _refenced(self, reply: Reply, now: float) -> str:
         # Before the token: with the new one in its place, the batch would be charged again.
         self.slot.forget_batch()
-        resumed, self.left = self.left is not None, None
+        resumed, self.resumable = self.resumable is not None, None
         if reply.word != "OK":
-            self.lose()
+            self.become_free()
             return "lost"
         self.lease = Lease(self.unit, self._new_token, int(reply.rest[0]))
         if self.release_after:
@@ -254,12 +274,12 @@ class OwnedPartition:
         self.release_after = False
         return charged
 
-    def lose(self) -> None:
+    def become_free(self) -> None:
         """The unit is not ours any more."""
         self.phase = Phase.FREE
         self._drop_token()
         self.release_after = False
-        self.left = None
+        self.resumable = None
         self.slot.forget_lease()
         self.slot.owned = 0
         self.slot.trusted_until_ns = 0
@@ -272,8 +292,33 @@ class OwnedPartition:
     def ended(self, exit_: Exit) -> ExitAssessment:
         """Take the end of the process: find whom to blame, and want what follows."""
         lived, settled = self.lived(time.monotonic()), self.settled()
-        batch = self.slot.batch()
-        kill, reason = self.kill, self.stop_reason
+        batch, held = self.slot.batch(), self.phase is Phase.HELD
+        blame = self._blame(exit_, batch)
+        if not held:
+            # Another owner handles what is pending: nothing can be charged under our token.
+            blame = blame._replace(suspects=[], charged=None)
+        self._note_blame(blame, idle=not batch.running and exit_.code != ExitCode.BOOT_FAILED)
+        self._done = batch.done
+        self._charged = blame.charged
+        if blame.charged is not None:
+            self._context = self._crash_context(exit_, self.kill)
+        if blame.crashed:
+            self._count_crash(exit_)
+        if self.stop_reason == "recycle" and self.slot.counter("recycled") == self._recycled_before:
+            self.slot.add("recycled")  # else it has reached a limit of its own meanwhile
+        self._follow_on(exit_, orderly=blame.orderly)
+        lost = held and self.phase is Phase.FREE
+        self._forget_process(blame.suspects)
+        cause = restart.ExitCause.ORDERED
+        if blame.crashed and batch.running:
+            cause = restart.ExitCause.HANDLING
+        elif blame.crashed:
+            cause = restart.ExitCause.IDLE if self.ready_at else restart.ExitCause.BOOT
+        return ExitAssessment(blame.crashed, cause, blame.charged, lived, settled, lost)
+
+    def _blame(self, exit_: Exit, batch: Batch) -> Blame:
+        """Judge the end of the process by its exit, by why it was killed, and by what ran."""
+        kill = self.kill
         # A handler can end its process with any code; a worker that ends by itself is quiet first.
         quiet = self.slot.state == WorkerState.QUIET and not batch.running
         unordered = kill is None and not (quiet and exit_.code in ORDERLY)
@@ -283,46 +328,39 @@ class OwnedPartition:
             suspects = self.slot.running_in(kill.run_seq)
         # With several running none is charged: the next process runs each of them alone.
         charged = suspects[0] if len(suspects) == 1 else None
-        if charged is None:
-            self.suspects = frozenset([*self.suspects, *suspects][-SUSPECTS_MAX:])
         crashed = unordered or (kill is not None and kill.reason in _KILLED_FOR_FAILING)
-        if not crashed:
+        return Blame(not unordered, crashed, suspects, charged)
+
+    def _note_blame(self, blame: Blame, *, idle: bool) -> None:
+        """Let the next process run suspects alone. `idle`: nothing ran, so nothing is to blame."""
+        if blame.charged is None:
+            self.suspects = frozenset([*self.suspects, *blame.suspects][-SUSPECTS_MAX:])
+        if not blame.crashed:
             self.suspects = frozenset()  # none of them has killed it
-        if unordered and not batch.running and exit_.code != ExitCode.BOOT_FAILED:
+        if not blame.orderly and idle:
             self.uncharged += 1
-        elif charged is not None or not crashed:
+        elif blame.charged is not None or not blame.crashed:
             self.uncharged = 0
-        self._done = batch.done
-        self._charged = charged
-        if charged is not None:
-            self._context = self._crash_context(exit_, kill)
-        if crashed:
-            self.slot.add("crashes")
-            how = f"{kill.reason}: {exit_}" if kill else str(exit_)
-            self.last_exit = f"{how}: {exit_.said}" if exit_.said else how
-            self.slot.failures.note(f"process ended by {how}", now_ns())
-        if reason == "recycle" and self.slot.counter("recycled") == self._recycled_before:
-            self.slot.add("recycled")  # else it has reached a limit of its own meanwhile
-        held = self.phase is Phase.HELD
-        self._after(exit_, reason, orderly=not unordered)
-        lost = held and self.phase is Phase.FREE
+
+    def _count_crash(self, exit_: Exit) -> None:
+        how = f"{self.kill.reason}: {exit_}" if self.kill else str(exit_)
+        self.last_exit = f"{how}: {exit_.problem}" if exit_.problem else how
+        self.slot.add("crashes")
+        self.slot.failures.note(f"process ended by {how}", now_ns())
+
+    def _forget_process(self, suspects: list[bytes]) -> None:
+        """Leave in the slot only what the next token settles: what it had fetched, if that."""
         self.child = None
         self.kill = None
         self.stop_reason = ""
         self.soft_limited = 0
-        if self.phase is Phase.ROTATING:
+        if self.phase is Phase.REFENCING:
             # What it had fetched stays written down until Redis has answered.
             self.slot.acquit(suspects)
             self.slot.note_lease(self.lease, self._new_token)
             self.slot.vacate()
         else:
             self.slot.clear()
-        cause = restart.ExitCause.ORDERED
-        if crashed and batch.running:
-            cause = restart.ExitCause.HANDLING
-        elif crashed:
-            cause = restart.ExitCause.IDLE if self.ready_at else restart.ExitCause.BOOT
-        return ExitAssessment(crashed, cause, charged, lived, settled, lost)
 
     def plan_restart(self, found: ExitAssessment, now: float, daemon: Daemon) -> bool:
         """Let the restart policy say when the next process may be forked.
@@ -349,7 +387,7 @@ class OwnedPartition:
         self.slot.state = WorkerState.BROKEN
         return False
 
-    def retired(self, *, unexplained: bool = False) -> tuple[Child, ExitAssessment]:
+    def dismiss(self, *, unexplained: bool = False) -> tuple[Child, ExitAssessment]:
         """Go on without the process: it is quiet, what it still does is no work.
 
         `unexplained`: why it has ended is not known, perhaps because its group is gone.
@@ -370,7 +408,7 @@ class OwnedPartition:
         self.kill = None
         self.stop_reason = ""
         if self.phase is Phase.HELD:
-            self.phase = Phase.ROTATING
+            self.phase = Phase.REFENCING
             self._new_token = secrets.token_hex(16)
             self.slot.forget_lease()  # nor may a successor read it
             # Its slot is still its own: another instance goes on with the unit.
@@ -405,7 +443,7 @@ class OwnedPartition:
         settled = self._settled_total() - self._settled_before
         return settled / max(0.001, self.lived(now)) if settled else self.pace
 
-    def left_of(self, limit: int) -> int:
+    def remaining_of(self, limit: int) -> int:
         """How many more of `limit` messages the present process may settle."""
         return limit - (self._settled_total() - self._settled_before)
 
@@ -431,19 +469,20 @@ class OwnedPartition:
     def _settled_total(self) -> int:
         return self.slot.counter("acked") + self.slot.counter("failed")
 
-    def _after(self, exit_: Exit, reason: str, *, orderly: bool) -> None:
+    def _follow_on(self, exit_: Exit, *, orderly: bool) -> None:
+        """Want the call that follows on the end of the process."""
         if self.phase is not Phase.HELD:
             return  # lost while it ran: there is nothing to settle under our token
         if orderly and exit_.code == ExitCode.FENCED:
-            self.lose()
+            self.become_free()
             return
         if orderly and exit_.code == ExitCode.NO_GROUP:
             self.groups_ready = False
-        leaving = reason in ("shed", "drain")
+        leaving = self.stop_reason in ("shed", "drain")
         if leaving and not self._done and self._charged is None and self.kill is None:
             self._release()
             return
-        self.phase = Phase.ROTATING
+        self.phase = Phase.REFENCING
         self._new_token = secrets.token_hex(16)
         self.release_after = leaving
 
@@ -462,19 +501,19 @@ class OwnedPartition:
     @property
     def housekeeping(self) -> tuple[int, int]:
         """What the housekeeper has wanted of the worker by now."""
-        return self.slot.reclaim_requested, self.slot.bells.missed
+        return self.slot.reclaim_requested, self.slot.poll.missed
 
     @property
     def owned(self) -> bool:
         """Whether a lease must be renewed for it."""
-        return self.phase in (Phase.HELD, Phase.ROTATING)
+        return self.phase in (Phase.HELD, Phase.REFENCING)
 
     @property
     def releasable(self) -> bool:
         """Whether `give_up` is possible and would change something."""
         if self.child is not None:
             return False
-        refencing = self.phase is Phase.ROTATING and not self.release_after
+        refencing = self.phase is Phase.REFENCING and not self.release_after
         return refencing or self.phase in (Phase.ACQUIRING, Phase.HELD)
 
     @property
@@ -493,7 +532,7 @@ class OwnedPartition:
         return self.child is not None and self.slot.state == WorkerState.QUIET and not self.kill
 
     @property
-    def unsaid(self) -> bool:
+    def wants_exchange(self) -> bool:
         """Whether it has something to say to Redis that has not been refused before."""
         if self.refusal:
             return False

@@ -10,7 +10,7 @@ Precedence, the first one wins:
 2. Drain: stop the worker, release the partition.
 3. Stop a worker whose lease is lost.
 4. Hand over: another instance should own the partition, or no consumer wants it any more.
-5. Rotate the token: the worker is quiet, and its successor need not wait for its end.
+5. Dismiss a worker that is quiet: its successor gets a new token, and need not wait for its end.
 6. Stop a worker for its replacement.
 7. Start: adopt a standby, fork a worker, fork a standby.
 8. Acquire.
@@ -42,7 +42,7 @@ class ReleaseLease(NamedTuple):
     reason: str  # drain | shed | unstartable | broken
 
 
-class RotateToken(NamedTuple):
+class DismissWorker(NamedTuple):
     """Go on without a worker that is quiet: it ends beside the work, under a token of the past."""
 
     unit: Unit
@@ -92,7 +92,6 @@ class DismissStandby(NamedTuple):
     """Let a standby end that is not needed."""
 
     unit: Unit
-    idle: bool = False  # because no messages come: the pace of before is no guide any more
 
 
 class InterruptRun(NamedTuple):
@@ -119,7 +118,7 @@ class WakeWorker(NamedTuple):
 Action = (
     Acquire
     | ReleaseLease
-    | RotateToken
+    | DismissWorker
     | ForkWorker
     | AdoptStandby
     | ForkStandby
@@ -132,12 +131,12 @@ Action = (
     | WakeWorker
 )
 
-_KILL, _DRAIN, _LOST, _HAND_OVER, _ROTATE, _REPLACE, _START, _ACQUIRE = range(8)
+_KILL, _DRAIN, _LOST, _HAND_OVER, _DISMISS, _REPLACE, _START, _ACQUIRE = range(8)
 _RANK: Mapping[type, int] = MappingProxyType(
     {
         KillWorker: _KILL,
         ReleaseLease: _HAND_OVER,
-        RotateToken: _ROTATE,
+        DismissWorker: _DISMISS,
         StopWorker: _REPLACE,
         AdoptStandby: _START,
         ForkWorker: _START,

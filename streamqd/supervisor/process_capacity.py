@@ -1,87 +1,67 @@
 """What the system lets this instance serve: a partition that cannot get a process is given up.
 
-Others take such partitions, for the heartbeat tells how many this instance can serve. When
-processes can be started again, it says so, and gets its share back.
+Others take such partitions, for the heartbeat says how many this instance can serve. When
+processes can be started again, it says so, and gets its share back. The memory of it all is
+`policy.capacity.Capacity`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from streamqd import logs
 from streamqd.policy.capacity import GIVE_UP_SECONDS, Capacity
-from streamqd.supervisor.partition import OwnedPartition, Phase
+from streamqd.supervisor.partition import PartitionState, Phase
 from streamqd.supervisor.plan import ReleaseLease
 
 
-class ProcessCapacity:
-    """Watches the refusals of the system."""
-
-    def __init__(self) -> None:
-        self._capacity = Capacity()
-
-    @property
-    def limit(self) -> int | None:
-        """How many partitions can be served, None while the system sets no limit."""
-        return self._capacity.limit
-
-    def room(self, owned: int, cap: int) -> int:
-        """How many more partitions may be taken; negative when `cap` is below what is owned.
-
-        The limit of the system takes nothing away that runs.
-        """
-        room = self._capacity.room(owned)
-        return cap - owned if room is None else min(cap - owned, room)
-
-    def announcement(self, cap: int) -> dict[str, object]:
-        """What heartbeats tell the fleet. Members of an older version obey `cap` too."""
-        limit = self._capacity.limit
-        if limit is None:
-            return {}
-        return {
-            "capacity": limit,
-            "capacity_problem": self._capacity.problem[:200],
-            # A cap of 0 is no limit: who can serve nothing is passed over like one that leaves.
-            **({"cap": min(limit, cap or limit)} if limit else {"leaving": True}),
-        }
-
-    def wishes(
-        self, now: float, partitions: Iterable[OwnedPartition], running: int, refusal: str
-    ) -> list[ReleaseLease]:
-        """Give up what could not be started for a while, because of `refusal`."""
-        # All at once: else the rebalancer would take one that runs for each that is still to go.
-        stuck = [each for each in partitions if _is_refused(each)]
-        if not any(now - each.refused_since >= GIVE_UP_SECONDS for each in stuck):
-            return []
-        before = self._capacity.limit
-        self._capacity.refused(now, running, refusal)
-        if before != self._capacity.limit:
+def observe(
+    capacity: Capacity, now: float, partitions: Collection[PartitionState], refusal: str
+) -> None:
+    """Take note of a `refusal` that has lasted: no more than what runs can be served."""
+    stuck = _stuck(now, partitions)
+    if stuck:
+        running = sum(each.child is not None for each in partitions)
+        before = capacity.limit
+        capacity.refused(now, running, refusal)
+        if before != capacity.limit:
             logs.event(
                 "capacity.reduced",
                 logging.ERROR,
-                partitions=self._capacity.limit,
+                partitions=capacity.limit,
                 given_up=len(stuck),
-                error=self._capacity.problem,
+                error=capacity.problem,
             )
-        return [ReleaseLease(each.unit, "unstartable") for each in stuck]
-
-    def to_try(self, now: float, running: int) -> int:
-        """How many processes, beside those that run, should be tried now; mostly 0."""
-        return self._capacity.to_try(now, running)
-
-    def tried(self, now: float, running: int, count: int, *, wanted: int, refusal: str) -> None:
-        """Note whether `count` more processes could be started; `refusal` is '' when they could."""
-        before = self._capacity.limit
-        if refusal:
-            self._capacity.refused(now, before or 0, refusal)
-        else:
-            self._capacity.tried(now, running, count, wanted)
-        after = self._capacity.limit
-        if before != after:
-            logs.event("capacity.raised", partitions=after)
 
 
-def _is_refused(partition: OwnedPartition) -> bool:
-    """Whether the system refuses this partition its process."""
-    return partition.phase is Phase.HELD and partition.child is None and partition.refused_since > 0
+def wishes(now: float, partitions: Iterable[PartitionState]) -> list[ReleaseLease]:
+    """Give up what could not be started for a while."""
+    return [ReleaseLease(each.unit, "unstartable") for each in _stuck(now, partitions)]
+
+
+def announcement(capacity: Capacity, cap: int) -> dict[str, object]:
+    """Return what heartbeats say to the fleet. Members of an older version obey `cap` too."""
+    limit = capacity.limit
+    if limit is None:
+        return {}
+    return {
+        "capacity": limit,
+        "capacity_problem": capacity.problem[:200],
+        # A cap of 0 is no limit: who can serve nothing is passed over like one that leaves.
+        **({"cap": min(limit, cap or limit)} if limit else {"leaving": True}),
+    }
+
+
+def _stuck(now: float, partitions: Iterable[PartitionState]) -> list[PartitionState]:
+    """Return what the system refuses a process, once that has lasted for one of them.
+
+    All at once: else the rebalancer would take one that runs for each that is still to go.
+    """
+    refused = [
+        each
+        for each in partitions
+        if each.refused_since and each.phase is Phase.HELD and each.child is None
+    ]
+    lasting = any(now - each.refused_since >= GIVE_UP_SECONDS for each in refused)
+    return refused if lasting else []

@@ -151,13 +151,13 @@ class Reload:
             return
         self.problem = (
             f"the new worker of {result.unit} does not start: {result.problem}, its last events say"
-            f" why; {result.left} workers go on with the code that they have"
+            f" why; {result.remaining} workers go on with the code that they have"
         )
         logs.event(
             "reload.stopped",
             logging.ERROR,
             unit=result.unit,
-            workers=result.left,
+            workers=result.remaining,
             problem=self.problem,
         )
         self._notifier.ready("reload stopped, the old workers go on")

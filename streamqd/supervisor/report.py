@@ -12,7 +12,7 @@ from streamqd.housekeeper.health import HOUSEKEEPER_SECONDS
 from streamqd.model import Unit
 from streamqd.notify import Notifier
 from streamqd.scoreboard import InstanceFlags, Scoreboard, now_ns
-from streamqd.supervisor.partition import OwnedPartition, Phase
+from streamqd.supervisor.partition import PartitionState, Phase
 
 EXTEND_SECONDS = 20.0  # what a start or a drain that makes progress asks for, again and again
 EXTEND_EVERY = 5.0  # seconds between two such requests
@@ -32,7 +32,7 @@ class StatusReporter:
 
     def tick(
         self,
-        partitions: Mapping[Unit, OwnedPartition],
+        partitions: Mapping[Unit, PartitionState],
         *,
         redis_ok: bool,
         fleet_seen: bool,
@@ -107,7 +107,7 @@ class StatusReporter:
             self._notifier.extend_timeout(EXTEND_SECONDS)
 
 
-def dump(partitions: Mapping[Unit, OwnedPartition]) -> None:
+def dump(partitions: Mapping[Unit, PartitionState]) -> None:
     """Log every unit's state, and print the stacks of this process and of all workers."""
     for partition in partitions.values():
         logs.event(

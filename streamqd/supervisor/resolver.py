@@ -30,7 +30,7 @@ class Resolver:
     @property
     def pids(self) -> set[int]:
         """Process ids of the children that resolve."""
-        return {errand.pid for errand in self._asked.values()}
+        return {task.pid for task in self._asked.values()}
 
     def lookup(self, host: str, port: int, seconds: float) -> list[tuple[int, tuple[Any, ...]]]:
         """Return where a name leads, see `transport.Lookup`. Waits `seconds` at most."""
@@ -66,8 +66,8 @@ class Resolver:
     def _forget_old(self) -> None:
         """Collect answers that are not asked for any more: the name may lead elsewhere by now."""
         old = time.monotonic() - KEPT_SECONDS
-        for asked, errand in list(self._asked.items()):
-            if errand.began <= old and errand.poll() is not None:
+        for asked, task in list(self._asked.items()):
+            if task.began <= old and task.poll() is not None:
                 del self._asked[asked]
 
 

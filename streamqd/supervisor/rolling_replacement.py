@@ -13,7 +13,7 @@ waits for them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from random import random
 from typing import NamedTuple
@@ -22,21 +22,21 @@ from streamqd import logs
 from streamqd.config.schema import Daemon
 from streamqd.model import Unit
 from streamqd.policy import restart
-from streamqd.supervisor.limits import SPENT
-from streamqd.supervisor.partition import RETIRE_SECONDS, OwnedPartition, Phase
+from streamqd.supervisor.limits import MAX_MESSAGES
+from streamqd.supervisor.partition import ON_STOP_SECONDS, PartitionState, Phase
 from streamqd.supervisor.plan import (
     Action,
     DismissStandby,
+    DismissWorker,
     ForkStandby,
     KillStandby,
     KillWorker,
-    RotateToken,
     StopWorker,
 )
 
 LEAVING = ("drain", "shed", "lost")
-SPENT_PATIENCE_SECONDS = 10.0  # how long a standby waits for a worker that ends by itself
-RETIRED_MAX = 4  # processes that may be ending when the next replacement begins
+IDLE_PATIENCE_SECONDS = 10.0  # how long a standby waits for a worker that ends by itself
+DISMISSED_MAX = 4  # processes that may be ending when the next replacement begins
 QUIET_SECONDS = 1.0  # what the end of a worker may take before its partition goes on without it
 
 
@@ -48,7 +48,7 @@ class Circumstances:
     daemon: Daemon
     draining: bool
     unwanted: frozenset[Unit]
-    retiring: int  # processes that are ending beside the work
+    ending: int  # processes that are ending beside the work
 
 
 class RollResult(NamedTuple):
@@ -56,18 +56,18 @@ class RollResult(NamedTuple):
 
     unit: Unit | None = None
     problem: str = ""
-    left: int = 0  # workers that were not replaced
+    remaining: int = 0  # workers that were not replaced
 
 
 @dataclass
 class _Replacing:
-    """The replacement under way."""
+    """The replacement under way. Times are monotonic, 0 for not yet."""
 
-    partition: OwnedPartition
+    partition: PartitionState
     reason: str
     old_pid: int
-    stopped: bool = False  # the old worker was asked to stop
-    forked_at: float = 0.0  # the standby
+    cold: bool  # the next worker is forked when the old one has ended: no standby
+    standby_since: float = 0.0
     warm_at: float = 0.0
     retry_at: float = 0.0
 
@@ -76,46 +76,54 @@ class _Replacing:
         child = self.partition.child
         return child is not None and child.pid == self.old_pid
 
-    def stop(self) -> StopWorker:
-        self.stopped = True
-        return StopWorker(self.partition.unit, "reload" if self.reason == "reload" else "recycle")
+    @property
+    def can_stay(self) -> bool:
+        """Whether the old worker works on if nothing more is done."""
+        return self.old_works and not self.partition.stop_reason
+
+    @property
+    def stops_old(self) -> bool:
+        """Whether the old worker should be told to stop: one that is used up stops by itself."""
+        return self.cold or (self.partition.standby_is_warm and self.reason != MAX_MESSAGES)
 
 
 class RollingReplacement:
-    """The replacements that are wanted, and the one under way."""
+    """The replacements that are wanted, and the one under way.
+
+    `observe` decides which that is and how far it has come; `wishes` only reads.
+    """
 
     def __init__(self) -> None:
-        self._wanted: dict[int, tuple[OwnedPartition, str]] = {}  # by slot, in order
-        self._now: _Replacing | None = None
+        self._wanted: dict[Unit, str] = {}  # why, in order
+        self._current: _Replacing | None = None
         self._deaths: list[restart.WorkerExit] = []
-        self._resting: dict[int, float] = {}  # slot -> until when nothing replaces its worker
-        self._failed: dict[int, str] = {}  # slots whose last replacement was given up, and why
+        self._cooling_down: dict[Unit, float] = {}  # until when nothing replaces its worker
+        self._failed: dict[Unit, str] = {}  # whose last replacement was given up, and why
         self._roll: list[Unit] = []  # to be replaced for a reload, after `_rolling`
         self._rolling: Unit | None = None
-        self._discarded: OwnedPartition | None = None  # its standby is of no use any more
 
-    def request(self, partition: OwnedPartition, reason: str) -> bool:
+    def request(self, unit: Unit, reason: str) -> bool:
         """Want a worker replaced. False: it is wanted already, or rests, and all stays as it is."""
-        index = partition.slot.index
         if reason == "reload":
-            self._resting.pop(index, None)
-            self._failed.pop(index, None)
-        elif self.wants(partition) or index in self._resting:
+            self._cooling_down.pop(unit, None)
+            self._failed.pop(unit, None)
+        elif self.is_wanted(unit) or unit in self._cooling_down:
             return False
-        self._wanted[index] = (partition, reason)
+        self._wanted[unit] = reason
         return True
 
-    def wants(self, partition: OwnedPartition, reason: str = "") -> bool:
+    def is_wanted(self, unit: Unit, reason: str = "") -> bool:
         """Whether the worker is to be replaced, or is being replaced; for any reason, or this."""
-        found = [why for each, why in self._wanted.values() if each is partition]
-        if self._now is not None and self._now.partition is partition:
-            found.append(self._now.reason)
+        found = {self._wanted.get(unit)}
+        if self._current is not None and self._current.partition.unit == unit:
+            found.add(self._current.reason)
+        found.discard(None)
         return reason in found if reason else bool(found)
 
     def forget(self) -> None:
         """Forget what was prepared with the settings and the code of before."""
-        if self._now is not None and not self._now.stopped:
-            self._discarded, self._now = self._now.partition, None
+        if self._current is not None and not self._current.partition.stop_reason:
+            self._current = None
         self._wanted.clear()
 
     # --- a roll: all workers, one by one ---
@@ -124,120 +132,98 @@ class RollingReplacement:
         """Replace these workers for a reload, one after the other."""
         self._roll, self._rolling = units, None
 
-    def rolled(self, partitions: Mapping[Unit, OwnedPartition]) -> RollResult | None:
+    def rolled(self, partitions: Mapping[Unit, PartitionState]) -> RollResult | None:
         """Go on with a roll: the next worker when the last one's successor works.
 
         Returns its result when it has ended. What does not start in one partition is not tried in
         the others.
         """
         if self._rolling is not None:
-            partition = partitions[self._rolling]
             # A worker that lives for few messages may be wanted replaced again at once.
-            if self.wants(partition, "reload"):
+            if self.is_wanted(self._rolling, "reload"):
                 return None
             unit, self._rolling = self._rolling, None
-            why = self._failed.get(partition.slot.index)
-            if why is not None:
-                left, self._roll = len(self._roll) + 1, []
-                return RollResult(unit, why, left)
+            problem = self._failed.get(unit)
+            if problem is not None:
+                remaining, self._roll = len(self._roll) + 1, []
+                return RollResult(unit, problem, remaining)
         while self._roll:
             unit = self._roll.pop(0)
             if partitions[unit].child is not None:
-                self.request(partitions[unit], "reload")
+                self.request(unit, "reload")
                 self._rolling = unit
                 return None
         return RollResult()
 
-    # --- one tick ---
+    # --- observe ---
 
-    def wishes(
-        self, partitions: Mapping[Unit, OwnedPartition], given: Circumstances
-    ) -> list[Action]:
-        """Go on with the one under way, or begin the next."""
-        actions: list[Action] = []
-        for partition in partitions.values():
-            actions += _end_of_quiet(partition, given.now)
-        if self._discarded is not None:
-            actions.append(DismissStandby(self._discarded.unit))
-            self._discarded = None
-        for index in [index for index, until in self._resting.items() if until <= given.now]:
-            del self._resting[index]
-        replacing = self._now
+    def observe(self, partitions: Mapping[Unit, PartitionState], given: Circumstances) -> None:
+        """See how far the one under way has come, or begin the next."""
+        for unit in [unit for unit, until in self._cooling_down.items() if until <= given.now]:
+            del self._cooling_down[unit]
+        replacing = self._current
         if replacing is None:
-            return actions + self._begin(given)
-        if _is_over(replacing, given):
-            return actions + self._drop(replacing)
-        if replacing.partition.standby is not None:
-            return actions + self._follow(replacing, given)
-        if replacing.old_works and not replacing.stopped and given.now >= replacing.retry_at:
-            return [*actions, _fork(replacing, given.now)]
-        return actions
+            self._begin(partitions, given)
+        elif _is_over(replacing, given):
+            self._current = None
+        elif replacing.partition.standby is not None:
+            self._follow(replacing, given.now)
 
-    def _begin(self, given: Circumstances) -> list[Action]:
+    def _begin(self, partitions: Mapping[Unit, PartitionState], given: Circumstances) -> None:
         if given.draining:
             self._wanted.clear()
-        if not self._wanted or given.retiring >= RETIRED_MAX:
-            return []
+        if not self._wanted or given.ending >= DISMISSED_MAX:
+            return
         # A reload asks for one at a time: it comes first, or would wait each time for all that are
         # used up.
-        index = self._reload_waits()
-        if index is None:
-            index = next(iter(self._wanted))
-        partition, reason = self._wanted.pop(index)
+        unit = self._next_of_reload() or next(iter(self._wanted))
+        partition = partitions[unit]
+        if partition.standby is not None:
+            return  # it was made with the code of before: `wishes` sends it away first
+        reason = self._wanted.pop(unit)
         if partition.child is None or partition.stop_reason or partition.phase is not Phase.HELD:
-            return []  # it ends anyway, and the next one is what is wanted
-        if reason == SPENT and not partition.ready_at:
-            return []  # this is the next one: the one that was used up has ended by itself
-        replacing = self._now = _Replacing(partition, reason, partition.child.pid)
+            return  # it ends anyway, and the next one is what is wanted
+        if reason == MAX_MESSAGES and not partition.ready_at:
+            return  # this is the next one: the one that was used up has ended by itself
+        cold = partition.consumer.handover == "cold" or not partition.ready_at
+        self._current = _Replacing(partition, reason, partition.child.pid, cold)
         self._deaths = []
-        self._failed.pop(index, None)
-        if partition.consumer.handover == "cold" or not partition.ready_at:
-            return [replacing.stop()]
-        return [_fork(replacing, given.now)]
+        self._failed.pop(unit, None)
 
-    def _reload_waits(self) -> int | None:
-        """The slot of a worker that a reload wants replaced and that waits for its turn."""
-        return next((at for at, (_, why) in self._wanted.items() if why == "reload"), None)
+    def _next_of_reload(self) -> Unit | None:
+        """A unit whose worker a reload wants replaced next."""
+        return next((unit for unit, why in self._wanted.items() if why == "reload"), None)
 
-    def _drop(self, replacing: _Replacing, *, idle: bool = False) -> list[Action]:
-        self._now = None
-        return [DismissStandby(replacing.partition.unit, idle)]
-
-    # --- the standby ---
-
-    def _follow(self, replacing: _Replacing, given: Circumstances) -> list[Action]:
-        """Let the old worker go when its standby is warm, and go on without it when it is quiet."""
-        partition, now = replacing.partition, given.now
+    def _follow(self, replacing: _Replacing, now: float) -> None:
+        """Note when the standby is warm; give it up when the old worker has no need to end."""
+        partition = replacing.partition
+        replacing.standby_since = replacing.standby_since or now
         if not partition.standby_is_warm:
-            late = now - replacing.forked_at > given.daemon.boot_timeout
-            return [KillStandby(partition.unit)] if late else []
-        actions: list[Action] = []
+            return
         if not replacing.warm_at:
             replacing.warm_at = now
             child = partition.standby.pid if partition.standby is not None else None
             logs.event("worker.warm", unit=partition.unit, child=child)
-            if replacing.reason != SPENT:
-                actions.append(replacing.stop())
-        if partition.is_quiet:
-            return [RotateToken(partition.unit)]
-        if not replacing.stopped and self._reload_waits() is not None:
-            return self._drop(replacing)
-        if not replacing.stopped and now - replacing.warm_at > SPENT_PATIENCE_SECONDS:
-            return self._drop(replacing, idle=True)
-        return actions
+        if replacing.reason != MAX_MESSAGES or partition.is_quiet or not replacing.can_stay:
+            return
+        idle = now - replacing.warm_at > IDLE_PATIENCE_SECONDS
+        if idle:
+            partition.pace = 0.0  # no messages come: the pace of before is no guide any more
+        if idle or self._next_of_reload() is not None:
+            self._current = None
 
-    def standby_refused(self, partition: OwnedPartition) -> None:
+    def standby_refused(self, unit: Unit) -> None:
         """Note that the system refuses a standby its process."""
-        self._now = None  # it will be asked for again, but for a reload
-        self._failed[partition.slot.index] = "the system refuses another process"
+        self._current = None  # it will be asked for again, but for a reload
+        self._failed[unit] = "the system refuses another process"
 
-    def standby_died(self, partition: OwnedPartition, how: str, now: float, daemon: Daemon) -> None:
+    def standby_died(self, partition: PartitionState, how: str, now: float, daemon: Daemon) -> None:
         """Note that a standby has ended; it is tried again after a while, some times."""
-        replacing = self._now
+        replacing = self._current
         if replacing is None or replacing.partition is not partition:
             return
-        if partition.child is None or replacing.stopped:
-            self._now = None  # nothing is left to go on; the unit gets a worker as usual
+        if not replacing.can_stay:
+            self._current = None  # nothing is left to go on; the unit gets a worker as usual
             return
         self._deaths.append(restart.WorkerExit(now, restart.ExitCause.BOOT))
         decision = restart.decide(
@@ -250,6 +236,7 @@ class RollingReplacement:
             jitter=random(),
         )
         if isinstance(decision, restart.Restart):
+            replacing.standby_since = replacing.warm_at = 0.0
             replacing.retry_at = now + decision.after
             return
         logs.event(
@@ -259,36 +246,64 @@ class RollingReplacement:
             last_exit=how,
             seconds=round(decision.until - now, 1),
         )
-        self._resting[partition.slot.index] = decision.until
-        self._failed[partition.slot.index] = f"it ended with {how}"
-        self._now = None
+        self._cooling_down[partition.unit] = decision.until
+        self._failed[partition.unit] = f"it ended with {how}"
+        self._current = None
+
+    # --- plan ---
+
+    def wishes(
+        self, partitions: Iterable[PartitionState], now: float, boot_timeout: float
+    ) -> list[Action]:
+        """Return what the one under way needs next, and the end of what nothing needs."""
+        current = None if self._current is None else self._current.partition
+        actions: list[Action] = []
+        for partition in partitions:
+            actions += _end_of_quiet(partition, now)
+            if partition.standby is not None and partition is not current:
+                actions.append(DismissStandby(partition.unit))
+        if self._current is not None:
+            actions += _step(self._current, now, boot_timeout)
+        return actions
 
 
-def _end_of_quiet(partition: OwnedPartition, now: float) -> list[Action]:
+def _step(replacing: _Replacing, now: float, boot_timeout: float) -> list[Action]:
+    """Fork the standby; stop the old worker once that is warm; go on once the old one is quiet."""
+    partition = replacing.partition
+    unit = partition.unit
+    if partition.standby is None:
+        if replacing.can_stay and not replacing.cold and now >= replacing.retry_at:
+            return [ForkStandby(unit)]
+    elif not partition.standby_is_warm:
+        late = now - replacing.standby_since > boot_timeout
+        return [KillStandby(unit)] if late else []
+    elif partition.is_quiet:
+        return [DismissWorker(unit)]
+    if replacing.stops_old and replacing.can_stay:
+        return [StopWorker(unit, "reload" if replacing.reason == "reload" else "recycle")]
+    return []
+
+
+def _end_of_quiet(partition: PartitionState, now: float) -> list[Action]:
     """Go on without a worker that is quiet and takes its time to end."""
     if not partition.is_quiet:
         return []
     since = now - partition.quiet_at
     if partition.consumer.handover == "cold" or partition.slot.leaving_pid:
-        return [KillWorker(partition.unit, "on_stop")] if since > RETIRE_SECONDS else []
+        return [KillWorker(partition.unit, "on_stop")] if since > ON_STOP_SECONDS else []
     if since > QUIET_SECONDS:
-        return [RotateToken(partition.unit, unexplained=not partition.stop_reason)]
+        return [DismissWorker(partition.unit, unexplained=not partition.stop_reason)]
     return []
-
-
-def _fork(replacing: _Replacing, now: float) -> ForkStandby:
-    replacing.forked_at, replacing.warm_at = now, 0.0
-    return ForkStandby(replacing.partition.unit)
 
 
 def _is_over(replacing: _Replacing, given: Circumstances) -> bool:
     """Whether the replacement has been done, or is no longer possible or needed."""
     partition = replacing.partition
     if partition.child is not None and not replacing.old_works:
-        # `ready_at` and not the live state: first it is said that one is ready.
+        # `ready_at` and not the live state: first it is logged that one is ready.
         return bool(partition.ready_at)
     leaving = partition.stop_reason in LEAVING or partition.release_after
-    free = partition.phase not in (Phase.HELD, Phase.ROTATING)
+    free = partition.phase not in (Phase.HELD, Phase.REFENCING)
     return (
         leaving
         or free

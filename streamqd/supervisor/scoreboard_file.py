@@ -47,16 +47,16 @@ class ScoreboardFileRefused(Exception):  # noqa: N818 - not an error of ours: th
     """A file that is not believed; the text says why."""
 
 
-class LeftPartition(NamedTuple):
+class ResumablePartition(NamedTuple):
     """What a killed supervisor left of one unit that it held.
 
-    `following` is the token that was to replace that of the lease, '' for none. The places in
+    `next_token` is the token that was to replace that of the lease, '' for none. The places in
     `done` had been handled and were not known to be acknowledged, those in `running` were being
     handled.
     """
 
     lease: Lease
-    following: str
+    next_token: str
     done: list[bytes]
     running: list[bytes]
 
@@ -64,11 +64,11 @@ class LeftPartition(NamedTuple):
 class ScoreboardFile:
     """Makes the scoreboard of one supervisor, and reads that of the one before.
 
-    `left` is what that one held, by unit, if it can be believed.
+    `resumable` is what that one held, by unit, if it can be believed.
     """
 
     def __init__(self, daemon: Daemon, lock: startup.InstanceLock) -> None:
-        self.left: dict[Unit, LeftPartition] = {}
+        self.resumable: dict[Unit, ResumablePartition] = {}
         self._path: Path | None = None
         self._header = _described(daemon, lock)
         place = folder(os.environ, os.geteuid())
@@ -130,14 +130,14 @@ class ScoreboardFile:
                 file=str(path),
                 problem=problem,
             )
-        self.left = {each.lease.unit: each for each in found.left}
-        logs.event("scoreboard.found", file=str(path), units=len(self.left))
+        self.resumable = {each.lease.unit: each for each in found.partitions}
+        logs.event("scoreboard.found", file=str(path), units=len(self.resumable))
 
 
 class FoundScoreboard(NamedTuple):
     """The units of a file that can be believed; of the others, the problem."""
 
-    left: list[LeftPartition]
+    partitions: list[ResumablePartition]
     torn: list[tuple[Unit | None, str]]
 
 
@@ -262,7 +262,7 @@ def read(path: Path, expected: Mapping[str, Any]) -> FoundScoreboard:
 
 
 def _read_slots(descriptor: int, indexes: Iterable[int]) -> FoundScoreboard:
-    left: dict[Unit, LeftPartition] = {}
+    found: dict[Unit, ResumablePartition] = {}
     torn: list[tuple[Unit | None, str]] = []
     board = Scoreboard(0)
     for index in indexes:
@@ -276,14 +276,14 @@ def _read_slots(descriptor: int, indexes: Iterable[int]) -> FoundScoreboard:
                 continue
             if not (NAME.fullmatch(unit.topic) and unit.partition >= 0 and unit.group):
                 raise ValueError("its name is not that of a partition and a group")
-            if unit in left:
+            if unit in found:
                 raise ValueError("it is there twice")
-            batch = slot.left()
+            batch = slot.checked_batch()
         except ValueError as error:
             torn.append((unit, f"slot {index} is torn: {error}"))
             continue
-        left[unit] = LeftPartition(*lease, batch.done, batch.running)
-    return FoundScoreboard(list(left.values()), torn)
+        found[unit] = ResumablePartition(*lease, batch.done, batch.running)
+    return FoundScoreboard(list(found.values()), torn)
 
 
 def _sweep(place: Path) -> None:

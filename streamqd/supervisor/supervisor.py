@@ -1,7 +1,8 @@
 """The loop: observe, plan, apply; again.
 
 A tick observes (signals, children that ended, the answers of Redis), merges the wishes of all parts
-into a list of actions (see `plan`), and applies it. Only `_apply` changes what runs.
+into a list of actions (see `plan`), and applies it. Only `_apply` changes which
+workers run; a reload also replaces the housekeeper, and `_keep_up` keeps it running.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from streamqd import fork_hygiene, logs, process, startup
 from streamqd.config import Consumer, Settings
@@ -18,18 +20,17 @@ from streamqd.embedded import EmbeddedServer
 from streamqd.errors import StreamqdError
 from streamqd.model import Unit
 from streamqd.notify import Notifier
-from streamqd.policy.rebalance import MORE_SECONDS
+from streamqd.policy.capacity import Capacity
+from streamqd.policy.rebalance import MORE_SECONDS, Rebalancer
 from streamqd.process import Child
 from streamqd.scoreboard import HEAD_BYTES, WorkerCommand
-from streamqd.supervisor import plan, report
+from streamqd.supervisor import plan, process_capacity, rebalance, report
 from streamqd.supervisor.control import Control
 from streamqd.supervisor.drain import EXIT_CRASH_LOOP, EXIT_TWIN, BurstCheck, Drain
 from streamqd.supervisor.lease_manager import LeaseManager
-from streamqd.supervisor.limits import SPENT, Limits, OomMonitor, Replacement
-from streamqd.supervisor.partition import ExitAssessment, OwnedPartition, Phase
+from streamqd.supervisor.limits import MAX_MESSAGES, Limits, OomMonitor, Replacement
+from streamqd.supervisor.partition import ExitAssessment, PartitionState, Phase
 from streamqd.supervisor.plan import Action
-from streamqd.supervisor.process_capacity import ProcessCapacity
-from streamqd.supervisor.rebalance import Rebalance, hand_over
 from streamqd.supervisor.reload import Reload, Validated
 from streamqd.supervisor.reregister import Reregister
 from streamqd.supervisor.resolver import Resolver
@@ -41,6 +42,14 @@ from streamqd.supervisor.worker_pool import WorkerPool
 TICK_SECONDS = 0.5
 CAUSES_MAX = 3  # named when all partitions crash
 EMBEDDED_RETRY_SECONDS = 1.0
+
+
+class Observation(NamedTuple):
+    """What a tick has seen, beside the state of the partitions: what it calls for."""
+
+    now: float  # monotonic
+    moves: list[Action]  # by a fresh view of the fleet
+    exceeded: list[Action]  # because workers are over their limits
 
 
 class Supervisor:
@@ -73,16 +82,23 @@ class Supervisor:
         self.resolver.forget = forget
         self.pool = WorkerPool(settings, self.board, forget, [lock.fileno()])
         self.oom_monitor = OomMonitor()
-        self.partitions: dict[Unit, OwnedPartition] = {}
+        self.partitions: dict[Unit, PartitionState] = {}
         self.unwanted: frozenset[Unit] = frozenset()  # known units that a reload took out
         self.counts = dict(counts)  # of each topic; of one that cannot be read, not yet
         self._offer(settings, counts)
         self._resume(file)
         file.publish()
         self._scoreboard_file = file
-        self.rebalance = Rebalance(settings.daemon, self.leases.interval)
-        self.capacity = ProcessCapacity()
-        self.control = Control(settings.daemon.instance)
+        daemon = settings.daemon
+        self.rebalancer = Rebalancer(
+            daemon.instance,
+            daemon.rebalance_delay,
+            daemon.rebalance_hold,
+            daemon.rebalance_moves,
+            patience=2 * self.leases.interval,
+        )
+        self.capacity = Capacity()
+        self.control = Control(daemon.instance)
         self.drain = Drain(self.notifier)
         self.replacement = RollingReplacement()
         self.limits = Limits()
@@ -97,15 +113,16 @@ class Supervisor:
         self._fleet_seen = False
         self._announced: Mapping[str, object] = {}  # of the capacity
         self._next_look = 0.0
+        self._exchanged_at = 0.0
         self._embedded_at = 0.0
 
     def _resume(self, file: ScoreboardFile) -> None:
         """Go on with what a killed supervisor held."""
-        running = [each for each in file.left.values() if each.running and not each.following]
+        running = [each for each in file.resumable.values() if each.running and not each.next_token]
         alone = len(running) <= 1
-        for unit, left in file.left.items():
+        for unit, found in file.resumable.items():
             if unit in self.partitions:
-                self.partitions[unit].resume(left, alone=alone)
+                self.partitions[unit].resume(found, alone=alone)
 
     # --- life ---
 
@@ -145,20 +162,20 @@ class Supervisor:
 
     def _tick(self) -> None:
         now = time.monotonic()
-        self._observe(now)
-        self._apply(plan.merge(self._wishes(now)))
+        seen = self._observe(now)
+        self._apply(plan.merge(self._wishes(seen)))
         self._keep_up(now)
         self._exchange()
         if self.drain.begun and self.exit_code is None:
             self.exit_code = self.drain.exit_code(
                 self.partitions.values(),
                 now,
-                self.pool.retiring(now),
+                self.pool.ending(now),
                 redis_ok=self.leases.ok,
             )
         self._report()
 
-    def _observe(self, now: float) -> None:
+    def _observe(self, now: float) -> Observation:
         """Take signals, the ends of children, and what the last exchange with Redis has brought."""
         for number in self.signals.take():
             self._signal(number)
@@ -169,176 +186,25 @@ class Supervisor:
         self._follow_directives()
         self._reload()
         self._check_end(now)
-        self.drain.observe(partitions, now, self.pool.retiring(now))
-        self.limits.observe(partitions, now)
+        self.drain.observe(partitions, now, self.pool.ending(now))
+        return self._judge(now)
 
-    def _wishes(self, now: float) -> list[Action]:
-        """Ask all parts what should be done now."""
-        partitions = self.partitions.values()
-        wishes: list[Action] = []
-        if self.exit_code == EXIT_TWIN:
-            wishes += [plan.KillWorker(unit, "quit") for unit in self.partitions]
-        if self.drain.begun:
-            wishes += self.drain.wishes(partitions)
-        else:
-            running = sum(each.child is not None for each in partitions)
-            wishes += self._moves(now)
-            wishes += self.capacity.wishes(now, partitions, running, self.pool.refusal)
-            wishes += self._starts(now)
-            for unit in self.unwanted:
-                wishes += hand_over(self.partitions[unit])
-            # Another instance may be able to run it; this one looks again after the cool-down.
-            broken = [each for each in partitions if each.broken_until > now and each.releasable]
-            wishes += [plan.ReleaseLease(each.unit, "broken") for each in broken]
-        for each in partitions:
-            if each.phase is Phase.FREE and each.child is not None and not each.stop_reason:
-                # The unit was lost while its worker ran: Redis refuses what it still does.
-                wishes.append(plan.StopWorker(each.unit, "lost"))
-        given = Circumstances(
-            now,
-            self.settings.daemon,
-            self.drain.begun,
-            self.unwanted,
-            self.pool.retiring(now),
+    def _judge(self, now: float) -> Observation:
+        """Let the parts that have a memory take note of what is to be seen."""
+        daemon, partitions = self.settings.daemon, self.partitions.values()
+        exceeded = self.limits.observe(partitions, now, daemon.boot_timeout)
+        self._next_look = exceeded.next_at
+        for found in exceeded.replacements:
+            self._want_replaced(found)
+        moves: list[Action] = []
+        if not self.drain.begun:
+            process_capacity.observe(self.capacity, now, partitions, self.pool.refusal)
+            moves = self._moves(now)
+        circumstances = Circumstances(
+            now, daemon, self.drain.begun, self.unwanted, self.pool.ending(now)
         )
-        wishes += self.replacement.wishes(self.partitions, given)
-        wishes += self._news(partitions)
-        found = self.limits.look(partitions, now, self.settings.daemon.boot_timeout)
-        self._next_look = found.next_at
-        for replacement in found.replacements:
-            self._want_replaced(replacement)
-        return wishes + found.actions
-
-    # --- apply ---
-
-    def _apply(self, actions: list[Action]) -> None:
-        forked: list[OwnedPartition] = []
-        for action in actions:
-            partition = self.partitions[action.unit]
-            self._change(action, partition)
-            if isinstance(action, plan.ForkWorker):
-                forked.append(partition)
-        for partition in forked:
-            # Not between two forks: see `plan.merge`.
-            if partition.child is not None:
-                logs.event(
-                    "worker.started",
-                    unit=partition.unit,
-                    child=partition.child.pid,
-                    epoch=partition.lease.epoch,
-                )
-        if self.drain.kill_reason:
-            self.pool.kill_retired()
-
-    def _change(self, action: Action, partition: OwnedPartition) -> None:
-        """Do one thing of the plan."""
-        match action:
-            case plan.Acquire(_, epoch, dead_token):
-                partition.take(epoch, dead_token)
-            case plan.ReleaseLease(_, reason):
-                self._count_release(partition, reason)
-                partition.give_up()
-            case plan.RotateToken(_, unexplained):
-                self._rotate_token(partition, unexplained=unexplained)
-            case plan.StopWorker(_, reason):
-                self._count_release(partition, reason)
-                self.pool.stop(partition, reason)
-            case plan.KillWorker(_, reason, run_seq):
-                self.pool.kill(partition, reason, run_seq)
-            case _:
-                self._change_process(action, partition)
-
-    def _change_process(self, action: Action, partition: OwnedPartition) -> None:
-        match action:
-            case plan.ForkWorker():
-                self._end_rest(partition)
-                self.pool.start_worker(partition, paused=self._is_paused(partition))
-            case plan.AdoptStandby():
-                self._end_rest(partition)
-                self.pool.hand_over(partition, paused=self._is_paused(partition))
-            case plan.ForkStandby():
-                if not self.pool.start_standby(partition):
-                    self.replacement.standby_refused(partition)
-            case plan.KillStandby():
-                self.pool.kill_standby(partition)
-            case plan.DismissStandby(_, idle):
-                if idle:
-                    partition.pace = 0.0
-                self.pool.dismiss_standby(partition)
-            case plan.InterruptRun(_, run_seq):
-                self.pool.interrupt(partition, run_seq)
-            case plan.PauseWorker(_, paused):
-                self.pool.pause(partition, paused=paused)
-            case plan.WakeWorker(_, wanted):
-                self.pool.wake(partition, wanted)
-
-    def _count_release(self, partition: OwnedPartition, reason: str) -> None:
-        if reason == "shed":
-            self.board.add("rebalance_shed")
-            logs.event("rebalance.shed", unit=partition.unit, epoch=partition.lease.epoch)
-        elif reason == "unstartable":
-            self.board.add("unstartable")
-
-    def _end_rest(self, partition: OwnedPartition) -> None:
-        if partition.broken_until:
-            partition.broken_until = 0.0
-            logs.event("worker.tried_again", unit=partition.unit)
-
-    def _exchange(self) -> None:
-        """Talk with Redis: tell what this instance is, ask for what the partitions want."""
-        daemon, now = self.settings.daemon, time.monotonic()
-        capacity = self.capacity.announcement(daemon.max_partitions)
-        if capacity != self._announced:
-            self._announced = capacity
-            self.leases.membership.beat_soon()
-            self.leases.wake_fleet()
-        self.leases.membership.announcement = {**self.control.announcement, **capacity}
-        if self.drain.begun:
-            self.leases.membership.depart()
-        if self.rebalance.rest_is_over(now, self.partitions):
-            self.leases.membership.beat_soon()  # see whether the partition is still free
-        self.leases.tick(now, self.partitions, self.wanted_units())
-
-    def _keep_up(self, now: float) -> None:
-        """Keep the processes beside the workers, and see what else can be started."""
-        self.pool.keep_housekeeper(now)
-        self._keep_embedded(now)
-        self._register_again(now)
-        self._try_capacity(now)
-
-    def _try_capacity(self, now: float) -> None:
-        """See whether more processes can be started, after the system has refused some."""
-        running = sum(each.child is not None for each in self.partitions.values())
-        count = 0 if self.drain.begun else self.capacity.to_try(now, running)
-        if count:
-            refusal = "" if self.pool.try_processes(count) else self.pool.refusal
-            wanted = len(self.wanted_units())
-            self.capacity.tried(now, running, count, wanted=wanted, refusal=refusal)
-
-    def _wait(self) -> None:
-        """Sleep until something happens or is due."""
-        now = time.monotonic()
-        due = [now + TICK_SECONDS, self._next_look, self.leases.next_at()]
-        partitions = self.partitions.values()
-        if self.leases.news or (self.leases.ok and any(each.unsaid for each in partitions)):
-            due.append(now)
-        free = [one for one in partitions if one.startable and one.standby is None]
-        due += [partition.start_at for partition in free]
-        children = self._children()
-        if self.pool.housekeeper is not None:
-            children.append(self.pool.housekeeper)
-        rings = {child.control.fileno(): child for child in children if not child.deaf_at}
-        descriptors = [self.signals.fileno(), *rings, *(child.pidfd for child in children)]
-        wake = self.leases.wakes.link.fileno()
-        if wake is not None:
-            descriptors.append(wake)
-        for descriptor in process.wait_readable(descriptors, min(due) - now):
-            if descriptor == wake:
-                self.leases.drain_wakes()
-            elif descriptor in rings:
-                rings[descriptor].drain()
-
-    # --- wishes of the supervisor itself ---
+        self.replacement.observe(self.partitions, circumstances)
+        return Observation(now, moves, exceeded.actions)
 
     def _moves(self, now: float) -> list[Action]:
         """What a fresh view of the fleet asks for."""
@@ -347,48 +213,29 @@ class Supervisor:
             return []
         self._fleet_seen = True
         owned = sum(each.phase is not Phase.FREE for each in self.partitions.values())
-        cap = self.settings.daemon.max_partitions or len(self.partitions)
-        moves = self.rebalance.decide(
+        room = (self.settings.daemon.max_partitions or len(self.partitions)) - owned
+        possible = self.capacity.room(owned)
+        if possible is not None:  # it takes nothing away that runs
+            room = min(room, possible)
+        moves, more = rebalance.decide(
+            self.rebalancer,
             now,
             view,
             self.partitions,
             self.wanted_units(),
             blocked=self.pool.unkillable,
-            room=self.capacity.room(owned, cap),
-            wishes=self.control.wishes(),
+            room=room,
+            constraints=self.control.constraints(),
         )
-        if moves.more:
+        if more:
             self.leases.membership.beat_by(now + MORE_SECONDS)
-        return moves.actions
-
-    def _starts(self, now: float) -> list[Action]:
-        """Owned partitions without a process get one."""
-        starts: list[Action] = []
-        for unit, partition in self.partitions.items():
-            if partition.startable and now >= partition.start_at and unit not in self.unwanted:
-                if partition.standby is None:
-                    starts.append(plan.ForkWorker(unit))
-                elif partition.standby_is_warm:
-                    starts.append(plan.AdoptStandby(unit))
-        return starts
-
-    def _news(self, partitions: Iterable[OwnedPartition]) -> list[Action]:
-        """Workers that do not know yet that they should pause or go on, or look up."""
-        news: list[Action] = []
-        for each in partitions:
-            if each.child is None:
-                continue
-            paused = self._is_paused(each)
-            if each.slot.command == (WorkerCommand.NONE if paused else WorkerCommand.PAUSE):
-                news.append(plan.PauseWorker(each.unit, paused))
-            if each.housekeeping != each.relayed:
-                news.append(plan.WakeWorker(each.unit, each.housekeeping))
-        return news
+        return moves
 
     def _want_replaced(self, found: Replacement) -> None:
         """Hand a worker that has exceeded a limit to the rolling replacement."""
         partition = found.partition
-        if not self.replacement.request(partition, found.reason) or found.reason == SPENT:
+        wanted = self.replacement.request(partition.unit, found.reason)
+        if not wanted or found.reason == MAX_MESSAGES:
             return
         logs.event(
             "worker.recycled",
@@ -407,6 +254,190 @@ class Supervisor:
                 max_rss=partition.consumer.max_rss,
             )
 
+    # --- plan ---
+
+    def _wishes(self, seen: Observation) -> list[Action]:
+        """Ask all parts what should be done now. Changes nothing: asked again, it is the same."""
+        now, partitions = seen.now, self.partitions.values()
+        wishes: list[Action] = []
+        if self.exit_code == EXIT_TWIN:
+            wishes += [plan.KillWorker(unit, "quit") for unit in self.partitions]
+        if self.drain.begun:
+            wishes += self.drain.wishes(partitions)
+        else:
+            wishes += seen.moves
+            wishes += process_capacity.wishes(now, partitions)
+            wishes += self._starts(now)
+            for unit in self.unwanted:
+                wishes += rebalance.shed(self.partitions[unit])
+            # Another instance may be able to run it; this one looks again after the cool-down.
+            broken = [each for each in partitions if each.broken_until > now and each.releasable]
+            wishes += [plan.ReleaseLease(each.unit, "broken") for each in broken]
+        for each in partitions:
+            if each.phase is Phase.FREE and each.child is not None and not each.stop_reason:
+                # The unit was lost while its worker ran: Redis refuses what it still does.
+                wishes.append(plan.StopWorker(each.unit, "lost"))
+        wishes += self.replacement.wishes(partitions, now, self.settings.daemon.boot_timeout)
+        wishes += self._commands(partitions)
+        return wishes + seen.exceeded
+
+    def _starts(self, now: float) -> list[Action]:
+        """Owned partitions without a process get one."""
+        starts: list[Action] = []
+        for unit, partition in self.partitions.items():
+            if partition.startable and now >= partition.start_at and unit not in self.unwanted:
+                if partition.standby is None:
+                    starts.append(plan.ForkWorker(unit))
+                elif partition.standby_is_warm:
+                    starts.append(plan.AdoptStandby(unit))
+        return starts
+
+    def _commands(self, partitions: Iterable[PartitionState]) -> list[Action]:
+        """Workers that do not know yet that they should pause or go on, or look up."""
+        commands: list[Action] = []
+        for each in partitions:
+            if each.child is None:
+                continue
+            paused = self._is_paused(each)
+            if each.slot.command == (WorkerCommand.NONE if paused else WorkerCommand.PAUSE):
+                commands.append(plan.PauseWorker(each.unit, paused))
+            if each.housekeeping != each.relayed:
+                commands.append(plan.WakeWorker(each.unit, each.housekeeping))
+        return commands
+
+    # --- apply ---
+
+    def _apply(self, actions: list[Action]) -> None:
+        forked: list[PartitionState] = []
+        for action in actions:
+            partition = self.partitions[action.unit]
+            self._change(action, partition)
+            if isinstance(action, plan.ForkWorker):
+                forked.append(partition)
+        for partition in forked:
+            # Not between two forks: see `plan.merge`.
+            if partition.child is not None:
+                logs.event(
+                    "worker.started",
+                    unit=partition.unit,
+                    child=partition.child.pid,
+                    epoch=partition.lease.epoch,
+                )
+        if self.drain.kill_reason:
+            self.pool.kill_dismissed()
+
+    def _change(self, action: Action, partition: PartitionState) -> None:
+        """Do one thing of the plan."""
+        match action:
+            case plan.Acquire(_, epoch, dead_token):
+                partition.take(epoch, dead_token)
+            case plan.ReleaseLease(_, reason):
+                self._count_release(partition, reason)
+                partition.give_up()
+            case plan.DismissWorker(_, unexplained):
+                self._dismiss_worker(partition, unexplained=unexplained)
+            case plan.StopWorker(_, reason):
+                self._count_release(partition, reason)
+                self.pool.stop(partition, reason)
+            case plan.KillWorker(_, reason, run_seq):
+                self.pool.kill(partition, reason, run_seq)
+            case _:
+                self._change_process(action, partition)
+
+    def _change_process(self, action: Action, partition: PartitionState) -> None:
+        match action:
+            case plan.ForkWorker():
+                self._end_cooldown(partition)
+                self.pool.start_worker(partition, paused=self._is_paused(partition))
+            case plan.AdoptStandby():
+                self._end_cooldown(partition)
+                self.pool.adopt_standby(partition, paused=self._is_paused(partition))
+            case plan.ForkStandby():
+                if not self.pool.start_standby(partition):
+                    self.replacement.standby_refused(partition.unit)
+            case plan.KillStandby():
+                self.pool.kill_standby(partition)
+            case plan.DismissStandby():
+                self.pool.dismiss_standby(partition)
+            case plan.InterruptRun(_, run_seq):
+                self.pool.interrupt(partition, run_seq)
+            case plan.PauseWorker(_, paused):
+                self.pool.pause(partition, paused=paused)
+            case plan.WakeWorker(_, wanted):
+                self.pool.wake(partition, wanted)
+
+    def _count_release(self, partition: PartitionState, reason: str) -> None:
+        if reason == "shed":
+            self.board.add("rebalance_shed")
+            logs.event("rebalance.shed", unit=partition.unit, epoch=partition.lease.epoch)
+        elif reason == "unstartable":
+            self.board.add("unstartable")
+
+    def _end_cooldown(self, partition: PartitionState) -> None:
+        if partition.broken_until:
+            partition.broken_until = 0.0
+            logs.event("worker.tried_again", unit=partition.unit)
+
+    def _exchange(self) -> None:
+        """Talk with Redis: tell what this instance is, ask for what the partitions want."""
+        daemon, now = self.settings.daemon, time.monotonic()
+        capacity = process_capacity.announcement(self.capacity, daemon.max_partitions)
+        if capacity != self._announced:
+            self._announced = capacity
+            self.leases.membership.beat_soon()
+            self.leases.wake_fleet()
+        self.leases.membership.announcement = {**self.control.announcement, **capacity}
+        if self.drain.begun:
+            self.leases.membership.depart()
+        before, self._exchanged_at = self._exchanged_at, now
+        if any(before < each.broken_until <= now for each in self.partitions.values()):
+            self.leases.membership.beat_soon()  # see whether the partition is still free
+        self.leases.tick(now, self.partitions, self.wanted_units())
+
+    def _keep_up(self, now: float) -> None:
+        """Keep the processes beside the workers, and see what else can be started."""
+        self.pool.keep_housekeeper(now)
+        self._keep_embedded(now)
+        self._register_again(now)
+        self._try_capacity(now)
+
+    def _try_capacity(self, now: float) -> None:
+        """See whether more processes can be started, after the system has refused some."""
+        running = sum(each.child is not None for each in self.partitions.values())
+        count = 0 if self.drain.begun else self.capacity.to_try(now, running)
+        if not count:
+            return
+        before = self.capacity.limit
+        if self.pool.try_processes(count):
+            self.capacity.tried(now, running, count, len(self.wanted_units()))
+        else:
+            self.capacity.refused(now, before or 0, self.pool.refusal)
+        if before != self.capacity.limit:
+            logs.event("capacity.raised", partitions=self.capacity.limit)
+
+    def _wait(self) -> None:
+        """Sleep until something happens or is due."""
+        now = time.monotonic()
+        due = [now + TICK_SECONDS, self._next_look, self.leases.next_at()]
+        partitions = self.partitions.values()
+        if self.leases.news or (self.leases.ok and any(each.wants_exchange for each in partitions)):
+            due.append(now)
+        free = [one for one in partitions if one.startable and one.standby is None]
+        due += [partition.start_at for partition in free]
+        children = self._children()
+        if self.pool.housekeeper is not None:
+            children.append(self.pool.housekeeper)
+        channels = {child.control.fileno(): child for child in children if not child.deaf_at}
+        descriptors = [self.signals.fileno(), *channels, *(child.pidfd for child in children)]
+        wake = self.leases.wakes.link.node.fileno()
+        if wake is not None:
+            descriptors.append(wake)
+        for descriptor in process.wait_readable(descriptors, min(due) - now):
+            if descriptor == wake:
+                self.leases.drain_wakes()
+            elif descriptor in channels:
+                channels[descriptor].drain()
+
     # --- what is offered ---
 
     def _offer(self, settings: Settings, counts: Mapping[str, int]) -> None:
@@ -417,7 +448,7 @@ class Supervisor:
         for unit, consumer in wanted.items():
             partition = self.partitions.get(unit)
             if partition is None:
-                self.partitions[unit] = OwnedPartition(unit, consumer, self.board.allot(unit))
+                self.partitions[unit] = PartitionState(unit, consumer, self.board.allot(unit))
             else:
                 partition.consumer = consumer
         self.unwanted = frozenset(self.partitions.keys() - wanted.keys())
@@ -426,7 +457,9 @@ class Supervisor:
         """Use a reloaded configuration from now on; running workers keep what they have."""
         self.settings = self.pool.settings = settings
         self.leases.configure(settings)
-        self.rebalance.configure(settings.daemon)
+        self.rebalancer.delay = settings.daemon.rebalance_delay
+        self.rebalancer.hold = settings.daemon.rebalance_hold
+        self.rebalancer.moves_max = settings.daemon.rebalance_moves
         self.replacement.forget()
         self._offer(settings, counts)
         self.leases.membership.beat_soon()
@@ -453,8 +486,8 @@ class Supervisor:
         done = self.reregister.collect(now)
         self.board.add("groups_restored", done.groups_restored)
         if done.complete:
-            self.leases.suspects_empty = False
-        if self.leases.suspects_empty and self.leases.ok:
+            self.leases.topics_in_doubt = False
+        if self.leases.topics_in_doubt and self.leases.ok:
             self.reregister.begin(now, self.settings, self.counts)
         new = {name: count for name, count in done.partitions.items() if name not in self.counts}
         if new and self._fits(self.settings, new):
@@ -479,13 +512,13 @@ class Supervisor:
         elif number in (signal.SIGTSTP, signal.SIGCONT):
             self.paused = number is signal.SIGTSTP
 
-    def _is_paused(self, partition: OwnedPartition) -> bool:
+    def _is_paused(self, partition: PartitionState) -> bool:
         """The signal is for all, directives are for some."""
         return self.paused or self.control.is_paused(partition.unit)
 
     def _follow_directives(self) -> None:
         if self.control.read(self.leases.membership.directives):
-            self.rebalance.hurry()
+            self.rebalancer.hurry()
         if not self.reload.idle:
             return
         if self.control.reload_ended(self.reload.problem):
@@ -507,9 +540,9 @@ class Supervisor:
             return
         found = self.reload.tick(self.settings)
         if found is not None:
-            self._take_over(found)
+            self._apply_reload(found)
 
-    def _take_over(self, found: Validated) -> None:
+    def _apply_reload(self, found: Validated) -> None:
         """Use a configuration that was validated, and replace all workers."""
         self.board.add("groups_restored", found.groups_restored)
         if self.watcher is not None:
@@ -535,11 +568,11 @@ class Supervisor:
             self._reap_worker(partition, now)
             self._reap_standby(partition, now)
             partition.note_quiet(now)
-        self.pool.tend_retired(now)
+        self.pool.tend_dismissed(now)
         # Only those that our children left behind: everything that we started is in `known`.
         process.reap_adopted(self._known_pids())
 
-    def _reap_worker(self, partition: OwnedPartition, now: float) -> None:
+    def _reap_worker(self, partition: PartitionState, now: float) -> None:
         child = partition.child
         exit_ = child.reap() if child is not None else None
         if child is None or exit_ is None:
@@ -559,7 +592,7 @@ class Supervisor:
         )
         self._follow_up(partition, now, found)
 
-    def _reap_standby(self, partition: OwnedPartition, now: float) -> None:
+    def _reap_standby(self, partition: PartitionState, now: float) -> None:
         standby = partition.standby
         exit_ = standby.reap() if standby is not None else None
         if standby is None or exit_ is None:
@@ -574,14 +607,14 @@ class Supervisor:
         )
         self.replacement.standby_died(partition, str(exit_), now, self.settings.daemon)
 
-    def _rotate_token(self, partition: OwnedPartition, *, unexplained: bool) -> None:
+    def _dismiss_worker(self, partition: PartitionState, *, unexplained: bool) -> None:
         """Go on without a worker that is quiet; its process ends by itself."""
         reason = partition.stop_reason
-        child, found = partition.retired(unexplained=unexplained)
-        self.pool.retire(partition, child, reason)
+        child, found = partition.dismiss(unexplained=unexplained)
+        self.pool.dismiss_worker(partition, child, reason)
         self._follow_up(partition, time.monotonic(), found)
 
-    def _follow_up(self, partition: OwnedPartition, now: float, found: ExitAssessment) -> None:
+    def _follow_up(self, partition: PartitionState, now: float, found: ExitAssessment) -> None:
         if not partition.plan_restart(found, now, self.settings.daemon):
             logs.event(
                 "worker.crash_loop",
@@ -591,16 +624,16 @@ class Supervisor:
                 seconds=round(partition.broken_until - now, 1),
             )
         if found.lost:
-            self.leases.lost(partition)
+            self.leases.report_lost(partition)
         elif partition.phase is Phase.FREE:
-            self.leases.unit_lost()
+            self.leases.look_again()
 
     def _children(self) -> list[Child]:
         """Workers, standbys, and those that end beside the work."""
         partitions = self.partitions.values()
         found = [each.child for each in partitions if each.child is not None]
         found += [each.standby for each in partitions if each.standby is not None]
-        return found + [one.child for one in self.pool.retired]
+        return found + [one.child for one in self.pool.dismissed]
 
     def _known_pids(self) -> set[int]:
         known = {child.pid for child in self._children()}

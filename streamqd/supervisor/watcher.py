@@ -1,4 +1,4 @@
-"""`--reload`: a child looks at the files of the user's code and rings when one has changed.
+"""`--reload`: a child looks at the files of the user's code and says when one has changed.
 
 It looks a few times a second at what a file is (time, size, inode), which works on every file
 system and sees through links. It imports nothing: the probe of each reload tells which folders the
@@ -114,7 +114,7 @@ class Watcher:
         new = {str(Path(source).parent) for source in sources} - self._folders
         self._folders |= new
         if self.child is not None and new:
-            self.child.tell(json.dumps([sorted(new), since_unix_ns]).encode())
+            self.child.send(json.dumps([sorted(new), since_unix_ns]).encode())
 
     def tick(self, now: float) -> bool:
         """Keep the child alive. Tells whether something has changed."""

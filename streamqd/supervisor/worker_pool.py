@@ -18,7 +18,7 @@ from streamqd.config import Settings
 from streamqd.model import Lease, Unit
 from streamqd.process import Child
 from streamqd.scoreboard import Scoreboard, WorkerCommand, WorkerState, now_ns
-from streamqd.supervisor.partition import ORDERLY, RETIRE_SECONDS, Kill, OwnedPartition
+from streamqd.supervisor.partition import ON_STOP_SECONDS, ORDERLY, Kill, PartitionState
 from streamqd.worker import STOP, Assignment, live
 
 UNKILLABLE_SECONDS = 5.0
@@ -47,11 +47,11 @@ def _wait_for_the_end(control: socket.socket) -> int:
 
 
 @dataclass
-class Retired:
+class Dismissed:
     """A process that has nothing to do any more: it runs `on_stop`, and ends."""
 
     child: Child
-    partition: OwnedPartition
+    partition: PartitionState
     reason: str
     since: float  # monotonic
     killed_at: float = 0.0
@@ -71,11 +71,11 @@ class WorkerPool:
     _forks: logs.Episode = field(default_factory=lambda: logs.Episode("fork.failed", "fork.back"))
     _replaced_at: float = 0.0
     unkillable: dict[Unit, Child] = field(default_factory=dict)  # killed, but not dying
-    retired: list[Retired] = field(default_factory=list)
+    dismissed: list[Dismissed] = field(default_factory=list)
 
     # --- starting ---
 
-    def start_worker(self, partition: OwnedPartition, *, paused: bool) -> bool:
+    def start_worker(self, partition: PartitionState, *, paused: bool) -> bool:
         """Fork the process that handles a held unit. False: the system refuses it."""
         assignment = self._assignment(partition)
         self._clear_for_next(partition, paused=paused)
@@ -93,20 +93,20 @@ class WorkerPool:
         partition.slot.add("restarts")
         return True
 
-    def _assignment(self, partition: OwnedPartition) -> Assignment:
+    def _assignment(self, partition: PartitionState) -> Assignment:
         return Assignment(
             partition.lease,
             cautious=partition.uncharged >= CAUTIOUS_AFTER,
             suspects=partition.suspects,
         )
 
-    def _clear_for_next(self, partition: OwnedPartition, *, paused: bool) -> None:
+    def _clear_for_next(self, partition: PartitionState, *, paused: bool) -> None:
         slot = partition.slot
         slot.state = WorkerState.BOOTING
         slot.command = WorkerCommand.PAUSE if paused else WorkerCommand.NONE
         slot.rss = slot.rss_baseline = 0
 
-    def _fork_worker(self, partition: OwnedPartition, assignment: Assignment) -> Child | None:
+    def _fork_worker(self, partition: PartitionState, assignment: Assignment) -> Child | None:
         settings, consumer, slot = self.settings, partition.consumer, partition.slot
 
         def run(control: socket.socket) -> int:
@@ -146,7 +146,7 @@ class WorkerPool:
 
     # --- a worker that follows on another ---
 
-    def start_standby(self, partition: OwnedPartition) -> bool:
+    def start_standby(self, partition: PartitionState) -> bool:
         """Fork a process that boots beside the present one. False: the system refuses it."""
         slot = partition.slot
         slot.warm_pid = 0
@@ -158,7 +158,7 @@ class WorkerPool:
         logs.event("worker.standby", unit=partition.unit, child=child.pid)
         return True
 
-    def hand_over(self, partition: OwnedPartition, *, paused: bool) -> None:
+    def adopt_standby(self, partition: PartitionState, *, paused: bool) -> None:
         """Give a held unit without a process to its standby, which is warm."""
         child, partition.standby = partition.standby, None
         assert child is not None
@@ -167,12 +167,12 @@ class WorkerPool:
         partition.slot.standby_pid = partition.slot.warm_pid = 0
         partition.started_as(child, time.monotonic())
         partition.slot.add("restarts")
-        child.tell(self._assignment(partition).packed())
+        child.send(self._assignment(partition).packed())
         logs.event(
             "worker.handover", unit=partition.unit, child=child.pid, epoch=partition.lease.epoch
         )
 
-    def dismiss_standby(self, partition: OwnedPartition) -> None:
+    def dismiss_standby(self, partition: PartitionState) -> None:
         """Let a standby end that is not needed: it has fetched nothing."""
         child, warm = partition.standby, partition.standby_is_warm
         if child is None:
@@ -180,32 +180,32 @@ class WorkerPool:
         partition.standby = None
         partition.slot.standby_pid = partition.slot.warm_pid = 0
         if warm:
-            child.tell(STOP)
+            child.send(STOP)
         else:
             child.kill_group()
-        self.retired.append(Retired(child, partition, "unneeded", time.monotonic()))
+        self.dismissed.append(Dismissed(child, partition, "unneeded", time.monotonic()))
 
-    def kill_standby(self, partition: OwnedPartition) -> None:
+    def kill_standby(self, partition: PartitionState) -> None:
         """Kill a standby; its end is noticed like that of any other."""
         if partition.standby is not None:
             partition.standby.kill_group()
 
-    def retire(self, partition: OwnedPartition, child: Child, reason: str) -> None:
+    def dismiss_worker(self, partition: PartitionState, child: Child, reason: str) -> None:
         """Go on without a process that is quiet: its end is seen to beside the work."""
         partition.slot.leaving_pid = child.pid
-        self.retired.append(Retired(child, partition, reason, time.monotonic()))
+        self.dismissed.append(Dismissed(child, partition, reason, time.monotonic()))
 
-    def tend_retired(self, now: float) -> None:
-        """Collect the retired that have ended; kill those that do not."""
-        for one in list(self.retired):
+    def tend_dismissed(self, now: float) -> None:
+        """Collect the dismissed that have ended; kill those that do not."""
+        for one in list(self.dismissed):
             exit_ = one.child.reap()
             if exit_ is None:
-                if not one.killed_at and now - one.since > RETIRE_SECONDS:
+                if not one.killed_at and now - one.since > ON_STOP_SECONDS:
                     one.killed_at = now
                     self._log_killed(one.partition, one.child, "on_stop")
                     one.child.kill_group()
                 continue
-            self.retired.remove(one)
+            self.dismissed.remove(one)
             slot = one.partition.slot
             if slot.leaving_pid == one.child.pid:
                 slot.leaving_pid = 0
@@ -219,15 +219,15 @@ class WorkerPool:
                 reason=one.reason or None,
             )
 
-    def retiring(self, now: float) -> int:
-        """How many retired processes are still there, other than those that cannot be killed."""
+    def ending(self, now: float) -> int:
+        """How many dismissed processes are still there, other than those that cannot be killed."""
         return sum(
-            not one.killed_at or now - one.killed_at < UNKILLABLE_SECONDS for one in self.retired
+            not one.killed_at or now - one.killed_at < UNKILLABLE_SECONDS for one in self.dismissed
         )
 
-    def kill_retired(self) -> None:
-        """Kill what has retired: there is no more time for `on_stop`."""
-        for one in self.retired:
+    def kill_dismissed(self) -> None:
+        """Kill what was dismissed: there is no more time for `on_stop`."""
+        for one in self.dismissed:
             one.killed_at = one.killed_at or time.monotonic()
             one.child.kill_group()
 
@@ -296,14 +296,14 @@ class WorkerPool:
         """Let the housekeeper end and be forked again, with the present settings."""
         if self.housekeeper is not None and not self._replaced_at:
             self._replaced_at = now
-            self.housekeeper.tell(b"quit")
+            self.housekeeper.send(b"quit")
 
     def stop_housekeeper(self, seconds: float) -> None:
         """Ask the housekeeper to end; kill it when it does not."""
         child, self.housekeeper = self.housekeeper, None
         if child is None:
             return
-        child.tell(b"quit")
+        child.send(b"quit")
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             if child.reap() is not None:
@@ -315,37 +315,37 @@ class WorkerPool:
 
     # --- commands ---
 
-    def stop(self, partition: OwnedPartition, reason: str) -> None:
+    def stop(self, partition: PartitionState, reason: str) -> None:
         """Tell a worker to finish its current message and leave."""
         if partition.child is None:
             return
         if not partition.stop_reason or reason in ("drain", "shed"):
             partition.stop_reason = reason
         partition.slot.command = WorkerCommand.STOP
-        partition.child.tell(b"stop")
+        partition.child.send(b"stop")
         if partition.slot.state == WorkerState.BOOTING:
             # It reads its command before the first message: it has fetched nothing, nor will.
             self.kill(partition, "unstarted")
 
-    def interrupt(self, partition: OwnedPartition, run_seq: int) -> None:
+    def interrupt(self, partition: PartitionState, run_seq: int) -> None:
         """Interrupt the run `run_seq` of a worker, and those that began before it."""
         if partition.child is not None:
             partition.soft_limited = partition.slot.soft_kill_seq = run_seq
             partition.child.signal(signal.SIGUSR1)
 
-    def wake(self, partition: OwnedPartition, wanted: tuple[int, int]) -> None:
+    def wake(self, partition: PartitionState, wanted: tuple[int, int]) -> None:
         """Wake a worker that waits for messages; `wanted` is what the housekeeper wants of it."""
         partition.relayed = wanted
         if partition.child is not None:
-            partition.child.tell(b"look")
+            partition.child.send(b"look")
 
-    def pause(self, partition: OwnedPartition, *, paused: bool) -> None:
+    def pause(self, partition: PartitionState, *, paused: bool) -> None:
         """Tell a worker to pause or to go on."""
         partition.slot.command = WorkerCommand.PAUSE if paused else WorkerCommand.NONE
         if partition.child is not None:
-            partition.child.tell(b"look")
+            partition.child.send(b"look")
 
-    def kill(self, partition: OwnedPartition, reason: str, run_seq: int | None = None) -> None:
+    def kill(self, partition: PartitionState, reason: str, run_seq: int | None = None) -> None:
         """Kill a worker with everything in its process group, because of the run `run_seq`."""
         if partition.child is None or partition.kill is not None:
             return
@@ -355,12 +355,12 @@ class WorkerPool:
             self._log_killed(partition, partition.child, reason)
         partition.child.kill_group()
 
-    def _log_killed(self, partition: OwnedPartition, child: Child, reason: str) -> None:
+    def _log_killed(self, partition: PartitionState, child: Child, reason: str) -> None:
         logs.event(
             "worker.killed", logging.WARNING, unit=partition.unit, child=child.pid, reason=reason
         )
 
-    def abandon_unkillable(self, partitions: Iterable[OwnedPartition], now: float) -> None:
+    def abandon_unkillable(self, partitions: Iterable[PartitionState], now: float) -> None:
         """Go on without processes that SIGKILL has not ended; collect those that ended since."""
         for unit, killed in list(self.unkillable.items()):
             if killed.reap() is not None:

@@ -18,8 +18,7 @@ from streamqd.model import (
     DeadAsked,
     DeadVerdict,
     Failed,
-    KeepVerdict,
-    Leave,
+    ReleaseVerdict,
     RetryAsked,
     RetryVerdict,
     Unit,
@@ -248,12 +247,11 @@ class Worker:
             for jitter in (0.0, 1.0)
         )
         match shortest, longest:
-            case RetryVerdict(low) | KeepVerdict(low), RetryVerdict(high) | KeepVerdict(high):
-                kept = isinstance(shortest, KeepVerdict)
+            case RetryVerdict(low, kept), RetryVerdict(high):
                 return self._ended(
                     message, "retry", crashes, now, error=error, delay=(low, high), in_place=kept
                 )
-            case Leave(), _:
+            case ReleaseVerdict(), _:
                 wait = (RELEASE_SECONDS, RELEASE_SECONDS)
                 return self._ended(message, "release", crashes, now, error=error, delay=wait)
             case DeadVerdict(reason), _:

@@ -1,13 +1,13 @@
 """The worker: the process that handles one unit's messages. The data plane.
 
 `worker` is its life and its one loop: boot, recover what is pending, serve, leave. `reader` says
-when to read and how much, and waits at the doorbell. A worker never acquires or renews a lease.
+when to read and how much, and waits in a long poll. A worker never acquires or renews a lease.
 `standby` is a worker that has booted and waits for its turn; `control_channel` is where it listens
 to the supervisor between two messages.
 
 An *executor* has the fetched entries (`entry`) and runs them: `serial` one message after the other,
-by `runs` or in `batches`, `concurrent` several at once, in the `lanes`. An *order* says what may
-run: `blocking` and `held_keys` for one at a time, `ordering` for several.
+by `runs` or in `batches`, `concurrent` several at once, in the `lanes`. `ordering` says which of
+several may begin; `blocking` and `held_keys` let what has failed run again before what follows it.
 
 `verdicts` makes of a run's end a settlement, and `settler` tells Redis. `guards` and `throttle` say
 when a run may begin; `quarantine` lets what a lost owner left run alone, and `reclaim` takes over
@@ -45,10 +45,10 @@ def live(
     try:
         booted = None
         if not assignment.lease.token:
-            turn = prepare(assignment, settings, consumer, slot, control)
-            if isinstance(turn, ExitCode):
-                return turn
-            assignment, booted = turn.assignment, turn.booted
+            ready = prepare(assignment, settings, consumer, slot, control)
+            if isinstance(ready, ExitCode):
+                return ready
+            assignment, booted = ready.assignment, ready.booted
         worker = WorkerProcess(assignment, settings, consumer, slot, control, booted)
         mine.links = lambda: (worker.link, worker.settler.link)
         return worker.run()

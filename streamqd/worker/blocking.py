@@ -14,10 +14,9 @@ from streamqd.scoreboard import WAITING, now_ns
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.quarantine import Quarantine
-from streamqd.worker.verdicts import RunAgain
 
 
-class BlockedOrder:
+class BlockedPartition:
     """Each message runs until it is done or dead; those behind it wait."""
 
     def __init__(self, context: WorkerContext, quarantine: Quarantine) -> None:
@@ -25,8 +24,6 @@ class BlockedOrder:
         self._channel = context.channel
         self._settler = context.settler
         self._quarantine = quarantine
-        self._place = b""  # of the message that runs
-        self.kept: tuple[FetchedEntry, float] | None = None  # and its wait
 
     def admitted(self, _messages: list[Message], _start: int) -> int:
         """How many new messages may run one after the other: none, for each may have to wait."""
@@ -34,33 +31,24 @@ class BlockedOrder:
 
     def admits(self, entry: FetchedEntry) -> bool:
         """Wait until a message that has failed before is due. Then it may run."""
-        self._place, self.kept = entry.place, None
-        if (left := entry.due_ns - now_ns()) > 0:
-            self._wait(left / 1e9)
+        if entry.due_ns:
+            self._wait(entry)
         return True
 
-    def keep(self, entry: FetchedEntry, again: RunAgain) -> None:
-        """Let a message whose run has failed wait in its place."""
+    def keep(self, entry: FetchedEntry) -> None:
+        """Let a message whose run has failed wait until it is admitted again."""
         self._slot.states[entry.index] = WAITING
-        self.kept = entry, again.delay
-        entry.keep(again.spent)
-        if again.spent:
-            now = now_ns()
-            due = now + int(again.delay * 1e9)
-            self._settler.note(entry.place, entry.message.failures_in_place, due, now)
 
-    def next_run(self) -> FetchedEntry:
-        """Wait until the entry that was kept is due, and return it."""
-        assert self.kept is not None
-        (entry, seconds), self.kept = self.kept, None
-        self._wait(seconds)
-        return entry
+    def forget(self, _entry: FetchedEntry) -> None:
+        """A message has its verdict: nothing of it is kept here."""
 
-    def _wait(self, seconds: float) -> None:
+    def _wait(self, entry: FetchedEntry) -> None:
         self._settler.flush()
         self._quarantine.nothing_runs()
+        # Also without a wait: a message that always fails at once must not outlive a stop.
+        self._channel.check(self._slot.unfinished)
         waits = self._slot.waits
-        waits.begin(Wait.BLOCKED, now_ns() + int(seconds * 1e9))
-        self._channel.sleep(seconds, self._slot.unfinished)
+        waits.begin(Wait.BLOCKED, entry.due_ns)
+        self._channel.sleep((entry.due_ns - now_ns()) / 1e9, self._slot.unfinished)
         waits.end()
-        self._quarantine.run_again(self._place)
+        self._quarantine.run_again(entry.place)

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 
 from streamqd.config import Consumer
 from streamqd.message import Entry, of_read, restored
-from streamqd.model import EACH, HOLD_KEY
+from streamqd.model import EACH
 from streamqd.scoreboard import (
+    CLEARED,
     RUNNING,
-    SETTLED,
     WORD_RUN_SEQ,
     WORD_TRUSTED_UNTIL,
     now_ns,
@@ -23,14 +23,13 @@ from streamqd.store.fetch import FetchResult
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.guards import Guards
-from streamqd.worker.held_keys import report_full, report_held
-from streamqd.worker.lanes import TaskRuns, ThreadRuns
-from streamqd.worker.ordering import HoldingOrdering, Ordering
+from streamqd.worker.held_keys import HeldKeys
+from streamqd.worker.lanes import Lanes
+from streamqd.worker.ordering import ORDERINGS
 from streamqd.worker.prefetch import WORK_IN_HAND_NS, rated
-from streamqd.worker.quarantine import Quarantine
 from streamqd.worker.runs import ACK_DELAY_NS
 from streamqd.worker.throttle import RateLimiter
-from streamqd.worker.verdicts import RunAgain, Verdicts
+from streamqd.worker.verdicts import Verdicts
 
 
 class ConcurrentExecutor:
@@ -41,11 +40,11 @@ class ConcurrentExecutor:
     def __init__(
         self,
         context: WorkerContext,
-        lanes: TaskRuns | ThreadRuns,
+        lanes: Lanes,
         verdicts: Verdicts,
         guards: Guards | None,
         throttle: RateLimiter | None,
-        quarantine: Quarantine,
+        held: HeldKeys | None,
     ) -> None:
         self._context = context
         self._consumer: Consumer = context.consumer
@@ -55,11 +54,8 @@ class ConcurrentExecutor:
         self._verdicts = verdicts
         self._guards = guards
         self._throttle = throttle
-        self._quarantine = quarantine
-        self._ordering: Ordering[FetchedEntry] = Ordering(by_key=context.consumer.order == "key")
-        holds = context.consumer.on_error == HOLD_KEY
-        self._holding = HoldingOrdering(self._ordering) if holds else None
-        self._waits = context.slot.waits
+        self._ordering = ORDERINGS[context.consumer.order]()
+        self._held = held
         self._bytes_max = context.settings.daemon.max_message_bytes
         self._rated = rated(context.consumer)
         self._ack_each = context.consumer.ack == EACH
@@ -71,7 +67,7 @@ class ConcurrentExecutor:
         self._free = list(range(context.consumer.lanes))
         self._indexes: list[int] = []  # some that are free
         self._judged: FetchedEntry | None = None  # whose verdict is being found
-        self.bells = (lanes.ends.bell,)  # readable when a run has ended
+        self.wake_fds = (lanes.ends.wake_fd,)  # readable when a run has ended
         context.slot.open_table()
         context.limit.listen(self._on_soft_limit)
 
@@ -81,9 +77,11 @@ class ConcurrentExecutor:
         """Begin with a list of what is pending: drop what has not begun. It stays pending."""
         self.alone = False
         self.collect()
-        self._give_back(self._ordering.drop())
-        if self._holding is not None:
-            self._holding.restart(now_ns(), self._running.values())
+        for entry in self._ordering.drop():
+            self._slot.states[entry.index] = CLEARED
+            self._bytes_in_hand -= entry.size
+        if self._held is not None:
+            self._held.restart(self._running.values())
 
     def expect(self, places: list[bytes]) -> None:
         """Entries come one by one: each gets its index when it is admitted."""
@@ -141,7 +139,7 @@ class ConcurrentExecutor:
         count = len(places)
         if count > len(self._indexes):
             states = enumerate(bytes(self._slot.states))
-            self._indexes = [index for index, state in states if state == SETTLED]
+            self._indexes = [index for index, state in states if state == CLEARED]
         indexes, self._indexes = self._indexes[:count], self._indexes[count:]
         if places and indexes[-1] - indexes[0] < count:  # side by side: the usual case
             self._slot.put(indexes[0], *places)
@@ -152,19 +150,14 @@ class ConcurrentExecutor:
 
     def _add_all(self, entries: list[FetchedEntry]) -> None:
         """Let entries wait for their turn, or with their key where that is held."""
-        self._bytes_in_hand += sum([entry.size for entry in entries])
-        if self._holding is None:
+        if self._held is None:
+            self._bytes_in_hand += sum([entry.size for entry in entries])
             self._ordering.add(entries)
-        elif held := self._holding.add(entries, now_ns()):
-            self._give_back(held)
-            self._report_held()
-            self._quarantine.nothing_runs()
-
-    def _give_back(self, entries: list[FetchedEntry]) -> None:
-        """Entries that wait no more for their turn give their indexes back."""
+            return
         for entry in entries:
-            self._slot.states[entry.index] = SETTLED
-            self._bytes_in_hand -= entry.size
+            if self._held.admits(entry, queued=self._ordering.knows(entry.key)):
+                self._bytes_in_hand += entry.size
+                self._ordering.add([entry])
 
     # --- what the reader asks ---
 
@@ -186,18 +179,13 @@ class ConcurrentExecutor:
     @property
     def places(self) -> Iterable[bytes]:
         """The places of what runs, and of what is held."""
-        held = () if self._holding is None else self._holding.holds
-        return [entry.place for entry in (*self._running.values(), *held)]
-
-    @property
-    def spent(self) -> bool:
-        """Whether the worker has handled as many messages as it may."""
-        return 0 < self._consumer.max_messages <= self._context.counts.handled
+        held = () if self._held is None else self._held.places
+        return [*(entry.place for entry in self._running.values()), *held]
 
     @property
     def about_to_begin(self) -> int:
         """How many `start_ready` would begin now; 0 where it may do anything else, or wait."""
-        if self._ack_each or self._holding is not None or not self._begins_at_once:
+        if self._ack_each or self._held is not None or not self._begins_at_once:
             return 0
         return min(self._startable, self._ordering.ready)
 
@@ -211,9 +199,7 @@ class ConcurrentExecutor:
         """How many more entries of each stream may come into hand."""
         # A read may bring twice as many.
         room = min(self._consumer.prefetch_max - self._waiting_on, self._free_indexes // 2)
-        if self._holding is None:
-            return room
-        return min(room, (self._consumer.held_max - self._may_be_held(self._holding)) // 2)
+        return room if self._held is None else min(room, self._held.room(self.waiting))
 
     def wants(self, count: int) -> bool:
         """Whether fewer than `count` will be ready, and what is ready does not last for long.
@@ -221,7 +207,7 @@ class ConcurrentExecutor:
         Quick handlers find the next ones there when their lanes are free. What is slow lies in the
         stream until a lane is free, and what the rate lets wait, where another worker may get it.
         """
-        if self._holding is not None:
+        if self._held is not None:
             # There are lanes for what is due when fewer are ready than lanes free.
             return bool(self._free) and self._ordering.ready <= self._consumer.lanes // 2
         quick, begin = self._run_ns < WORK_IN_HAND_NS, self.about_to_begin
@@ -232,21 +218,12 @@ class ConcurrentExecutor:
         """Whether nothing more may come into hand, by number or by bytes."""
         full = self._waiting_on >= self._consumer.prefetch_max
         full = full or self._bytes_in_hand >= self._consumer.prefetch_bytes
-        if self._holding is None:
-            return full
-        holds, consumer = self._holding.holds, self._consumer
-        held = holds.entries >= consumer.held_max or holds.size >= consumer.prefetch_bytes
-        report_full(self._waits, (holds.next_due() or 0) if held else None)
-        return full or held or self._may_be_held(self._holding) >= consumer.held_max
-
-    def _may_be_held(self, holding: HoldingOrdering[FetchedEntry]) -> int:
-        # Everything waiting may become held when the next message fails.
-        return holding.holds.entries + self._ordering.waiting
+        return full if self._held is None else self._held.is_full(self.waiting) or full
 
     @property
     def _free_indexes(self) -> int:
         """How many more entries could be in hand."""
-        return bytes(self._slot.states).count(SETTLED)
+        return bytes(self._slot.states).count(CLEARED)
 
     @property
     def throttled(self) -> float:
@@ -262,11 +239,8 @@ class ConcurrentExecutor:
         if since := self._settler.since_ns:
             due_ns = since + ACK_DELAY_NS - now_ns()
             seconds = min(seconds, max(0.0, due_ns / 1e9) + 0.001)
-        holding = self._holding
-        if holding is not None and not self.alone and self._wants_due(holding):
-            due = holding.holds.next_due()
-            if due is not None:
-                seconds = min(seconds, max(0.0, (due - now_ns()) / 1e9))
+        if self._held is not None and not self.alone and self._wants_due(self._held):
+            seconds = self._held.patience(seconds)
         if not self._free or not self._ordering.ready:
             return seconds
         if throttled := self.throttled:
@@ -279,8 +253,8 @@ class ConcurrentExecutor:
         """Begin with as many entries as there are lanes for, also with what is due."""
         if self._ack_each and self._settler.since_ns:
             self._settler.flush()  # each end is settled before its lane begins again
-        if self._holding is not None and not self.alone:
-            self._take_due(self._holding)
+        if self._held is not None and not self.alone:
+            self._take_due(self._held)
         ordering = self._ordering
         if ordering.ready and now_ns() > self._slot.words[WORD_TRUSTED_UNTIL]:
             self._context.channel.await_trust()
@@ -292,18 +266,20 @@ class ConcurrentExecutor:
         if begun:
             self._lanes.start(begun)
 
-    def _take_due(self, holding: HoldingOrdering[FetchedEntry]) -> None:
-        """Take held entries that are due into hand again, as if they had just been read."""
-        while self._wants_due(holding) and self._free_indexes:
-            entry = holding.take_due(now_ns())
-            if entry is None:
-                return
+    def _take_due(self, held: HeldKeys) -> None:
+        """Take held entries that are due into hand again, of each key the first."""
+        while self._wants_due(held) and self._free_indexes and (found := held.take(1)):
+            entry = found[0]
+            held.begin_again(entry)
             entry.index = self.admit(0, entry.place)
             entry.interrupted = False
             self._bytes_in_hand += entry.size
+            self._ordering.add([entry])
 
-    def _wants_due(self, holding: HoldingOrdering[FetchedEntry]) -> bool:
-        return holding.holds.keys > 0 and self._ordering.ready < len(self._free)
+    def _wants_due(self, held: HeldKeys) -> bool:
+        if not held.keys or (held.one_by_one and self.busy):
+            return False
+        return self._ordering.ready < len(self._free)
 
     @property
     def _begins_at_once(self) -> bool:
@@ -313,7 +289,8 @@ class ConcurrentExecutor:
 
     def _begin_each(self) -> list[FetchedEntry]:
         begun = []
-        while self._may_begin() and (entry := self._ordering.next()) is not None:
+        while self._may_begin():
+            (entry,) = self._ordering.take(1)
             if entry.message.expires_at is not None and self._verdicts.skip_expired(entry):
                 self._all_over([entry])
             else:
@@ -391,12 +368,8 @@ class ConcurrentExecutor:
         """Entries that were given out are in hand no more, run or not: their keys go on."""
         self._bytes_in_hand -= sum([entry.size for entry in entries])
         self._ordering.ended(entries)
-        if self._holding is None:
-            return
-        kept = self._holding.ended(entries, now_ns())
-        self._report_held()
-        if kept:
-            self._quarantine.nothing_runs()  # last: it may fail, and the runs are over all the same
+        if self._held is not None:
+            self._held.ended(entries)
 
     def _note_end(self, entry: FetchedEntry, error: BaseException) -> None:
         """Note the verdict on a run that has failed."""
@@ -406,26 +379,12 @@ class ConcurrentExecutor:
         )
         self._slot.states[entry.index] = RUNNING
         self._judged = entry
-        again = self._verdicts.failed(entry, error)
-        if again is not None:
-            self._keep(entry, again)
+        if self._verdicts.failed(entry, error):
+            assert self._held is not None
+            behind = self._ordering.surrender(entry)
+            self._bytes_in_hand -= sum([other.size for other in behind])
+            self._held.keep(entry, behind)
         self._judged = None
-
-    def _keep(self, entry: FetchedEntry, again: RunAgain) -> None:
-        """Let a message whose run has failed wait with its key. Its lane and index are free."""
-        assert self._holding is not None
-        self._slot.states[entry.index] = SETTLED
-        now = now_ns()
-        due = now + int(again.delay * 1e9)
-        self._give_back(self._holding.keep(entry, due))
-        entry.keep(again.spent)
-        if again.spent:
-            self._settler.note(entry.place, entry.message.failures_in_place, due, now)
-        self._report_held()
-
-    def _report_held(self) -> None:
-        if self._holding is not None:
-            report_held(self._waits, self._settler, self._holding.holds)
 
     def settle(self, *, read_follows: bool) -> None:
         """Settle what is due. Acknowledgements alone ride on a read that may follow."""

@@ -71,7 +71,7 @@ class ControlChannel:
             raise Stop(ExitCode.STOPPED)
         self._before_pause()
         self.slot.state = WorkerState.PAUSED
-        self.ring()
+        self.wake_supervisor()
         while self.slot.words[WORD_COMMAND] == WorkerCommand.PAUSE:
             self._wait(1.0)
             self._before_pause()
@@ -121,7 +121,7 @@ class ControlChannel:
             if word:
                 return word
 
-    def ring(self) -> None:
+    def wake_supervisor(self) -> None:
         """Wake the supervisor: the scoreboard has news."""
         with contextlib.suppress(OSError):
             self.control.send(b"!", socket.MSG_DONTWAIT)

@@ -43,13 +43,13 @@ def carried(message: Message, *, retries: int, crashes: int) -> dict[bytes, byte
 
 def last_error(message: Message, error: str, place: str) -> dict[bytes, bytes]:
     """Return what a delayed retry tells people of the failure before it. Nothing depends on it."""
-    told = {}
+    fields = {}
     # What a producer wrote under these names must not pass for ours.
     if error or has_field(message, LAST_ERROR):
-        told[LAST_ERROR] = _cut(error, ERROR_BYTES_MAX)
+        fields[LAST_ERROR] = _cut(error, ERROR_BYTES_MAX)
     if place or has_field(message, LAST_ERROR_PLACE):
-        told[LAST_ERROR_PLACE] = _cut(place, PLACE_BYTES_MAX)
-    return told
+        fields[LAST_ERROR_PLACE] = _cut(place, PLACE_BYTES_MAX)
+    return fields
 
 
 def _cut(text: str, size: int) -> bytes:

@@ -50,7 +50,7 @@ class FetchedEntry:
 
     @property
     def due_ns(self) -> int:
-        """When it is due, if it has failed before and waits in its place."""
+        """When it runs again (`now_ns`), if it has run before and waits in its place."""
         return self.message.due_in_place_ns
 
     @property
@@ -58,11 +58,12 @@ class FetchedEntry:
         """The crashes of all its life."""
         return self.crashes + self.message.crash_count
 
-    def keep(self, spent: int) -> None:
+    def keep(self, attempts: int, due_ns: int) -> None:
         """Note that it runs again in its place, after a run that cost so many attempts.
 
         Its message must be as no handler has seen it.
         """
-        self.message.failures_in_place += spent
-        self.has_counters |= spent > 0
+        self.message.failures_in_place += attempts
+        self.message.due_in_place_ns = due_ns
+        self.has_counters |= attempts > 0
         self.noted = remembered(self.message)

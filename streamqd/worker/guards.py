@@ -15,7 +15,7 @@ from streamqd.errors import RedisRefused
 from streamqd.idle_reason import (
     CIRCUIT,
     FLOOD,
-    SETTLED,
+    SETTLED_SO_FAR,
     Wait,
 )
 from streamqd.message import Message
@@ -79,8 +79,8 @@ class Outage:
         Of each worker only the oldest failure is known: when that is too old, none of them counts.
         """
         since = max(now - window, self.opened)
-        told = (each.waits.kept(CIRCUIT) for each in self._others())
-        return sum(failures for failures, oldest in told if oldest / 1e9 > since)
+        noted = (each.waits.kept(CIRCUIT) for each in self._others())
+        return sum(failures for failures, oldest in noted if oldest / 1e9 > since)
 
     def successes(self) -> int:
         """How many messages the other workers have settled well, which only grows."""
@@ -171,15 +171,15 @@ class Guards:
         breaker, guard = self._breaker, self._guard = consumer.breaker, consumer.flood_guard
         self._on = frozenset(breaker.on)
         failures, since = self._waits.kept(CIRCUIT)
-        left = circuit.CircuitMemory(failures, since / 1e9)
-        self._circuit = Circuit(breaker.failures, breaker.window, breaker.probe_every, left)
+        memory = circuit.CircuitMemory(failures, since / 1e9)
+        self._circuit = Circuit(breaker.failures, breaker.window, breaker.probe_every, memory)
         shortest, longest = GLANCE_SECONDS
         self._glance: float = min(max(shortest, breaker.probe_every / 20), longest)
         self._outage = Outage(slot)
         deaths, since, settled = self._waits.kept(FLOOD)
-        died = dead_letter_rate.DeadLetterRateMemory(deaths, since / 1e9, settled)
-        self._flood = DeadLetterRate(guard.letters, guard.window, guard.share, died)
-        (self._settled_before,) = self._waits.kept(SETTLED)
+        letters = dead_letter_rate.DeadLetterRateMemory(deaths, since / 1e9, settled)
+        self._flood = DeadLetterRate(guard.letters, guard.window, guard.share, letters)
+        (self._settled_before,) = self._waits.kept(SETTLED_SO_FAR)
         self._deaths = 0
         self._probe_from = 0  # successes when the probe began
         self._probe_of = 0  # openings of the circuit by then
@@ -234,7 +234,7 @@ class Guards:
 
     def look(self) -> None:
         """Note what has been settled, and whether a circuit that was open is closed."""
-        self._waits.keep(SETTLED, self._settled)
+        self._waits.keep(SETTLED_SO_FAR, self._settled)
         if self._unsaid:
             self._unsaid = False
             self.seconds()
@@ -244,11 +244,11 @@ class Guards:
     def hear(self) -> None:
         """The same, but look also whether another worker of the group has opened it."""
         self.look()
-        if not self.probing and self._told:
+        if not self.probing and self._group_is_open:
             self._hear()
 
     @property
-    def _told(self) -> bool:
+    def _group_is_open(self) -> bool:
         """Whether the circuit of the group is open. It reads one word, so it is cheap."""
         return self._breaker.failures > 0 and self._outage.is_open
 
@@ -292,8 +292,7 @@ class Guards:
             return 0.0
         later = self._outage.later(self._breaker.probe_every)
         left = self._circuit.wait(_now(), later)
-        if not left:
-            return 0.0
+        # Also when none is left: a worker that has nothing to try says that the circuit is open.
         self._waits.begin(Wait.OPEN, now_ns() + int(left * 1e9))
         return min(left, self._glance)
 
@@ -323,7 +322,7 @@ class Guards:
         """
         if self.must_pause:
             self._stand_still()
-        if not (self.probing or self._told):
+        if not (self.probing or self._group_is_open):
             return
         self.hear()
         if not more:

@@ -4,151 +4,291 @@ Held messages stay pending and in this process; nothing goes through the delayed
 a key can overtake. How often the first of a key has failed, and when it is due, is written into
 Redis: a new owner waits for what is left. A message without a key has no order to keep, and is set
 aside as with requeue.
-
-`HeldKeys` is the order where messages run one after the other. Where several run at once it is
-`HoldingOrdering`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
-from typing import Any
+import heapq
+from collections import deque
+from collections.abc import Collection, Hashable, Iterable, Iterator
+from typing import Generic, Protocol, TypeVar
 
 from streamqd.idle_reason import IdleReason, Wait
 from streamqd.message import Message
-from streamqd.scoreboard import SETTLED, now_ns
+from streamqd.scoreboard import CLEARED, now_ns
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.entry import FetchedEntry
-from streamqd.worker.ordering import KeyBlocker
 from streamqd.worker.quarantine import Quarantine
-from streamqd.worker.settler import Settler
-from streamqd.worker.verdicts import RunAgain
 
-DUE_MAX = 128  # held messages that come into hand at once, and of one key
+
+class Sized(Protocol):
+    """What is kept: its size in bytes, about."""
+
+    @property
+    def size(self) -> int: ...
+
+
+Kept = TypeVar("Kept", bound=Sized)
+
+
+class KeyBlocker(Generic[Kept]):
+    """Keys whose first message waits for its next run, and the messages behind it.
+
+    That message stays here while it runs again, and goes when it has ended: so whatever happens in
+    between, nothing of its key gets past it. Times are numbers of one clock, passed in.
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[Hashable, deque[Kept]] = {}
+        self._due: dict[Hashable, float] = {}  # of the keys whose first message waits
+        self._heap: list[tuple[float, int, Hashable]] = []  # may hold times that are over
+        self._pushed = 0
+        self.entries = 0
+        self.size = 0
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._queues
+
+    def __iter__(self) -> Iterator[Kept]:
+        """All entries, key by key, each in its order."""
+        for queue in self._queues.values():
+            yield from queue
+
+    @property
+    def keys(self) -> int:
+        """How many keys are held."""
+        return len(self._queues)
+
+    # --- coming ---
+
+    def hold(self, key: Hashable, entry: Kept, due: float) -> None:
+        """Let an entry wait until it is due: a new one, or the first of its key once more."""
+        queue = self._queues.setdefault(key, deque())
+        if queue:
+            self._count(queue.popleft(), -1)
+        self._count(entry, 1)
+        queue.appendleft(entry)
+        self._wait(key, due)
+
+    def behind(self, key: Hashable, entry: Kept) -> None:
+        """Put an entry behind those of its key, which is held."""
+        self._queues[key].append(entry)
+        self._count(entry, 1)
+
+    # --- going ---
+
+    def next_due(self) -> float | None:
+        """When the next key is due, None when none waits."""
+        while self._heap:
+            due, _, key = self._heap[0]
+            if self._due.get(key) == due:
+                return due
+            heapq.heappop(self._heap)
+        return None
+
+    def take(self, now: float) -> Hashable | None:
+        """Return a key that is due, None when none is. It waits no more, but stays held."""
+        due = self.next_due()
+        if due is None or due > now:
+            return None
+        key = heapq.heappop(self._heap)[2]
+        del self._due[key]
+        return key
+
+    def line(self, key: Hashable, longest: int) -> list[Kept]:
+        """The first entries of a key, at most `longest`."""
+        queue = self._queues[key]
+        return [queue[index] for index in range(min(longest, len(queue)))]
+
+    def first(self, key: Hashable) -> Kept | None:
+        """The first entry of a key, None when none is held."""
+        queue = self._queues.get(key)
+        return queue[0] if queue else None
+
+    def waits(self, key: Hashable) -> bool:
+        """Whether the first entry of a held key waits for its time."""
+        return key in self._due
+
+    def done(self, key: Hashable) -> None:
+        """The first entry of a key has ended, well or not: it is held no more."""
+        self._count(self._queues[key].popleft(), -1)
+
+    def go_on(self, key: Hashable, now: float) -> None:
+        """After its first entries have run: free a key with nothing behind, else it is due."""
+        if key in self._due:
+            return
+        if self._queues[key]:
+            self._wait(key, now)
+        else:
+            del self._queues[key]
+
+    def restart(self, now: float, busy: Collection[Hashable] = ()) -> None:
+        """Let all keys that neither wait nor run be due: what was about to run has not begun."""
+        for key in list(self._queues):
+            if key not in self._due and key not in busy:
+                self.go_on(key, now)
+
+    def _wait(self, key: Hashable, due: float) -> None:
+        self._due[key] = due
+        self._pushed += 1
+        heapq.heappush(self._heap, (due, self._pushed, key))
+
+    def _count(self, entry: Kept, by: int) -> None:
+        self.entries += by
+        self.size += by * entry.size
 
 
 class HeldKeys:
-    """Runs messages of keys that are not held, and holds those of the others."""
+    """The held keys of one worker. Either executor asks it before a run, and tells it the end.
 
-    kept = None  # what has failed waits with its key, and the others may run
+    What is held is in no batch, so it cannot be blamed for a crash.
+    """
 
     def __init__(self, context: WorkerContext, quarantine: Quarantine) -> None:
         self._slot = context.slot
         self._settler = context.settler
         self._consumer = context.consumer
         self._quarantine = quarantine
-        self._waits = context.slot.waits
-        self._holds: KeyBlocker[FetchedEntry] = KeyBlocker()
-        self._begun: FetchedEntry | None = None  # the first of a held key, which runs now
+        self._blocker: KeyBlocker[FetchedEntry] = KeyBlocker()
 
-    # --- the order of runs ---
+    # --- before a run ---
 
     def admitted(self, messages: list[Message], start: int) -> int:
         """How many new messages, from `start` on, may run one after the other."""
-        holds = self._holds
-        if holds.keys:
+        blocker = self._blocker
+        if blocker.keys:
             for position in range(start, len(messages)):
-                if messages[position].key in holds:
+                if messages[position].key in blocker:
                     return position - start
         return len(messages) - start
 
-    def admits(self, entry: FetchedEntry) -> bool:
-        """Whether the message may run; else it waits with its key from now on."""
-        holds, key = self._holds, entry.key
-        if key is None or entry is self._begun:
+    def admits(self, entry: FetchedEntry, *, queued: bool = False) -> bool:
+        """Whether a message may run now; else it waits with its key.
+
+        `queued`: another one of its key waits for its run, or runs.
+        """
+        key, blocker = entry.key, self._blocker
+        if key is None:
             return True
-        if key in holds:
-            self._slot.states[entry.index] = SETTLED
-            holds.behind(key, entry)
-            self.report()
-            self._quarantine.nothing_runs()
-        elif (left := entry.due_ns - now_ns()) > 0:
-            self.keep(entry, RunAgain(left / 1e9, 0))
-        else:
+        if key not in blocker:
+            if queued or entry.due_ns <= now_ns():
+                return True
+            self.keep(entry)
+        elif blocker.first(key) is not entry:
+            blocker.behind(key, entry)
+            self._leave_batch(entry)
+        elif not blocker.waits(key):
+            self._quarantine.run_again(entry.place)
             return True
+        self._quarantine.nothing_runs()
         return False
 
-    def keep(self, entry: FetchedEntry, again: RunAgain) -> None:
-        """Let a message whose run has failed wait with its key."""
-        self._slot.states[entry.index] = SETTLED
-        now = now_ns()
-        due = now + int(again.delay * 1e9)
-        self._holds.hold(entry.key, entry, due)
-        entry.keep(again.spent)
-        if again.spent:
-            self._settler.note(entry.place, entry.message.failures_in_place, due, now)
-        self.report()
+    @property
+    def one_by_one(self) -> bool:
+        """Whether each run needs a mark of its own, and so nothing may run beside it."""
+        return self._quarantine.is_open
+
+    def begin_again(self, entry: FetchedEntry) -> None:
+        """Wait for the turn of a message that was taken for a lane, and mark it; it begins next.
+
+        A message that has a batch of its own is asked for with `admits` instead. Raises Stop,
+        Fenced, RedisUnavailable, RedisRefused: the message has not begun then, see `restart`.
+        """
+        self._quarantine.run_again(entry.place)
+
+    # --- after a run ---
+
+    def keep(self, entry: FetchedEntry, behind: Iterable[FetchedEntry] = ()) -> None:
+        """Let a message wait with its key until it is due, and those `behind` it."""
+        self._blocker.hold(entry.key, entry, entry.due_ns)
+        for other in behind:
+            self._blocker.behind(entry.key, other)
+        self._leave_batch(entry, *behind)
+
+    def forget(self, entry: FetchedEntry) -> None:
+        """A message has ended, well or not: it waits no more, if it was held."""
+        if self._blocker.first(entry.key) is entry:
+            self._blocker.done(entry.key)
+
+    def is_done(self, entry: FetchedEntry) -> bool:
+        """After a run of the first message of a held key: forget it, unless it waits again."""
+        if self._blocker.waits(entry.key):
+            return False
+        self.forget(entry)
+        return True
+
+    def go_on(self, key: bytes | None) -> None:
+        """All has run that may run now of a key that was taken."""
+        self._blocker.go_on(key, now_ns())
+        self._report()
         self._quarantine.nothing_runs()
+
+    def ended(self, entries: Iterable[FetchedEntry]) -> None:
+        """Runs beside one another are over, of messages that may be of held keys."""
+        held = False
+        for entry in entries:
+            if entry.key in self._blocker:
+                held = True
+                self.is_done(entry)
+                self._blocker.go_on(entry.key, now_ns())
+        self._report()
+        if held:
+            self._quarantine.nothing_runs()  # last: it may fail, and the runs are over all the same
 
     # --- what is held ---
 
     @property
-    def places(self) -> Iterable[bytes]:
-        """The places of what is held."""
-        return (kept.place for kept in self._holds)
+    def keys(self) -> int:
+        """How many keys are held."""
+        return self._blocker.keys
 
     @property
-    def room(self) -> int:
-        """How many more entries of each stream may come into hand."""
-        return (self._consumer.held_max - self._holds.entries) // 2
+    def places(self) -> list[bytes]:
+        """The places of what is held."""
+        return [entry.place for entry in self._blocker]
 
-    def is_full(self) -> bool:
+    def room(self, queued: int = 0) -> int:
+        """How many more entries of each stream may come into hand.
+
+        `queued` wait for their run. They may be held too, when the next message fails.
+        """
+        return (self._consumer.held_max - self._blocker.entries - queued) // 2
+
+    def is_full(self, queued: int = 0) -> bool:
         """Whether nothing more may come into hand: what comes could be of held keys."""
-        holds, consumer = self._holds, self._consumer
-        full = holds.entries >= consumer.held_max or holds.size >= consumer.prefetch_bytes
-        report_full(self._waits, (holds.next_due() or 0) if full else None)
-        return full
+        blocker, consumer = self._blocker, self._consumer
+        full = blocker.entries >= consumer.held_max or blocker.size >= consumer.prefetch_bytes
+        report_full(self._slot.waits, (blocker.next_due() or 0) if full else None)
+        return full or blocker.entries + queued >= consumer.held_max
 
-    def report(self) -> None:
-        """Show in the slot how much is held, and the settler how much stays pending."""
-        report_held(self._waits, self._settler, self._holds)
-
-    def restart(self) -> None:
+    def restart(self, running: Iterable[FetchedEntry] = ()) -> None:
         """Let all that was about to run be due: it has not begun."""
-        self._holds.restart(now_ns())
+        self._blocker.restart(now_ns(), {entry.key for entry in running})
+        self._report()
 
     # --- what is due ---
 
-    def next_due(self) -> float | None:
-        """When the next key is due, None when none waits."""
-        return self._holds.next_due()
+    def take(self, longest: int) -> list[FetchedEntry]:
+        """Take a key that is due. Returns its first messages, [] when no key is due."""
+        key = self._blocker.take(now_ns())
+        return [] if key is None else self._blocker.line(key, longest)
 
-    def take_due(self) -> list[tuple[Hashable, list[FetchedEntry]]]:
-        """Take keys that are due, each with its first messages, not too many at once.
+    def patience(self, seconds: float) -> float:
+        """Shorten a wait to the moment when a key is due."""
+        due = self._blocker.next_due()
+        return seconds if due is None else min(seconds, max(0.0, (due - now_ns()) / 1e9))
 
-        What is due again meanwhile waits until something was read: it must not starve other keys.
-        """
-        lines: list[tuple[Hashable, list[FetchedEntry]]] = []
-        count = 0
-        while count < DUE_MAX and (key := self._holds.take(now_ns())) is not None:
-            line = self._holds.line(key, DUE_MAX)
-            lines.append((key, line))
-            count += len(line)
-        return lines
+    # --- what others see ---
 
-    def begin(self, kept: FetchedEntry) -> None:
-        """The first message of a key that was taken runs now."""
-        self._quarantine.run_again(kept.place)
-        self._begun = kept
+    def _leave_batch(self, *entries: FetchedEntry) -> None:
+        for entry in entries:
+            self._slot.states[entry.index] = CLEARED
+        self._report()
 
-    def ended(self, key: Hashable) -> bool:
-        """The run of that message is over. Returns whether the next one of its key may run."""
-        self._begun = None
-        if self._holds.waits(key):
-            return False
-        self._holds.done(key)
-        self._quarantine.nothing_runs()
-        return True
-
-    def go_on(self, key: Hashable) -> None:
-        """All that may run now of a key that was taken has run."""
-        self._holds.go_on(key, now_ns())
-
-
-def report_held(waits: IdleReason, settler: Settler, holds: KeyBlocker[Any]) -> None:
-    """Show in the slot how much is held, and tell the settler how much stays pending."""
-    settler.kept = holds.entries
-    waits.hold(holds.entries, holds.keys)
+    def _report(self) -> None:
+        """Show in the slot how much is held, and tell the settler how much stays pending."""
+        self._settler.kept = self._blocker.entries
+        self._slot.waits.hold(self._blocker.entries, self._blocker.keys)
 
 
 def report_full(waits: IdleReason, due_ns: float | None) -> None:

@@ -18,7 +18,7 @@ from functools import partial
 from inspect import CORO_CREATED, getcoroutinestate
 from queue import SimpleQueue
 from time import CLOCK_BOOTTIME, clock_gettime_ns
-from typing import Any
+from typing import Any, Protocol
 
 from streamqd import handlers, logs
 from streamqd.scoreboard import DONE, FAILED, WorkerSlot
@@ -31,16 +31,16 @@ INTERRUPT_SECONDS = 1.0  # longest wait for a thread that is just ending its run
 
 
 class RunEnds:
-    """Keeps the ends of runs until the main thread asks. `bell` is readable when there are some."""
+    """Keeps the ends of runs for the main thread. `wake_fd` is readable when there are some."""
 
     def __init__(self, slot: WorkerSlot) -> None:
         self._slot = slot
         self._ended: deque[FetchedEntry] = deque()
-        self._rung = False
-        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._woken = False
+        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
-    def add(self, entry: FetchedEntry, end: object, ring: Callable[[], None]) -> None:
-        """Note that the run of an entry is over. `ring` is called when the bell must be rung."""
+    def add(self, entry: FetchedEntry, end: object, wake: Callable[[], None]) -> None:
+        """Note that a run is over. `wake` is called unless the main thread was woken already."""
         if family.child:
             family.end_child()
         error = None if end is None else handlers.error_of(end)
@@ -49,31 +49,47 @@ class RunEnds:
         entry.ended_ns = clock_gettime_ns(CLOCK_BOOTTIME)
         entry.run = None  # it knows the entry: a circle, which only the collector would break
         self._ended.append(entry)
-        if not self._rung:
-            # Whoever has rung before is not answered yet: this run is found together with that one.
-            self._rung = True
-            ring()
+        if not self._woken:
+            # Else the main thread was woken and has not looked yet: it finds this run too.
+            self._woken = True
+            wake()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the main thread."""
-        os.eventfd_write(self.bell, 1)
+        os.eventfd_write(self.wake_fd, 1)
 
     def take(self) -> list[FetchedEntry]:
         """Return the entries whose runs have ended since the last call."""
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.bell)
-        self._rung = False  # before the look, so that what comes after it rings again
+            os.eventfd_read(self.wake_fd)
+        self._woken = False  # before the look, so that what comes after it wakes again
         found = []
         while self._ended:
             found.append(self._ended.popleft())
         return found
 
     def close(self) -> None:
-        """Give up the bell. Nothing runs any more."""
-        os.close(self.bell)
+        """Give up the descriptor. Nothing runs any more."""
+        os.close(self.wake_fd)
 
 
-class TaskRuns:
+class Lanes(Protocol):
+    """Where the concurrent executor runs its entries. Each end is in `ends` once it has come."""
+
+    @property
+    def ends(self) -> RunEnds: ...
+
+    def start(self, entries: list[FetchedEntry]) -> None:
+        """Begin to handle entries: there are no more than lanes free."""
+
+    def interrupt(self, entry: FetchedEntry, limit: handlers.SoftTimeout) -> None:
+        """Raise an exception in a run. Also for use by a signal handler."""
+
+    def close(self) -> None:
+        """Give up what they need. Nothing runs any more."""
+
+
+class TaskLanes:
     """Coroutines on the worker's event loop, each in a task of its own."""
 
     def __init__(
@@ -143,18 +159,18 @@ class TaskRuns:
             self._loop.interrupt(run, limit)
 
     def _over(self, entry: FetchedEntry, end: object) -> None:
-        self.ends.add(entry, end, self._ring)
+        self.ends.add(entry, end, self._wake_later)
 
-    def _ring(self) -> None:
-        # After all that can run now: each ring wakes the main thread, and stops this one.
-        self._loop.soon(self.ends.ring)
+    def _wake_later(self) -> None:
+        # After all that can run now: each call wakes the main thread, and stops this one.
+        self._loop.soon(self.ends.wake)
 
     def close(self) -> None:
         """Give up what they need. Nothing runs any more."""
         self.ends.close()
 
 
-class ThreadRuns:
+class ThreadLanes:
     """Threads, as many as there are lanes."""
 
     def __init__(self, slot: WorkerSlot, function: Callable[..., object], lanes: int) -> None:
@@ -208,7 +224,7 @@ class ThreadRuns:
                 end.args = window.limit.args  # no other has come without a text
             self._open.pop(entry, None)
             logs.running.set(None)
-            self.ends.add(entry, end, self.ends.ring)
+            self.ends.add(entry, end, self.ends.wake)
 
 
 class _Window:

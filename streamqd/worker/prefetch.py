@@ -35,8 +35,8 @@ class PrefetchController:
         self._run_ns = 0.0  # moving mean
         self.count = min(FIRST_COUNT, batch_max, self._safe, self._rated)
 
-    def observe(self, entries: int, size: int, spent_ns: int, received: int = 0) -> None:
-        """Learn from this many entries, of about `size` bytes, that took `spent_ns` to handle.
+    def observe(self, entries: int, size: int, took_ns: int, received: int = 0) -> None:
+        """Learn from this many entries, of about `size` bytes, that took `took_ns` to handle.
 
         `received` is what the read brought, in bytes: exact, but with all that is around entries.
         """
@@ -45,7 +45,7 @@ class PrefetchController:
             self.batch_max = self._later_max
         each = size / entries
         self._entry_bytes += (each - self._entry_bytes) / 4 if self._entry_bytes else each
-        self._run_ns += (spent_ns / entries - self._run_ns) / 4
+        self._run_ns += (took_ns / entries - self._run_ns) / 4
         by_bytes = self._bytes_max / max(1.0, self._entry_bytes)
         by_work = max(self._least, WORK_IN_HAND_NS / max(1.0, self._run_ns))
         count = max(1, int(min(self.batch_max, by_bytes, by_work, self.count * 2, self._rated)))

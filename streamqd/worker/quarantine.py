@@ -1,4 +1,7 @@
-"""Solo mode: what a lost owner left is handled one by one, each under a mark that outlives a host.
+"""Quarantine: what a lost owner left is run one by one, each under a mark that outlives a host.
+
+In Redis and in the logs it is called solo mode. A turn is the right to run such an entry: a lock
+that the workers of the instance share.
 
 A mark is a suspicion. When a host is lost, each of its partitions may leave one, and at most one of
 them is the cause. So whoever has been charged before runs alone from then on: of all workers of the
@@ -55,8 +58,8 @@ class Quarantine:
         self._had_seconds = 0.0  # of turns since the others could go first
         self._suspects: set[bytes] = set()  # places; also of what is kept in hand
         self._marked = NOBODY
-        self._told = False  # that there are no turns
-        context.channel.before_wait = self.rest
+        self._logged_unlocked = False  # that there are no turns
+        context.channel.before_wait = self.end_turn
         _everyone.add(self)
 
     def open(self, session: str) -> None:
@@ -87,7 +90,7 @@ class Quarantine:
     def nothing_runs(self) -> None:
         """The entry that was begun last is kept for a later run: suspect none meanwhile."""
         if self._session:
-            self.rest()
+            self.end_turn()
             self._mark(NOBODY)
 
     def end(self) -> None:
@@ -95,10 +98,10 @@ class Quarantine:
         if self._session:
             self._mark(b"")
             self._suspects.clear()
-            self.rest()
+            self.end_turn()
             self._session = ""
 
-    def rest(self) -> None:
+    def end_turn(self) -> None:
         """End the turn: the others may go on."""
         if self._lock is None:
             return
@@ -136,7 +139,7 @@ class Quarantine:
                 self._mark(place)
                 if not self._is_held_back():
                     return
-                self.rest()
+                self.end_turn()
 
     def _is_held_back(self) -> bool:
         """Whether a run would wait: for an order's end, for trust, the rate or the guards."""
@@ -175,9 +178,9 @@ class Quarantine:
     def _take_turn(self, *, alone: bool) -> bool:
         """Try to begin a turn: when no suspect runs here; `alone`, when no inherited entry does.
 
-        The turn ends with `rest`, or with the process.
+        The turn ends with `end_turn`, or with the process.
         """
-        self.rest()
+        self.end_turn()
         daemon = self._context.settings.daemon
         wanted = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
         try:
@@ -192,8 +195,8 @@ class Quarantine:
         except (OSError, Refused) as error:
             # Without a lock there are no turns; a mark still finds who kills hosts.
             self.disown()
-            if not self._told:
-                self._told = True
+            if not self._logged_unlocked:
+                self._logged_unlocked = True
                 unit = self._context.unit
                 logs.event("solo.unlocked", logging.WARNING, unit=unit, error=str(error))
         return True
@@ -203,8 +206,8 @@ _everyone: weakref.WeakSet[Quarantine] = weakref.WeakSet()
 
 
 def _disown_turns() -> None:
-    for solo in tuple(_everyone):
-        solo.disown()
+    for quarantine in tuple(_everyone):
+        quarantine.disown()
 
 
 os.register_at_fork(after_in_child=_disown_turns)

@@ -1,7 +1,7 @@
-"""Reading: how many entries come into hand next, what rides on the read, and the doorbell.
+"""Reading: how many entries come into hand next, what rides on the read, and the long poll.
 
 A read is one round trip (`store.fetch`): it acknowledges what has ended, brings entries, and tells
-whether the fence is still ours. Where the last read brought nothing, a doorbell goes before the
+whether the fence is still ours. Where the last read brought nothing, a long poll goes before the
 next one: it waits at the server until there is an entry.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 
-from streamqd.bells import Bells
 from streamqd.errors import RedisRefused, RedisUnavailable, SilentConnection
+from streamqd.long_poll import PollWords
 from streamqd.scoreboard import now_ns
 from streamqd.store import items, messages
 from streamqd.store.client import Connection
@@ -22,21 +22,21 @@ from streamqd.worker.fenced import Fenced, FencedCalls
 from streamqd.worker.prefetch import PrefetchController
 from streamqd.worker.settler import DEFER_SECONDS
 
-BLOCK_SECONDS = 15.0  # longest wait of one doorbell
+BLOCK_SECONDS = 15.0  # longest wait of one long poll
 REPLY_SECONDS = 10.0  # longest wait for an answer that does not block
 RECOVER_PAGE = 64
 
 
-class Doorbell:
-    """A read that waits for new entries, from its sending to its answer.
+class LongPoll:
+    """A long poll and the read behind it, from its sending to its answer.
 
-    It holds the connection all that time, and what it brings in the end is ours to handle.
+    It holds the connection all that time, and what that read brings is ours to handle.
     """
 
-    def __init__(self, link: Connection, fetcher: Fetcher, bells: Bells) -> None:
-        self._doubt = link.doubt
+    def __init__(self, link: Connection, fetcher: Fetcher, words: PollWords) -> None:
+        self._doubt = link.node.doubt
         self._fetcher = fetcher
-        self._bells = bells
+        self._words = words
         self._silence: Silence | None = None
         self.count = 0  # how many entries of each stream it may bring
 
@@ -45,15 +45,15 @@ class Doorbell:
         """True while waiting for the answer."""
         return self._silence is not None
 
-    def ring(self, count: int, retry: bytes, main: bytes, seconds: float) -> None:
+    def start(self, count: int, retry: bytes, main: bytes, seconds: float) -> None:
         """Wait `seconds` at most for entries behind these ids, and read `count` of each stream.
 
         No acknowledgement rides on it: it may wait.
         """
-        bell = self._fetcher.doorbell(retry, main, seconds)
-        self._fetcher.send_round([], [], count, bell)
+        poll = self._fetcher.long_poll(retry, main, seconds)
+        self._fetcher.send_round([], [], count, poll)
         self.count = count
-        self._bells.begin(now_ns(), retry, main)
+        self._words.begin(now_ns(), retry, main)
         assert self._doubt is not None
         self._silence = self._doubt.silence(time.monotonic() + seconds, REPLY_SECONDS)
 
@@ -70,7 +70,7 @@ class Doorbell:
 
         Raises RedisUnavailable, and SilentConnection when the housekeeper has seen an entry.
         """
-        if self._bells.is_missed:
+        if self._words.is_missed:
             raise SilentConnection(
                 "the connection is silent: a message came, and it was not told", sent=True
             )
@@ -82,7 +82,7 @@ class Doorbell:
 
     def answer(self) -> FetchResult:
         """Return what has come. Raises RedisUnavailable."""
-        fetched = self._fetcher.receive_round(rang=True)
+        fetched = self._fetcher.receive_round(polled=True)
         if self._silence is not None:
             self._silence.end()
         self.forget()
@@ -91,7 +91,7 @@ class Doorbell:
     def forget(self) -> None:
         """No answer is waited for."""
         self._silence = None
-        self._bells.end()
+        self._words.end()
 
 
 class Reader:
@@ -113,7 +113,7 @@ class Reader:
         self._calls = calls
         self._executor = executor
         self._prefetch = prefetch
-        self.bell = Doorbell(calls.link, fetcher, context.slot.bells)
+        self.poll = LongPoll(calls.link, fetcher, context.slot.poll)
         self.session = ""  # of the present connection
         self.last_main = b"0-0"
         self.last_retry = b"0-0"
@@ -130,7 +130,7 @@ class Reader:
         `count` defaults to the number of lanes.
         """
         executor = self._executor
-        if self.bell.waiting or executor.alone or executor.is_full():
+        if self.poll.waiting or executor.alone or executor.is_full():
             return False
         return executor.wants(count or self._lanes)
 
@@ -173,7 +173,7 @@ class Reader:
         self._slot.add("round_trips")
         if executor.about_to_begin:
             executor.start_ready()  # it must not add to what is acknowledged
-        fetched = self._fetcher.receive_round(rang=False)
+        fetched = self._fetcher.receive_round(polled=False)
         if fetched.executed and settler.acks_owed:
             settler.acks_confirmed(now_ns())
         return self._accepted(fetched, count)
@@ -183,18 +183,18 @@ class Reader:
         """Longest wait, in seconds, before we must talk to Redis again."""
         return DEFER_SECONDS if self._settler.items else BLOCK_SECONDS
 
-    def ring(self) -> None:
+    def start_poll(self) -> None:
         """Send a read that waits for new entries."""
         seconds = self.longest_wait
         if self._executor.inline:  # it needs the connection, too
             seconds = max(0.001, self._executor.patience(seconds))
         count = min(self._prefetch.count, self._await_room())
-        self._slot.add("round_trips")  # first: whoever sees the bell finds it counted
-        self.bell.ring(count, self.last_retry, self.last_main, seconds)
+        self._slot.add("round_trips")  # first: whoever sees the poll finds it counted
+        self.poll.start(count, self.last_retry, self.last_main, seconds)
 
     def answer(self) -> FetchResult:
-        """Return what the doorbell has brought."""
-        return self._accepted(self.bell.answer(), self.bell.count)
+        """Return what the long poll has brought."""
+        return self._accepted(self.poll.answer(), self.poll.count)
 
     def _accepted(self, fetched: FetchResult, count: int) -> FetchResult:
         """Judge the answer of a read of `count`. Raises Fenced, RedisRefused."""
@@ -205,8 +205,8 @@ class Reader:
         elif fetched.error:
             unit = self._context.unit
             raise RedisRefused(fetched.error, f"reading {unit} was refused: {fetched.error}")
-        # Advance past the ids the bell reported, so the next bell ignores them.
-        self.heard(*fetched.rung)
+        # Advance past the ids that the poll reported, so that the next one ignores them.
+        self.heard(*fetched.reported)
         return fetched
 
     def _read_when_full(self, count: int) -> FetchResult:

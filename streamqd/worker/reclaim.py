@@ -30,13 +30,13 @@ class Reclaim:
         slot = self._slot
         return slot.reclaim_requested != slot.reclaim_done
 
-    def has_turn(self, *, reading: bool = True) -> bool:
+    def is_due(self, *, reading: bool = True) -> bool:
         """Whether to look now; with `reading`, every other time: the others are for reading."""
         looks = self.wanted and not (self._looked and reading)
         self._looked = False
         return looks
 
-    def turn(self) -> Iterator[bool]:
+    def pages(self) -> Iterator[bool]:
         """Yield the streams, as `retried`, of which a page is to be taken; then end the walk.
 
         The flag is taken down once both have been looked through.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import CLOCK_BOOTTIME, clock_gettime_ns
+from typing import Protocol
 
 from streamqd import logs
 from streamqd.message import Message, restored
@@ -23,12 +24,10 @@ from streamqd.scoreboard import (
     now_ns,
 )
 from streamqd.store.messages import place_of
-from streamqd.worker.blocking import BlockedOrder
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.control_channel import ExitCode, Stop
 from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.guards import Guards
-from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.throttle import RateLimiter
 from streamqd.worker.verdicts import Verdicts
 
@@ -70,7 +69,23 @@ class RunPace:
         return now if self._throttle is None else self._throttle.acquire(now, runs)
 
 
-class Runner:
+class InPlace(Protocol):
+    """Lets a message that has failed run again in its place, before what must not pass it."""
+
+    def admitted(self, messages: list[Message], start: int) -> int:
+        """How many new messages, from `start` on, may run one after the other."""
+
+    def admits(self, entry: FetchedEntry) -> bool:
+        """Whether an entry may run now. It may wait for that; else the entry is kept elsewhere."""
+
+    def keep(self, entry: FetchedEntry) -> None:
+        """Let an entry whose run has failed wait until it is due. Then it is asked for again."""
+
+    def forget(self, entry: FetchedEntry) -> None:
+        """An entry whose run has failed has its verdict, and does not run again."""
+
+
+class SingleRunner:
     """Runs the handler, one message at a time."""
 
     def __init__(
@@ -80,32 +95,33 @@ class Runner:
         verdicts: Verdicts,
         guards: Guards | None,
         throttle: RateLimiter | None,
-        order: BlockedOrder | HeldKeys | None,
+        in_place: InPlace | None,
     ) -> None:
         self._context = context
         self._function = function
         self._verdicts = verdicts
         self._guards = guards
         self._throttle = throttle
-        self._order = order
+        self._in_place = in_place
         self._pace = RunPace(context, throttle)
         self._last_run_ns = 0
+        self._kept = False  # whether the message of the last run that failed waits in its place
         self._ack_each = context.consumer.ack == EACH
 
     def handle(self, entry: FetchedEntry) -> None:
-        """Run the handler for an entry of the batch when its order lets it run."""
-        order = self._order
-        if order is None:
+        """Run the handler for an entry of the batch, as often as it runs again in its place."""
+        if self._in_place is None:
             self._run(entry)
-        elif order.admits(entry):
-            self._run(entry)
-            while order.kept is not None:
-                self._run(order.next_run())
+            return
+        while self._in_place.admits(entry) and self._run(entry):
+            pass
 
-    def _run(self, entry: FetchedEntry) -> None:
-        message = entry.message
+    def _run(self, entry: FetchedEntry) -> bool:
+        """Run the handler for an entry. Returns whether it waits in its place for another run."""
+        message, self._kept = entry.message, False
         if message.expires_at is None or not self._verdicts.skip_expired(entry):
             self._run_each((message,), entry.index, entry.retried, entry)
+        return self._kept
 
     def run_many(self, messages: list[Message], start: int, first: int, retried: bool) -> int:
         """Run the handler for messages that came just now, from `start` on.
@@ -113,8 +129,8 @@ class Runner:
         The first of them all is at `first` of the batch. Returns how many have run: the next one
         has to wait, or is not for many, and is for `handle`.
         """
-        order = self._order
-        count = len(messages) - start if order is None else order.admitted(messages, start)
+        in_place = self._in_place
+        count = len(messages) - start if in_place is None else in_place.admitted(messages, start)
         if not count:
             return 0
         return self._run_each(messages[start : start + count], first + start, retried)
@@ -128,7 +144,7 @@ class Runner:
     ) -> int:
         """Run the handler for messages whose entries are at `first` of the batch and after it.
 
-        Returns how many have run: after one that is kept, its order says what may run. Of one
+        Returns how many have run: after one that waits in its place others may have to. Of one
         message there may be an `entry`; of many nothing is known yet.
 
         The hot path: what does not change from one message to the next is looked up once.
@@ -191,13 +207,15 @@ class Runner:
 
         Returns whether the message is kept for another run.
         """
-        again = self._verdicts.failed(entry, error)
-        if again is not None:
-            assert self._order is not None
-            self._order.keep(entry, again)
+        self._kept = self._verdicts.failed(entry, error)
+        if self._kept:
+            assert self._in_place is not None
+            self._in_place.keep(entry)
+        elif self._in_place is not None:
+            self._in_place.forget(entry)  # first: the guards may lose the connection
         if self._guards is not None:
             self._guards.acquire(more=self._context.slot.unfinished > 0)
-        return again is not None
+        return self._kept
 
     def begin(self) -> None:
         """Entries of a new read have come; those of the one before are forgotten."""

@@ -7,34 +7,58 @@ before the next read is sent; acknowledgements ride on that read.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
-from streamqd.message import Entry, of_read
-from streamqd.scoreboard import SETTLED, WORD_COMMAND, now_ns
+from streamqd.message import Entry, Message, of_read
+from streamqd.scoreboard import CLEARED, WORD_COMMAND, now_ns
 from streamqd.store.fetch import FetchResult
 from streamqd.store.messages import place_of
-from streamqd.worker.batches import BatchRunner
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.prefetch import bytes_of
-from streamqd.worker.runs import Runner
 from streamqd.worker.verdicts import Verdicts
+
+DUE_MAX = 128  # held messages that come into hand at once, and of one key
+
+
+class Runner(Protocol):
+    """Calls the handler for the entries of the batch: one by one, or many at once."""
+
+    def begin(self) -> None:
+        """Entries of a new read, or list, have come; those of the one before are forgotten."""
+
+    def run_many(self, messages: list[Message], start: int, first: int, retried: bool) -> int:
+        """Run the handler for messages that came just now, from `start` on.
+
+        The first of them all is at `first` of the batch. Returns how many have run; the next one
+        needs its entry, and is for `handle`.
+        """
+
+    def handle(self, entry: FetchedEntry) -> None:
+        """Run the handler for an entry of the batch, or collect it."""
+
+    @property
+    def collected(self) -> int:
+        """How many entries wait for their run."""
+
+    def finish(self) -> None:
+        """Run what was collected."""
 
 
 class SerialExecutor:
     """Runs messages as they come, over the one connection of its worker."""
 
     inline = True  # it runs handlers inside the loop of the worker
-    bells: tuple[int, ...] = ()
+    wake_fds: tuple[int, ...] = ()
     running = 0
     about_to_begin = 0
     throttled = 0.0
-    spent = False
 
     def __init__(
         self,
         context: WorkerContext,
-        runner: Runner | BatchRunner,
+        runner: Runner,
         verdicts: Verdicts,
         held: HeldKeys | None,
     ) -> None:
@@ -125,31 +149,40 @@ class SerialExecutor:
         Of each held key those behind the first run too, until one of them fails.
         """
         self._runner.finish()
-        lines = [] if self._held is None or self.alone else self._held.take_due()
-        if self._held is None or not lines:
+        if self._held is not None and not self.alone:
+            self._run_due(self._held)
+
+    def _run_due(self, held: HeldKeys) -> None:
+        """Run the held messages that are due, not too many at once.
+
+        What is due again meanwhile waits until something was read: it must not starve other keys.
+        """
+        lines: list[list[FetchedEntry]] = []
+        count = 0
+        while count < DUE_MAX and (line := held.take(DUE_MAX)):
+            lines.append(line)
+            count += len(line)
+        if not lines:
             return
         self._settler.flush()
-        self.expect([kept.place for _, line in lines for kept in line])
+        self.expect([kept.place for line in lines for kept in line])
         first = 0
-        for key, line in lines:
-            indexes = range(first, first + len(line))
+        for line in lines:
+            self._run_line(held, line, first)
             first += len(line)
-            for index, kept in zip(indexes, line, strict=True):
-                self._context.channel.check(self._slot.unfinished)
-                kept.index = index
-                self._held.begin(kept)
-                self._runner.handle(kept)
-                if not self._held.ended(key):
-                    self._give_back(indexes[index - indexes.start + 1 :])
-                    break
-            self._held.go_on(key)
-        self._held.report()
         self._settler.flush()
 
-    def _give_back(self, indexes: range) -> None:
-        """Let what is in the batch behind a message that failed again be in hand no more."""
-        for index in indexes:
-            self._slot.states[index] = SETTLED
+    def _run_line(self, held: HeldKeys, line: list[FetchedEntry], first: int) -> None:
+        """Run the messages of a held key, at `first` of the batch and after it, until one fails."""
+        for index, kept in enumerate(line, first):
+            self._context.channel.check(self._slot.unfinished)
+            kept.index = index
+            self._runner.handle(kept)
+            if not held.is_done(kept):
+                for behind in range(index + 1, first + len(line)):
+                    self._slot.states[behind] = CLEARED
+                break
+        held.go_on(line[0].key)
 
     def settle(self, *, read_follows: bool) -> None:
         """Settle what was not done; acknowledgements alone ride on the read that follows."""
@@ -191,12 +224,11 @@ class SerialExecutor:
     @property
     def room(self) -> int:
         """How many more entries of each stream may come into hand."""
-        return self._context.consumer.prefetch_max if self._held is None else self._held.room
+        return self._context.consumer.prefetch_max if self._held is None else self._held.room()
 
     def patience(self, seconds: float) -> float:
         """How much of a wait is over before a fetched entry could begin."""
-        due = None if self._held is None else self._held.next_due()
-        return seconds if due is None else min(seconds, max(0.0, (due - now_ns()) / 1e9))
+        return seconds if self._held is None else self._held.patience(seconds)
 
     def close(self) -> None:
         """Give up what it needs: nothing."""

@@ -15,13 +15,14 @@ from streamqd import logs
 from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
 from streamqd.message import CRASH_COUNT, ORIGINAL_ID, REPLAY_COUNT, RETRY_COUNT
 from streamqd.model import Lease
-from streamqd.scoreboard import BUCKETS, DONE, FAILED, SETTLED, WorkerSlot, now_ns
+from streamqd.scoreboard import BUCKETS, CLEARED, DONE, FAILED, WorkerSlot, now_ns
 from streamqd.store import messages
-from streamqd.store.client import Connection, accepted
+from streamqd.store.client import Connection
 from streamqd.store.fetch import CONSUMER
 from streamqd.store.items import portions
 from streamqd.store.keys import Keys
 from streamqd.store.messages import place_of
+from streamqd.store.replies import accepted
 from streamqd.store.scripts import Call, Reply
 from streamqd.worker.fenced import FencedCalls
 
@@ -46,12 +47,13 @@ _KNOWN = (
 _NO_WRITES = (RefusalKind.FULL, RefusalKind.NO_REPLICAS)
 
 
-class Settlement(NamedTuple):
+class FailedEntry(NamedTuple):
     """One entry on its way to a retry or to the dead letters.
 
     `fields` are the changed fields, `body` all fields of the entry as they were read: needed only
     when the server cannot give them, because the entry has been trimmed away or is too wide.
-    `read` names the read that has brought it, 0 where it was listed, or taken one by one.
+    `size` of these in bytes, about. `read` names the read that has brought it, 0 where it was
+    listed, or taken one by one.
     """
 
     place: bytes
@@ -59,13 +61,14 @@ class Settlement(NamedTuple):
     delay: float | None  # seconds; None = dead
     fields: dict[bytes, bytes]
     body: list[bytes]
+    size: int
     read: int = 0
 
-    def size(self) -> int:
+    def bytes_moved(self) -> int:
         """Return how many bytes go into its next place, about."""
-        return sum(map(len, self.body)) + sum(map(len, self.fields.values()))
+        return self.size + sum(map(len, self.fields.values()))
 
-    def whole(self) -> Settlement:
+    def whole(self) -> FailedEntry:
         """Return the item with all the fields that its next place gets."""
         body = dict(zip(self.body[::2], self.body[1::2], strict=False))
         if len(self.body) > BODY_VALUES_MAX:
@@ -87,11 +90,11 @@ class Settler:
         self.main_acks: list[bytes] = []
         self.retry_acks: list[bytes] = []
         self._ack_indexes: list[int] = []
-        # Acknowledgements of entries that were charged with a crash also clear the charge, so
-        # they never ride on the next read.
-        self._charged: list[tuple[bytes, int]] = []
-        self.items: list[Settlement] = []
-        self.read = 0  # generation of the current read; see `Settlement`
+        # Acknowledgements of entries that have counters in Redis also clear those, so they never
+        # ride on the next read.
+        self._with_counters: list[tuple[bytes, int]] = []
+        self.items: list[FailedEntry] = []
+        self.read = 0  # generation of the current read; see `FailedEntry`
         self.since_ns = 0  # when the oldest unsettled verdict was noted, 0 = there is none
         # Failures in place of entries that stay in hand, and when they run again.
         self._notes: dict[bytes, tuple[int, int]] = {}
@@ -101,17 +104,17 @@ class Settler:
 
     # --- noting ---
 
-    def ack(self, entry_id: bytes, index: int, now: int, retried: bool, charged: bool) -> None:
+    def ack(self, entry_id: bytes, index: int, now: int, retried: bool, has_counters: bool) -> None:
         """Note that an entry is done."""
-        if charged:
-            self._charged.append((place_of(entry_id, retried=retried), index))
+        if has_counters:
+            self._with_counters.append((place_of(entry_id, retried=retried), index))
         else:
             (self.retry_acks if retried else self.main_acks).append(entry_id)
             self._ack_indexes.append(index)
         if not self.since_ns:
             self.since_ns = now
 
-    def schedule(self, item: Settlement, now: int) -> None:
+    def fail(self, item: FailedEntry, now: int) -> None:
         """Note that an entry is to be retried or dead-lettered."""
         self.items.append(item)
         if not self.since_ns:
@@ -126,17 +129,17 @@ class Settler:
     @property
     def owed(self) -> int:
         """How many entries are not settled yet."""
-        return len(self._ack_indexes) + len(self._charged) + len(self.items)
+        return len(self._ack_indexes) + len(self._with_counters) + len(self.items)
 
     @property
     def acks_owed(self) -> bool:
         """Whether acknowledgements wait for the next exchange."""
-        return bool(self._ack_indexes or self._charged)
+        return bool(self._ack_indexes or self._with_counters)
 
     @property
     def only_plain_acks(self) -> bool:
         """Whether all that is owed may ride on the next read."""
-        return not (self._charged or self.items or self._notes)
+        return not (self._with_counters or self.items or self._notes)
 
     @property
     def deferred_places(self) -> list[bytes]:
@@ -206,14 +209,14 @@ class Settler:
 
     def flush_verdicts(self) -> None:
         """Settle retries, dead letters and charged acknowledgements; plain ones may ride."""
-        if self._charged:
-            places = [place for place, _ in self._charged]
+        if self._with_counters:
+            places = [place for place, _ in self._with_counters]
             call = messages.ack(self.keys, self.lease, [], charged=places)
             self._calls.run(call)
             self.slot.add("acked", len(places))
-            for _, index in self._charged:
-                self.slot.states[index] = SETTLED
-            self._charged.clear()
+            for _, index in self._with_counters:
+                self.slot.states[index] = CLEARED
+            self._with_counters.clear()
         if self._notes:
             self._write_notes()
         if self.items and now_ns() >= self._deferred_until_ns:
@@ -238,7 +241,7 @@ class Settler:
         self._notes.clear()
 
     def _settle_items(self) -> None:
-        deferred: list[Settlement] = []
+        deferred: list[FailedEntry] = []
         batches = _batches(self.items)
         while batches:
             calls = [self._call(dead, items) for dead, items in batches]
@@ -256,7 +259,7 @@ class Settler:
             batches = again
         self.items = deferred
 
-    def _call(self, dead: bool, items: list[Settlement]) -> Call:
+    def _call(self, dead: bool, items: list[FailedEntry]) -> Call:
         if dead:
             return messages.dead(
                 self.keys,
@@ -271,7 +274,7 @@ class Settler:
             adjacent=_adjacent(items),
         )
 
-    def _moved(self, reply: Reply, items: list[Settlement], *, dead: bool) -> list[Settlement]:
+    def _moved(self, reply: Reply, items: list[FailedEntry], *, dead: bool) -> list[FailedEntry]:
         """Record the reply; return the items that must be sent again with their bodies."""
         again = []
         moved = 0
@@ -282,7 +285,7 @@ class Settler:
                 continue
             # GONE: an earlier copy of this call did it, or someone acknowledged it by hand.
             moved += word == "MOVED"
-            self.slot.states[item.at] = SETTLED
+            self.slot.states[item.at] = CLEARED
         self.slot.add("dead" if dead else "retried", moved)
         due = settled.next_due_unix_ms
         if due is not None:
@@ -290,7 +293,7 @@ class Settler:
             self.slot.next_due_unix_ms = due
         return again
 
-    def _defer(self, error: RedisRefused, items: list[Settlement]) -> None:
+    def _defer(self, error: RedisRefused, items: list[FailedEntry]) -> None:
         """Let what Redis does not take wait: it stays pending, others go on."""
         if not self._deferred_until_ns:
             logs.event(
@@ -324,11 +327,11 @@ class Settler:
         states, indexes = self.slot.states, self._ack_indexes
         first, end = min(indexes), max(indexes) + 1
         if end - first == len(indexes) == bytes(states[first:end]).count(DONE):
-            states[first:end] = bytes([SETTLED]) * len(indexes)  # the usual case
+            states[first:end] = bytes([CLEARED]) * len(indexes)  # the usual case
         else:
             for index in indexes:
                 if states[index] == DONE:
-                    states[index] = SETTLED
+                    states[index] = CLEARED
         self.main_acks.clear()
         self.retry_acks.clear()
         self._ack_indexes.clear()
@@ -337,7 +340,9 @@ class Settler:
         if not self.items:
             self._deferred_until_ns = 0
             self._deferred.clear()
-        waiting = self._ack_indexes or self._charged or (self.items and not self._deferred_until_ns)
+        waiting = (
+            self._ack_indexes or self._with_counters or (self.items and not self._deferred_until_ns)
+        )
         if not waiting:
             self.since_ns = 0
 
@@ -350,18 +355,19 @@ class Settler:
         histogram[len(BUCKETS) + 1] += waited * count
 
 
-_Batch = tuple[bool, list[Settlement]]  # whether they are dead, and so many items as one call takes
+# Whether they are dead, and so many items as one call takes.
+_Batch = tuple[bool, list[FailedEntry]]
 
 
-def _batches(items: list[Settlement]) -> list[_Batch]:
+def _batches(items: list[FailedEntry]) -> list[_Batch]:
     batches: list[_Batch] = []
     for dead in (False, True):
         alike = [item for item in items if (item.delay is None) is dead]
-        batches += [(dead, part) for part in portions(alike, Settlement.size, BATCH_MAX)]
+        batches += [(dead, part) for part in portions(alike, FailedEntry.bytes_moved, BATCH_MAX)]
     return batches
 
 
-def _adjacent(items: list[Settlement]) -> bool:
+def _adjacent(items: list[FailedEntry]) -> bool:
     """Whether the items lie side by side in their streams: then they did in the read."""
     first = items[0]
     return first.read > 0 and all(

@@ -54,7 +54,7 @@ def prepare(
     with contextlib.suppress(RedisUnavailable):
         link.open()  # later will do, as for any worker that Redis does not answer
     slot.warm_pid = os.getpid()
-    channel.ring()
+    channel.wake_supervisor()
     word = channel.await_assignment()
     if word == STOP:
         hooks.stop()

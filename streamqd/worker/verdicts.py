@@ -1,8 +1,8 @@
 """How a run's end becomes a settlement, and how a message is settled that is not run at all.
 
 `policy.settlement` decides what becomes of a message. Here that is carried to the settler: as an
-acknowledgement, a retry or a dead letter. What the policy keeps for another run in its place is
-returned to the executor, which knows the place.
+acknowledgement, a retry or a dead letter. What runs again in its place stays with the executor,
+which has the place; when it does, and how often it has failed, is noted for the next owner.
 """
 
 from __future__ import annotations
@@ -11,32 +11,28 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from random import random
-from typing import NamedTuple
 
 from streamqd import handlers, logs
 from streamqd.message import Message
 from streamqd.model import (
-    BLOCK,
-    HOLD_KEY,
     Ack,
     DeadAsked,
     Failed,
-    KeepVerdict,
-    Leave,
     Outcome,
     ReleaseAsked,
+    ReleaseVerdict,
     RetryAsked,
     RetryVerdict,
 )
 from streamqd.policy import settlement
 from streamqd.policy.fingerprint import fingerprint
-from streamqd.scoreboard import DONE, FAILED, SETTLED, now_ns
+from streamqd.scoreboard import CLEARED, DONE, FAILED, now_ns
 from streamqd.store.messages import PendingEntry
 from streamqd.worker import dead_letters
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.guards import Guards
-from streamqd.worker.settler import Settlement
+from streamqd.worker.settler import FailedEntry
 
 RELEASE_SECONDS = 1.0  # between a handler's Release and the next look at what is pending
 TOO_LARGE = "too-large"  # the reason of a dead letter
@@ -55,16 +51,9 @@ class Judged:
         self.described: handlers.Description | None = None
         # In words that may be kept.
         self.text = ""
-        self.place = ""  # as shop.py:41, '' when it is not told
+        self.place = ""  # as shop.py:41, '' when none is known
         self.traceback = ""
         self.fingerprint = ""
-
-
-class RunAgain(NamedTuple):
-    """The message keeps its place in the order and runs again in `delay` seconds."""
-
-    delay: float
-    spent: int  # attempts that this run has cost: 0 where it was released, or not at fault
 
 
 class Verdicts:
@@ -116,7 +105,9 @@ class Verdicts:
         place = entry.place.decode()
         logs.event("message.ghost", logging.WARNING, unit=self._delivery.unit, place=place)
         self._slot.states[index] = DONE
-        self._settler.ack(entry.id, retried=entry.retried, index=index, charged=True, now=now_ns())
+        self._settler.ack(
+            entry.id, retried=entry.retried, index=index, has_counters=True, now=now_ns()
+        )
 
     def dead_letter_crashed(self, entry: FetchedEntry, context: bytes) -> bool:
         """Dead-letter a message that has killed its process too often, or is too large.
@@ -153,7 +144,7 @@ class Verdicts:
         fields = dead_letters.unhandled(
             message, self._delivery, handler, why, crashes=entry.crash_count
         )
-        self._schedule(entry, None, context | fields)
+        self._fail(entry, None, context | fields)
         self._say_end(self._dead_lines, message, why[0], why[1])
         self._settler.flush()
         if self._guards is not None and self._consumer.lanes == 1:
@@ -172,8 +163,8 @@ class Verdicts:
             return end
         return self._judge(handlers.error_of, end)
 
-    def failed(self, entry: FetchedEntry, error: BaseException) -> RunAgain | None:
-        """Settle a message whose run has failed, or return when it runs again in its place.
+    def failed(self, entry: FetchedEntry, error: BaseException) -> bool:
+        """Settle a message whose run has failed. Returns whether it waits in its place instead.
 
         The message is as before the handler had it. Until its verdict is found its state byte is
         RUNNING: what kills the process here is charged to it.
@@ -195,29 +186,35 @@ class Verdicts:
             keyed=message.key is not None,
             exempt=free,
         )
-        if isinstance(verdict, Leave):
+        if isinstance(verdict, ReleaseVerdict):
             self._slot.add("released")
-            return self._leave(entry)
+            if verdict.in_place:
+                self._keep(entry, RELEASE_SECONDS, 0)
+            else:
+                self._slot.states[entry.index] = CLEARED
+                self.released += 1
+            return verdict.in_place
         failure = _failure(outcome)
-        told = _in_one(failure.error_class, judged.text)
+        text = _in_one(failure.error_class, judged.text)
         self._slot.add("failed")
         self._slot.failures.note(failure.error_class, now_ns())
         if failure.timed_out:
             self._slot.add("timeouts")
         fields = dead_letters.carried(message, retries=attempt - free, crashes=crashes)
-        if isinstance(verdict, (RetryVerdict, KeepVerdict)):
-            fields |= dead_letters.last_error(message, told, judged.place)
+        if isinstance(verdict, RetryVerdict):
+            fields |= dead_letters.last_error(message, text, judged.place)
             if not self._retry_lines.held():
-                self._say_retry(message, verdict.delay, told, judged)
-            if isinstance(verdict, KeepVerdict):
-                return RunAgain(verdict.delay, 1 - free)
-            self._schedule(entry, verdict.delay, fields)
-            return None
+                self._say_retry(message, verdict.delay, text, judged)
+            if verdict.in_place:
+                self._keep(entry, verdict.delay, 1 - free)
+            else:
+                self._fail(entry, verdict.delay, fields)
+            return verdict.in_place
         assert not isinstance(verdict, Ack)
         self._judge(self._look_closer, judged)
         if self._delivery.unit.reads_letters:
-            self._give_up(entry, verdict.reason, told, judged)
-            return None
+            self._give_up(entry, verdict.reason, text, judged)
+            return False
         handler = self._consumer.handler
         fields |= dead_letters.letter(
             message,
@@ -229,9 +226,9 @@ class Verdicts:
             crashes=crashes,
             fingerprint=judged.fingerprint or fingerprint(failure.error_class, "", handler),
         )
-        self._schedule(entry, None, fields)
-        self._say_end(self._dead_lines, message, verdict.reason, told, judged)
-        return None
+        self._fail(entry, None, fields)
+        self._say_end(self._dead_lines, message, verdict.reason, text, judged)
+        return False
 
     def _look(self, judged: Judged) -> None:
         """Collect what the decision and the log need, as `dlq_error` and `redact_error` allow."""
@@ -258,17 +255,13 @@ class Verdicts:
         elif self._consumer.dlq_error == "traceback":
             judged.traceback = handlers.passed(described.traceback(), self._redact)
 
-    def _leave(self, entry: FetchedEntry) -> RunAgain | None:
-        """Release a message. Where the order is kept it waits in its place; it costs no attempt.
-
-        Elsewhere it stays pending, and the next listing brings it back.
-        """
-        order = self._policy.on_error
-        if order == BLOCK or (order == HOLD_KEY and entry.key is not None):
-            return RunAgain(RELEASE_SECONDS, 0)
-        self._slot.states[entry.index] = SETTLED
-        self.released += 1
-        return None
+    def _keep(self, entry: FetchedEntry, delay: float, attempts: int) -> None:
+        """Let a message wait in its place. What its run has cost is written down before that."""
+        now = now_ns()
+        entry.keep(attempts, now + int(delay * 1e9))
+        if attempts:
+            failures = entry.message.failures_in_place
+            self._settler.note(entry.place, failures, entry.due_ns, now)
 
     def _age(self, message: Message) -> float:
         # Both times are the server's: hosts need not agree on theirs.
@@ -278,17 +271,16 @@ class Verdicts:
         since = message.timestamp if message.letter is None else message.letter.failed_at
         return max(0.0, self._clock.time() - since)
 
-    def _schedule(
-        self, entry: FetchedEntry, delay: float | None, fields: dict[bytes, bytes]
-    ) -> None:
+    def _fail(self, entry: FetchedEntry, delay: float | None, fields: dict[bytes, bytes]) -> None:
         message, index = entry.message, entry.index
         if delay is None:
             fields |= dead_letters.withheld(message, self._consumer.dlq_body)
             if self._guards is not None:
                 self._guards.died()
-        item = Settlement(entry.place, index, delay, fields, message._fields, self._settler.read)
+        body, read = message._fields, self._settler.read
+        item = FailedEntry(entry.place, index, delay, fields, body, entry.size, read)
         self._slot.states[index] = FAILED  # the verdict is found: nobody is to blame any more
-        self._settler.schedule(item, now_ns())
+        self._settler.fail(item, now_ns())
 
     def _give_up(
         self, entry: FetchedEntry, reason: str, error: str, judged: Judged | None = None

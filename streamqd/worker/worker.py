@@ -21,8 +21,7 @@ from streamqd.message import Delivery, Message
 from streamqd.model import Unit
 from streamqd.scoreboard import WORD_COMMAND, WorkerSlot, WorkerState, now_ns
 from streamqd.store import messages
-from streamqd.store.client import Connection
-from streamqd.store.cluster import connect
+from streamqd.store.client import Connection, connect
 from streamqd.store.fetch import Fetcher, FetchResult
 from streamqd.store.keys import Keys
 from streamqd.worker.assignment import Assignment, Reconnect
@@ -128,7 +127,7 @@ class WorkerProcess:
 
     def _live(self) -> ExitCode:
         self.slot.state = WorkerState.READY
-        self.channel.ring()
+        self.channel.wake_supervisor()
         try:
             code = self._work()
         except Stop as stop:
@@ -136,7 +135,7 @@ class WorkerProcess:
         finally:
             self._finish_running(commanded=False)
             family.end_child()
-            self.quarantine.rest()
+            self.quarantine.end_turn()
         if code is not ExitCode.FENCED:
             try:
                 self.settler.flush_last()
@@ -149,7 +148,7 @@ class WorkerProcess:
         self._publish()
         # From here on the slot may be a successor's: no entry is left, nothing is written.
         self.slot.state = WorkerState.QUIET
-        self.channel.ring()
+        self.channel.wake_supervisor()
         if self.hooks is not None:
             self.hooks.stop()
         return code
@@ -193,7 +192,7 @@ class WorkerProcess:
                     continue
                 self._failed(error)
             finally:
-                self.reader.bell.forget()
+                self.reader.poll.forget()
 
     def _failed(self, error: RedisUnavailable | RedisRefused) -> None:
         """Begin with a new connection, after a wait that grows."""
@@ -258,7 +257,7 @@ class WorkerProcess:
         """
         self._listed = False
         reader = self.reader
-        reader.bell.forget()
+        reader.poll.forget()
         self.quarantine.open("")
         self.executor.restart()
         self.settler.flush()
@@ -348,7 +347,7 @@ class WorkerProcess:
         self.executor.alone = True
         self.executor.start_ready()
         self._finish_running(commanded=False)
-        self.quarantine.rest()
+        self.quarantine.end_turn()
 
     def _run_dry(self) -> None:
         """Handle all entries that were added, and nothing beside them."""
@@ -369,26 +368,26 @@ class WorkerProcess:
             self._look()
             ahead = not (empty or self.verdicts.released or self.reclaim.wanted)
             ahead = ahead and self.reader.wants_ahead()
-            fetched = self.reader.read() if ahead else self._turn(empty)
+            fetched = self.reader.read() if ahead else self._step(empty)
             if fetched is not None:
                 empty = not (fetched.retried or fetched.main)
                 self._take(fetched)
 
-    def _turn(self, empty: bool) -> FetchResult | None:
+    def _step(self, empty: bool) -> FetchResult | None:
         """Begin with what can begin, then do what is next. Returns what was read.
 
         `empty`: the read before has brought nothing.
         """
         reader = self.reader
-        waiting = reader.bell.waiting
+        waiting = reader.poll.waiting
         if not (waiting and self.executor.inline):  # else the connection is taken
             self._go_on()
         wants = reader.wants()
         if self.verdicts.released:
             self._begin_again()
-        elif self.reclaim.wanted and self.reclaim.has_turn(reading=wants):
+        elif self.reclaim.wanted and self.reclaim.is_due(reading=wants):
             if waiting:
-                raise Reconnect  # the bell keeps the connection for seconds
+                raise Reconnect  # the poll keeps the connection for seconds
             self._reclaim()
             return None
         elif waiting:
@@ -396,7 +395,7 @@ class WorkerProcess:
         elif not (wants or self._settling_may_ride()):
             self._wait()
         elif empty and not (self.executor.settling_is_due or self.reclaim.wanted):
-            reader.ring()
+            reader.start_poll()
         else:
             return reader.read()
         return None
@@ -405,7 +404,7 @@ class WorkerProcess:
         """Obey, and note what has ended."""
         self._obey()
         self.executor.collect()
-        if self.executor.spent:
+        if 0 < self.consumer.max_messages <= self.counts.handled:
             raise Stop(ExitCode.RECYCLE)
         if self.guards is not None and self.guards.must_pause:
             self._finish_running(commanded=False)
@@ -441,10 +440,10 @@ class WorkerProcess:
         if not self.slot.words[WORD_COMMAND]:
             return
         self._finish_running()
-        waited = self.reader.bell.waiting
+        waited = self.reader.poll.waiting
         if waited:
-            # Whatever the doorbell's read has moved meanwhile is found by listing.
-            self.reader.bell.forget()
+            # Whatever the long poll has moved meanwhile is found by listing.
+            self.reader.poll.forget()
             self.link.close()
         self.channel.check(unstarted if self.executor.inline else self.executor.waiting)
         if waited:
@@ -464,7 +463,7 @@ class WorkerProcess:
         self.settler.flush()
         self.verdicts.released = 0
         self.channel.sleep(RELEASE_SECONDS)
-        if self.reader.bell.waiting:
+        if self.reader.poll.waiting:
             raise Reconnect
         self._attach()
 
@@ -474,8 +473,8 @@ class WorkerProcess:
         if not (descriptors and self.executor.inline):
             seconds = self.executor.patience(seconds)
         if descriptors:
-            seconds = min(seconds, self.reader.bell.left() + 0.001)
-        return self.channel.await_any([*self.executor.bells, *descriptors], seconds)
+            seconds = min(seconds, self.reader.poll.left() + 0.001)
+        return self.channel.await_any([*self.executor.wake_fds, *descriptors], seconds)
 
     # --- reading ---
 
@@ -488,11 +487,11 @@ class WorkerProcess:
         return due and self.reader.takes_along()
 
     def _answer(self) -> FetchResult | None:
-        """Wait for the doorbell, or for anything else that happens. None: it has not answered."""
-        bell = self.reader.bell
-        if bell.fileno() in self._wait(bell.fileno()):
+        """Wait for the long poll, or for anything else that happens. None: it has not answered."""
+        poll = self.reader.poll
+        if poll.fileno() in self._wait(poll.fileno()):
             return self.reader.answer()
-        bell.check()
+        poll.check()
         return None
 
     def _take(self, fetched: FetchResult) -> None:
@@ -506,8 +505,8 @@ class WorkerProcess:
             return
         self._idle_since = 0
         self.reader.heard(retried[-1][0] if retried else b"", main[-1][0] if main else b"")
-        size, spent_ns = self.executor.take(fetched)
-        self.prefetch.observe(len(retried) + len(main), size, spent_ns, fetched.received)
+        size, took_ns = self.executor.take(fetched)
+        self.prefetch.observe(len(retried) + len(main), size, took_ns, fetched.received)
         if self.executor.inline:
             self._publish()
         if self.clock.is_old(now_ns()):
@@ -534,7 +533,7 @@ class WorkerProcess:
         """Take over from foreign consumers, one page at a time."""
         self._idle_since = 0
         self.settler.flush()
-        for retried in self.reclaim.turn():
+        for retried in self.reclaim.pages():
             found = self.reclaim.take(retried, self.reader.session, self.reader.page())
             if found:
                 self._run_pending(found)

@@ -197,8 +197,8 @@ def test_a_partition_that_somebody_has_filled_up(new_daemon: Make) -> None:
         daemon.wait_run(f"{TOPIC}/0/{LAST}", "end")
         daemon.wait_for(
             lambda: (
-                len(json.loads(daemon.link.execute("GET", KEYS.instance(FLEET, "one")))["units"])
-                == 2
+                (found := daemon.link.execute("GET", KEYS.instance(FLEET, "one"))) is not None
+                and len(json.loads(found)["units"]) == 2
             ),
             what="both partitions are measured",
         )

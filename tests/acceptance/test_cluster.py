@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from streamqd import startup
 from streamqd.cli import cli
 from streamqd.model import Unit
-from streamqd.store.client import Connection
+from streamqd.store.client import connect
 from streamqd.store.slots import slot_of
 from tests.support import users
 from tests.support.cluster import Cluster, Node
@@ -122,7 +122,7 @@ def test_verbs_look_at_all_nodes(
 def test_the_users_of_etc_acl_are_enough_on_a_cluster(make: Make, cluster: Cluster) -> None:
     daemon = make(partitions=4, consumer={"max_attempts": 2, "backoff": {"base": "10ms"}})
     daemon.write_config(redis={"url": cluster.url, "username": users.read("daemon").user})
-    nodes = [Connection(node.settings, timeout=5.0, name="test:users") for node in cluster.nodes]
+    nodes = [connect(node.settings, timeout=5.0, name="test:users") for node in cluster.nodes]
     for node in nodes:
         users.grant(node)
     try:

@@ -14,6 +14,8 @@ import pytest
 
 from streamqd import config
 from streamqd.admin import groups, growth, partitions, retries, topics, why
+from streamqd.admin.due import EVERY
+from streamqd.admin.published import Fleet
 from streamqd.model import Unit
 from streamqd.producer import Producer
 from streamqd.store import dead, messages
@@ -169,10 +171,10 @@ def test_views_name_the_reader_and_its_letters_can_be_steered(make: NewDaemon):
         assert groups.describe(daemon.store, TOPIC, READER).delayed == 1
         (row,) = partitions.view(daemon.store, TOPIC, group=READER).units
         assert (row.state, row.owner, row.lag) == ("owned", "one", 0)
-        (told,) = why.answer(daemon.store, "default", TOPIC, 0, READER, stale=60.0)
+        (told,) = why.answer(Fleet(daemon.store, "default", 60.0), TOPIC, 0, READER)
         assert (told.group, told.owner, told.delayed) == (READER, "one", 1)
         # A cancelled retry is no letter anew: its letter has stayed.
-        rows = retries.chosen(daemon.store, TOPIC, READER, retries.RetryFilter())
+        rows = retries.chosen(daemon.store, TOPIC, READER, EVERY)
         assert [each.uid for each in rows[0]] == [uid]
         done = retries.cancel(daemon.store, TOPIC, READER, rows)
         assert (done.dropped, done.dead) == (1, 0)

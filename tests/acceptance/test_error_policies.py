@@ -164,7 +164,7 @@ def test_every_healthy_key_is_done_before_the_held_key_is_tried_again(new_daemon
         assert {key for what, key, *_ in told(daemon) if what == "fail"} == {"held"}
         cause = wait_cause(daemon, "keys-held")
         assert "keeps 2 messages of one held key" in cause["sentence"]
-        assert "2 messages of one held key of orders/0/bill wait on one" in ask(daemon, "status")
+        assert "keeps 2 messages of one held key" in ask(daemon, "status")
         assert daemon.stop() == 0
         # A new owner waits for what is left, and goes on counting.
         daemon.start()
@@ -191,7 +191,7 @@ def test_a_blocked_partition_keeps_its_order_over_a_crash_and_a_takeover(new_dae
         produce(daemon, messages)
         daemon.wait_for(lambda: ("fail", "", 40, 1) in told(daemon), what="it blocks")
         said = wait_worker(daemon, "blocked")
-        assert "waits for a message that has failed, and lets nothing past it" in said
+        assert "waits on one for the message at the head of its line" in said
         cause = wait_cause(daemon, "blocked")
         assert "waits on one for the message at the head of its line" in cause["sentence"]
         assert "ValueError" in cause["sentence"] or "Retry" in cause["sentence"]

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from streamqd.scoreboard import WorkerState
-from streamqd.supervisor.rolling_replacement import RETIRED_MAX
+from streamqd.supervisor.rolling_replacement import DISMISSED_MAX
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit, Record
 
@@ -159,17 +159,17 @@ def test_on_stop_of_the_old_worker_does_not_keep_the_new_one_waiting(hooked: New
 
 def test_so_many_may_take_long_to_end_before_the_next_is_replaced(hooked: NewDaemon):
     """Each still has its memory."""
-    daemon = hooked(partitions=RETIRED_MAX + 1)
+    daemon = hooked(partitions=DISMISSED_MAX + 1)
     with daemon:
         old = daemon.pids()
         put(daemon, "lingering")
         daemon.signal(signal.SIGHUP)
         daemon.wait_for(
-            lambda: len(daemon.events("worker.handover")) == RETIRED_MAX, what="some are replaced"
+            lambda: len(daemon.events("worker.handover")) == DISMISSED_MAX, what="some are replaced"
         )
         for _ in range(4):
             daemon.worker_states()  # each answer is one more look at what is to be done
-        assert len(daemon.events("worker.standby")) == RETIRED_MAX
+        assert len(daemon.events("worker.standby")) == DISMISSED_MAX
         assert standbys(daemon) == {}
         take(daemon, "lingering")
         daemon.wait_event("reload.done")
@@ -191,6 +191,30 @@ def test_workers_that_are_used_up_together_leave_no_partition_waiting(hooked: Ne
         assert daemon.events("worker.crashed") == daemon.events("worker.killed") == []
         take(daemon, "lingering")
         assert daemon.ledger.audit(GROUP) == Audit()
+        assert daemon.stop() == 0
+
+
+def test_every_plan_of_a_busy_supervisor_is_made_twice_and_leaves_no_trace(hooked: NewDaemon):
+    daemon = hooked(
+        partitions=3,
+        consumer={"max_messages": 20, "hard_timeout": "200ms", "max_crashes": 1},
+        daemon=LOOP,
+    )
+    daemon.module = "tests.support.planned_twice"
+    with daemon:
+        poison = [daemon.send(["hold"], partition=number)[0] for number in range(2)]
+        uids = [u for number in range(3) for u in daemon.send(["ok"] * 50, partition=number)]
+        daemon.wait_settled()
+        assert daemon.ledger.ended(GROUP) == set(uids)
+        assert {letter["uid"] for letter in daemon.letters()} == set(poison)
+        daemon.signal(signal.SIGHUP)
+        daemon.wait_event("reload.done")
+        put(daemon, "sick")
+        daemon.signal(signal.SIGHUP)
+        daemon.wait_event("reload.stopped")
+        os.kill(daemon.pids()[0], signal.SIGKILL)
+        daemon.wait_event("worker.crash_loop")
+        take(daemon, "sick")
         assert daemon.stop() == 0
 
 

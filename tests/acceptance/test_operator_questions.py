@@ -302,7 +302,7 @@ def test_what_happens_if_i_stop_this_host(new_daemon: NewDaemon) -> None:
 
         code, said = ask(one, "drain", "a", "--dry-run")
         assert code == 0
-        assert f"! nobody takes {TOPIC}/0/mail: no other instance offers it" in said
+        assert f"! no instance takes {TOPIC}/0/mail: no other instance offers it" in said
         assert "the longest running message has been running for" in said
         assert document(one, "status")["orders"] == []  # nothing was ordered
         (one.folder / "gate").touch()

@@ -16,7 +16,7 @@ import pytest
 
 from streamqd.model import Lease, Unit
 from streamqd.store import leases, messages
-from streamqd.store.client import Connection
+from streamqd.store.client import Connection, connect
 from streamqd.store.fetch import Fetcher, FetchResult
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
@@ -37,7 +37,7 @@ class Owner:
         self.name = name
         self.desk = desk
         self.keys = desk.keys
-        self.link = Connection(server.settings, timeout=10.0, name=f"test:{name}")
+        self.link = connect(server.settings, timeout=10.0, name=f"test:{name}")
         self.token = ""
         self.session = ""
 
@@ -82,7 +82,7 @@ def desk(link: Connection, keys: Keys) -> Desk:
 
 def read(fetcher: Fetcher, acks: list[bytes] | None = None) -> FetchResult:
     fetcher.send_round(acks or [], [], 10)
-    return fetcher.receive_round(rang=False)
+    return fetcher.receive_round(polled=False)
 
 
 def ids(got: FetchResult) -> list[bytes]:
@@ -223,7 +223,7 @@ def test_a_late_read_of_an_earlier_connection_of_the_same_owner_is_refused(
     a, _ = owners
     assert a.say(a.acquire()) == "OK"
     old, _ = a.attach()
-    given_up, a.link = a.link, Connection(server.settings, timeout=10.0, name="test:again")
+    given_up, a.link = a.link, connect(server.settings, timeout=10.0, name="test:again")
     new, inherited = a.attach()
     assert inherited == []
     desk.add("1-1")

@@ -109,7 +109,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path):
 
     assert {f"streamqd/_lua/{name}.lua" for name in SCRIPTS} <= names
     assert {f"streamqd/examples/{name}" for name in EXAMPLE_DATA} <= names
-    assert "streamqd/py.typed" in names
+    assert {"streamqd/py.typed", "streamqd/spark/pipelines/report.html.jinja"} <= names
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {
         "streamqd",

@@ -162,25 +162,25 @@ def test_pending_entries_that_were_trimmed_are_settled_and_counted(
 
 
 def test_an_idle_worker_is_woken_for_what_is_to_be_taken_over(new_daemon: NewDaemon):
-    """It leaves its doorbell by connecting anew. A bell may end by itself just then, not twice."""
+    """It leaves its long poll by connecting anew. One may end by itself just then, not twice."""
     daemon = looking_often(new_daemon)
     stream = ready_for(daemon)
     with daemon:
         woken = 0
         for _ in range(2):
             daemon.pause()
-            # A server that has not noticed yet that the bell is left would read for it.
-            daemon.wait_for(lambda: not daemon.bell(), what="the bell is left")
+            # A server that has not noticed yet that the poll is left would read for it.
+            daemon.wait_for(lambda: not daemon.long_poll(), what="the poll is left")
             (uid,) = daemon.send(["ok"])
             (entry,) = read_as(daemon.link, "legacy", stream, 1)
             daemon.signal(signal.SIGCONT)
-            before = daemon.wait_for(daemon.bell, what="it waits for messages")
+            before = daemon.wait_for(daemon.long_poll, what="it waits for messages")
             # Now, and not while it was about to wait, somebody has left it for long enough.
             daemon.link.execute(
                 *("XCLAIM", stream, GROUP, "legacy", 0, entry, "IDLE", 100_000, "JUSTID")
             )
             daemon.wait_run(uid, "end", count=2)
             daemon.wait_settled()
-            woken += daemon.wait_for(daemon.bell, what="it waits again") != before
+            woken += daemon.wait_for(daemon.long_poll, what="it waits again") != before
         assert woken
         assert daemon.stop() == 0

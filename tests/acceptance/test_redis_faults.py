@@ -455,7 +455,7 @@ def pause(daemon: Daemon) -> None:
 
 
 def reads(proxy: FaultProxy) -> list[bytes]:
-    """The reads so far; one of an idle worker begins with XREAD, the doorbell."""
+    """The reads so far; one of an idle worker begins with XREAD, the long poll."""
     return [one[0] for one in proxy.commands if one[0] in (b"XREAD", b"XREADGROUP")]
 
 
@@ -502,7 +502,7 @@ def test_a_read_that_executes_after_its_reader_has_listed_what_is_pending_is_ref
         lambda: any(one[0] == b"XREAD" for one in proxy.commands[mark:]),
         what="the worker has listed what is pending, and waits again",
     )
-    # The first message rings both doorbells, and keeps the worker busy; more lie unread.
+    # The first message ends both long polls, and keeps the worker busy; more lie unread.
     uids = daemon.send(["await go"])
     daemon.wait_run(uids[0])
     uids += daemon.send(["ok"] * 5)

@@ -206,7 +206,9 @@ def test_usr1_dumps_the_state_and_every_stack_and_disturbs_nobody(new_daemon: Ne
         daemon.wait_run(uid)
         pids = daemon.pids()
         # It is ready before it has looked at what is pending: no stack has `gate.py` until then.
-        daemon.wait_for(lambda: daemon.bell(0), what="the worker of partition 0 waits for messages")
+        daemon.wait_for(
+            lambda: daemon.long_poll(0), what="the worker of partition 0 waits for messages"
+        )
 
         daemon.signal(signal.SIGUSR1)
         daemon.wait_for(lambda: len(daemon.events("state")) == 2, what="two lines of state")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from streamqd.store.client import Connection
+from streamqd.store.client import connect
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit
 from tests.support.servers import ProcessServer, free_port
@@ -184,7 +184,7 @@ def test_a_server_that_may_evict_is_refused_unless_that_is_wanted(
     new_daemon: NewDaemon, new_server: Callable[..., ProcessServer]
 ):
     server = new_server()
-    link = Connection(server.settings, timeout=5.0, name="test")
+    link = connect(server.settings, timeout=5.0, name="test")
     link.execute("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     link.close()
     daemon = new_daemon(consumer={"handler": "absent:obey"})

@@ -127,11 +127,13 @@ def test_a_killed_supervisor_repeats_only_what_ran(new_daemon: NewDaemon, shape:
                 every=0.001,
             )
             mark = kill_and_wait(daemon)
-            before = len(daemon.ledger.records())
+            before, ended = len(daemon.ledger.records()), daemon.ledger.ended(GROUP)
             daemon.start()
             for partition in range(PARTITIONS):
                 told = daemon.wait_event("lease.resumed", after=mark, partition=partition)
                 assert len(told.get("running", [])) <= width
+            if ended == set(uids):  # a test that had to wait for a processor kills too late
+                continue
             daemon.wait_for(lambda at=before: len(daemon.ledger.records()) > at, what="it goes on")
         daemon.wait_settled(60)
         audit = daemon.ledger.audit(GROUP)
@@ -357,7 +359,8 @@ def test_the_file_is_private_and_gone_after_a_drain(new_daemon: NewDaemon, runti
         assert path.stat().st_mode & 0o777 == 0o600
         header = header_of(path)
         found = scoreboard_file.read(path, header)
-        assert {each.lease.unit for each in found.left} == {Unit(TOPIC, n, GROUP) for n in range(2)}
+        units = {each.lease.unit for each in found.partitions}
+        assert units == {Unit(TOPIC, n, GROUP) for n in range(2)}
         assert found.torn == []
         json.dumps(header)
         assert daemon.stop() == 0

@@ -31,7 +31,7 @@ from streamqd.store import (
 )
 from streamqd.store import retention as trimming
 from streamqd.store import statistics as figures
-from streamqd.store.client import Connection
+from streamqd.store.client import connect
 from streamqd.store.items import BYTES_MAX, portions
 from streamqd.store.keys import Keys
 from streamqd.store.messages import ITEMS_MAX, PLACES_MAX
@@ -246,7 +246,7 @@ def main() -> None:
 
 def run(server: ProcessServer, options: argparse.Namespace) -> dict[str, dict[int, list[float]]]:
     """Return script -> size of bodies -> milliseconds of the longest call of each round."""
-    link = Connection(server.settings, timeout=60.0, name="bench:blocking")
+    link = connect(server.settings, timeout=60.0, name="bench:blocking")
     found: dict[str, dict[int, list[float]]] = {}
     for size in options.bodies:
         for case in CASES:

@@ -23,7 +23,7 @@ from typing import Any
 
 from streamqd import config
 from streamqd.producer import Outgoing, Producer
-from streamqd.store.client import Connection
+from streamqd.store.client import connect
 from tests.benchmarks.quick import machine
 from tests.support.daemon import ROOT, TOPIC, Daemon
 from tests.support.servers import ProcessServer, find_binary
@@ -257,7 +257,7 @@ def loss(binary: Path, settings: dict[str, str], shim: Path, how: str) -> tuple[
         if how == "power cut":
             cut(server.folder, log)
         server.start()
-        link = Connection(server.settings, timeout=10.0, name="bench")
+        link = connect(server.settings, timeout=10.0, name="bench")
         stream = f"stream:topic:{{{TOPIC}:p:0}}"
         kept = {row[0].decode() for row in link.execute("XRANGE", stream, "-", "+")}
         link.close()

@@ -63,16 +63,26 @@ def wake_ups(path: str, rounds: int) -> dict[str, list[float]]:
     """From the XADD of a message to the beginning of its handler, 200 a second: p50 and p99."""
     found: dict[str, list[list[float]]] = {"bare loop, us": [], "streamqd, us": []}
     for _ in range(rounds):
-        for name, readers in (("bare loop, us", _bare_reader), ("streamqd, us", _daemon_reader)):
-            with tempfile.TemporaryDirectory() as folder:
-                ledger = Path(folder, "ledger")
-                ledger.touch()
-                late = sorted(readers(path, ledger)[20:])  # the first ones warm everything up
-                found[name].append([late[len(late) // 2] / 1e3, late[len(late) * 99 // 100] / 1e3])
+        for name, reader in (("bare loop, us", _bare_reader), ("streamqd, us", _daemon_reader)):
+            found[name].append(_late(path, reader))
     return {
         name: [round(statistics.median(column), 1) for column in zip(*each, strict=True)]
         for name, each in found.items()
     }
+
+
+def wake_up_of_daemon(path: str) -> list[float]:
+    """The same of the daemon alone, in us."""
+    return _late(path, _daemon_reader)
+
+
+def _late(path: str, reader: Callable[[str, Path], list[int]]) -> list[float]:
+    """p50 and p99, in us."""
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Path(folder, "ledger")
+        ledger.touch()
+        late = sorted(reader(path, ledger)[20:])  # the first ones warm everything up
+        return [late[len(late) // 2] / 1e3, late[len(late) * 99 // 100] / 1e3]
 
 
 def _daemon_reader(path: str, ledger: Path) -> list[int]:

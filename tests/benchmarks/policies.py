@@ -24,7 +24,7 @@ from streamqd.message import Message
 from streamqd.model import Backoff
 from streamqd.scoreboard import Scoreboard
 from streamqd.store import messages
-from streamqd.store.client import Connection
+from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from tests.benchmarks.quick import machine, server
 from tests.contract.desk import UNIT, Desk
@@ -94,7 +94,7 @@ def run(
 ) -> tuple[float, float]:
     """Messages per second, and CPU time for each in microseconds; each message counts once."""
     settings = replace(Settings().redis, url=f"unix://{path}")
-    link = Connection(settings, timeout=10.0, name="bench:fill")
+    link = connect(settings, timeout=10.0, name="bench:fill")
     link.execute("FLUSHALL")
     desk = Desk(link, Keys())
     desk.groups()
@@ -144,7 +144,7 @@ def fill(link: Connection, stream: str, count: int, keys: int, chance: random.Ra
 
 def promote(path: str, over: threading.Event) -> None:
     """Bring back what is due, all the time."""
-    link = Connection(
+    link = connect(
         replace(Settings().redis, url=f"unix://{path}"), timeout=10.0, name="bench:retry"
     )
     while not over.wait(0.005):

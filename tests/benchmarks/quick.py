@@ -33,6 +33,7 @@ from tests.support.machine import machine
 
 PARTITIONS = 2
 PAYLOAD = b"x" * 100
+PYTHON = sys.executable  # of the daemons; `beside` sets that of another tree
 HANDLER = """
 import asyncio, os, time
 
@@ -258,9 +259,10 @@ def daemon(
             f"max_crashes = 0\n{extra}"
         )
         process = subprocess.Popen(
-            [sys.executable, "-m", "streamqd", "--config", str(config)],
+            [PYTHON, "-m", "streamqd", "--config", str(config)],
             stderr=subprocess.DEVNULL,
             env=os.environ | (env or {}),
+            cwd=folder,  # not a tree: its package would be the one that runs
         )
         try:
             yield process

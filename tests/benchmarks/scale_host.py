@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from streamqd.model import Unit
 from streamqd.store import scripts
-from streamqd.store.client import Connection
+from streamqd.store.client import connect
 from streamqd.store.keys import Keys
 from tests.benchmarks.scale_ping import Pinger
 from tests.contract.desk import Desk
@@ -73,7 +73,7 @@ class Host:
     def __init__(self, server: ProcessServer, folder: Path) -> None:
         self.server = server
         self.folder = folder
-        self.link = Connection(server.settings, timeout=60.0, name=OWN_NAME)
+        self.link = connect(server.settings, timeout=60.0, name=OWN_NAME)
         self.meter = Meter(self.link)
         self.keys = Keys()
         self.daemons: list[Daemon] = []

@@ -81,7 +81,7 @@ def lease_refence(desk: Desk) -> Call:
 
 
 def lease_refence_uncharged(desk: Desk) -> Call:
-    """A child was retired, nobody is to blame."""
+    """A child was dismissed, nobody is to blame."""
     main = desk.pending("1-0")
     retried = desk.pending_retry("1-0")
     desk.own("old")
@@ -422,6 +422,19 @@ def archive_advance(desk: Desk) -> Call:
     return archives.advance(desk.keys, *desk.unit[:2], "2-0")
 
 
+def query_position(desk: Desk) -> Call:
+    desk.add("1-0")
+    desk.do("XGROUP", "CREATE", desk.stream, "spark:q", "0")
+    desk.do("HSET", desk.trim, "holds:spark:q", "1")
+    return spark.query_position(desk.keys, *desk.unit[:2], "q", "1-0", 1, hold=True)
+
+
+def query_position_new(desk: Desk) -> Call:
+    desk.do("HSET", desk.trim, "first", "1-0")
+    desk.add("1-0")
+    return spark.query_position(desk.keys, *desk.unit[:2], "q", "1-0", 1, hold=False)
+
+
 def pipeline_lease_take(desk: Desk) -> Call:
     """Also what gives it a new life, but without a lease there is nothing to break."""
     desk.link.run(archives.take_lease(desk.keys, desk.unit.topic, "archive", "t1", TTL))
@@ -595,6 +608,8 @@ WHEN_FULL: dict[Scenario, str] = {
     sink_publish: "OK",
     sink_end: "OK",
     archive_advance: "OK",
+    query_position: "OK",
+    query_position_new: "OK",
     pipeline_lease_take: "OK",
     pipeline_lease_take_free: "OK",
     pipeline_lease_keep: "OK",

@@ -10,7 +10,7 @@ from streamqd.store.items import BYTES_MAX, portions
 from streamqd.store.messages import Recovered, Snapshot
 from streamqd.store.retention import Trimmed
 from streamqd.store.scripts import load
-from streamqd.worker.settler import Settlement, _batches
+from streamqd.worker.settler import FailedEntry, _batches
 from tests.contract.desk import UNIT, Desk
 from tests.contract.scenarios import drop_all, trim_all
 from tests.support import costs
@@ -217,8 +217,10 @@ def test_freeing_without_the_right_to_ask(desk: Desk) -> None:
 
 
 def test_a_worker_settles_in_portions() -> None:
+    body = [b"payload", BODY]
+    size = sum(map(len, body))
     items = [
-        Settlement(b"m:%d-0" % number, number, None if number % 2 else 1.0, {}, [b"payload", BODY])
+        FailedEntry(b"m:%d-0" % number, number, None if number % 2 else 1.0, {}, body, size)
         for number in range(COUNT)
     ]
     batches = [(dead, [item.at for item in part]) for dead, part in _batches(items)]

@@ -10,7 +10,7 @@ import pytest
 
 from streamqd.errors import RedisRefused
 from streamqd.store import scripts
-from streamqd.store.client import Connection
+from streamqd.store.client import connect
 from tests.contract import scenarios
 from tests.contract.desk import Desk
 from tests.contract.scenarios import UNTOUCHED, WHEN_FULL, Scenario
@@ -105,7 +105,7 @@ def failed_snapshot(server: Server) -> Iterator[None]:
     """The server's last snapshot failed; it minds when it is told to make some."""
     if not isinstance(server, ProcessServer):
         pytest.skip("needs the folder of a server")
-    link = Connection(server.settings, timeout=10.0, name="test:snapshot")
+    link = connect(server.settings, timeout=10.0, name="test:snapshot")
     place = server.folder / "dump.rdb"
     place.unlink(missing_ok=True)
 

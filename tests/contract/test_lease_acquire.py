@@ -6,6 +6,7 @@ from streamqd.model import Unit
 from streamqd.store import leases, messages
 from streamqd.store.scripts import Call, Reply
 from tests.contract.desk import OWNER, TTL, Desk
+from tests.contract.lease_answers import Holder
 
 
 def take(desk: Desk, token: str, seen_epoch: int, owner: str = OWNER, dead: str = "") -> Call:
@@ -48,14 +49,14 @@ def test_refuses_while_the_lease_of_another_lives(desk: Desk) -> None:
     epoch = desk.own("t1", owner="east-1")
     rest = desk.expect("lease_acquire", "HELD", take(desk, "t2", epoch))
     assert 0 < int(rest[0]) <= TTL * 1000
-    assert leases.Holder.parse(Reply("HELD", rest)) == (epoch, "east-1")
+    assert Holder.parse(Reply("HELD", rest)) == (epoch, "east-1")
 
 
 def test_refuses_when_someone_has_owned_it_since_the_caller_looked(desk: Desk) -> None:
     epoch = desk.own("t1")
     desk.link.run(leases.release(desk.keys, desk.leased("t1")))
     rest = desk.expect("lease_acquire", "MOVED", take(desk, "t2", 0))
-    assert leases.Holder.parse(Reply("MOVED", rest)) == (epoch, "")
+    assert Holder.parse(Reply("MOVED", rest)) == (epoch, "")
 
 
 def test_the_same_call_again_keeps_the_epoch(desk: Desk) -> None:

@@ -7,6 +7,7 @@ import pytest
 from streamqd.store import leases
 from streamqd.store.scripts import Call, Reply
 from tests.contract.desk import OWNER, TTL, Desk, Stream
+from tests.contract.lease_answers import Holder, Refenced
 
 
 def refence(
@@ -26,7 +27,7 @@ def test_replaces_the_token_and_the_lease(desk: Desk) -> None:
     before = desk.state()
     with desk.instant() as now:
         rest = desk.expect("lease_refence", "OK", refence(desk))
-    refenced = leases.TokenRotated.parse(Reply("OK", rest))
+    refenced = Refenced.parse(Reply("OK", rest))
     assert refenced.epoch > epoch
     assert refenced.crashes == 0
     number = rest[0]
@@ -50,7 +51,7 @@ def test_acknowledges_and_charges_in_the_same_step(desk: Desk) -> None:
     context = b"signal 9 \x00\xff"
     call = refence(desk, charged=main[1], context=context, done=[main[0], retried[1]])
     rest = desk.expect("lease_refence", "OK", call)
-    assert leases.TokenRotated.parse(Reply("OK", rest)).crashes == 2
+    assert Refenced.parse(Reply("OK", rest)).crashes == 2
     changed = desk.changes(before)
     assert sorted(changed) == ["attempts", "fence", "lease", "retry", "stream"]
     assert changed["attempts"] == {"m:2-0:c": b"2", "m:2-0:last": context}
@@ -100,7 +101,7 @@ def test_a_third_token_is_refused(desk: Desk) -> None:
     epoch = desk.own("t9", owner="east-1")
     call = refence(desk, charged=main[0], context=b"signal 9", done=main)
     rest = desk.expect("lease_refence", "FENCED", call)
-    assert leases.Holder.parse(Reply("FENCED", rest)) == (epoch, "east-1")
+    assert Holder.parse(Reply("FENCED", rest)) == (epoch, "east-1")
 
 
 def test_a_released_unit_is_refused(desk: Desk) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from streamqd.store import leases
 from streamqd.store.scripts import Call, Reply
 from tests.contract.desk import OWNER, TTL, Desk
+from tests.contract.lease_answers import Holder
 
 
 def release(desk: Desk, token: str = "t1") -> Call:
@@ -28,7 +29,7 @@ def test_the_second_is_refused(desk: Desk) -> None:
     epoch = desk.own("t1")
     desk.expect("lease_release", "OK", release(desk))
     rest = desk.expect("lease_release", "FENCED", release(desk))
-    assert leases.Holder.parse(Reply("FENCED", rest)) == (epoch, "")
+    assert Holder.parse(Reply("FENCED", rest)) == (epoch, "")
 
 
 def test_frees_a_unit_whose_lease_has_expired(desk: Desk) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from streamqd.store import leases
 from streamqd.store.scripts import Call, Reply
 from tests.contract.desk import OWNER, TTL, Desk
+from tests.contract.lease_answers import Holder
 
 
 def renew(desk: Desk, token: str = "t1", ttl: float = TTL) -> Call:
@@ -40,7 +41,7 @@ def test_a_superseded_token_is_refused(desk: Desk) -> None:
     desk.link.run(leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, None, b"", []))
     rest = desk.expect("lease_renew", "FENCED", renew(desk))
     epoch = int(desk.state()["fence"]["epoch"])
-    assert leases.Holder.parse(Reply("FENCED", rest)) == (epoch, OWNER)
+    assert Holder.parse(Reply("FENCED", rest)) == (epoch, OWNER)
 
 
 def test_without_a_fence_nobody_is_the_owner(desk: Desk) -> None:

@@ -8,7 +8,7 @@ from streamqd.admin import renewal as admin
 from streamqd.config import Topic
 from streamqd.errors import RedisRefused
 from streamqd.store import leases, renewal, scripts, topics
-from streamqd.store.client import Connection
+from streamqd.store.client import connect
 from streamqd.store.scripts import Call
 from streamqd.store.store import Store
 from tests.contract.desk import TTL, Desk, Stream
@@ -201,7 +201,7 @@ def test_who_has_renewed_it_is_told_so(
     sha = scripts.get(step).sha.encode()
     for each in scripts.load().values():
         full.do("SCRIPT", "LOAD", each.source)
-    shaky = Connection(proxy.settings, timeout=5.0, name="test:shaky")
+    shaky = connect(proxy.settings, timeout=5.0, name="test:shaky")
     lost = proxy.arm(fault, wanted=lambda command: sha in command)
     done = admin.renew(Store(shaky, full.keys), full.unit.topic, full.unit.partition, force=False)
     shaky.close()
@@ -220,7 +220,7 @@ def test_an_empty_stream_is_renewed_though_the_reply_was_lost(
     desk.do("XTRIM", desk.stream, "MAXLEN", 0)
     swap_script = scripts.get("renewal_swap")
     desk.do("SCRIPT", "LOAD", swap_script.source)
-    shaky = Connection(proxy.settings, timeout=5.0, name="test:shaky")
+    shaky = connect(proxy.settings, timeout=5.0, name="test:shaky")
     proxy.arm(Fault.DROP_REPLY, wanted=lambda command: swap_script.sha.encode() in command)
     done = admin.renew(Store(shaky, desk.keys), desk.unit.topic, desk.unit.partition, force=False)
     shaky.close()

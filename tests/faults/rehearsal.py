@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from streamqd.store import scripts
-from streamqd.store.client import Connection
+from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.contract.desk import UNIT, Desk
@@ -62,11 +62,11 @@ class Stage:
 
     def shaky(self, name: str = "test:shaky") -> Connection:
         """A connection that is cut when the strike comes."""
-        return Connection(self.proxy.settings, timeout=5.0, name=name)
+        return connect(self.proxy.settings, timeout=5.0, name=name)
 
     def server_link(self) -> Connection:
         """One more connection that nothing happens to."""
-        return Connection(self.server.settings, timeout=5.0, name="test:beside")
+        return connect(self.server.settings, timeout=5.0, name="test:beside")
 
     @property
     def struck(self) -> bool:

@@ -14,7 +14,7 @@ from streamqd.scoreboard import DONE, RUNNING, Scoreboard, WorkerState
 from streamqd.store import members
 from streamqd.supervisor.drain import BurstCheck
 from streamqd.supervisor.lease_manager import LeaseManager
-from streamqd.supervisor.partition import OwnedPartition, Phase
+from streamqd.supervisor.partition import PartitionState, Phase
 from tests.contract.desk import UNIT
 from tests.faults.rehearsal import Stage
 
@@ -35,7 +35,7 @@ class Talk:
         )
         board = Scoreboard(1)
         self.exchange = LeaseManager(settings, board, LOCK)
-        self.holding = OwnedPartition(UNIT, consumer, board.allot(UNIT))
+        self.holding = PartitionState(UNIT, consumer, board.allot(UNIT))
         self.holdings = {UNIT: self.holding}
         self.now = time.monotonic()
 
@@ -46,7 +46,7 @@ class Talk:
             self.now += 10.0
             self.exchange.tick(self.now, self.holdings, [UNIT])
             quiet = self.exchange.ok and self.exchange.next_at() > self.now + 10.0
-            if quiet and self.holding.phase is phase and not self.holding.unsaid:
+            if quiet and self.holding.phase is phase and not self.holding.wants_exchange:
                 return
         raise AssertionError(f"{what}: still {self.holding.phase}")
 

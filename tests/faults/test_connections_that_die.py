@@ -73,7 +73,7 @@ def both(make: Make, proxy: FaultProxy, shape: str) -> Iterator[tuple[Daemon, Da
     with made as daemon:
         (uid,) = sender.send(["ok"])
         daemon.wait_run(uid, "end")
-        daemon.wait_for(sender.bell, what="the worker waits for messages")
+        daemon.wait_for(sender.long_poll, what="the worker waits for messages")
         yield daemon, sender
 
 
@@ -153,7 +153,7 @@ def test_an_idle_partition_begins_a_message_within_two_seconds(
             print(f"{shape}: {start.at - struck:.2f} s")
             assert start.at - struck < IDLE_SECONDS
             daemon.wait_settled()
-            daemon.wait_for(sender.bell, what="the worker waits for messages")
+            daemon.wait_for(sender.long_poll, what="the worker waits for messages")
         assert daemon.ledger.audit(GROUP) == Audit()
         assert daemon.stop() == 0
 

@@ -40,6 +40,7 @@ ROLES: tuple[Scene, ...] = (
     scenes_producer.the_first_message_of_a_topic,
     scenes_spark.a_task_that_writes_rows,
     scenes_spark.an_archive_that_goes_on,
+    scenes_spark.a_stream_that_shows_its_position,
 )
 SCENES = (*ROLES, *scenes_admin.CHANGING, *scenes_admin.LOOKING)
 # For a verb a cut reply is a lost one; and one that only looks has nothing to double.

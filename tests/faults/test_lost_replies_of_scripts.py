@@ -12,7 +12,7 @@ import pytest
 
 from streamqd.errors import RedisUnavailable
 from streamqd.store import retention, scripts, statistics
-from streamqd.store.client import Connection
+from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
 from tests.contract import scenarios
@@ -72,7 +72,7 @@ def repeat(desk: Desk, proxy: FaultProxy, call: Call, fault: Fault) -> tuple[str
     """
     # The server must know the script, or the first command of the call is not the one that counts.
     desk.do("SCRIPT", "LOAD", call.script.source)
-    shaky = Connection(proxy.settings, timeout=5.0, name="test:shaky")
+    shaky = connect(proxy.settings, timeout=5.0, name="test:shaky")
     shaky.open()
     proxy.arm(fault, command="EVALSHA")
     with pytest.raises(RedisUnavailable) as caught:

@@ -12,7 +12,7 @@ import pytest
 from streamqd import config
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.producer import Producer
-from streamqd.store.client import Connection
+from streamqd.store.client import Connection, connect
 from tests.faults.test_servers_that_fail import TTL, settle_after
 from tests.support.daemon import Daemon
 from tests.support.servers import ProcessServer, free_port
@@ -30,7 +30,7 @@ class Refusal:
 
     def __init__(self, server: ProcessServer) -> None:
         self.server = server
-        self.link = Connection(server.settings, timeout=20.0, name="test:refusal")
+        self.link = connect(server.settings, timeout=20.0, name="test:refusal")
 
     code = ""
 
@@ -79,7 +79,7 @@ class Busy(Refusal):
         self._thread.start()
 
     def _run(self) -> None:
-        link = Connection(self.server.settings, timeout=60.0, name="test:busy")
+        link = connect(self.server.settings, timeout=60.0, name="test:busy")
         with pytest.raises(RedisRefused):  # it is killed
             link.execute("EVAL", ENDLESS, 0)
         link.close()

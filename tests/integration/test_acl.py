@@ -22,7 +22,7 @@ from streamqd.housekeeper.script_loader import ScriptLoader
 from streamqd.model import Unit
 from streamqd.producer import Producer
 from streamqd.store import messages, topics
-from streamqd.store.client import Connection
+from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.support import usage, users
@@ -129,7 +129,7 @@ def test_the_check_of_rights_finds_nothing_missing(
     server: Server, granted: None, keys: Keys
 ) -> None:
     for name in ("daemon", "admin"):
-        link = Connection(as_user(server, users.read(name).user), timeout=10.0, name="test:granted")
+        link = connect(as_user(server, users.read(name).user), timeout=10.0, name="test:granted")
         assert permissions.missing(Store(link, keys), "default") == []
         link.close()
 
@@ -147,7 +147,7 @@ def test_every_right_that_a_daemon_loses_is_named(
     unnamed = []
     for command in sorted(found.commands - UNCHECKED):
         users.grant(link, without=command)
-        other = Connection(as_user(server, found.user), timeout=10.0, name="test:weaker")
+        other = connect(as_user(server, found.user), timeout=10.0, name="test:weaker")
         lacking = {
             each.command.lower() for each in permissions.missing(Store(other, keys), "default")
         }
@@ -162,7 +162,7 @@ def test_no_transactions_no_work(
     server: Server, link: Connection, granted: None, keys: Keys, command: str
 ) -> None:
     users.grant(link, without=command)
-    other = Connection(as_user(server, users.read("daemon").user), timeout=10.0, name="test:weaker")
+    other = connect(as_user(server, users.read("daemon").user), timeout=10.0, name="test:weaker")
     with pytest.raises(RedisRefused, match="NOPERM"):
         permissions.missing(Store(other, keys), "default")
     other.close()
@@ -348,7 +348,7 @@ def test_what_each_user_can_do_at_worst(
     """S2: what the table of docs/SECURITY.md says of each user, by trying it."""
     if not users.has_selectors(link) and name.startswith("producer"):
         pytest.skip("Redis 6.2 has no selectors: its users may do more, as SECURITY.md says")
-    other = Connection(as_user(server, users.read(name).user), timeout=10.0, name="test:worst")
+    other = connect(as_user(server, users.read(name).user), timeout=10.0, name="test:worst")
     for command in MAY_NOT[name]:
         with pytest.raises(RedisRefused) as caught:
             other.execute(*command)
@@ -373,7 +373,7 @@ def test_the_server_of_compose_lets_in_the_daemon_alone(
     password = secret.read_text().strip()
     assert password not in acl.read_text()
     server = new_server()
-    default = Connection(server.settings, timeout=10.0, name="test:default")
+    default = connect(server.settings, timeout=10.0, name="test:default")
     for line in reversed(acl.read_text().splitlines()):
         default.execute("ACL", "SETUSER", *users.rules(line))
     default.close()
@@ -381,10 +381,10 @@ def test_the_server_of_compose_lets_in_the_daemon_alone(
     redis = dataclasses.replace(
         server.settings, username=users.read("daemon").user, password_file=secret
     )
-    link = Connection(redis, timeout=10.0, name="test:compose")
+    link = connect(redis, timeout=10.0, name="test:compose")
     assert link.execute("TIME")
     link.close()
-    stranger = Connection(server.settings, timeout=10.0, name="test:stranger")
+    stranger = connect(server.settings, timeout=10.0, name="test:stranger")
     with pytest.raises(RedisUnavailable, match="NOAUTH"):
         stranger.execute("TIME")
     stranger.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,7 @@ from streamqd import config
 from streamqd.admin import as_json, dead_letters, fleet, partitions, pending, permissions, tail
 from streamqd.admin import topics as admin_topics
 from streamqd.admin.dead_letters import DeadLetterFilter
+from streamqd.admin.published import Fleet
 from streamqd.errors import RedisRefused, Refused, TopicMissing
 from streamqd.model import Lease, Unit
 from streamqd.store import items, leases, members, messages, topics
@@ -512,7 +514,8 @@ def test_tailing_a_partition_that_is_not_there(store: Store, at: At) -> None:
 
 
 def beat(link: Connection, keys: Keys, instance: str, **info: object) -> None:
-    link.run(members.beat(keys, "default", instance, "n1", {"host": "h1", "pid": 42, **info}, 15.0))
+    told = {"host": "h1", "pid": 42, "started": time.time(), **info}
+    link.run(members.beat(keys, "default", instance, "n1", told, 15.0))
 
 
 def calls(link: Connection, command: str) -> int:
@@ -524,11 +527,11 @@ def calls(link: Connection, command: str) -> int:
 
 
 def test_an_empty_fleet(store: Store) -> None:
-    seen = fleet.status(store, "default", stale=15)
+    seen = fleet.status(Fleet(store, "default", 15))
 
     assert seen.instances == []
     assert seen.units == []
-    assert seen.problems == ["no instance of the fleet default is alive"]
+    assert seen.problems == ["no instance of the fleet default is alive, so nothing is handled"]
 
 
 def test_the_fleet_at_a_glance(link: Connection, store: Store, keys: Keys, at: At) -> None:
@@ -552,7 +555,7 @@ def test_the_fleet_at_a_glance(link: Connection, store: Store, keys: Keys, at: A
     bury(at(2), "1-0")
     link.run(leases.release(keys, Lease(at(2).unit, "t1")))
 
-    seen = fleet.status(store, "default", stale=15)
+    seen = fleet.status(Fleet(store, "default", 15))
 
     by_name = {each.instance: each for each in seen.instances}
     west = by_name["west-1"]
@@ -584,11 +587,46 @@ def test_many_partitions_with_one_problem_are_summed_up(
     beat(link, keys, "west-1")
     before = calls(link, "zrange")
 
-    problems = fleet.status(store, "default", stale=15).problems
+    problems = fleet.status(Fleet(store, "default", 15)).problems
 
-    assert problems == ["no instance owns wide/hits in all 40 partitions"]
+    assert problems == [
+        (
+            "no instance owns wide/0/hits: none of 1 live instance offers wide/hits; the same in"
+            " partitions 1-39"
+        )
+    ]
     # The members are read once; the rest measures each unit, and each partition's scheduled sends.
     assert calls(link, "zrange") - before == 40 + 40 + 1
+
+
+def test_status_says_of_instances_what_the_doctor_says(
+    link: Connection, store: Store, keys: Keys
+) -> None:
+    """Both judge by the same checks; a note is no problem of `status`."""
+    beat(link, keys, "quiet", started=1.0)
+    beat(link, keys, "cut-off", capacity=3, capacity_problem="no files left", started=1.0)
+    beat(link, keys, "asleep", started=1.0)
+    beat(link, keys, "going", started=1.0)
+    for name, state, up in (
+        ("cut-off", "limited", False),
+        ("asleep", "paused", True),
+        ("going", "drained", True),
+    ):
+        summary = {"state": state, "redis_up": up, "at_unix_ms": round(time.time() * 1000)}
+        link.execute("SET", keys.instance("default", name), json.dumps(summary))
+
+    assert sorted(fleet.status(Fleet(store, "default", 15)).problems) == [
+        (
+            "cut-off can run no more than 3 partitions: the system refuses it another process"
+            " (no files left)"
+        ),
+        (
+            "quiet beats, but its housekeeper has not been heard at all lately: its retries wait,"
+            " and nothing is trimmed"
+        ),
+        "the housekeeper of cut-off does not reach Redis: its retries wait, and nothing is trimmed",
+        "the instance asleep is paused",
+    ]
 
 
 @pytest.mark.parametrize("raw", ["not json", "[]", '{"units": 7, "state": null}', '{"units": [3]}'])
@@ -598,7 +636,7 @@ def test_a_summary_of_another_version_is_no_reason_to_fail(
     beat(link, keys, "west-1")
     link.execute("SET", keys.instance("default", "west-1"), raw)
 
-    assert [each.instance for each in fleet.status(store, "default", stale=15).instances] == [
+    assert [each.instance for each in fleet.status(Fleet(store, "default", 15)).instances] == [
         "west-1"
     ]
 
@@ -626,7 +664,7 @@ def test_whoever_looks_writes_nothing(link: Connection, store: Store, keys: Keys
     dead_letters.plan(store, "access", DeadLetterFilter(), fleet="default")
     watched = tail.Tail(store, "access")
     watched.last(5)
-    fleet.status(store, "default", stale=15)
+    fleet.status(Fleet(store, "default", 15))
     permissions.missing(store, "default")
 
     assert at(0).dump() == before

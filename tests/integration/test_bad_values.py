@@ -49,6 +49,7 @@ VERBS = {
     "group list access": {0},
     "group describe access hits": {0},
     "retry list access hits": {0},
+    "delayed list access": {0},
     "dlq list": {0},
     "dlq list access": {0},
     "dlq stats access": {0},
@@ -170,7 +171,7 @@ BAD = [
         )
     ),
     Bad("scheduled=inf", ("ZADD", KEYS.scheduled(*PLACE), "inf", "x"), KEYS.scheduled(*PLACE),
-        "x", ()),
+        "x", ("delayed list access",)),
     # units
     *(_hash(ATTEMPTS, "m:1-0:c", value) for value in ("abc", HUGE, "-1")),
     _hash(ATTEMPTS, "m:1-0:f", "abc"),

@@ -25,6 +25,7 @@ from streamqd.store import members, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
+from streamqd.words import lasting
 from tests.integration.test_admin import bury
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import Server
@@ -262,7 +263,7 @@ def test_status_has_a_row_for_each_group_with_totals_and_the_truth(
     del told[5]["group_dead_letters"]
     for number in range(3):
         at(number).add("1000-0")
-    info = {"offers": [["access", "hits"], ["access", "agents"]]}
+    info = {"offers": [["access", "hits"], ["access", "agents"]], "started": time.time()}
     link.run(members.beat(keys, "default", "west-1", "n1", info, 15.0))
     summary = {"instance": "west-1", "state": "working", "units": told}
     link.execute("SET", keys.instance("default", "west-1"), json.dumps(summary))
@@ -279,10 +280,13 @@ def test_status_has_a_row_for_each_group_with_totals_and_the_truth(
     assert [each["condition"] for each in seen["units"][3:]] == ["running", "ready", "ready"]
     assert seen["problems"] == [
         (
-            "the circuit breaker of access/agents is open on west-1 in all 3 partitions,"
-            " next try in 7 s; last: ConnectionError"
+            "the circuit breaker of access/0/agents is open on west-1: no message is started, the"
+            " next try in 7 s; last: builtins.ConnectionError, 2 s ago; the same in partitions 1-2"
         ),
-        "access/0/hits has been running one message for 12 s on west-1",
+        (
+            "the handler of access/0/hits on west-1 has been working on one message for 12 s; 1"
+            f" unread and 0 pending, the oldest {lasting(seen['now_unix_ms'] / 1000 - 1)} old"
+        ),
     ]
     rows = said[said.index("GROUP ") :].splitlines()
     assert re.fullmatch(r"access/agents +3/3 .* 3 +\S+ +circuit open", rows[1])

@@ -20,8 +20,7 @@ from streamqd.spark.options import read_options
 from streamqd.spark.reader import EntryReader
 from streamqd.spark.streams import Catalog
 from streamqd.store import leases, messages, topics
-from streamqd.store.client import Connection
-from streamqd.store.cluster import ClusterConnection, connect
+from streamqd.store.client import Connection, connect
 from streamqd.store.fetch import Fetcher
 from streamqd.store.keys import Keys
 from streamqd.store.slots import slot_of
@@ -150,7 +149,7 @@ def test_a_fence_that_has_moved_does_not_look_like_that_of_another_owner(
     source.migrate(target, fence, keys.lease(*unit))
     fetcher.send_round([], [], 1)
     with pytest.raises(RedisUnavailable, match="ASK"):
-        fetcher.receive_round(rang=False)
+        fetcher.receive_round(polled=False)
     with pytest.raises(RedisUnavailable, match="ASK"):
         fetcher.watch()
     cluster.end_move(fence, target)
@@ -234,12 +233,13 @@ def test_a_server_that_is_no_cluster_says_so(
 
 def test_a_forked_child_has_connections_of_its_own(open_link: Open) -> None:
     link = open_link()
-    assert isinstance(link, ClusterConnection)
     before = {each.execute("CLIENT", "ID") for each in link.masters()}
     child = os.fork()
     if child == 0:
         code = 1
         try:
+            with pytest.raises(RuntimeError, match="detach it"):
+                link.execute("SET", "child", 0)
             link.detach()
             link.execute("SET", "child", 1)
             code = 0
@@ -248,6 +248,12 @@ def test_a_forked_child_has_connections_of_its_own(open_link: Open) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert link.execute("GET", "child") == b"1"
     assert {each.execute("CLIENT", "ID") for each in link.masters()} == before
+
+
+def test_what_needs_one_socket_asks_for_a_key(open_link: Open) -> None:
+    with pytest.raises(RuntimeError, match="connect with a key"):
+        _ = open_link().node
+    assert open_link(key="a").node.ready().sock.fileno() >= 0
 
 
 def test_a_node_that_is_named_like_a_single_server_is_told_apart(cluster: Cluster) -> None:

@@ -10,14 +10,13 @@ import pytest
 
 from streamqd import config
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.housekeeper.script_loader import TAUGHT, ScriptLoader
+from streamqd.housekeeper.script_loader import PRODUCER_SCRIPTS, ScriptLoader
 from streamqd.store import scripts
-from streamqd.store.client import Connection
-from streamqd.store.cluster import connect
+from streamqd.store.client import Connection, connect
 from tests.support.cluster import Cluster, Node
 from tests.support.waiting import wait_until
 
-SHAS = [scripts.get(name).sha for name in TAUGHT]
+SHAS = [scripts.get(name).sha for name in PRODUCER_SCRIPTS]
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +44,8 @@ def test_a_node_that_answers_later_is_no_reason_to_forget_the_others(
 ):
     busy, *others = cluster.masters
     busy.call("CONFIG", "SET", "lua-time-limit", 1)
-    spinning = Connection(busy.settings, timeout=5.0, name="test:spinning")
-    spinning.post([("EVAL", "while true do end", 0)])
+    spinning = connect(busy.settings, timeout=5.0, name="test:spinning")
+    spinning.node.post([("EVAL", "while true do end", 0)])
 
     def is_busy() -> bool:
         try:

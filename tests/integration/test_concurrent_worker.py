@@ -23,7 +23,7 @@ from streamqd.handlers import Release, SoftTimeout
 from streamqd.message import Message
 from streamqd.model import Backoff
 from streamqd.scoreboard import RUNNING, WorkerSlot
-from streamqd.store.client import Connection
+from streamqd.store.client import connect
 from streamqd.worker import ExitCode, concurrent, reader, worker
 from tests.contract.desk import Desk
 from tests.support.life import Life
@@ -82,7 +82,7 @@ def test_four_run_at_once_and_each_is_acknowledged_by_itself(desk: Desk, life: L
         # A link belongs to one thread.
         return {row[0].decode() for row in other.execute("XPENDING", *pending)}
 
-    other = Connection(life.settings.redis, timeout=5.0, name="test:other")
+    other = connect(life.settings.redis, timeout=5.0, name="test:other")
     pending = (desk.stream, "hits", "-", "+", 100)
     assert life.run(life.worker("t1", max_messages=8, **SEVERAL), work) == ExitCode.RECYCLE
     assert first.is_set()
@@ -137,10 +137,10 @@ def test_what_runs_is_not_begun_again_after_a_lost_connection(
 
     def cut() -> None:
         running.wait(5)
-        before = worker.link.opened
+        before = worker.link.node.opened
         proxy.cut()
         # It lists what is pending while three still run, and goes on with the others.
-        wait_until(lambda: worker.link.opened > before, what="a new connection")
+        wait_until(lambda: worker.link.node.opened > before, what="a new connection")
         wait_until(lambda: runs.total() == 12, what="the others have run")
         again.set()
 
@@ -296,7 +296,7 @@ def test_what_waits_in_hand_is_no_reason_to_connect_anew(
     monkeypatch.setattr(reader, "BLOCK_SECONDS", 0.01)
     for number in range(1, 7):
         desk.add(f"{number}-0", "payload", "x", "key", f"k{number % 5}")
-    other = Connection(life.settings.redis, timeout=5.0, name="test:other")
+    other = connect(life.settings.redis, timeout=5.0, name="test:other")
     sessions: list[bytes] = []
 
     def work(_message: Message) -> None:

@@ -138,7 +138,7 @@ def test_what_lies_between_verdicts_is_not_read_again(handled: Handling, desk: D
     assert {cost.sent[name] for name in ("xpending", "xrange")} == {FULL // 2}
 
 
-def test_a_worker_without_messages_costs_six_commands_a_doorbell(
+def test_a_worker_without_messages_costs_six_commands_a_long_poll(
     desk: Desk, life: Life, meter: Meter, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "BLOCK_SECONDS", 0.001)
@@ -149,7 +149,7 @@ def test_a_worker_without_messages_costs_six_commands_a_doorbell(
     one._attach()
     with meter.measuring() as cost:
         for _ in range(10):
-            one.reader.ring()
+            one.reader.start_poll()
             while (answer := one._answer()) is None:
                 pass
             assert not answer.main

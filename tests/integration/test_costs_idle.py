@@ -18,7 +18,7 @@ from streamqd.scoreboard import Scoreboard, now_ns
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.supervisor.lease_manager import TOGETHER, LeaseManager
-from streamqd.supervisor.partition import OwnedPartition, Phase
+from streamqd.supervisor.partition import PartitionState, Phase
 from streamqd.worker import reader, worker
 from tests.contract.desk import Desk
 from tests.support import users
@@ -57,7 +57,7 @@ def test_all_renewals_travel_in_one_round_trip(
 ) -> None:
     board = Scoreboard(UNITS)
     ours = settings(server)
-    holdings = {unit: OwnedPartition(unit, ours.consumers[0], board.allot(unit)) for unit in owned}
+    holdings = {unit: PartitionState(unit, ours.consumers[0], board.allot(unit)) for unit in owned}
     exchange = LeaseManager(ours, board, "lock")
 
     def tick() -> None:
@@ -120,7 +120,7 @@ TASKS = {
 def keeper(server: Server, owned: list[Unit], meter: Meter) -> Iterator[Housekeeper]:
     board = board_of(owned)
     for slot in board.slots():
-        slot.bells.begin(now_ns(), LATER, LATER)
+        slot.poll.begin(now_ns(), LATER, LATER)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         made = Housekeeper(board, settings(server), theirs)
@@ -161,7 +161,7 @@ def test_a_turn_of_the_housekeeper_is_bounded(
     sent = {name: cost.scripts or cost.total for name, cost in found.items()}
     every = {task.name: task.every for task in keeper._tasks}
     idle = sum(sent[name] / every[name] for name in sent) / UNITS
-    # Six commands at the doorbell, two that compare what is pending, and a renewal.
+    # Six commands of a long poll, two that compare what is pending, and a renewal.
     idle += 6 / reader.BLOCK_SECONDS + 2 / worker.IDLE_CHECK_SECONDS
     idle += 1 / (keeper._settings.daemon.lease_ttl / 5)
     assert idle <= IDLE_MAX

@@ -22,7 +22,7 @@ from streamqd.metrics import MetricsView
 from streamqd.model import Backoff, Unit
 from streamqd.scoreboard import Scoreboard
 from streamqd.store import topics
-from streamqd.store.client import Connection
+from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.contract.desk import Desk
@@ -71,7 +71,7 @@ def handled(desk: Desk, life: Life, meter: Meter) -> Handling:
 def ours(server: Server, meter: Meter) -> Iterator[Connection]:
     """A connection that counts."""
     assert meter, "sockets count from here on"
-    link = Connection(users.acting(server.settings, "admin"), timeout=10.0, name="test:ours")
+    link = connect(users.acting(server.settings, "admin"), timeout=10.0, name="test:ours")
     link.open()
     yield link
     link.close()

@@ -23,7 +23,7 @@ from streamqd.errors import RedisUnavailable, Refused, TopicMissing
 from streamqd.message import Delivery, Message
 from streamqd.model import Unit
 from streamqd.store import directives, topics
-from streamqd.store.client import Connection
+from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.contract.desk import Desk
@@ -48,7 +48,7 @@ def at(link: Connection, store: Store, keys: Keys) -> At:
 @pytest.fixture
 def shaky(proxy: FaultProxy) -> Iterator[Connection]:
     """A connection through the proxy."""
-    link = Connection(proxy.settings, timeout=1.0, name="test:shaky")
+    link = connect(proxy.settings, timeout=1.0, name="test:shaky")
     yield link
     link.close()
 
@@ -372,7 +372,7 @@ def test_a_step_that_runs_late_does_nothing_more(
 ) -> None:
     plain(at(0), 1)
     target = Target(topic="other")
-    impatient = Connection(proxy.settings, timeout=1.0, name="test:impatient")
+    impatient = connect(proxy.settings, timeout=1.0, name="test:impatient")
     plain(at(1), 1)
     dead_letters.replay(store, TOPIC, DeadLetterFilter(("1:1-0",)), target=target)
     for number in range(2):

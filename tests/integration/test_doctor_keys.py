@@ -397,3 +397,7 @@ def test_a_value_that_cannot_be_read(surgery: Surgery) -> None:
     surgery.do("SADD", surgery.keys.registry(), b"\xff")
     found = surgery.finding("values.unreadable")
     assert found["mend"] == f"`redis-cli SREM {surgery.keys.registry()} $'\\xff'`"
+    surgery.do("SADD", surgery.keys.registry(), b"\xfe")
+    findings = surgery.run("--only", "values")["findings"]
+    names = [each["mend"].rpartition(" ")[2] for each in findings]
+    assert names == ["$'\\xfe'`", "$'\\xff'`"], "each of them is named"

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from streamqd.admin.checks import Severity
 from streamqd.admin.diagnosis import chosen, facts, fleet, server
-from streamqd.admin.diagnosis.check import Severity
 from streamqd.admin.diagnosis.facts import DiagnosisFacts, ServerHealth
 from streamqd.config import Settings
-from streamqd.store.client import Connection
+from streamqd.store.client import Connection, connect
 from tests.support import tls
 from tests.support.clock import HOUR, Clock, seconds_ahead
 from tests.support.servers import ProcessServer, needed
@@ -77,7 +77,7 @@ def test_an_append_only_file_that_is_not_written_through(
     tmp_path: Path, new_server: Callable[..., ProcessServer]
 ) -> None:
     durable = new_server(aof=True)
-    link = Connection(durable.settings, timeout=10.0, name="test:durable")
+    link = connect(durable.settings, timeout=10.0, name="test:durable")
     surgery = Surgery(tmp_path, durable.url, link)
     surgery.silent("server.persistence")
     link.execute("CONFIG", "SET", "appendfsync", "no")
@@ -100,9 +100,7 @@ def test_a_master_that_does_not_need_its_replicas(
     tmp_path: Path, new_server: Callable[..., ProcessServer]
 ) -> None:
     master, replica = new_server(tcp=True), new_server()
-    link, other = (
-        Connection(each.settings, timeout=10.0, name="test") for each in (master, replica)
-    )
+    link, other = (connect(each.settings, timeout=10.0, name="test") for each in (master, replica))
     surgery = Surgery(tmp_path, master.url, link)
     surgery.silent("server.min-replicas")
     other.execute("REPLICAOF", "127.0.0.1", master.port)
@@ -148,7 +146,7 @@ def test_clocks(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.fault("F10")
 def test_a_clock_that_is_really_wrong(tmp_path: Path, fresh_server: ProcessServer) -> None:
     Clock(fresh_server).jump_to(-HOUR)
-    link = Connection(fresh_server.settings, timeout=10.0, name="test")
+    link = connect(fresh_server.settings, timeout=10.0, name="test")
     wait_until(lambda: seconds_ahead(link) < -60, what="the server takes notice")
     found = Surgery(tmp_path, fresh_server.url, link).finding("server.clock")
     assert -HOUR - 2 < found["evidence"]["skew_seconds"] < -HOUR + 2
@@ -221,7 +219,7 @@ def test_certificates_that_end_or_have_ended(tmp_path: Path) -> None:
     folder = needed(tls.certificates, tmp_path)
     # Who does not look at it does not refuse it: nobody has noticed so far.
     running = needed(tls.start, folder, tls_auth_clients="no")
-    link = Connection(running.settings, timeout=10.0, name="test")  # by its socket
+    link = connect(running.settings, timeout=10.0, name="test")  # by its socket
     surgery = Surgery(tmp_path, f"rediss://127.0.0.1:{running.port}", link)
     own = {"ca_file": "ca.pem", "cert_file": tls.expired(folder).name, "key_file": "server.key"}
     surgery.write(redis="".join(f'{name} = "{file}"\n' for name, file in own.items()))

@@ -20,7 +20,7 @@ import pytest
 from streamqd import embedded
 from streamqd.embedded import AlreadyRunning, EmbeddedServer
 from streamqd.errors import RedisRefused
-from streamqd.store.client import Connection, server_facts
+from streamqd.store.client import connect, server_facts
 from tests.support.servers import ProcessServer, Server
 from tests.support.waiting import wait_until
 
@@ -95,7 +95,7 @@ def _read(process: subprocess.Popen[str]) -> str:
 
 
 def _ask(server: EmbeddedServer, *command: str) -> object:
-    link = Connection(server.settings, timeout=5.0, name="test:embedded")
+    link = connect(server.settings, timeout=5.0, name="test:embedded")
     try:
         return link.execute(*command)
     finally:
@@ -144,7 +144,7 @@ def test_nobody_else_can_reach_it(running: EmbeddedServer) -> None:
 
 
 def test_settings_for_data_that_must_not_be_lost(running: EmbeddedServer) -> None:
-    link = Connection(running.settings, timeout=5.0, name="test")
+    link = connect(running.settings, timeout=5.0, name="test")
     facts = server_facts(link)
     assert facts.aof
     assert facts.maxmemory_policy == "noeviction"
@@ -214,9 +214,8 @@ def test_stopped_process_can_be_stopped(running: EmbeddedServer) -> None:
 
 def test_deaf_process_is_killed_and_the_data_is_there(running: EmbeddedServer, make: Make) -> None:
     _ask(running, "SET", "a", "1")
-    busy = Connection(running.settings, timeout=5.0, name="test:busy")
-    endless = b"while true do end"
-    busy.socket().sendall(b"*3\r\n$4\r\nEVAL\r\n$%d\r\n%b\r\n$1\r\n0\r\n" % (len(endless), endless))
+    busy = connect(running.settings, timeout=5.0, name="test:busy")
+    busy.node.post([("EVAL", "while true do end", "0")])
     wait_until(lambda: not running.ready(), what="the script runs")
     started = time.monotonic()
     assert not running.stop(0.3)

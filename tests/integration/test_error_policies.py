@@ -16,6 +16,7 @@ from streamqd.message import Message
 from streamqd.model import Backoff
 from streamqd.scoreboard import WorkerSlot, now_ns
 from streamqd.store import scripts
+from streamqd.store.client import connect
 from streamqd.worker import ExitCode
 from streamqd.worker.runs import ACK_DELAY_NS
 from tests.contract.desk import Desk
@@ -147,6 +148,23 @@ def test_a_stop_ends_the_wait_and_the_next_owner_begins_with_the_same_message(
     assert "attempts" not in desk.state()
 
 
+def test_a_stop_is_obeyed_where_a_message_is_run_again_without_a_wait(desk: Desk, life: Life):
+    add(desk, "ab")
+    runs: Runs = []
+
+    def work(message: Message) -> None:
+        runs.append((message.id, message.attempt))
+        if len(runs) == 3:
+            life.stop()
+        if len(runs) < 20:
+            raise Retry(after=0.0)
+
+    worker = life.worker("t1", max_attempts=0, **BLOCK)
+    assert life.run(worker, work) == ExitCode.STOPPED
+    assert runs == [("1-0", 1), ("1-0", 2), ("1-0", 3)]
+    assert pending(desk) == {"1-0", "2-0"}
+
+
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.DROP_REPLY])
 def test_a_blocked_message_keeps_its_place_and_count_over_a_lost_connection(
     desk: Desk, new_life: Callable[[str], Life], proxy: FaultProxy, fault: Fault
@@ -196,7 +214,7 @@ def test_in_solo_mode_nothing_is_suspected_while_a_message_waits(
     def look() -> bytes:
         return bytes(other.execute("HGET", desk.fence, "mark") or b"")
 
-    other = type(desk.link)(life.settings.redis, timeout=5.0, name="test:other")
+    other = connect(life.settings.redis, timeout=5.0, name="test:other")
 
     def work(message: Message) -> None:
         marks.append((message.id, look()))
@@ -219,6 +237,75 @@ def test_in_solo_mode_nothing_is_suspected_while_a_message_waits(
     if policy is BLOCK:
         assert b"m:0-0" in while_waiting
         assert all(mark == f"m:{name}".encode() for name, mark in marks)
+    assert pending(desk) == set()
+
+
+@pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
+def test_in_solo_mode_a_full_worker_suspects_nobody_while_it_waits_for_a_held_key(
+    desk: Desk, life: Life, policy: dict[str, Any]
+):
+    """It is full while it still lists what is pending, so it waits, and runs, in solo mode."""
+    add(desk, "ab")
+    desk.fetch(2)
+    desk.do("HSET", desk.fence, "solo", "1")
+    while_waiting: set[bytes] = set()
+    runs: list[tuple[str, int, bytes]] = []
+    other = connect(life.settings.redis, timeout=5.0, name="test:other")
+    lock = threading.Lock()
+
+    def look() -> bytes:
+        with lock:
+            return bytes(other.execute("HGET", desk.fence, "mark") or b"")
+
+    def work(message: Message) -> None:
+        runs.append((message.id, message.attempt, look()))
+        if message.attempt == 1:
+            raise ValueError
+
+    waiting = policy | {"backoff": Backoff("fixed", 0.5, 0.5, "none"), "held_max": 2}
+    worker = life.worker("t1", max_messages=4, **waiting)
+    await_any = worker.channel.await_any
+
+    def watched(descriptors: list[int], seconds: float) -> set[int]:
+        if len(runs) == 2 and not worker.executor.running:
+            while_waiting.add(look())
+        return await_any(descriptors, seconds)
+
+    worker.channel.await_any = watched  # type: ignore[method-assign]
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    other.close()
+    assert while_waiting == {b"m:0-0"}
+    assert sorted(run[:2] for run in runs) == [("1-0", 1), ("1-0", 2), ("2-0", 1), ("2-0", 2)]
+    # Then it is full no more, and what is left of the list ends solo mode.
+    assert [mark for *_, mark in runs[:3]] == [f"m:{name}".encode() for name, *_ in runs[:3]]
+    assert pending(desk) == set()
+
+
+@pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
+def test_in_solo_mode_keys_that_are_due_together_run_one_by_one(
+    desk: Desk, life: Life, policy: dict[str, Any]
+):
+    """A mark names one message: beside it nothing may run, however many lanes are free."""
+    add(desk, "ab")
+    desk.fetch(2)
+    desk.do("HSET", desk.fence, "solo", "1")
+    runs: list[tuple[str, int, bytes]] = []
+    other = connect(life.settings.redis, timeout=5.0, name="test:other")
+    lock = threading.Lock()
+
+    def work(message: Message) -> None:
+        with lock:
+            mark = bytes(other.execute("HGET", desk.fence, "mark") or b"")
+        runs.append((message.id, message.attempt, mark))
+        if message.attempt <= 2:
+            raise ValueError
+
+    worker = life.worker("t1", max_messages=6, held_max=2, **policy)
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    other.close()
+    assert sorted(runs[:4]) == [
+        (name, attempt, f"m:{name}".encode()) for name in ("1-0", "2-0") for attempt in (1, 2)
+    ]
     assert pending(desk) == set()
 
 
@@ -345,7 +432,7 @@ def test_what_comes_back_by_the_retry_stream_queues_behind_its_key(
             fields = ("payload", "x", "key", "a", "originalId", "0-8")
             other.execute("XADD", desk.retry, "2-0", *fields)
 
-    other = type(desk.link)(life.settings.redis, timeout=5.0, name="test:other")
+    other = connect(life.settings.redis, timeout=5.0, name="test:other")
     worker = life.worker("t1", max_messages=6, **policy)
     assert life.run(worker, work) == ExitCode.RECYCLE
     other.close()
@@ -464,7 +551,7 @@ def test_what_has_failed_in_its_place_is_written_down_before_the_worker_waits(
 ):
     """Whoever follows on a process that is killed meanwhile goes on counting."""
     add(desk, "ab")
-    other = type(desk.link)(life.settings.redis, timeout=5.0, name="test:other")
+    other = connect(life.settings.redis, timeout=5.0, name="test:other")
     found: list[bytes] = []
 
     def written() -> bool:
@@ -492,7 +579,7 @@ def test_what_has_failed_in_its_place_is_written_down_before_the_worker_waits(
 def test_a_failure_in_its_place_stays_due_when_acknowledgements_have_ridden_on_a_read(life: Life):
     settler = life.worker("t1").settler
     settler.note(b"m:1-0", 1, 2_000, now=1_000)
-    settler.ack(b"2-0", 1, 1_001, retried=False, charged=False)
+    settler.ack(b"2-0", 1, 1_001, retried=False, has_counters=False)
     settler.acks_confirmed(1_002)
     assert settler.since_ns == 1_000
 

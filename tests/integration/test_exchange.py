@@ -15,7 +15,7 @@ from streamqd.store.keys import Keys
 from streamqd.supervisor import lease_manager
 from streamqd.supervisor.cluster_state import ClusterState
 from streamqd.supervisor.lease_manager import LeaseManager
-from streamqd.supervisor.partition import OwnedPartition, Phase
+from streamqd.supervisor.partition import PartitionState, Phase
 from tests.support.costs import Meter
 from tests.support.owning import with_groups
 from tests.support.servers import Server
@@ -39,7 +39,7 @@ class Talk:
         self.exchange = LeaseManager(ours, board, "lock")
         self.offers = [*units, OTHER]
         self.holdings = {
-            unit: OwnedPartition(unit, consumer, board.allot(unit)) for unit in self.offers
+            unit: PartitionState(unit, consumer, board.allot(unit)) for unit in self.offers
         }
         self.held = [self.holdings[unit] for unit in units]
 

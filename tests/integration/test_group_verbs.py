@@ -9,7 +9,7 @@ import pytest
 
 from streamqd.admin import backlog, groups, growth
 from streamqd.errors import Refused
-from streamqd.store import messages, topics
+from streamqd.store import messages, spark, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
@@ -441,3 +441,28 @@ def test_a_missing_file_is_told_in_json_too(run: Run, tmp_path: Path) -> None:
     assert told["sent"] == 0
     assert "nope" in told["error"]
     assert "nope" in result.stderr
+
+
+def test_the_position_of_a_spark_query_is_a_group_that_nobody_owns(
+    run: Run, at: At, link: Connection, keys: Keys
+) -> None:
+    """P7: it is listed with its lag, missed by nobody, and deleted as any other group."""
+    at(0).groups()
+    at(0).own("t1", owner="west-1")
+    for entry_id in ("1000-0", "2000-0", "3000-0"):
+        at(0).add(entry_id)
+    link.run(spark.query_position(keys, "access", 0, "etl", "1000-0", 1, hold=True))
+
+    assert re.search(r"access +spark:etl +- +2 ", run("group", "list").stdout)
+    seen = run("status").stdout
+    assert re.search(r"access/spark:etl +- .*Spark query", seen)
+    assert "no instance owns access/spark:etl" not in seen
+    why = run("why", "access/0/spark:etl", code=0).stdout
+    assert "showed its position" in why
+    run("group", "delete", "access", "spark:etl", "--force", "--yes")
+    assert link.execute("HGETALL", keys.trim("access", 0)) in ([], {})
+
+
+def test_what_only_carries_a_bad_value_is_no_row(run: Run, link: Connection, keys: Keys) -> None:
+    link.execute("SADD", keys.registry(), "..")
+    assert not re.search(r"^ +0/0", run("group", "list").stdout, re.MULTILINE)

@@ -18,15 +18,16 @@ import pytest
 from streamqd import config
 from streamqd.admin import directives, growth, partitions
 from streamqd.admin import topics as admin_topics
-from streamqd.admin.directives import FleetSnapshot
+from streamqd.admin.published import Fleet
 from streamqd.errors import Refused, TopicMissing
 from streamqd.model import Unit
 from streamqd.policy.partitioning import crc32_partition
 from streamqd.producer import Outgoing, Producer
 from streamqd.store import growth as phases
-from streamqd.store import topics
-from streamqd.store.client import Connection
+from streamqd.store import spark, topics
+from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
+from streamqd.store.node import Node
 from streamqd.store.store import Store
 from tests.contract.desk import Desk
 from tests.support.daemon import TOPIC, Daemon
@@ -98,6 +99,14 @@ def test_a_topic_that_nobody_reads_grows_at_once(store: Store, at: At) -> None:
         growth.grow(store, "acces", 4)
 
 
+def test_a_growth_does_not_wait_for_a_spark_query(store: Store, at: At) -> None:
+    """P7: its position is shown where it has read; order by key is the business of the query."""
+    for number in range(2):
+        at(number).add("1-0")
+        store.run(spark.query_position(store.keys, "access", number, "etl", "0-0", 0, hold=True))
+    assert growth.grow(store, "access", 4) == growth.Progress("access", 2, 4, True, [])
+
+
 def test_each_group_gets_the_new_partitions_when_it_has_settled_the_old(
     store: Store, at: At
 ) -> None:
@@ -154,17 +163,20 @@ class CutError(Exception):
     """The connection of an interrupted growth."""
 
 
-class CutLink(Connection):
-    """A connection that is lost before its n-th exchange, or behind it: the answer is lost then."""
+class Cut:
+    """A node that is lost before its n-th exchange, or behind it: the answer is lost then."""
 
     left = 0
     behind = False
+
+    def __init__(self, node: Node) -> None:
+        self.uncut = node.exchange
 
     def exchange(self, commands: Any) -> list[Any]:
         self.left -= 1
         if self.left < 0 and not self.behind:
             raise CutError
-        replies = super().exchange(commands)
+        replies = self.uncut(commands)
         if self.left < 0:
             raise CutError
         return replies
@@ -172,9 +184,18 @@ class CutLink(Connection):
 
 @pytest.mark.parametrize("behind", [False, True], ids=["unsent", "answer lost"])
 def test_interrupted_anywhere_it_goes_on(
-    server: Server, link: Connection, store: Store, keys: Keys, at: At, behind: bool
+    server: Server,
+    link: Connection,
+    store: Store,
+    keys: Keys,
+    at: At,
+    behind: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cut = CutLink(server.settings, timeout=10.0, name="test:cut")
+    lost = connect(server.settings, timeout=10.0, name="test:cut")
+    cut, cut_off = Cut(lost.node), Store(lost, keys)
+    monkeypatch.setattr(lost.node, "exchange", cut.exchange)
+    monkeypatch.setattr(lost.node, "exchange_each", cut.exchange)
     backlog(at, "hits")
     exchanges, over = 0, False
     while not over:
@@ -183,17 +204,17 @@ def test_interrupted_anywhere_it_goes_on(
         backlog(at, "hits")
         cut.left, cut.behind = exchanges, behind
         with contextlib.suppress(CutError):
-            over = not growth.grow(Store(cut, keys), "access", 4).done
+            over = not growth.grow(cut_off, "access", 4).done
         assert [row.left for row in growth.grow(store, "access", 4).groups] == [6]
         settle(at, "hits")
         cut.left = exchanges
         with contextlib.suppress(CutError):
-            growth.grow(Store(cut, keys), "access", 4)
+            growth.grow(cut_off, "access", 4)
         assert growth.grow(store, "access", 4).done
         assert topics.partition_count(store, "access") == 4
         assert at(2).own("t1", seen_epoch=int(at(2).do("HGET", at(2).fence, "epoch")))
         exchanges += 1
-    cut.close()
+    lost.close()
     assert exchanges > 8
 
 
@@ -358,7 +379,7 @@ def test_a_thousand_keys_keep_their_order_while_their_topic_grows(
             source.start()
         wait_until(lambda: min(source.rounds for source in sources) >= 1, what="all write")
 
-        fleet = FleetSnapshot(daemon.store, "default", 60.0)
+        fleet = Fleet(daemon.store, "default", 60.0)
         reload = functools.partial(directives.reload, fleet, None)
         switched = growth.grow(daemon.store, TOPIC, 4, tell=reload)
         assert "slow" in [row.group for row in switched.groups if not row.done]

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,12 +18,12 @@ from streamqd.message import Message
 from streamqd.model import Backoff, Unit
 from streamqd.scoreboard import RUNNING, WorkerCommand, WorkerSlot, now_ns
 from streamqd.store import directives, messages
-from streamqd.store.client import Connection
+from streamqd.store.client import Connection, connect
 from streamqd.worker import ExitCode
 from streamqd.worker.guards import Outage
 from tests.contract.desk import UNIT, Desk
 from tests.support.life import Life
-from tests.support.proxy import FaultProxy
+from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import wait_until
 
@@ -79,7 +80,7 @@ def promoting(
 
 @pytest.fixture
 def other(life: Life) -> Any:
-    link = Connection(life.settings.redis, timeout=5.0, name="test:other")
+    link = connect(life.settings.redis, timeout=5.0, name="test:other")
     yield link
     link.close()
 
@@ -137,14 +138,20 @@ def test_a_dependency_that_is_down_costs_no_message_an_attempt(
     assert probes[0] <= 4 + 4 + 1
 
 
-def test_a_held_message_that_waits_for_the_probe_is_not_forgotten_with_the_connection(
-    link: Connection, keys: Any, new_life: Callable[[str], Life], proxy: FaultProxy
-):
+def desk_of_two_keys(link: Connection, keys: Any) -> Desk:
+    """A partition that is owned, with a message of each of two keys."""
     desk = Desk(link, keys)
     desk.groups()
     desk.own("t1")
     for number, key in enumerate("ab", 1):
         desk.add(f"{number}-0", "payload", "x", "key", key)
+    return desk
+
+
+def test_a_held_message_that_waits_for_the_probe_is_not_forgotten_with_the_connection(
+    link: Connection, keys: Any, new_life: Callable[[str], Life], proxy: FaultProxy
+):
+    desk_of_two_keys(link, keys)
     runs = []
 
     def work(message: Message) -> None:
@@ -159,6 +166,38 @@ def test_a_held_message_that_waits_for_the_probe_is_not_forgotten_with_the_conne
     life = new_life(proxy.url)
     assert life.run(life.worker("t1", max_messages=4, **kept), work) == ExitCode.RECYCLE
     assert sorted(runs) == ["1-0", "1-0", "2-0", "2-0"]
+
+
+@pytest.mark.parametrize("lost", [1, 2], ids=["the letter", "the pause"])
+def test_a_held_message_that_has_died_runs_no_more_when_the_guards_lose_the_connection(
+    link: Connection, keys: Any, new_life: Callable[[str], Life], proxy: FaultProxy,
+    slot: WorkerSlot, other: Connection, lost: int,
+):  # fmt: skip
+    desk = desk_of_two_keys(link, keys)
+    runs = []
+
+    def work(message: Message) -> None:
+        runs.append((message.id, message.attempt))
+        if runs[-1] == ("1-0", 1):
+            raise ValueError
+        if runs[-1] == ("1-0", 2):
+            proxy.arm(Fault.CUT_BEFORE, command="EVALSHA", nth=lost)
+            raise Dead
+
+    def resume() -> None:
+        pause = f"pause:{directives.Scope(*UNIT)}"
+        orders = desk.keys.orders("default")
+        wait_until(lambda: other.execute("HDEL", orders, pause), what="the flood is stopped")
+
+    resumer = threading.Thread(target=resume)
+    resumer.start()
+    guard = FloodGuard(letters=1, window=60.0, share=0.1)
+    kept = HOLD | {"flood_guard": guard, "backoff": AT_ONCE, "prefetch_max": 1}
+    life = new_life(proxy.url)
+    assert life.run(life.worker("t1", max_messages=3, **kept), work) == ExitCode.RECYCLE
+    resumer.join()
+    assert runs == [("1-0", 1), ("1-0", 2), ("2-0", 1)]
+    assert [letter["originalId"] for letter in desk.state()["dlq"].entries.values()] == [b"1-0"]
 
 
 def test_while_it_is_open_nothing_is_begun_and_a_stop_is_obeyed(
@@ -234,32 +273,39 @@ def test_no_probe_begins_while_a_run_from_before_goes_on(
 
 @pytest.mark.parametrize("kind", [ONE, SEVERAL], ids=["one at a time", "four at a time"])
 def test_a_probe_that_told_nothing_gives_the_turn_to_whoever_takes_it(
-    desk: Desk, life: Life, slot: WorkerSlot, kind: dict[str, Any]
+    desk: Desk, life: Life, slot: WorkerSlot, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
+    """A turn lasts longer than the test. The circuit was open before, so the first is due."""
+    monkeypatch.setattr("streamqd.worker.guards.GLANCE_SECONDS", (0.01, 0.01))
     sibling = Outage(slot.board.allot(Unit(UNIT.topic, 7, UNIT.group)))
+    assert sibling.failed()
+    slot.outage_ns = 0
     waits, probes = slot.waits, []
+    breaker = replace(BREAKER, probe_every=20.0)
 
     def work(message: Message) -> None:
-        if waits.read().kind is not Wait.PROBING:
-            raise ConnectionError
-        probes.append(message.id)
+        probes.append((message.id, waits.read().kind))
         sibling.probe(again=False)
         raise KeyError
 
+    def waits_for(turn: float) -> bool:
+        seen = waits.read()
+        return seen.kind is Wait.OPEN and seen.until_ns / 1e9 >= turn + breaker.probe_every
+
     def play() -> None:
         wait_until(lambda: probes, what="a probe")
-        wait_until(lambda: waits.read().kind is Wait.OPEN, what="it waits for the other")
-        for _ in range(20):
-            turn = sibling.opened + 0.02
-            wait_until(lambda: now_ns() / 1e9 > turn, what="some time")  # noqa: B023
+        for _ in range(3):
+            turn = sibling.opened
+            wait_until(lambda: waits_for(turn), what="it waits for the other")  # noqa: B023
             sibling.probe(again=False)
         life.stop()
 
     player = threading.Thread(target=play)
     player.start()
-    assert life.run(life.worker("t1", **OPENS | kind), work) == ExitCode.STOPPED
+    worker = life.worker("t1", **OPENS | kind | {"breaker": breaker})
+    assert life.run(worker, work) == ExitCode.STOPPED
     player.join()
-    assert len(probes) == 1
+    assert probes == [("1-0", Wait.PROBING)]
 
 
 def test_a_probe_of_an_outage_that_is_over_does_not_close_the_circuit_of_the_next(
@@ -314,7 +360,10 @@ def test_who_has_nothing_to_try_leaves_the_turn_to_others(
 
     player = threading.Thread(target=play)
     player.start()
-    more = OPENS | kind | {"backoff": Backoff("fixed", 3600.0, 3600.0, "none")}
+    # The wait is over before it is said, as on a busy host. The circuit is open all the same.
+    at_once = replace(BREAKER, probe_every=1e-9)
+    never = Backoff("fixed", 3600.0, 3600.0, "none")
+    more = OPENS | kind | {"backoff": never, "breaker": at_once}
     if kind:
         more["batch"] = 3
     assert life.run(life.worker("t1", **more), work) == ExitCode.STOPPED

@@ -13,7 +13,7 @@ from streamqd.handlers import Dead
 from streamqd.idle_reason import CIRCUIT, Wait
 from streamqd.message import Message
 from streamqd.scoreboard import WorkerSlot
-from streamqd.store.client import Connection
+from streamqd.store.client import Connection, connect
 from streamqd.worker import ExitCode
 from tests.contract.desk import Desk
 from tests.integration.test_guards import (
@@ -40,7 +40,7 @@ def twenty(desk: Desk) -> Desk:
 
 @pytest.fixture
 def other(life: Life) -> Any:
-    link = Connection(life.settings.redis, timeout=5.0, name="test:other")
+    link = connect(life.settings.redis, timeout=5.0, name="test:other")
     yield link
     link.close()
 

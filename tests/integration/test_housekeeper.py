@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.client import HTTPConnection
@@ -139,7 +140,7 @@ def test_where_nothing_was_delayed_the_figures_tell(
     due = set_aside(desk, place, 0.0)
     wait_until(lambda: view.now_unix_ms() > due + 50)
     assert run() == (0, 0), "it is quiet here, so nobody asks"
-    measure(desk.store, view)
+    deque(measure(desk.store, view), maxlen=0)
     assert run() == (1, 1)
 
     desk.link.run(publishing.schedule(desk.keys, "access", 0, 0.0, "s2", ["payload", "x"]))
@@ -363,7 +364,7 @@ def test_retry_streams_keep_nothing_acknowledged(
     desk.groups()
     desk.pending_retry("1-0", "2-0")
     desk.do("XACK", desk.retry, "hits", "1-0", "2-0")
-    measure(desk.store, view)
+    deque(measure(desk.store, view), maxlen=0)
     Trimmer(desk.store, view, settings_for(server)).run()
     assert desk.do("XLEN", desk.retry) == 0
 
@@ -540,7 +541,7 @@ def test_a_worker_that_stands_still_is_not_ready(
 ) -> None:
     desk.groups()
     desk.add("1-0")
-    measure(desk.store, view)
+    deque(measure(desk.store, view), maxlen=0)
     view.redis_up = True
     board.flags = HEALTHY
     slot.progress_ns = now_ns()
@@ -675,7 +676,7 @@ def test_the_process_ignores_signals_and_ends_with_its_supervisor(
         assert child.reap() is None
         began = time.monotonic()
         if ending == "quit":
-            child.tell(b"quit")
+            child.send(b"quit")
         else:
             child.control.shutdown(socket.SHUT_RDWR)
         exit_ = wait_until(child.reap)
@@ -696,7 +697,7 @@ def test_an_instance_tells_the_dead_letters_of_each_group(
     """U8: dead letters are those of the group, and those of the partition stand beside them."""
 
     def told() -> tuple[int | None, int | None]:
-        measure(desk.store, view)
+        deque(measure(desk.store, view), maxlen=0)
         [unit] = housekeeper.Summary(view, settings_for(server), os.getpid()).document()["units"]
         return unit["dead_letters"], unit["group_dead_letters"]
 

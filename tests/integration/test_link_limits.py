@@ -5,6 +5,7 @@ The supervisor renews all leases by such exchanges; one that lasts longer delays
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -22,16 +23,15 @@ from streamqd.errors import RedisUnavailable
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard
 from streamqd.store import members
-from streamqd.store.client import Connection
-from streamqd.store.cluster import connect
+from streamqd.store.client import Connection, connect
 from streamqd.supervisor import resolver as names_module
 from streamqd.supervisor.lease_manager import LeaseManager
-from streamqd.supervisor.partition import OwnedPartition, Phase
+from streamqd.supervisor.partition import PartitionState, Phase
 from streamqd.supervisor.resolver import Resolver
 from tests.support.cluster import Cluster, Node
 from tests.support.sentinels import NAME, Sentinels
 from tests.support.servers import ProcessServer
-from tests.support.waiting import wait_until
+from tests.support.waiting import seconds_unscheduled, wait_until
 
 LIMIT = 0.4
 PATIENCE = 5.0  # of the links themselves: what they take without the limit
@@ -60,15 +60,62 @@ def hanging() -> Iterator[tuple[str, int]]:
 def assert_in_time(link: Connection) -> None:
     """Nothing is answered, and that is found out within the limit."""
     for _ in range(3):  # the first connects, asks whom to ask, or finds out that nobody is there
-        started = time.monotonic()
+        started, kept = time.monotonic(), seconds_unscheduled()
         with link.within(LIMIT), pytest.raises(RedisUnavailable):
             link.pipeline([("SET", f"k{number}", "1") for number in range(30)])
-        assert time.monotonic() - started < LIMIT + 0.3
+        took = time.monotonic() - started - (seconds_unscheduled() - kept)
+        assert took < LIMIT + 0.3
+
+
+@contextmanager
+def full_backlog(server: ProcessServer) -> Iterator[None]:
+    """No unix socket gets a connection any more; the server is stopped, and is to be resumed."""
+    server.restart(tcp_backlog="2")
+    server.pause()
+    with ExitStack() as stack:
+        stack.callback(server.resume)
+        refused = 0
+        while not refused:
+            one = stack.enter_context(socket.socket(socket.AF_UNIX))
+            one.setblocking(False)
+            refused = one.connect_ex(str(server.socket_path))
+        assert refused == errno.EAGAIN
+        yield
+
+
+def test_a_unix_socket_whose_backlog_is_full(new_server: Callable[..., ProcessServer]) -> None:
+    server = new_server()
+    with full_backlog(server):
+        link = connect(server.settings, timeout=PATIENCE, name="test")
+        assert_in_time(link)
+        with link.within(LIMIT), pytest.raises(RedisUnavailable, match="its backlog is full"):
+            link.execute("PING")
+    assert link.execute("PING") == b"PONG"
+    link.close()
+
+
+def test_a_unix_socket_whose_backlog_gets_room(
+    new_server: Callable[..., ProcessServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = new_server()
+    tries: list[float] = []
+
+    def resume(seconds: float, pause: Callable[[float], None] = time.sleep) -> None:
+        tries.append(seconds)
+        server.resume()
+        pause(seconds)
+
+    with full_backlog(server):
+        monkeypatch.setattr(time, "sleep", resume)
+        link = connect(server.settings, timeout=PATIENCE, name="test")
+        assert link.execute("PING") == b"PONG"
+    assert tries
+    link.close()
 
 
 def test_a_server_that_hangs(new_server: Callable[..., ProcessServer]) -> None:
     server = new_server()
-    link = Connection(server.settings, timeout=PATIENCE, name="test")
+    link = connect(server.settings, timeout=PATIENCE, name="test")
     link.execute("PING")
     server.pause()
     assert_in_time(link)
@@ -91,11 +138,11 @@ def test_an_address_that_hangs_leaves_time_for_the_next(
     with hanging() as first, hanging() as second:
         found = [(socket.AF_INET, each) for each in (first, second, ("127.0.0.1", port))]
         settings = config.Redis(url="redis://several.test")
-        link = Connection(settings, timeout=2.0, name="test", lookup=lambda *_: list(found))
+        link = connect(settings, timeout=2.0, name="test", lookup=lambda *_: list(found))
         assert link.execute("PING") == b"PONG"
         link.close()
         found.pop()
-        link = Connection(settings, timeout=PATIENCE, name="test", lookup=lambda *_: list(found))
+        link = connect(settings, timeout=PATIENCE, name="test", lookup=lambda *_: list(found))
         assert_in_time(link)
 
 
@@ -168,17 +215,17 @@ def test_the_beat_waits_for_its_own_node(cluster: Cluster) -> None:
     home = cluster.master_of(beat)
     lost, well, *_ = (node for node in cluster.masters if node is not home)
 
-    def holding_at(node: Node) -> OwnedPartition:
+    def holding_at(node: Node) -> PartitionState:
         unit = next(
             Unit("access", number, "hits")
             for number in range(100)
             if cluster.master_of(exchange.keys.fence("access", number, "hits")) is node
         )
-        made = OwnedPartition(unit, ours.consumers[0], board.allot(unit))
+        made = PartitionState(unit, ours.consumers[0], board.allot(unit))
         made.take(0)
         return made
 
-    def tick(*holdings: OwnedPartition) -> float:
+    def tick(*holdings: PartitionState) -> float:
         units = {each.unit: each for each in holdings}
         exchange.tick(time.monotonic(), units, list(units))
         return exchange.next_at() - time.monotonic()

@@ -16,11 +16,11 @@ from streamqd import config, inspection
 from streamqd.admin.diagnosis import facts
 from streamqd.admin.reading import BadValues
 from streamqd.errors import RedisUnavailable
-from streamqd.housekeeper.expiry import AGAIN_SECONDS, Expiry
+from streamqd.housekeeper.certificates import AGAIN_SECONDS, CertificateWatch
 from streamqd.metrics import Exporter, MetricsView
 from streamqd.scoreboard import Scoreboard
 from streamqd.store.certificates import WARN_SECONDS, end_of, ends_of, warnings
-from streamqd.store.client import Connection
+from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.support import tls
@@ -61,7 +61,7 @@ def open_link() -> Iterator[Open]:
     made: list[Connection] = []
 
     def make(settings: config.Redis) -> Connection:
-        made.append(Connection(settings, timeout=5.0, name="test"))
+        made.append(connect(settings, timeout=5.0, name="test"))
         return made[-1]
 
     yield make
@@ -74,7 +74,7 @@ def test_large_values_go_both_ways(settings: config.Redis, open_link: Open) -> N
     large = os.urandom(8 << 20)
     link.execute("SET", "large", large)
     assert link.execute("GET", "large") == large
-    assert link.opened == 1
+    assert link.node.opened == 1
 
 
 def test_unknown_authority_is_refused(
@@ -169,23 +169,23 @@ def test_the_end_of_a_certificate_is_told_before_it_comes(
     assert facts.gather_server(Store(link, Keys()), BadValues()).certificates == found
 
     view = MetricsView("one", Scoreboard(1))
-    expiry = Expiry(replace(config.Settings(), redis=settings), view)
-    assert expiry.wanted
-    expiry.run()
+    watch = CertificateWatch(replace(config.Settings(), redis=settings), view)
+    assert watch.wanted
+    watch.run()
     assert view.certificates == found
     assert b"streamqd_certificate_end_timestamp_seconds{" in Exporter(view).render()[0]
-    assert not Expiry(config.Settings(), view).wanted
+    assert not CertificateWatch(config.Settings(), view).wanted
 
 
 def test_a_server_that_takes_no_connection_for_a_look_at_certificates_is_not_lost(
     settings: config.Redis,
 ) -> None:
     view = MetricsView("one", Scoreboard(1))
-    assert Expiry(replace(config.Settings(), redis=settings), view).run() is None
+    assert CertificateWatch(replace(config.Settings(), redis=settings), view).run() is None
     known = view.certificates
     assert len(known) == 3
     refused = replace(settings, url="rediss://127.0.0.1:1")
-    assert Expiry(replace(config.Settings(), redis=refused), view).run() == AGAIN_SECONDS
+    assert CertificateWatch(replace(config.Settings(), redis=refused), view).run() == AGAIN_SECONDS
     assert view.certificates == known, "the housekeeper's own connection may be as good as before"
 
 
@@ -223,7 +223,7 @@ def test_session_ended_while_idle_is_replaced_silently(
     idle, other = open_link(settings), open_link(settings)
     other.execute("CLIENT", "KILL", "ID", idle.execute("CLIENT", "ID"))
     assert idle.execute("ECHO", "again") == b"again"
-    assert idle.opened == 2
+    assert idle.node.opened == 2
 
 
 def test_paused_server_leaves_the_outcome_unknown(
@@ -258,4 +258,4 @@ def test_detached_child_does_not_end_the_session(settings: config.Redis, open_li
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert link.execute("CLIENT", "ID") == number
-    assert link.opened == 1
+    assert link.node.opened == 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from streamqd.bells import Bells
 from streamqd.housekeeper.listener import SURE_SECONDS, Listener
+from streamqd.long_poll import PollWords
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard, WorkerSlot
 from streamqd.store.client import Connection
@@ -23,18 +23,18 @@ class Watched:
         self.link, self.keys = link, keys
         board = Scoreboard(len(UNITS))
         self.slots: dict[Unit, WorkerSlot] = {unit: board.allot(unit) for unit in UNITS}
-        self.rings = 0
-        self.listener = Listener(Store(link, keys), self._ring)
+        self.wakes = 0
+        self.listener = Listener(Store(link, keys), self._wake)
 
-    def _ring(self) -> None:
-        self.rings += 1
+    def _wake(self) -> None:
+        self.wakes += 1
 
-    def bells(self, unit: Unit) -> Bells:
-        return self.slots[unit].bells
+    def words(self, unit: Unit) -> PollWords:
+        return self.slots[unit].poll
 
     def wait(self, unit: Unit, since: int = 1, retry: bytes = b"0-0", main: bytes = b"0-0") -> None:
-        """Let the worker of a unit wait at its doorbell."""
-        self.bells(unit).begin(since, retry, main)
+        """Let the worker of a unit wait in its long poll."""
+        self.words(unit).begin(since, retry, main)
 
     def add(self, key: str, entry_id: str) -> None:
         self.link.execute("XADD", key, entry_id, "payload", "x")
@@ -43,7 +43,7 @@ class Watched:
         return self.listener.run([(slot, unit) for unit, slot in self.slots.items()])
 
     def missed(self) -> set[Unit]:
-        return {unit for unit in UNITS if self.bells(unit).is_missed}
+        return {unit for unit in UNITS if self.words(unit).is_missed}
 
 
 @pytest.fixture
@@ -59,8 +59,8 @@ def test_who_does_not_hear_of_an_entry_is_told(watched: Watched) -> None:
     one, keys = UNITS[2], watched.keys
     watched.add(keys.retry_stream(*one), "1-0")
     assert (watched.look(), watched.missed()) == (SURE_SECONDS, set())
-    assert (watched.look(), watched.missed(), watched.rings) == (None, {one}, 1)
-    assert (watched.look(), watched.rings) == (None, 1), "once is enough"
+    assert (watched.look(), watched.missed(), watched.wakes) == (None, {one}, 1)
+    assert (watched.look(), watched.wakes) == (None, 1), "once is enough"
 
 
 def test_who_hears_of_it_meanwhile_is_left_alone(watched: Watched) -> None:
@@ -69,9 +69,9 @@ def test_who_hears_of_it_meanwhile_is_left_alone(watched: Watched) -> None:
     watched.wait(other)
     watched.add(watched.keys.source(*one), "1-0")
     assert watched.look() == SURE_SECONDS
-    watched.bells(one).end()
+    watched.words(one).end()
     watched.wait(other, since=2, main=b"1-0")  # it has heard, and waits again
-    assert (watched.look(), watched.missed(), watched.rings) == (None, set(), 0)
+    assert (watched.look(), watched.missed(), watched.wakes) == (None, set(), 0)
 
 
 def test_groups_of_a_partition_wait_behind_entries_of_their_own(watched: Watched) -> None:
@@ -88,9 +88,9 @@ def test_groups_of_a_partition_wait_behind_entries_of_their_own(watched: Watched
 def test_the_newest_id_is_no_other_one(watched: Watched) -> None:
     (one, *_), newest = UNITS, b"%d-%d" % (NEWEST, NEWEST)
     watched.wait(one, retry=newest, main=newest)
-    bell = watched.bells(one).waiting()
-    assert bell is not None
-    assert (bell.retry, bell.main) == (newest, newest)
+    poll = watched.words(one).waiting()
+    assert poll is not None
+    assert (poll.retry, poll.main) == (newest, newest)
     assert watched.look() is None
 
 

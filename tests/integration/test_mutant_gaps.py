@@ -17,13 +17,13 @@ from streamqd import startup
 from streamqd.config import Consumer, Settings, Topic
 from streamqd.handlers import Retry, SoftTimeout
 from streamqd.message import Message
-from streamqd.scoreboard import FAILED, SETTLED, WorkerSlot
+from streamqd.scoreboard import CLEARED, FAILED, WorkerSlot
 from streamqd.store import leases, messages
 from streamqd.store.client import Connection
 from streamqd.store.fetch import Fetcher
 from streamqd.store.keys import Keys
 from streamqd.worker import ExitCode
-from streamqd.worker.settler import Settlement, Settler
+from streamqd.worker.settler import FailedEntry, Settler
 from tests.contract.desk import TTL, UNIT, Desk
 from tests.support import daemon as support
 from tests.support.life import Life
@@ -50,7 +50,7 @@ def test_a_round_sent_after_the_fence_has_changed_moves_and_acknowledges_nothing
 
     desk.link.run(leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, None, b"", []))
     fetcher.send_round([b"1-0"], [], 10)
-    answer = fetcher.receive_round(rang=False)
+    answer = fetcher.receive_round(polled=False)
 
     assert (answer.executed, answer.mine) == (False, False)
     assert desk.state()["stream"].groups == {"hits": ("1-0", {"1-0": "w"})}
@@ -206,8 +206,8 @@ def test_with_full_memory_a_failed_message_is_parked_and_the_others_are_acknowle
     desk.own("t1")
     settler = Settler(desk.link, desk.keys, desk.leased("t1"), slot)
     slot.post_batch([failed, done])
-    settler.schedule(Settlement(failed, 0, 3600.0, {b"retryCount": b"1"}, []), 1)
-    settler.ack(b"2-0", retried=False, index=1, charged=False, now=1)
+    settler.fail(FailedEntry(failed, 0, 3600.0, {b"retryCount": b"1"}, [], 0), 1)
+    settler.ack(b"2-0", retried=False, index=1, has_counters=False, now=1)
 
     with desk.full_memory():
         settler.flush()
@@ -221,7 +221,7 @@ def test_with_full_memory_a_failed_message_is_parked_and_the_others_are_acknowle
     settler._deferred_until_ns = 1  # its time has come
     settler.flush()
     assert settler.owed == 0
-    assert slot.states[0] == SETTLED
+    assert slot.states[0] == CLEARED
     assert list(desk.state()["delayed"]) == ["m:1-0"]
 
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from streamqd.message import Message
-from streamqd.scoreboard import SETTLED, WorkerSlot
+from streamqd.scoreboard import CLEARED, WorkerSlot
 from streamqd.store import leases
 from streamqd.worker import ExitCode, concurrent, prefetch
 from tests.contract.desk import Desk
@@ -68,7 +68,7 @@ def test_what_it_has_not_begun_goes_to_the_next_owner_at_once(
 
     assert life.run(life.worker("t1"), slow) == ExitCode.STOPPED
     assert slot.counter("released") == 3
-    assert slot.states[0] == SETTLED, "the one that ran is acknowledged, whoever comes next"
+    assert slot.states[0] == CLEARED, "the one that ran is acknowledged, whoever comes next"
     desk.link.run(leases.release(desk.keys, desk.leased("t1")))
     desk.own("t2", seen_epoch=int(desk.do("HGET", desk.fence, "epoch")))
     follower = life.worker("t2", max_messages=3)

@@ -320,6 +320,10 @@ def test_a_chunk_that_was_made_before_the_topic_grew_is_routed_anew(
         nonlocal routed
         routed += 1
         if routed == 2 * CHUNK:  # the last one of the second chunk, before that is sent
+            wait_until(
+                lambda: sum(len(payloads(link, keys, partition=n)) for n in range(2)) == CHUNK,
+                what="the first chunk is written",
+            )
             link.run(growth.begin(keys, "access", 2, 3, "t1"))
             link.run(growth.switch(keys, "access", "t1", range(2, 3)))
         return zlib.crc32(key or b"") % count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import logging
 import os
@@ -23,6 +24,7 @@ from streamqd import (
     UnknownOutcome,
 )
 from streamqd.errors import Refused
+from streamqd.producer.buffered import Receipt
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -222,6 +224,49 @@ def test_a_cancelled_message_is_not_sent(server, link, keys, gate):
     assert payloads(link, keys) == [b"1", b"3"]
 
 
+@pytest.mark.parametrize("written", [False, True])
+def test_a_receipt_is_a_future_before_and_after_its_message_is_written(server, gate, written):
+    async def waits(receipt: Receipt) -> str:
+        return await asyncio.wait_for(asyncio.wrap_future(receipt), 10)
+
+    with BufferedProducer(server.url, linger=0, partitioner=gate) as producer:
+        sends = [producer.send("access", b"1") for _ in range(4)]
+        wrong = producer.send("access", b"2", partition=7)
+        if written:
+            gate.opened.set()
+            assert producer.flush(10)
+        assert {each.done() for each in sends[:2]} == {written}
+        called: list[Receipt] = []
+        sends[1].add_done_callback(called.append)
+        wrong.add_done_callback(called.append)
+        gate.opened.set()
+        done, waiting = concurrent.futures.wait([*sends, wrong], 10)
+        assert (done, waiting) == ({*sends, wrong}, set())
+        assert set(concurrent.futures.as_completed(sends)) == {*sends}
+        assert called == [sends[1], wrong]
+        assert sorted(each.result(0) for each in sends) == [each.result(0) for each in sends]
+        assert asyncio.run(waits(sends[0])) == sends[0].result(0)
+        assert not sends[0].cancel()
+        with pytest.raises(Refused, match="no partition 7"):
+            wrong.result(0)
+        assert isinstance(wrong.exception(0), Refused)
+        assert not hasattr(sends[2], "nothing")
+        assert "finished" in repr(sends[3])
+
+
+def test_receipts_that_are_used_while_they_are_written_miss_nothing(server):
+    called: list[Receipt] = []
+    with BufferedProducer(server.url, linger=0, max_batch=8) as producer:
+        receipts = []
+        for _ in range(5000):
+            receipts.append(producer.send("access", b"1"))
+            receipts[len(receipts) // 2].add_done_callback(called.append)
+        assert producer.flush(10)
+    assert len(called) == 5000
+    assert not {*called} - {*receipts}
+    assert all(each.result(0) for each in receipts)
+
+
 # --- a full buffer --------------------------------------------------------------------------------
 
 
@@ -315,13 +360,15 @@ def test_a_forked_child_forgets_what_is_unsent_and_works(server, link, keys, cap
 
         def child() -> None:
             said.write_text(caplog.text)
+            assert not receipt.done()
             with pytest.raises(UnknownOutcome, match="another process"):
                 receipt.result(0)
             own = producer.send("access", b"child")
             assert producer.flush(10)
             assert own.result(0)
 
-        with caplog.at_level(logging.WARNING, "streamqd.producer"):
+        # Another thread of the parent may be about to write the receipt.
+        with caplog.at_level(logging.WARNING, "streamqd.producer"), receipt._lock:
             in_child(child)
         assert "1 messages that were not written yet belong to the parent" in said.read_text()
         assert not receipt.done()

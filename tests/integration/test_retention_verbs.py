@@ -184,7 +184,7 @@ def test_a_group_that_is_owned_is_behind_not_abandoned(desk: Desk, run: Run, fil
     (problem,) = found["problems"]
     assert problem["kind"] == "behind"
     assert "west-1" in problem["text"]
-    assert "50 in its hands" in problem["text"]
+    assert "50 pending" in problem["text"]
     row = found["partitions"][0]
     assert (row["needed"], row["since_unix_ms"]) == (200, 101)
     (group,) = row["groups"]
@@ -244,6 +244,14 @@ def test_what_lies_beside_the_partition_is_weighed_too(desk: Desk, run: Run) -> 
     assert 50_000 < found["dead_bytes"] < 70_000
     assert 20_000 < found["retry_bytes"] < 40_000
     assert "beside them: 1 dead letter, " in run("doctor", "stream", "access").stdout
+
+
+def test_a_key_of_dead_letters_that_is_none_hides_nothing_else(desk: Desk, run: Run) -> None:
+    fill(desk, 50, acked=50)
+    desk.do("SET", desk.dlq, "x")
+    found = document(run("doctor", "stream", "access", "--json", code=1))
+    assert [row["messages"] for row in found["partitions"]] == [50, 0]
+    assert [each["key"] for each in found["unreadable"]] == [desk.dlq]
 
 
 def test_who_may_not_ask_for_memory_gets_the_rest(

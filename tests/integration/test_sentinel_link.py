@@ -10,8 +10,7 @@ import pytest
 
 from streamqd import config, inspection
 from streamqd.errors import RedisUnavailable
-from streamqd.store.client import Connection
-from streamqd.store.cluster import connect
+from streamqd.store.client import Connection, connect
 from tests.support import tls
 from tests.support.sentinels import NAME, Sentinels
 from tests.support.servers import find_binary, needed

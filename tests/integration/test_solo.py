@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from streamqd.config.consumers import Breaker
+from streamqd.handlers import Retry
 from streamqd.idle_reason import Wait
 from streamqd.message import Message
 from streamqd.model import Backoff
 from streamqd.scoreboard import WorkerCommand, WorkerSlot, WorkerState
-from streamqd.store.client import Connection
+from streamqd.store.client import connect
 from streamqd.store.keys import Keys
 from streamqd.worker import ExitCode
 from streamqd.worker.entry import FetchedEntry
@@ -58,7 +59,7 @@ def desk(desk: Desk) -> Desk:
 @pytest.fixture
 def look(desk: Desk, life: Life) -> Iterator[Callable[[], bytes]]:
     """Read the mark, from any one thread beside the test's."""
-    other = Connection(life.settings.redis, timeout=5.0, name="test:other")
+    other = connect(life.settings.redis, timeout=5.0, name="test:other")
     yield lambda: bytes(other.execute("HGET", desk.fence, "mark") or b"")
     other.close()
 
@@ -146,15 +147,15 @@ def test_a_worker_that_ends_has_no_turn_when_it_says_so(
     """Also not in `on_stop`, which may take long."""
     worker = life.worker("t1", max_messages=2, **SUSPECT | kind)
     at_the_end: list[bool] = []
-    true_ring, true_sleep = worker.channel.ring, worker.channel.sleep
+    true_wake, true_sleep = worker.channel.wake_supervisor, worker.channel.sleep
     holder = os.open(turns.path, os.O_RDWR | os.O_CREAT)
     if end == "fenced":
         fcntl.flock(holder, fcntl.LOCK_EX)
 
-    def ring() -> None:
+    def wake() -> None:
         if slot.state == WorkerState.QUIET:
             at_the_end.append(turns.free())
-        true_ring()
+        true_wake()
 
     def sleep(seconds: float, unstarted: int = 0) -> None:
         # The worker waits for its turn: it will get it, and then be refused its mark.
@@ -163,7 +164,7 @@ def test_a_worker_that_ends_has_no_turn_when_it_says_so(
             fcntl.flock(holder, fcntl.LOCK_UN)
         true_sleep(seconds, unstarted)
 
-    worker.channel.ring = ring  # type: ignore[method-assign]
+    worker.channel.wake_supervisor = wake  # type: ignore[method-assign]
     worker.channel.sleep = sleep  # type: ignore[method-assign]
 
     def work(_message: Message) -> None:
@@ -310,11 +311,46 @@ def test_a_pause_that_comes_right_behind_the_mark_waits_for_the_run(
     assert shared == [("1-0", False), ("2-0", False), ("3-0", False)]
 
 
+@pytest.mark.parametrize(
+    "kind", [ONE, SEVERAL | {"order": "key"}], ids=["one at a time", "four at a time"]
+)
+def test_a_held_message_that_has_ended_is_suspected_no_more(
+    desk: Desk, life: Life, turns: Turns, look: Callable[[], bytes], kind: dict[str, Any]
+):
+    """Although its worker is still full, and still lists what is pending."""
+    desk.add("4-0", "payload", "x" * 10_000, "key", "another")
+    desk.fetch(1)
+    runs: list[tuple[str, bytes]] = []
+    while_waiting: set[tuple[bytes, bool]] = set()
+
+    def work(message: Message) -> None:
+        runs.append((message.id, look()))
+        if message.attempt == 1 and message.id in ("1-0", "4-0"):
+            raise Retry(after=0.0 if message.id == "1-0" else 0.5)
+
+    worker = life.worker("t1", max_messages=6, on_error="hold-key", prefetch_bytes=9_000, **kind)
+    await_any = worker.channel.await_any
+
+    def watched(descriptors: list[int], seconds: float) -> set[int]:
+        if len(runs) == 5 and not worker.executor.running:
+            while_waiting.add((look(), turns.free()))
+        return await_any(descriptors, seconds)
+
+    worker.channel.await_any = watched  # type: ignore[method-assign]
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    names = ["1-0", "4-0", "1-0", "2-0", "3-0", "4-0"]
+    assert runs == [(name, f"m:{name}".encode()) for name in names]
+    assert while_waiting == {(NOBODY, True)}
+
+
 # --- whose turn it is -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "kind", [ONE, SEVERAL | {"order": "key"}], ids=["one at a time", "four at a time"]
+)
 def test_a_suspect_that_was_kept_is_alone_when_it_runs_again(
-    desk: Desk, life: Life, keys: Keys, turns: Turns
+    desk: Desk, life: Life, keys: Keys, turns: Turns, kind: dict[str, Any]
 ):
     """Although the entry that was begun last is no suspect."""
     desk.do("HSET", keys.attempts(*desk.unit), "m:1-0:c", "1")
@@ -333,6 +369,7 @@ def test_a_suspect_that_was_kept_is_alone_when_it_runs_again(
         held_max=2,
         prefetch_max=1,
         max_attempts=5,
+        **kind,
     )
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert shared[:2] == [("1-0", False), ("1-0", False)]

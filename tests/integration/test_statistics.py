@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from streamqd.errors import RedisRefused
-from streamqd.store import retention
+from streamqd.store import retention, spark
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.statistics import (
+    QUERIES_MAX,
     Backlog,
     PartitionFigures,
     UnitFigures,
@@ -17,6 +18,7 @@ from streamqd.store.statistics import (
     partition_figures,
     unit_figures,
 )
+from streamqd.store.untrusted import INTEGER_MAX
 from tests.contract.desk import UNIT, Desk
 from tests.support.servers import Server
 
@@ -44,7 +46,7 @@ def test_nothing_is_there(desk: Desk) -> None:
     assert of_unit(desk) == UnitFigures(empty, empty, 0, None)
 
 
-def test_a_partition_in_full(desk: Desk) -> None:
+def test_a_partition_in_full(desk: Desk, server: Server) -> None:
     desk.groups()
     for number in range(1, 6):
         desk.add(f"{number}-0")
@@ -52,7 +54,36 @@ def test_a_partition_in_full(desk: Desk) -> None:
     desk.do("ZADD", desk.scheduled, 9, "send")
     desk.fetch(2)
     desk.do("XACK", desk.stream, UNIT.group, "1-0", "2-0")
-    assert of_partition(desk) == PartitionFigures(5, 5, "1-0", "5-0", 1, 1, "", 9)
+    counted = server.version >= (7,)
+    whole = PartitionFigures(5, 5, "1-0", "5-0", 1, 1, "", 9, counted=counted)
+    assert of_partition(desk) == whole
+
+
+def test_the_position_of_a_spark_query(desk: Desk, server: Server) -> None:
+    """P7: how far it is, and when it was last seen, beside what the partition says of itself."""
+    for number in range(1, 6):
+        desk.add(f"{number}-0")
+    desk.groups()
+    desk.link.run(spark.query_position(desk.keys, "access", 0, "etl", "2-0", 2, hold=False))
+    (query,) = of_partition(desk).queries
+    assert (query.group, query.lag) == ("spark:etl", 3 if server.version >= (7, 0) else None)
+    assert query.idle_ms is not None
+    desk.link.run(spark.query_position(desk.keys, "access", 0, "etl", "5-0", 5, hold=False))
+    assert of_partition(desk).queries[0].lag == 0
+
+
+def test_groups_that_only_look_like_queries_make_no_figures(desk: Desk) -> None:
+    """Each would be a series of the metrics, and anybody who reaches Redis can make them."""
+    desk.add("1-0")
+    for name in (b"spark:", b"spark:..", b"spark:a b", b"spark:\xff", b"spark:" + b"x" * 65):
+        desk.do("XGROUP", "CREATE", desk.stream, name, "0")
+    assert of_partition(desk).queries == ()
+    for number in range(QUERIES_MAX + 5):
+        desk.do("XGROUP", "CREATE", desk.stream, f"spark:made{number}", "0")
+    desk.link.run(spark.query_position(desk.keys, "access", 0, "zzz", "1-0", 1, hold=False))
+    shown = of_partition(desk).queries
+    assert len(shown) == QUERIES_MAX
+    assert "spark:zzz" in {each.group for each in shown}
 
 
 def test_added_counts_what_was_trimmed(desk: Desk, server: Server) -> None:
@@ -134,3 +165,10 @@ def test_measuring_changes_nothing_even_when_memory_is_full(desk: Desk) -> None:
         of_partition(desk)
         of_unit(desk)
     assert desk.dump() == before
+
+
+def test_the_greatest_id_is_as_late_as_we_can_tell(desk: Desk) -> None:
+    """S3: what the housekeeper publishes of it, every view can read."""
+    desk.groups()
+    desk.add("18446744073709551615-18446744073709551615")
+    assert of_unit(desk).oldest_unread_unix_ms() == INTEGER_MAX

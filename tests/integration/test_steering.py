@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def beat(link: Connection, keys: Keys) -> Beat:
     """Let an instance be seen as living."""
 
     def say(name: str, **info: object) -> None:
-        told = {"offers": PAIRS, "weight": 1, "cap": 0, **info}
+        told = {"offers": PAIRS, "weight": 1, "cap": 0, "started": time.time(), **info}
         reply = link.run(members.beat(keys, "default", name, "n1", told, 15.0))
         assert reply.word == "OK"
 
@@ -379,6 +380,7 @@ def test_a_foreign_group_is_adopted_while_nobody_of_ours_owns_it(
             desk.add(f"{entry}-0")
         desk.fetch(300, f"celery-{number}")
     link.execute("XGROUP", "CREATE", desks[0].retry, "other", "0", "MKSTREAM")
+    link.execute("XGROUP", "CREATE", desks[1].stream, b"\xff\xfe", "0")  # no name of ours
     seen = document(run("group", "adopt", "orders", "bill", "--dry-run", "--json"))
     assert (seen["entries"], seen["dry_run"]) == (900, True)
     assert {each["consumer"] for each in seen["consumers"]} == {f"celery-{n}" for n in range(3)}

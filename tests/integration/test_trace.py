@@ -72,7 +72,7 @@ def test_unread_pending_acknowledged(run: Run, at: At) -> None:
     assert said[1].endswith("ago), key alice, 5 bytes, in the partition")
     assert said[2:] == [
         "agents: unread",
-        "hits: acknowledged, as far as Redis can tell",
+        "hits: acknowledged: nothing of it is left in Redis",
     ]
 
 
@@ -238,7 +238,7 @@ def test_a_key_of_a_wrong_type_harms_its_own_group_only(run: Run, at: At) -> Non
     assert seen(run)["state"] == "unreadable"
     assert seen(run, group="agents")["state"] == "unread"
     said = run("trace", UID).stdout
-    assert "hits: cannot be told: " in said
+    assert "hits: unknown: " in said
     assert "WRONGTYPE" in said
 
 

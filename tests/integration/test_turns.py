@@ -30,7 +30,7 @@ from streamqd.housekeeper.trimmer import Trimmer
 from streamqd.metrics import MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard
-from streamqd.store.client import Connection
+from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.contract.desk import Desk
@@ -58,7 +58,7 @@ def board(units: list[Unit]) -> Scoreboard:
 @pytest.fixture
 def counted(meter: Meter, server: Server) -> Iterator[Connection]:
     """A link whose round trips the meter counts."""
-    link = Connection(users.acting(server.settings, "daemon"), timeout=10.0, name="counted")
+    link = connect(users.acting(server.settings, "daemon"), timeout=10.0, name="counted")
     with closing(link):
         yield link
 

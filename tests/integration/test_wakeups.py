@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import array
+import fcntl
+import termios
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from streamqd.scoreboard import WorkerSlot
-from streamqd.store.client import Connection
+from streamqd.config import Consumer, Daemon, Settings
+from streamqd.scoreboard import Scoreboard, WorkerSlot
+from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.supervisor.bounded_client import PubSubListener
+from streamqd.supervisor.lease_manager import LeaseManager
 from streamqd.worker import ExitCode, reader
 from tests.contract.desk import Desk
 from tests.support.life import Life
-from tests.support.servers import Server
+from tests.support.servers import ProcessServer, Server
 from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("kind", [{}, {"concurrency": 4, "order": "none"}])
-def test_entries_of_a_foreign_consumer_do_not_wait_for_the_doorbell(
+def test_entries_of_a_foreign_consumer_do_not_wait_for_the_long_poll(
     link: Connection,
     keys: Keys,
     life: Life,
@@ -35,11 +41,11 @@ def test_entries_of_a_foreign_consumer_do_not_wait_for_the_doorbell(
     desk.add("1-0")
     desk.fetch(1, consumer="someone")
 
-    def rung() -> bool:
+    def polls() -> bool:
         return any(b"cmd=xread" in line for line in link.execute("CLIENT", "LIST").splitlines())
 
     def want() -> None:
-        wait_until(rung, what="the worker waits at its doorbell")
+        wait_until(polls, what="the worker waits in its long poll")
         slot.reclaim_requested = slot.reclaim_done + 1
         life.tell(slot.command)
 
@@ -54,10 +60,10 @@ def test_entries_of_a_foreign_consumer_do_not_wait_for_the_doorbell(
 
 @pytest.mark.parametrize("retried", [False, True])
 @pytest.mark.parametrize("kind", [{}, {"concurrency": 4, "order": "none"}])
-def test_what_foreign_consumers_have_read_rings_once(
+def test_what_foreign_consumers_have_read_ends_one_poll(
     link: Connection, keys: Keys, life: Life, slot: WorkerSlot, kind: dict[str, Any], retried: bool
 ):
-    """The bell knows what was read here: it must not ring for ever for what was read elsewhere."""
+    """The poll knows what was read here: it must not end each time for what was read elsewhere."""
     desk = Desk(link, keys)
     desk.groups()
     desk.own("t1")
@@ -70,7 +76,7 @@ def test_what_foreign_consumers_have_read_rings_once(
         return next((each["id"] for each in told if "b" in each["flags"]), "")
 
     def read_elsewhere() -> None:
-        wait_until(waits, what="the worker waits at its doorbell")
+        wait_until(waits, what="the worker waits in its long poll")
         before = slot.counter("round_trips")
         for number in range(1, 6):
             read = ("XREADGROUP", "GROUP", "hits", "someone", "STREAMS", stream, ">")
@@ -94,11 +100,62 @@ def test_what_foreign_consumers_have_read_rings_once(
 
 def test_a_supervisor_that_is_woken_listens_on(link: Connection, server: Server) -> None:
     """What was published is no reason to connect again."""
-    listener = PubSubListener(Connection(server.settings, timeout=5.0, name="test:wakes"), "wake")
+    listener = PubSubListener(connect(server.settings, timeout=5.0, name="test:wakes"), "wake")
     listener.listen(time.monotonic(), 5.0)
     assert not listener.drain()
     for _ in range(2):
         assert link.execute("PUBLISH", "wake", "look") == 1
         wait_until(listener.drain, what="it is heard")
-    assert listener.link.opened == 1
+    assert listener.link.node.opened == 1
     listener.link.close()
+
+
+def test_a_wake_up_that_comes_with_the_answer_to_the_subscription_is_heard(
+    new_server: Callable[..., ProcessServer],
+) -> None:
+    server = new_server()
+    listener = PubSubListener(connect(server.settings, timeout=5.0, name="test:wakes"), "wake")
+    other = connect(server.settings, timeout=5.0, name="test:other")
+    listener.link.open()
+    other.open()
+
+    def unread() -> int:
+        """Bytes of the listener that the server has not read yet."""
+        size = array.array("i", [0])
+        fcntl.ioctl(listener.link.node.socket(), termios.TIOCOUTQ, size)
+        return size[0]
+
+    heard: list[bool] = []
+    subscribing = threading.Thread(
+        target=lambda: heard.append(listener.listen(time.monotonic(), 5.0) or listener.drain())
+    )
+    server.pause()
+    subscribing.start()
+    wait_until(unread, what="the subscription is sent")
+    other.node.post([("PUBLISH", "wake", "look")])
+    server.resume()
+    subscribing.join()
+    assert other.node.collect(1) == [1], "the listener gets it"
+    assert heard == [True]
+    for link in (listener.link, other):
+        link.close()
+
+
+def test_an_instance_looks_at_the_fleet_once_it_listens(server: Server, link: Connection) -> None:
+    """Nothing was heard before."""
+    settings = Settings(
+        redis=server.settings,
+        daemon=Daemon(instance="west-1", lease_ttl=60.0),
+        consumers=(Consumer(topic="access", group="hits", handler="work:go"),),
+    )
+    leases = LeaseManager(settings, Scoreboard(1), "lock")
+    beats: list[float] = []
+
+    def listens() -> bool:
+        leases.tick(time.monotonic(), {}, ())
+        beats.append(leases.membership.beat_at)
+        return leases.wakes.link.connected
+
+    wait_until(listens, what="it listens")
+    assert beats[-1] < beats[-2], "it looks before the regular heartbeat"
+    leases.close()

@@ -16,7 +16,7 @@ from streamqd.model import Lease
 from streamqd.process import Child, Exit
 from streamqd.scoreboard import Scoreboard, WorkerCommand, WorkerState, now_ns
 from streamqd.store import leases, messages
-from streamqd.store.client import Connection
+from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.worker import Assignment, ExitCode, WorkerProcess
 from tests.contract.desk import UNIT, Desk
@@ -78,7 +78,7 @@ class Bench:
         self.folder = folder
         self.board = Scoreboard(slots=2)
         self.slot = self.board.allot(UNIT)
-        self.link = Connection(server.settings, timeout=10.0, name="test:bench")
+        self.link = connect(server.settings, timeout=10.0, name="test:bench")
         self.child: Child | None = None
         self.token = "t1"
         self.epoch = 0
@@ -119,7 +119,7 @@ class Bench:
     def tell(self, command: WorkerCommand) -> None:
         assert self.child is not None
         self.slot.command = command
-        self.child.tell(b"look")
+        self.child.send(b"look")
 
     def ended(self, timeout: float = 10.0) -> Exit:
         assert self.child is not None
@@ -467,7 +467,7 @@ def test_a_hook_that_refuses_is_a_failed_boot(bench: Bench):
     add(bench, "ok")
     bench.start()
     said = "on_start of work:go failed: RuntimeError: no database today"
-    assert bench.ended() == Exit(ExitCode.BOOT_FAILED, None, said=said)
+    assert bench.ended() == Exit(ExitCode.BOOT_FAILED, None, problem=said)
     assert bench.pending() == []
     assert bench.slot.state == WorkerState.BOOTING
 
@@ -486,7 +486,7 @@ def test_a_module_that_does_not_import_is_a_failed_boot(bench: Bench):
     bench.start()
     ended = bench.ended()
     assert (ended.code, ended.signal) == (ExitCode.BOOT_FAILED, None)
-    assert ended.said.startswith("cannot import work: ZeroDivisionError: division by zero (")
+    assert ended.problem.startswith("cannot import work: ZeroDivisionError: division by zero (")
 
 
 def test_a_soft_limit_is_an_exception_in_the_run_that_it_is_meant_for(bench: Bench):

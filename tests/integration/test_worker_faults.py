@@ -22,7 +22,7 @@ from streamqd.message import Message
 from streamqd.scoreboard import WorkerCommand, WorkerSlot, WorkerState
 from streamqd.store import messages
 from streamqd.worker import ExitCode
-from streamqd.worker.settler import Settlement, Settler
+from streamqd.worker.settler import FailedEntry, Settler
 from streamqd.worker.soft_limit import SoftLimit
 from tests.contract.desk import UNIT, Desk
 from tests.support.life import Life
@@ -213,7 +213,7 @@ def test_one_item_that_is_refused_does_not_hold_those_in_its_batch(desk: Desk, s
     settler = Settler(desk.link, desk.keys, desk.leased("t1"), slot)
     slot.post_batch([b"m:1-0", b"m:2-0", b"x:3-0"])
     for at, place in enumerate((b"m:1-0", b"x:3-0", b"m:2-0")):
-        settler.schedule(Settlement(place, at, 3600.0, {b"retryCount": b"1"}, []), 1)
+        settler.fail(FailedEntry(place, at, 3600.0, {b"retryCount": b"1"}, [], 0), 1)
     settler.flush()
     assert settler.deferred_places == [b"x:3-0"]
     assert sorted(desk.state()["delayed"]) == ["m:1-0", "m:2-0"]
@@ -231,10 +231,10 @@ def test_a_worker_that_cannot_read_says_so_once_and_tries_less_and_less_often(
     def sleep(seconds: float) -> None:
         waits.append(seconds)
         if len(waits) == 6:
-            del worker._turn  # type: ignore[attr-defined]  # from now on it can read
+            del worker._step  # type: ignore[attr-defined]  # from now on it can read
             desk.add("1-0")
 
-    worker._turn = refuse  # type: ignore[assignment, method-assign]
+    worker._step = refuse  # type: ignore[assignment, method-assign]
     worker.channel.sleep = sleep  # type: ignore[method-assign]
     life.run(worker, lambda _message: life.stop())
 
@@ -442,7 +442,7 @@ def test_what_is_parked_is_tried_once_more_before_the_worker_ends(desk: Desk, sl
     desk.fetch()
     settler = Settler(desk.link, desk.keys, desk.leased("t1"), slot)
     slot.post_batch([b"m:1-0"])
-    settler.schedule(Settlement(b"m:1-0", 0, 3600.0, {b"retryCount": b"1"}, []), 1)
+    settler.fail(FailedEntry(b"m:1-0", 0, 3600.0, {b"retryCount": b"1"}, [], 0), 1)
     with desk.full_memory():
         settler.flush()
     settler.flush()
@@ -488,7 +488,7 @@ def test_a_server_that_cannot_be_reached_is_not_asked_twice_at_the_end(
 ):
     """The end of a worker would take twice as long as a connection may take to open."""
     settler = new_life(proxy.url).worker("t1").settler
-    settler.ack(b"1-0", 0, 1, retried=False, charged=False)
+    settler.ack(b"1-0", 0, 1, retried=False, has_counters=False)
     proxy.refusing = True
     with pytest.raises(RedisUnavailable):
         settler.flush_last()

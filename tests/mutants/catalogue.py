@@ -82,7 +82,7 @@ LOST_AND_LATE = (
         (
             "                self._attach()\n                self._serve()",
             (
-                "                if self.link.opened:\n"
+                "                if self.link.node.opened:\n"
                 "                    self.fetcher.watch()\n"
                 "                else:\n"
                 "                    self._attach()\n"
@@ -199,6 +199,17 @@ DEATH = (
         },
     ),
     mutant(
+        "a held message that a lane runs again without a mark",
+        "what a lost host has left runs one by one, each under a mark",
+        "streamqd/worker/concurrent.py",
+        ("            held.begin_again(entry)\n", ""),
+        tests={
+            "integration/test_error_policies.py": (
+                "test_in_solo_mode_keys_that_are_due_together_run_one_by_one[four at a time]"
+            )
+        },
+    ),
+    mutant(
         "a death that is charged as often as it is told",
         "charges <= true crashes, whatever replies are lost (T4)",
         "lua/lease_refence.lua",
@@ -232,7 +243,7 @@ DEATH = (
         "streamqd/supervisor/partition.py",
         (
             (
-                "        self.phase = Phase.ROTATING\n"
+                "        self.phase = Phase.REFENCING\n"
                 "        self._new_token = secrets.token_hex(16)\n"
                 "        self.release_after = leaving"
             ),
@@ -283,7 +294,7 @@ DEATH = (
         "an acknowledgement of a charged entry that rides on a read",
         "the counters of a message go with it",
         "streamqd/worker/settler.py",
-        ("        if charged:\n", "        if charged is None:\n"),
+        ("        if has_counters:\n", "        if has_counters is None:\n"),
         tests={
             "integration/test_mutant_gaps.py": (
                 "test_a_message_that_was_charged_and_then_succeeds_leaves_no_counters"
@@ -300,7 +311,7 @@ LIMITS = (
         "a handler that is about to finish is not killed (T11)",
         "streamqd/supervisor/limits.py",
         (
-            "again = self._suspected.get(partition.slot.index) == oldest",
+            "again = self._over_hard.get(partition.slot.index) == oldest",
             "again = True",
         ),
         tests={
@@ -390,7 +401,7 @@ LIMITS = (
         "a reload that fences the old worker out while it works",
         "a reload repeats no message",
         "streamqd/supervisor/rolling_replacement.py",
-        ("        if partition.is_quiet:\n", "        if partition.child is not None:\n"),
+        ("    elif partition.is_quiet:\n", "    elif partition.child is not None:\n"),
         tests={
             "integration/test_mutant_gaps.py": (
                 "test_a_reload_hands_over_when_the_old_worker_is_quiet"

@@ -101,7 +101,7 @@ class Fleet:
             self.at(EXCHANGE_SECONDS, give_up)
 
     def wake(self) -> None:
-        """Ring at every instance."""
+        """Wake every instance."""
         for instance in self.instances.values():
             if instance.alive:
                 instance.beat_soon()

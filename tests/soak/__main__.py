@@ -28,7 +28,7 @@ class Soak(NamedTuple):
 
 
 SOAKS = {
-    "archive": Soak("test_archive_kills.py", "KILLS", 20, "archive-kills.json"),
+    "spark": Soak("test_spark_kills.py", "KILLS", 20, "spark-kills.json"),
     "memory": Soak("test_memory.py", "MESSAGES", 10_000_000, "memory.json"),
     "nemesis": Soak("test_nemesis.py", "MINUTES", 10, "nemesis.json"),
     "kill-points": Soak("test_kill_points.py", "ROUNDS", 3, "kill-points.json"),

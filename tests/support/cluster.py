@@ -14,7 +14,7 @@ from typing import Any, Self
 from streamqd import config
 from streamqd.config.topology import PORT_MAX, Address
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.store.client import Connection
+from streamqd.store.client import connect
 from streamqd.store.slots import SLOTS, SlotMap, slot_of
 from tests.support import tls
 from tests.support.servers import ProcessServer, free_port, port_is_free
@@ -49,7 +49,7 @@ class Node(ProcessServer):
             **more,
         )
         self.port = port
-        self._link = Connection(self.settings, timeout=10.0, name="test:node")
+        self._link = connect(self.settings, timeout=10.0, name="test:node")
         self.id = self.call("CLUSTER", "MYID").decode()
 
     @property

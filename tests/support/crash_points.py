@@ -32,7 +32,7 @@ from streamqd.scoreboard import WorkerSlot
 from streamqd.store.client import Connection
 from streamqd.store.fetch import Fetcher, FetchResult
 from streamqd.store.scripts import Call, Reply, Script
-from streamqd.supervisor.partition import OwnedPartition
+from streamqd.supervisor.partition import PartitionState
 from streamqd.supervisor.worker_pool import WorkerPool
 from streamqd.worker.hooks import Hooks
 from streamqd.worker.serial import SerialExecutor
@@ -117,10 +117,10 @@ ELSEWHERE = {
     ),
     **dict.fromkeys(
         (
-            *("archive_advance", "sink_begin", "sink_publish", "sink_end"),
+            *("archive_advance", "query_position", "sink_begin", "sink_publish", "sink_end"),
             *("pipeline_lease_take", "pipeline_lease_keep", "pipeline_lease_drop"),
         ),
-        "Spark's, killed by `make soak NAME=archive`",
+        "Spark's, killed by `make soak NAME=spark`",
     ),
 }
 _MOVERS = ("message_promote", "stream_trim", "dead_purge")  # they are called whether it is needed
@@ -209,8 +209,8 @@ def place() -> None:
     _around(SerialExecutor, "expect", after=lambda *_: reached("batch-posted"))
     _around(Verdicts, "failed", before=lambda *_: reached("verdict-begins"))
     _around(Settler, "ack", before=lambda *_: reached("verdict-noted"))
-    _around(Settler, "schedule", before=lambda *_: reached("verdict-noted"))
-    _around(OwnedPartition, "ended", before=_at("worker-ended"), after=_at("worker-judged", 1))
+    _around(Settler, "fail", before=lambda *_: reached("verdict-noted"))
+    _around(PartitionState, "ended", before=_at("worker-ended"), after=_at("worker-judged", 1))
     _around(WorkerPool, "start_worker", after=_at("worker-forked", 2))
     _around_reclaimer()
     _around(Task, "__init__", after=_look_often)

@@ -26,7 +26,7 @@ from streamqd.model import Unit
 from streamqd.producer import Outgoing, Producer
 from streamqd.scoreboard import WorkerState
 from streamqd.store import messages, topics
-from streamqd.store.cluster import connect
+from streamqd.store.client import connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from streamqd.supervisor import scoreboard_file
@@ -278,7 +278,7 @@ class Daemon:
         }
         return {number: pid for number, pid in found.items() if pid is not None}
 
-    def bell(self, partition: int = 0) -> str:
+    def long_poll(self, partition: int = 0) -> str:
         """The id of the connection on which a worker waits for messages; '' while it does not."""
         name = f" name=streamqd:{Unit(TOPIC, partition, GROUP)} "
         for line in self.link.execute("CLIENT", "LIST").decode().splitlines():

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import psutil
 
 from streamqd.admin import directives
-from streamqd.admin.directives import FleetSnapshot
+from streamqd.admin.published import Fleet
 from streamqd.errors import Refused, StreamqdError
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -107,7 +107,7 @@ class Nemesis:
         self._server = server
         self._victims = victims
         self._proxies = [*(victim.proxy for victim in victims), *others]
-        self._fleet = FleetSnapshot(Store(steer, Keys()), "default", 10.0)
+        self._fleet = Fleet(Store(steer, Keys()), "default", 10.0)
         self._units = victims[0].daemon.units()
         self._began = time.monotonic()
         self._courses: list[tuple[Course, Wait, float]] = []

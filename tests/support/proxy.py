@@ -4,7 +4,7 @@ It understands Redis frames, so "the reply of the third EVALSHA" is exact, whate
 which bytes arrive. Handshake commands (CLIENT, AUTH, SELECT, HELLO) are never counted.
 
     with FaultProxy(server.socket_path) as proxy:
-        link = Link(proxy.settings, timeout=1.0, name="test")
+        link = connect(proxy.settings, timeout=1.0, name="test")
         trigger = proxy.arm(Fault.DROP_REPLY, command="EVALSHA", nth=3)
         ...
         assert trigger.hit

@@ -11,10 +11,19 @@ import pytest
 FULL, QUICK = 100, 20  # examples of a property
 
 
-def choose() -> None:
-    """Make few examples of each property in this process. Called before tests are imported."""
-    hypothesis.settings.register_profile("quick", max_examples=QUICK)
-    hypothesis.settings.load_profile("quick")
+def choose(*, few: bool) -> None:
+    """Say how properties run in this process. Called before tests are imported.
+
+    Each gets few examples or all, and no example fails for the time that it takes: beside other
+    work a machine has pauses of any length.
+    """
+    hypothesis.settings.register_profile(
+        "ours",
+        max_examples=QUICK if few else FULL,
+        deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+    hypothesis.settings.load_profile("ours")
 
 
 def examples(full: int) -> int:

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from streamqd import config
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.store.client import Connection
+from streamqd.store.client import connect
 from tests.support import tls
 from tests.support.servers import ProcessServer, die_with_parent, free_port
 from tests.support.waiting import wait_until
@@ -48,7 +48,7 @@ class Data(ProcessServer):
         )
         if certificates is not None:
             self.port = port
-        self._link = Connection(self.settings, timeout=10.0, name="test:data")
+        self._link = connect(self.settings, timeout=10.0, name="test:data")
 
     def call(self, *command: Any) -> Any:
         """Run one command on this server."""
@@ -84,7 +84,7 @@ class Sentinel:
         self.id = secrets.token_hex(20)
         login = f":{password}@" if password else ""
         url = f"unix://{login}{quote(str(self.folder / 'sentinel.sock'))}"
-        self._link = Connection(config.Redis(url=url), timeout=10.0, name="test:sentinel")
+        self._link = connect(config.Redis(url=url), timeout=10.0, name="test:sentinel")
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, servers: Sequence[Data], sentinels: Sequence[Sentinel]) -> None:

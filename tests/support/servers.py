@@ -30,7 +30,7 @@ import pytest
 
 from streamqd import config, embedded
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.store.client import Connection, ServerFacts, server_facts
+from streamqd.store.client import Connection, ServerFacts, connect, server_facts
 from tests.support import fetch_server, users
 from tests.support.waiting import wait_until
 
@@ -77,7 +77,7 @@ class Server:
     @property
     def facts(self) -> ServerFacts:
         if self._facts is None:
-            with_link = Connection(self.settings, timeout=10, name="test:facts")
+            with_link = connect(self.settings, timeout=10, name="test:facts")
             try:
                 self._facts = server_facts(with_link)
             finally:
@@ -185,7 +185,7 @@ class ProcessServer(Server):
         )
         if not wait:
             return
-        probe = Connection(self.settings, timeout=10, name="test:probe")
+        probe = connect(self.settings, timeout=10, name="test:probe")
         try:
             wait_until(lambda: self._serves(probe), timeout=20, what=f"{self.binary} serves")
         finally:
@@ -254,7 +254,7 @@ class ForeignServer(Server):
         self.url = url
         if os.environ.get("PYTEST_XDIST_WORKER"):
             raise NoServerError("one given server cannot be shared by parallel tests: run with -n0")
-        link = Connection(self.settings, timeout=5, name="test:foreign")
+        link = connect(self.settings, timeout=5, name="test:foreign")
         try:
             keys = link.execute("DBSIZE")
         except (RedisUnavailable, RedisRefused) as error:
@@ -285,7 +285,7 @@ class ContainerServer(Server):
         self._container.start()
         host = self._container.get_container_host_ip()
         self.url = f"redis://{host}:{self._container.get_exposed_port(6379)}"
-        probe = Connection(self.settings, timeout=5, name="test:probe")
+        probe = connect(self.settings, timeout=5, name="test:probe")
         try:
             wait_until(lambda: _answers(probe), timeout=30, what=f"{image} serves")
         finally:

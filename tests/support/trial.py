@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.store.client import Connection
+from streamqd.store.client import Connection, connect
 from tests.support.causes import DEADLY, Strike
 from tests.support.conservation import Conservation
 from tests.support.daemon import ROOT, Daemon, Event
@@ -99,8 +99,8 @@ class Trial:
             "backoff": {"kind": "exponential", "base": "50ms", "max": "500ms"},
             **(consumer or {}),
         }
-        self.link = self._kept(Connection(server.settings, timeout=10.0, name="test:trial"))
-        self._steer = self._kept(Connection(server.settings, timeout=10.0, name="test:steer"))
+        self.link = self._kept(connect(server.settings, timeout=10.0, name="test:trial"))
+        self._steer = self._kept(connect(server.settings, timeout=10.0, name="test:steer"))
         self.victims: list[Victim] = []
         for name in names:
             proxy = self._open.enter_context(FaultProxy(server.socket_path, remember=0))

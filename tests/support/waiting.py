@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -23,3 +24,12 @@ def wait_until(
             raise AssertionError(f"not within {timeout:g} s: {name} (last: {value!r})")
         time.sleep(every)
     return value
+
+
+def seconds_unscheduled() -> float:
+    """How long this thread, in its life, was ready to run while others had the processors.
+
+    A limit that is measured from outside less the growth of this holds on a busy host, too.
+    """
+    waited_ns = Path("/proc/thread-self/schedstat").read_text().split()[1]
+    return int(waited_ns) / 1e9

@@ -14,7 +14,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamqd.model import Unit
@@ -225,7 +225,6 @@ def fleets(
 Fleet = tuple[list[Member], list[Unit], dict[Unit, str]]
 
 
-@settings(deadline=None)
 @given(fleets(same_offers))
 def test_every_unit_once_and_within_one_of_the_share(fleet: Fleet) -> None:
     members, units, owners = fleet
@@ -237,7 +236,6 @@ def test_every_unit_once_and_within_one_of_the_share(fleet: Fleet) -> None:
         assert abs(loads(members, wanted)[each.id] - share) < 1
 
 
-@settings(deadline=None)
 @given(fleets(same_offers))
 def test_the_fewest_moves_that_balance(fleet: Fleet) -> None:
     members, units, owners = fleet
@@ -264,7 +262,6 @@ def test_the_fewest_moves_that_balance(fleet: Fleet) -> None:
     assert spare <= len(fractional)
 
 
-@settings(deadline=None)
 @given(fleets(st.one_of(same_offers, any_offers)))
 def test_assigned_again_nothing_moves(fleet: Fleet) -> None:
     members, units, owners = fleet
@@ -272,7 +269,6 @@ def test_assigned_again_nothing_moves(fleet: Fleet) -> None:
     assert assign(members, units, wanted) == wanted
 
 
-@settings(deadline=None)
 @given(fleets(st.one_of(same_offers, any_offers)), st.randoms(use_true_random=False))
 def test_the_order_of_the_arguments_does_not_matter(fleet: Fleet, shuffler: random.Random) -> None:
     members, units, owners = fleet
@@ -307,7 +303,6 @@ print(sorted(assign(members, units, before).items()))
     assert len(answers) == 1
 
 
-@settings(deadline=None)
 @given(fleets(any_offers))
 def test_offers_and_caps_are_respected(fleet: Fleet) -> None:
     members, units, owners = fleet
@@ -339,7 +334,6 @@ def has_room(each: Member, counts: Mapping[str, int]) -> bool:
     return not each.cap or counts[each.id] < each.cap
 
 
-@settings(deadline=None)
 @given(fleets(any_offers))
 def test_no_chain_of_moves_would_be_more_even(fleet: Fleet) -> None:
     members, units, owners = fleet
@@ -353,7 +347,6 @@ def test_no_chain_of_moves_would_be_more_even(fleet: Fleet) -> None:
                 assert counts[each.id] - counts[other] <= 1
 
 
-@settings(deadline=None)
 @given(fleets(any_offers), st.lists(st.integers(0, 9), min_size=7, max_size=7))
 def test_what_is_owned_elsewhere_counts_as_if_it_could_not_move(
     fleet: Fleet, elsewhere: list[int]
@@ -374,7 +367,6 @@ def test_what_is_owned_elsewhere_counts_as_if_it_could_not_move(
     assert assign(told, units, owners) == {u: to for u, to in wanted.items() if u.topic != "~"}
 
 
-@settings(deadline=None)
 @given(fleets(any_offers))
 def test_a_unit_is_left_out_only_when_no_chain_of_moves_makes_room(fleet: Fleet) -> None:
     members, units, owners = fleet
@@ -388,7 +380,6 @@ def test_a_unit_is_left_out_only_when_no_chain_of_moves_makes_room(fleet: Fleet)
                     assert not has_room(next(m for m in members if m.id == other), counts)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 8), counts_of_units, st.data())
 def test_from_nothing_each_topic_and_group_is_within_one(
     count: int, counts: dict[tuple[str, str], int], data: st.DataObject
@@ -401,7 +392,6 @@ def test_from_nothing_each_topic_and_group_is_within_one(
         assert max(spread) - min(spread) <= 1
 
 
-@settings(deadline=None)
 @given(st.integers(2, 8), counts_of_units, st.data())
 def test_only_the_leaver_s_units_move(
     count: int, counts: dict[tuple[str, str], int], data: st.DataObject
@@ -414,7 +404,6 @@ def test_only_the_leaver_s_units_move(
     assert {before[unit] for unit in moved(before, now)} <= {leaver.id}
 
 
-@settings(deadline=None)
 @given(st.integers(1, 8), counts_of_units)
 def test_units_move_only_to_the_newcomer(count: int, counts: dict[tuple[str, str], int]) -> None:
     members = [member(f"m{number}") for number in range(count)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamqd.model import Backoff
@@ -57,7 +57,6 @@ def test_unknown_kind_is_an_error() -> None:
         delay(Backoff(kind="cubic"), 1, 0.0)
 
 
-@settings(deadline=None)
 @given(policies, attempts, st.floats(0, 1))
 def test_within_bounds(policy: Backoff, attempt: int, jitter: float) -> None:
     wait = delay(policy, attempt, jitter)
@@ -67,13 +66,11 @@ def test_within_bounds(policy: Backoff, attempt: int, jitter: float) -> None:
         assert wait >= min(policy.base, policy.max)
 
 
-@settings(deadline=None)
 @given(policies, st.integers(1, 5000), st.floats(0, 1))
 def test_never_shorter_for_a_later_attempt(policy: Backoff, attempt: int, jitter: float) -> None:
     assert delay(policy, attempt + 1, jitter) >= delay(policy, attempt, jitter)
 
 
-@settings(deadline=None)
 @given(policies, attempts, st.floats(0, 1), st.floats(0, 1))
 def test_more_jitter_never_waits_less(
     policy: Backoff, attempt: int, one: float, other: float

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from streamqd.admin.live import LiveDirective, LiveFailure, LiveUnit, unit_of
+from streamqd.admin.partitions import UnitRow
 from streamqd.admin.why import MemberFacts, WaitFacts, causes
 from streamqd.model import Unit
 
+NOW = 1_795_000_000_000
 UNIT = Unit("access", 3, "hits")
-WEST = MemberFacts("west", "working", True, False, False, 0, 4, True, 0.5)
+OFFERS = frozenset({("access", "hits")})
+WEST = MemberFacts("west", "working", OFFERS, frozenset(), False, 0, 4, True, 0.5)
 EAST = replace(WEST, instance="east")
 STOP = LiveDirective("stop", "access/hits", 1000, "alice", "wrong prices")
 PAUSE = LiveDirective("pause", "access/*/*", 1000, "alice", "the disk")
 
 
-def told(**more: Any) -> LiveUnit:
+def worker(**more: Any) -> LiveUnit:
     raw = {"topic": "access", "partition": 3, "group": "hits", "state": "ready", "epoch": 7}
     return unit_of("west", raw | more)
 
@@ -27,77 +31,93 @@ def failed(error: str = "builtins.OSError", ago: float = 3.0) -> LiveFailure:
     return LiveFailure(error, 9, ago, "access", 3, "hits", "west")
 
 
-def facts(**more: Any) -> WaitFacts:
-    found = WaitFacts(
-        unit=UNIT,
-        lease="owned",
-        owner="west",
-        lag=100,
-        unread=True,
-        pending=2,
-        delayed=0,
-        next_due_seconds=None,
-        oldest_seconds=50.0,
-        foreign={},
-        told=told(),
-        failures=(),
-        pause=None,
-        drained=(),
-        members=(WEST, EAST),
-        solo=False,
-    )
-    return replace(found, **more)
+ROW = UnitRow(
+    *UNIT,
+    state="owned",
+    owner="west",
+    epoch=7,
+    since_unix_ms=None,
+    lag=100,
+    pending=2,
+    delayed=0,
+    oldest_unix_ms=NOW - 50_000,
+    oldest_unread_unix_ms=NOW - 50_000,
+)
+KNOWN = WaitFacts(ROW, NOW, worker(), (), None, None, (), {})
 
 
-FREE: dict[str, Any] = {"lease": "free", "owner": "", "told": None}
-MOVING = told(rates={"acked": 10.0, "failed": 0.0}, lag_per_second=-4.0)
+def facts(members: Sequence[MemberFacts] = (WEST, EAST), **more: Any) -> WaitFacts:
+    """The facts with some of them changed, those of the row too."""
+    of_row = {name: more.pop(name) for name in [*more] if hasattr(ROW, name)}
+    row = replace(ROW, **of_row)
+    return replace(KNOWN, row=row, members={each.instance: each for each in members}, **more)
+
+
+READ: dict[str, Any] = {"lag": 0, "oldest_unread_unix_ms": None}
+FREE: dict[str, Any] = {"state": "free", "owner": "", "worker": None}
+QUERY: dict[str, Any] = {**FREE, "state": "query", "group": "spark:etl"}
+MOVING = worker(rates={"acked": 10.0, "failed": 0.0}, lag_per_second=-4.0)
 
 CASES = [
-    ("idle", True, facts(lag=0, unread=False, pending=0), "every message is settled"),
-    ("moving", True, facts(told=MOVING), "10.0 messages/s on west"),
-    ("moving", True, facts(told=MOVING), "caught up in about 25 s"),
+    ("idle", True, facts(**READ, pending=0), "every message is settled"),
+    ("moving", True, facts(worker=MOVING), "10.0 messages/s on west"),
+    ("moving", True, facts(worker=MOVING), "caught up in about 25 s"),
     (
         "falling-behind",
         True,
-        facts(told=told(rates={"acked": 10.0}, lag_per_second=3.0)),
+        facts(worker=worker(rates={"acked": 10.0}, lag_per_second=3.0)),
         "growing by 3.0/s",
     ),
+    ("idle", True, facts(**QUERY, **READ, pending=0), "has read everything"),  # P7
+    ("moving", True, facts(**QUERY, shown_seconds=4.0), "showed its position 4 s ago"),
+    ("query-silent", False, facts(**QUERY, shown_seconds=90.0), "not shown its position for 90 s"),
+    ("query-silent", False, facts(**QUERY), "for an unknown time"),
     ("paused", False, facts(pause=PAUSE), "is paused by alice (the disk)"),
-    ("paused", False, facts(pause=PAUSE, lag=0, unread=False, pending=0), "access/*/*"),
+    (
+        "paused",
+        False,
+        facts(pause=PAUSE, **READ, pending=0),
+        "access/*/*",
+    ),
     ("paused", False, facts(members=(replace(WEST, state="paused"),)), "by a signal"),
-    ("paused", False, facts(told=told(state="paused")), "the worker"),
+    ("paused", False, facts(worker=worker(state="paused")), "the worker"),
     ("no-member", False, facts(**FREE, members=()), "no instance of the fleet is alive"),
     ("no-member", False, facts(**FREE, members=(replace(WEST, state="silent"),)), "no instance"),
     (
         "no-capacity",  # C2
         False,
         facts(**FREE, members=(replace(WEST, cap=4, capacity=4, limit="no files left"),)),
-        "start no more processes (west runs 4: no files left)",
+        "no more processes start (west runs 4: no files left)",
     ),
     (
         "no-capacity",  # C2
         False,
         facts(
-            told=told(state="booting"), members=(replace(WEST, capacity=4, limit="no files left"),)
+            worker=worker(state="booting"),
+            members=(replace(WEST, capacity=4, limit="no files left"),),
         ),
         "is about to give it up",
     ),
     (
         "no-offer",
         False,
-        facts(**FREE, members=(replace(WEST, offers=False),)),
+        facts(**FREE, members=(replace(WEST, offers=frozenset()),)),
         "none of 1 live instance offers access/hits",
     ),
     (
         "crash-loop",
         False,
-        facts(**FREE, members=(replace(WEST, broken=True),), failures=(failed("process x"),)),
+        facts(
+            **FREE,
+            members=(replace(WEST, broken=frozenset({UNIT})),),
+            failures=(failed("process x"),),
+        ),
         "crashes in a loop on west, and rests; last: process x, 3 s ago",
     ),
     (
         "crash-loop",
         False,
-        facts(told=told(state="broken")),
+        facts(worker=worker(state="broken")),
         "crashes in a loop",
     ),
     (
@@ -116,7 +136,7 @@ CASES = [
     (
         "owner-silent",
         False,
-        facts(lease="expired", members=(replace(WEST, state="silent", silent_seconds=40.0), EAST)),
+        facts(state="expired", members=(replace(WEST, state="silent", silent_seconds=40.0), EAST)),
         "has been silent for 40 s",
     ),
     (
@@ -125,54 +145,54 @@ CASES = [
         facts(members=(replace(WEST, state="silent", silent_seconds=40.0), EAST)),
         "has been silent for 40 s",
     ),
-    ("owner-untold", False, facts(told=None), "has published nothing"),
-    ("growing", False, facts(owner="topic-grow", told=None), "access grows"),
+    ("owner-untold", False, facts(worker=None), "has published nothing"),
+    ("growing", False, facts(owner="topic-grow", worker=None), "access grows"),
     (
         "slow-handler",
         False,
-        facts(told=told(longest_run_seconds=75.0, running="m:5-0")),
+        facts(worker=worker(longest_run_seconds=75.0, running="m:5-0")),
         "working on one message (access/3/5-0) for 75 s; 100 unread and 2 pending",
     ),
     (
         "slow-handler",
         False,
-        facts(told=told(longest_run_seconds=75.0, progress_seconds=3.2)),
+        facts(worker=worker(longest_run_seconds=75.0, progress_seconds=3.2)),
         "one message for 75 s (it reported progress 3 s ago); 100 unread",
     ),
     (
         "slow-handler",
         False,
-        facts(told=told(longest_run_seconds=1013.0), oldest_seconds=11_100.0),
+        facts(worker=worker(longest_run_seconds=1013.0), oldest_unix_ms=NOW - 11_100_000),
         "for 16 min 53 s; 100 unread and 2 pending, the oldest 3 h 5 min old",
     ),
     (
         "crashing",
         False,
-        facts(told=told(state="booting"), failures=(failed("process ended by exit code 3"),)),
+        facts(worker=worker(state="booting"), failures=(failed("process ended by exit code 3"),)),
         "keeps ending (process ended by exit code 3, 3 s ago)",
     ),
     (
         "failing",
         False,
-        facts(told=told(rates={"acked": 1.0, "failed": 3.0}), failures=(failed(),)),
+        facts(worker=worker(rates={"acked": 1.0, "failed": 3.0}), failures=(failed(),)),
         "75% of the runs of access/3/hits fail; last: builtins.OSError",
     ),
     (
         "blocked",
         False,
-        facts(told=told(state="blocked", waits_seconds=12.0), failures=(failed(),)),
+        facts(worker=worker(state="blocked", waits_seconds=12.0), failures=(failed(),)),
         "which has failed, the next try in 12 s; last: builtins.OSError, 3 s ago",
     ),
     (
         "circuit-open",
         False,
-        facts(told=told(state="halted", waits_seconds=3.0)),
+        facts(worker=worker(state="halted", waits_seconds=3.0)),
         "of access/3/hits is open on west: no message is started",
     ),
     (
         "running",
         True,
-        facts(told=told(longest_run_seconds=4.0, running="r:5-0")),
+        facts(worker=worker(longest_run_seconds=4.0, running="r:5-0")),
         "has been running one message (r:5-0) for 4 s on west; 100 unread and 2 pending",
     ),
     (
@@ -181,37 +201,45 @@ CASES = [
         facts(**FREE, stop=STOP),
         "is stopped by alice (wrong prices)",
     ),
-    ("stopped", False, facts(stop=STOP, pause=PAUSE, unread=False, pending=0), "is stopped"),
+    (
+        "stopped",
+        False,
+        facts(stop=STOP, pause=PAUSE, **READ, pending=0),
+        "is stopped",
+    ),
     (
         "circuit-open",
         False,
-        facts(told=told(state="probing")),
+        facts(worker=worker(state="probing")),
         "is half-open on west: one message at a time is tried",
     ),
-    ("flood", False, facts(told=told(state="flooded")), "has stopped access/3/hits on west"),
+    ("flood", False, facts(worker=worker(state="flooded")), "has stopped access/3/hits on west"),
     (
         "keys-held",
         False,
-        facts(told=told(state="full", held=1000, held_keys=7)),
+        facts(worker=worker(state="full", held=1000, held_keys=7)),
         "keeps 1,000 messages of 7 held keys, as many as it may, and reads no more",
     ),
     (
         "keys-held",
         False,
-        facts(lag=0, unread=False, told=told(rates={"acked": 9.0}, held=2, held_keys=1)),
+        facts(
+            **READ,
+            worker=worker(rates={"acked": 9.0}, held=2, held_keys=1),
+        ),
         "keeps 2 messages of one held key",
     ),
-    ("moving", True, facts(told=told(rates={"acked": 9.0}, held=2, held_keys=1)), "moves"),
+    ("moving", True, facts(worker=worker(rates={"acked": 9.0}, held=2, held_keys=1)), "moves"),
     ("solo", False, facts(solo=True), "one message at a time"),
     ("redis-away", False, facts(members=(replace(WEST, redis_up=False),)), "does not reach Redis"),
     ("foreign-client", False, facts(foreign={"bob": 4}), "'bob' holds 4 messages"),
     (
         "waiting-for-retry",
         False,
-        facts(lag=0, unread=False, pending=0, delayed=2, next_due_seconds=8.0),
+        facts(**READ, pending=0, delayed=2, next_due_unix_ms=NOW + 8_000),
         "2 messages of access/3/hits wait for their next attempt, the next in 8 s",
     ),
-    ("starting", False, facts(told=told(state="booting")), "its worker is booting"),
+    ("starting", False, facts(worker=worker(state="booting")), "its worker is booting"),
     ("starting", False, facts(), "nothing was acknowledged in the last seconds"),
 ]
 
@@ -229,7 +257,10 @@ def test_the_first_cause(word: str, moves: bool, known: WaitFacts, part: str) ->
 
 def test_what_hides_others_comes_first_and_the_others_stay() -> None:
     known = facts(
-        pause=PAUSE, told=told(longest_run_seconds=75.0), foreign={"bob": 1}, failures=(failed(),)
+        pause=PAUSE,
+        worker=worker(longest_run_seconds=75.0),
+        foreign={"bob": 1},
+        failures=(failed(),),
     )
 
     words = [each.word for each in causes(known)]
@@ -237,9 +268,18 @@ def test_what_hides_others_comes_first_and_the_others_stay() -> None:
     assert words == ["paused", "slow-handler", "foreign-client"]
 
 
+def test_of_a_stopped_group_only_other_clients_are_named_beside() -> None:
+    known = facts(**FREE, stop=STOP, pause=PAUSE, members=(), foreign={"bob": 1, "eve": 2, "": 3})
+
+    found = causes(known)
+
+    assert [each.word for each in found] == ["stopped", "unowned", "foreign-client"]
+    assert "'bob' holds 1 message and 'eve' holds 2 messages" in found[2].sentence
+
+
 def test_old_failures_are_no_cause() -> None:
     known = facts(
-        told=told(state="booting"), failures=(failed("process ended by exit code 3", 301.0),)
+        worker=worker(state="booting"), failures=(failed("process ended by exit code 3", 301.0),)
     )
 
     assert causes(known)[0].word == "starting"

@@ -108,7 +108,7 @@ def test_there_are_these_verbs() -> None:
         *("pause", "resume", "move", "drain", "rebalance", "reload"),
         *("control", "control list", "control clear"),
         *("pipeline", "pipeline archive", "pipeline compact", "pipeline replay"),
-        *("pipeline run", "pipeline sql", "pipeline report"),
+        *("pipeline run", "pipeline sql", "pipeline shell", "pipeline report"),
     }
 
 
@@ -403,7 +403,7 @@ def test_a_bad_name_of_a_topic_is_refused_before_anything_is_sent(invoke: Invoke
 def test_check_sees_a_state_directory_that_cannot_be_written(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("os.access", lambda *_: False)
+    monkeypatch.setattr("os.access", lambda *_, **__: False)
     Path("streamq.toml").write_text(GOOD)
 
     result = invoke("check")

@@ -123,6 +123,10 @@ def test_a_whole_file(place: Place) -> None:
 
         [topics."shop.orders"]
 
+        [pipelines."shop.orders"]
+        schema = "id long, at timestamp"
+        event_time = "at"
+
         [[consumers]]
         topic = "access"
         group = "hits"
@@ -154,6 +158,7 @@ def test_a_whole_file(place: Place) -> None:
     assert settings.topics["access"].retention == config.Retention(86_400.0, 1000)
     assert settings.topics["access"].stated == {"partitions", "retention"}
     assert settings.topics["shop.orders"] == config.Topic()
+    assert settings.pipelines == {"shop.orders": config.Pipeline("id long, at timestamp", "at")}
     hits, send = settings.consumers
     assert hits.policy == RetryPolicy(
         max_attempts=0,
@@ -287,6 +292,11 @@ MISTAKES = [
     ('[keys]\ncontrol = "same"\nstreams = "same"', "lie in one another"),
     ("topics = 3", "topics: is not a table"),
     ("topics.access = 3", "topics.access: 3 is not a table: write [topics.access]"),
+    ("pipelines = 3", "pipelines: is not a table: write a table [pipelines.NAME]"),
+    ('[pipelines."a b"]', 'pipelines."a b": "a b" cannot be used'),
+    ("[pipelines.a]\nschema = 3", "pipelines.a.schema: 3 is not a text"),
+    ('[pipelines.a]\nevent_time = "at"', "pipelines.a.event_time: names a column of schema"),
+    ('[topics.a]\nevent_time = "at"', "event_time belongs to [pipelines.NAME]"),
     ('[topics."a b"]', 'topics."a b": "a b" cannot be used'),
     (f"[topics.{'x' * 65}]", "cannot be used: use 1 to 64"),
     ("[topics.access]\npartitions = 0", "topics.access.partitions: 0 is too small"),
@@ -454,8 +464,11 @@ def test_variables_reach_into_tables(place: Place) -> None:
         "STREAMQ_DAEMON__CRASH_BACKOFF__BASE": "2s",
         "STREAMQ_TOPICS__SHOP_ORDERS__PARTITIONS": "8",
         "STREAMQ_TOPICS__SHOP_ORDERS__RETENTION__MAX_AGE": "1h",
+        "STREAMQ_PIPELINES__SHOP_ORDERS__SCHEMA": "id long",
     }
-    settings = place.load('[topics."shop.orders"]\npartitions = 2', environ=environ)
+    text = '[topics."shop.orders"]\npartitions = 2\n[pipelines."shop.orders"]'
+    settings = place.load(text, environ=environ)
+    assert settings.pipelines["shop.orders"].schema == "id long"
     assert settings.daemon.crash_backoff.base == 2.0
     assert settings.topics["shop.orders"].partitions == 8
     assert settings.topics["shop.orders"].retention.max_age == 3600.0

@@ -83,7 +83,7 @@ def test_many_that_stay_behind_are_summed_up(capsys: pytest.CaptureFixture[str])
     fleet.show_departure(Departure("a", False, units, None, ""))
 
     said = capsys.readouterr().out.splitlines()
-    assert said[4] == "! nobody takes access/4/hits: no other instance offers it"
-    assert said[5] == "! nobody takes 3 more: no other instance offers it"
+    assert said[4] == "! no instance takes access/4/hits: no other instance offers it"
+    assert said[5] == "! no instance takes 3 more: no other instance offers it"
     assert said[6].startswith("b takes 32 partitions: access/8/hits, ")
     assert said[6].endswith("access/27/hits, and 12 more")

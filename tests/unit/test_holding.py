@@ -16,10 +16,10 @@ from streamqd.errors import RedisRefused
 from streamqd.model import Unit
 from streamqd.policy.restart import ExitCause
 from streamqd.process import Child, Exit
-from streamqd.scoreboard import DONE, FAILED, RUNNING, SETTLED, Scoreboard, WorkerState
+from streamqd.scoreboard import CLEARED, DONE, FAILED, RUNNING, Scoreboard, WorkerState
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
-from streamqd.supervisor.partition import Kill, OwnedPartition, Phase
+from streamqd.supervisor.partition import Kill, PartitionState, Phase
 from streamqd.worker import ExitCode
 
 UNIT = Unit("access", 0, "hits")
@@ -32,7 +32,7 @@ class Desk:
 
     def __init__(self) -> None:
         consumer = Consumer(topic="access", group="hits", handler="h:go")
-        self.holding = OwnedPartition(UNIT, consumer, Scoreboard(slots=1).allot(UNIT))
+        self.holding = PartitionState(UNIT, consumer, Scoreboard(slots=1).allot(UNIT))
         self.slot = self.holding.slot
 
     def wish(self) -> Call | None:
@@ -94,7 +94,7 @@ def test_a_free_unit_wants_nothing(desk: Desk):
     assert desk.wish() is None
     assert not desk.holding.owned
     assert not desk.holding.startable
-    assert not desk.holding.unsaid
+    assert not desk.holding.wants_exchange
 
 
 def test_an_acquire_is_repeated_with_equal_arguments_until_it_is_answered(desk: Desk):
@@ -118,7 +118,7 @@ def test_taken_now_or_by_a_call_whose_reply_was_lost(desk: Desk, word: str):
     assert desk.slot.owned == 1
     assert desk.wish() is None
     assert not desk.holding.startable, "the groups come first"
-    assert desk.holding.unsaid
+    assert desk.holding.wants_exchange
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_release_is_wanted_until_it_is_answered_whatever_the_answer(desk: Desk
 
 
 def test_a_worker_that_leaves_clean_is_released_without_a_refence(desk: Desk):
-    desk.hold().run().mark(SETTLED, SETTLED).quiet()
+    desk.hold().run().mark(CLEARED, CLEARED).quiet()
     desk.holding.stop_reason = "drain"
     verdict = desk.holding.ended(Exit(ExitCode.STOPPED, None))
     assert (verdict.crashed, verdict.charged) == (False, None)
@@ -177,7 +177,7 @@ def test_a_worker_that_leaves_clean_is_released_without_a_refence(desk: Desk):
 
 def test_a_worker_that_leaves_with_unconfirmed_acks_is_refenced_then_released(desk: Desk):
     """Its acknowledgements may have been lost with its connection: they ride on the refence."""
-    desk.hold().run().mark(SETTLED, DONE).quiet()
+    desk.hold().run().mark(CLEARED, DONE).quiet()
     desk.holding.stop_reason = "shed"
     desk.holding.ended(Exit(ExitCode.STOPPED, None))
     assert desk.script() == "lease_refence"
@@ -304,7 +304,7 @@ def test_a_worker_that_missed_its_group_has_it_made_anew_before_the_next(desk: D
     desk.holding.ended(Exit(ExitCode.NO_GROUP, None))
     desk.answer("OK", b"8", 0)
     assert not desk.holding.startable
-    assert desk.holding.unsaid
+    assert desk.holding.wants_exchange
 
 
 def test_a_worker_that_was_fenced_says_so_and_the_unit_is_lost(desk: Desk):
@@ -315,7 +315,7 @@ def test_a_worker_that_was_fenced_says_so_and_the_unit_is_lost(desk: Desk):
 
 
 def test_a_unit_that_was_lost_before_its_worker_ended_is_not_lost_again(desk: Desk):
-    desk.hold().run().quiet().holding.lose()
+    desk.hold().run().quiet().holding.become_free()
     assert not desk.holding.ended(Exit(ExitCode.FENCED, None)).lost
 
 
@@ -345,15 +345,16 @@ def test_processes_that_die_with_nothing_to_blame_are_counted(desk: Desk):
 
 def test_the_end_of_a_process_of_a_lost_unit_settles_nothing(desk: Desk):
     desk.hold().run().mark(DONE, RUNNING)
-    desk.holding.lose()
-    desk.holding.ended(KILLED)
+    desk.holding.become_free()
+    found = desk.holding.ended(KILLED)
+    assert (found.crashed, found.charged) == (True, None), "the new owner handles what is pending"
     assert desk.wish() is None
     assert desk.holding.phase is Phase.FREE
 
 
 def test_what_such_a_process_left_is_not_settled_by_a_later_token_either(desk: Desk):
     desk.hold().run().mark(DONE, RUNNING)
-    desk.holding.lose()
+    desk.holding.become_free()
     desk.holding.ended(KILLED)
     desk.hold(epoch=12).run().quiet()
     desk.slot.post_batch([])
@@ -377,15 +378,15 @@ def test_an_undead_process_is_fenced_out_and_the_unit_goes_elsewhere(desk: Desk)
 def test_losing_takes_the_trust_away(desk: Desk):
     desk.hold()
     desk.slot.trusted_until_ns = 10**18
-    desk.holding.lose()
+    desk.holding.become_free()
     assert (desk.slot.trusted_until_ns, desk.slot.owned) == (0, 0)
 
 
 def test_a_refusal_that_was_logged_does_not_hurry(desk: Desk):
     desk.holding.take(seen_epoch=5)
-    assert desk.holding.unsaid
+    assert desk.holding.wants_exchange
     desk.holding.refusal = "WRONGTYPE"
-    assert not desk.holding.unsaid
+    assert not desk.holding.wants_exchange
 
 
 def test_settled_counts_the_present_process_only(desk: Desk):
@@ -401,12 +402,12 @@ def test_settled_counts_the_present_process_only(desk: Desk):
 
 
 def test_a_quiet_worker_is_gone_on_without_before_it_has_ended(desk: Desk):
-    desk.hold().run().mark(DONE, SETTLED, SETTLED, SETTLED)
+    desk.hold().run().mark(DONE, CLEARED, CLEARED, CLEARED)
     desk.holding.stop_reason = "recycle"
     assert not desk.holding.is_quiet
     desk.quiet()
     assert desk.holding.is_quiet
-    child, verdict = desk.holding.retired()
+    child, verdict = desk.holding.dismiss()
     assert (child.pid, desk.holding.child) == (4711, None)
     assert (verdict.crashed, verdict.charged) == (False, None)
     assert desk.script() == "lease_refence"
@@ -428,7 +429,7 @@ def test_a_unit_that_was_just_acquired_boots_and_is_not_gone(desk: Desk):
 
 def test_a_worker_that_does_not_end_is_killed_and_has_not_crashed(desk: Desk):
     """Its handler has nothing to do with it: only `on_stop` took too long."""
-    desk.hold().run().mark(DONE, SETTLED, SETTLED, SETTLED)
+    desk.hold().run().mark(DONE, CLEARED, CLEARED, CLEARED)
     desk.quiet()
     desk.holding.kill = Kill("on_stop", 0)
     verdict = desk.holding.ended(Exit(None, signal.SIGKILL))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from typing import NamedTuple
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from streamqd.worker.ordering import KeyBlocker
+from streamqd.worker.held_keys import KeyBlocker
 
 
 class One(NamedTuple):
@@ -78,7 +78,6 @@ def test_what_was_about_to_run_is_due_again_but_not_what_runs():
     assert holds.take(9.0) is None
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 3)), max_size=40),
     st.lists(st.floats(0, 5), max_size=40),

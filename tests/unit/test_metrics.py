@@ -16,7 +16,7 @@ from streamqd.idle_reason import Wait
 from streamqd.metrics import METRICS, Exporter, MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import BUCKETS, InstanceFlags, Scoreboard, WorkerSlot, WorkerState, now_ns
-from streamqd.store.statistics import Backlog, PartitionFigures, UnitFigures
+from streamqd.store.statistics import Backlog, PartitionFigures, QueryFigures, UnitFigures
 from tests.support.sources import nodes
 
 UNIT = Unit("access", 3, "hits")
@@ -55,7 +55,13 @@ def view(board: Scoreboard) -> MetricsView:
         board=board,
         consumers=(("access", "hits"), ("access", "audit")),
         partitions={
-            ("access", 3): PartitionFigures(60, 1234, "5-0", "9-0", 2, 1, f"{NOW}-5"),
+            ("access", 3): PartitionFigures(
+                *(60, 1234, "5-0", "9-0", 2, 1, f"{NOW}-5"),
+                queries=(
+                    QueryFigures("spark:etl", 7, 1500),
+                    QueryFigures("spark:old", None, None),
+                ),
+            ),
         },
         units={UNIT: figures()},
         certificates={"/etc/client.pem": NOW / 1000},
@@ -141,6 +147,13 @@ def test_figures_of_a_partition(view: MetricsView, metric: str, expected: float)
 )
 def test_figures_of_a_group(view: MetricsView, metric: str, expected: float) -> None:
     assert value(view, f"streamqd_{metric}", **HERE) == expected
+
+
+def test_the_position_of_a_spark_query(view: MetricsView) -> None:
+    """P7: its lag and when it was last seen; what is not known is absent."""
+    labels = frozenset({("topic", "access"), ("partition", "3"), ("group", "spark:etl")})
+    assert scrape(view)["streamqd_query_lag"] == {labels: 7.0}
+    assert scrape(view)["streamqd_query_idle_seconds"] == {labels: 1.5}
 
 
 def test_age_is_told_by_the_servers_clock(view: MetricsView) -> None:

@@ -19,7 +19,7 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
 from streamqd.supervisor.drain import EXIT_DEADLINE, EXIT_DRAINED, Drain
 from streamqd.supervisor.limits import Limits
-from streamqd.supervisor.partition import OwnedPartition
+from streamqd.supervisor.partition import PartitionState
 from streamqd.supervisor.plan import (
     Action,
     InterruptRun,
@@ -45,7 +45,7 @@ class FakeChild:
         self.deaf_at = 0.0
         self.peak_rss = 0
 
-    def tell(self, word: bytes) -> None:
+    def send(self, word: bytes) -> None:
         self.told.append(word)
 
     def signal(self, number: int) -> None:
@@ -61,7 +61,7 @@ class Scene:
     def __init__(self, **consumer: object) -> None:
         board = Scoreboard(1)
         settled = Consumer(topic="access", group="hits", handler="h:go", **consumer)  # type: ignore[arg-type]
-        self.holding = OwnedPartition(UNIT, settled, board.allot(UNIT))
+        self.holding = PartitionState(UNIT, settled, board.allot(UNIT))
         self.slot = self.holding.slot
         self.crew = WorkerPool(Settings(), board, [], [])
         self.limits = Limits()
@@ -85,8 +85,7 @@ class Scene:
     def look(self, now: float | None = None) -> None:
         """Look at the limits and do what they ask for."""
         at = time.monotonic() if now is None else now
-        self.limits.observe([self.holding], at)
-        self.apply(self.limits.look([self.holding], at, boot_timeout=60.0).actions)
+        self.apply(self.limits.observe([self.holding], at, boot_timeout=60.0).actions)
 
     def apply(self, actions: Iterable[Action]) -> None:
         """Do what concerns processes and leases, as the supervisor does."""
@@ -181,9 +180,9 @@ class DrainOf:
     def look(self, now: float | None = None) -> int | None:
         """One tick: the exit code, if everything has ended."""
         at = time.monotonic() if now is None else now
-        self.drain.observe([self.scene.holding], at, retiring=0)
+        self.drain.observe([self.scene.holding], at, ending=0)
         self.scene.apply(self.drain.wishes([self.scene.holding]))
-        return self.drain.exit_code([self.scene.holding], at, retiring=0, redis_ok=True)
+        return self.drain.exit_code([self.scene.holding], at, ending=0, redis_ok=True)
 
 
 def test_a_drain_lets_the_running_message_finish_and_releases() -> None:

@@ -9,13 +9,17 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamqd.worker.ordering import Ordering
+from streamqd.worker.ordering import ByKey, Ordering, Unordered
 
 
 @dataclass(frozen=True)
 class Entry:
     number: int
     key: bytes | None
+
+
+def one(ordering: Ordering[Entry]) -> Entry | None:
+    return next(iter(ordering.take(1)), None)
 
 
 KEYS = st.lists(st.sampled_from([None, b"a", b"b", b"c"]), max_size=60)
@@ -25,7 +29,7 @@ KEYS = st.lists(st.sampled_from([None, b"a", b"b", b"c"]), max_size=60)
 def test_each_key_is_given_out_in_order_and_one_at_a_time(
     keys: list[bytes | None], lanes: int, chance: random.Random
 ):
-    ordering: Ordering[Entry] = Ordering(by_key=True)
+    ordering: Ordering[Entry] = ByKey()
     entries = [Entry(number, key) for number, key in enumerate(keys)]
     coming, running, done = list(entries), [], defaultdict(list)
     dropped = False
@@ -33,7 +37,7 @@ def test_each_key_is_given_out_in_order_and_one_at_a_time(
         choice = chance.random()
         if coming and choice < 0.4:
             ordering.add([coming.pop(0)])
-        elif len(running) < lanes and (entry := ordering.next()) is not None:
+        elif len(running) < lanes and (entry := one(ordering)) is not None:
             assert entry.key is None or entry.key not in {each.key for each in running}
             running.append(entry)
         elif not dropped and choice > 0.95:
@@ -54,40 +58,40 @@ def test_each_key_is_given_out_in_order_and_one_at_a_time(
 
 
 def test_without_keys_nothing_waits():
-    ordering: Ordering[Entry] = Ordering(by_key=False)
+    ordering: Ordering[Entry] = Unordered()
     for number in range(3):
         ordering.add([Entry(number, b"a")])
-    assert [each.number for each in iter(ordering.next, None)] == [0, 1, 2]
+    assert [each.number for each in ordering.take(9)] == [0, 1, 2]
 
 
 def test_a_key_behind_a_slow_one_does_not_wait():
-    ordering: Ordering[Entry] = Ordering(by_key=True)
+    ordering: Ordering[Entry] = ByKey()
     slow, behind, other = Entry(0, b"a"), Entry(1, b"a"), Entry(2, b"b")
     for entry in (slow, behind, other):
         ordering.add([entry])
-    assert (ordering.next(), ordering.next(), ordering.next()) == (slow, other, None)
+    assert (one(ordering), one(ordering), one(ordering)) == (slow, other, None)
     ordering.ended([slow])
-    assert ordering.next() == behind
+    assert one(ordering) == behind
 
 
 def test_what_waits_behind_an_entry_can_be_surrendered():
-    ordering: Ordering[Entry] = Ordering(by_key=True)
+    ordering: Ordering[Entry] = ByKey()
     for number, key in enumerate((b"a", b"a", b"b", b"a", None)):
         ordering.add([Entry(number, key)])
-    first = ordering.next()
+    first = one(ordering)
     assert first is not None
     assert [each.number for each in ordering.surrender(first)] == [1, 3]
     assert ordering.waiting == 2
     ordering.ended([first])
-    assert [each.number for each in (ordering.next(), ordering.next()) if each] == [2, 4]
-    assert ordering.next() is None
+    assert [each.number for each in (one(ordering), one(ordering)) if each] == [2, 4]
+    assert one(ordering) is None
     ordering.add([Entry(5, b"a")])
-    assert ordering.next() == Entry(5, b"a"), "its key is free"
+    assert one(ordering) == Entry(5, b"a"), "its key is free"
     assert ordering.surrender(Entry(6, None)) == []
 
 
 def test_several_are_given_out_and_end_together():
-    ordering: Ordering[Entry] = Ordering(by_key=True)
+    ordering: Ordering[Entry] = ByKey()
     entries = [Entry(number, key) for number, key in enumerate((b"a", None, b"a", b"b", b"a"))]
     ordering.add(entries)
     assert (ordering.ready, ordering.waiting) == (3, 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import binascii
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamqd.policy.partitioning import crc32_partition, round_robin_partition
@@ -72,7 +72,6 @@ def test_fixed_vectors(key: bytes, count: int, partition: int) -> None:
     assert crc32_partition(key, count) == partition
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=64), st.integers(1, 4096))
 def test_equal_to_two_other_implementations(key: bytes, count: int) -> None:
     assert crc32_partition(key, count) == (binascii.crc32(key) & 0xFFFFFFFF) % count
@@ -87,7 +86,6 @@ def test_keys_spread() -> None:
     assert max(counts) < 1200
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10**12), st.integers(1, 4096))
 def test_round_robin_visits_all_partitions_in_turn(index: int, count: int) -> None:
     assert round_robin_partition(index, count) == index % count

@@ -66,7 +66,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @given(st.lists(pieces, max_size=4))
-@settings(max_examples=examples(500), deadline=None)
+@settings(max_examples=examples(500))
 @example([".."])
 @example(["a", ".."])
 @example(["_staging", "..", ".."])
@@ -83,7 +83,7 @@ def test_a_joined_path_stays_below_its_root_or_is_refused(root: Path, parts: lis
 
 
 @given(st.lists(pieces, max_size=3))
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @example([".."])
 @example(["."])
 @example(["inner", "up"])
@@ -97,7 +97,7 @@ def test_a_removal_takes_nothing_beside_its_folder(root: Path, parts: list[str])
 
 
 @given(st.from_regex(NAME, fullmatch=True))
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 def test_every_name_that_the_rule_admits_is_one_part_of_a_path(root: Path, name: str) -> None:
     """S1: the rule for names and the rule for paths agree."""
     if name not in ("link", "back"):

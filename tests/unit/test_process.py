@@ -115,7 +115,7 @@ def test_telling_and_killing_the_dead_is_harmless(spawn: Start):
     child = spawn(lambda _: 0)
     process.wait_readable([child.pidfd], 10.0)
     for _ in range(3):
-        child.tell(b"stop")
+        child.send(b"stop")
         child.kill_group()
         child.signal(signal.SIGUSR1)
         child.drain()
@@ -184,7 +184,7 @@ def test_a_bereaved_child_is_one_whose_parent_died_not_one_that_got_a_signal(spa
         said = [child.control.recv(100)]
         for number in SUPERVISORS:
             child.signal(number)
-        child.tell(b"here")
+        child.send(b"here")
         said.append(child.control.recv(100))
         control.send(b" ".join(said))
         return park(control)
@@ -299,7 +299,7 @@ def test_signals_meant_for_the_supervisor_do_not_touch_a_child(spawn: Start):
         for number in SUPERVISORS:
             child.signal(number)
         assert signals.take() == [], "and the child's signals do not reach the parent"
-        child.tell(b"here")
+        child.send(b"here")
         assert heard(child) == b"here", "it lives"
         child.signal(signal.SIGQUIT)
         assert ended(child) == Exit(None, signal.SIGQUIT)
@@ -333,7 +333,7 @@ def test_stacks_are_shown_while_threads_come_and_go(spawn: Start, capfd, monkeyp
     assert heard(child) == b"up"
     for _ in range(300):
         child.signal(signal.SIGUSR2)
-        child.tell(b"here")
+        child.send(b"here")
         assert heard(child) == b"here", f"{child.reap()}"
     shown = capfd.readouterr().err
     assert "in run" in shown

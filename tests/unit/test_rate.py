@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamqd import config
@@ -100,7 +100,6 @@ RATES = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(RATES, st.lists(st.tuples(st.floats(0, 3), st.integers(1, 50)), max_size=20))
 def test_no_stretch_of_time_sees_more_than_the_rate_and_the_burst(
     rate: Rate, steps: list[tuple[float, int]]

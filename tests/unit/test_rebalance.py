@@ -6,16 +6,16 @@ Every test is a little simulation: beats and views by hand, the clock too.
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamqd.model import Unit
 from streamqd.policy.assignment import Member
 from streamqd.policy.rebalance import (
+    Constraints,
     MemberView,
     PartitionView,
     Rebalancer,
-    Wishes,
     may_reload,
     place,
 )
@@ -204,7 +204,7 @@ class Fleet:
         self.caps: dict[str, int] = {}
         self.leaving: set[str] = set()
         self.dead: set[str] = set()
-        self.wishes = Wishes()
+        self.constraints = Constraints()
         self.owned: dict[Unit, tuple[str, float]] = {}
         self.moves: list[tuple[float, str, str, Unit]] = []
         self.now = 0.0
@@ -230,7 +230,7 @@ class Fleet:
             views = {unit: self.view(unit) for unit in UNITS if unit not in mine}
             room = (self.caps.get(name, 0) or len(UNITS)) - len(mine)
             decision = brain.decide(
-                self.now, live, UNITS, mine, 0, views, room=room, wishes=self.wishes
+                self.now, live, UNITS, mine, 0, views, room=room, constraints=self.constraints
             )
             for unit in decision.shed:
                 del self.owned[unit]
@@ -485,7 +485,6 @@ def test_the_dead_ones_share_is_taken_by_the_living(seed: int):
     assert sorted(fleet.shares().values()) == [4, 4]
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=12))
 def test_any_coming_and_going_ends_in_balance_and_rest(changes: list[str]):
     fleet = Fleet("z", delay=0.0, hold=0.0)
@@ -514,7 +513,9 @@ def test_any_coming_and_going_ends_in_balance_and_rest(changes: list[str]):
 
 
 def ordered(fleet: Fleet, unit: Unit, to: str, at: int = 1) -> None:
-    fleet.wishes = fleet.wishes._replace(moves={**fleet.wishes.moves, unit: (to, at)})
+    fleet.constraints = fleet.constraints._replace(
+        moves={**fleet.constraints.moves, unit: (to, at)}
+    )
 
 
 def test_an_ordered_move_happens_at_once_and_is_not_undone():
@@ -556,10 +557,10 @@ def test_an_ordered_move_to_nobody_is_placed_like_any_other_until_its_instance_c
 )
 def test_a_move_to_an_instance_that_cannot_have_it_is_no_move(target: MemberView):
     brain = Rebalancer("a", 0.0, 0.0, 8, patience=0.0)
-    wishes = Wishes({UNITS[0]: ("b", 1)})
+    chosen = Constraints({UNITS[0]: ("b", 1)})
     mine = {UNITS[0]: 0.0}
     live = [member("a"), target]
-    assert brain.decide(1.0, live, UNITS[:1], mine, 0, {}, room=8, wishes=wishes).shed == []
+    assert brain.decide(1.0, live, UNITS[:1], mine, 0, {}, room=8, constraints=chosen).shed == []
 
 
 def test_ordered_moves_stay_within_the_cap_and_the_rest_gets_what_is_left():
@@ -579,13 +580,13 @@ def test_moves_count_for_nothing_in_the_levelling_of_the_rest():
 def test_a_drained_instance_hands_over_everything_at_once_and_takes_nothing():
     fleet = Fleet("a", "b", delay=1000.0, hold=1000.0, moves=1)
     fleet.settle(3)
-    fleet.wishes = Wishes(drained={"b"})
+    fleet.constraints = Constraints(drained={"b"})
     fleet.settle(3)
     assert fleet.shares() == {"a": 8, "b": 0}
     fleet.dead.add("a")
     fleet.settle(20)
     assert fleet.shares()["b"] == 0, "also when nobody else is left"
-    fleet.wishes = Wishes()
+    fleet.constraints = Constraints()
     fleet.settle(3)
     assert fleet.shares()["b"] == 8
 
@@ -595,13 +596,13 @@ def test_a_stopped_group_is_given_back_at_once_and_taken_by_nobody():
     fleet = Fleet("a", "b", delay=1000.0, hold=1000.0, moves=1)
     fleet.settle(3)
     topic, group = UNITS[0].topic, UNITS[0].group
-    fleet.wishes = Wishes(stopped={(topic, group)})
+    fleet.constraints = Constraints(stopped={(topic, group)})
     fleet.settle(1)
     kept = {unit for unit in UNITS if (unit.topic, unit.group) != (topic, group)}
     assert set(fleet.owned) == kept
     fleet.settle(20)
     assert set(fleet.owned) == kept
-    fleet.wishes = Wishes()
+    fleet.constraints = Constraints()
     fleet.settle(5)
     assert set(fleet.owned) == set(UNITS)
 
@@ -612,9 +613,9 @@ def test_what_is_given_back_with_its_group_makes_room_below_the_cap():
     units = [*UNITS[:2], other]
     brain = Rebalancer("a", 0.0, 0.0, 4, patience=1.0)
     mine = {unit: float(number) for number, unit in enumerate(units)}
-    stopped = Wishes(stopped={(UNITS[0].topic, UNITS[0].group)})
+    stopped = Constraints(stopped={(UNITS[0].topic, UNITS[0].group)})
     live = [member("a")]
-    decision = brain.decide(1.0, live, units, mine, 0, {}, room=-1, wishes=stopped)
+    decision = brain.decide(1.0, live, units, mine, 0, {}, room=-1, constraints=stopped)
     assert decision.shed == sorted(UNITS[:2])
 
 

@@ -11,7 +11,7 @@ import pytest
 import tomli
 
 from streamqd import config
-from streamqd.config.schema import SECTIONS
+from streamqd.config.schema import NAMED_SECTIONS, SECTIONS
 from streamqd.config.setting import Kind, settings_of
 from streamqd.model import Backoff
 
@@ -20,7 +20,10 @@ REGENERATE = (
     "python -c 'from streamqd import config; print(config.reference_toml(), end=str())'"
     " > etc/streamq.toml"
 )
-TABLES = [*SECTIONS.values(), config.Topic, config.Consumer, config.Retention, Backoff]
+TABLES = [
+    *(*SECTIONS.values(), *NAMED_SECTIONS.values()),
+    *(config.Consumer, config.Retention, Backoff),
+]
 
 
 def load(directory: Path, text: str) -> config.Settings:
@@ -44,7 +47,8 @@ def test_the_reference_states_the_defaults_when_its_settings_are_uncommented(
     # A consumer without any handler is refused; everything else is as it stands.
     settings = load(tmp_path, text.replace('handler = ""', 'handler = "weblog:count_hit"'))
     plain = load(tmp_path, "")
-    assert dataclasses.replace(settings, topics={}, consumers=()) == plain
+    assert dataclasses.replace(settings, topics={}, pipelines={}, consumers=()) == plain
+    assert settings.pipelines == {"access": config.Pipeline()}
     assert settings.topics == {"access": config.Topic()}
     assert settings.topics["access"].stated == set(settings_of(config.Topic))
     expected = config.Consumer(topic="access", group="hits", handler="weblog:count_hit")
@@ -54,7 +58,7 @@ def test_the_reference_states_the_defaults_when_its_settings_are_uncommented(
 
 def test_the_reference_names_every_setting_once_with_its_meaning() -> None:
     text = config.reference_toml()
-    for section in (*SECTIONS.values(), config.Topic, config.Consumer):
+    for section in (*SECTIONS.values(), *NAMED_SECTIONS.values(), config.Consumer):
         for name, setting in settings_of(section).items():
             assert re.search(rf"(?m)^#{name}(\.\w+)? = ", text), name
             flat = re.sub(r"\s*\n#\s*", " ", text)

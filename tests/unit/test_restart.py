@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamqd.model import Backoff
@@ -165,7 +165,6 @@ histories = st.lists(
 ).map(lambda exits: sorted(exits, key=lambda end: end.at))
 
 
-@settings(deadline=None)
 @given(histories, st.floats(0, 1e6), st.floats(0, 1), st.integers(1, 10), st.integers(0, 5))
 def test_waits_are_bounded_and_the_breaker_closes(
     exits: list[WorkerExit], since: float, jitter: float, crash_loop: int, max_crashes: int
@@ -186,7 +185,6 @@ def test_the_kept_history_is_long_enough_for_the_breaker(max_crashes: int) -> No
     assert isinstance(after(exits[-kept:], max_crashes=max_crashes), GiveUp)
 
 
-@settings(deadline=None)
 @given(histories, st.integers(1, 6), st.integers(0, 4))
 def test_a_bounded_history_suffices(
     exits: list[WorkerExit], crash_loop: int, max_crashes: int

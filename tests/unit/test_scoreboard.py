@@ -8,19 +8,18 @@ import signal
 import pytest
 
 from streamqd import scoreboard
-from streamqd.idle_reason import CIRCUIT, FLOOD
-from streamqd.idle_reason import SETTLED as SETTLED_SO_FAR
+from streamqd.idle_reason import CIRCUIT, FLOOD, SETTLED_SO_FAR
 from streamqd.model import Unit
 from streamqd.scoreboard import (
     BOARD_COUNTERS,
     BUCKETS,
+    CLEARED,
     COUNTERS,
     DONE,
     ENTRIES_MAX,
     FAILED,
     PLACE_BYTES_MAX,
     RUNNING,
-    SETTLED,
     WAITING,
     WORD_COMMAND,
     Batch,
@@ -108,7 +107,7 @@ def in_a_child(work) -> int:
 def test_the_parent_sees_what_a_killed_child_had_in_hand(slot: WorkerSlot):
     def work() -> None:
         slot.post_batch(PLACES)
-        slot.states[0] = SETTLED
+        slot.states[0] = CLEARED
         slot.states[1] = DONE
         slot.states[2] = FAILED
         slot.lanes[0], slot.lanes[1] = 3, 777
@@ -219,7 +218,7 @@ def test_in_a_table_entries_come_and_go_one_by_one(slot: WorkerSlot):
     slot.states[ENTRIES_MAX - 1], slot.states[3] = RUNNING, DONE
     assert slot.batch() == Batch([PLACES[0]], [longest])
     assert slot.unfinished == 1
-    slot.states[3] = SETTLED
+    slot.states[3] = CLEARED
     slot._places[3 * PLACE_BYTES_MAX + 1 : 3 * PLACE_BYTES_MAX + 2] = b" "  # torn by a death
     assert slot.batch() == Batch([], [longest])
     assert slot.unfinished == 1
@@ -286,8 +285,8 @@ def test_the_words_of_a_slot_do_not_overlap():
     fields = [value for value in vars(WorkerSlot).values() if isinstance(value, scoreboard._Field)]
     numbers = [field.index for field in fields]
     assert len(numbers) == len(set(numbers))
-    bells, waits = range(64)[WorkerSlot._BELLS], range(64)[WorkerSlot._WAITS]
-    assert not set(bells) & {*numbers, *waits}
+    poll, waits = range(64)[WorkerSlot._POLL], range(64)[WorkerSlot._WAITS]
+    assert not set(poll) & {*numbers, *waits}
     kept = {waits[word] for words in (CIRCUIT, FLOOD, SETTLED_SO_FAR) for word in words}
     assert set(waits) & set(numbers) == {WorkerSlot.__dict__["probe_seq"].index} - kept
 

@@ -7,7 +7,7 @@ import itertools
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamqd.model import (
@@ -19,10 +19,9 @@ from streamqd.model import (
     DeadAsked,
     DeadVerdict,
     Failed,
-    KeepVerdict,
-    Leave,
     Outcome,
     ReleaseAsked,
+    ReleaseVerdict,
     RetryAsked,
     RetryPolicy,
     RetryVerdict,
@@ -74,7 +73,7 @@ def expected(name: str, attempt: int, crashes: int, age: float) -> Verdict:
     if name in ("dead", "undecodable"):
         return DeadVerdict(name)
     if name == "release":
-        return Leave()
+        return ReleaseVerdict()
     if attempt >= 5:
         return DeadVerdict("attempts")
     if crashes >= 3:
@@ -206,9 +205,9 @@ def test_what_is_tried_again_waits_where_on_error_says(outcome: Outcome) -> None
     for on_error, keyed, expected in (
         (REQUEUE, True, RetryVerdict(delay)),
         (REQUEUE, False, RetryVerdict(delay)),
-        (BLOCK, True, KeepVerdict(delay)),
-        (BLOCK, False, KeepVerdict(delay)),
-        (HOLD_KEY, True, KeepVerdict(delay)),
+        (BLOCK, True, RetryVerdict(delay, in_place=True)),
+        (BLOCK, False, RetryVerdict(delay, in_place=True)),
+        (HOLD_KEY, True, RetryVerdict(delay, in_place=True)),
         (HOLD_KEY, False, RetryVerdict(delay)),
     ):
         policy = dataclasses.replace(POLICY, on_error=on_error)
@@ -222,7 +221,7 @@ def test_what_is_tried_again_waits_where_on_error_says(outcome: Outcome) -> None
 def test_nothing_else_depends_on_on_error(on_error: str) -> None:
     policy = dataclasses.replace(POLICY, on_error=on_error)
     assert verdict(Succeeded(), policy=policy) == Ack()
-    assert verdict(ReleaseAsked(), policy=policy) == Leave()
+    assert verdict(ReleaseAsked(), policy=policy) == ReleaseVerdict(on_error != REQUEUE)
     assert verdict(DeadAsked("dead", FAILED), policy=policy) == DeadVerdict("dead")
     assert verdict(FAILED, attempt=5, policy=policy) == DeadVerdict("attempts")
 
@@ -242,7 +241,7 @@ def test_an_exempt_failure_reaches_no_limit_but_age_and_class() -> None:
         )
 
     assert found(FAILED) == RetryVerdict(256.0)
-    assert found(FAILED, HOLD_KEY) == KeepVerdict(256.0)
+    assert found(FAILED, HOLD_KEY) == RetryVerdict(256.0, in_place=True)
     assert found(DeadAsked("dead", FAILED)) == DeadVerdict("dead")
     assert found(FAILED, age=10.0) == DeadVerdict("too-old")
     assert found(FAILED, retry_on=("KeyError",)) == DeadVerdict("not-retried")
@@ -264,7 +263,6 @@ policies = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(list(OUTCOMES.values())),
     st.integers(1, 100),
@@ -278,8 +276,9 @@ def test_there_is_always_one_verdict_with_a_known_reason(
 ) -> None:
     found = verdict(outcome, attempt, crashes, age, policy, jitter)
     assert (found == Ack()) == (outcome == Succeeded())
-    if isinstance(found, RetryVerdict | KeepVerdict):
-        assert isinstance(found, KeepVerdict) == (policy.on_error != REQUEUE)
+    if isinstance(found, RetryVerdict | ReleaseVerdict):
+        assert found.in_place == (policy.on_error != REQUEUE)
+    if isinstance(found, RetryVerdict):
         assert found.delay >= 0
         assert not policy.max_attempts or attempt < policy.max_attempts
         assert before_run(crashes, policy) is None
@@ -294,7 +293,6 @@ def test_there_is_always_one_verdict_with_a_known_reason(
         )
 
 
-@settings(deadline=None)
 @given(policies, st.floats(0, 1))
 def test_a_limited_message_ends_after_exactly_max_attempts_failures(
     policy: RetryPolicy, jitter: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from streamqd import words
+from streamqd.admin.instances import LiveInstance
 from streamqd.admin.live import (
     LiveDirective,
     LiveFailure,
-    LiveInstance,
     LiveTotals,
     LiveUnit,
     LiveView,
@@ -21,7 +23,7 @@ from streamqd.admin.live import (
 )
 from streamqd.admin.reading import Unreadable
 from streamqd.cli.screen import input as keyboard
-from streamqd.cli.screen.columns import ORDERS, Cell, number, seconds
+from streamqd.cli.screen.columns import ORDERS, Cell, number
 from streamqd.cli.screen.frame import Line, Shown, frame, rows_of, visible
 
 NOW = 1_795_000_000_000
@@ -110,7 +112,7 @@ def test_pauses_come_first_in_words_and_in_rows() -> None:
 
     assert lines[2] == "! pause of access/7/* for 1m by alice: the disk"
     assert lines[3] == "! drain of east-1 for 1m30s by bob"
-    assert lines[4] == "! without an owner: access/2/hits"
+    assert lines[4] == "! no owner: access/2/hits"
     rows = [line for line in lines if line.startswith("access/")]
     assert [row.split()[0] for row in rows] == ["access/7/hits", "access/2/hits", "access/1/hits"]
     assert "PAUSED" in rows[0]
@@ -169,7 +171,44 @@ def test_a_message_that_runs_is_the_state() -> None:
     stopped = replace(unit(5, owner="", state="free"), stopped=True)
     shown = text(frame(view([stopped]), Shown(), 80, 24))
     assert " STOPPED " in shown
-    assert "without an owner" not in shown
+    assert "no owner" not in shown
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ("blocked", "blocked: access/3/hits"),
+        ("broken", "crash loop: access/3/hits"),
+        ("expired", "lease expired: access/3/hits"),
+        ("flooded", "flood guard: access/3/hits"),
+        ("full", "keys held: access/3/hits"),
+        ("gone", "worker gone: access/3/hits"),
+    ],
+)
+def test_what_stands_in_capitals_is_named_above(state: str, told: str) -> None:
+    """`status` and `top` call one condition by one name."""
+    lines = text(frame(view([unit(3, state=state)]), Shown(), 80, 24)).splitlines()
+    assert lines[2] == f"! {told}"
+    (row,) = [line for line in lines if line.startswith("access/3/hits")]
+    assert re.search(r" [A-Z]{2,}", row)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"state": "paused"}, "the instance west-1 is paused"),
+        ({"state": "drained"}, "the instance west-1 is drained"),
+        ({"redis_up": False}, "the housekeeper of west-1 does not reach Redis: its retries wait"),
+        ({"at_unix_ms": None}, "west-1 beats, but its housekeeper has not been heard at all"),
+        ({"at_unix_ms": NOW - 90_000}, "its housekeeper has not been heard for 90 seconds"),
+        ({"capacity": 3, "limit": "no files"}, "west-1 can run no more than 3 partitions: the"),
+        ({"at_unix_ms": None, "started_unix_ms": NOW - 5_000}, ""),
+    ],
+)
+def test_what_is_wrong_with_an_instance_is_named(more: dict[str, Any], told: str) -> None:
+    west = replace(view().instances[0], **more)
+    lines = text(frame(view([unit()], instances=[west]), Shown(), 120, 24)).splitlines()
+    assert [told in line for line in lines if line.startswith("!")] == ([True] if told else [])
 
 
 def test_troubles_leave_room_for_the_partitions() -> None:
@@ -178,7 +217,8 @@ def test_troubles_leave_room_for_the_partitions() -> None:
     lines = text(frame(view([unit()], instances=silent), Shown(), 80, 24)).splitlines()
 
     assert sum(line.startswith("!") for line in lines) == 3
-    assert "and 28 more" in lines[4]
+    assert lines[2].startswith("! no instance of the fleet default is alive")
+    assert "and 29 more" in lines[4]
     assert any(line.startswith("access/0/hits") for line in lines)
 
 
@@ -345,10 +385,17 @@ def test_numbers_stay_short(value: float | None, shown: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(None, "-"), (0.0000321, "32us"), (0.0123, "12ms"), (0.9999, "1.0s"), (61, "1m1s")],
+    [
+        (None, "-"),
+        (0.0000321, "32us"),
+        (0.0123, "12ms"),
+        (0.75, "750ms"),
+        (0.9999, "1.0s"),
+        (61, "1m1s"),
+    ],
 )
 def test_durations_stay_short(value: float | None, shown: str) -> None:
-    assert seconds(value) == shown
+    assert words.short(value) == shown
 
 
 def test_styles_only_underline_what_words_say() -> None:

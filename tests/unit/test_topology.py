@@ -29,16 +29,21 @@ from streamqd.config.topology import Address, Topology
             "rediss+cluster://:secret@10.0.0.1/0",
             Topology("cluster", True, (Address("10.0.0.1", 6379),), password="secret"),
         ),
+        (
+            "rediss://me:p%40ss@[::1]:7000/3",
+            Topology("server", True, (Address("::1", 7000),), "", 3, "me", "p@ss"),
+        ),
+        ("redis://h?db=2", Topology("server", False, (Address("h", 6379),), db=2)),
+        (
+            "unix://:secret@/run/a%20b.sock?db=1",
+            Topology("server", False, db=1, password="secret", path="/run/a b.sock"),
+        ),
+        ("embedded:", Topology("embedded:", False)),
     ],
 )
 def test_what_a_url_says(url: str, found: Topology) -> None:
     assert topology.parse(url) == found
     assert url_fault(url) is None
-
-
-@pytest.mark.parametrize("url", ["redis://h:1/0", "embedded:", "unix:///x", "http://h", ""])
-def test_urls_of_one_node_are_not_its_business(url: str) -> None:
-    assert topology.parse(url) is None
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamqd.config.values import format_duration, format_size, parse_duration, parse_size
@@ -74,7 +74,6 @@ def test_durations_are_written_shortly(seconds: float, written: str) -> None:
     assert format_duration(seconds) == written
 
 
-@settings(deadline=None)
 @given(st.floats(min_value=0.0005, max_value=1e9) | st.integers(0, 10**9).map(float))
 def test_a_written_duration_reads_back_exactly(seconds: float) -> None:
     # 15 digits behind the point are what a setting may have.
@@ -122,7 +121,6 @@ def test_sizes_are_written_with_binary_units(size: int, written: str) -> None:
     assert format_size(size) == written
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10**15 - 1))
 def test_a_written_size_reads_back_exactly(size: int) -> None:
     assert parse_size(format_size(size)) == size

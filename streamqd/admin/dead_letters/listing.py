@@ -45,7 +45,7 @@ class DeadLetterRow:
 
     `reason` is attempts, dead, undecodable, crashes, too-old, too-large, not-retried or cancelled.
     `uid` names the message over all its copies, `fingerprint` the failure, the same for
-    letters that died alike. Numbers are null when the letter does not tell them.
+    letters that died alike. Numbers are null when the letter does not have them.
     """
 
     id: str
@@ -185,21 +185,15 @@ def newest(
 def show(store: Store, topic: str, letter_id: str) -> DeadLetterDetail:
     """One letter in full. Raises TopicMissing, Refused when there is no such letter."""
     entry = find(store, streams_of(store, topic), letter_id)
-    told, row = Fields(entry.fields), _row(topic, entry)
+    row = _row(topic, entry)
+    known = Fields(entry.fields).known(DeadLetterDetail)
     mark = store.execute("HGET", store.keys.moving(topic, entry.partition), str(entry.id)) or b""
     return DeadLetterDetail(
         topic=topic,
         partition=entry.partition,
-        **{each.name: getattr(row, each.name) for each in fields(row)},
-        instance=told.text(b"instance"),
-        handler=told.text(b"handler"),
-        traceback=told.text(b"traceback"),
-        frame=frame_of(told.text(b"traceback")),
+        **known | {each.name: getattr(row, each.name) for each in fields(row)},
+        frame=frame_of(known["traceback"]),
         moving_to=mark.decode("utf-8", "replace").partition(" ")[2],
-        signal=told.text(b"signal"),
-        exit_code=told.number(b"exitCode"),
-        pid=told.number(b"pid"),
-        rss=told.number(b"rss"),
         headers=entry.headers,
         payload=entry.fields.get(b"payload", b""),
         other={
@@ -224,21 +218,13 @@ def masked(letter: DeadLetterDetail) -> DeadLetterDetail:
 
 
 def _row(topic: str, entry: Entry) -> DeadLetterRow:
-    told = Fields(entry.fields)
     origin, number, original = origin_of(topic, entry)
     return DeadLetterRow(
         id=str(entry.place),
-        group=told.text(b"group"),
-        reason=told.text(b"reason"),
-        error_class=told.text(b"errorClass"),
-        error_message=told.text(b"errorMessage"),
-        attempts=told.number(b"attempts"),
-        crashes=told.number(b"crashes"),
+        **Fields(entry.fields).known(DeadLetterRow),
         replays=replays_of(entry),
         uid=f"{origin}/{number}/{original}" if original else "",
         key=entry.fields.get(b"key"),
-        failed_unix_ms=told.number(b"failedAt"),
-        original_unix_ms=told.number(b"timestamp"),
         fingerprint=of_letter(entry.fields),
     )
 
@@ -253,7 +239,7 @@ class FailureCause:
     """Letters of one group that died alike.
 
     `fingerprint` is the same for the same exception class, frame of user code and handler. `frame`
-    is `file:function`, '' when the letters do not tell it. `first_unix_ms` and `last_unix_ms` are
+    is `file:function`, '' when the letters do not have it. `first_unix_ms` and `last_unix_ms` are
     the deaths of the oldest and the newest, `example` is the newest. `instances` are up to 8 of
     those that they died on. `replayed` counts letters that had been replayed before, `replays` is
     the most often.
@@ -302,8 +288,7 @@ class FailureTally:
 
     def add(self, entry: Entry) -> None:
         """Count one letter."""
-        told = Fields(entry.fields)
-        name = (of_letter(entry.fields), told.text(b"group"))
+        name = (of_letter(entry.fields), Fields(entry.fields).text(b"group"))
         self.count += 1
         alike = self._found.get(name)
         if alike is None:
@@ -311,7 +296,7 @@ class FailureTally:
                 self.others += 1
                 return
             alike = self._found[name] = _Alike(entry)
-        alike.add(entry, told)
+        alike.add(entry)
 
     def causes(self) -> list[FailureCause]:
         """What was counted, the most frequent first."""
@@ -328,28 +313,25 @@ class _Alike:
         self.fields = entry.fields
         self.instances: dict[str, None] = {}
 
-    def add(self, entry: Entry, told: Fields) -> None:
+    def add(self, entry: Entry) -> None:
         self.count += 1
         if entry.id < self.first.id:
             self.first = entry.place
         if entry.id > self.newest.id:
             self.newest, self.fields = entry.place, entry.fields
-        if len(self.instances) < INSTANCES_MAX and told.text(b"instance"):
-            self.instances[told.text(b"instance")] = None
+        instance = Fields(entry.fields).text(b"instance")
+        if len(self.instances) < INSTANCES_MAX and instance:
+            self.instances[instance] = None
         replays = replays_of(entry)
         self.replayed += replays > 0
         self.replays = max(self.replays, replays)
 
     def cause(self, fingerprint: str, group: str) -> FailureCause:
-        told = Fields(self.fields)
+        newest = Fields(self.fields)
         return FailureCause(
+            **newest.known(FailureCause) | {"group": group},
             fingerprint=fingerprint,
-            group=group,
-            reason=told.text(b"reason"),
-            error_class=told.text(b"errorClass"),
-            error_message=told.text(b"errorMessage"),
-            frame=frame_of(told.text(b"traceback")),
-            handler=told.text(b"handler"),
+            frame=frame_of(newest.text(b"traceback")),
             count=self.count,
             first_unix_ms=self.first.id.ms,
             last_unix_ms=self.newest.id.ms,

@@ -96,7 +96,7 @@ class Pass:
         self.first = self.last = ""
 
     def pieces(self, rate: float | None = None) -> Iterator[Page]:
-        """Yield the letters in batches, so many letters a second, until told to stop."""
+        """Yield the letters in batches, so many letters a second, until `stop` says so."""
         throttle = ReplayPace(rate)
         try:
             for page in self._pages:
@@ -265,14 +265,14 @@ class Export:
 
 def document(topic: str, entry: Entry) -> dict[str, Any]:
     """A letter as a JSON document."""
-    told = Fields(entry.fields)
+    letter = Fields(entry.fields)
     *origin, original_id = origin_of(topic, entry)
     return {
         "id": str(entry.place),
         "topic": topic,
         "partition": entry.partition,
         "died_unix_ms": entry.id.ms,
-        "group": told.text(b"group"),
+        "group": letter.text(b"group"),
         "uid": "/".join((*origin, original_id)) if original_id else "",
         "fingerprint": of_letter(entry.fields),
         "fields": [
@@ -293,5 +293,5 @@ def _text(raw: bytes) -> str | dict[str, str]:
         return {"base64": base64.b64encode(raw).decode()}
 
 
-def _raw(told: str | dict[str, str]) -> bytes:
-    return told.encode() if isinstance(told, str) else base64.b64decode(told["base64"])
+def _raw(value: str | dict[str, str]) -> bytes:
+    return value.encode() if isinstance(value, str) else base64.b64decode(value["base64"])

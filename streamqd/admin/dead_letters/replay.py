@@ -208,8 +208,8 @@ def replay(
     """Put letters back, the oldest of each partition first.
 
     `rate` spaces them evenly, so many a second. At most `limit` are replayed. A letter that was
-    replayed `max_replays` times already stays. `stop` is asked between two batches; `progress` is
-    told how many letters each batch had. Losing Redis ends the replay; it does not raise.
+    replayed `max_replays` times already stays. `stop` is asked between two batches; `progress` gets
+    the number of letters of each batch. Losing Redis ends the replay; it does not raise.
 
     Raises TopicMissing; Refused when a letter that is named does not exist or is another group's,
     or the target does not exist; RedisUnavailable when nothing was begun.
@@ -452,7 +452,7 @@ def plan(
     """Count what `dead_replay.replay` would do. Raises TopicMissing, Refused."""
     route = Route(store, topic, target)
     receiving = target.topic or topic
-    groups = topics.groups(store, receiving, range(route.count), letters=False)
+    groups = topics.groups(store, receiving, range(route.count), letters=False, queries=False)
     refused: Counter[str] = Counter()
     tally = FailureTally()
     newest: dict[Place, int] = {}
@@ -545,11 +545,13 @@ def _notes(
             )
         if each.owned < each.partitions:
             notes.append(
-                f"{who}: no instance owns {each.partitions - each.owned} {of} partitions; letters"
-                " wait there until one does"
+                f"{who}: no instance owns {each.partitions - each.owned} {of} partitions; dead"
+                " letters wait there until one does"
             )
         if each.paused:
-            notes.append(f"{who}: {each.paused} {of} partitions are paused; letters wait there")
+            notes.append(
+                f"{who}: {each.paused} {of} partitions are paused; dead letters wait there"
+            )
     if not receivers:
         notes.append("no group reads where they go: they stay there unread")
     if any(each.reason == "crashes" for each in causes):

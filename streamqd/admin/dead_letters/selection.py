@@ -42,6 +42,21 @@ KNOWN = DEAD_ONLY | frozenset(
 )
 
 
+# Fields of a letter, by the names that views give them.
+_TEXTS = (
+    *("group", "reason", "error_class", "error_message"),
+    *("handler", "instance", "traceback", "signal"),
+)
+_NUMBERS = ("attempts", "crashes", "failed_unix_ms", "original_unix_ms", "exit_code", "pid", "rss")
+_ELSE_IN_REDIS = {"failed_unix_ms": "failedAt", "original_unix_ms": "timestamp"}
+
+
+def _in_redis(name: str) -> bytes:
+    """A field of a letter as Redis has it: `error_class` is `errorClass`."""
+    first, *words = name.split("_")
+    return _ELSE_IN_REDIS.get(name, first + "".join(map(str.title, words))).encode()
+
+
 class Fields:
     """A letter's fields as text and numbers; what cannot be read as that counts as missing."""
 
@@ -57,6 +72,12 @@ class Fields:
         except (KeyError, ValueError):
             return None
 
+    def known(self, view: type) -> dict[str, Any]:
+        """Those of them that a dataclass shows under their own names."""
+        names = {each.name for each in fields(view)}
+        texts = {name: self.text(_in_redis(name)) for name in _TEXTS if name in names}
+        return texts | {name: self.number(_in_redis(name)) for name in _NUMBERS if name in names}
+
 
 def replays_of(entry: Entry) -> int:
     """How often a letter has been replayed, in any way."""
@@ -68,11 +89,11 @@ def replays_of(entry: Entry) -> int:
 
 def origin_of(topic: str, entry: Entry) -> tuple[str, str, str]:
     """Topic, partition and id of the first write; the id is '' when the letter does not tell it."""
-    told = Fields(entry.fields)
+    letter = Fields(entry.fields)
     return (
-        told.text(b"originalTopic") or topic,
-        told.text(b"originalPartition") or str(entry.partition),
-        told.text(b"originalId"),
+        letter.text(b"originalTopic") or topic,
+        letter.text(b"originalPartition") or str(entry.partition),
+        letter.text(b"originalId"),
     )
 
 
@@ -118,17 +139,17 @@ class DeadLetterFilter:
 
     def takes(self, entry: Entry) -> bool:
         """Whether a letter is chosen, its name aside."""
-        told = Fields(entry.fields)
+        letter = Fields(entry.fields)
         if self.since_unix_ms is not None and entry.id.ms < self.since_unix_ms:
             return False
         if self.until_unix_ms is not None and entry.id.ms >= self.until_unix_ms:
             return False
-        if self.group is not None and told.text(b"group") != self.group:
+        if self.group is not None and letter.text(b"group") != self.group:
             return False
-        if self.reason is not None and told.text(b"reason") != self.reason:
+        if self.reason is not None and letter.text(b"reason") != self.reason:
             return False
         if self.error_class is not None and not _is_class(
-            told.text(b"errorClass"), self.error_class
+            letter.text(b"errorClass"), self.error_class
         ):
             return False
         if self.key is not None and entry.fields.get(b"key") != self.key:
@@ -157,8 +178,8 @@ class DeadLetterFilter:
 EVERY_LETTER = DeadLetterFilter()
 
 
-def _is_class(told: str, wanted: str) -> bool:
-    return told == wanted or told.rpartition(".")[2] == wanted
+def _is_class(name: str, wanted: str) -> bool:
+    return name == wanted or name.rpartition(".")[2] == wanted
 
 
 Page = list[Entry]  # letters of one partition, the oldest first

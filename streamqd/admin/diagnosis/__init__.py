@@ -1,7 +1,9 @@
 """`streamqd doctor`: facts are gathered once, then every check judges them. Nothing is written.
 
-check.py   what a check is        facts.py   what is known, and the gathering of it
-server, topics, partitions, values, fleet, host: the checks, in the order of a report
+facts.py   what is known, and the gathering of it
+stream.py  what keeps the memory of a topic: `doctor stream`
+server, topics, partitions, values, fleet, host: the checks, in the order of a report; those of
+instances are beside them, as other views need them too
 """
 
 from __future__ import annotations
@@ -9,17 +11,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from streamqd.admin import instances
 from streamqd.admin import permissions as rights_of
+from streamqd.admin.checks import Check, Finding, Need, Severity, judged
 from streamqd.admin.diagnosis import fleet, host, partitions, server, topics, values
-from streamqd.admin.diagnosis.check import Check, CheckResult, Need, Severity
 from streamqd.admin.diagnosis.facts import (
     BODIES_MAX,
     DiagnosisFacts,
     FleetHealth,
     ServerHealth,
-    Value,
     changed_runs,
     gather_fleet,
     gather_partitions,
@@ -28,6 +29,7 @@ from streamqd.admin.diagnosis.facts import (
     gather_units,
     places_of,
 )
+from streamqd.admin.published import Fleet
 from streamqd.admin.reading import BadValues, server_unix_ms
 from streamqd.config import Settings
 from streamqd.errors import Malformed, RedisRefused
@@ -35,29 +37,12 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 
-CHECKS: tuple[Check, ...] = tuple(
+CHECKS: tuple[Check[DiagnosisFacts], ...] = tuple(
     each
-    for area in (server, topics, partitions, values, fleet, host)
+    for area in (server, topics, partitions, values, fleet, instances, host)
     for each in vars(area).values()
     if isinstance(each, Check)
 )
-
-
-@dataclass(frozen=True, slots=True)
-class DiagnosisFinding:
-    """What a check found. `about` names the thing, '' for the server or this host.
-
-    `severity` is problem, warning or note. `evidence` holds the figures; its fields depend on the
-    check and may grow.
-    """
-
-    check: str
-    area: str
-    severity: str
-    about: str
-    what: str
-    mend: str
-    evidence: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +58,11 @@ class DiagnosisReport:
     server: str
     now_unix_ms: int
     checks: list[str]
-    findings: list[DiagnosisFinding]
+    findings: list[Finding]
     unseen: list[str]
 
 
-def chosen(names: Sequence[str]) -> list[Check]:
+def chosen(names: Sequence[str]) -> list[Check[DiagnosisFacts]]:
     """The checks of these ids or areas; all when there are none. Malformed: there is no such."""
     if not names:
         return list(CHECKS)
@@ -91,7 +76,7 @@ def chosen(names: Sequence[str]) -> list[Check]:
 
 
 def examine(
-    link: Connection, settings: Settings, checks: Sequence[Check], *, unit: str = ""
+    link: Connection, settings: Settings, checks: Sequence[Check[DiagnosisFacts]], *, unit: str = ""
 ) -> DiagnosisReport:
     """Gather what the checks need and let them judge it. Writes nothing.
 
@@ -99,7 +84,7 @@ def examine(
     RedisUnavailable, and RedisRefused when the server as a whole does not serve.
     """
     facts = gather(link, settings, {need for check in checks for need in check.needs}, unit)
-    findings = [_finding(check, found) for check in checks for found in _judged(check, facts)]
+    findings = [found for check in checks for found in _found(check, facts)]
     return DiagnosisReport(
         ok=not any(each.severity != Severity.NOTE for each in findings),
         server=link.address,
@@ -111,37 +96,24 @@ def examine(
 
 
 def without_redis(
-    settings: Settings, checks: Sequence[Check], error: str, *, unit: str = ""
+    settings: Settings, checks: Sequence[Check[DiagnosisFacts]], error: str, *, unit: str = ""
 ) -> DiagnosisReport:
     """Run the checks that need nothing of Redis, because it does not answer."""
     some = [check for check in checks if set(check.needs) == {Need.HOST}]
     seen = host.gather(settings, unit, 0) if some else None
     facts = DiagnosisFacts(settings, 0, host=seen)
-    findings = [_finding(check, found) for check in some for found in check.judge(facts)]
     unseen = [f"everything in Redis: {error}"]
-    return DiagnosisReport(False, "", 0, [check.id for check in some], findings, unseen)
+    return DiagnosisReport(False, "", 0, [check.id for check in some], judged(some, facts), unseen)
 
 
-def _judged(check: Check, facts: DiagnosisFacts) -> Iterator[CheckResult]:
+def _found(check: Check[DiagnosisFacts], facts: DiagnosisFacts) -> Iterator[Finding]:
     """What a check finds; one of the server alone looks at every master."""
     if set(check.needs) != {Need.SERVER} or not facts.servers:
-        yield from check.judge(facts)
+        yield from judged([check], facts)
         return
     for address, one in facts.servers.items():
-        for found in check.judge(replace(facts, server=one)):
+        for found in judged([check], replace(facts, server=one)):
             yield replace(found, about=address)
-
-
-def _finding(check: Check, found: CheckResult) -> DiagnosisFinding:
-    return DiagnosisFinding(
-        check=check.id,
-        area=check.area,
-        severity=str(found.severity or check.severity),
-        about=found.about,
-        what=found.what,
-        mend=found.mend,
-        evidence=dict(found.evidence),
-    )
 
 
 def gather(link: Connection, settings: Settings, needs: set[Need], unit: str) -> DiagnosisFacts:
@@ -162,7 +134,7 @@ def gather(link: Connection, settings: Settings, needs: set[Need], unit: str) ->
             lacking = [rights_of.MissingPermission("MULTI", "")]
             unseen.append(f"the other rights, because MULTI is refused: {error}")
     if needs & {Need.FLEET, Need.TOPICS, Need.UNITS}:
-        members = gather_fleet(store, bad, name, settings.daemon.lease_ttl)
+        members = gather_fleet(Fleet(store, name, settings.daemon.lease_ttl), bad)
     facts = DiagnosisFacts(settings, now, fleet=members)
     if needs & {Need.TOPICS, Need.UNITS}:
         found = gather_topics(store, bad, settings, [topic for topic, _ in facts.offered])
@@ -173,10 +145,9 @@ def gather(link: Connection, settings: Settings, needs: set[Need], unit: str) ->
         unseen.append(f"messages beyond {BODIES_MAX} partitions, for their size")
     looked = gather_partitions(store, bad, places, bodies=Need.BODIES in needs)
     units = gather_units(store, bad, looked)
-    spoiled: list[Value] = []
+    names = [(topic.name, number) for topic, number in places]
     if Need.VALUES in needs:
-        names = [(topic.name, number) for topic, number in places]
-        spoiled, long = values.gather(store, bad, name, found, names, units)
+        long = values.gather(store, bad, found, names, [each.unit for each in units])
         if long:
             unseen.append(f"the values of {len(long):,} long hashes, such as {long[0]}")
     if Need.FLEET in needs:
@@ -184,7 +155,7 @@ def gather(link: Connection, settings: Settings, needs: set[Need], unit: str) ->
     counts = {topic.name: topic.partitions or 0 for topic in found}
     owned = sum(counts.get(each.topic, 0) for each in settings.consumers)
     unseen += [f"what needs {words}: this user may not run it" for words in sorted(bad.forbidden)]
-    return DiagnosisFacts(
+    facts = DiagnosisFacts(
         settings=settings,
         now_unix_ms=now,
         server=next(iter(servers.values()), facts.server),
@@ -194,7 +165,9 @@ def gather(link: Connection, settings: Settings, needs: set[Need], unit: str) ->
         topics=found,
         partitions=looked,
         units=units,
-        values=spoiled,
         host=host.gather(settings, unit, owned) if Need.HOST in needs else None,
         unseen=unseen,
     )
+    if Need.VALUES in needs:
+        facts = replace(facts, values=values.judged(store, bad, facts, names))
+    return facts

@@ -16,8 +16,10 @@ from typing import Any
 
 from streamqd import config
 from streamqd.admin import backlog, published
+from streamqd.admin.diagnosis.stream import BlockingGroup, blocking_group
+from streamqd.admin.instances import LiveInstance, instance_of
 from streamqd.admin.permissions import MissingPermission
-from streamqd.admin.published import FleetState
+from streamqd.admin.published import Fleet, FleetState
 from streamqd.admin.reading import (
     BadValues,
     Unreadable,
@@ -27,7 +29,7 @@ from streamqd.admin.reading import (
     pairs,
     read_id,
 )
-from streamqd.admin.retention import BlockingGroup, blocking_group, known_stand
+from streamqd.admin.retention import known_stand
 from streamqd.admin.topics import groups_on
 from streamqd.admin.topics_settings import readable
 from streamqd.config import Settings, Topic
@@ -67,7 +69,7 @@ class ServerHealth:
     certificates: Mapping[str, float] = field(default_factory=dict)  # whose -> end, unix seconds
 
     def number(self, name: str) -> int:
-        """A figure of INFO; 0 when it is not told."""
+        """A figure of INFO; 0 when there is none."""
         text = self.info.get(name, "0")
         return int(text) if text.isdigit() else 0
 
@@ -94,7 +96,7 @@ class TopicFacts:
 
     `partitions` is None when no such topic is stored, `deleting` tells that a deletion was begun.
     `members` is the set of its partition streams, `groups` what daemons have ever made on it.
-    `unreadable` says what is wrong with what is stored, '' for nothing.
+    `unreadable` says what is wrong with what is stored, '' for nothing; `stored` is all of it.
     """
 
     name: str
@@ -105,6 +107,7 @@ class TopicFacts:
     groups: frozenset[str]
     holds: Topic
     unreadable: str = ""
+    stored: Mapping[bytes, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +244,17 @@ class DiagnosisFacts:
         return Keys(self.settings.keys.control, self.settings.keys.streams)
 
     @cached_property
+    def instances(self) -> Sequence[LiveInstance]:
+        """The members as views show them."""
+        state, summaries = self.fleet.state, self.fleet.summaries
+        return [
+            instance_of(
+                beat, summaries.get(beat.instance, {}), silent=beat.instance in state.silent
+            )
+            for beat in state.beats
+        ]
+
+    @cached_property
     def living(self) -> Sequence[Heartbeat]:
         """The members that beat."""
         state = self.fleet.state
@@ -269,11 +283,12 @@ def gather_server(store: Store, bad: BadValues) -> ServerHealth:
     stated: dict[str, str] = {}
     for flat in settings:
         stated |= {name.decode(): value.decode() for name, value in pairs(flat).items()}
+    trip, skew = _distance(store, bad)
     return ServerHealth(
         info=_info(info or b""),
         config=stated,
-        round_trip_ms=_round_trip_ms(store, bad),
-        skew_seconds=_skew_seconds(store, bad),
+        round_trip_ms=trip,
+        skew_seconds=skew,
         slow=_slow(slow or (), store.keys),
         certificates=ends_of(store.connection),
     )
@@ -284,25 +299,21 @@ def _info(raw: bytes) -> Mapping[str, str]:
     return {name: value for name, colon, value in (line.partition(":") for line in lines) if colon}
 
 
-def _round_trip_ms(store: Store, bad: BadValues) -> float | None:
-    """The time that the middle one of some commands takes: a single one may have bad luck."""
+def _distance(store: Store, bad: BadValues) -> tuple[float | None, float | None]:
+    """The middle one of some round trips in ms, and the skew in seconds by the shortest of them.
+
+    A single one may have bad luck.
+    """
     taken = []
     for _ in range(PINGS):
-        begun = time.perf_counter()
-        if ask(store, [("TIME",)], bad) == [None]:
-            return None
-        taken.append((time.perf_counter() - begun) * 1000)
-    return round(median(taken), 3)
-
-
-def _skew_seconds(store: Store, bad: BadValues) -> float | None:
-    before = time.time()
-    (reply,) = ask(store, [("TIME",)], bad)
-    if reply is None:
-        return None
-    # The server looked at its clock somewhere between.
-    middle = (before + time.time()) / 2
-    return round(int(reply[0]) + int(reply[1]) / 1e6 - middle, 3)
+        before, begun = time.time(), time.perf_counter()
+        (reply,) = ask(store, [("TIME",)], bad)
+        if reply is None:
+            return None, None
+        trip = time.perf_counter() - begun
+        # The server looked at its clock somewhere between.
+        taken.append((trip, int(reply[0]) + int(reply[1]) / 1e6 - before - trip / 2))
+    return round(median(trip for trip, _ in taken) * 1000, 3), round(min(taken)[1], 3)
 
 
 def _slow(entries: Sequence[Any], keys: Keys) -> list[SlowCommand]:
@@ -320,12 +331,12 @@ def _slow(entries: Sequence[Any], keys: Keys) -> list[SlowCommand]:
     return found
 
 
-def gather_fleet(store: Store, bad: BadValues, fleet: str, stale: float) -> FleetHealth:
+def gather_fleet(fleet: Fleet, bad: BadValues) -> FleetHealth:
     """Read what the fleet says of itself."""
-    state = published.fleet_state(store, fleet, stale=stale, bad=bad)
+    state = published.fleet_state(fleet, bad)
     names = [beat.instance for beat in state.beats]
-    told = published.summaries(store, fleet, names, bad)
-    return FleetHealth(state, dict(zip(names, told, strict=True)))
+    summaries = published.summaries(fleet, names, bad)
+    return FleetHealth(state, dict(zip(names, summaries, strict=True)))
 
 
 def changed_runs(
@@ -354,8 +365,8 @@ def gather_topics(
     """
     keys = store.keys
     (names,) = ask(store, [("SMEMBERS", keys.registry())], bad)
-    told = {bad.read(untrusted.name, name, keys.registry()) for name in names or ()}
-    registered = {name for name in told if name is not None}
+    valid = {bad.read(untrusted.name, name, keys.registry()) for name in names or ()}
+    registered = {name for name in valid if name is not None}
     consumed = {each.topic for each in settings.consumers} | set(offered)
     every = sorted(registered | consumed | settings.topics.keys())
     commands = [
@@ -365,7 +376,7 @@ def gather_topics(
     ]
     replies = ask(store, commands, bad)
     return [
-        _topic(keys, settings, name, name in registered, *replies[2 * at : 2 * at + 2])
+        _topic(keys, settings, bad, name, name in registered, *replies[2 * at : 2 * at + 2])
         for at, name in enumerate(every)
     ]
 
@@ -373,6 +384,7 @@ def gather_topics(
 def _topic(
     keys: Keys,
     settings: Settings,
+    bad: BadValues,
     name: str,
     registered: bool,
     meta: Sequence[bytes] | None,
@@ -381,13 +393,12 @@ def _topic(
     texts = [each.decode("utf-8", "replace") for each in meta or ()]
     stored = dict(zip(texts[::2], texts[1::2], strict=True))
     count, unreadable = stored.get("partitionCount"), ""
-    bad = BadValues()
     number = count and bad.read(count_of, name, count.encode(), keys.meta(name))
     if count is not None and number is None:
         unreadable = f"its partition count is {count[: untrusted.SHOWN_BYTES]!r}"
     text = stored.get("settings", "{}").encode()
     found = readable(text, keys.meta(name), bad)
-    if any(row.field == "settings" for row in bad.rows):
+    if any((row.key, row.field) == (keys.meta(name), "settings") for row in bad.rows):
         unreadable = unreadable or "its settings are not what `topic create` writes"
     holds = config.effective(settings.topics.get(name, config.Topic()), found)
     return TopicFacts(
@@ -401,6 +412,7 @@ def _topic(
         ),
         holds=holds,
         unreadable=unreadable,
+        stored=pairs(meta),
     )
 
 
@@ -434,8 +446,8 @@ def _look_at_delays(store: Store, bad: BadValues, sized: tuple[Pair, list[Any]])
     (due, items), (members, messages, first) = sized
     if members is None or messages is None or not (members or messages):
         return Delays()
-    told = bad.read(untrusted.number, first[1], due) if first else None
-    next_due = None if told is None else int(told)
+    earliest = bad.read(untrusted.number, first[1], due) if first else None
+    next_due = None if earliest is None else int(earliest)
     if max(members, messages) > COMPARED_MAX:
         return Delays(due, members, next_due, more=members - messages)
     named, stored = ask(store, [("ZRANGE", due, 0, COMPARED_MAX), ("HKEYS", items)], bad)
@@ -526,11 +538,11 @@ def wrong_types(
     replies = iter(ask(store, [("TYPE", key) for key, _ in flat], bad))
     found = []
     for some in wanted:
-        told = {key: next(replies) for key in some}
+        types = {key: next(replies) for key in some}
         found.append(
             {
                 key: raw.decode()
-                for key, raw in told.items()
+                for key, raw in types.items()
                 if raw is not None and raw.decode() not in ("none", some[key])
             }
         )

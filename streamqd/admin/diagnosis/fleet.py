@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from streamqd.admin import live
-from streamqd.admin.diagnosis.check import CheckResult, Need, Severity, check
+from streamqd.admin import instances, live
+from streamqd.admin.checks import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import DiagnosisFacts, UnitFacts
 from streamqd.admin.diagnosis.partitions import numbers
+from streamqd.admin.instances import YOUNG_SECONDS
 from streamqd.admin.partitions import by_group, holder
+from streamqd.admin.why import as_argument
 from streamqd.store.directives import EVERYBODY, Directive, Scope
 from streamqd.words import plural, roughly, spans
 
 PAUSED_SECONDS = 3_600.0
-QUIET_SECONDS = 30.0  # of a housekeeper, which publishes every 2 s
-YOUNG_SECONDS = 30.0  # an instance that has just started has published nothing yet
 ROUND_TRIPS = 50  # of the server, which a lease should be worth: 10 for each renewal
 
 
@@ -24,34 +25,9 @@ def _empty(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """No instance lives, but there is work."""
     work = facts.configured or any(topic.groups for topic in facts.topics)
     if work and not facts.living:
-        fleet = facts.settings.daemon.fleet
-        yield CheckResult(
-            f"no instance of the fleet {fleet} is alive: nothing is handled, moved on or trimmed",
-            "start one: `systemctl start streamqd`, or `streamqd --config FILE`; if one runs,"
-            " compare its daemon.fleet, keys and redis.url with this configuration's",
-            about=fleet,
-            evidence={"members": [beat.instance for beat in facts.fleet.state.beats][:16]},
-        )
-
-
-@check("fleet.silent", Severity.WARNING, Need.FLEET)
-def _silent(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """An instance went without leaving."""
-    for beat in facts.fleet.state.beats:
-        if beat.instance in facts.fleet.state.silent:
-            silence = facts.fleet.state.silent[beat.instance] / 1000
-            yield CheckResult(
-                f"the instance {beat.instance} has been silent for {roughly(silence)} without"
-                " having left the fleet: it was killed, is stopped, or does not reach Redis",
-                f"on {beat.info.get('host', 'its host')}: `systemctl status streamqd`; it is"
-                " forgotten by itself after a while",
-                about=beat.instance,
-                evidence={
-                    "silent_seconds": round(silence),
-                    "host": beat.info.get("host"),
-                    "pid": beat.info.get("pid"),
-                },
-            )
+        members = [beat.instance for beat in facts.fleet.state.beats][:16]
+        found = instances.nobody(facts.settings.daemon.fleet)
+        yield replace(found, evidence={"members": members})
 
 
 @check("fleet.not-offered", Severity.PROBLEM, Need.FLEET, Need.UNITS)
@@ -84,9 +60,9 @@ def _not_offered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 def _twins(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """Two instances run under one name."""
     for beat in facts.fleet.state.beats:
-        told = facts.fleet.summaries.get(beat.instance, {})
+        summary = facts.fleet.summaries.get(beat.instance, {})
         own = beat.info.get("host"), beat.info.get("pid")
-        other = told.get("host"), told.get("pid")
+        other = summary.get("host"), summary.get("pid")
         # A summary of the run before lives on for some seconds.
         began = beat.info.get("started")
         young = isinstance(began, int | float) and facts.now_unix_ms / 1000 - began < YOUNG_SECONDS
@@ -147,22 +123,21 @@ def _long_ago(
 ) -> Iterator[tuple[Scope, str, dict[str, Any]]]:
     """Orders older than an hour: how long and by whom, as a sentence ends, and the evidence."""
     for scope, order in orders.items():
-        since = (facts.now_unix_ms - order.at_unix_ms) / 1000
-        if since > PAUSED_SECONDS:
+        seconds = (facts.now_unix_ms - order.at_unix_ms) / 1000
+        if seconds > PAUSED_SECONDS:
             why = f" ({order.why})" if order.why else ""
-            told = f"for {roughly(since)} by {order.by or 'an unknown user'}{why}"
+            since = f"for {roughly(seconds)} by {order.by or 'an unknown user'}{why}"
             evidence = {"at_unix_ms": order.at_unix_ms, "by": order.by, "why": order.why}
-            yield scope, told, evidence
+            yield scope, since, evidence
 
 
 @check("fleet.paused", Severity.WARNING, Need.FLEET)
 def _paused(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A pause is older than an hour."""
-    for scope, told, evidence in _long_ago(facts, facts.fleet.state.control.pauses):
-        what = "--all" if scope == (None, None, None) else str(scope)
+    for scope, since, evidence in _long_ago(facts, facts.fleet.state.control.pauses):
         yield CheckResult(
-            f"{scope} has been paused {told}",
-            f"`streamqd resume {what}`",
+            f"{scope} has been paused {since}",
+            f"`streamqd resume {as_argument(str(scope))}`",
             about=str(scope),
             evidence=evidence,
         )
@@ -171,9 +146,9 @@ def _paused(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 @check("fleet.stopped", Severity.WARNING, Need.FLEET)
 def _stopped(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A group has been stopped for over an hour."""
-    for scope, told, evidence in _long_ago(facts, facts.fleet.state.control.stops):
+    for scope, since, evidence in _long_ago(facts, facts.fleet.state.control.stops):
         yield CheckResult(
-            f"the group {scope.group} of {scope.topic} has been stopped {told}",
+            f"the group {scope.group} of {scope.topic} has been stopped {since}",
             f"`streamqd group start {scope.topic} {scope.group}`",
             about=f"{scope.topic}/{scope.group}",
             evidence=evidence,
@@ -184,14 +159,16 @@ def _stopped(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 def _crash_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """Workers crash in a loop."""
     broken: dict[tuple[str, str], dict[int, str]] = {}
-    told = [(unit, name) for name, seen in facts.fleet.state.live.items() for unit in seen.broken]
-    told += [
+    crashing = [
+        (unit, name) for name, seen in facts.fleet.state.live.items() for unit in seen.broken
+    ]
+    crashing += [
         (each.unit, name)
         for name, summary in facts.fleet.summaries.items()
         for each in live.units_of(name, summary)
         if each.state == "broken"
     ]
-    for unit, name in told:
+    for unit, name in crashing:
         broken.setdefault((unit.topic, unit.group), {})[unit.partition] = name
     for (topic, group), where in broken.items():
         first = min(where)
@@ -202,51 +179,6 @@ def _crash_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             f" of what; fix the handler and `streamqd reload`",
             about=f"{topic}/{group}",
             evidence={"partitions": {str(number): who for number, who in where.items()}},
-        )
-
-
-@check("fleet.limited", Severity.PROBLEM, Need.FLEET)
-def _limited(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """An instance serves fewer partitions, because the system refuses it processes."""
-    for beat in facts.living:
-        capacity, problem = beat.info.get("capacity"), beat.info.get("capacity_problem")
-        if not isinstance(capacity, int):
-            continue
-        yield CheckResult(
-            f"{beat.instance} can run no more than {plural(capacity, 'partition')}: the system"
-            f" refuses it another process ({str(problem)[:200]})",
-            f"on {beat.info.get('host', 'its host')}: raise LimitNOFILE and TasksMax of the service"
-            " (`ulimit -n`, `ulimit -u`), or give it more memory; it takes partitions again by"
-            " itself; until then start another instance",
-            about=beat.instance,
-            evidence={"capacity": capacity, "problem": problem, "host": beat.info.get("host")},
-        )
-
-
-@check("fleet.housekeeper", Severity.PROBLEM, Need.FLEET)
-def _housekeeper(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """An instance lives, but its housekeeper has been silent for 30 s, or misses Redis."""
-    for beat in facts.living:
-        began = beat.info.get("started")
-        if isinstance(began, int | float) and facts.now_unix_ms / 1000 - began < YOUNG_SECONDS:
-            continue
-        told = facts.fleet.summaries.get(beat.instance)
-        at = told.get("at_unix_ms") if told else None
-        quiet = (facts.now_unix_ms - at) / 1000 if isinstance(at, int) else None
-        if told and quiet is not None and quiet < QUIET_SECONDS and told.get("redis_up", True):
-            continue
-        since = f"for {roughly(quiet)}" if quiet is not None else "at all lately"
-        yield CheckResult(
-            f"{beat.instance} beats, but its housekeeper has not been heard {since}: retries are"
-            " not moved on and nothing is trimmed on its partitions",
-            f"see `housekeeper.` in its log; on {beat.info.get('host', 'its host')}:"
-            " `systemctl restart streamqd` gives it a new one",
-            about=beat.instance,
-            evidence={
-                "quiet_seconds": quiet,
-                "host": beat.info.get("host"),
-                "redis_up": told.get("redis_up") if told else None,
-            },
         )
 
 

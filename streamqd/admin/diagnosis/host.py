@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from streamqd import cgroups, embedded
-from streamqd.admin.diagnosis.check import CheckResult, Need, Severity, check
+from streamqd.admin.checks import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import DiagnosisFacts, Host
 from streamqd.config import Settings
 from streamqd.errors import Refused
@@ -45,12 +45,12 @@ def gather(settings: Settings, unit: str, units: int) -> Host:
     `units` are those of the configuration's consumers. Refused: there is no such file.
     """
     folder = settings.daemon.state_dir
-    there = next(each for each in (folder, *folder.absolute().parents) if _exists(each))
+    there = _nearest(folder)
     source, seconds = _stop_seconds(unit)
     descriptors, whose = _limit_of_files(settings)
     return Host(
         state_dir=folder,
-        state_dir_problem=_unusable(there),
+        state_dir_problem=unusable(folder),
         strange_owners=_strange_owners(settings),
         free_bytes=shutil.disk_usage(there).free,
         embedded_bytes=_embedded_bytes(settings),
@@ -72,9 +72,16 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _unusable(folder: Path) -> str:
-    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
-        return f"this user cannot write to {folder}"
+def _nearest(folder: Path) -> Path:
+    """The folder itself, or the part of its path that is there."""
+    return next(each for each in (folder, *folder.absolute().parents) if _exists(each))
+
+
+def unusable(folder: Path) -> str:
+    """Why a folder, which may not be there yet, cannot be written to; '' when it can."""
+    there = _nearest(folder)
+    if not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
+        return f"this user cannot write to {there}"
     return ""
 
 
@@ -188,13 +195,15 @@ def _systemctl(name: str) -> float | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    told = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
-    return read_span(told.get("TimeoutStopUSec", "")) if told.get("LoadState") == "loaded" else None
+    shown = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    return (
+        read_span(shown.get("TimeoutStopUSec", "")) if shown.get("LoadState") == "loaded" else None
+    )
 
 
 def of_unit_file(path: Path) -> float | None:
     """Read the limit of a unit file and its drop-ins; None: what they say cannot be read."""
-    said = str(DEFAULT_STOP_SECONDS)
+    limit = str(DEFAULT_STOP_SECONDS)
     for each in (path, *sorted(path.with_name(path.name + ".d").glob("*.conf"))):
         section = ""
         for line in each.read_text().splitlines():
@@ -202,8 +211,8 @@ def of_unit_file(path: Path) -> float | None:
             if line.startswith("["):
                 section = line.strip()
             elif section == "[Service]" and name in ("TimeoutStopSec", "TimeoutSec"):
-                said = value or str(DEFAULT_STOP_SECONDS)
-    return read_span(said)
+                limit = value or str(DEFAULT_STOP_SECONDS)
+    return read_span(limit)
 
 
 def read_span(text: str) -> float | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from streamqd.admin.diagnosis.check import CheckResult, Need, Severity, check
+from streamqd.admin import published
+from streamqd.admin.checks import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import Delays, DiagnosisFacts, UnitFacts
 from streamqd.admin.partitions import by_group
-from streamqd.admin.published import tables
 from streamqd.admin.reading import SEQ_MAX, read_id
 from streamqd.words import plural, roughly, spans
 
@@ -78,10 +78,11 @@ def _group_abandoned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for (topic, group), units in by_group(
         each for each in facts.units if _abandoned(facts, each)
     ).items():
+        again = "the Spark query" if units[0].unit.is_of_query else "its consumer"
         yield CheckResult(
             f"the group {group} has messages on {spans(numbers(units))} of {topic} and no reader"
             " for them, so they are never trimmed",
-            f"start its consumer, or, if it is not needed, `streamqd group delete {topic} {group}"
+            f"start {again}, or, if it is not needed, `streamqd group delete {topic} {group}"
             " --yes`",
             about=f"{topic}/{group}",
             evidence={
@@ -422,12 +423,9 @@ def _growing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A group makes dead letters just now."""
     rates: dict[tuple[str, str], float] = {}
     for summary in facts.fleet.summaries.values():
-        for unit in tables(summary.get("units")):
-            told = unit.get("rates")
-            rate = told.get("dead") if isinstance(told, dict) else None
-            if isinstance(rate, int | float):
-                pair = str(unit.get("topic")), str(unit.get("group"))
-                rates[pair] = rates.get(pair, 0.0) + rate
+        for unit in published.tables(summary.get("units")):
+            pair = str(unit.get("topic")), str(unit.get("group"))
+            rates[pair] = rates.get(pair, 0.0) + (published.rate(unit, "dead") or 0.0)
     for (topic, group), rate in rates.items():
         if rate >= GROWING:
             yield CheckResult(

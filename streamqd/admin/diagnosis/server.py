@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterator
 
 from streamqd import embedded, extras
-from streamqd.admin.diagnosis.check import CheckResult, Need, Severity, check
+from streamqd.admin.checks import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import DiagnosisFacts
+from streamqd.admin.permissions import by_command
 from streamqd.store import certificates
 from streamqd.words import plural, roughly
 
@@ -166,8 +167,8 @@ def _memory_unlimited(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 def _clients(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """More than 90 % of the allowed connections are open."""
     now = facts.server.number("connected_clients")
-    told = facts.server.config.get("maxclients", facts.server.info.get("maxclients", ""))
-    limit = int(told) if told.isdigit() else 0
+    most = facts.server.config.get("maxclients", facts.server.info.get("maxclients", ""))
+    limit = int(most) if most.isdigit() else 0
     if limit and now > limit * CLIENTS:
         yield CheckResult(
             f"{now:,} of {limit:,} connections that the server allows are open; every worker needs"
@@ -233,16 +234,16 @@ def _product(facts: DiagnosisFacts) -> tuple[str, str]:
 @check("server.flaws", Severity.WARNING, Need.SERVER)
 def _flaws(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """The server's version has flaws by which clients get past their rights."""
-    product, told = _product(facts)
-    fix = fix_of(product, told)
+    product, version = _product(facts)
+    fix = fix_of(product, version)
     if fix:
         yield CheckResult(
-            f"the server is {product} {told}, whose known flaws let clients that may log in read"
+            f"the server is {product} {version}, whose known flaws let clients that may log in read"
             " what their rights forbid, or run code on its host, unless its builder has fixed"
             " them under the same number",
             f"update it to {product} {fix} or later, see `redis-cli INFO server`; until then let"
             " only clients log in that you trust (docs/how-to/secure.md)",
-            evidence={f"{product}_version": told, "mended": fix},
+            evidence={f"{product}_version": version, "mended": fix},
         )
 
 
@@ -264,44 +265,44 @@ def _certificates(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 @check("server.version", Severity.PROBLEM, Need.SERVER)
 def _version(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """The server is too old."""
-    product, told = _product(facts)
-    numbers = tuple(int(part) for part in told.split(".")[:3] if part.isdigit())
+    product, version = _product(facts)
+    numbers = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
     if numbers and numbers < OLDEST[product]:
         oldest = ".".join(map(str, OLDEST[product]))
         yield CheckResult(
-            f"the server is {product} {told}, which lacks commands that streamqd needs",
+            f"the server is {product} {version}, which lacks commands that streamqd needs",
             f'run {product} {oldest} or later, or use redis.url = "embedded:", which needs'
             f" {extras.hint('embedded')}",
-            evidence={f"{product}_version": told, "oldest": oldest},
+            evidence={f"{product}_version": version, "oldest": oldest},
         )
 
 
 @check("server.idle-timeout", Severity.WARNING, Need.SERVER)
 def _idle_timeout(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """The server closes connections that are silent for less than a minute."""
-    told = facts.server.config.get("timeout", "0")
-    if told.isdigit() and 0 < int(told) < IDLE_SECONDS:
+    limit = facts.server.config.get("timeout", "0")
+    if limit.isdigit() and 0 < int(limit) < IDLE_SECONDS:
         yield CheckResult(
-            f"the server closes connections that were silent for {told} s, shorter than workers"
+            f"the server closes connections that were silent for {limit} s, shorter than workers"
             " and producers wait: they connect, and take over their own pending entries, again and"
             " again",
             _set("timeout 0"),
-            evidence={"timeout": int(told)},
+            evidence={"timeout": int(limit)},
         )
 
 
 @check("server.message-limit", Severity.PROBLEM, Need.SERVER)
 def _message_limit(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """The server takes no message as large as max_message_bytes."""
-    told = facts.server.config.get("proto-max-bulk-len", "")
+    limit = facts.server.config.get("proto-max-bulk-len", "")
     wanted = facts.settings.daemon.max_message_bytes
-    if told.isdigit() and int(told) < wanted:
+    if limit.isdigit() and int(limit) < wanted:
         yield CheckResult(
             f"producers may send messages of {wanted:,} bytes (daemon.max_message_bytes), but the"
-            f" server takes no value above {int(told):,} bytes and cuts the connection",
+            f" server takes no value above {int(limit):,} bytes and cuts the connection",
             f"`redis-cli CONFIG SET proto-max-bulk-len {wanted}`, or lower"
-            f" daemon.max_message_bytes to {told}",
-            evidence={"proto-max-bulk-len": int(told), "daemon.max_message_bytes": wanted},
+            f" daemon.max_message_bytes to {limit}",
+            evidence={"proto-max-bulk-len": int(limit), "daemon.max_message_bytes": wanted},
         )
 
 
@@ -336,13 +337,9 @@ KEYS_SHOWN = 4
 @check("rights.missing", Severity.PROBLEM, Need.RIGHTS)
 def _missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """The Redis user may not run something that a daemon needs."""
-    keys_of: dict[str, list[str]] = {}
-    for command, key in facts.lacking:
-        keys_of.setdefault(command, []).append(key)
     user = facts.settings.redis.username or "default"
-    for command, keys in keys_of.items():
+    for command, shown in by_command(facts.lacking).items():
         name = command.lower().replace(" ", "|")
-        shown = [key for key in keys if key]
         where = f" on {shown[0]}" if shown else ""
         more = f" and {len(shown) - 1} other keys" if len(shown) > 1 else ""
         patterns = f"{facts.settings.keys.control}:*", f"{facts.settings.keys.streams}:*"

@@ -1,32 +1,27 @@
-"""Every value that streamqd reads, read in the same way: those that cannot be read, and their cure.
+"""Every value that streamqd reads: those that cannot be read, what that does, and their cure.
 
-Hashes of more than PAGE fields are left out, as nothing is scanned; of delayed messages the first
-and the last ones are looked at.
+Most are read for other checks already. Here is read what no other check reads, and one table says
+of each value that could not be read what puts it right. Hashes of more than PAGE fields are left
+out, as nothing is scanned; of delayed messages the first and the last ones are looked at.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any, ParamSpec
+from typing import Any, NamedTuple
 
-from streamqd.admin import published
-from streamqd.admin.diagnosis.check import CheckResult, Need, Severity, check
-from streamqd.admin.diagnosis.facts import (
-    DiagnosisFacts,
-    TopicFacts,
-    UnitFacts,
-    Value,
-    wrong_types,
-)
+from streamqd.admin.checks import CheckResult, Need, Severity, check
+from streamqd.admin.diagnosis.facts import DiagnosisFacts, TopicFacts, Value, wrong_types
 from streamqd.admin.reading import BATCH, BadValues, Unreadable, ask, measure_each, pairs
-from streamqd.admin.topics_settings import readable
 from streamqd.errors import BadValue
 from streamqd.model import LETTERS, Unit
-from streamqd.store import directives, members, retries, topics, untrusted
+from streamqd.store import directives, retries, topics, untrusted
+from streamqd.store.keys import Keys
 from streamqd.store.messages import COUNT_MAX
 from streamqd.store.scripts import Reply
 from streamqd.store.store import Store
@@ -34,419 +29,358 @@ from streamqd.store.store import Store
 PAGE = 10_000  # fields of one hash that is read
 BODIES_AT_ONCE = 32  # hashes of one exchange
 ITEMS = 64  # delayed messages of one group that are looked into
+ENDS = 100  # delayed messages at each end: a due time that is no time is at an end
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 _PLACE = re.compile(r"[mr]:[0-9]{1,20}-[0-9]{1,20}")
 _MOVE = re.compile(rb"([0-9]{1,16}) .+", re.DOTALL)
+_ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
 
-P = ParamSpec("P")
+Parse = Callable[[bytes, str, str], object]
+
+
+class ValueRule(NamedTuple):
+    """What is wrong when a field of a kind of key cannot be read.
+
+    `fields` is an expression for whole names, '' for keys without fields. `command` is what
+    redis-cli runs to put it right, with what `_words` knows in braces; `then` follows it. `parse`
+    reads the value where no other check does.
+    """
+
+    kind: str
+    fields: str
+    harm: str
+    command: str
+    then: str = ""
+    parse: Parse | None = None
+
+
+def _group_count(raw: bytes, key: str, field: str) -> None:
+    name = field.encode().removeprefix(b"group:").removesuffix(LETTERS.encode())
+    untrusted.name(name, key, field)
+    untrusted.integer(raw, key, field)
+
+
+def _barriers(raw: bytes, key: str, field: str) -> None:
+    for each in raw.split():
+        untrusted.entry_id(each, key, field)
+
+
+def _moved(raw: bytes, key: str, field: str) -> None:
+    if not _MOVE.fullmatch(raw):
+        raise BadValue(key, field, untrusted.shown(raw), "a time and a destination")
+
+
+def _due_of_place(raw: bytes, key: str, field: str) -> None:
+    untrusted.number(raw, key, field)
+    if not _PLACE.fullmatch(field):
+        raise BadValue(key, field, untrusted.shown(field.encode()), "a place, as m:1700000000000-0")
+
+
+_TO_MAX = partial(untrusted.integer, high=topics.PARTITIONS_MAX)
+_TO_COUNT_MAX = partial(untrusted.integer, high=COUNT_MAX)
+_DROP = "HDEL {key} {field}"
+_DUE_NOW = "ZADD {key} XX 1 {field}"
+
+_RULES = (
+    ValueRule("members", ".+", "it counts as silent, or is no instance", "ZREM {key} {field}"),
+    ValueRule(
+        "info",
+        ".+",
+        "it counts as leaving, and gets no partition; a living instance says it again",
+        "HDEL {key} {member}",
+    ),
+    ValueRule("orders", directives.LAST, "orders of now look older than it, or are refused", _DROP),
+    ValueRule(
+        "instance",
+        ".*",
+        "views show it as missing; a living instance publishes it again",
+        "DEL {key}",
+    ),
+    ValueRule("registry", "", "it names no topic", "SREM {key} {found}"),
+    ValueRule(
+        "meta",
+        "partitionCount",
+        "no client can write or read it",
+        "HSET {key} partitionCount {size}",
+        ", the number of its partitions",
+    ),
+    ValueRule("meta", "created|growSince", "views leave it out", _DROP, parse=untrusted.integer),
+    ValueRule(
+        "meta", "growFrom|growTo", "the growth stands still", "HDEL {key} {growth}", parse=_TO_MAX
+    ),
+    ValueRule(
+        "meta",
+        "growBarriers",
+        "the growth stands still",
+        _DROP,
+        ", then `streamqd topic grow {about} N` again",
+        _barriers,
+    ),
+    ValueRule(
+        "meta",
+        "deleting",
+        "the deletion stands still",
+        "HSET {key} deleting {size}",
+        ", then `streamqd topic delete {about}`",
+        _TO_MAX,
+    ),
+    ValueRule(
+        "meta",
+        "settings",
+        "the defaults hold instead",
+        _DROP,
+        ", then `streamqd topic settings {about} NAME=VALUE`",
+    ),
+    ValueRule("meta", "group:.*", "no daemon has made such a group", _DROP, parse=_group_count),
+    ValueRule(
+        "trim",
+        "archived",
+        "trimming, or what shows it, fails there; without it everything that is kept is archived"
+        " once more",
+        _DROP,
+        parse=untrusted.entry_id,
+    ),
+    ValueRule(
+        "trim",
+        "first|shrink_from|shrink_next|floor:.*",
+        "trimming, or what shows it, fails there",
+        _DROP,
+        parse=untrusted.entry_id,
+    ),
+    ValueRule(
+        "trim",
+        "removed|size|shrunk|dropped_.*",
+        "trimming, or what shows it, fails there",
+        _DROP,
+        parse=untrusted.integer,
+    ),
+    ValueRule("moving", ".+", "its dead letter is not moved on", _DROP, parse=_moved),
+    ValueRule(
+        "stream",
+        "group",
+        "another client made it; it holds up trimming, and no consumer here reads for it",
+        "XGROUP DESTROY {key} {found}",
+    ),
+    ValueRule(
+        "scheduled",
+        ".+",
+        "it is never due, or at once",
+        _DUE_NOW,
+        " lets it be due now",
+        untrusted.number,
+    ),
+    ValueRule("fence", "epoch|since", "no instance can take it over from its owner", _DROP),
+    ValueRule("attempts", ".*:[cf]", "it counts as 0", _DROP, parse=_TO_COUNT_MAX),
+    ValueRule("attempts", ".*:due", "it counts as 0", _DROP, parse=untrusted.integer),
+    ValueRule(
+        "retry",
+        _PLACE.pattern,
+        "it is never due, or at once",
+        _DUE_NOW,
+        " lets it be due now",
+        _due_of_place,
+    ),
+    # `a due time` is what a look at the earliest one says, which has no name for it.
+    ValueRule(
+        "retry",
+        "(?!a due time$).+",
+        "it names no message",
+        "ZREM {key} {field}",
+        parse=_due_of_place,
+    ),
+    ValueRule(
+        "retry_items",
+        ".+: (retryCount|crashCount)",
+        "it counts as 0",
+        "",
+        "`streamqd retry cancel {topic} {group} {partition}:{place} --yes` makes a dead letter of"
+        " it",
+    ),
+)
+
+
+def _rule(kind: str, field: str) -> ValueRule | None:
+    for rule in _RULES:
+        if rule.kind == kind and re.fullmatch(rule.fields, field, re.DOTALL):
+            return rule
+    return None
+
+
+# --- what no other check reads --------------------------------------------------------------------
 
 
 def gather(
     store: Store,
     bad: BadValues,
-    fleet: str,
     found: Sequence[TopicFacts],
     places: Sequence[tuple[str, int]],
-    units: Sequence[UnitFacts],
-) -> tuple[list[Value], list[str]]:
-    """Read everything once more, each value for itself; and which keys were too long for that."""
-    look = _Look(store, bad)
-    look.fleet(fleet)
-    look.registry()
+    units: Sequence[Unit],
+) -> list[str]:
+    """Read it into `bad`, each value for itself. Return the keys that were too long for that."""
+    keys = store.keys
     for topic in found:
-        look.topic(topic.name)
-    look.partitions(places)
-    look.units([each.unit for each in units])
-    return look.values, look.long
+        _read("meta", keys.meta(topic.name), topic.stored, bad)
+    hashes = {keys.trim(*place): "trim" for place in places}
+    hashes |= {keys.moving(*place): "moving" for place in places}
+    hashes |= {keys.attempts(*unit): "attempts" for unit in units}
+    small, long = _sorted_by_length(store, bad, list(hashes))
+    replies = ask(store, [("HGETALL", key) for key in small], bad, batch=BODIES_AT_ONCE)
+    for key, flat in zip(small, replies, strict=True):
+        _read(hashes[key], key, pairs(flat), bad)
+    delayed = {keys.scheduled(*place): "scheduled" for place in places}
+    delayed |= {keys.retry(*unit): "retry" for unit in units}
+    for key, scores in _due_times(store, bad, list(delayed)).items():
+        _read(delayed[key], key, scores, bad)
+    _items(store, bad, units)
+    return long
 
 
-class _Look:
-    def __init__(self, store: Store, bad: BadValues) -> None:
-        self._store, self._bad, self.keys = store, bad, store.keys
-        self.values: list[Value] = []
-        self.long: list[str] = []  # hashes that are too long to be read
-
-    def keep(self, bad: BadValues, about: str, harm: str, cure: str) -> None:
-        """Keep what could not be read."""
-        self.values += [Value(row, about, harm, cure) for row in bad.rows]
-
-    def read(
-        self,
-        about: str,
-        harm: str,
-        cure: str,
-        parse: Callable[P, object],
-        *args: P.args,
-        **named: P.kwargs,
-    ) -> None:
-        """Read one value by `parse`."""
-        bad = BadValues()
-        bad.read(parse, *args, **named)
-        self.keep(bad, about, harm, cure)
-
-    # --- the fleet ---
-
-    def fleet(self, name: str) -> None:
-        """Members, what they say of themselves, the latest time of all orders."""
-        key, info, orders = (
-            self.keys.members(name),
-            self.keys.info(name),
-            self.keys.orders(name),
-        )
-        scores, told, ordered = self._ask([*members.stored(self.keys, name), ("HGETALL", orders)])
-        self._typed({key: "zset", info: "hash", orders: "hash"}, name)
-        for member, score in pairs(scores).items():
-            about = untrusted.label(member)
-            cure = _cli("ZREM", key, member)
-            self.read(about, "it is no instance", cure, untrusted.name, member, key, about)
-            self.read(about, "it counts as silent", cure, untrusted.integer, score, key, about)
-            self._summary(name, about)
-        for member, text in pairs(told).items():
-            about = untrusted.label(member)
-            self.read(
-                about,
-                "it counts as leaving, and gets no partition; a living instance says it again",
-                _cli("HDEL", info, member),
-                _described,
-                text,
-                info,
-                about,
-            )
-        last = pairs(ordered).get(directives.LAST.encode())
-        self.read(
-            name,
-            "orders of now look older than it, or are refused",
-            _cli("HDEL", orders, directives.LAST),
-            untrusted.integer,
-            last,
-            orders,
-            directives.LAST,
-            default=0,
-        )
-
-    def _summary(self, fleet: str, instance: str) -> None:
-        key, bad = self.keys.instance(fleet, instance), BadValues()
-        (raw,) = self._ask([("GET", key)])
-        self._typed({key: "string"}, instance)
-        published.summary(raw, key, bad)
-        harm = "views show it as missing; a living instance publishes it again"
-        self.keep(bad, instance, harm, _cli("DEL", key))
-
-    # --- topics ---
-
-    def registry(self) -> None:
-        """The names of all topics."""
-        key = self.keys.registry()
-        (names,) = self._ask([("SMEMBERS", key)])
-        self._typed({key: "set"}, "")
-        for raw in sorted(names or ()):
-            self.read(
-                untrusted.shown(raw),
-                "it names no topic",
-                _cli("SREM", key, raw),
-                untrusted.name,
-                raw,
-                key,
-            )
-
-    def topic(self, name: str) -> None:
-        """What is registered of a topic."""
-        key = self.keys.meta(name)
-        flat, size = self._ask([("HGETALL", key), ("SCARD", self.keys.partitions(name))])
-        self._typed({key: "hash"}, name)
-        stored = pairs(flat)
-        there = f"HSET {key} partitionCount {size}" if size else f"HSET {key} partitionCount N"
-        self._field(
-            name,
-            stored,
-            "partitionCount",
-            "no client can write or read it",
-            f"`redis-cli {there}`, the number of its partitions",
-            lambda raw: topics.count_of(name, raw, key),
-        )
-        whole = {"created": 1 << 53, "growSince": 1 << 53, "growFrom": 0, "growTo": 0}
-        for field in ("created", "growSince", "growFrom", "growTo", "deleting"):
-            high = topics.PARTITIONS_MAX if not whole.get(field) else untrusted.INTEGER_MAX
-            fields = [field] if whole.get(field) else _growth(stored)
-            cure = _cli("HDEL", key, *fields)
-            if field == "deleting":
-                again = f"redis-cli HSET {key} deleting {size or 'N'}"
-                cure = f"`{again}`, then `streamqd topic delete {name}`"
-            self._field(
-                name,
-                stored,
-                field,
-                "views leave it out"
-                if whole.get(field)
-                else "the growth, or deletion, stands still",
-                cure,
-                partial(untrusted.integer, key=key, field=field, high=high),
-            )
-        self._field(
-            name,
-            stored,
-            "growBarriers",
-            "the growth stands still",
-            f"{_cli('HDEL', key, 'growBarriers')}, then `streamqd topic grow {name} N` again",
-            lambda raw: _barriers(raw, key),
-        )
-        self._field(
-            name,
-            stored,
-            "settings",
-            "the defaults hold instead",
-            f"{_cli('HDEL', key, 'settings')}, then `streamqd topic settings {name} NAME=VALUE`",
-            lambda raw: _settings(raw, key),
-        )
-        for raw, count in stored.items():
-            if raw.startswith(b"group:"):
-                group, field = raw.removeprefix(b"group:"), untrusted.label(raw)
-                cure = _cli("HDEL", key, raw)
-                name_of = group.removesuffix(LETTERS.encode())
-                harm = "no daemon has made such a group"
-                self.read(name, harm, cure, untrusted.name, name_of, key, field)
-                self.read(name, harm, cure, untrusted.integer, count, key, field)
-
-    def _field(
-        self,
-        about: str,
-        stored: dict[bytes, bytes],
-        field: str,
-        harm: str,
-        cure: str,
-        parse: Callable[[bytes], object],
-    ) -> None:
-        raw = stored.get(field.encode())
-        if raw is not None:
-            self.read(about, harm, cure, parse, raw)
-
-    # --- partitions ---
-
-    def partitions(self, places: Sequence[tuple[str, int]]) -> None:
-        """The records of trimming, scheduled sends, letters on their way, names of groups."""
-        keys = self.keys
-        hashes = self._hashes([key(*place) for place in places for key in (keys.trim, keys.moving)])
-        replies = self._asked(
-            [
-                (
-                    ("XINFO", "GROUPS", keys.stream(*place)),
-                    ("XINFO", "GROUPS", keys.dlq(*place)),
-                    *_extremes(keys.scheduled(*place)),
-                )
-                for place in places
-            ]
-        )
-        for place, (groups, letters, *scores) in zip(places, replies, strict=True):
-            about = f"{place[0]}/{place[1]}"
-            self._trim(about, keys.trim(*place), hashes[keys.trim(*place)])
-            for raw, value in hashes[keys.moving(*place)].items():
-                key, field = keys.moving(*place), untrusted.label(raw)
-                self.read(
-                    about,
-                    "its dead letter is not moved on",
-                    _cli("HDEL", key, raw),
-                    _moved,
-                    value,
-                    key,
-                    field,
-                )
-            for stream, reply in ((keys.stream(*place), groups), (keys.dlq(*place), letters)):
-                self._groups(about, stream, reply)
-            self._scores(about, keys.scheduled(*place), scores, places_only=False)
-
-    def _trim(self, about: str, key: str, stored: Mapping[bytes, bytes]) -> None:
-        for raw, value in stored.items():
-            field = untrusted.label(raw)
-            parse: Callable[[bytes, str, str], object] | None = None
-            if field in ("removed", "size", "shrunk") or field.startswith("dropped_"):
-                parse = untrusted.integer
-            elif field in ("first", "archived", "shrink_from", "shrink_next") or field.startswith(
-                "floor:"
-            ):
-                parse = untrusted.entry_id
-            if parse is not None:
-                harm = "trimming, or what shows it, fails there"
-                if field == "archived":
-                    harm += "; without it everything that is kept is archived once more"
-                cure = _cli("HDEL", key, raw)
-                self.read(about, harm, cure, parse, value, key, field)
-
-    def _groups(self, about: str, stream: str, reply: Sequence[Any] | None) -> None:
-        for flat in reply or ():
-            name = pairs(flat)[b"name"]
-            self.read(
-                about,
-                "another client made it; it holds up trimming, and no consumer here reads for it",
-                _cli("XGROUP", "DESTROY", stream, name),
-                untrusted.text,
-                name,
-                stream,
-                "group",
-            )
-
-    # --- units ---
-
-    def units(self, units: Sequence[Unit]) -> None:
-        """Fences, counters, delayed retries."""
-        keys = self.keys
-        hashes = self._hashes([keys.attempts(*unit) for unit in units])
-        replies = self._asked(
-            [
-                (
-                    ("HMGET", keys.fence(*unit), "epoch", "since"),
-                    *_extremes(keys.retry(*unit)),
-                )
-                for unit in units
-            ]
-        )
-        for unit, (fence, *scores) in zip(units, replies, strict=True):
-            about, key = str(unit), keys.fence(*unit)
-            for field, raw in zip(("epoch", "since"), fence or (), strict=False):
-                self.read(
-                    about,
-                    "no instance can take it over from its owner",
-                    _cli("HDEL", key, field),
-                    untrusted.integer,
-                    raw,
-                    key,
-                    field,
-                    default=0,
-                )
-            for raw, value in hashes[keys.attempts(*unit)].items():
-                field, key = untrusted.label(raw), keys.attempts(*unit)
-                most = {"c": COUNT_MAX, "f": COUNT_MAX, "due": untrusted.INTEGER_MAX}.get(
-                    field.rpartition(":")[2]
-                )
-                if most is not None:
-                    self.read(
-                        about,
-                        "it counts as 0",
-                        _cli("HDEL", key, raw),
-                        untrusted.integer,
-                        value,
-                        key,
-                        field,
-                        high=most,
-                    )
-            self._scores(about, keys.retry(*unit), scores, places_only=True)
-        self._items([unit for unit, reply in zip(units, replies, strict=True) if reply[1]])
-
-    def _items(self, units: Sequence[Unit]) -> None:
-        """What is kept of delayed retries, of the first ones of each group."""
-        calls = [retries.page(self.keys, unit, (0, ""), ITEMS) for unit in units]
-        for unit, reply in zip(units, measure_each(self._store, calls, self._bad), strict=True):
-            for row in reply.rest[0] if reply else ():
-                try:
-                    ((one,), _) = retries.rows(Reply("OK", [[row], False]))
-                except BadValue:
-                    continue  # its due time, which is told already
-                name = f"{unit.partition}:{one.place}"
-                cancel = f"streamqd retry cancel {unit.topic} {unit.group} {name}"
-                for field in (b"retryCount", b"crashCount"):
-                    raw, key = one.fields.get(field), self.keys.retry_items(*unit)
-                    self.read(
-                        str(unit),
-                        "it counts as 0",
-                        f"`{cancel} --yes` makes a dead letter of it",
-                        untrusted.integer,
-                        raw,
-                        key,
-                        f"{one.place}: {field.decode()}",
-                        default=0,
-                    )
-
-    def _scores(
-        self, about: str, key: str, pages: Sequence[Sequence[bytes] | None], *, places_only: bool
-    ) -> None:
-        told = {member: score for page in pages for member, score in pairs(page).items()}
-        for member, score in told.items():
-            field = untrusted.label(member)
-            due = f"{_cli('ZADD', key, 'XX', '1', member)} lets it be due now"
-            self.read(about, "it is never due, or at once", due, _due, score, key, field)
-            if places_only:
-                cure = _cli("ZREM", key, member)
-                self.read(about, "it names no message", cure, _place, member, key, field)
-
-    # --- both ---
-
-    def _ask(self, commands: Sequence[tuple[Any, ...]], batch: int = BATCH) -> list[Any]:
-        return ask(self._store, commands, self._bad, batch=batch)
-
-    def _asked(self, rows: Sequence[Sequence[tuple[Any, ...]]]) -> list[list[Any]]:
-        replies = self._ask([command for row in rows for command in row])
-        size = len(rows[0]) if rows else 1
-        return [replies[at : at + size] for at in range(0, len(replies), size)]
-
-    def _hashes(self, names: Sequence[str]) -> dict[str, dict[bytes, bytes]]:
-        """Hashes that are not long."""
-        sizes = self._ask([("HLEN", name) for name in names])
-        small = [name for name, size in zip(names, sizes, strict=True) if 0 < (size or 0) <= PAGE]
-        self.long += [name for name, size in zip(names, sizes, strict=True) if (size or 0) > PAGE]
-        told = self._ask([("HGETALL", name) for name in small], BODIES_AT_ONCE)
-        read = dict(zip(small, map(pairs, told), strict=True))
-        return {name: read.get(name, {}) for name in names}
-
-    def _typed(self, wanted: Mapping[str, str], about: str) -> None:
-        """Keys of another type than streamqd gives them; those of partitions have a check."""
-        (wrong,) = wrong_types(self._store, self._bad, [wanted])
-        for key, kind in wrong.items():
-            row = Unreadable(key, "", f"a {kind}", f"a {wanted[key]}")
-            cure = f"see who writes it, then `redis-cli RENAME {_quoted(key)} ELSEWHERE`"
-            self.values.append(Value(row, about, "what needs it fails", cure))
+def _read(kind: str, key: str, stored: Mapping[bytes, bytes], bad: BadValues) -> None:
+    for raw, value in stored.items():
+        field = untrusted.label(raw)
+        rule = _rule(kind, field)
+        if rule is not None and rule.parse is not None:
+            bad.read(rule.parse, value, key, field)
 
 
-def _described(text: bytes, key: str, instance: str) -> None:
-    members.described(
-        members.Heartbeat(instance, 0, untrusted.json_object(text, key, instance)), key
-    )
+def _sorted_by_length(
+    store: Store, bad: BadValues, keys: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """The hashes that are not long, and those that are."""
+    sizes = dict(zip(keys, ask(store, [("HLEN", key) for key in keys], bad), strict=True))
+    small = [key for key, size in sizes.items() if 0 < (size or 0) <= PAGE]
+    return small, [key for key, size in sizes.items() if (size or 0) > PAGE]
 
 
-def _settings(raw: bytes, key: str) -> None:
-    bad = BadValues()
-    readable(raw, key, bad)
+def _due_times(store: Store, bad: BadValues, keys: Sequence[str]) -> dict[str, dict[bytes, bytes]]:
+    """The first and the last members of each key with their due times."""
+    ends = ((0, ENDS - 1), (-ENDS, -1))
+    asked = [("ZRANGE", key, *end, "WITHSCORES") for key in keys for end in ends]
+    replies = ask(store, asked, bad, batch=BATCH)
+    return {key: pairs(replies[2 * n]) | pairs(replies[2 * n + 1]) for n, key in enumerate(keys)}
+
+
+def _items(store: Store, bad: BadValues, units: Sequence[Unit]) -> None:
+    """What is kept of delayed retries, of the first ones of each group."""
+    calls = [retries.page(store.keys, unit, (0, ""), ITEMS) for unit in units]
+    for unit, reply in zip(units, measure_each(store, calls, bad), strict=True):
+        for row in reply.rest[0] if reply else ():
+            try:
+                ((one,), _) = retries.rows(Reply("OK", [[row], False]))
+            except BadValue:
+                continue  # its due time, which is named already
+            for name in ("retryCount", "crashCount"):
+                raw, field = one.fields.get(name.encode()), f"{one.place}: {name}"
+                key = store.keys.retry_items(*unit)
+                bad.read(untrusted.integer, raw, key, field, default=0)
+
+
+# --- what each of them does, and its cure ---------------------------------------------------------
+
+
+class Home(NamedTuple):
+    """What a key is, and of what: an instance, a topic, a partition, a unit."""
+
+    kind: str
+    about: str
+    more: Mapping[str, Any] = {}
+
+
+def judged(
+    store: Store,
+    bad: BadValues,
+    facts: DiagnosisFacts,
+    places: Sequence[tuple[str, int]],
+) -> list[Value]:
+    """Every value that could not be read, with what puts it right."""
+    homes = _homes(store.keys, facts, places)
+    found = list(_of_another_type(store, bad, homes))
     for row in bad.rows:
-        raise BadValue(row.key, row.field, row.found, row.wanted)
+        home = homes.get(row.key)
+        rule = _rule(home.kind, row.field) if home else None
+        if home is not None and rule is not None and not row.found.startswith("WRONGTYPE"):
+            found.append(_value(row, home, rule))
+    return found
 
 
-def _barriers(raw: bytes, key: str) -> None:
-    for each in raw.split():
-        untrusted.entry_id(each, key, "growBarriers")
+def _homes(keys: Keys, facts: DiagnosisFacts, places: Sequence[tuple[str, int]]) -> dict[str, Home]:
+    fleet, state = facts.settings.daemon.fleet, facts.fleet.state
+    names = {beat.instance for beat in state.beats}
+    homes = {
+        keys.registry(): Home("registry", ""),
+        keys.members(fleet): Home("members", ""),
+        keys.info(fleet): Home("info", "", {"members": names | state.infos.keys()}),
+        keys.orders(fleet): Home("orders", fleet),
+        **{keys.instance(fleet, name): Home("instance", name) for name in names},
+    }
+    for topic in facts.topics:
+        growth = [each for each in sorted(topic.stored) if re.fullmatch(rb"grow[A-Z][a-z]+", each)]
+        more = {"size": len(topic.members) or "N", "growth": growth}
+        homes[keys.meta(topic.name)] = Home("meta", topic.name, more)
+    for place in places:
+        about = f"{place[0]}/{place[1]}"
+        for kind in ("trim", "moving", "scheduled", "stream"):
+            homes[getattr(keys, kind)(*place)] = Home(kind, about)
+        homes[keys.dlq(*place)] = Home("stream", about)
+    for each in facts.units:
+        for kind in ("fence", "attempts", "retry", "retry_items"):
+            homes[getattr(keys, kind)(*each.unit)] = Home(kind, str(each.unit), each.unit._asdict())
+    return homes
 
 
-def _growth(stored: dict[bytes, bytes]) -> list[str]:
-    return sorted(name.decode() for name in stored if re.fullmatch(rb"grow[A-Z][a-z]+", name))
+_TYPES = {
+    **dict.fromkeys(("orders", "info", "meta"), "hash"),
+    "members": "zset",
+    "registry": "set",
+    "instance": "string",
+}
 
 
-def _moved(value: bytes, key: str, field: str) -> None:
-    if not _MOVE.fullmatch(value):
-        raise BadValue(key, field, untrusted.shown(value), "a time and a destination")
+def _of_another_type(store: Store, bad: BadValues, homes: Mapping[str, Home]) -> Iterator[Value]:
+    """Keys of another type than streamqd gives them; those of partitions have a check."""
+    wanted = {key: _TYPES[home.kind] for key, home in homes.items() if home.kind in _TYPES}
+    for key, kind in wrong_types(store, bad, [wanted])[0].items():
+        row = Unreadable(key, "", f"a {kind}", f"a {wanted[key]}")
+        cure = f"see who writes it, then `redis-cli RENAME {_quoted(key)} ELSEWHERE`"
+        yield Value(row, homes[key].about, "what needs it fails", cure)
 
 
-def _place(member: bytes, key: str, field: str) -> None:
-    if not _PLACE.fullmatch(field):
-        raise BadValue(key, field, untrusted.shown(member), "a place, as m:1700000000000-0")
+def _value(row: Unreadable, home: Home, rule: ValueRule) -> Value:
+    words = _words(row, home)
+    about = home.about
+    if home.kind in ("members", "info", "registry"):
+        about = untrusted.label(b"".join(words["member"]))
+    cure = rule.then.format(**home.more, about=home.about, place=row.field.partition(": ")[0])
+    if rule.command:
+        parts = [
+            part for word in rule.command.split() for part in words.get(word[1:-1], [word.encode()])
+        ]
+        cure = f"`redis-cli {' '.join(map(_quoted, parts))}`{cure}"
+    return Value(row, about, rule.harm, cure)
 
 
-def _due(score: bytes, key: str, field: str) -> float:
-    # A due time has no fraction, but the server may write a large one with an exponent.
-    return untrusted.number(score, key, field)
-
-
-def _extremes(key: str) -> list[tuple[Any, ...]]:
-    """The first and the last ones: a score that is no time is at an end."""
-    return [
-        ("ZRANGE", key, 0, 99, "WITHSCORES"),
-        ("ZRANGE", key, -100, -1, "WITHSCORES"),
+def _words(row: Unreadable, home: Home) -> dict[str, list[bytes]]:
+    """What the commands of the table name in braces."""
+    field = _ESCAPED.sub(lambda byte: bytes([int(byte[1], 16)]), row.field.encode())
+    found = ast.literal_eval(f"b{row.found}") if row.found[-1:] in "'\"" else b"NAME"
+    # What is wrong in the words of a member is named `member.field`, and a name may have points.
+    members = [
+        each for each in home.more.get("members", ()) if f"{row.field}.".startswith(f"{each}.")
     ]
-
-
-def _cli(*words: str | bytes) -> str:
-    """An exact command, as a shell takes it."""
-    return f"`redis-cli {' '.join(map(_quoted, words))}`"
+    member = max(members, key=len).encode() if members else field or found
+    return {
+        "key": [row.key.encode()],
+        "field": [field],
+        "found": [found],
+        "member": [member],
+        "size": [str(home.more.get("size", "")).encode()],
+        "growth": home.more.get("growth", []),
+    }
 
 
 def _quoted(word: str | bytes) -> str:
+    """A word as a shell takes it."""
     text = word.decode("utf-8", "replace") if isinstance(word, bytes) else word
     if _PLAIN.fullmatch(text) and text == text.encode().decode():
         return text

@@ -10,15 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from streamqd.admin.condition import ALARMING
+from streamqd.admin.condition import ALARMING, STEADY, STUCK_SECONDS
 from streamqd.admin.live import LiveUnit
 from streamqd.cli.output import printable
-from streamqd.words import age
+from streamqd.words import age, short
 
 NAME_MIN = 18  # columns of the partition's name that are always kept
 GAP = 1
 CALM = ("ready", "running")
-SLOW_RUN = 10.0  # seconds of one run after which it is worth a look
 
 
 class Cell(NamedTuple):
@@ -57,22 +56,11 @@ def number(value: float | None, width: int = 7) -> str:
     return whole
 
 
-def seconds(value: float | None) -> str:
-    """A duration in at most six characters: 850us, 12ms, 1.4s, 3m10s; `-` for None."""
-    if value is None:
-        return "-"
-    if value < 0.0009995:
-        return f"{value * 1e6:.0f}us"
-    if value < 0.9995:
-        return f"{value * 1e3:.0f}ms"
-    return age(value * 1000)
-
-
 def urgency(unit: LiveUnit) -> tuple[float | str, ...]:
     """Pauses and what does not work first, then the longest wait."""
     word = unit.condition
     trouble = 3 if word in ("paused", "stopped") else 2 if word in ALARMING else 0
-    if not trouble and (word not in CALM or (unit.longest_run_seconds or 0) > SLOW_RUN):
+    if not trouble and (word not in CALM or (unit.longest_run_seconds or 0) >= STUCK_SECONDS):
         trouble = 1
     # In steps that double, so that rows of about equal rank do not change places all the time.
     return trouble, *(
@@ -84,14 +72,14 @@ def state_cell(unit: LiveUnit) -> Cell:
     """The condition as a word: capitals where somebody should look, which needs no colour."""
     word, run = unit.condition, unit.longest_run_seconds or 0
     if word == "running":
-        long = run > SLOW_RUN
+        long = run >= STUCK_SECONDS
         return Cell(f"{'RUN' if long else 'run'} {age(run * 1000)}", "warn" if long else "")
-    said = _SHORT.get(word, word)
+    short_word = _SHORT.get(word, word)
     if word in ("paused", "stopped"):
-        return Cell(said.upper(), "warn")
+        return Cell(short_word.upper(), "warn")
     if word in ALARMING:
-        return Cell(said.upper(), "bad")
-    return Cell(said, "" if word in CALM else "warn")
+        return Cell(short_word.upper(), "bad")
+    return Cell(short_word, "" if word in CALM else "warn")
 
 
 # What fits into the column.
@@ -107,7 +95,7 @@ _SHORT = {
 
 def _run_cell(unit: LiveUnit) -> Cell:
     run = unit.longest_run_seconds or 0
-    return Cell(seconds(run or None), "warn" if run > SLOW_RUN else "")
+    return Cell(short(run or None), "warn" if run >= STUCK_SECONDS else "")
 
 
 def _since(unit: LiveUnit, now: int) -> str:
@@ -118,7 +106,7 @@ def _slope(unit: LiveUnit) -> Cell:
     slope = unit.lag_per_second
     if slope is None:
         return Cell("-")
-    if abs(slope) < 0.5:
+    if abs(slope) < STEADY:
         return Cell("steady", "dim")
     return Cell(f"{'+' if slope > 0 else '-'}{number(abs(slope), 5)}", "warn" if slope > 0 else "")
 
@@ -144,7 +132,7 @@ def _timed(
         heading,
         6,
         from_width,
-        lambda unit, _now: Cell(seconds(value(unit))),
+        lambda unit, _now: Cell(short(value(unit))),
         lambda unit: (value(unit) or 0,),
     )
 

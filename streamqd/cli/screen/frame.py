@@ -12,10 +12,13 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streamqd.admin.live import LiveFailure, LiveUnit, LiveView
+from streamqd.admin.checks import Finding, judged
+from streamqd.admin.live import LiveFailure, LiveUnit, LiveView, error_name
+from streamqd.admin.notices import NOTICES
+from streamqd.admin.notices import ordered as ordered_by
 from streamqd.cli.output import printable
-from streamqd.cli.screen.columns import NAME_MIN, SLOW_RUN, Cell, number, ordered, seconds, shown
-from streamqd.words import age, spans
+from streamqd.cli.screen.columns import NAME_MIN, Cell, number, ordered, shown
+from streamqd.words import age, short
 
 Line = list[Cell]
 
@@ -41,8 +44,6 @@ HELP = (
     "",
     "`streamqd why TOPIC/PARTITION` says why one of them does not move.",
 )
-
-UNREADABLE_SHOWN = 1  # values that are named above the table
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def rows_of(view: LiveView | None, width: int, height: int, trouble: str = "") -
 
 def _head(view: LiveView, chosen: Shown, trouble: str, old: float) -> Line:
     states = Counter(each.state for each in view.instances)
-    told = ", ".join(f"{count} {word}" for word, count in sorted(states.items()))
+    counts = ", ".join(f"{count} {word}" for word, count in sorted(states.items()))
     clock = time.strftime("%H:%M:%S", time.gmtime(view.now_unix_ms / 1000))
     line = [Cell(f"streamqd fleet {printable(view.fleet)}", "bold")]
     if trouble:
@@ -124,7 +125,7 @@ def _head(view: LiveView, chosen: Shown, trouble: str, old: float) -> Line:
     if chosen.frozen:
         line.append(Cell("  FROZEN", "warn"))
     when = "" if trouble else f"  {clock}Z"
-    return [*line, Cell(f"{when}  instances: {told or 'none'}")]
+    return [*line, Cell(f"{when}  instances: {counts or 'none'}")]
 
 
 def _sums(view: LiveView) -> Line:
@@ -139,71 +140,20 @@ def _sums(view: LiveView) -> Line:
     ]
 
 
+_STYLES = {"problem": "bad", "warning": "warn", "note": "warn"}
+
+
 def _troubles(view: LiveView, trouble: str) -> list[Cell]:
-    now = view.now_unix_ms
-    found = [
-        Cell(
-            f"{order.kind} of {printable(order.scope)} for {age(now - order.at_unix_ms)}"
-            f" by {printable(order.by) or '?'}{': ' if order.why else ''}{printable(order.why)}",
-            "warn",
-        )
-        for order in sorted(view.orders, key=lambda each: (each.kind != "pause", each.at_unix_ms))
-    ]
-    found += [Cell(trouble, "bad")] if trouble else []
-    found += [Cell(printable(str(row)), "bad") for row in view.unreadable[:UNREADABLE_SHOWN]]
-    if len(view.unreadable) > UNREADABLE_SHOWN:
-        rest = len(view.unreadable) - UNREADABLE_SHOWN
-        found.append(Cell(f"and {rest} more values that cannot be read: `streamqd doctor`", "bad"))
-    for each in view.instances:
-        name = printable(each.instance)
-        if each.state == "silent":
-            found.append(Cell(f"{name} silent for {age(now - each.beat_unix_ms)}", "bad"))
-        elif each.state in ("paused", "limited", "draining", "drained"):
-            found.append(Cell(f"{name} is {each.state}", "warn"))
-        elif not each.told:
-            found.append(Cell(f"{name} beats but publishes no summary", "warn"))
-        elif each.redis_up is False:
-            found.append(Cell(f"the housekeeper of {name} does not reach Redis", "bad"))
-    for word, text in (
-        ("crash-loop", "crashing in a loop"),
-        ("free", "without an owner"),
-        ("expired", "with an owner that does not renew"),
-        ("circuit-open", "circuit open"),
-        ("circuit-half-open", "circuit half-open"),
-        ("flooded", "stopped by the flood guard"),
-    ):
-        found += [
-            Cell(f"{text}: {each}", "bad")
-            for each in _groups([unit for unit in view.units if unit.condition == word])
-        ]
-    slow = [unit for unit in view.units if (unit.longest_run_seconds or 0) > SLOW_RUN]
-    if slow:
-        worst = max(slow, key=lambda unit: unit.longest_run_seconds or 0)
-        run = age((worst.longest_run_seconds or 0) * 1000)
-        more = f"; slow too: {len(slow) - 1} more" if len(slow) > 1 else ""
-        text = f"{printable(worst.name)} has been at one message for {run}{more}"
-        found.append(Cell(text, "warn"))
-    if view.unseen:
-        found.append(Cell(f"{view.unseen} more partitions without owner are not shown", "bad"))
+    found = [Cell(trouble, "bad")] if trouble else []
+    found = [*_cells(judged([ordered_by], view)), *found, *_cells(judged(NOTICES, view))]
     if len(found) > TROUBLES_MAX:
         left = len(found) - TROUBLES_MAX + 1
         found = [*found[: TROUBLES_MAX - 1], Cell(f"and {left} more; see `streamqd status`", "bad")]
     return found
 
 
-def _groups(units: Sequence[LiveUnit]) -> list[str]:
-    """Each group once, however many of its partitions are among the units."""
-    by_group: dict[tuple[str, str], list[LiveUnit]] = defaultdict(list)
-    for unit in units:
-        by_group[unit.topic, unit.group].append(unit)
-    return [
-        printable(
-            some[0].name
-            if len(some) == 1
-            else f"{topic}/{group} in {spans(unit.partition for unit in some)}"
-        )
-        for (topic, group), some in sorted(by_group.items())
-    ]
+def _cells(found: Sequence[Finding]) -> list[Cell]:
+    return [Cell(printable(each.what), _STYLES[each.severity]) for each in found]
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -300,8 +250,8 @@ def _slowest(units: Sequence[LiveUnit]) -> list[Cell]:
     found = []
     for (topic, group), some in ranked[: PANEL_ROWS[1]]:
         p99, run = worst(some)
-        text = f"{topic}/{group}  p99 {seconds(p99 or None)}"
-        found.append(Cell(printable(f"{text}  now {seconds(run)}" if run >= 1 else text)))
+        text = f"{topic}/{group}  p99 {short(p99 or None)}"
+        found.append(Cell(printable(f"{text}  now {short(run)}" if run >= 1 else text)))
     return found
 
 
@@ -314,8 +264,7 @@ def _failures(failures: Sequence[LiveFailure]) -> list[Cell]:
     return [
         Cell(
             printable(
-                # The name of a class alone: its module is in the log and in the dead letter.
-                f"{error if ' ' in error else error.rpartition('.')[2]}"
+                f"{error_name(error)}"
                 f" x{number(sum(one.count for one in some), 5)} {topic}/{group}"
                 f" {age(min(one.seconds_ago for one in some) * 1000)} ago"
             )

@@ -1,6 +1,8 @@
-"""What a check is: an id that stays, what it looks for, what it needs to know, and its judgement.
+"""The one engine of checks: `doctor`, `doctor stream`, `status` and `top` judge by it.
 
-A judgement is a pure function over facts that were gathered once for all checks.
+A check is an id that stays, what it looks for, and a pure function from what was read to what it
+finds. Reading comes first, once for all checks of a look, and a value that cannot be read is
+missing in the facts (`BadValues` names it), so it hides nothing but its own unit.
 """
 
 from __future__ import annotations
@@ -8,13 +10,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from streamqd.admin.diagnosis.facts import DiagnosisFacts
+Facts = TypeVar("Facts", contravariant=True)  # what judges less, judges more too
 
 
 class Need(enum.Enum):
-    """Facts that are gathered together; the value says what that costs."""
+    """Facts of the doctor that are gathered together; the value says what that costs."""
 
     SERVER = "about 12 commands"
     RIGHTS = "about 130 commands in 4 transactions that are discarded"
@@ -22,7 +24,7 @@ class Need(enum.Enum):
     TOPICS = "2 commands for each topic"
     UNITS = "13 commands for each of at most 4,096 partitions, 15 for each group on it"
     BODIES = "2 messages of each partition, at most 64 partitions"
-    VALUES = "as much as for the units, once more"
+    VALUES = "6 commands for each partition, and 5 for each group on it"
     HOST = "nothing in Redis"
 
 
@@ -43,25 +45,42 @@ class CheckResult:
     """
 
     what: str
-    mend: str
+    mend: str = ""
     about: str = ""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     severity: Severity | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Finding:
+    """What a check found. `about` names the thing, '' for the server or this host.
+
+    `severity` is problem, warning or note. `evidence` holds the figures; its fields depend on the
+    check and may grow.
+    """
+
+    check: str
+    area: str
+    severity: str
+    about: str
+    what: str
+    mend: str
+    evidence: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Check(Generic[Facts]):
     """One thing that is looked for. The part of the id before the dot is its area."""
 
     id: str
     severity: Severity
     title: str
     needs: Sequence[Need]
-    judge: Callable[[DiagnosisFacts], Iterable[CheckResult]]
+    judge: Callable[[Facts], Iterable[CheckResult]]
 
     @property
     def area(self) -> str:
-        """Server, rights, topics, partitions, values, fleet or host."""
+        """Server, rights, topics, partitions, values, fleet, host, stream or units."""
         return self.id.partition(".")[0]
 
     @property
@@ -72,6 +91,23 @@ class Check:
 
 def check(
     name: str, severity: Severity, *needs: Need
-) -> Callable[[Callable[[DiagnosisFacts], Iterable[CheckResult]]], Check]:
+) -> Callable[[Callable[[Facts], Iterable[CheckResult]]], Check[Facts]]:
     """Make a check of the judgement that follows; its docstring is the title."""
     return lambda judge: Check(name, severity, judge.__doc__ or "", needs, judge)
+
+
+def judged(checks: Iterable[Check[Facts]], facts: Facts) -> list[Finding]:
+    """Let checks judge what was read. What they find, in their order."""
+    return [
+        Finding(
+            check=each.id,
+            area=each.area,
+            severity=str(found.severity or each.severity),
+            about=found.about,
+            what=found.what,
+            mend=found.mend,
+            evidence=dict(found.evidence),
+        )
+        for each in checks
+        for found in each.judge(facts)
+    ]

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamqd.config.topology import Address
 from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
-from streamqd.store.client import Connection, ServerRoute, route_to
-from streamqd.store.endpoint import Endpoint, endpoint_at, sentinel_at
+from streamqd.store.endpoint import Endpoint, endpoint_at
+from streamqd.store.node import Finder, Node, Terms, known
+from streamqd.store.replies import accepted
 from streamqd.store.slots import SlotMap, redirect_of, slot_of
-from streamqd.store.transport import Lookup, Transport, pack, resolve
+from streamqd.store.transport import Transport, pack
 
 if TYPE_CHECKING:
     from streamqd import config
@@ -36,22 +38,20 @@ class TopologyDiscovery:
 
     def __init__(
         self,
-        settings: config.Redis,
+        terms: Terms,
         where: Topology,
-        timeout: float,
-        *,
-        of_sentinels: bool,
-        lookup: Lookup = resolve,
+        endpoint: Callable[[config.Redis, Topology, Address], Endpoint],
     ) -> None:
-        self.settings = settings
+        """`endpoint` says how to log in at whom it asks: sentinels have logins of their own."""
+        self.settings = terms.settings
         self.where = where
-        self._timeout = min(timeout, settings.connect_timeout)
-        self._of_sentinels = of_sentinels
-        self._lookup = lookup
+        self._terms = replace(terms, name="streamqd:where", doubt=None)
+        self._timeout = min(terms.timeout, terms.settings.connect_timeout)
+        self._endpoint = endpoint
         self._order = list(where.addresses)
 
     def prefer(self, address: Address) -> None:
-        """Ask this one first: it knows, or is said to."""
+        """Ask this one first: it knows, or another node names it."""
         self._order = [address, *(each for each in self._order if each != address)]
 
     def avoid(self, address: Address) -> None:
@@ -74,29 +74,24 @@ class TopologyDiscovery:
         """
         trouble: list[str] = []
         for address, seconds in self._turns(end):
-            made = sentinel_at if self._of_sentinels else endpoint_at
-            link = Connection(
-                self.settings,
-                timeout=seconds,
-                name="streamqd:where",
-                route=route_to(made(self.settings, self.where, address)),
-                lookup=self._lookup,
-            )
-            link.until(time.monotonic() + seconds)
+            endpoint = self._endpoint(self.settings, self.where, address)
+            node = Node(replace(self._terms, timeout=seconds), known(endpoint))
+            node.until(time.monotonic() + seconds)
             try:
-                found = read(link.execute(*command), address)
+                [reply] = accepted(node.exchange((command,)))
+                found = read(reply, address)
             except (RedisUnavailable, RedisRefused) as error:
                 trouble.append(str(error))
                 self.avoid(address)
                 continue
             finally:
-                link.close()
+                node.close()
             if found is not None:
                 self.prefer(address)
                 return found
             trouble.append(f"{address} does not know")
-        said = "; ".join(trouble) or "no time was left"
-        raise RedisUnavailable(f"{self.where}: {said}", sent=False)
+        reasons = "; ".join(trouble) or "no time was left"
+        raise RedisUnavailable(f"{self.where}: {reasons}", sent=False)
 
     def _turns(self, end: float) -> Iterator[tuple[Address, float]]:
         """Each node with the seconds that it has; nobody may use up the time of all others."""
@@ -111,8 +106,8 @@ class TopologyDiscovery:
             yield address, min(max(_LEAST_SECONDS, share), end - now)
 
 
-def master_route(discovery: TopologyDiscovery) -> ServerRoute:
-    """To the master that sentinels name; it has to say of itself that it is one."""
+def master_finder(discovery: TopologyDiscovery) -> Finder:
+    """Finds the master that sentinels name; it has to say of itself that it is one."""
     settings, where = discovery.settings, discovery.where
 
     def read(reply: Any, _asked: Address) -> Address | None:
@@ -122,7 +117,7 @@ def master_route(discovery: TopologyDiscovery) -> ServerRoute:
         command = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", where.master)
         return endpoint_at(settings, where, discovery.ask(command, read, end))
 
-    return ServerRoute(
+    return Finder(
         str(where),
         find,
         verify=_verify_master,
@@ -148,8 +143,8 @@ def _verify_master(opened: Transport) -> None:
         )
 
 
-def slot_route(discovery: TopologyDiscovery, key: str) -> ServerRoute:
-    """To the master that serves the slot of a key."""
+def slot_finder(discovery: TopologyDiscovery, key: str) -> Finder:
+    """Finds the master that serves the slot of a key."""
     settings, where, slot = discovery.settings, discovery.where, slot_of(key)
 
     def find(end: float) -> Endpoint:
@@ -163,7 +158,7 @@ def slot_route(discovery: TopologyDiscovery, key: str) -> ServerRoute:
         if redirect and not redirect.asking:
             discovery.prefer(redirect.address)
 
-    return ServerRoute(
+    return Finder(
         str(where),
         find,
         failed=lambda endpoint: discovery.avoid(endpoint.address),
@@ -174,12 +169,12 @@ def slot_route(discovery: TopologyDiscovery, key: str) -> ServerRoute:
     )
 
 
-def survey(inquiry: TopologyDiscovery, end: float) -> SlotMap:
+def survey(discovery: TopologyDiscovery, end: float) -> SlotMap:
     """Ask for the map of the cluster, until `end`. Raises RedisUnavailable with `sent=False`."""
 
     def read(reply: Any, asked: Address) -> SlotMap | None:
         return SlotMap.parse(reply, asked) if reply else None
 
-    found = inquiry.ask(("CLUSTER", "SLOTS"), read, end)
-    inquiry.known(found.masters)
+    found = discovery.ask(("CLUSTER", "SLOTS"), read, end)
+    discovery.known(found.masters)
     return found

@@ -1,4 +1,4 @@
-"""Looks when the certificates on the way to Redis end, so that it is told before they do."""
+"""Looks when the certificates on the way to Redis end, so that it is logged before they do."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from streamqd.config import Settings
 from streamqd.errors import RedisUnavailable
 from streamqd.metrics import MetricsView
 from streamqd.store import certificates
-from streamqd.store.cluster import connect
+from streamqd.store.client import connect
 
 LINK_TIMEOUT = 5.0
 AGAIN_SECONDS = 60.0  # until the next look where a node did not answer
 
 
-class Expiry:
-    """Shown as a metric; told once in the log for each certificate, and again when it has ended."""
+class CertificateWatch:
+    """Shown as a metric; logged once for each certificate, and again when it has ended."""
 
     def __init__(self, settings: Settings, view: MetricsView) -> None:
         self._settings = settings.redis
         self._view = view
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     @property
     def wanted(self) -> bool:
@@ -53,7 +53,7 @@ class Expiry:
         self._view.certificates = found
         texts = certificates.warnings(found, time.time())
         for text in texts:
-            if text not in self._told:
+            if text not in self._logged:
                 logs.event("tls.expiring", logging.WARNING, about=text)
-        self._told = set(texts)
+        self._logged = set(texts)
         return AGAIN_SECONDS if silent else None

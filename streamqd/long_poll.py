@@ -1,4 +1,4 @@
-"""What a worker waits for at its doorbell, in memory that processes share.
+"""What a worker waits for in a long poll, in memory that processes share.
 
 A worker that waits for messages hears nothing for seconds, whether its connection lives or not. So
 it says behind which entries it waits, and the housekeeper, which has a connection of its own, looks
@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-_SINCE_NS, _RETRY_MS, _RETRY_SEQ, _MAIN_MS, _MAIN_SEQ, _UNHEARD = range(6)
+_SINCE_NS, _RETRY_MS, _RETRY_SEQ, _MAIN_MS, _MAIN_SEQ, _MISSED = range(6)
 _WORD_MAX = (1 << 64) - 1
 
 
-class Bell(NamedTuple):
-    """One wait: when it began (`now_ns` clock, no other is like it), and behind which entries."""
+class Poll(NamedTuple):
+    """One long poll: since when (`now_ns` clock, no other is like it), and behind which entries."""
 
     since_ns: int
     retry: bytes
     main: bytes
 
 
-class Bells:
+class PollWords:
     """The words of one unit."""
 
     def __init__(self, words: memoryview[int]) -> None:
@@ -40,27 +40,27 @@ class Bells:
         """Say that the worker has been answered, or does not wait any more."""
         self._words[_SINCE_NS] = 0
 
-    def waiting(self) -> Bell | None:
+    def waiting(self) -> Poll | None:
         """Return what the worker waits for now."""
-        since, *ids = self._words[_SINCE_NS:_UNHEARD].tolist()
+        since, *ids = self._words[_SINCE_NS:_MISSED].tolist()
         if not since or since != self._words[_SINCE_NS]:
             return None
-        return Bell(since, b"%d-%d" % (ids[0], ids[1]), b"%d-%d" % (ids[2], ids[3]))
+        return Poll(since, b"%d-%d" % (ids[0], ids[1]), b"%d-%d" % (ids[2], ids[3]))
 
-    def miss(self, bell: Bell) -> None:
+    def miss(self, poll: Poll) -> None:
         """Say that there is an entry of which this wait should have told the worker."""
-        self._words[_UNHEARD] = bell.since_ns
+        self._words[_MISSED] = poll.since_ns
 
     @property
     def missed(self) -> int:
         """The wait that was found out last, by its beginning; 0 = none was."""
-        return self._words[_UNHEARD]
+        return self._words[_MISSED]
 
     @property
     def is_missed(self) -> bool:
         """Whether the present wait was found out."""
         since = self._words[_SINCE_NS]
-        return since > 0 and since == self._words[_UNHEARD]
+        return since > 0 and since == self._words[_MISSED]
 
 
 def _parts(entry_id: bytes) -> tuple[int, int]:

@@ -1,0 +1,399 @@
+"""`streamqd doctor stream`: what keeps the memory of a topic, and what to do about it.
+
+All partitions are read together, then the checks judge them one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from streamqd import config
+from streamqd.admin import topics
+from streamqd.admin.checks import Check, CheckResult, Severity, check, judged
+from streamqd.admin.partitions import holder
+from streamqd.admin.reading import (
+    BadValues,
+    Id,
+    Unreadable,
+    ask,
+    lease_views,
+    measure_each,
+    memory_of,
+    read_id,
+    server_unix_ms,
+)
+from streamqd.admin.retention import ARCHIVE, COUNT_MAX, count, floor_of, known_stand
+from streamqd.model import Unit
+from streamqd.store import retention
+from streamqd.store.leases import LeaseView
+from streamqd.store.retention import GroupStand, Stand
+from streamqd.store.store import Store
+from streamqd.words import known_sum, plural
+
+
+@dataclass(frozen=True, slots=True)
+class BlockingGroup:
+    """One group on one partition.
+
+    `owner` is the instance that holds it, '' for none. `unread` is null when the server cannot
+    tell. `needs_unix_ms` is when the oldest entry was written that it has still to settle, null
+    when there is none. `idle_seconds` is how long ago a consumer of the group was last seen, null
+    when it never had one. `abandoned`: no instance owns it, and no client has read for it lately,
+    although it has something to read. `dropped` counts what it ever lost to drop_unacked_*.
+    """
+
+    group: str
+    owner: str
+    pending: int
+    unread: int | None
+    needs_unix_ms: int | None
+    idle_seconds: float | None
+    abandoned: bool
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRow:
+    """One partition: its memory and what keeps it.
+
+    `kept_by` is group, archive (both: still needed, and beyond what retention would keep),
+    retention (it would go later), settings (no setting ever trims it) or empty. `holder` is the
+    group, or @archive, that needs the oldest entry that must stay, '' for none;
+    `since_unix_ms` is when that entry was written. `needed` is how many entries there are from
+    that one on, null for more than 100,000; `needed_bytes` is about their memory. `bytes` is the
+    memory of the partition, `dead_bytes` that of its dead letters, `retry_bytes` that of the retry
+    streams of its groups: about, null when the Redis user may not ask.
+    """
+
+    partition: int
+    messages: int
+    bytes: int | None
+    dead: int
+    dead_bytes: int | None
+    retry_bytes: int | None
+    oldest_unix_ms: int | None
+    kept_by: str
+    holder: str
+    since_unix_ms: int | None
+    needed: int | None
+    needed_bytes: int | None
+    groups: list[BlockingGroup]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockingProblem:
+    """Something that keeps memory although retention would let it go, and what to do about it.
+
+    `kind` is abandoned, behind, archive, missing_group or no_groups.
+    """
+
+    partition: int
+    kind: str
+    holder: str
+    text: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReport:
+    """What `doctor stream` found. `retention` and `archive` are the settings that hold.
+
+    `unreadable` are values in Redis that cannot be read. A partition that they hide is no row.
+    """
+
+    topic: str
+    now_unix_ms: int
+    archive: str
+    retention: dict[str, Any]
+    messages: int
+    bytes: int | None
+    dead: int
+    dead_bytes: int | None
+    retry_bytes: int | None
+    partitions: list[StreamRow]
+    problems: list[BlockingProblem]
+    unreadable: list[Unreadable]
+
+
+def blocking_group(
+    group: GroupStand, lease: LeaseView | None, abandoned_after: float
+) -> BlockingGroup:
+    """Where a group stands, and whether a consumer will still read; no lease is known for None."""
+    state, name, _ = holder(lease) if lease else ("free", "", None)
+    owner = name if state == "owned" else ""
+    idle = None if group.idle_ms is None else group.idle_ms / 1000
+    return BlockingGroup(
+        group=group.name,
+        owner=owner,
+        pending=group.pending,
+        unread=group.unread,
+        needs_unix_ms=read_id(group.needs).ms if group.needs else None,
+        idle_seconds=idle,
+        abandoned=bool(group.needs) and not owner and (idle is None or idle >= abandoned_after),
+        dropped=group.dropped_unread + group.dropped_pending,
+    )
+
+
+def examine(
+    store: Store,
+    topic: str,
+    configured: config.Topic | None,
+    expected: Sequence[str],
+    abandoned_after: float,
+) -> StreamReport:
+    """Look at every partition of a topic. Raises TopicMissing.
+
+    `expected` are groups of the configuration. A group without an owner counts as abandoned once no
+    consumer was seen for `abandoned_after` seconds.
+    """
+    bad = BadValues()
+    total = topics.partition_count(store, topic)
+    meta = topics.known_meta(store, topic, bad)
+    holds = config.effective(configured or config.Topic(), meta.settings if meta else {})
+    now = server_unix_ms(store.connection)
+    calls = [retention.measure(store.keys, topic, number) for number in range(total)]
+    stands: dict[int, Stand] = {}
+    for number, reply in enumerate(measure_each(store, calls, bad)):
+        stand = known_stand(reply, store.keys, topic, number, bad)
+        if stand is not None:
+            stands[number] = stand
+    groups = _groups(store, topic, stands, abandoned_after, bad)
+    beside = _beside(store, topic, stands, bad)
+    found = []
+    for number, stand in stands.items():
+        floor = _floor(store, topic, number, stand, holds, groups[number])
+        row = StreamRow(
+            partition=number,
+            messages=stand.length,
+            bytes=stand.bytes,
+            **beside[number],
+            oldest_unix_ms=read_id(stand.first_id).ms if stand.first_id else None,
+            kept_by=_kept_by(stand, floor, holds.retention, now),
+            holder=floor.holder,
+            since_unix_ms=floor.entry.ms if floor.entry else None,
+            needed=floor.needed,
+            needed_bytes=floor.needed_bytes,
+            groups=groups[number],
+        )
+        found.append(HeldPartition(topic, row, holds, expected))
+    rows = [each.row for each in found]
+    return StreamReport(
+        topic=topic,
+        now_unix_ms=now,
+        archive=holds.archive,
+        retention=config.registered(holds)["retention"],
+        messages=sum(row.messages for row in rows),
+        bytes=known_sum(row.bytes for row in rows),
+        dead=sum(row.dead for row in rows),
+        dead_bytes=known_sum(row.dead_bytes for row in rows),
+        retry_bytes=known_sum(row.retry_bytes for row in rows),
+        partitions=rows,
+        problems=[
+            BlockingProblem(
+                partition=each.row.partition,
+                kind=problem.check.partition(".")[2],
+                holder=problem.about,
+                text=problem.what,
+                advice=problem.mend,
+            )
+            for each in found
+            for problem in judged(STREAM_CHECKS, each)
+        ],
+        unreadable=bad.rows,
+    )
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def _groups(
+    store: Store, topic: str, stands: Mapping[int, Stand], abandoned_after: float, bad: BadValues
+) -> dict[int, list[BlockingGroup]]:
+    units = [Unit(topic, number, each.name) for number in stands for each in stands[number].groups]
+    leases = iter(lease_views(store, units, bad))
+    return {
+        number: [blocking_group(each, next(leases), abandoned_after) for each in stand.groups]
+        for number, stand in stands.items()
+    }
+
+
+def _beside(
+    store: Store, topic: str, stands: Mapping[int, Stand], bad: BadValues
+) -> dict[int, dict[str, Any]]:
+    """The dead letters of each partition, their bytes, and those of the retry streams."""
+    keys = store.keys
+    streams = [
+        [keys.dlq(topic, number), *(keys.retry_stream(topic, number, g.name) for g in stand.groups)]
+        for number, stand in stands.items()
+    ]
+    letters = ask(store, [("XLEN", some[0]) for some in streams], bad)
+    sizes = iter(memory_of(store, [each for some in streams for each in some], retention.SAMPLES))
+    return {
+        number: {
+            "dead": int(dead or 0),
+            "dead_bytes": next(sizes),
+            "retry_bytes": known_sum([next(sizes) for _ in some[1:]]),
+        }
+        for number, some, dead in zip(stands, streams, letters, strict=True)
+    }
+
+
+class _Floor(NamedTuple):
+    """The oldest entry that must stay, who needs it, and how much there is from it on.
+
+    `entry` is None when none must stay, `needed` when there are more than can be counted.
+    """
+
+    holder: str
+    entry: Id | None
+    needed: int | None
+    needed_bytes: int | None
+
+
+def _floor(
+    store: Store,
+    topic: str,
+    partition: int,
+    stand: Stand,
+    holds: config.Topic,
+    groups: Sequence[BlockingGroup],
+) -> _Floor:
+    name, entry = floor_of(stand, holds.archive == "required")
+    needed: int | None = 0
+    if entry is not None:
+        # Without pending entries the server's own count is that; else they are counted.
+        told = [each.unread for each in groups if each.group == name and not each.pending]
+        needed = told[0] if told else None
+        if needed is None:
+            needed = count(store, topic, partition, entry, None)
+    if stand.bytes is None or needed is None:
+        return _Floor(name, entry, needed, None)
+    return _Floor(name, entry, needed, stand.bytes * needed // max(1, stand.length))
+
+
+def _kept_by(stand: Stand, floor: _Floor, bounds: config.Retention, now: int) -> str:
+    """What keeps it. A holder does where retention would let go of the entry that it needs."""
+    if not stand.length:
+        return "empty"
+    if not bounds.bounded:
+        return "settings"
+    entry, needed, size = floor.entry, floor.needed, floor.needed_bytes
+    if entry is None:
+        return "retention"
+    beyond = (
+        bounds.ack_policy == "delete"
+        or (bounds.max_age is not None and entry.ms < now - bounds.max_age * 1000)
+        or (bounds.max_length is not None and (needed is None or needed > bounds.max_length))
+        or (bounds.max_bytes is not None and (size is None or size > bounds.max_bytes))
+        or (
+            bounds.shrink_every is not None
+            and bool(stand.shrink_from)
+            and entry < read_id(stand.shrink_from)
+        )
+    )
+    if not beyond:
+        return "retention"
+    return "archive" if floor.holder == ARCHIVE else "group"
+
+
+# --- the checks -----------------------------------------------------------------------------------
+
+
+class HeldPartition(NamedTuple):
+    """One partition as the checks see it. `expected` are groups of the configuration."""
+
+    topic: str
+    row: StreamRow
+    holds: config.Topic
+    expected: Sequence[str]
+
+    @property
+    def present(self) -> frozenset[str]:
+        """The groups that exist there."""
+        return frozenset(group.group for group in self.row.groups)
+
+
+@check("stream.missing_group", Severity.PROBLEM)
+def _missing_group(facts: HeldPartition) -> Iterator[CheckResult]:
+    """A group of the configuration does not exist."""
+    for name in facts.expected:
+        if facts.row.messages and name not in facts.present:
+            yield CheckResult(
+                f"the group {name} of the configuration does not exist there, so nothing is"
+                " trimmed",
+                "start its consumer, or take it out of the configuration",
+                about=name,
+            )
+
+
+@check("stream.abandoned", Severity.PROBLEM)
+def _abandoned(facts: HeldPartition) -> Iterator[CheckResult]:
+    """A group needs messages, and nobody reads for it."""
+    row = facts.row
+    for each in row.groups:
+        if not each.abandoned:
+            continue
+        ever = each.idle_seconds is not None
+        seen = "no client reads for it now" if ever else "no client ever read for it"
+        kept = f" and keeps {_amount(row.needed)}" if row.holder == each.group else ""
+        yield CheckResult(
+            f"the group {each.group} has no owner, {seen}{kept}",
+            "start its consumer, or, when it is not needed, `streamqd group delete"
+            f" {facts.topic} {each.group}`",
+            about=each.group,
+        )
+
+
+@check("stream.behind", Severity.PROBLEM)
+def _behind(facts: HeldPartition) -> Iterator[CheckResult]:
+    """A group needs what retention would let go of."""
+    row, topic = facts.row, facts.topic
+    for each in row.groups:
+        if row.kept_by != "group" or each.group != row.holder or each.abandoned:
+            continue
+        state, advice = "which no instance owns at the moment", "start its consumer"
+        if each.owner:
+            state = f"which {each.owner} owns"
+            advice = f"see `streamqd partitions {topic}` for its lag and `streamqd pending {topic}`"
+        unread = "an unknown number" if each.unread is None else f"{each.unread:,}"
+        yield CheckResult(
+            f"the group {each.group}, {state}, keeps {_amount(row.needed)}:"
+            f" {unread} unread, {each.pending:,} pending",
+            advice,
+            about=each.group,
+        )
+
+
+@check("stream.archive", Severity.PROBLEM)
+def _archive(facts: HeldPartition) -> Iterator[CheckResult]:
+    """What retention would let go of is not archived."""
+    if facts.row.kept_by == "archive":
+        yield CheckResult(
+            f"what is not archived keeps {_amount(facts.row.needed)}",
+            f'run `streamqd pipeline archive`; {facts.topic} says archive = "required"',
+            about=ARCHIVE,
+        )
+
+
+@check("stream.no_groups", Severity.PROBLEM)
+def _no_groups(facts: HeldPartition) -> Iterator[CheckResult]:
+    """Retention is set, and no group reads."""
+    bounds = facts.holds.retention
+    if facts.row.messages and not facts.present and bounds.bounded and not bounds.without_groups:
+        yield CheckResult(
+            "no group reads it, so nothing is trimmed",
+            "start a consumer, or set retention.without_groups = true",
+        )
+
+
+STREAM_CHECKS: tuple[Check[HeldPartition], ...] = (
+    *(_missing_group, _abandoned, _behind, _archive, _no_groups),
+)
+
+
+def _amount(needed: int | None) -> str:
+    if needed is None:
+        return f"more than {COUNT_MAX:,} messages"
+    return plural(needed, "message")

@@ -1,0 +1,162 @@
+"""The instances of a fleet: what each says of itself, and what is wrong with one.
+
+`doctor`, `status` and `top` take these findings, each from what it has read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from streamqd.admin import published
+from streamqd.admin.checks import CheckResult, Need, Severity, check
+from streamqd.store.members import Heartbeat
+from streamqd.words import plural, roughly
+
+QUIET_SECONDS = 30.0  # of a housekeeper, which publishes every 2 s
+YOUNG_SECONDS = 30.0  # an instance that has just started has published nothing yet
+
+
+@dataclass(frozen=True, slots=True)
+class LiveInstance:
+    """One instance. `state` as in `status`; `told` is false when it has published no summary.
+
+    `capacity` is how many partitions it can serve, null when the system sets no limit; `limit` is
+    what the system says, '' without one.
+    """
+
+    instance: str
+    state: str
+    host: str
+    version: str
+    beat_unix_ms: int
+    at_unix_ms: int | None
+    told: bool
+    redis_up: bool | None
+    owned: int
+    acked: float
+    pid: int | None = None
+    started_unix_ms: int | None = None
+    capacity: int | None = None
+    limit: str = ""
+
+
+def instance_of(seen: Heartbeat, summary: dict[str, Any], *, silent: bool) -> LiveInstance:
+    """Read what an instance has published of itself."""
+    info = seen.info
+    units = [unit for unit in published.tables(summary.get("units")) if unit.get("owned")]
+    up, began = summary.get("redis_up"), published.real(info.get("started"))
+    return LiveInstance(
+        instance=seen.instance,
+        state="silent" if silent else str(summary.get("state") or "unknown"),
+        host=str(info.get("host", "")),
+        version=str(info.get("version", "")),
+        beat_unix_ms=seen.beat_unix_ms,
+        at_unix_ms=published.whole(summary.get("at_unix_ms")),
+        told=bool(summary),
+        redis_up=up if isinstance(up, bool) else None,
+        owned=len(units),
+        acked=round(sum(published.rate(unit, "acked") or 0.0 for unit in units), 2),
+        pid=published.whole(info.get("pid")),
+        # A summary of the run before lives on for some seconds.
+        started_unix_ms=published.whole(summary.get("started_unix_ms"))
+        if began is None
+        else round(began * 1000),
+        capacity=published.whole(info.get("capacity")),
+        limit=str(info.get("capacity_problem", ""))[:200],
+    )
+
+
+class SeesInstances(Protocol):
+    """Facts of which the instances are a part."""
+
+    @property
+    def now_unix_ms(self) -> int:
+        """The server's clock."""
+
+    @property
+    def instances(self) -> Sequence[LiveInstance]:
+        """All that are known, silent ones too."""
+
+
+class InstancesSeen(NamedTuple):
+    """The instances alone."""
+
+    now_unix_ms: int
+    instances: Sequence[LiveInstance]
+
+
+def nobody(fleet: str) -> CheckResult:
+    """What is wrong when no instance lives."""
+    return CheckResult(
+        f"no instance of the fleet {fleet} is alive, so nothing is handled",
+        "start one: `systemctl start streamqd`, or `streamqd --config FILE`; if one runs,"
+        " compare its daemon.fleet, keys and redis.url with this configuration's",
+        about=fleet,
+    )
+
+
+@check("fleet.limited", Severity.PROBLEM, Need.FLEET)
+def limited(facts: SeesInstances) -> Iterator[CheckResult]:
+    """An instance serves fewer partitions, because the system refuses it processes."""
+    for each in facts.instances:
+        if each.state == "silent" or each.capacity is None:
+            continue
+        yield CheckResult(
+            f"{each.instance} can run no more than {plural(each.capacity, 'partition')}: the system"
+            f" refuses it another process ({each.limit})",
+            f"on {each.host or 'its host'}: raise LimitNOFILE and TasksMax of the service"
+            " (`ulimit -n`, `ulimit -u`), or give it more memory; it takes partitions again by"
+            " itself; until then start another instance",
+            about=each.instance,
+            evidence={"capacity": each.capacity, "problem": each.limit, "host": each.host or None},
+        )
+
+
+@check("fleet.silent", Severity.WARNING, Need.FLEET)
+def silent(facts: SeesInstances) -> Iterator[CheckResult]:
+    """An instance went without leaving."""
+    for each in facts.instances:
+        if each.state == "silent":
+            silence = (facts.now_unix_ms - each.beat_unix_ms) / 1000
+            yield CheckResult(
+                f"the instance {each.instance} has been silent for {roughly(silence)} without"
+                " having left the fleet",
+                "see whether it was killed, is stopped, or does not reach Redis: `systemctl status"
+                f" streamqd` on {each.host or 'its host'}; it is forgotten by itself after a while",
+                about=each.instance,
+                evidence={
+                    "silent_seconds": round(silence),
+                    "host": each.host or None,
+                    "pid": each.pid,
+                },
+            )
+
+
+@check("fleet.housekeeper", Severity.PROBLEM, Need.FLEET)
+def housekeeper(facts: SeesInstances) -> Iterator[CheckResult]:
+    """An instance lives, but its housekeeper has been silent for 30 s, or misses Redis."""
+    now = facts.now_unix_ms
+    for each in facts.instances:
+        began, at = each.started_unix_ms, each.at_unix_ms
+        young = began is not None and now - began < YOUNG_SECONDS * 1000
+        quiet = None if at is None else (now - at) / 1000
+        heard = quiet is not None and quiet < QUIET_SECONDS
+        if each.state == "silent" or young or (heard and each.redis_up is not False):
+            continue
+        since = f"for {roughly(quiet)}" if quiet is not None else "at all lately"
+        what = f"{each.instance} beats, but its housekeeper has not been heard {since}"
+        if heard:
+            what = f"the housekeeper of {each.instance} does not reach Redis"
+        yield CheckResult(
+            f"{what}: its retries wait, and nothing is trimmed",
+            f"see `housekeeper.` in its log; on {each.host or 'its host'}:"
+            " `systemctl restart streamqd` gives it a new one",
+            about=each.instance,
+            evidence={
+                "quiet_seconds": quiet,
+                "host": each.host or None,
+                "redis_up": each.redis_up,
+            },
+        )

@@ -1,0 +1,86 @@
+"""What is wrong with a fleet at a glance: checks for `top` and, of the instances, for `status`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from streamqd.admin.checks import Check, CheckResult, Severity, check
+from streamqd.admin.condition import ALARMING, STUCK_SECONDS, gravity, in_words
+from streamqd.admin.instances import SeesInstances, housekeeper, limited, nobody, silent
+from streamqd.admin.live import LiveView
+from streamqd.admin.partitions import by_group
+from streamqd.words import age, spans
+
+
+@check("fleet.ordered", Severity.NOTE)
+def ordered(view: LiveView) -> Iterator[CheckResult]:
+    """Operators have paused, stopped or drained something."""
+    for order in sorted(view.orders, key=lambda each: (each.kind != "pause", each.at_unix_ms)):
+        yield CheckResult(
+            f"{order.kind} of {order.scope} for {age(view.now_unix_ms - order.at_unix_ms)}"
+            f" by {order.by or '?'}{': ' if order.why else ''}{order.why}",
+            about=order.scope,
+        )
+
+
+@check("values.unreadable", Severity.PROBLEM)
+def _unreadable(view: LiveView) -> Iterator[CheckResult]:
+    """Values in Redis cannot be read: one by name, and how many more."""
+    for row in view.unreadable[:1]:
+        yield CheckResult(str(row), "`streamqd doctor`", about=row.key)
+    if len(view.unreadable) > 1:
+        rest = len(view.unreadable) - 1
+        yield CheckResult(f"and {rest} more values that cannot be read: `streamqd doctor`")
+
+
+@check("fleet.empty", Severity.PROBLEM)
+def _empty(view: LiveView) -> Iterator[CheckResult]:
+    """No instance lives."""
+    if all(each.state == "silent" for each in view.instances):
+        yield nobody(view.fleet)
+
+
+@check("fleet.suspended", Severity.WARNING)
+def _suspended(facts: SeesInstances) -> Iterator[CheckResult]:
+    """An instance is paused by a signal; as a note, it hands over what it owns."""
+    for each in facts.instances:
+        name, what = each.instance, f"the instance {each.instance} is {each.state}"
+        if each.state == "paused":
+            yield CheckResult(what, f"send SIGCONT to the supervisor of {name}", name)
+        elif each.state in ("draining", "drained"):
+            cure = f"`streamqd drain {name} --undo`"
+            yield CheckResult(what, cure, name, severity=Severity.NOTE)
+
+
+@check("units.alarming", Severity.PROBLEM)
+def _alarming(view: LiveView) -> Iterator[CheckResult]:
+    """A unit is in a condition that an operator should look at: each group once for each word."""
+    for word in sorted(ALARMING, key=gravity):
+        alike = by_group(each for each in view.units if each.condition == word)
+        for (topic, group), some in sorted(alike.items()):
+            where = f"{topic}/{group} in {spans(each.partition for each in some)}"
+            about = some[0].name if len(some) == 1 else where
+            yield CheckResult(f"{in_words(word)}: {about}", f"`streamqd why {topic}`", about=about)
+
+
+@check("units.stuck", Severity.WARNING)
+def _stuck(view: LiveView) -> Iterator[CheckResult]:
+    """A handler has been at one message for long."""
+    runs = [(each.longest_run_seconds or 0.0, each.name) for each in view.units]
+    slow = [run for run in runs if run[0] >= STUCK_SECONDS]
+    if slow:
+        seconds, name = max(slow)
+        more = f"; slow too: {len(slow) - 1} more" if len(slow) > 1 else ""
+        text = f"{name} has been at one message for {age(seconds * 1000)}{more}"
+        yield CheckResult(text, f"`streamqd why {name}`", about=name)
+
+
+@check("units.unseen", Severity.PROBLEM)
+def _unseen(view: LiveView) -> Iterator[CheckResult]:
+    """There are more partitions without an owner than were looked at."""
+    if view.unseen:
+        yield CheckResult(f"{view.unseen} more partitions without owner are not shown")
+
+
+INSTANCE_CHECKS: tuple[Check[SeesInstances], ...] = (limited, silent, _suspended, housekeeper)
+NOTICES: list[Check[LiveView]] = [_unreadable, _empty, *INSTANCE_CHECKS, _alarming, _stuck, _unseen]

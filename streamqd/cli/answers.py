@@ -1,0 +1,72 @@
+"""Rows that Spark has returned, as people and programs read them."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from streamqd.cli.output import json_text, printable, table
+from streamqd.errors import Refused
+
+FORMATS = ("table", "json", "csv")
+
+
+def show(names: Sequence[str], rows: Sequence[Sequence[Any]], form: str) -> None:
+    """Print rows as a table, as one JSON object a line, or as CSV with a heading.
+
+    Raises Refused for JSON of two columns of one name.
+    """
+    if form == "json":
+        for row in rows:
+            click.echo(json_text(named(names, row)))
+    elif form == "csv":
+        writer = csv.writer(sys.stdout)
+        writer.writerows([_cell(each) for each in row] for row in (names, *rows))
+    else:
+        headings = [printable(name.upper()) for name in names]
+        table(headings, [[readable(each) for each in row] for row in rows])
+    sys.stdout.flush()
+
+
+def named(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    """Values by their names, as JSON can have them. Raises Refused for two of one name."""
+    refuse_doubles(names)
+    return {name: readable(value) for name, value in zip(names, values, strict=True)}
+
+
+def refuse_doubles(names: Sequence[str]) -> None:
+    """Raise Refused for two columns of one name, of which JSON could have only one."""
+    if len(set(names)) < len(names):
+        double = next(name for name in names if names.count(name) > 1)
+        raise Refused(f"two columns are named {double}: name one of them differently, with AS")
+
+
+def refused_by(form: str) -> Callable[[Sequence[str]], None]:
+    """What refuses the columns that a form cannot show."""
+    return refuse_doubles if form == "json" else lambda _: None
+
+
+def readable(value: Any) -> Any:
+    """A value of a row as text and JSON can have it. Raises Refused as `named`."""
+    if isinstance(value, tuple) and (names := getattr(value, "__fields__", None)):  # Spark's Row
+        return named(names, value)
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode("utf-8", "backslashreplace")
+    if isinstance(value, dict):
+        return {str(name): readable(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [readable(each) for each in value]
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return str(value)
+
+
+def _cell(value: Any) -> Any:
+    """A cell of CSV, which only a terminal needs without control characters."""
+    plain = readable(value)
+    text = json_text(plain) if isinstance(plain, dict | list) else plain
+    return printable(text) if isinstance(text, str) and sys.stdout.isatty() else text

@@ -1,0 +1,131 @@
+"""`make bench NAME=beside ARGS="--tree PATH"`: this tree beside another one, in turns.
+
+A machine's speed wavers within minutes, so two runs one after the other say little of two trees.
+Here each measurement is made in both within seconds, for as many rounds as asked, and what counts
+is the median of the rounds' ratios. The other tree needs an environment of its own, with its
+package installed: `python -m venv .venv && .venv/bin/pip install -e .`
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import redis
+
+from tests.benchmarks import paths, quick
+from tests.benchmarks.bars import workers_of
+from tests.benchmarks.throughput import daemon_work, loaded, log_lines
+from tests.support.machine import machine
+
+MESSAGES = 60_000
+
+
+def main() -> None:
+    """Measure both trees and print a table."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--tree", type=Path, required=True)
+    arguments.add_argument("--rounds", type=int, default=7)
+    arguments.add_argument("--only", help="those whose name contains this")
+    arguments.add_argument("--output", type=Path)
+    options = arguments.parse_args()
+    pythons = {"other": str(options.tree.absolute() / ".venv/bin/python"), "this": sys.executable}
+    results: dict[str, Any] = {"machine": machine(), "rounds": options.rounds}
+    with quick.server(aof=False) as path:
+        for what, measure in KINDS.items():
+            if (options.only or "") in what:
+                results[what] = _in_turns(lambda m=measure: m(path), pythons, options.rounds)  # type: ignore[misc]
+                print(_line(what, results[what]), flush=True)
+    if options.output:
+        options.output.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def _in_turns(measure: Callable[[], float], pythons: dict[str, str], rounds: int) -> dict[str, Any]:
+    found: dict[str, list[float]] = {name: [] for name in pythons}
+    for number in range(rounds):
+        # The first of a pair finds the machine as the pair before has left it: take turns in that.
+        for name in sorted(pythons, reverse=bool(number % 2)):
+            quick.PYTHON = pythons[name]
+            found[name].append(measure())
+    ratios = [ours / theirs for ours, theirs in zip(found["this"], found["other"], strict=True)]
+    return {
+        name: {"median": statistics.median(values), "from": min(values), "to": max(values)}
+        for name, values in found.items()
+    } | {"ratio": statistics.median(ratios), "ratios": sorted(ratios)}
+
+
+def _line(what: str, found: dict[str, Any]) -> str:
+    middle = [found[name]["median"] for name in ("other", "this")]
+    ratios = found["ratios"]
+    return (
+        f"{what:46} {middle[0]:10,.5g} {middle[1]:10,.5g}   "
+        f"{found['ratio']:.3f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+    )
+
+
+def _rate(handler: str, extra: str = "", **given: int) -> Callable[[str], float]:
+    count = given.pop("count", MESSAGES)
+    return lambda path: daemon_work(path, count, handler, extra, **given).rate
+
+
+def _ready(path: str) -> float:
+    """From the start of the daemon until each partition has a worker that runs."""
+    redis.Redis(unix_socket_path=path).flushall()
+    began = time.monotonic()
+    with quick.daemon(path, "nothing"):
+        quick.wait_ready(path)
+        return (time.monotonic() - began) * 1000
+
+
+def _memory(path: str, kind: str) -> float:
+    """What a worker that has handled 10,000 messages keeps: its share, or what is its own."""
+    redis.Redis(unix_socket_path=path).flushall()
+    with quick.daemon(path, "nothing") as process:
+        quick.wait_ready(path)
+        streams = [quick.stream(number) for number in range(quick.PARTITIONS)]
+        quick.fill(path, streams, 10_000)
+        client = redis.Redis(unix_socket_path=path)
+        quick.wait(lambda: all(_is_done(client, name) for name in streams))
+        used = [psutil.Process(pid).memory_full_info() for pid in workers_of(process.pid)]
+        return statistics.median(getattr(each, kind) for each in used) / 2**20
+
+
+def _is_done(client: Any, name: str) -> bool:
+    [group] = client.xinfo_groups(name)
+    return group["lag"] == 0 and group["pending"] == 0
+
+
+def _wake_up(path: str) -> float:
+    return paths.wake_up_of_daemon(path)[0]
+
+
+KINDS: dict[str, Callable[[str], float]] = {
+    "one after another, messages/s": _rate("nothing", count=2 * MESSAGES),
+    "real log lines in two groups, messages/s": lambda path: (
+        loaded(path, MESSAGES, log_lines()).rate
+    ),
+    "coroutines in order of keys, messages/s": _rate("later", paths.ORDERED, keys=paths.KEYS),
+    "coroutines that wait for 10 ms, messages/s": _rate(
+        "waiting", paths.ORDERED, keys=paths.KEYS, count=20_000
+    ),
+    "every message is retried, messages/s": _rate("failing", paths.LONG),
+    "every message dies, messages/s": _rate("failing", "max_attempts = 1\n"),
+    "produced -> handler begins, p50, us": _wake_up,
+    "takeover after kill -9 in a run, ms": lambda path: quick.takeover(path, 1)["median"],
+    "hand-over after SIGTERM of an instance, ms": lambda path: quick.handover(path, 1)["median"],
+    "idle at a reload, ms": lambda path: quick.reload_gap(path, 1)["median"],
+    "start of the daemon until it is ready, ms": _ready,
+    "memory of a worker, its share (PSS), MiB": lambda path: _memory(path, "pss"),
+    "memory of a worker, its own (USS), MiB": lambda path: _memory(path, "uss"),
+}
+
+
+if __name__ == "__main__":
+    main()

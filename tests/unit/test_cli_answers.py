@@ -1,0 +1,106 @@
+"""Rows of Spark as tables, JSON and CSV, and errors that quote what a message holds."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamqd.cli import answers
+from streamqd.cli.root import cli
+from streamqd.errors import Refused
+
+TITLE = "\x1b]0;owned\x07"  # sets the title of a terminal
+
+
+def test_two_columns_of_one_name_keep_their_values(capsys: pytest.CaptureFixture[str]) -> None:
+    answers.show(["a", "a"], [(1, 2)], "table")
+    assert capsys.readouterr().out.split() == ["A", "A", "1", "2"]
+    answers.show(["a", "a"], [(1, 2)], "csv")
+    assert capsys.readouterr().out.splitlines() == ["a,a", "1,2"]
+    with pytest.raises(Refused, match=r"two columns are named a: .* with AS"):
+        answers.show(["a", "a"], [(1, 2)], "json")
+
+
+def test_rows_within_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    row = pytest.importorskip("pyspark.sql").Row
+    answers.show(["at"], [([row(x=1, y=b"z")],)], "json")
+    assert json.loads(capsys.readouterr().out) == {"at": [{"x": 1, "y": "z"}]}
+    with pytest.raises(Refused, match="named x"):
+        answers.show(["at"], [(row("x", "x")(1, 2),)], "json")
+
+
+def test_csv_for_a_terminal_cannot_control_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[Any] = [(TITLE,)]
+    answers.show(["a"], rows, "csv")
+    assert TITLE in capsys.readouterr().out, "a program gets what there is"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    answers.show([TITLE], rows, "csv")
+    out = capsys.readouterr().out
+    assert out.count("owned") == 2
+    assert out.replace("\r\n", "").isprintable()
+
+
+@pytest.mark.parametrize("verbose", [True, False])
+def test_an_error_cannot_control_a_terminal(
+    verbose: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["-v"] if verbose else []
+    with pytest.raises(SystemExit):
+        cli.main([*options, "--config", f"/{TITLE}", "pipeline", "sql", "SELECT 1"])
+    err = capsys.readouterr().err
+    assert "owned" in err
+    assert ("Traceback" in err) == verbose
+    assert err.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("archive", "-a", "."),
+        ("replay", "access"),
+        ("report", "-o", "."),
+        ("run", "job:work", "--checkpoints", "."),
+        ("shell",),
+        ("sql", "SELECT 1"),
+    ],
+)
+def test_bad_settings_are_told_before_java_is_started(
+    words: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("streamqd.spark.session", lambda *_, **__: pytest.fail("Java is started"))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--config", "absent.toml", "pipeline", *words])
+    assert ended.value.code == 3
+    assert "absent.toml: there is no such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("sql", "SELECT 1"), ("shell",), ("replay", "access")])
+def test_a_missing_package_is_a_sentence(
+    words: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = importlib.util.find_spec
+
+    def without(name: str, *more: Any) -> Any:
+        return None if name == "deltalake" else found(name, *more)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without)
+    (tmp_path / "streamq.toml").write_text("")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--config", f"{tmp_path}/streamq.toml", "pipeline", *words, "-a", str(tmp_path)])
+    assert ended.value.code == 1
+    err = capsys.readouterr().err
+    assert err.startswith("Error: deltalake cannot be imported")

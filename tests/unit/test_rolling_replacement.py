@@ -1,0 +1,208 @@
+"""Plans are values: each part is asked twice what it wants; nothing changes, nothing is logged.
+
+Processes are not needed for that: partitions are in the states in which the supervisor sees them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamqd.config import Consumer, Daemon
+from streamqd.model import Unit
+from streamqd.policy.capacity import GIVE_UP_SECONDS, Capacity
+from streamqd.process import Child
+from streamqd.scoreboard import Scoreboard, WorkerState
+from streamqd.store.scripts import Reply
+from streamqd.supervisor import process_capacity
+from streamqd.supervisor.partition import PartitionState, Phase
+from streamqd.supervisor.plan import (
+    Action,
+    DismissStandby,
+    DismissWorker,
+    ForkStandby,
+    KillWorker,
+    ReleaseLease,
+    StopWorker,
+    merge,
+)
+from streamqd.supervisor.rolling_replacement import (
+    IDLE_PATIENCE_SECONDS,
+    Circumstances,
+    RollingReplacement,
+)
+from tests.support.planned_twice import twice
+
+UNITS = [Unit("access", number, "hits") for number in range(3)]
+STEPS = ["max_rss", "max_messages", "reload", "boot", "warm", "quiet", "die", "wait", "forget"]
+
+
+class Fleet:
+    """Partitions with workers, and what replaces these. It applies what it is told to apply."""
+
+    def __init__(self, **consumer: Any) -> None:
+        board = Scoreboard(len(UNITS))
+        chosen = Consumer(topic="access", group="hits", handler="h:go", **consumer)
+        self.partitions = {unit: PartitionState(unit, chosen, board.allot(unit)) for unit in UNITS}
+        self.replacement = RollingReplacement()
+        self.daemon = Daemon()
+        self.now = 100.0
+        self._pid = 1000
+        for partition in self.partitions.values():
+            partition.take(seen_epoch=6)
+            partition.answered(Reply("OK", [b"7", 0, b""]), self.now)
+            partition.groups_ready = True
+            self.start(partition)
+
+    def process(self) -> Child:
+        self._pid += 1
+        return Child(self._pid, -1, None, "")  # type: ignore[arg-type]
+
+    def start(self, partition: PartitionState, child: Child | None = None) -> None:
+        partition.started_as(child or self.process(), self.now)
+        partition.ready_at = self.now
+        partition.slot.state = WorkerState.READY
+
+    def tick(self) -> list[Action]:
+        """One tick up to its plan."""
+        self.now += 0.5
+        for partition in self.partitions.values():
+            partition.note_quiet(self.now)
+        given = Circumstances(self.now, self.daemon, False, frozenset(), 0)
+        self.replacement.observe(self.partitions, given)
+        return twice(
+            lambda: self.replacement.wishes(self.partitions.values(), self.now, 60.0),
+            self.replacement,
+            self.partitions,
+        )
+
+    def apply(self, actions: list[Action]) -> None:
+        for action in merge(actions):
+            partition = self.partitions[action.unit]
+            match action:
+                case ForkStandby():
+                    partition.standby = self.process()
+                case DismissStandby():
+                    partition.standby = None
+                case StopWorker(_, reason):
+                    partition.stop_reason = partition.stop_reason or reason
+                case DismissWorker(_, unexplained):
+                    assert partition.is_quiet, "two would run one message"
+                    partition.dismiss(unexplained=unexplained)
+                case _:
+                    assert isinstance(action, KillWorker)
+
+    def strike(self, step: str, unit: Unit) -> None:
+        """Let something happen to a partition."""
+        partition = self.partitions[unit]
+        if step in ("max_rss", "max_messages", "reload"):
+            self.replacement.request(unit, step)
+        elif step == "boot" and partition.child is None:
+            if partition.phase is Phase.REFENCING:
+                partition.answered(Reply("OK", [b"8"]), self.now)
+            following, partition.standby = partition.standby, None
+            self.start(partition, following)
+        elif step == "warm" and partition.standby is not None:
+            partition.slot.warm_pid = partition.standby.pid
+        elif step == "quiet" and partition.child is not None:
+            partition.slot.state = WorkerState.QUIET
+        elif step == "die" and partition.standby is not None:
+            partition.standby_ended()
+            self.replacement.standby_died(partition, "exit 1", self.now, self.daemon)
+        elif step == "wait":
+            self.now += IDLE_PATIENCE_SECONDS
+        elif step == "forget":
+            self.replacement.forget()
+
+
+@given(
+    handover=st.sampled_from(["warm", "cold"]),
+    steps=st.lists(
+        st.tuples(st.sampled_from(STEPS), st.sampled_from(UNITS), st.booleans()), max_size=60
+    ),
+)
+def test_a_plan_is_a_function_of_what_was_seen(
+    handover: str, steps: list[tuple[str, Unit, bool]]
+) -> None:
+    """Whatever happened, and whether the plan before was carried out or not."""
+    fleet = Fleet(handover=handover)
+    for step, unit, applied in steps:
+        fleet.strike(step, unit)
+        actions = fleet.tick()
+        assert sum(isinstance(each, ForkStandby) for each in actions) <= 1
+        if applied:
+            fleet.apply(actions)
+        assert sum(each.standby is not None for each in fleet.partitions.values()) <= 1
+
+
+def test_a_stop_that_lost_is_wished_again_and_one_that_was_told_is_not() -> None:
+    fleet = Fleet()
+    fleet.replacement.request(UNITS[0], "max_rss")
+    fleet.apply(fleet.tick())
+    fleet.strike("warm", UNITS[0])
+    stop = [StopWorker(UNITS[0], "recycle")]
+    assert fleet.tick() == stop
+    assert fleet.tick() == stop
+    fleet.apply(stop)
+    assert fleet.tick() == []
+
+
+def test_a_reload_leaves_no_standby_with_the_code_of_before_to_a_worker_that_has_ended() -> None:
+    """It would be adopted, and the roll passes over a partition that has no worker just then."""
+    fleet = Fleet()
+    fleet.replacement.request(UNITS[0], "max_rss")
+    fleet.apply(fleet.tick())
+    for step in ("warm", "quiet"):
+        fleet.strike(step, UNITS[0])
+        fleet.apply(fleet.tick())
+    assert fleet.partitions[UNITS[0]].child is None
+    fleet.replacement.forget()
+    assert fleet.tick() == [DismissStandby(UNITS[0])]
+
+
+def test_a_reload_does_not_use_the_standby_that_was_being_made_for_the_same_worker() -> None:
+    """It has the code of before, and would have worked on with it as the one that was reloaded."""
+    fleet = Fleet()
+    fleet.replacement.request(UNITS[0], "max_rss")
+    fleet.apply(fleet.tick())
+    fleet.strike("warm", UNITS[0])
+    fleet.replacement.forget()
+    fleet.replacement.request(UNITS[0], "reload")
+    assert fleet.tick() == [DismissStandby(UNITS[0])]
+    fleet.apply([DismissStandby(UNITS[0])])
+    assert fleet.tick() == [ForkStandby(UNITS[0])]
+
+
+def test_an_idle_worker_keeps_its_place_and_its_pace_is_forgotten() -> None:
+    fleet = Fleet()
+    partition = fleet.partitions[UNITS[0]]
+    partition.pace = 50.0
+    fleet.replacement.request(UNITS[0], "max_messages")
+    fleet.apply(fleet.tick())
+    fleet.strike("warm", UNITS[0])
+    assert fleet.tick() == []
+    fleet.strike("wait", UNITS[0])
+    assert fleet.tick() == [DismissStandby(UNITS[0])]
+    assert partition.pace == 0.0
+
+
+# --- processes that the system refuses ------------------------------------------------------------
+
+
+@given(since=st.lists(st.sampled_from([0.0, 50.0, 99.0]), min_size=3, max_size=3))
+def test_what_cannot_be_started_is_planned_twice_and_noted_once(since: list[float]) -> None:
+    """C2: all that is refused is given up together, when one of it has waited long enough."""
+    fleet, capacity = Fleet(), Capacity()
+    partitions = list(fleet.partitions.values())
+    for partition, refused in zip(partitions, since, strict=True):
+        partition.refused_since = refused
+        partition.child = None if refused else partition.child
+    now = 50.0 + GIVE_UP_SECONDS
+    process_capacity.observe(capacity, now, partitions, "Too many open files")
+    wishes = twice(lambda: list(process_capacity.wishes(now, partitions)), capacity, partitions)
+    refused = [unit for unit, at in zip(UNITS, since, strict=True) if at]
+    lasting = 50.0 in since
+    assert wishes == ([ReleaseLease(unit, "unstartable") for unit in refused] if lasting else [])
+    assert capacity.limit == (len(UNITS) - len(refused) if lasting else None)
