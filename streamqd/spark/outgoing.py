@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from streamqd import config
 from streamqd.errors import Refused, TopicMissing
@@ -13,11 +15,9 @@ from streamqd.spark.offsets import Place
 from streamqd.spark.options import WriteOptions
 from streamqd.spark.streams import keys_for, persist
 from streamqd.store import topics
+from streamqd.store.client import Connection
 from streamqd.store.spark import FIELDS_MAX
 from streamqd.store.store import Store
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _OWN_FIELDS = frozenset({"payload", "key", "headers"})
 
@@ -80,24 +80,21 @@ class Targets:
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
         self._keys = keys_for(options.connection)
-        self._counts: dict[str, int] = {}
+        self.counts: dict[str, int] = {}
 
     def count(self, topic: str) -> int:
         """Its partitions; it is created when that is asked for. Raises TopicMissing."""
-        if topic not in self._counts:
-            self._counts[topic] = self._ask(topic)
-        return self._counts[topic]
-
-    def _ask(self, topic: str) -> int:
-        connection, wanted = self._options.connection, self._options.partitions
-        found = persist(
-            connection, lambda link: topics.partition_count(Store(link, self._keys), topic)
-        )
-        if found is None and wanted:
-            settings = config.Topic(partitions=wanted)
-            return persist(
-                connection, lambda link: topics.create(Store(link, self._keys), topic, settings)
+        if topic not in self.counts:
+            self.counts[topic] = persist(
+                self._options.connection, lambda link: self._ask(link, topic)
             )
+        return self.counts[topic]
+
+    def _ask(self, link: Connection, topic: str) -> int:
+        store, wanted = Store(link, self._keys), self._options.partitions
+        found = topics.partition_count(store, topic)
+        if found is None and wanted:
+            return topics.create(store, topic, config.Topic(partitions=wanted))
         if found is None:
             raise TopicMissing(
                 f"the topic {topic} does not exist: give the option partitions to create it, or"
@@ -124,8 +121,11 @@ class Targets:
 
 def deliver(
     rows: Iterable[Row], options: WriteOptions, turn: int, send: Callable[[Chunk], object]
-) -> None:
-    """Hand rows on in chunks of `batchRows` or `batchBytes`. Keyless ones begin at `turn`."""
+) -> Mapping[str, int]:
+    """Hand rows on in chunks of `batchRows` or `batchBytes`; return the partitions of each topic.
+
+    Rows without a key begin at `turn`.
+    """
     targets = Targets(options)
     held: dict[Place, list[Row]] = {}
     count = size = 0
@@ -138,3 +138,4 @@ def deliver(
             held, count, size = {}, 0, 0
     if held:
         send(held)
+    return targets.counts

@@ -41,10 +41,12 @@ class Narrowing:
         """Whether the filter is answered in full."""
         attribute: tuple[str, ...] = getattr(one, "attribute", ())
         column = attribute[0].lower() if len(attribute) == 1 else ""
-        value = getattr(one, "value", None)
+        value: Any = getattr(one, "value", None)
         kind = type(one).__name__
-        if column in ("topic", "partition"):
-            return self._take_place(("topic", "partition").index(column), kind, value)
+        if column in ("topic", "partition") and kind in ("EqualTo", "In"):
+            values = frozenset({value} if kind == "EqualTo" else value)
+            self._allowed.append((("topic", "partition").index(column), values))
+            return True
         if column == "id_ms" and isinstance(value, int) and value >= 0:
             self._bound(kind, value, value)
         if column == "timestamp" and isinstance(value, datetime) and value.tzinfo is not None:
@@ -52,15 +54,6 @@ class Narrowing:
             if micros >= 0:
                 # Ids have whole milliseconds, so a bound between two of them takes in both.
                 self._bound(kind, micros // 1000, -(-micros // 1000))
-        return False
-
-    def _take_place(self, at: int, kind: str, value: Any) -> bool:
-        if kind == "EqualTo":
-            self._allowed.append((at, frozenset({value})))
-            return True
-        if kind == "In":
-            self._allowed.append((at, frozenset(value)))
-            return True
         return False
 
     def _bound(self, kind: str, floor_ms: int, ceiling_ms: int) -> None:

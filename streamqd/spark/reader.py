@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from streamqd.errors import RedisUnavailable
 from streamqd.spark import offsets
 from streamqd.spark.entries import Entry
-from streamqd.spark.offsets import Loss, Span, StreamFacts
+from streamqd.spark.offsets import Loss, Span
 from streamqd.spark.options import ReadOptions
-from streamqd.spark.pages import read_page
 from streamqd.spark.streams import Catalog, keys_for, link_for, persist, stream_key, tell_loss
+from streamqd.store.client import Connection
 from streamqd.store.transport import OverweightError
 
 BATCH_ROWS = 10_000  # of one Arrow batch at most
@@ -41,7 +42,9 @@ class EntryReader:
         self._size = min(_FIRST_FETCH, options.fetch_size)
         self._mean = 0.0  # bytes of an entry, of the last fetch
         self._unreported = 0
-        self._broken = False
+        # Nothing but the thread from page to page tells what is gone.
+        self._uncounted = span.removed is not None and span.rows is None
+        self._broken = ""  # what took entries away: trimmed, replaced
         self.rows = 0
         self.end = span.end
 
@@ -77,11 +80,11 @@ class EntryReader:
                 if page and page[0][0] == last:
                     del page[0]
                 else:
-                    self._broken = True
-            elif span.removed is not None and span.rows is None:
-                self._broken = self._taken() is not None
-            if self._broken and self._gives_up():
-                return
+                    self._broken = self._taken() or "trimmed"
+            elif self._uncounted:
+                self._broken = self._taken()
+            if self._broken and self._uncounted and self._options.fail_on_data_loss:
+                return  # `_settle` will say it
             if page:
                 self.rows += len(page)
                 self._unreported += len(page)
@@ -101,19 +104,20 @@ class EntryReader:
         return None if self._limit is None or self._broken else max(0, self._limit - self.rows)
 
     def _fetch(self, cursor: str, end: str, count: int) -> tuple[list[Entry], int]:
-        """Entries from the cursor on, and how many were asked for in the end."""
+        """Entries from the cursor on, and how many were asked for in the end.
+
+        A count says nothing of their size: a thousand small ones may be followed by a thousand
+        large ones. A reply that gets too heavy is left unread, and fewer are asked for.
+        """
         if self._unreported:
             self._report(BATCH_ROWS)
         allowed = _OVERWEIGHT * self._options.fetch_bytes
         while True:
             command = ("XRANGE", self._key, cursor, end, "COUNT", count)
-            most = allowed if count > _LEAST_ASKED else sys.maxsize
+            most = allowed if count > _LEAST_ASKED else math.inf
+            work = partial(_weighed, command=command, bytes_max=most)
             try:
-                page, received = persist(
-                    self._options.connection,
-                    lambda link, c=command, m=most: read_page(link, c, m),  # type: ignore[misc]
-                    key=self._key,
-                )
+                page, received = persist(self._options.connection, work, key=self._key)
             except OverweightError:
                 count = max(_LEAST_ASKED, count // _GROWTH)
                 self._size = max(1, self._size // _GROWTH)
@@ -144,21 +148,18 @@ class EntryReader:
         with contextlib.suppress(RedisUnavailable):
             link_for(self._options.connection).pipeline(commands)
 
-    def _taken(self, missing: int = 0) -> str | None:
-        """What took entries of the span since it was planned: trimmed, replaced or nothing."""
-        facts, removed = self._facts(), self._span.removed
-        reached = facts.first is None or facts.first > self._span.start
-        if removed is None or not reached:
-            return None
-        if facts.removed > removed:
-            return "trimmed"
-        return "replaced" if missing or facts.removed < removed else None
-
-    def _gives_up(self) -> bool:
-        """Whether entries that are gone end the read, as `_settle` will say."""
+    def _taken(self, missing: int = 0) -> str:
+        """What took entries of the span since it was planned: trimmed, replaced, or nothing."""
         span = self._span
-        known_by_thread = span.removed is not None and span.rows is None
-        return known_by_thread and self._options.fail_on_data_loss
+        facts = Catalog(self._options).facts([span.place])[span.place]
+        if span.upto is not None and offsets.replaced(span.upto, facts):
+            return "replaced"
+        reached = facts.first is None or facts.first > span.start
+        if span.removed is None or not reached:
+            return ""
+        if facts.removed > span.removed:
+            return "trimmed"
+        return "replaced" if missing or facts.removed < span.removed else ""
 
     def _settle(self) -> None:
         """See at the end whether all was there."""
@@ -166,16 +167,19 @@ class EntryReader:
         if span.removed is None:
             return
         if span.rows is None:
-            loss = Loss("trimmed", None) if self._broken else None
+            missing, kind = None, self._broken
         else:
             missing = span.rows - self.rows
-            kind = self._taken(missing) if missing > 0 else None
-            loss = Loss(kind, missing) if kind else None
-        if loss is not None:
+            kind = self._taken(missing) if missing > 0 else ""
+        if kind:
+            loss = Loss(kind, missing)
             tell_loss(span.place, span.start, loss, fail=self._options.fail_on_data_loss)
 
-    def _facts(self) -> StreamFacts:
-        return Catalog(self._options).facts([self._span.place])[self._span.place]
+
+def _weighed(
+    link: Connection, command: Sequence[str | int], bytes_max: float
+) -> tuple[list[Entry], int]:
+    return link.node.execute_weighed(*command, bytes_max=bytes_max)
 
 
 @contextlib.contextmanager

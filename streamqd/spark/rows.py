@@ -7,14 +7,12 @@ Spark's DDL and as Arrow types.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from streamqd.spark import offsets
 from streamqd.spark.entries import LONG_MAX, Entries, Entry, header_lists, times
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 _LARGEST_COUNT = (1 << 31) - 1
 
@@ -62,6 +60,15 @@ LETTER_COLUMNS = (
     Column("pid", "bigint", b"pid"),
     Column("rss", "bigint", b"rss"),
 )
+_ARROW = {
+    "binary": pa.binary(),
+    "string": pa.string(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    HEADERS.ddl: pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+    FIELDS.ddl: pa.map_(pa.string(), pa.binary()),
+}
 
 
 def columns(*, dead: bool, headers: bool, fields: bool) -> tuple[Column, ...]:
@@ -77,26 +84,7 @@ def ddl(chosen: Sequence[Column]) -> str:
 
 def arrow_schema(chosen: Sequence[Column]) -> pa.Schema:
     """The schema as Spark expects it of Arrow."""
-    import pyarrow as pa
-
-    return pa.schema([pa.field(column.name, _arrow_type(column.ddl)) for column in chosen])
-
-
-def _arrow_type(spark_type: str) -> pa.DataType:
-    import pyarrow as pa
-
-    simple = {
-        "binary": pa.binary(),
-        "string": pa.string(),
-        "int": pa.int32(),
-        "bigint": pa.int64(),
-        "timestamp": pa.timestamp("us", tz="UTC"),
-    }
-    if spark_type == HEADERS.ddl:
-        return pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-    if spark_type == FIELDS.ddl:
-        return pa.map_(pa.string(), pa.binary())
-    return simple[spark_type]
+    return pa.schema([pa.field(column.name, _ARROW[column.ddl]) for column in chosen])
 
 
 class Table:
@@ -113,8 +101,6 @@ class Table:
 
     def batch(self, entries: Sequence[Entry]) -> pa.RecordBatch:
         """One batch of the entries, which are in the order of their ids."""
-        import pyarrow as pa
-
         source = Entries(entries)
         arrays = [
             self._column(column, source, self.schema.field(column.name).type)
@@ -123,8 +109,6 @@ class Table:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _column(self, column: Column, source: Entries, kind: pa.DataType) -> pa.Array:
-        import pyarrow as pa
-
         match column.name:
             case "topic" | "partition":
                 value = self._place[column.name == "partition"]

@@ -8,25 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import chain
 
+import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
+from pyspark.sql.types import StructType
 
 from streamqd.spark.options import WriteOptions
 from streamqd.spark.outgoing import Chunk, Row, Targets, deliver, rows_of
 from streamqd.spark.staging import NotPublishedError, Publisher, Stage, Staged
 from streamqd.spark.streams import keys_for, persist
 from streamqd.store import publishing
-from streamqd.store.client import accepted
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql.types import StructType
+from streamqd.store.replies import accepted
 
 # Column -> the types that it may have.
 _TYPES = {
@@ -67,8 +65,11 @@ def prepare(options: WriteOptions) -> None:
         Targets(options).count(options.topic)
 
 
-def append(options: WriteOptions, chunk: Chunk) -> None:
-    """Write rows; each under its id if it has one, unless that was used within the window."""
+def append(options: WriteOptions, chunk: Chunk) -> int:
+    """Write rows; each under its id if it has one, unless that was used within the window.
+
+    Returns how many were written.
+    """
     keys, connection = keys_for(options.connection), options.connection
     rows = [(place, row) for place, of_place in chunk.items() for row in of_place]
     if options.id_column:
@@ -76,10 +77,10 @@ def append(options: WriteOptions, chunk: Chunk) -> None:
             publishing.publish(keys, *place, row.fields, row.dedup_id, options.dedup_window)
             for place, row in rows
         ]
-        accepted(persist(connection, lambda link: link.run_many(calls)))
-    else:
-        commands = [("XADD", keys.stream(*place), "*", *row.fields) for place, row in rows]
-        accepted(persist(connection, lambda link: link.pipeline(commands)))
+        replies = accepted(persist(connection, lambda link: link.run_many(calls)))
+        return sum(reply.word == "OK" for reply in replies)
+    commands = [("XADD", keys.stream(*place), "*", *row.fields) for place, row in rows]
+    return len(accepted(persist(connection, lambda link: link.pipeline(commands))))
 
 
 class TopicWriter(DataSourceArrowWriter):
@@ -89,7 +90,7 @@ class TopicWriter(DataSourceArrowWriter):
         self.options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        rows = _all_rows(iterator, self.options)
+        rows = _rows(iterator, self.options)
         deliver(rows, self.options, _task().partitionId(), partial(append, self.options))
         return WriterCommitMessage()
 
@@ -103,7 +104,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context, options = _task(), self.options
         turn = context.partitionId()
-        rows = _all_rows(iterator, options)
+        rows = _rows(iterator, options)
         if options.id_column or not options.idempotent:
             deliver(rows, options, turn, partial(append, options))
             return WriterCommitMessage()
@@ -113,13 +114,16 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
             raise NotPublishedError(
                 "Spark does not say which batch this is: idempotent=false writes at least once"
             )
-        stage = Stage(options, query, int(batch))
+        run = context.getLocalProperty("spark.jobGroup.id") or ""
+        stage = Stage(options, query, int(batch), run)
+        if run and not turn:
+            stage.clear()
         try:
-            deliver(rows, options, turn, stage.send)
+            counts = deliver(rows, options, turn, stage.send)
         except BaseException:
             stage.drop()
             raise
-        return stage.message()
+        return stage.message(counts)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Publish the batch. Spark makes this object anew for it: only messages know the query."""
@@ -134,9 +138,8 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
             Publisher(self.options, parts[0].query).abort(parts)
 
 
-def _all_rows(batches: Iterable[pa.RecordBatch], options: WriteOptions) -> Iterator[Row]:
-    for batch in batches:
-        yield from rows_of(batch, options)
+def _rows(batches: Iterable[pa.RecordBatch], options: WriteOptions) -> Iterator[Row]:
+    return chain.from_iterable(rows_of(batch, options) for batch in batches)
 
 
 def _task() -> TaskContext:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -28,26 +29,14 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from streamqd.spark import cold, offsets, rows, sink
-from streamqd.spark.cold import ColdSpan
-from streamqd.spark.offsets import (
-    EARLIEST,
-    LATEST,
-    Loss,
-    Offsets,
-    Place,
-    Position,
-    Span,
-    StreamFacts,
-)
+from streamqd.spark import offsets, rows, sink, table
+from streamqd.spark.offsets import Loss, Offsets, Place, Position, Span, StreamFacts
 from streamqd.spark.options import ReadOptions, WriteOptions, read_options, write_options
 from streamqd.spark.pushdown import Narrowing
 from streamqd.spark.reader import EntryReader
 from streamqd.spark.streams import Catalog
-from streamqd.spark.tiers import Tiers
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+LOOKS = 5  # at streams that are trimmed while they are counted
 
 
 class StreamqSource(DataSource):
@@ -57,22 +46,20 @@ class StreamqSource(DataSource):
     def name(cls) -> str:
         return "streamq"
 
-    def schema(self) -> str:
-        """The columns that the options ask for, as DDL."""
-        return rows.ddl(_columns(self._read_options()))
+    def schema(self) -> str | StructType:
+        """The columns that the options ask for; those of a CREATE TABLE carry its options."""
+        raw = dict(self.options)
+        declared = table.declared(raw)
+        columns = _columns(read_options(raw if declared is None else declared, os.environ))
+        return rows.ddl(columns) if declared is None else table.schema(columns, declared)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = self._read_options()
+        options = self._read_options(schema)
         kind = FilteringReader if options.pushdown else TopicReader
         return kind(options, chosen_columns(schema, options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        options = self._read_options()
-        if options.archive:
-            raise ValueError(
-                "streamq: tier and archivePath are for batch reads, a stream reads Redis only: read"
-                " what is archived as a batch first"
-            )
+        options = self._read_options(schema)
         return TopicStreamReader(options, chosen_columns(schema, options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -90,13 +77,13 @@ class StreamqSource(DataSource):
         return sink.TopicStreamWriter(self._write_options(schema))
 
     def _write_options(self, schema: StructType) -> WriteOptions:
-        options = write_options(dict(self.options), os.environ)
+        options = write_options(table.write_options(schema, dict(self.options)), os.environ)
         sink.check_schema(schema, options)
         sink.prepare(options)
         return options
 
-    def _read_options(self) -> ReadOptions:
-        return read_options(dict(self.options), os.environ)
+    def _read_options(self, schema: StructType) -> ReadOptions:
+        return read_options(table.read_options(schema, dict(self.options)), os.environ)
 
 
 def _columns(options: ReadOptions) -> tuple[rows.Column, ...]:
@@ -130,14 +117,6 @@ class SpanPartition(InputPartition):
         self.span = span
 
 
-class ColdPartition(InputPartition):
-    """What one task reads of an archive."""
-
-    def __init__(self, span: ColdSpan) -> None:
-        super().__init__(tuple(span))
-        self.span = span
-
-
 class _Reading:
     """What batch and stream have in common: options, columns, and how a task reads."""
 
@@ -147,37 +126,28 @@ class _Reading:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task. Without a span there is nothing to read at all."""
-        if isinstance(partition, ColdPartition):
-            yield from cold.batches(partition.span, self.chosen)
-            return
         if not isinstance(partition, SpanPartition):
             return
         span = partition.span
-        table = rows.Table(self.chosen, _columns(self.options), span.place)
+        made = rows.Table(self.chosen, _columns(self.options), span.place)
         for entries in EntryReader(self.options, span).batches():
-            yield table.batch(entries)
+            yield made.batch(entries)
 
 
 class TopicReader(_Reading, DataSourceReader):
-    """A batch read: everything between two offsets that are fixed when it is planned.
+    """A batch read: everything between two offsets that are fixed when it is planned."""
 
-    With an archive, of two tiers; each entry of one of them.
-    """
+    def __init__(self, options: ReadOptions, chosen: Sequence[rows.Column]) -> None:
+        super().__init__(options, chosen)
+        self.narrowing = Narrowing()
 
     def partitions(self) -> Sequence[InputPartition]:
-        return self._plan(Narrowing())
-
-    def _plan(self, narrowing: Narrowing) -> list[InputPartition]:
-        if self.options.archive:
-            planned = Tiers(self.options, narrowing).plan()
-            files = [ColdPartition(span) for span in planned.cold]
-            return [*files, *(SpanPartition(span) for span in planned.hot)]
         catalog = Catalog(self.options)
-        places = [place for place in catalog.places() if narrowing.keeps(place)]
+        places = [place for place in catalog.places() if self.narrowing.keeps(place)]
         facts = catalog.facts(places)
-        starts = catalog.starts(facts, EARLIEST)
+        starts = catalog.starts(facts, offsets.EARLIEST)
         ends = catalog.ends(facts)
-        spans = narrowing.spans(catalog.spans(starts, ends, facts).values())
+        spans = self.narrowing.spans(catalog.spans(starts, ends, facts).values())
         cut = catalog.cut({span.place: span for span in spans}, facts)
         return [SpanPartition(span) for span in cut]
 
@@ -185,33 +155,32 @@ class TopicReader(_Reading, DataSourceReader):
 class FilteringReader(TopicReader):
     """A batch read that takes filters. Spark refuses such a reader unless its conf allows it."""
 
-    def __init__(self, options: ReadOptions, chosen: Sequence[rows.Column]) -> None:
-        super().__init__(options, chosen)
-        self._narrowing = Narrowing()
-
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        return self._narrowing.take(filters)
+        return self.narrowing.take(filters)
 
-    def partitions(self) -> Sequence[InputPartition]:
-        return self._plan(self._narrowing)
+
+SHOW_SECONDS = 10.0  # how often a query that waits says that it is there
 
 
 class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming read. Spark keeps the offsets in its checkpoint; Redis is not told."""
+    """A streaming read. Spark keeps the offsets in its checkpoint; Redis may be shown them."""
 
     def __init__(self, options: ReadOptions, chosen: Sequence[rows.Column]) -> None:
         super().__init__(options, chosen)
         self._initial: dict[str, Any] | None = None
         self._target: Offsets | None = None
+        self._end: Offsets = {}  # of the batch that was planned last
         self._seen: dict[Place, int] = {}  # entries that were ever issued, as far as was looked at
         self._took_at = float("-inf")
+        self._shown: Offsets = {}
+        self._shown_at = float("-inf")
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a query without a checkpoint begins. Spark asks more than once."""
         if self._initial is None:
             catalog = Catalog(self.options)
             facts = catalog.facts(catalog.places())
-            starts = catalog.counted(catalog.starts(facts, LATEST), facts)
+            starts = catalog.counted(catalog.starts(facts, offsets.LATEST), facts)
             self._initial = offsets.to_json(starts)
         return self._initial
 
@@ -222,7 +191,10 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         self._target = self._latest()
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        return offsets.to_json(self._latest())
+        """The newest entries, and how many of them are behind the batch that was planned last."""
+        latest = self._latest()
+        lag = offsets.lag(self._end, latest)
+        return offsets.to_json(latest) | ({offsets.LAG: lag} if lag else {})
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """How far the next batch goes: to the end, or as far as the limit lets each partition."""
@@ -231,15 +203,13 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         places = catalog.places(begun, strict=self.options.fail_on_data_loss)
         gone = catalog.vanished(begun, places)
         begun = {place: each for place, each in begun.items() if place not in gone}
+        self._show(catalog, begun)
         if self._target is not None:
             places = [place for place in places if place in self._target]
         facts = catalog.facts(places)
         anew = {p for p in places if p in begun and offsets.replaced(begun[p], facts[p])}
         self._seen |= {place: facts[place].added for place in places if place not in anew}
-        if self._target is not None:
-            facts = {place: self._as_of_target(place, facts[place]) for place in places}
-        starts = {place: _readable(begun.get(place), facts[place]) for place in places}
-        waiting = {place: offsets.backlog(starts[place], facts[place]) for place in places}
+        facts, _, waiting = self._waiting(begun, facts)
         total = sum(waiting.values())
         if not (gone or anew) and self._holds_back(total):
             return start
@@ -248,13 +218,46 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         if most is None or isinstance(limit, ReadAllAvailable) or total <= most:
             ends = {place: facts[place].latest for place in places}
         else:
-            ends = _limited(catalog, starts, waiting, facts, most)
-        return offsets.to_json(begun | _forward(begun, ends, anew))
+            ends = self._limited(catalog, begun, most, facts)
+        self._end = begun | _forward(begun, ends, anew)
+        return offsets.to_json(self._end)
+
+    def _limited(
+        self, catalog: Catalog, begun: Offsets, most: int, facts: Mapping[Place, StreamFacts]
+    ) -> Offsets:
+        """Ends that take `most` entries in all, from each partition its share."""
+        for _ in range(LOOKS):
+            facts, starts, waiting = self._waiting(begun, facts)
+            oldest = sorted(waiting, key=lambda place: (starts[place].id, place))
+            shares = offsets.shares(waiting, most, oldest)
+            walked = catalog.walk({p: (starts[p].id, facts[p].last, n) for p, n in shares.items()})
+            if not catalog.overtaken({p: starts[p] for p in shares}, facts):
+                break
+            facts = catalog.facts(list(facts))
+        return {
+            place: Position(to.id, None if before is None else before + to.passed)
+            for place, to in walked.items()
+            for before in (starts[place].passed,)
+        }
+
+    def _waiting(
+        self, begun: Offsets, facts: Mapping[Place, StreamFacts]
+    ) -> tuple[dict[Place, StreamFacts], Offsets, dict[Place, int]]:
+        """The facts up to the target, where the query can go on, and how much waits behind that."""
+        now = {place: self._as_of_target(place, each) for place, each in facts.items()}
+        starts = {}
+        for place, each in now.items():
+            # A new partition begins at its first entry. That something is gone is told when the
+            # batch is planned in full, not here.
+            new = Position(offsets.ZERO, 0 if each.exact else None)
+            starts[place] = offsets.onward(begun.get(place, new), each)
+        return now, starts, {p: offsets.backlog(starts[p], each) for p, each in now.items()}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """What the tasks read. Raises DataLossError for entries, streams, topics that are gone."""
         catalog = Catalog(self.options)
         starts, ends = offsets.from_json(start), offsets.from_json(end)
+        self._end = ends
         for place in sorted(starts.keys() - ends.keys()):
             entries = offsets.unread(starts[place], self._seen.get(place))
             catalog.told(place, starts[place], Loss("vanished", entries))
@@ -265,6 +268,13 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: Spark calls it late or never, so nobody may rely on it."""
 
+    def _show(self, catalog: Catalog, begun: Offsets) -> None:
+        """Show the position: the query has committed all before the start of its next batch."""
+        late = time.monotonic() - self._shown_at >= SHOW_SECONDS
+        if self.options.group and (late or begun != self._shown):
+            catalog.show(begun)
+            self._shown, self._shown_at = begun, time.monotonic()
+
     def _latest(self) -> Offsets:
         catalog = Catalog(self.options)
         places = catalog.places(strict=False)
@@ -272,10 +282,19 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
 
     def _as_of_target(self, place: Place, facts: StreamFacts) -> StreamFacts:
         """The facts as if nothing had come after the target, which is of the same stream."""
-        assert self._target is not None
+        if self._target is None:
+            return facts
         if offsets.replaced(self._target[place], facts):
             self._target[place] = facts.latest
-        return _as_of(facts, self._target[place])
+        target = self._target[place]
+        newer = facts.added - target.passed if target.passed is not None else 0
+        length = max(0, facts.length - newer)
+        return facts._replace(
+            length=length,
+            added=facts.added - newer,
+            last=min(facts.last, target.id),
+            first=facts.first if length else None,
+        )
 
     def _holds_back(self, total: int) -> bool:
         """Whether to wait for more. A query that is to end never waits."""
@@ -284,53 +303,13 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         return time.monotonic() - self._took_at < self.options.max_trigger_delay
 
 
-def _readable(start: Position | None, facts: StreamFacts) -> Position:
-    """Where reading can begin: a new partition at its first entry, else behind what is gone.
-
-    That something is gone is told when the batch is planned in full, not here.
-    """
-    return offsets.onward(start or Position(offsets.ZERO, 0 if facts.exact else None), facts)
-
-
-def _as_of(facts: StreamFacts, target: Position) -> StreamFacts:
-    """The facts as if nothing had come after the target."""
-    newer = facts.added - target.passed if target.passed is not None else 0
-    length = max(0, facts.length - newer)
-    return facts._replace(
-        length=length,
-        added=facts.added - newer,
-        last=min(facts.last, target.id),
-        first=facts.first if length else None,
-    )
-
-
-def _limited(
-    catalog: Catalog,
-    starts: Offsets,
-    waiting: dict[Place, int],
-    facts: dict[Place, StreamFacts],
-    most: int,
-) -> Offsets:
-    """Ends that take `most` entries in all, from each partition its share."""
-    oldest = sorted(waiting, key=lambda place: (starts[place].id, place))
-    shares = offsets.shares(waiting, most, oldest)
-    asked = {place: (starts[place].id, facts[place].last, share) for place, share in shares.items()}
-    ends = {}
-    for place, walked in catalog.walk(asked).items():
-        before = starts[place].passed
-        passed = None if before is None else before + walked.passed
-        ends[place] = Position(walked.id, passed)
-    return ends
-
-
 def _forward(begun: Offsets, ends: Offsets, anew: set[Place]) -> Offsets:
     """The ends that lie beyond their start, or in a stream made anew. The others stay as they are.
 
     Spark compares offsets as texts to see whether there is anything to do.
     """
-    zero = Position(offsets.ZERO)
     return {
         place: end
         for place, end in ends.items()
-        if place in anew or end.id > begun.get(place, zero).id or place not in begun
+        if place in anew or place not in begun or end.id > begun[place].id
     }

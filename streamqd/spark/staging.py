@@ -2,7 +2,8 @@
 
 1. A `Stage` takes the rows of one attempt of a task, each into a stream beside its partition.
 2. The driver gets a `Staged` of each task, and gives them to `Publisher.commit`.
-3. That decides once which attempts make up the batch, moves their rows, and removes what is left.
+3. That decides once which attempts make up the batch, moves their rows until all of them are in
+   the topic, and removes what did not count.
 
 Whatever dies in between, the batch comes again and goes on from there: see decision 0024.
 """
@@ -11,66 +12,157 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from streamqd.errors import RedisRefused, StreamqdError
+from streamqd.errors import RedisRefused, SparkError, StreamqdError
 from streamqd.spark.offsets import Place
 from streamqd.spark.options import WriteOptions
 from streamqd.spark.outgoing import Chunk
-from streamqd.spark.streams import keys_for, link_for, persist
+from streamqd.spark.streams import keys_for, link_for, partition_counts, persist
 from streamqd.store import spark as store
-from streamqd.store import topics
-from streamqd.store.client import accepted
+from streamqd.store.client import Connection
+from streamqd.store.replies import accepted
 from streamqd.store.scripts import Call, Reply
-from streamqd.store.store import Store
 
 CALLS = 8  # for one partition in one exchange
 KEYS_MAX = 256  # of one command
 _ATTEMPT = "attempt:"
 _THERE = "equal or smaller"  # what the server says of an id that is there already
+_BATCH = re.compile(rb"[0-9]{1,18}")
+_RUN_DIGITS = 8  # of the id of a run, in the name of each of its attempts
 
 _log = logging.getLogger("streamqd.spark")
+_T = TypeVar("_T")
 
 
-class NotPublishedError(StreamqdError):
+class NotPublishedError(SparkError):
     """A batch cannot be published so that each of its rows is there once."""
 
 
 @dataclass(frozen=True)
 class Staged(WriterCommitMessage):
-    """What one attempt of a task has staged: how many rows for which partition."""
+    """What one attempt of a task has staged: how many rows for which partition.
+
+    `counts` are the partitions of each topic as the task knew them.
+    """
 
     query: str
     attempt: str
     rows: Mapping[Place, int]
+    counts: Mapping[str, int]
+
+
+class _Attempt(NamedTuple):
+    """What the record says of an attempt: it may have staged rows for a topic, in a batch."""
+
+    field: bytes
+    name: str
+    topic: str
+    batch: int
+
+
+class _Ledger:
+    """What Redis keeps of one query: its record, and the streams of staged rows."""
+
+    def __init__(self, options: WriteOptions, query: str) -> None:
+        self.connection = options.connection
+        self.keys = keys_for(options.connection)
+        self.query = query
+        self.record = self.keys.sink(query)
+        self.ttl = options.commit_retention
+        self.ttl_ms = round(self.ttl * 1000)
+
+    def ask(self, work: Callable[[Connection], _T]) -> _T:
+        return persist(self.connection, work)
+
+    def run(self, *commands: tuple[object, ...]) -> Sequence[Any]:
+        return accepted(self.ask(lambda link: link.pipeline(commands)))
+
+    def stream(self, place: Place, attempt: str) -> str:
+        return self.keys.staged(*place, self.query, attempt)
+
+    def lengths(self, streams: Sequence[str]) -> list[int | None]:
+        """How many rows wait in each stream; None where there is none. Those there are stay."""
+        stay = [("PEXPIRE", stream, self.ttl_ms) for stream in streams]
+        found = self.run(*stay, *(("XLEN", stream) for stream in streams))
+        both = zip(found[: len(streams)], found[len(streams) :], strict=True)
+        return [rows if there else None for there, rows in both]
+
+    def partitions(self, names: Iterable[str]) -> dict[str, int]:
+        """How many partitions each topic has; 0 when it is gone."""
+        wanted = set(names)
+        return self.ask(lambda link: partition_counts(link, self.keys, wanted))
+
+    def read(self) -> tuple[int, list[_Attempt]]:
+        """The batch that was decided last (-1: none), and the attempts that were not forgotten."""
+        [flat] = self.run(("HGETALL", self.record))
+        known = dict(zip(flat[::2], flat[1::2], strict=True))
+        found = []
+        for field, at in known.items():
+            name, _, topic = field.decode("utf-8", "replace").removeprefix(_ATTEMPT).partition(":")
+            if field.startswith(_ATTEMPT.encode()) and _BATCH.fullmatch(at):
+                found.append(_Attempt(field, name, topic, int(at)))
+        last = known.get(b"batch", b"")
+        return int(last) if _BATCH.fullmatch(last) else -1, found
+
+    def everywhere(self, attempts: Sequence[_Attempt]) -> list[str]:
+        """Every stream that attempts may have: a killed one has not said for which partitions."""
+        counts = self.partitions(each.topic for each in attempts)
+        return [
+            self.stream((each.topic, number), each.name)
+            for each in attempts
+            for number in range(counts[each.topic])
+        ]
+
+    def remove(self, link: Connection, fields: Iterable[bytes], streams: Iterable[str]) -> None:
+        commands: list[tuple[object, ...]] = []
+        for together in link.together(list(streams)):
+            commands += [("UNLINK", *part) for part in _portions(together)]
+        commands += [("HDEL", self.record, *part) for part in _portions(list(fields))]
+        accepted(link.pipeline(commands))
 
 
 class Stage:
-    """Where one attempt of a task puts its rows."""
+    """Where one attempt of a task puts its rows. `run` is the run of the query, if it is known."""
 
-    def __init__(self, options: WriteOptions, query: str, batch: int) -> None:
-        self._options = options
-        self._keys = keys_for(options.connection)
-        self._query = query
+    def __init__(self, options: WriteOptions, query: str, batch: int, run: str = "") -> None:
+        self._ledger = _Ledger(options, query)
+        self._bytes_max = options.max_staged_bytes
         self._batch = batch
-        self._ttl_ms = round(options.commit_retention * 1000)
-        self._attempt = secrets.token_hex(8)
+        self._run = run[:_RUN_DIGITS]
+        self._attempt = self._run + secrets.token_hex(8)
         self._rows: Counter[Place] = Counter()
         self._announced: set[str] = set()
         self._bytes = 0
+
+    def clear(self) -> None:
+        """Remove what earlier runs of the query have staged for this batch, unless it is decided.
+
+        Another attempt of this run may be at work, and what is decided must be published.
+        """
+        decided, attempts = self._ledger.read()
+        left = [
+            each
+            for each in attempts
+            if each.batch == self._batch and not each.name.startswith(self._run)
+        ]
+        if left and decided < self._batch:
+            streams = self._ledger.everywhere(left)
+            self._ledger.ask(lambda link: self._ledger.remove(link, (), streams))
 
     def send(self, chunk: Chunk) -> None:
         """Stage some rows. Raises NotPublishedError for more than a task may stage."""
         self._bytes += sum(
             len(part) for rows in chunk.values() for row in rows for part in row.fields
         )
-        if self._bytes > self._options.max_staged_bytes:
+        if self._bytes > self._bytes_max:
             raise NotPublishedError(
                 f"batch {self._batch}: one task has more rows than Redis is to keep until the batch"
                 " is published (maxStagedBytes): take less at a time (maxOffsetsPerTrigger,"
@@ -79,50 +171,46 @@ class Stage:
         self._announce({topic for topic, _ in chunk})
         commands: list[tuple[object, ...]] = []
         for place, rows in chunk.items():
-            key = self._keys.staged(*place, self._query, self._attempt)
+            key = self._ledger.stream(place, self._attempt)
             added = []
             for row in rows:
                 self._rows[place] += 1
                 added.append(("XADD", key, f"0-{self._rows[place]}", *row.fields))
             # Behind the first, so that nothing stays for ever when this process ends in between.
-            commands += (*added[:1], ("PEXPIRE", key, self._ttl_ms), *added[1:])
-        for reply in persist(self._options.connection, lambda link: link.pipeline(commands)):
+            commands += (*added[:1], ("PEXPIRE", key, self._ledger.ttl_ms), *added[1:])
+        for reply in self._ledger.ask(lambda link: link.pipeline(commands)):
             if isinstance(reply, RedisRefused) and _THERE not in str(reply):
                 raise reply
 
     def _announce(self, names: set[str]) -> None:
         """Note what is to be removed should this attempt not count, before it is there."""
-        record = self._keys.sink(self._query)
-        new = sorted(names - self._announced)
-        if not new:
-            return
-        fields = [part for name in new for part in (_field(self._attempt, name), self._batch)]
-        commands = [("HSET", record, *fields), ("PEXPIRE", record, self._ttl_ms)]
-        accepted(persist(self._options.connection, lambda link: link.pipeline(commands)))
-        self._announced.update(new)
+        record, new = self._ledger.record, sorted(names - self._announced)
+        if new:
+            fields = [part for name in new for part in (self._field(name), self._batch)]
+            self._ledger.run(("HSET", record, *fields), ("PEXPIRE", record, self._ledger.ttl_ms))
+            self._announced.update(new)
+
+    def _field(self, topic: str) -> str:
+        return f"{_ATTEMPT}{self._attempt}:{topic}"
 
     def drop(self) -> None:
         """Remove what is staged, as far as Redis answers: the attempt has failed."""
-        keys = [self._keys.staged(*place, self._query, self._attempt) for place in self._rows]
-        fields = [_field(self._attempt, name).encode() for name in sorted(self._announced)]
+        streams = [self._ledger.stream(place, self._attempt) for place in self._rows]
+        fields = [self._field(name).encode() for name in sorted(self._announced)]
         with contextlib.suppress(StreamqdError):
-            link = link_for(self._options.connection)
-            _remove(link, self._keys.sink(self._query), fields, keys)
+            self._ledger.remove(link_for(self._ledger.connection), fields, streams)
 
-    def message(self) -> Staged:
-        """What is staged by now."""
-        return Staged(self._query, self._attempt, dict(self._rows))
+    def message(self, counts: Mapping[str, int]) -> Staged:
+        """What is staged by now, of topics that have so many partitions."""
+        return Staged(self._ledger.query, self._attempt, dict(self._rows), dict(counts))
 
 
 class Publisher:
     """Publishes what the tasks of one query have staged, batch by batch."""
 
     def __init__(self, options: WriteOptions, query: str) -> None:
-        self._connection = options.connection
-        self._keys = keys_for(options.connection)
-        self._query = query
-        self._record = self._keys.sink(query)
-        self._ttl = options.commit_retention
+        self._ledger = _Ledger(options, query)
+        self._fails = options.fail_on_data_loss
 
     def commit(self, batch: int, parts: Sequence[Staged]) -> None:
         """Publish a batch, or what is left of it after an earlier try. Raises NotPublishedError."""
@@ -134,6 +222,7 @@ class Publisher:
                 " tasks, as by coalesce"
             )
         rows = sum(sum(part.rows.values()) for part in parts)
+        published: store.Plan | None = None
         while (reply := self._begin(batch, plan, rows)).word != "DONE":
             match reply.word:
                 case "PAST":
@@ -143,13 +232,153 @@ class Publisher:
                     )
                 case "BEGUN":
                     begun, raw = reply.rest
-                    self._publish(int(begun), store.read_plan(raw, self._record))
+                    published = store.read_plan(raw, self._ledger.record)
+                    self._publish(int(begun), published)
                 case _:
                     if batch and not reply.rest[0]:
                         self._warn(batch)
+                    published = plan
                     self._publish(batch, plan)
         self._compare(batch, parts, rows, reply)
-        self._sweep(batch, parts)
+        self._sweep(batch, parts, published)
+
+    # --- before the decision ---
+
+    def _check(self, batch: int, parts: Sequence[Staged]) -> None:
+        """See that all is there and in its place that was staged, unless the batch is decided."""
+        fault = self._rerouted(parts) or self._missing(parts)
+        # Another driver that decides the batch removes what it does not publish.
+        if fault and self._ledger.read()[0] < batch:
+            raise NotPublishedError(
+                f"batch {batch}: {fault}; nothing of the batch is published, start the query again"
+            )
+
+    def _rerouted(self, parts: Sequence[Staged]) -> str:
+        """What became of a topic since its rows were staged, if that would lose them or order."""
+        routed = {each for part in parts for each in part.counts.items()}
+        counts = self._ledger.partitions(name for name, _ in routed)
+        for name, count in sorted(routed):
+            if (now := counts[name]) != count:
+                became = f"has {now} partitions" if now else "does not exist"
+                return (
+                    f"the topic {name} {became} now, and had {count} when rows were staged for it"
+                )
+        return ""
+
+    def _missing(self, parts: Sequence[Staged]) -> str:
+        """What is to be said of staged rows that are gone."""
+        wanted = {
+            self._ledger.stream(place, part.attempt): rows
+            for part in parts
+            for place, rows in part.rows.items()
+        }
+        found = self._ledger.lengths(list(wanted))
+        missing = sum(wanted.values()) - sum(rows or 0 for rows in found)
+        return f"Redis has lost {missing:,} of the rows that were staged" if missing else ""
+
+    def _begin(self, batch: int, plan: store.Plan, rows: int) -> Reply:
+        of = self._ledger
+        call = store.begin(of.keys, of.query, batch, plan, of.ttl, rows)
+        return of.ask(lambda link: link.run(call))
+
+    def _warn(self, batch: int) -> None:
+        _log.warning(
+            "nothing is known of what query %s has published before batch %d: if that batch was cut"
+            " off before, by an older version or longer ago than commitRetention, rows of it are"
+            " there twice",
+            self._ledger.query,
+            batch,
+        )
+
+    # --- what is decided ---
+
+    def _publish(self, batch: int, plan: store.Plan) -> None:
+        """Move rows until all of a plan are in their partitions, and note that.
+
+        That is looked up at the end, not concluded from the answers: a replica that takes over may
+        not know of the last moves. Raises NotPublishedError for rows that are gone.
+        """
+        while True:
+            left = self._left(plan)
+            waiting = [each for each, rows in left.items() if rows]
+            if not waiting:
+                break
+            self._move(waiting)
+        gone = [each for each, rows in left.items() if rows is None]
+        if gone and not self._gives_up(batch, gone):
+            return
+        of = self._ledger
+        call = store.end(of.keys, of.query, batch, of.ttl)
+        of.ask(lambda link: link.run(call))
+
+    def _left(self, plan: store.Plan) -> dict[tuple[Place, str], int | None]:
+        """Rows that are not moved yet, by place and attempt; None where they are gone.
+
+        A partition that its topic does not have has no reader: rows for it are gone as well.
+        """
+        counts = self._ledger.partitions(name for names in plan.values() for name in names)
+        lines = [
+            ((name, number), attempt)
+            for attempt, names in plan.items()
+            for name, numbers in names.items()
+            for number in numbers
+        ]
+        found = self._ledger.lengths([self._ledger.stream(*line) for line in lines])
+        return {
+            line: rows if line[0][1] < counts[line[0][0]] else None
+            for line, rows in zip(lines, found, strict=True)
+        }
+
+    def _move(self, waiting: Sequence[tuple[Place, str]]) -> None:
+        """Move the rows of attempts: those of a partition in the order of the tasks."""
+        lines: dict[Place, list[str]] = {}
+        for place, attempt in waiting:
+            lines.setdefault(place, []).append(attempt)
+        of = self._ledger
+        while lines:
+            calls = [
+                store.publish(of.keys, *place, of.query, attempts[0], of.ttl)
+                for place, attempts in lines.items()
+                for _ in range(CALLS)
+            ]
+            replies = self._run_many(calls)[CALLS - 1 :: CALLS]
+            for place, reply in zip(list(lines), replies, strict=True):
+                if reply.word == "GONE" or not reply.rest[1]:
+                    del lines[place][0]
+                if not lines[place]:
+                    del lines[place]
+
+    def _run_many(self, calls: Sequence[Call]) -> Sequence[Any]:
+        return accepted(self._ledger.ask(lambda link: link.run_many(calls)))
+
+    def _gives_up(self, batch: int, gone: Sequence[tuple[Place, str]]) -> bool:
+        """Whether a batch ends without rows that are gone; False: it was ended by another driver.
+
+        Raises NotPublishedError where no loss is allowed.
+        """
+        [(at, plan)] = self._ledger.run(("HMGET", self._ledger.record, "batch", "plan"))
+        if at != b"%d" % batch or plan is None:
+            return False
+        places = ", ".join(
+            f"{name} partition {number}" for name, number in sorted({p for p, _ in gone})
+        )
+        text = (
+            f"batch {batch}: rows for {places} are gone before they were published: the topic was"
+            " deleted, Redis has lost them, or the query stood still for longer than"
+            " commitRetention; all other rows of the batch are published"
+        )
+        if self._fails:
+            raise NotPublishedError(
+                f"{text}. With failOnDataLoss=false the query goes on without them;"
+                f" `HDEL {self._ledger.record} batch plan` lets it publish the whole batch again,"
+                " what is there of it twice"
+            )
+        _log.warning("%s; going on without them", text)
+        streams = [self._ledger.stream(*line) for line in gone]
+        self._ledger.ask(lambda link: self._ledger.remove(link, (), streams))
+        return True
+
+    # --- afterwards ---
 
     def _compare(self, batch: int, parts: Sequence[Staged], rows: int, done: Reply) -> None:
         """See whether what was published may be this batch. Raises NotPublishedError."""
@@ -164,149 +393,40 @@ class Publisher:
             _log.warning(
                 "batch %d of query %s was published before, with %s rows; the %d that it has now"
                 " are dropped: its source has changed, or a checkpoint was copied or brought back",
-                *(batch, self._query, count, rows),
+                *(batch, self._ledger.query, count, rows),
             )
+
+    def _sweep(self, batch: int, parts: Sequence[Staged], published: store.Plan | None) -> None:
+        """Remove what was staged for batches before this one, and what of this one did not count.
+
+        The emptied streams of those that counted stay for one batch more: in a cluster the node of
+        the record may forget that they were published. What did not count may still be at work: it
+        is looked for again at the end of the next batch.
+        """
+        own = {part.attempt for part in parts}
+        doomed, fields = [], []
+        for each in self._ledger.read()[1]:
+            counts = each.name not in own if published is None else each.name in published
+            if each.batch < batch or (each.batch == batch and not counts):
+                doomed.append(each)
+            if each.batch < batch:
+                fields.append(each.field)
+        streams = self._ledger.everywhere(doomed)
+        self._ledger.ask(lambda link: self._ledger.remove(link, fields, streams))
 
     def abort(self, parts: Sequence[Staged]) -> None:
         """Remove what was staged, but for attempts that are decided and still to be published."""
-        asked = ("HGET", self._record, "plan")
-        raw = persist(self._connection, lambda link: link.execute(*asked))
-        decided = store.read_plan(raw, self._record) if raw else {}
-        dropped = [part for part in parts if part.attempt not in decided]
-        places = [(part.attempt, place) for part in dropped for place in part.rows]
-        keys = [self._keys.staged(*place, self._query, attempt) for attempt, place in places]
-        names = {(attempt, name) for attempt, (name, _) in places}
-        fields = [_field(*each).encode() for each in sorted(names)]
-        persist(self._connection, lambda link: _remove(link, self._record, fields, keys))
-
-    def _check(self, batch: int, parts: Sequence[Staged]) -> None:
-        """See that all is there that was staged, and that it stays, unless that is decided."""
-        wanted = {
-            self._keys.staged(*place, self._query, part.attempt): rows
-            for part in parts
-            for place, rows in part.rows.items()
-        }
-        ttl_ms = round(self._ttl * 1000)
-        commands: list[tuple[object, ...]] = [("PEXPIRE", key, ttl_ms) for key in wanted]
-        commands += [("XLEN", key) for key in wanted]
-        found = accepted(persist(self._connection, lambda link: link.pipeline(commands)))
-        missing = sum(wanted.values()) - sum(found[len(wanted) :])
-        # Another driver that decides the batch removes what it does not publish.
-        if missing and not self._is_decided(batch):
-            raise NotPublishedError(
-                f"batch {batch}: Redis has lost {missing:,} of the rows that were staged; nothing"
-                " of the batch is published, start the query again"
-            )
-
-    def _begin(self, batch: int, plan: store.Plan, rows: int) -> Reply:
-        call = store.begin(self._keys, self._query, batch, plan, self._ttl, rows)
-        return persist(self._connection, lambda link: link.run(call))
-
-    def _publish(self, batch: int, plan: store.Plan) -> None:
-        """Move all rows of a plan: those of a partition in the order of the tasks."""
-        lines: dict[Place, list[str]] = {}
-        for attempt, names in plan.items():
-            for name, partitions in names.items():
-                for number in partitions:
-                    lines.setdefault((name, number), []).append(attempt)
-        while lines:
-            places = [place for place in lines for _ in range(CALLS)]
-            calls = [
-                store.publish(self._keys, *place, self._query, lines[place][0], self._ttl)
-                for place in places
-            ]
-            replies = accepted(self._run_many(calls))
-            for place, reply in zip(places[::CALLS], replies[CALLS - 1 :: CALLS], strict=True):
-                if reply.word == "GONE":
-                    if self._is_open(batch):
-                        raise self._gone(batch, place, lines[place][0])
-                    return
-                if not reply.rest[1]:
-                    del lines[place][0]
-                if not lines[place]:
-                    del lines[place]
-        call = store.end(self._keys, self._query, batch, self._ttl)
-        persist(self._connection, lambda link: link.run(call))
-
-    def _run_many(self, calls: Sequence[Call]) -> list[Any]:
-        return persist(self._connection, lambda link: list(link.run_many(calls)))
-
-    def _is_decided(self, batch: int) -> bool:
-        """Whether this batch or a later one was decided."""
-        at = persist(self._connection, lambda link: link.execute("HGET", self._record, "batch"))
-        return at is not None and at.isdigit() and int(at) >= batch
-
-    def _is_open(self, batch: int) -> bool:
-        """Whether a batch is still to be published; another driver may have done it meanwhile."""
-        asked = ("HMGET", self._record, "batch", "plan")
-        at, plan = persist(self._connection, lambda link: link.execute(*asked))
-        return at == b"%d" % batch and plan is not None
-
-    def _gone(self, batch: int, place: Place, attempt: str) -> NotPublishedError:
-        key = self._keys.staged(*place, self._query, attempt)
-        return NotPublishedError(
-            f"batch {batch} was published in part, and the rest of it is gone: {key} has expired or"
-            f" was lost. `HDEL {self._record} batch plan` lets the query publish the whole batch:"
-            " what is there of it will be there twice"
-        )
-
-    def _warn(self, batch: int) -> None:
-        _log.warning(
-            "nothing is known of what query %s has published before batch %d: if that batch was cut"
-            " off before, by an older version or longer ago than commitRetention, rows of it are"
-            " there twice",
-            self._query,
-            batch,
-        )
-
-    def _sweep(self, batch: int, parts: Sequence[Staged]) -> None:
-        """Remove all that was staged up to a batch, which is published.
-
-        Of an attempt that did not count nobody knows the partitions, nor whether it is still at
-        work: it is looked for again at the end of the next batch.
-        """
-        known = persist(self._connection, lambda link: link.execute("HGETALL", self._record))
-        doomed = [
-            self._keys.staged(*place, self._query, part.attempt)
-            for part in parts
-            for place in part.rows
-        ]
-        finished = {part.attempt for part in parts}
-        fields = []
-        for field, at in zip(known[::2], known[1::2], strict=True):
-            prefix, _, rest = field.decode("utf-8", "replace").partition(":")
-            attempt, _, name = rest.partition(":")
-            if prefix + ":" != _ATTEMPT or not at.isdigit() or int(at) > batch:
-                continue
-            if attempt not in finished:
-                doomed += self._everywhere(name, attempt)
-            if attempt in finished or int(at) < batch:
-                fields.append(field)
-        persist(self._connection, lambda link: _remove(link, self._record, fields, doomed))
-
-    def _everywhere(self, name: str, attempt: str) -> Iterator[str]:
-        count = persist(
-            self._connection, lambda link: topics.partition_count(Store(link, self._keys), name)
-        )
-        for number in range(count or 0):
-            yield self._keys.staged(name, number, self._query, attempt)
+        [raw] = self._ledger.run(("HGET", self._ledger.record, "plan"))
+        decided = store.read_plan(raw, self._ledger.record) if raw else {}
+        places = [(p.attempt, place) for p in parts if p.attempt not in decided for place in p.rows]
+        streams = [self._ledger.stream(place, attempt) for attempt, place in places]
+        names = {f"{_ATTEMPT}{attempt}:{name}".encode() for attempt, (name, _) in places}
+        self._ledger.ask(lambda link: self._ledger.remove(link, sorted(names), streams))
 
 
-def _remove(link: Any, record: str, fields: Sequence[bytes], keys: Sequence[str]) -> None:
-    commands = [
-        ("UNLINK", *together[start : start + KEYS_MAX])
-        for together in (link.together(keys) if keys else ())
-        for start in range(0, len(together), KEYS_MAX)
-    ]
-    commands += [
-        ("HDEL", record, *fields[start : start + KEYS_MAX])
-        for start in range(0, len(fields), KEYS_MAX)
-    ]
-    accepted(link.pipeline(commands))
-
-
-def _field(attempt: str, topic: str) -> str:
-    return f"{_ATTEMPT}{attempt}:{topic}"
+def _portions(every: Sequence[Any]) -> list[Sequence[Any]]:
+    """What one command names at a time."""
+    return [every[start : start + KEYS_MAX] for start in range(0, len(every), KEYS_MAX)]
 
 
 def _plan(parts: Sequence[Staged]) -> store.Plan:

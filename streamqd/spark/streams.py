@@ -11,27 +11,20 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import methodcaller
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from streamqd.config import topology
-from streamqd.errors import (
-    BadValue,
-    RedisRefused,
-    RedisUnavailable,
-    Refused,
-    StreamqdError,
-    TopicMissing,
-)
+from streamqd.errors import RedisRefused, RedisUnavailable, Refused, SparkError, TopicMissing
 from streamqd.spark import offsets
 from streamqd.spark.offsets import Bound, Id, Loss, Offsets, Place, Position, Span, StreamFacts
 from streamqd.spark.options import DLQ, ReadOptions, SparkConnection
 from streamqd.store import spark as store
-from streamqd.store import statistics, topics, untrusted
-from streamqd.store.client import Connection
-from streamqd.store.cluster import connect
+from streamqd.store import statistics, topics
+from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
-from streamqd.store.scripts import Call
+from streamqd.store.replies import accepted
 from streamqd.store.slots import slot_of
 from streamqd.store.store import Store
 
@@ -41,7 +34,7 @@ _told: set[str] = set()  # a stream asks for the names in every batch; each is t
 _T = TypeVar("_T")
 
 
-class DataLossError(StreamqdError):
+class DataLossError(SparkError):
     """Entries were removed before the query read them."""
 
 
@@ -51,7 +44,7 @@ class DataLossError(StreamqdError):
 def link_for(connection: SparkConnection, key: str = "") -> Connection:
     """This process's connection; made at its first use. With `key` to the node that serves it."""
     where = topology.parse(connection.redis.url)
-    if where is None or where.kind != topology.CLUSTER:
+    if where.kind != topology.CLUSTER:
         key = ""
     known = (os.getpid(), connection, slot_of(key) if key else -1)
     if known not in _links:
@@ -98,13 +91,20 @@ def registered(store: Store) -> list[str]:
     Whoever may write to Redis can put any text there, and a name becomes a part of paths. A bad one
     is logged once and passed over.
     """
-    found = []
-    for raw in store.execute("SMEMBERS", store.keys.registry()):
-        try:
-            found.append(untrusted.name(raw, store.keys.registry()))
-        except BadValue as error:
-            _warn_once(f"{error}; it is passed over")
-    return sorted(found)
+    found, bad = topics.registry(store)
+    for error in bad:
+        _warn_once(f"{error}; it is passed over")
+    return found
+
+
+def partition_counts(link: Connection, keys: Keys, names: Iterable[str]) -> dict[str, int]:
+    """How many partitions each topic or DLQ has, 0 when it is gone. Raises BadValue."""
+    wanted = {name: name.removesuffix(DLQ) for name in names}
+    found = accepted(link.pipeline([topics.presence(keys, topic) for topic in wanted.values()]))
+    return {
+        name: topics.present(keys, topic, reply) or 0
+        for (name, topic), reply in zip(wanted.items(), found, strict=True)
+    }
 
 
 def _warn_once(text: str) -> None:
@@ -129,7 +129,21 @@ class Catalog:
         found = persist(
             self._options.connection, lambda link: self._find_places(link, known, strict)
         )
+        if strict and not known:
+            self._refuse_unknown(found)
         return sorted(found)
+
+    def _refuse_unknown(self, found: Sequence[Place]) -> None:
+        """Raise Refused when the start or the end names a partition that is not read."""
+        options = self._options
+        for edge, named in (("starting", options.starting), ("ending", options.ending)):
+            strange = sorted(set(named or ()) - set(found))
+            if strange:
+                name, partition = strange[0]
+                raise Refused(
+                    f"{edge}Offsets names {name} partition {partition}, which is not read: it does"
+                    " not exist, or the subscription leaves it out"
+                )
 
     def vanished(self, begun: Iterable[Place], places: Sequence[Place]) -> list[Place]:
         """Partitions that a stream has begun to read, is still to read, and that are gone."""
@@ -155,9 +169,8 @@ class Catalog:
             names = [name + suffix for name in found if wanted.fullmatch(name)]
         else:
             names = sorted(options.subscribe or {name for name, _ in options.assign})
-        counts = {}
+        counts = partition_counts(link, self._keys, names)
         for name in names:
-            counts[name] = self._partition_count(link, name)
             if counts[name] or options.pattern or name in known:
                 continue
             topic = name.removesuffix(DLQ)
@@ -172,10 +185,6 @@ class Catalog:
                 raise Refused(f"{name} has {counts[name]} partitions: there is no {partition}")
         return [place for place in options.assign if place[1] < counts[place[0]]]
 
-    def _partition_count(self, link: Connection, name: str) -> int:
-        """0 for a topic that is not there."""
-        return topics.partition_count(Store(link, self._keys), name.removesuffix(DLQ)) or 0
-
     def facts(self, places: Sequence[Place]) -> dict[Place, StreamFacts]:
         """What each stream says of itself."""
         return persist(self._options.connection, lambda link: self._ask_facts(link, places))
@@ -188,45 +197,49 @@ class Catalog:
             place: _letter_facts(raw) for place, raw in zip(dead, link.pipeline(asked), strict=True)
         }
         calls = [statistics.measure_partition(self._keys, *place) for place in live]
-        for place, answer in zip(live, link.run_many(calls), strict=True):
-            if isinstance(answer, RedisRefused):
-                raise answer
+        for place, answer in zip(live, accepted(link.run_many(calls)), strict=True):
             figures = statistics.partition_figures(answer)
             found[place] = StreamFacts(
                 length=figures.length,
                 added=figures.added,
                 first=_id_or_none(figures.first_id),
                 last=_id_or_none(figures.last_id) or offsets.ZERO,
+                counted=figures.counted,
             )
         return found
+
+    def show(self, positions: Offsets) -> None:
+        """Show how far a query has read, as the position of a group. Nothing depends on it."""
+        calls = [
+            store.query_position(
+                *(self._keys, *place, self._options.group, offsets.write_id(each.id), each.passed),
+                hold=self._options.hold,
+            )
+            for place, each in positions.items()
+        ]
+        for answer in persist(self._options.connection, lambda link: link.run_many(calls)):
+            if isinstance(answer, RedisRefused):
+                _warn_once(f"the position of spark:{self._options.group} is not shown: {answer}")
 
     # --- positions ---
 
     def starts(self, facts: Mapping[Place, StreamFacts], default: Bound) -> Offsets:
         """Where reading begins. Raises Refused when options do not say it for a partition."""
-        options = self._options
-        chosen = options.starting_default or default
-        return self._resolved(options.starting, chosen, facts, "startingOffsets")
+        return self._resolved("starting", facts, default)
 
     def ends(self, facts: Mapping[Place, StreamFacts]) -> Offsets:
         """Where a batch read ends."""
-        options = self._options
-        chosen = options.ending_default or offsets.LATEST
-        return self._resolved(options.ending, chosen, facts, "endingOffsets")
+        return self._resolved("ending", facts, offsets.LATEST)
 
-    def _resolved(
-        self,
-        single: Mapping[Place, Bound] | None,
-        chosen: Bound,
-        facts: Mapping[Place, StreamFacts],
-        option: str,
-    ) -> Offsets:
+    def _resolved(self, edge: str, facts: Mapping[Place, StreamFacts], default: Bound) -> Offsets:
+        single: Mapping[Place, Bound] | None = getattr(self._options, edge)
+        chosen: Bound = getattr(self._options, f"{edge}_default") or default
         missing = [place for place in facts if single is not None and place not in single]
         if missing:
             name, partition = missing[0]
             raise Refused(
-                f"{option} leaves {len(missing)} partitions out, as {name} {partition}: all that"
-                " are read must be named"
+                f"{edge}Offsets leaves {len(missing)} partitions out, as {name} {partition}: all"
+                " that are read must be named"
             )
         bounds = {place: chosen if single is None else single[place] for place in facts}
         grouped = {place: bound.value for place, bound in bounds.items() if bound.kind == "group"}
@@ -260,16 +273,26 @@ class Catalog:
     def counted(self, positions: Offsets, facts: Mapping[Place, StreamFacts]) -> Offsets:
         """The positions, with their counts where those can be had by walking over what follows."""
         unknown = {
-            place: (position.id, facts[place].last, facts[place].length)
+            place: position
             for place, position in positions.items()
             if position.passed is None and facts[place].exact and position.id < facts[place].last
         }
-        behind = self.walk(unknown)
+        behind = self.walk({p: (unknown[p].id, facts[p].last, facts[p].length) for p in unknown})
+        gone = self.overtaken(unknown, facts)
+        return dict(positions) | {
+            p: at._replace(passed=facts[p].added - behind[p].passed)
+            for p, at in unknown.items()
+            if p not in gone and offsets.lost(at, facts[p]) is None
+        }
+
+    def overtaken(self, starts: Offsets, facts: Mapping[Place, StreamFacts]) -> set[Place]:
+        """Places of which entries behind the start went since the facts: counts are wrong there."""
+        now = self.facts(list(starts))
         return {
-            place: position._replace(passed=facts[place].added - behind[place].passed)
-            if place in behind
-            else position
-            for place, position in positions.items()
+            place
+            for place, start in starts.items()
+            if now[place].removed != facts[place].removed
+            and ((first := now[place].first) is None or first > start.id)
         }
 
     def walk(self, wanted: Mapping[Place, tuple[Id, Id, int]]) -> dict[Place, _Walked]:
@@ -279,31 +302,25 @@ class Catalog:
         busy for more than some milliseconds; all streams take their steps together.
         """
         walked = {place: _Walked(after, 0) for place, (after, _, _) in wanted.items()}
-        moving = [place for place, (_, _, count) in wanted.items() if count > 0]
-        while moving:
-            sizes = {
-                place: min(store.STEP_MAX, wanted[place][2] - walked[place].passed)
-                for place in moving
-            }
+        left = {place: count for place, (_, _, count) in wanted.items() if count > 0}
+        while left:
             calls = [
-                self._step(place, walked[place].id, wanted[place][1], sizes[place])
-                for place in moving
+                store.step(
+                    stream_key(self._keys, place),
+                    offsets.write_id(walked[place].id),
+                    offsets.write_id(wanted[place][1]),
+                    min(store.STEP_MAX, count),
+                )
+                for place, count in left.items()
             ]
-            answers = persist(self._options.connection, lambda link, c=calls: link.run_many(c))  # type: ignore[misc]
-            still = []
-            for place, answer in zip(moving, answers, strict=True):
-                if isinstance(answer, RedisRefused):
-                    raise answer
+            answers = persist(self._options.connection, methodcaller("run_many", calls))
+            for place, answer in zip(list(left), accepted(answers), strict=True):
                 gone, last, more = answer.rest
                 walked[place] = _Walked(offsets.read_id(last), walked[place].passed + gone)
-                if more and walked[place].passed < wanted[place][2]:
-                    still.append(place)
-            moving = still
+                left[place] -= gone
+                if not more or left[place] <= 0:
+                    del left[place]
         return walked
-
-    def _step(self, place: Place, after: Id, upto: Id, count: int) -> Call:
-        key = stream_key(self._keys, place)
-        return store.step(key, offsets.write_id(after), offsets.write_id(upto), count)
 
     # --- ranges ---
 
@@ -407,15 +424,22 @@ def _last_delivered(listed: list[Any], group: str) -> Id | None:
 
 def tell_loss(place: Place, after: Id, loss: Loss, *, fail: bool) -> None:
     """Raise DataLossError when `fail`, else log it."""
-    many = "an unknown number of" if loss.entries is None else f"{loss.entries:,}"
+    left = "what is left"
     where = f"{place[0]} partition {place[1]} behind {offsets.write_id(after)}"
-    text = f"{many} entries of {where} were trimmed before they were read"
-    if loss.kind != "trimmed":
-        many = "entries that were not read" if loss.entries is None else f"at least {many} entries"
-        fate = "gone" if loss.kind == "vanished" else "not the one that was read before"
-        text = f"the stream of {where} is {fate}, and {many} with it"
-    if fail:
-        raise DataLossError(
-            f"{text}; with failOnDataLoss=false the query goes on with what is left"
+    known = loss.entries is not None
+    seen = f"at least {loss.entries:,} entries" if known else "entries that were not read"
+    if loss.kind == "trimmed":
+        many = f"{loss.entries:,}" if known else "an unknown number of"
+        text = f"{many} entries of {where} were trimmed before they were read"
+    elif loss.kind == "vanished":
+        text = f"the stream of {where} is gone, and {seen} with it"
+    else:
+        text = (
+            f"the stream of {where} is not the one that was read before, and {seen} with it: it was"
+            " deleted and made again, or its newest entries were lost in a failover, or on Redis"
+            " 6.2 trimmed by others"
         )
-    _log.warning("%s; going on with what is left", text)
+        left = "all that is there, after a failover with entries that it has read before"
+    if fail:
+        raise DataLossError(f"{text}; with failOnDataLoss=false the query goes on with {left}")
+    _log.warning("%s; going on with %s", text, left)

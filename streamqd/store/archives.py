@@ -1,6 +1,6 @@
 """What pipelines write to Redis: how far a partition is archived, and which run may work.
 
-Called by `streamqd.spark.pipelines`. The archive itself is files; see its manifests.
+Called by `streamqd.spark.pipelines`. The archive itself is Delta tables.
 """
 
 from __future__ import annotations

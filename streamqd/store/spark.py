@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamqd.errors import BadValue, ContractError
+from streamqd.model import QUERIES
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
@@ -27,6 +28,26 @@ def step(stream: str, after: str, upto: str, count: int) -> Call:
     if not 1 <= count <= STEP_MAX:
         raise ContractError(f"stream_step: {count} entries, not 1 to {STEP_MAX}")
     return scripts.get("stream_step").call({"stream": stream}, after=after, upto=upto, count=count)
+
+
+def query_position(
+    keys: Keys,
+    topic: str,
+    partition: int,
+    query: str,
+    entry_id: str,
+    read: int | None,
+    *,
+    hold: bool,
+) -> Call:
+    """Show that a query has read a partition up to an entry, `read` entries of all ever added."""
+    return scripts.get("query_position").call(
+        {"stream": keys.stream(topic, partition), "trim": keys.trim(topic, partition)},
+        group=QUERIES + query,
+        after=entry_id,
+        read=-1 if read is None else read,
+        hold=hold,
+    )
 
 
 def begin(keys: Keys, query: str, batch: int, plan: Plan, ttl: float, rows: int) -> Call:

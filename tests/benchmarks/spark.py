@@ -31,7 +31,7 @@ import hiredis
 
 from streamqd import config
 from streamqd.store import topics
-from streamqd.store.client import Connection
+from streamqd.store.client import connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.benchmarks.quick import machine, server
@@ -94,7 +94,7 @@ def prepare(path: str, count: int) -> None:
     """Topics, and in one of them so many access log lines of about 110 bytes with a key."""
     settings = config.Redis(url=f"unix://{path}")
     link, keys = (
-        Connection(settings, timeout=60.0, name="bench"),
+        connect(settings, timeout=60.0, name="bench"),
         Keys("streaming:mq", "stream:topic"),
     )
     link.execute("FLUSHALL")
@@ -169,7 +169,7 @@ def _summary(rounds: list[dict[str, Any]], rows: int) -> dict[str, Any]:
 
 def clean(path: str) -> None:
     """Empty what is written to."""
-    client = Connection(config.Redis(url=f"unix://{path}"), timeout=60.0, name="bench")
+    client = connect(config.Redis(url=f"unix://{path}"), timeout=60.0, name="bench")
     for target in TARGETS.values():
         keys = [f"stream:topic:{{{target}:p:{number}}}" for number in range(PARTITIONS)]
         client.execute("DEL", *keys)

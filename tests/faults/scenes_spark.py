@@ -12,7 +12,7 @@ TRIES = 5
 
 
 def a_task_that_writes_rows(stage: Stage) -> None:
-    """A batch is written once, however often its task is tried, and its commit."""
+    """A batch is written once, however often its task is tried, and its commit; another ends it."""
     from streamqd.spark import sink, staging
     from streamqd.spark.options import write_options
     from streamqd.spark.outgoing import Row
@@ -22,16 +22,17 @@ def a_task_that_writes_rows(stage: Stage) -> None:
     options = write_options({name.lower(): str(value) for name, value in given.items()}, {})
     values = [b"%d" % number for number in range(20)]
     rows = [Row("out", None, value, "", [b"payload", value]) for value in values]
-    for _ in range(TRIES):
-        try:
-            task = staging.Stage(options, "query", 3)
-            sink.deliver(rows, options, 0, task.send)
-            staging.Publisher(options, "query").commit(3, [task.message()])
-            break
-        except RedisUnavailable:
-            continue
-    else:
-        raise AssertionError("the task does not come to its end")
+    for batch, made in ((3, rows), (4, [])):
+        for _ in range(TRIES):
+            try:
+                task = staging.Stage(options, "query", batch)
+                message = task.message(sink.deliver(made, options, 0, task.send))
+                staging.Publisher(options, "query").commit(batch, [message])
+                break
+            except RedisUnavailable:
+                continue
+        else:
+            raise AssertionError("the task does not come to its end")
     pages = stage.link.pipeline(
         [("XRANGE", stage.keys.stream("out", number), "-", "+") for number in range(2)]
     )
@@ -78,3 +79,27 @@ def an_archive_that_goes_on(stage: Stage) -> None:
         what="the lease is free",
     )
     assert stage.link.execute("HGET", keys.trim("access", 0), "archived") == b"3-0"
+
+
+def a_stream_that_shows_its_position(stage: Stage) -> None:
+    """A trigger shows how far the query is; a later one corrects what a lost reply left unknown."""
+    from streamqd.spark.offsets import Position
+    from streamqd.spark.options import read_options
+    from streamqd.spark.streams import Catalog
+
+    given = {"url": stage.proxy.url, "subscribe": "access", "group": "etl", "retryIntervalMs": "1"}
+    catalog = Catalog(read_options({name.lower(): text for name, text in given.items()}, {}))
+    stream = stage.keys.stream("access", 0)
+    for number in (1, 2):
+        stage.link.execute("XADD", stream, f"{number}-0", "payload", "x")
+        for _ in range(TRIES):
+            try:
+                catalog.show({("access", 0): Position((number, 0), number)})
+                break
+            except RedisUnavailable:
+                continue
+        else:
+            raise AssertionError("the position is not shown")
+    (flat,) = stage.link.execute("XINFO", "GROUPS", stream)
+    group = dict(zip(flat[::2], flat[1::2], strict=True))
+    assert (group[b"name"], group[b"last-delivered-id"]) == (b"spark:etl", b"2-0")

@@ -50,6 +50,14 @@ def test_of_one_query(tmp_path: Path) -> None:
         (["--to", "x"], "need --stream"),
         (["--stream", "--archive", "x"], "reads Redis only"),
         (["--stream", "--to", "x"], "--to needs --checkpoint"),
+        (["--into", "x"], "need --stream"),
+        (["--stream", "--into", "x"], "--into needs --archive"),
+        (["--stream", "--into", "x", "-a", "y"], "--into needs --checkpoint"),
+        (["--stream", "--into", "x", "-a", "y", "--checkpoint", "z", "--to", "t"], "exclude each"),
+        (
+            ["--stream", "--into", "x", "-a", "y", "--checkpoint", "z", "--mode", "update"],
+            "rows that never change",
+        ),
         (["--stream", "--mode", "complete"], "Invalid value for '--mode'"),
     ],
 )

@@ -10,8 +10,8 @@ import pytest
 
 from streamqd import config
 from streamqd.admin import topics_deletion
-from streamqd.errors import TopicMissing
-from streamqd.spark.streams import DataLossError
+from streamqd.errors import Refused, TopicMissing
+from streamqd.spark.streams import Catalog, DataLossError
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -141,7 +141,8 @@ def test_a_query_that_is_to_end_does_not_look_at_what_comes_later(shop: Shop) ->
     assert second == at("50-0", "0-0")
     assert reader.latestOffset(second, limit) == second
     assert len(rows(reader, first, second)) == 20
-    assert reader.reportLatestOffset() == at("80-0", "0-0", "5-0")
+    lag = {"#lag": {"total": 35, "max": 30, "avg": 11.7}}
+    assert reader.reportLatestOffset() == at("80-0", "0-0", "5-0") | lag
 
 
 def test_a_partition_that_is_new_is_read_from_its_first_entry(shop: Shop) -> None:
@@ -195,7 +196,7 @@ def test_entries_are_read_though_the_counts_are_equal(shop: Shop) -> None:
 
 
 def test_what_others_remove_lets_nothing_be_skipped(shop: Shop) -> None:
-    """P2: where the server does not count (Redis 6.2) it may be told as a loss and read twice."""
+    """P2, N: not where the server does not count (Redis 6.2) either, and nothing comes twice."""
     key = shop.keys.stream("access", 0)
     shop.fill(0, 1, 10)
     reader = lenient(shop, maxOffsetsPerTrigger=4)
@@ -210,7 +211,7 @@ def test_what_others_remove_lets_nothing_be_skipped(shop: Shop) -> None:
         shop.link.execute("XADD", key, "MAXLEN", "8", f"{number}-0", "payload", "x")
     end = reader.latestOffset(start, ALL)
     found += rows(reader, start, end)
-    assert len(found) == len(set(found)) or shop.server.version < (7,)
+    assert len(found) == len(set(found))
     assert set(found) >= {f"0:{number}-0" for number in range(9, 17)}
 
 
@@ -303,6 +304,8 @@ def test_a_stream_made_anew_is_a_loss(
     shop: Shop, caplog: pytest.LogCaptureFixture, first: int, count: int
 ) -> None:
     """P2: with fewer entries and with more, with smaller ids and with larger ones."""
+    if shop.server.version < (7,) and first <= 100 <= first + count - 1:
+        pytest.skip("Redis 6.2 does not count: ids of the past may be those of the one stream")
     shop.fill(0, 1, 100)
     start = at("100-0", "0-0")
     shop.link.execute("DEL", shop.keys.stream("access", 0))
@@ -374,9 +377,9 @@ def test_a_stream_that_is_made_anew_while_it_is_read(shop: Shop) -> None:
         planned = reader.partitions(start, reader.latestOffset(start, ALL))
         shop.link.execute("DEL", shop.keys.stream("access", 0))
         shop.fill(0, 101, 300)
-        if not options:
-            with pytest.raises(DataLossError, match="and at least 100 entries with it"):
-                list(reader.read(planned[0]))
+        many = "at least 100 entries" if not options else "entries that were not read"
+        with pytest.raises(DataLossError, match=f"and {many} with it.* lost in a failover"):
+            list(reader.read(planned[0]))
         shop.link.execute("DEL", shop.keys.stream("access", 0))
         shop.fill(0, 1, 100)
 
@@ -396,3 +399,73 @@ def test_a_batch_can_be_cut_into_pieces(shop: Shop) -> None:
         reader = shop.reader(**options)
         assert len(reader.partitions(at("0-0"), at("100-0"))) == count
         assert len(rows(reader, at("0-0"), at("100-0"))) == 100
+
+
+def test_a_stream_that_is_gone_before_its_pieces_are_read(shop: Shop) -> None:
+    """N: not told as late as in the next batch."""
+    shop.fill(0, 1, 100)
+    reader = shop.reader(minPartitions=2)
+    planned = reader.partitions(at("0-0", "0-0"), reader.latestOffset(at("0-0", "0-0"), ALL))
+    assert len(planned) == 2
+    shop.link.execute("DEL", shop.keys.stream("access", 0))
+    for piece in planned:
+        with pytest.raises(DataLossError, match="is not the one that was read before"):
+            list(reader.read(piece))
+
+
+class Trimmer:
+    """Trims partition 0 behind the back of the first walk."""
+
+    def __init__(self, shop: Shop, monkeypatch: pytest.MonkeyPatch, keep_from: str) -> None:
+        self.trims = [("XTRIM", shop.keys.stream("access", 0), "MINID", keep_from)]
+        self.link, self.walk = shop.link, Catalog.walk
+        monkeypatch.setattr(Catalog, "walk", lambda catalog, wanted: self(catalog, wanted))
+
+    def __call__(self, catalog: Catalog, wanted: Any) -> Any:
+        while self.trims:
+            self.link.execute(*self.trims.pop())
+        return self.walk(catalog, wanted)
+
+
+def test_a_batch_that_is_trimmed_while_it_is_counted(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N: the count of its end is that of the stream, so the next batch finds no loss."""
+    if shop.server.version < (7,):
+        pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
+    shop.fill(0, 1, 100)
+    Trimmer(shop, monkeypatch, "31-0")
+    reader = lenient(shop)
+    end = reader.latestOffset(at("10-0", "0-0"), streaming.ReadMaxRows(20))
+    assert end == at("50-0", "0-0")
+    assert len(rows(reader, at("10-0", "0-0"), end)) == 20
+
+
+def test_a_first_offset_that_is_trimmed_while_it_is_counted(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N: what went behind it is told, as it is when it went before."""
+    if shop.server.version < (7,):
+        pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
+    shop.fill(0, 1, 100)
+    trimmer = Trimmer(shop, monkeypatch, "71-0")
+    given = {"startingOffsets": '{"access": {"0": "50-0", "1": "earliest"}}'}
+    for _ in range(2):
+        reader = shop.reader(**given)
+        start = reader.initialOffset()
+        assert start["#"] == {"access": {"1": 0}}
+        with pytest.raises(DataLossError, match="an unknown number of entries"):
+            reader.partitions(start, reader.latestOffset(start, ALL))
+    assert not trimmer.trims
+
+
+@pytest.mark.parametrize("edge", ["starting", "ending"])
+def test_a_partition_that_nothing_reads_is_refused(shop: Shop, edge: str) -> None:
+    """N: in the options; a checkpoint goes before them."""
+    places = '{"access": {"0": "1-0", "1": "1-0", "7": "1-0"}}'
+    reader = shop.reader(**{f"{edge}Offsets": places})
+    text = f"{edge}Offsets names access partition 7, which is not read: it does not exist"
+    with pytest.raises(Refused, match=text):
+        reader.initialOffset()
+    shop.fill(0, 1, 5)
+    assert reader.latestOffset(at("0-0", "0-0"), ALL) == at("5-0", "0-0")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from streamqd import config
+from streamqd.admin import topics_deletion
 from streamqd.errors import BadValue, MessageTooLarge, RedisRefused, Refused, TopicMissing
 from streamqd.policy.partitioning import crc32_partition
 from streamqd.spark import outgoing, streams
@@ -43,8 +44,7 @@ class Shop:
         """What a task does; returns its message."""
         options = self.options(batchRows=4, **given)
         stage = staging.Stage(options, QUERY, batch)
-        sink.deliver(rows, options, task, stage.send)
-        return stage.message()
+        return stage.message(sink.deliver(rows, options, task, stage.send))
 
     def publish(self, parts: list[Any], *, batch: int = 3, **given: object) -> None:
         """What the driver does."""
@@ -54,9 +54,13 @@ class Shop:
         parts = [self.stage(rows, batch=batch, task=task) for task, rows in enumerate(tasks)]
         self.publish(parts, batch=batch)
 
-    def left_over(self) -> list[bytes]:
-        """The keys of staged rows."""
+    def staged(self) -> list[bytes]:
+        """The keys of staged streams, emptied ones too."""
         return sorted(self.link.execute("KEYS", f"{self.keys.control}:sink:{{out:*"))
+
+    def left_over(self) -> list[bytes]:
+        """The keys of streams with staged rows."""
+        return [key for key in self.staged() if self.link.execute("XLEN", key)]
 
     def forget(self, *, written: bool = True) -> None:
         streams = [self.keys.stream("out", number) for number in range(2)]
@@ -242,16 +246,56 @@ def test_batches_without_rows(shop: Shop) -> None:
     assert shop.all_written() == [b"a", b"a", b"b"]
 
 
-def test_partitions_that_were_added_in_between(shop: Shop) -> None:
-    """P1: rows that were staged go where they were staged for."""
+def test_partitions_that_were_added_in_between(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """N: the rows of a key would go to its former partition, behind what is in the new one.
+
+    What is decided by then goes where it was staged for: each row is there once.
+    """
     made = rows(*LETTERS)
     parts = [shop.stage(made)]
-    shop.grow(5)
-    shop.publish(parts)
-    assert [len(page) for page in shop.written(5)][2:] == [0, 0, 0]
-    shop.batch([made], batch=4)
-    assert all(page for page in shop.written(5)[2:])
-    assert sum(map(len, shop.written(5))) == 52
+    shop.grow(4)
+    with pytest.raises(staging.NotPublishedError, match="has 4 partitions now, and had 2 when"):
+        shop.publish(parts)
+    assert shop.all_written() == []
+    sink.TopicStreamWriter(shop.options()).abort(parts, 3)
+    shop.batch([made])
+    assert [crc32_partition(page[0], 4) for page in shop.written(4)] == [0, 1, 2, 3]
+    half_published(shop, monkeypatch, made, batch=4)
+    shop.grow(8)
+    shop.batch([made[::-1]], batch=4)
+    assert [len(page) for page in shop.written(8)][4:] == [0] * 4
+    assert sum(map(len, shop.written(8))) == 52
+
+
+def only_decided(shop: Shop, monkeypatch: pytest.MonkeyPatch, parts: list[Any]) -> None:
+    """The driver dies before it moves a row."""
+
+    def dying(*_: object) -> None:
+        raise DeadError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staging.Publisher, "_publish", dying)
+        with pytest.raises(DeadError):
+            shop.publish(parts)
+
+
+def half_published(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, made: list[Any], *, batch: int = 3
+) -> None:
+    """The driver dies after it has decided a batch and moved three rows of each partition."""
+    parts = [shop.stage(made, batch=batch)]
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, "CALLS", 1)
+        patch.setattr(store, "ROWS_MAX", 3)
+
+        def dying(publisher: Any, calls: Any) -> Any:
+            real(publisher, calls)
+            raise DeadError
+
+        real = staging.Publisher._run_many
+        patch.setattr(staging.Publisher, "_run_many", dying)
+        with pytest.raises(DeadError):
+            shop.publish(parts, batch=batch)
 
 
 def test_an_old_checkpoint_is_refused(shop: Shop) -> None:
@@ -280,11 +324,14 @@ def test_other_rows_of_a_batch_that_is_done_are_told(
 class Task:
     """What a task of Spark knows of itself."""
 
+    run = "5b0c9a3e-run"
+
     def partitionId(self) -> int:  # noqa: N802
         return 0
 
     def getLocalProperty(self, name: str) -> str:  # noqa: N802
-        return {"streaming.sql.batchId": "3", "sql.streaming.queryId": QUERY}[name]
+        known = {"streaming.sql.batchId": "3", "sql.streaming.queryId": QUERY}
+        return (known | {"spark.jobGroup.id": self.run})[name]
 
 
 def test_a_task_that_fails_leaves_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,10 +366,7 @@ def test_what_is_decided_stays_when_the_commit_failed(
 ) -> None:
     """P1: Spark calls abort then too."""
     parts = [shop.stage(rows(*LETTERS))]
-    monkeypatch.setattr(staging, "persist", dying_after(1))
-    with pytest.raises(DeadError):
-        shop.publish(parts)
-    monkeypatch.undo()
+    only_decided(shop, monkeypatch, parts)
     sink.TopicStreamWriter(shop.options()).abort([*parts, shop.stage(rows("x"))], 3)
     shop.batch([rows(*LETTERS)])
     assert shop.all_written() == BODIES
@@ -372,12 +416,11 @@ def test_staged_rows_that_redis_lost(shop: Shop) -> None:
 def test_what_was_decided_and_is_gone_is_told(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """P1: never half a batch without a word; the message says how to go on."""
     parts = [shop.stage(rows(*LETTERS))]
-    monkeypatch.setattr(staging, "persist", dying_after(1))
-    with pytest.raises(DeadError):
-        shop.publish(parts)
-    monkeypatch.undo()
+    only_decided(shop, monkeypatch, parts)
     shop.link.execute("DEL", *shop.left_over())
-    with pytest.raises(staging.NotPublishedError, match="the rest of it is gone") as caught:
+    with pytest.raises(
+        staging.NotPublishedError, match="are gone before they were published"
+    ) as caught:
         shop.batch([rows(*LETTERS)])
     advice = str(caught.value).split("`")[1].split()
     shop.link.execute(*advice)
@@ -415,6 +458,14 @@ def test_a_record_that_is_none_is_named(shop: Shop) -> None:
         shop.publish(parts)
 
 
+@pytest.mark.parametrize("junk", ["9" * 5000, "-1", "x"])
+def test_a_number_that_is_none_harms_no_batch(shop: Shop, junk: str) -> None:
+    """S6: of an attempt; it is not looked for."""
+    shop.link.execute("HSET", shop.keys.sink(QUERY), "attempt:x:out", junk)
+    shop.batch([rows(*LETTERS)])
+    assert shop.all_written() == BODIES
+
+
 def test_an_answer_that_was_lost_does_not_write_twice(shop: Shop) -> None:
     made = rows(*LETTERS)
 
@@ -439,8 +490,8 @@ def test_rows_come_twice_to_the_server_and_are_staged_once(shop: Shop) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(staging, "persist", repeated)
-        sink.deliver(rows(*LETTERS), shop.options(), 0, stage.send)
-        shop.publish([stage.message()])
+        counts = sink.deliver(rows(*LETTERS), shop.options(), 0, stage.send)
+        shop.publish([stage.message(counts)])
     assert shop.all_written() == BODIES
 
 
@@ -454,6 +505,131 @@ def test_memory_is_full(shop: Shop) -> None:
         shop.publish(parts)
     finally:
         shop.link.execute("CONFIG", "SET", "maxmemory", "0")
+    assert shop.all_written() == BODIES
+
+
+# --- topics that go, failovers, killed drivers ----------------------------------------------------
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["gone", "created again"])
+def test_a_deleted_topic_holds_up_no_other(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, again: bool
+) -> None:
+    """N: a plan is open, and its rows for one of two topics went with that."""
+    topics.create(Store(shop.link, shop.keys), "other", config.Topic(partitions=1))
+    mixed = rows(*LETTERS) + [row._replace(topic="other") for row in rows(*LETTERS)]
+    half_published(shop, monkeypatch, mixed)
+    topics_deletion.delete(Store(shop.link, shop.keys), "other", force=True)
+    if again:
+        topics.create(Store(shop.link, shop.keys), "other", config.Topic(partitions=1))
+    for _ in range(2):
+        with pytest.raises(
+            staging.NotPublishedError, match=r"rows for other partition 0 are gone .*deleted"
+        ) as caught:
+            shop.batch([rows(*LETTERS)])
+        assert "With failOnDataLoss=false the query goes on without them" in str(caught.value)
+        assert shop.all_written() == BODIES, "the rest of the batch is published"
+    caplog.clear()
+    parts = [shop.stage(rows(*LETTERS))]
+    shop.publish(parts, failOnDataLoss="false")
+    assert "rows for other partition 0 are gone" in caplog.text
+    shop.batch([rows("next")], batch=4)
+    assert shop.all_written() == sorted([*BODIES, b"next"])
+    assert shop.link.execute("EXISTS", shop.keys.stream("other", 0)) == 0
+
+
+def test_rows_for_a_partition_that_is_no_more(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """N: the topic was made again with fewer: nobody reads a stream behind them."""
+    half_published(shop, monkeypatch, rows(*LETTERS))
+    before = shop.written()
+    shop.grow(1)
+    parts = [shop.stage(rows(*LETTERS))]
+    for _ in range(2):
+        with pytest.raises(staging.NotPublishedError, match="rows for out partition 1 are gone"):
+            shop.publish(parts)
+    first, second = shop.written()
+    assert len(first) > len(before[0])
+    assert second == before[1]
+    shop.publish(parts, failOnDataLoss="false")
+    assert shop.left_over() == []
+
+
+def test_rows_that_are_staged_after_their_topic_was_deleted(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N: a task goes on with the number of partitions it knows; the stream would have no reader."""
+    late = staging.Stage(shop.options(), QUERY, 3)
+    counts = sink.deliver(rows(*LETTERS), shop.options(), 0, late.send)
+    topics_deletion.delete(Store(shop.link, shop.keys), "out", force=True)
+    late.send({("out", 0): rows("y")})
+    parts = [late.message(counts)]
+    with pytest.raises(staging.NotPublishedError, match="the topic out does not exist now"):
+        shop.publish(parts)
+    sink.TopicStreamWriter(shop.options()).abort(parts, 3)
+    assert shop.staged() == []
+    assert shop.link.execute("EXISTS", shop.keys.stream("out", 0)) == 0
+
+
+def test_a_failover_during_the_commit(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """N: the replica that takes over does not know of the last moves; nothing is lost or twice."""
+    parts = [shop.stage(part) for part in in_tasks(rows(*LETTERS), 3)]
+    keys = [key.decode() for key in shop.left_over()] + [shop.keys.stream("out", n) for n in (0, 1)]
+    before = {key: shop.link.execute("DUMP", key) for key in keys}
+    failed_over: list[bool] = []
+    real = staging.Publisher._move
+
+    def move(publisher: Any, waiting: Any) -> None:
+        real(publisher, waiting)
+        if not failed_over:
+            failed_over.append(True)
+            shop.link.execute("DEL", *keys)
+            for key, dump in before.items():
+                if dump is not None:
+                    shop.link.execute("RESTORE", key, 0, dump)
+
+    monkeypatch.setattr(staging.Publisher, "_move", move)
+    shop.publish(parts)
+    assert failed_over
+    assert shop.all_written() == BODIES
+    assert shop.left_over() == []
+
+
+def test_the_proof_that_a_batch_is_published_stays_for_another(shop: Shop) -> None:
+    """N: in a cluster another node has the record, and its replica may not know of the end."""
+    shop.batch(in_tasks(rows(*LETTERS), 2))
+    proofs = shop.staged()
+    assert proofs
+    record = shop.keys.sink(QUERY)
+    plan = {key.rpartition(b":")[2].decode(): {"out": [0, 1]} for key in proofs}
+    shop.link.execute("HSET", record, "plan", store.write_plan(plan))
+    shop.batch([rows("next")], batch=4)
+    assert shop.all_written() == sorted([*BODIES, b"next"])
+    assert not set(proofs) & set(shop.staged())
+
+
+def test_rows_of_a_killed_driver_go_when_the_query_starts(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N: not as late as at the end of the batch, and never those of a task of the same run."""
+    monkeypatch.setattr(sink, "_task", Task)
+    writer = sink.TopicStreamWriter(shop.options())
+    writer.write(iter([batch(value=["killed"])]))
+    monkeypatch.setattr(Task, "run", "another-run")
+    second = writer.write(iter([batch(value=["a"])]))
+    assert len(shop.staged()) == 1
+    third = writer.write(iter([batch(value=["b"])]))
+    assert len(shop.staged()) == 2, "of the same run"
+    shop.publish([second, third])
+    assert shop.all_written() == [b"a", b"b"]
+
+
+def test_what_a_killed_driver_has_decided_stays(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half_published(shop, monkeypatch, rows(*LETTERS))
+    monkeypatch.setattr(sink, "_task", Task)
+    writer = sink.TopicStreamWriter(shop.options())
+    shop.publish([writer.write(iter([batch(value=["x"])]))])
     assert shop.all_written() == BODIES
 
 

@@ -12,16 +12,15 @@ from streamqd import config
 from streamqd.errors import Refused, TopicMissing
 from streamqd.model import Unit
 from streamqd.spark import offsets
-from streamqd.spark import reader as reading
 from streamqd.spark.entries import Entry
 from streamqd.spark.offsets import EARLIEST, LATEST, Loss, Place, Position, Span
 from streamqd.spark.options import ReadOptions, read_options
-from streamqd.spark.pages import read_page
-from streamqd.spark.reader import EntryReader
+from streamqd.spark.reader import BATCH_ROWS, EntryReader
 from streamqd.spark.streams import Catalog, DataLossError
 from streamqd.store import messages, retention, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.node import Node
 from streamqd.store.store import Store
 from streamqd.store.transport import OverweightError
 from tests.support.proxy import Fault, FaultProxy
@@ -87,6 +86,7 @@ def test_places(shop: Shop, store: Store) -> None:
 def test_facts(shop: Shop, link: Connection, keys: Keys) -> None:
     assert shop.catalog().facts([PLACE])[PLACE] == offsets.StreamFacts()
     shop.add("1-0", "2-0", "3-0")
+    assert shop.catalog().facts([PLACE])[PLACE].counted == (shop.server.version >= (7,))
     shop.trim("2-0")
     facts = shop.catalog().facts([PLACE, ("access:dlq", 0)])
     if shop.server.version >= (7,):
@@ -174,18 +174,19 @@ def test_large_entries_behind_small_ones(shop: Shop, monkeypatch: pytest.MonkeyP
     shop.add(*(f"{n}-0" for n in range(1101, 1201)), size=10)
     came: list[int] = []
     refused = 0
+    weighed = Node.execute_weighed
 
-    def spied(link: Connection, command: Any, most: int) -> tuple[list[Entry], int]:
+    def spied(node: Node, *command: Any, bytes_max: float) -> tuple[list[Entry], int]:
         nonlocal refused
         try:
-            page, received = read_page(link, command, most)
+            page, received = weighed(node, *command, bytes_max=bytes_max)
         except OverweightError:
             refused += 1
             raise
         came.append(received)
         return page, received
 
-    monkeypatch.setattr(reading, "read_page", spied)
+    monkeypatch.setattr(Node, "execute_weighed", spied)
     options = shop.options(fetchBytes=50_000)
     batches = list(EntryReader(options, shop.span(Catalog(options))).batches())
     ids = [entry[0].decode() for batch in batches for entry in batch]
@@ -237,7 +238,7 @@ def test_progress_is_added_up(shop: Shop, link: Connection) -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.DROP_REPLY, Fault.CUT_REPLY])
-@pytest.mark.parametrize("rows", [50, reading.BATCH_ROWS + 50], ids=["at the end", "meanwhile"])
+@pytest.mark.parametrize("rows", [50, BATCH_ROWS + 50], ids=["at the end", "meanwhile"])
 def test_a_report_of_progress_that_is_not_answered_fails_no_task(
     shop: Shop, link: Connection, server: Server, fault: Fault, rows: int
 ) -> None:

@@ -31,6 +31,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.spark)
 
 
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> None:
+    """The session has threads for as long as it lives, and nothing here forks."""
+
+
 @pytest.fixture(scope="session")
 def event_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the one session writes down all that it does, as for Spark's history server."""

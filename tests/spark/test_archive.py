@@ -16,19 +16,21 @@ import pytest
 from streamqd import config
 from streamqd.config import Topic
 from streamqd.errors import Refused
-from streamqd.spark.pipelines import batches
-from streamqd.spark.pipelines.archive import Archiver, Done, PipelineError, lease_name
+from streamqd.spark.pipelines import archive, tables
+from streamqd.spark.pipelines.archive import Archiver, Done
 from streamqd.spark.pipelines.lease import PipelineLease
-from streamqd.spark.streams import Catalog, DataLossError
+from streamqd.spark.pipelines.queries import PipelineError
+from streamqd.spark.pipelines.storage import Archive
+from streamqd.spark.streams import DataLossError
 from streamqd.store import topics
-from streamqd.store.client import Connection
+from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.support.killed_archive import POINTS, strike
 from tests.support.servers import Server
 from tests.support.spark_process import QUICK
 
-dataset = pytest.importorskip("pyarrow.dataset")
+deltalake = pytest.importorskip("deltalake")
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
@@ -81,15 +83,27 @@ class Desk:
         self.asked += 1
         return self.spark
 
+    def rows(self, topic: str) -> list[dict[str, Any]]:
+        """What a reader of Delta tables sees that knows nothing of us."""
+        table = deltalake.DeltaTable(str(Archive(self.folder).folder(topic)))
+        found: list[dict[str, Any]] = table.to_pyarrow_table().to_pylist()
+        return found
+
     def plain(self) -> Counter[Entry]:
-        """What a reader of Parquet sees that knows nothing of us."""
-        found = dataset.dataset(self.folder, format="parquet", partitioning="hive").to_table()
-        names = ("topic", "partition", "id", "value")
-        return Counter(zip(*(found[name].to_pylist() for name in names), strict=True))
+        return Counter(
+            (topic, row["partition"], row["id"], row["value"])
+            for topic in Archive(self.folder).topics()
+            for row in self.rows(topic)
+        )
 
     def by_spark(self) -> Counter[Entry]:
-        rows = self.spark.read.parquet(str(self.folder)).select("topic", "partition", "id", "value")
-        return Counter((row[0], row[1], row[2], bytes(row[3])) for row in rows.collect())
+        archive = Archive(self.folder)
+        found: Counter[Entry] = Counter()
+        for topic in archive.topics():
+            frame = tables.cold(self.spark, topic, archive.table(topic))
+            rows = frame.select("topic", "partition", "id", "value").collect()
+            found += Counter((row[0], row[1], row[2], bytes(row[3])) for row in rows)
+        return found
 
     def archived(self, topic: str, partition: int) -> str | None:
         raw = self.link.execute("HGET", self.keys.trim(topic, partition), "archived")
@@ -121,7 +135,7 @@ def test_everything_once_over_several_runs(desk: Desk) -> None:
     done = desk.run()
     assert {name: each.rows for name, each in done.items()} == {"access": 705, "orders": 3}
     assert desk.plain() == desk.by_spark() == desk.ledger
-    assert len({path.parent.parent.name for path in desk.folder.rglob("*.parquet")}) == 2
+    assert len({row["date"] for row in desk.rows("access")}) == 2
     assert desk.archived("access", 1) == done["access"].archived["1"] == desk.last("access", 1)
 
     desk.run()
@@ -140,17 +154,13 @@ def test_everything_once_over_several_runs(desk: Desk) -> None:
 def test_a_row_is_all_of_an_entry(desk: Desk) -> None:
     desk.add("access", 1, 1)
     desk.run()
-    row = (
-        dataset.dataset(desk.folder, format="parquet", partitioning="hive")
-        .to_table()
-        .to_pylist()[0]
-    )
+    row = desk.rows("access")[0]
     ms, seq = map(int, desk.last("access", 1).split("-"))
     assert (row["id_ms"], row["id_seq"], row["key"]) == (ms, seq, b"k")
     assert row["timestamp"].timestamp() * 1000 == ms
     assert row["headers"] == [{"key": "a", "value": b"1"}]
     assert row["fields"] == [("sentAt", b"7")]
-    assert (row["batch"], row["partition"], row["topic"]) == (0, 1, "access")
+    assert (str(row["date"]), row["partition"]) == ("2025-11-20", 1)
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -176,7 +186,7 @@ def test_broken_off_at(desk: Desk, point: str) -> None:
     assert desk.archived("access", 0) == desk.last("access", 0)
 
 
-def test_it_goes_on_behind_the_manifests_whatever_was_trimmed(desk: Desk) -> None:
+def test_it_goes_on_behind_the_table_whatever_was_trimmed(desk: Desk) -> None:
     desk.add("access", 0, 5)
     desk.run()
     desk.link.execute("XTRIM", desk.keys.stream("access", 0), "MAXLEN", 0)
@@ -207,32 +217,21 @@ def test_a_task_that_fails_leaves_nothing(desk: Desk) -> None:
     desk.run()
     desk.add("access", 0, 4)
     desk.add("access", 1, 4)
-    facts, trimmed = Catalog.facts, 0
+    backlog = archive._Run.backlog
 
-    def overtaken(self: Catalog, places: Any) -> Any:
-        """Trim once the batch has been planned, by what is known of the streams before that."""
-        nonlocal trimmed
-        found = facts(self, places)
-        trimmed += 1
-        if trimmed == 3:
-            desk.link.execute("XTRIM", desk.keys.stream("access", 0), "MAXLEN", "=", 1)
+    def overtaken(self: archive._Run, *given: Any) -> int:
+        """Trim once the driver has seen that nothing is gone."""
+        found = backlog(self, *given)
+        desk.link.execute("XTRIM", desk.keys.stream("access", 0), "MAXLEN", "=", 1)
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Catalog, "facts", overtaken)
+        patch.setattr(archive._Run, "backlog", overtaken)
         with pytest.raises(PipelineError, match=r"3 entries of access partition 0 .* were trimmed"):
             desk.run()
     assert sum(desk.plain().values()) == 4
     assert desk.run(allow_loss=True)["access"].missing == 3
     assert sum(desk.plain().values()) == 9
-
-
-def test_every_task_of_a_divided_stream(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "PIECE_ROWS", 10)
-    desk.add("access", 0, 200)
-    done = desk.run("access")["access"]
-    assert (done.rows, done.files) == (200, 2)
-    assert desk.plain() == desk.ledger
 
 
 def test_a_hostile_name_in_the_registry_harms_nothing(
@@ -266,10 +265,10 @@ def test_two_runs_do_not_meet(desk: Desk) -> None:
     desk.add("access", 0, 1)
     archiver = desk.archiver()
     other = PipelineLease(
-        lambda: Connection(desk.settings.redis, timeout=10.0, name="test:other"),
+        lambda: connect(desk.settings.redis, timeout=10.0, name="test:other"),
         desk.keys,
         "access",
-        lease_name(archiver.archive),
+        archiver.archive.lease_name,
     )
     with other, pytest.raises(Refused, match=f"being run by process {os.getpid()} on"):
         archiver.run()
@@ -281,13 +280,18 @@ def test_two_runs_do_not_meet(desk: Desk) -> None:
 def test_killed_and_run_again(desk: Desk, server: Server, tmp_path: Path) -> None:
     """Real kills, each run going on where the one before was killed."""
     (tmp_path / "streamq.toml").write_text(f'[redis]\nurl = "{server.url}"\n', "utf-8")
-    for number, point in enumerate(("staged", "renamed")):
-        desk.add("access", number, 5)
+    for number, point in enumerate(POINTS):
+        desk.add("access", number % 2, 5)
         command = [sys.executable, "-m", "tests.support.killed_archive", point, "1"]
         command += ["--config", str(tmp_path / "streamq.toml"), "pipeline", "archive"]
         command += ["--archive", str(desk.folder), "--batch-rows", "3"]
         command += ["--master", "local[1]", *QUICK]
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
         assert ended.returncode == -signal.SIGKILL, ended.stderr
+        seen = desk.plain()
+        assert seen <= desk.ledger
+        for partition in range(2):
+            told = desk.archived("access", partition)
+            assert told is None or ("access", partition, told) in {each[:3] for each in seen}
     desk.run()
     assert desk.plain() == desk.by_spark() == desk.ledger

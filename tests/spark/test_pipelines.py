@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import os
+import signal
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -13,15 +15,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from streamqd import config
-from streamqd.errors import HandlerLoadError, Refused
+from streamqd.cli import answers
+from streamqd.errors import HandlerLoadError, Refused, TopicMissing
+from streamqd.spark import read_topic
+from streamqd.spark.form import OptionsError
 from streamqd.spark.pipelines import standing, tables
-from streamqd.spark.pipelines.archive import Archiver, PipelineError
+from streamqd.spark.pipelines.archive import Archiver
 from streamqd.spark.pipelines.checkpoints import hold
-from streamqd.spark.pipelines.compact import compact
+from streamqd.spark.pipelines.compact import compact, purge
+from streamqd.spark.pipelines.prompt import Prompt
+from streamqd.spark.pipelines.queries import PipelineError
 from streamqd.spark.pipelines.replay import HEADER, ReplayFilter, replay
 from streamqd.spark.pipelines.run import Job, load, run
 from streamqd.spark.pipelines.standing import Standing
 from streamqd.spark.pipelines.storage import Archive
+from streamqd.spark.streams import Catalog, DataLossError
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -69,23 +77,115 @@ def test_hot_and_cold_are_one_table_before_and_after_compaction(
     def asked() -> list[tuple[Any, ...]]:
         assert tables.make_views(shop.spark, settings, archive, query) == ["topic_access"]
         found = [tuple(row) for row in shop.spark.sql(query).collect()]
-        # The data source by itself says the same.
-        shop.read("access", archivePath=archive.root).createOrReplaceTempView("topic_access")
+        read_topic(
+            shop.spark, "access", settings=settings, archivePath=archive.root
+        ).createOrReplaceTempView("topic_access")
         assert [tuple(row) for row in shop.spark.sql(query).collect()] == found
         return found
 
     assert asked() == expected
-    done = compact(settings, archive.root, lambda: shop.spark)[0]
-    assert (done.rows, done.files_before, done.files_after) == (7, 4, 2)
+    begun = tables.topic_table(shop.spark, settings, "access", archive, "cold")
+    done = compact(settings, archive.root)[0]
+    assert (done.rows, done.files_before, done.files_after) == (6, 3, 1)
     assert asked() == expected
     rows = tables.topic_table(shop.spark, settings, "access", archive, "cold").collect()
     assert Counter((row.partition, row.id) for row in rows) == Counter(
         [*((0, f"{n}-0") for n in range(1, 7)), (1, "1-0")]
     )
-    assert shop.spark.read.parquet(str(archive.root)).count() == 7
-    again = compact(settings, archive.root, lambda: shop.spark, grace=-1)[0]
-    assert (again.rows, again.purged) == (0, 3)
+    assert begun.count() == 7, "what was planned before is still there"
+    assert compact(settings, archive.root)[0].rows == 0
+    table = archive.table("access")
+    assert table is not None
+    assert purge(table, 0.0) == 3
     assert asked() == expected
+    with pytest.raises(Refused, match="startingOffsets is a condition on timestamp or id_ms"):
+        read_topic(
+            shop.spark,
+            "access",
+            settings=settings,
+            archivePath=archive.root,
+            startingOffsets="earliest",
+        )
+
+
+def test_what_is_archived_and_trimmed_while_it_is_planned(
+    shop: Shop, settings: config.Settings, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table is read first; should Redis have forgotten more, the table has grown."""
+    shop.fill("access", 0, 7, 9)
+    facts = Catalog.facts
+
+    def overtaken(self: Catalog, places: Any) -> Any:
+        monkeypatch.setattr(Catalog, "facts", facts)
+        archiver = Archiver(settings, archive.root, lambda: shop.spark, lambda _: None)
+        archiver.run()
+        archiver.close()
+        shop.link.execute("XTRIM", shop.keys.stream("access", 0), "MAXLEN", 0)
+        return facts(self, places)
+
+    monkeypatch.setattr(Catalog, "facts", overtaken)
+    frame = tables.topic_table(shop.spark, settings, "access", archive)
+    assert Counter((row.partition, row.id) for row in frame.collect()) == Counter(
+        [*((0, f"{n}-0") for n in range(1, 10)), (1, "1-0")]
+    )
+    # What no archive holds is a loss, or is passed over.
+    shop.fill("access", 0, 10, 12)
+    shop.link.execute("XTRIM", shop.keys.stream("access", 0), "MAXLEN", "=", 1)
+    with pytest.raises(DataLossError, match="2 entries of access partition 0 behind 9-0"):
+        tables.topic_table(shop.spark, settings, "access", archive)
+    left = read_topic(
+        shop.spark,
+        "access",
+        settings=settings,
+        archivePath=archive.root,
+        failOnDataLoss=False,
+    )
+    assert left.count() == 11
+
+
+@pytest.mark.parametrize("tier", ["all", "hot", "cold"])
+def test_options_of_a_tier_are_checked(shop: Shop, archive: Archive, tier: str) -> None:
+    given: dict[str, Any] = {"archivePath": archive.root, "tier": tier}
+    with pytest.raises(OptionsError, match="fetchsiez is not an option; did you mean fetchSize"):
+        read_topic(shop.spark, "access", url=shop.server.url, fetchSiez=7, **given)
+    with pytest.raises(OptionsError, match="failOnDataLoss must be true or false"):
+        read_topic(shop.spark, "access", url=shop.server.url, failOnDataLoss="maybe", **given)
+
+
+def test_options_of_a_tier_may_be_written_in_any_case(
+    shop: Shop, settings: config.Settings, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.fill("access", 0, 7, 9)
+    shop.link.execute("XTRIM", shop.keys.stream("access", 0), "MAXLEN", "=", 1)
+    given = {"archivePath": archive.root, "FAILONDATALOSS": " False"}
+    left = read_topic(shop.spark, "access", url=shop.server.url, **given)
+    assert left.count() == 8
+    # The address may stand in the environment, as without an archive.
+    monkeypatch.setenv("STREAMQ_URL", shop.server.url)
+    begins = tables.starts_behind({}, "access", archive.table("access"), fail=False)
+    assert json.loads(begins)["access"].keys() == {"0", "1"}
+
+
+def test_a_source_is_registered_once(
+    shop: Shop, settings: config.Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark warns of each time after the first."""
+    from pyspark.sql.datasource import DataSourceRegistration
+
+    register, made = DataSourceRegistration.register, list[str]()
+
+    def noted(self: DataSourceRegistration, source: Any) -> None:
+        made.append(source.name())
+        register(self, source)
+
+    monkeypatch.setattr(DataSourceRegistration, "register", noted)
+    for name in ("access", "orders"):
+        shop.topic(name, 1)
+        shop.fill(name, 0, 1, 2)
+    archiver = Archiver(settings, tmp_path / "archive", lambda: shop.spark, lambda _: None)
+    assert [each.rows for each in archiver.run()] == [2, 2]
+    archiver.close()
+    assert len(made) <= 1
 
 
 def test_replay_from_the_archive_once_under_a_name(
@@ -103,11 +203,11 @@ def test_replay_from_the_archive_once_under_a_name(
     )
     assert (dry.rows, entries(shop, "again")) == (7, [])
     since = ReplayFilter(since=dt.datetime.fromtimestamp(0.003, dt.UTC), where="partition = 0")
-    for _ in range(2):
+    for sent in (4, 0):
         done = replay(
             settings, shop.spark, "access", since, archive=archive, target="again", name="one"
         )
-        assert done.rows == 4
+        assert (done.rows, done.sent) == (4, sent)
     sent = entries(shop, "again")
     assert [each["payload"] for each in sent] == [b"0:%d-0" % n for n in range(3, 7)]
     assert [json.loads(each["headers"]) for each in sent] == [
@@ -133,6 +233,53 @@ def test_replay_by_key_and_header_keeps_the_message(
         replay(settings, shop.spark, "access", ReplayFilter(tier="cold"))
 
 
+def test_a_named_replay_into_its_own_topic_does_not_find_itself(
+    shop: Shop, settings: config.Settings
+) -> None:
+    shop.topic("access", 1)
+    shop.fill("access", 0, 1, 3)
+    for sent in (3, 0):
+        done = replay(settings, shop.spark, "access", ReplayFilter(), name="one")
+        assert (done.rows, done.sent) == (3, sent)
+    assert len(entries(shop, "access")) == 6
+
+
+def test_a_replay_that_a_task_could_not_end_is_told_in_a_sentence(
+    shop: Shop, settings: config.Settings, archive: Archive
+) -> None:
+    shop.topic("again", 1)
+    shop.link.execute("SET", shop.keys.stream("again", 0), "no stream")
+    with pytest.raises(PipelineError) as told:
+        replay(settings, shop.spark, "access", ReplayFilter(), archive=archive, target="again")
+    assert str(told.value).startswith("WRONGTYPE")
+    assert "\n" not in str(told.value)
+
+
+def test_a_replay_with_a_rate_is_even(shop: Shop, settings: config.Settings) -> None:
+    """By the times that the server gave the messages. The machine may be slow, never too fast."""
+    shop.topic("access", 2)
+    shop.topic("again", 1)
+    shop.fill("access", 0, 1, 40)
+    shop.fill("access", 1, 1, 40)
+
+    done = replay(settings, shop.spark, "access", ReplayFilter(), target="again", rate=50)
+
+    assert done.sent == 80
+    found = shop.link.execute("XRANGE", shop.keys.stream("again", 0), "-", "+")
+    times = [int(each.partition(b"-")[0]) for each, _ in found]
+    assert len(times) == 80
+    # In every window of half a second 25 are due, and what may be late by 20 ms.
+    assert max(sum(begin <= each < begin + 500 for each in times) for begin in times) <= 28
+    assert replay(settings, shop.spark, "access", ReplayFilter(), target="again").sent == 80
+
+
+def test_replay_into_a_topic_that_is_not_there(shop: Shop, settings: config.Settings) -> None:
+    shop.topic("access", 1)
+    shop.fill("access", 0, 1, 3)
+    with pytest.raises(TopicMissing, match="again"):
+        replay(settings, shop.spark, "access", ReplayFilter(), target="again")
+
+
 def test_replay_of_dead_letters(shop: Shop, settings: config.Settings) -> None:
     shop.topic("access", 1)
     letter = {"payload": "p", "key": "k", "reason": "attempts", "originalId": "3-0"}
@@ -143,10 +290,71 @@ def test_replay_of_dead_letters(shop: Shop, settings: config.Settings) -> None:
     assert entries(shop, "access") == [
         {"payload": b"p", "key": b"k", "headers": b'{"x-replay-of":"access:dlq/0/9-0"}'}
     ]
-    found = tables.ask(shop.spark, settings, None, "SELECT reason FROM DLQ_access")
-    assert found == (["reason"], [{"reason": "attempts"}])
+    prompt = Prompt(shop.spark, settings, None)
+    found = prompt.ask("SELECT reason, 1 AS n, 2 AS n FROM DLQ_access")
+    assert found == (["reason", "n", "n"], [("attempts", 1, 2)])
     with pytest.raises(Refused, match="`cause` cannot be resolved"):
-        tables.ask(shop.spark, settings, None, "SELECT cause FROM dlq_access")
+        prompt.ask("SELECT cause FROM dlq_access")
+
+
+def test_a_statement_that_has_no_job_can_be_cancelled(
+    shop: Shop, settings: config.Settings, tmp_path: Path
+) -> None:
+    from pyspark.sql.datasource import DataSource
+
+    class SlowSource(DataSource):
+        """Its columns are known once somebody writes into a pipe; Python waits for that."""
+
+        @classmethod
+        def name(cls) -> str:
+            return "slow"
+
+        def schema(self) -> str:
+            folder = Path(self.options["folder"])
+            (folder / "begun").touch()
+            with (folder / "go").open("rb") as pipe:
+                pipe.read(1)
+            (folder / "ended").touch()
+            return "x int"
+
+    def interrupt() -> None:
+        wait_until((tmp_path / "begun").exists, timeout=60)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    os.mkfifo(tmp_path / "go")
+    shop.spark.dataSource.register(SlowSource)
+    prompt = Prompt(shop.spark, settings, None)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # PySpark's own calls Java
+    user = threading.Thread(target=interrupt)
+    user.start()
+    slow = f"CREATE TEMPORARY VIEW slow USING slow OPTIONS (folder '{tmp_path}')"
+    with (tmp_path / "go").open("r+b", buffering=0) as pipe:
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                prompt.ask(slow)
+            assert not (tmp_path / "ended").exists()
+            assert prompt.ask("SELECT 6 * 7").rows == [(42,)]
+        finally:
+            signal.signal(signal.SIGINT, before)
+            pipe.write(b"x")
+            user.join()
+            wait_until((tmp_path / "ended").exists, timeout=60)
+
+
+def test_columns_that_are_refused_are_so_before_the_query_runs(
+    shop: Shop, settings: config.Settings
+) -> None:
+    prompt = Prompt(shop.spark, settings, None)
+    query = "SELECT raise_error(concat('it', ' ran', id)) AS n, 2 AS n FROM range(3)"
+    with pytest.raises(PipelineError, match="it ran"):
+        prompt.ask(query)
+    with pytest.raises(Refused, match="two columns are named n"):
+        prompt.ask(query, fits=answers.refused_by("json"))
+    shop.topic("access", 1)
+    shop.fill("access", 0, 1, 2)
+    asked = Standing("SELECT raise_error(id) AS n, 2 AS n FROM topic_access")
+    with pytest.raises(Refused, match="two columns are named n"):
+        standing.run(shop.spark, settings, asked, _gone, fits=answers.refused_by("json"))
 
 
 def test_a_job_from_topic_to_topic_and_on_from_where_it_was(
@@ -191,11 +399,14 @@ def test_a_standing_query_shows_rows_and_their_changes(
     shop.fill("access", 1, 1, 1)
     shown: list[dict[str, Any]] = []
 
+    def show(names: list[str], rows: list[tuple[Any, ...]]) -> None:
+        shown.extend(dict(zip(names, row, strict=True)) for row in rows)
+
     def ask(query: str, **given: Any) -> list[dict[str, Any]]:
         checkpoint = given.pop("checkpoint", None)
         shown.clear()
         asked = Standing(query, **given)
-        standing.run(shop.spark, settings, asked, lambda _, rows: shown.extend(rows), checkpoint)
+        standing.run(shop.spark, settings, asked, show, checkpoint)
         return sorted(shown, key=str)
 
     plain = "SELECT id, string(value) AS body FROM topic_access WHERE id_ms > 2"
@@ -218,7 +429,7 @@ def test_a_standing_query_shows_rows_and_their_changes(
         standing.run(shop.spark, settings, Standing(plain), _gone)
 
 
-def _gone(names: list[str], rows: list[dict[str, Any]]) -> None:
+def _gone(names: list[str], rows: list[tuple[Any, ...]]) -> None:
     raise BrokenPipeError
 
 

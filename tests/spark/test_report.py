@@ -1,4 +1,4 @@
-"""The report's figures on a real log, against the same figures counted without Spark."""
+"""The report on a real log: its figures against the same counted without Spark."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import datetime as dt
 import gzip
 import itertools
 import json
-import math
 import zlib
-from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -17,15 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from click.testing import CliRunner
-from pyarrow import parquet
 
 from streamqd import config
 from streamqd.cli import cli
-from streamqd.errors import Refused
+from streamqd.errors import Malformed, Refused
 from streamqd.policy.fingerprint import fingerprint
 from streamqd.spark.pipelines.archive import Archiver
-from streamqd.spark.pipelines.report import Reporter
-from streamqd.spark.pipelines.report_queries import Window
+from streamqd.spark.pipelines.report import report
+from streamqd.spark.pipelines.report_queries import ReportScope
 from streamqd.spark.pipelines.storage import Archive
 from streamqd.store import topics
 from streamqd.store.client import Connection
@@ -88,17 +85,17 @@ def write(shop: Shop, entries: list[Sent]) -> None:
 
 
 def write_other(shop: Shop) -> None:
-    """A topic of messages that tell where they come from, and one without any."""
+    """A topic with a group that fails, one of JSON, some of it broken, and one without entries."""
     shop.topic("next", 1)
     shop.topic("empty", 2)
     stream = shop.keys.stream("next", 0)
-    for number, took in enumerate((10, 20, 400, -5)):
-        headers = json.dumps({"uid": f"access/0/{BEGIN - took}-0"})
-        shop.link.execute("XADD", stream, f"{BEGIN}-{number}", "payload", "", "headers", headers)
-    sent_at = ("sentAt", BEGIN + 1 - 3000)
-    shop.link.execute("XADD", stream, f"{BEGIN + 1}-0", "payload", "p", *sent_at)
-    worst = ("sentAt", "-9223372036854775808", "originalId", "x", "headers", "[")
-    shop.link.execute("XADD", stream, f"{BEGIN + 2}-0", "payload", "p", *worst)
+    now = int(shop.link.execute("TIME")[0]) * 1000
+    for number in range(5):
+        body = json.dumps({"id": number, "who": "ann" if number else "<b>"})
+        shop.link.execute("XADD", stream, f"{now - 3_600_000}-{number}", "payload", body)
+    shop.link.execute("XADD", stream, f"{now}-0", "payload", '{"id": "x", "who": "zed"}')
+    shop.link.execute("XGROUP", "CREATE", stream, "mail", "0")
+    shop.link.execute("ZADD", shop.keys.retry("next", 0, "mail"), now + 60_000, "m:1-0")
 
 
 def bury(shop: Shop) -> list[dict[str, Any]]:
@@ -110,6 +107,7 @@ def bury(shop: Shop) -> list[dict[str, Any]]:
             "payload": "p",
             "originalTopic": "access",
             "originalId": f"{failed - 1000 * (number + 1)}-0",
+            "timestamp": failed - 1000 * (number + 1),
             "group": "hits" if number % 3 else "agents",
             "handler": "weblog:count_hit",
             "attempts": 5 if number % 2 else 1,
@@ -130,10 +128,6 @@ def bury(shop: Shop) -> list[dict[str, Any]]:
     return written
 
 
-def ranked(values: list[int], share: float) -> int:
-    return sorted(values)[math.ceil(share * len(values)) - 1]
-
-
 def test_figures_of_a_real_log_hot_and_cold(
     shop: Shop, settings: config.Settings, tmp_path: Path
 ) -> None:
@@ -148,104 +142,96 @@ def test_figures_of_a_real_log_hot_and_cold(
     write(shop, sent[400:])
     write_other(shop)
     letters = bury(shop)
+    archive, out = Archive(tmp_path / "archive"), tmp_path / "out"
+    asked = ReportScope(archive=archive, schemas={"next": "id long, who string"})
 
-    told: list[Any] = []
-    archive = Archive(tmp_path / "archive")
-    reporter = Reporter(settings, lambda: shop.spark, told.append, archive=archive)
-    document = reporter.run(tmp_path / "out")
+    first = report(settings, lambda: shop.spark, out, asked)
 
-    assert [each["topic"] for each in document["topics"]] == ["access", "empty", "next"]
-    access, empty, following = document["topics"]
+    assert [each["topic"] for each in first["topics"]] == ["next", "access", "empty"]
+    following, access, empty = first["topics"]
     check_entries(access, sent)
     check_deaths(access, letters)
-    assert (empty["rows"], empty["letters"], empty["latency"]) == (0, 0, [])
-    assert [each["rows"] for each in empty["partitions"]] == [0, 0]
-    check_latencies(access, following, letters)
-    assert (told[-1].done, told[-1].total) == (606, 606)
-    assert shop.link.execute("KEYS", shop.keys.progress("*").replace("{", "*")) == []
-
-    out = tmp_path / "out"
-    assert json.loads((out / "report.json").read_bytes()) == document
-    keys = parquet.read_table(out / "keys.parquet").to_pylist()
-    assert {row["key"]: row["rows"] for row in keys}[GARBAGE] == Counter(each.key for each in sent)[
-        GARBAGE
+    assert (empty["entries"], empty["letters"], empty["partition_count"]) == (0, 0, 2)
+    check_fields(following["fields"])
+    assert [(each["severity"], each["about"], each["messages"]) for each in first["findings"]] == [
+        ("problem", "fleet default", 6),
+        ("problem", "next/mail", 6),
+        ("warning", "access", 13),
+        ("warning", "next/mail", 1),
+        ("warning", "next", 1),
+        ("note", "access", 600),
     ]
+    assert first["changes"] == []
+    assert json.loads((out / "report.json").read_bytes()) == first
     page = (out / "report.html").read_text("utf-8")
     assert "<script" not in page
     assert "\\xff\\x00\\x1b[31m&lt;script&gt;\\u202e" in page
+    check_changes(shop, settings, asked, first, out)
     check_window(shop, settings, archive, sent, letters, out)
 
 
 def check_entries(found: dict[str, Any], sent: list[Sent]) -> None:
-    assert (found["rows"], found["bytes"]) == (len(sent), sum(len(each.line) for each in sent))
+    assert (found["entries"], found["bytes"]) == (len(sent), sum(len(e.line) for e in sent))
     rows = Counter(each.partition for each in sent)
-    assert {each["partition"]: each["rows"] for each in found["partitions"]} == rows
-    assert found["rows_max_over_mean"] == max(rows.values()) * PARTITIONS / len(sent)
+    assert {each["partition"]: each["entries"] for each in found["partitions"]} == rows
+    assert min(e["first_unix_ms"] for e in found["partitions"]) == BEGIN
     keys = Counter(each.key for each in sent if each.key is not None)
-    assert found["keyed_rows"] == keys.total()
-    assert found["keys_about"] == pytest.approx(len(keys), rel=0.02)
-    hottest = max(keys.values())
-    assert found["hottest_key_share"] == hottest / len(sent)
-    assert [each["rows"] for each in found["keys"]] == sorted(keys.values(), reverse=True)[:50]
-    assert {each["key_hex"]: each["rows"] for each in found["keys"]}.items() <= {
-        key.hex(): number for key, number in keys.items()
-    }.items()
-    width = round(found["throughput"][0]["width_seconds"] * 1000)
-    assert width == 60_000  # 600 entries over 79 minutes
-    counted: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
-    for each in sent:
-        at = dt.datetime.fromtimestamp(each.ms // width * width / 1000, dt.UTC)
-        stamp = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        counted[stamp] = (counted[stamp][0] + 1, counted[stamp][1] + len(each.line))
-    assert {e["at"]: (e["rows"], e["bytes"]) for e in found["throughput"] if e["rows"]} == counted
+    assert {each["keys"] for each in found["keys"]} == {len(keys)}
+    assert [each["entries"] for each in found["keys"]] == sorted(keys.values(), reverse=True)[:50]
+    hashes = {zlib.crc32(key): rows for key, rows in keys.items()}
+    assert {each["crc32"]: each["entries"] for each in found["keys"]}.items() <= hashes.items()
+    assert GARBAGE.decode("utf-8", "backslashreplace") in {each["key"] for each in found["keys"]}
+    width = found["width_ms"]
+    assert width == 300_000  # for the 150 minutes until the last letter
+    counted = Counter(each.ms // width * width for each in sent)
+    assert {e["at_unix_ms"]: e["entries"] for e in found["timeline"] if e["entries"]} == counted
 
 
 def check_deaths(found: dict[str, Any], letters: list[dict[str, Any]]) -> None:
     assert found["letters"] == len(letters) + 1
-    classes = Counter(each["errorClass"] for each in letters)
-    assert {e["error_class"]: e["letters"] for e in found["dead_by_class"]} == {**classes, "": 1}
-    groups = Counter(each["group"] for each in letters)
-    handlers = {e["group"]: e["letters"] for e in found["dead_by_handler"] if e["handler"]}
-    assert handlers == groups
+    assert sum(each["letters"] for each in found["timeline"]) == len(letters) + 1
     frame, handler = "weblog.py:count_hit", "weblog:count_hit"
-    prints = Counter(
-        each.get("fingerprint") or fingerprint(each["errorClass"], frame, handler)
+    died = Counter(
+        (
+            each["group"],
+            each.get("fingerprint") or fingerprint(each["errorClass"], frame, handler),
+            each["errorClass"],
+        )
         for each in letters
     )
-    prints[fingerprint("", "", "")] = 1
-    by_print = {each["fingerprint"]: each for each in found["dead_by_fingerprint"]}
-    assert {name: each["letters"] for name, each in by_print.items()} == prints
-    newest = letters[3]
-    assert by_print["told"]["newest"] == f"0:{newest['failedAt']}-0"
-    assert (by_print["told"]["place"], by_print["told"]["error_message"]) == (frame, "<b>no</b>")
-    hours = Counter((each["failedAt"] // 3_600_000) for each in letters)
-    hours[(BEGIN + 9_000_000) // 3_600_000] += 1
-    assert [each["letters"] for each in found["dead_by_hour"]] == [
-        number for _, number in sorted(hours.items())
+    died["", fingerprint("", "", ""), ""] = 1
+    causes = {(e["group"], e["fingerprint"], e["error_class"]): e for e in found["causes"]}
+    assert {name: each["letters"] for name, each in causes.items()} == died
+    told = causes["hits", "told", "ValueError"]
+    assert (told["place"], told["error_message"]) == (frame, "<b>no</b>")
+    assert told["id"] == f"2:{letters[2]['failedAt']}-0"
+    assert (told["p50_ms"], told["p99_ms"]) == (2000, 3000)
+
+
+def check_fields(found: dict[str, Any]) -> None:
+    assert (found["fits"], found["bad"]) == (5, 1)
+    number, who = found["rows"]
+    assert [number[name] for name in ("name", "type", "count", "nulls", "least", "greatest")] == [
+        *("id", "bigint", 5, 0, "0", "4"),
     ]
+    assert who["distinct"] == 2
+    assert who["top"] == [{"item": "ann", "count": 4}, {"item": "<b>", "count": 1}]
 
 
-def check_latencies(
-    access: dict[str, Any], following: dict[str, Any], letters: list[dict[str, Any]]
+def check_changes(
+    shop: Shop, settings: config.Settings, asked: ReportScope, first: dict[str, Any], out: Path
 ) -> None:
-    took: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for each in letters:
-        kind = "dead after retries" if each["attempts"] > 1 else "dead at once"
-        original = int(each["originalId"].partition("-")[0])
-        took[kind, each["group"]].append(each["failedAt"] - original)
-    found = {(each["measure"], each["of"]): each for each in access["latency"]}
-    assert {
-        pair: [each[name] for name in ("count", "p50_ms", "p90_ms", "p99_ms", "max_ms", "skipped")]
-        for pair, each in found.items()
-    } == {
-        pair: [len(all_), *(ranked(all_, share) for share in (0.5, 0.9, 0.99)), max(all_), 0]
-        for pair, all_ in took.items()
-    }
-    others = {(each["measure"], each["of"]): each for each in following["latency"]}
-    assert set(others) == {("forwarded", "access"), ("scheduled", "")}
-    forwarded = others["forwarded", "access"]
-    assert [forwarded[name] for name in ("count", "p50_ms", "max_ms", "skipped")] == [3, 20, 400, 1]
-    assert others["scheduled", ""]["max_ms"] == 3000
+    """The next report in the folder says what is new."""
+    letter = ("payload", "p", "group", "hits", "errorClass", "TypeError", "attempts", 1)
+    shop.link.execute("XADD", shop.keys.dlq("access", 0), "*", *letter)
+    shop.link.execute("XADD", shop.keys.stream("next", 0), "*", "payload", "p")
+    second = report(settings, lambda: shop.spark, out, asked)
+    assert second["compared_with"] == first["made_unix_ms"]
+    assert second["changes"] == [
+        {"what": "next/mail: unread", "before": 6, "now": 7},
+        {"what": "access/hits: dead of TypeError", "before": 0, "now": 1},
+        {"what": "entries of next", "before": 6, "now": 7},
+    ]
 
 
 def check_window(
@@ -258,59 +244,66 @@ def check_window(
 ) -> None:
     first, last = sent[350].ms, sent[450].ms
     since, until = (dt.datetime.fromtimestamp(ms / 1000, dt.UTC) for ms in (first, last))
-    window = Window(since, until)
-    reporter = Reporter(
-        settings, lambda: shop.spark, lambda _: None, archive=archive, window=window
-    )
-    (topic,) = reporter.run(out, ["access"], overwrite=True)["topics"]
-    assert topic["rows"] == 100
+    asked = ReportScope(("access",), archive, since, until)
+    found = report(settings, lambda: shop.spark, out, asked)
+    (topic,) = found["topics"]
+    assert topic["entries"] == 100
     assert topic["letters"] == sum(first <= each["failedAt"] < last for each in letters)
+    assert "other topics" in found["compared_with"]
+
+
+def test_a_schema_that_is_none_is_malformed(
+    shop: Shop, settings: config.Settings, tmp_path: Path
+) -> None:
+    shop.topic("access", 1)
+    for schema in ("", "int", "a int, A", "a int, a string", "__does_not_fit int"):
+        asked = ReportScope(schemas={"access": schema or " "})
+        with pytest.raises(Malformed, match="cannot be read"):
+            report(settings, lambda: shop.spark, tmp_path / "out", asked)
+    assert list(tmp_path.iterdir()) == []
 
 
 def unasked() -> Any:
     pytest.fail("Spark was started for nothing")
 
 
-@pytest.fixture
-def reporter(settings: config.Settings) -> Callable[..., Reporter]:
-    return lambda **more: Reporter(settings, unasked, lambda _: None, **more)
-
-
 def test_what_cannot_be_reported_is_refused_before_spark_starts(
-    reporter: Callable[..., Reporter], store: Store, tmp_path: Path
+    settings: config.Settings, store: Store, tmp_path: Path
 ) -> None:
     topics.create(store, "access", config.Topic(partitions=1))
-    with pytest.raises(Refused, match="there is no topic nothing"):
-        reporter().run(tmp_path / "out", ["nothing"])
-    (tmp_path / "mine").touch()
-    with pytest.raises(Refused, match="say --overwrite"):
-        reporter().run(tmp_path)
     moment = dt.datetime.now(dt.UTC)
-    with pytest.raises(Refused, match="window is empty"):
-        reporter(window=Window(moment, moment)).run(tmp_path / "out")
-    assert [each.name for each in tmp_path.iterdir()] == ["mine"]
+    for asked, sentence in (
+        (ReportScope(("nothing",)), "there is no topic nothing"),
+        (ReportScope(schemas={"nothing": "a int"}), "there is no topic nothing"),
+        (ReportScope(since=moment, until=moment), "window is empty"),
+    ):
+        with pytest.raises(Refused, match=sentence):
+            report(settings, unasked, tmp_path / "out", asked)
+    (tmp_path / "report.html").touch()
+    with pytest.raises(Refused, match="is not of a report"):
+        report(settings, unasked, tmp_path, ReportScope())
+    assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
 
 
-def test_without_topics_there_is_a_report_and_no_spark(
-    reporter: Callable[..., Reporter], link: Connection, tmp_path: Path
-) -> None:
-    assert reporter().run(tmp_path / "out")["topics"] == []
-    assert "There are no topics" in (tmp_path / "out" / "report.html").read_text("utf-8")
-
-
-def test_the_command_refuses_with_its_exit_code(
+def test_the_command_ends_with_its_exit_code(
     server: Server, link: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Without topics there is a report, and no Spark is started."""
     monkeypatch.setenv("STREAMQ_REDIS__URL", server.url)
     monkeypatch.chdir(tmp_path)
     command = ("pipeline", "report", "--out", "out")
     done = CliRunner().invoke(cli, [*command, "--json"])
     assert (done.exit_code, json.loads(done.stdout)["topics"]) == (0, [])
+    assert "There are no topics" in (tmp_path / "out" / "report.html").read_text("utf-8")
     again = CliRunner().invoke(cli, command)
-    assert again.exit_code == 8
-    assert again.stderr.startswith("Error: ")
-    assert "say --overwrite" in again.stderr
-    shown = CliRunner().invoke(cli, [*command, "--overwrite", "--since", "2025-11-20"])
-    assert (shown.exit_code, shown.stdout.splitlines()[-1]) == (0, "no topics in out/report.html")
+    assert (again.exit_code, again.stdout.splitlines()[-1]) == (
+        *(0, "1 finding in no topics: out/report.html"),
+    )
+    assert CliRunner().invoke(cli, [*command, "--overwrite"]).exit_code == 0
     assert CliRunner().invoke(cli, [*command, "--since", "yesterday"]).exit_code == 2
+    assert CliRunner().invoke(cli, [*command, "--schema", "access"]).exit_code == 2
     assert CliRunner().invoke(cli, [*command, "--archive", "none"]).exit_code == 8
+    (tmp_path / "out" / "report.json").write_text("mine")
+    refused = CliRunner().invoke(cli, command)
+    assert refused.exit_code == 8
+    assert refused.stderr.startswith("Error: out/report.json is not of a report")

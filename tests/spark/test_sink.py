@@ -82,11 +82,36 @@ def test_what_is_wrong_is_said(shop: Shop) -> None:
         over.mode("overwrite").save()
 
 
+def test_a_message_has_no_null(shop: Shop) -> None:
+    """P5: a null value is an empty message, a null key none."""
+    rows = shop.spark.sql("SELECT cast(NULL AS string) AS value, cast(NULL AS string) AS key")
+    write(shop, rows, topic="out", partitions=1)
+    [(_, fields)] = shop.link.execute("XRANGE", shop.keys.stream("out", 0), "-", "+")
+    assert fields == [b"payload", b""]
+    assert [(row.value, row.key) for row in shop.read("out").collect()] == [(b"", None)]
+
+
+def test_the_output_mode_update_is_refused(shop: Shop, tmp_path: Path) -> None:
+    """P5: by Spark, for every sink in Python."""
+    shop.topic("access", 1)
+    shop.topic("out", 1)
+    rows = shop.stream("access").select("value")
+    writer = rows.writeStream.format("streamq").options(**shop.write_options(topic="out"))
+    with pytest.raises(PySparkException, match=r"(?i)update"):
+        run(writer.outputMode("update").option("checkpointLocation", str(tmp_path)).start())
+
+
 def copy(shop: Shop, rows: DataFrame, checkpoint: Path, **options: object) -> None:
     """Write a stream into the topic out until it has read what there is."""
     writer = rows.writeStream.format("streamq").trigger(availableNow=True)
     writer = writer.options(**shop.write_options(topic="out", **options))
     run(writer.option("checkpointLocation", str(checkpoint)).start())
+
+
+def rows_left(shop: Shop) -> list[bytes]:
+    """The streams of staged rows that are not empty."""
+    keys: list[bytes] = shop.link.execute("KEYS", f"{shop.keys.control}:sink:{{out:*")
+    return [key for key in keys if shop.link.execute("XLEN", key)]
 
 
 @pytest.mark.parametrize("source", ["topic", "files"])
@@ -124,7 +149,7 @@ def test_a_stream_is_written_exactly_once(shop: Shop, tmp_path: Path, source: st
     assert shop.payloads("out", 2) == expected
     attempt(1)
     assert shop.payloads("out", 2) == expected
-    assert shop.link.execute("KEYS", f"{shop.keys.control}:sink:{{out:*") == []
+    assert rows_left(shop) == []
 
 
 def test_a_batch_that_fails_shows_nothing(shop: Shop, tmp_path: Path) -> None:
@@ -140,4 +165,23 @@ def test_a_batch_that_fails_shows_nothing(shop: Shop, tmp_path: Path) -> None:
     assert shop.payloads("out", 3) == []
     copy(shop, rows, tmp_path)
     assert len(set(shop.payloads("out", 3))) == 302
-    assert shop.link.execute("KEYS", f"{shop.keys.control}:sink:{{out:*") == []
+    assert rows_left(shop) == []
+
+
+def test_what_a_killed_driver_staged_goes_when_the_query_starts(shop: Shop, tmp_path: Path) -> None:
+    """N: tasks know which run they are of, and the batch before them had another."""
+    shop.topic("access", 1)
+    shop.topic("out", 1)
+    shop.fill("access", 0, 1, 20)
+    rows = shop.stream("access").select("value")
+    with pytest.raises(StreamingQueryException, match="maxStagedBytes"):
+        copy(shop, rows, tmp_path, maxStagedBytes=100)
+    query = json.loads((tmp_path / "metadata").read_text())["id"]
+    record, left = shop.keys.sink(query), shop.keys.staged("out", 0, query, "00000000dead")
+    shop.link.execute("HSET", record, "attempt:00000000dead:out", 0)
+    shop.link.execute("XADD", left, "0-1", "payload", "x")
+    with pytest.raises(StreamingQueryException, match="maxStagedBytes"):
+        copy(shop, rows, tmp_path, maxStagedBytes=100)
+    assert shop.link.execute("EXISTS", left) == 0
+    copy(shop, rows, tmp_path)
+    assert len(shop.payloads("out", 1)) == 20

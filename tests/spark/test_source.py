@@ -120,6 +120,8 @@ def test_filters_are_pushed_down(shop: Shop) -> None:
     shop.spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
     try:
         assert shop.read("access").where("partition = 1").count() == 100
+        with pytest.raises(PySparkException, match=r"filterPushdown\.enabled"):
+            shop.read("access", pushdown="true").count()
     finally:
         shop.spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
 

@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 from streamqd.admin import topics_deletion
 from streamqd.model import Unit
 from streamqd.store import messages, retention
-from tests.spark.conftest import Shop
+from tests.spark.conftest import Shop, run
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -122,6 +122,8 @@ def test_a_query_that_runs(shop: Shop, tmp_path: Path) -> None:
             timeout=60,
             what="the reported position",
         )
+        progress = running.lastProgress["sources"][0]
+        assert json.loads(progress["latestOffset"])["#lag"] == {"total": 0, "max": 0, "avg": 0.0}
     finally:
         running.stop()
     assert sorted(seen) == sorted(numbered(0, 11, 15) + numbered(1, 1, 3))
@@ -164,3 +166,36 @@ def test_a_topic_that_is_gone_and_a_stream_made_anew(shop: Shop, tmp_path: Path)
     shop.topic("hits-a", 1)
     shop.fill("hits-a", 0, 1, 3)
     assert places(shop.take(strict, tmp_path)) == numbered(0, 1, 3)
+
+
+def test_a_query_shows_its_position(shop: Shop, tmp_path: Path) -> None:
+    """P7: as a group, with its lag; it keeps from retention what it has not read, if it asks."""
+    shop.topic("access", 1)
+    shop.fill("access", 0, 1, 30)
+    stream = shop.keys.stream("access", 0)
+    frame = where(shop.stream("access", group="etl", holdRetention="true"))
+    assert len(places(shop.take(frame, tmp_path))) == 30
+    shop.fill("access", 0, 31, 35)
+
+    (flat,) = shop.link.execute("XINFO", "GROUPS", stream)
+    group = dict(zip(flat[::2], flat[1::2], strict=True))
+    assert (group[b"name"], group[b"last-delivered-id"]) == (b"spark:etl", b"30-0")
+    assert group.get(b"lag", 5) == 5
+    assert shop.link.execute("HGET", shop.keys.trim("access", 0), "holds:spark:etl") == b"1"
+
+    frame = where(shop.stream("access", group="etl", startingOffsets="group:spark:etl"))
+    assert places(shop.take(frame, tmp_path / "another")) == numbered(0, 31, 35)
+    assert shop.link.execute("HGET", shop.keys.trim("access", 0), "holds:spark:etl") is None
+
+
+def test_a_query_tells_how_far_behind_it_is(shop: Shop, tmp_path: Path) -> None:
+    """P7: in its progress, batch by batch."""
+    shop.topic("access", 2)
+    shop.fill("access", 0, 1, 30)
+    shop.fill("access", 1, 1, 10)
+    writer = where(shop.stream("access", maxOffsetsPerTrigger=20)).writeStream.format("noop")
+    query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
+    run(query)
+    found = [json.loads(each["sources"][0]["latestOffset"]) for each in query.recentProgress]
+    assert [each["#lag"]["total"] for each in found][:2] == [20, 0]
+    assert found[0]["#lag"] == {"total": 20, "max": 15, "avg": 10.0}

@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from streamqd.spark import offsets
-from streamqd.store.client import Connection
+from streamqd.store.client import connect
 from streamqd.store.keys import Keys
 from tests.spark.conftest import Shop, run
 from tests.support import tls
@@ -42,7 +42,7 @@ def test_tls_from_tasks_and_nothing_secret_is_seen(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    link = Connection(guarded.settings, timeout=10.0, name="test")  # by its socket
+    link = connect(guarded.settings, timeout=10.0, name="test")  # by its socket
     shop = Shop(spark, guarded, link, Keys())  # type: ignore[arg-type]
     link.execute("ACL", "SETUSER", USER, "on", f">{PASSWORD}", "~*", "&*", "+@all")
     link.execute("ACL", "SETUSER", "default", "-@all", "+ping", "+acl")

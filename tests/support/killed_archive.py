@@ -1,8 +1,8 @@
-"""Run `streamqd` and be killed, by SIGKILL, at a named point of publishing a batch.
+"""Run `streamqd` and be killed, by SIGKILL, at a named point of archiving a batch.
 
     python -m tests.support.killed_archive POINT BATCH CONFIG pipeline archive …
 
-POINT is staged, renamed, declared or told; BATCH counts the batches of the run, from 1.
+POINT is one of POINTS; BATCH counts the batches of the run, from 1.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 from streamqd.spark.pipelines.archive import Archiver
-from streamqd.spark.pipelines.storage import Archive
+from streamqd.spark.pipelines.storage import ArchiveTable
 
 # Point -> what is done, and whether the kill comes before or after it.
 POINTS: dict[str, tuple[type, str, bool]] = {
-    "staged": (Archive, "gather", False),
-    "renamed": (Archive, "_declare", True),
-    "declared": (Archive, "_declare", False),
+    "written": (ArchiveTable, "append", True),
+    "settled": (ArchiveTable, "settle", False),
+    "committed": (ArchiveTable, "append", False),
     "told": (Archiver, "advance", False),
 }
 
@@ -32,12 +32,12 @@ def strike(point: str, batch: int, blow: Callable[[], None]) -> Callable[[], Non
     # A run begins with telling Redis what was archived before.
     left = batch + (point == "told")
 
-    def struck(*args: Any) -> Any:
+    def struck(*args: Any, **named: Any) -> Any:
         nonlocal left
         left -= 1
         if left == 0 and before:
             blow()
-        returned = done(*args)
+        returned = done(*args, **named)
         if left == 0:
             blow()
         return returned

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamqd.spark.offsets import ZERO, Place, Position, StreamFacts
+from streamqd.spark.offsets import ZERO, Id, Place, Position, StreamFacts
 from streamqd.spark.pipelines import batches
-from streamqd.spark.pipelines.batches import Stretch
-from streamqd.spark.pipelines.manifest import Range
+from streamqd.spark.pipelines.batches import Stretch, TaskEnd
 
 
 def stream(rows: int, removed: int = 0) -> StreamFacts:
@@ -20,7 +19,13 @@ def stream(rows: int, removed: int = 0) -> StreamFacts:
 
 def stretch(place: Place, facts: StreamFacts, start: int = 0) -> Stretch:
     position = Position((start, 0) if start else ZERO, start)
-    return Stretch(place, position, position, facts.latest)
+    return Stretch(place, position, facts.latest)
+
+
+def reached(each: Stretch, end: Id, rows: int) -> Position:
+    place = each.place
+    ended = [TaskEnd(place[1], end, rows)]
+    return batches.reached({place: each.begin}, {place: each.target}, ended)[place]
 
 
 def test_all_of_it_when_it_fits() -> None:
@@ -30,7 +35,7 @@ def test_all_of_it_when_it_fits() -> None:
         (None, [30]),
         (None, [10]),
     ]
-    assert batches.reached(planned[0], (30, 0), 30) == Range(ZERO, (30, 0), 30, 30)
+    assert reached(planned[0], (30, 0), 30) == Position((30, 0), 30)
 
 
 def test_shares_when_it_does_not() -> None:
@@ -40,9 +45,9 @@ def test_shares_when_it_does_not() -> None:
         (30, [None]),
         (10, [None]),
     ]
-    assert batches.reached(planned[0], (30, 0), 30) == Range(ZERO, (30, 0), 30, 30)
+    assert reached(planned[0], (30, 0), 30) == Position((30, 0), 30)
     # Overtaken by trimming it went to the end, where the count is known.
-    assert batches.reached(planned[0], (300, 0), 250) == Range(ZERO, (300, 0), 250, 300)
+    assert reached(planned[0], (300, 0), 250) == Position((300, 0), 300)
 
 
 def test_more_partitions_than_entries_to_give() -> None:
@@ -57,7 +62,10 @@ def test_what_is_gone_altogether_is_passed_over() -> None:
     gone = stretch(("t", 0), facts["t", 0])._replace(begin=Position((9, 0), 9))
     planned = batches.plan([gone], facts, 100, tasks=2)
     assert [each.spans for each in planned] == [()]
-    assert batches.reached(planned[0], planned[0].target.id, 0) == Range(ZERO, (9, 0), 0, 9)
+    [one] = planned
+    assert batches.reached({one.place: one.begin}, {one.place: one.target}, []) == {
+        one.place: Position((9, 0), 9)
+    }
 
 
 def test_without_a_count_there_is_no_limit() -> None:
@@ -78,22 +86,33 @@ def test_a_long_stream_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ends[-1] == (100, 0)
 
 
+def test_a_divided_stream_is_read_to_the_end_of_its_last_piece() -> None:
+    place = ("t", 0)
+    ended = [TaskEnd(0, (50, 0), 50), TaskEnd(0, (100, 0), 50), TaskEnd(1, (7, 0), 7)]
+    found = batches.reached({place: Position(ZERO, 0)}, {place: Position((100, 0), 100)}, ended)
+    assert found == {place: Position((100, 0), 100)}
+
+
 def test_where_it_stands() -> None:
-    targets = {("t", 0): Position((9, 0), 9), ("t", 1): Position((5, 0), 5)}
-    ends = {0: Range(ZERO, (4, 0), 4, 4), 1: Range(ZERO, (5, 0), 5, 5)}
-    assert batches.starts(ends, targets) == {("t", 0): Position((4, 0), 4)}
-    assert batches.starts({}, targets) == dict.fromkeys(targets, Position(ZERO, 0))
+    facts = {("t", 0): stream(9), ("t", 1): stream(5)}
+    targets = {place: each.latest for place, each in facts.items()}
+    archived = {("t", 0): Position((4, 0), 4), ("t", 1): Position((5, 0), 5)}
+    assert batches.waiting(archived, targets, facts) == {("t", 0): Position((4, 0), 4)}
+    assert batches.waiting({}, targets, facts) == dict.fromkeys(targets, Position(ZERO, 0))
+    # A stream that was made anew has issued fewer than were archived.
+    archived = {("t", 0): Position((20, 0), 20), ("t", 1): Position((5, 0), 5)}
+    assert batches.waiting(archived, targets, facts) == {("t", 0): Position((20, 0), 20)}
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=5), st.integers(1, 60), st.integers(1, 4))
 def test_batch_after_batch_takes_everything_once(lengths: list[int], most: int, tasks: int) -> None:
     facts = {("t", number): stream(rows) for number, rows in enumerate(lengths)}
     targets = {place: each.latest for place, each in facts.items()}
-    ends: dict[int, Range] = {}
+    archived: dict[Place, Position] = {}
     taken = 0
     for _ in range(1 + sum(lengths)):
-        starts = batches.starts(ends, targets)
-        stretches = [Stretch(p, start, start, targets[p]) for p, start in starts.items()]
+        starts = batches.waiting(archived, targets, facts)
+        stretches = [Stretch(p, start, targets[p]) for p, start in starts.items()]
         planned = batches.plan(stretches, facts, most, tasks)
         if not planned:
             break
@@ -102,9 +121,9 @@ def test_batch_after_batch_takes_everything_once(lengths: list[int], most: int, 
             waiting = each.target.id[0] - each.begin.id[0]
             rows = waiting if each.limit is None else min(each.limit, waiting)
             end = (each.begin.id[0] + rows, 0) if each.limit else each.target.id
-            ends[each.place[1]] = batches.reached(each, end, rows)
+            archived[each.place] = reached(each, end, rows)
             batch += rows
         assert 0 < batch <= most
         taken += batch
     assert taken == sum(lengths)
-    assert not batches.starts(ends, targets)
+    assert not batches.waiting(archived, targets, facts)

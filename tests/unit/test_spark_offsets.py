@@ -140,6 +140,9 @@ def test_a_group_begins_behind_what_it_has_settled() -> None:
     facts = Stream([(1, 0), (2, 0), (3, 0)]).facts()
     assert offsets.resolve(Bound("group", "hits"), facts, (2, 0)) == Position((2, 0))
     assert offsets.resolve(Bound("group", "hits"), facts, (3, 0)) == Position((3, 0), 3)
+    trimmed = Stream([(1, 0), (2, 0), (9, 0)], trimmed=2).facts()
+    found = offsets.resolve(Bound("group", "hits"), trimmed, (2, 0))
+    assert offsets.lost(found, trimmed) is None, "it was done with what is gone"
 
 
 def test_an_id_knows_its_count_where_that_is_plain() -> None:
@@ -242,7 +245,7 @@ def test_counts_that_stand_still_skip_nothing(added: int) -> None:
     assert 1 <= offsets.backlog(read, facts) <= facts.length
     planned = offsets.span(PLACE, read, facts.latest, facts)
     rows = 2 if added == 7 else None
-    assert planned == Span(PLACE, (9, 0), (12, 0), rows, facts.removed)
+    assert planned == Span(PLACE, (9, 0), (12, 0), rows, facts.removed, facts.latest)
 
 
 def test_a_stream_with_smaller_ids_is_another_one() -> None:
@@ -371,14 +374,50 @@ def test_there_are_as_many_pieces_as_wanted(weights: dict[offsets.Place, int], w
 
 def test_a_span_of_nothing_is_none() -> None:
     facts = Stream([(1, 0), (2, 0)]).facts()
-    assert offsets.span(PLACE, Position((2, 0), 2), Position((2, 0), 2), facts) is None
-    assert offsets.span(PLACE, Position((2, 0), 2), Position((1, 0), 1), facts) is None
-    assert offsets.span(PLACE, Position((2, 0), 2), Position((3, 0), 2), facts) == Span(
-        PLACE, (2, 0), (3, 0), None, 0
-    )
-    assert offsets.span(PLACE, Position((0, 0), 0), Position((2, 0), 2), facts) == Span(
-        PLACE, (0, 0), (2, 0), 2, 0
-    )
-    assert offsets.span(PLACE, Position((0, 0)), Position((2, 0), 2), facts) == Span(
-        PLACE, (0, 0), (2, 0), None, 0
-    )
+
+    def planned(start: Position, end: Position) -> Span | None:
+        return offsets.span(PLACE, start, end, facts)
+
+    one, two, three = Position((1, 0), 1), Position((2, 0), 2), Position((3, 0), 2)
+    assert planned(two, two) is None
+    assert planned(two, one) is None
+    assert planned(two, three) == Span(PLACE, (2, 0), (3, 0), None, 0, three)
+    assert planned(Position((0, 0), 0), two) == Span(PLACE, (0, 0), (2, 0), 2, 0, two)
+    assert planned(Position((0, 0)), two) == Span(PLACE, (0, 0), (2, 0), None, 0, two)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "other"),
+    [((9, 0), (120, 0), False), ((100, 0), (120, 0), False), ((101, 0), (120, 0), True)],
+)
+def test_without_a_count_of_the_server_ids_tell_whether_a_stream_is_another(
+    first: offsets.Id, last: offsets.Id, other: bool
+) -> None:
+    """N: Redis 6.2, of which somebody else has removed entries. A new stream has no old ids."""
+    read = Position((100, 0), 100)
+    facts = StreamFacts(length=8, added=8, first=first, last=last, counted=False)
+    assert offsets.replaced(read, facts) is other
+    assert offsets.replaced(read, facts._replace(counted=True))
+    assert offsets.onward(read, facts) == (facts.earliest if other else read)
+
+
+def test_a_stream_that_others_have_emptied_is_the_same() -> None:
+    """N: Redis 6.2; its last id says so."""
+    facts = StreamFacts(last=(100, 0), counted=False)
+    assert not offsets.replaced(Position((100, 0), 100), facts)
+    assert offsets.replaced(Position((90, 0), 90), facts)
+
+
+def test_the_lag_is_what_waits_behind_a_batch() -> None:
+    """P7: a partition that is new waits as a whole; what is not counted is left out."""
+    places = [("access", number) for number in range(4)]
+    end = {
+        places[0]: Position((5, 0), 5),
+        places[1]: Position((9, 0), 9),
+        places[3]: Position((1, 0)),
+    }
+    latest = {place: Position((40, 0), 30) for place in places[:3]} | {places[3]: Position((9, 0))}
+    assert offsets.lag(end, latest) == {"total": 76, "max": 30, "avg": 25.3}
+    assert offsets.lag({}, latest) == offsets.lag(end, {places[3]: Position((9, 0))}) == {}
+    reported = offsets.to_json(latest) | {offsets.LAG: offsets.lag(end, latest)}
+    assert offsets.from_json(reported) == latest

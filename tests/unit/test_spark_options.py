@@ -132,8 +132,8 @@ def test_dead_letters_are_named_by_their_topic() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"subscribe": None}, "exactly one of subscribe"),
-        ({"assign": '{"a": [0]}'}, "exactly one of subscribe"),
+        ({"subscribe": None}, "one of subscribe, subscribePattern and assign, or topic"),
+        ({"assign": '{"a": [0]}'}, "one of subscribe, subscribePattern and assign, or topic"),
         ({"subscribe": "a b"}, "'a b' is not the name of a topic"),
         ({"subscribe": ","}, "names no topic"),
         ({"subscribe": "access,access:dlq"}, "different columns"),
@@ -147,7 +147,6 @@ def test_dead_letters_are_named_by_their_topic() -> None:
         ({"startingOffset": "latest"}, "did you mean startingOffsets?"),
         ({"kafka.bootstrap.servers": "x"}, "the address is `url`"),
         ({"path": "access"}, "`subscribe`"),
-        ({"idColumn": "x"}, "idcolumn is not an option of this use"),
         ({"failOnDataLoss": "no"}, "failOnDataLoss must be true or false"),
         ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger must be a whole number, 1 or more"),
         ({"fetchSize": "1e3"}, "fetchSize must be a whole number, 1 to 100000"),
@@ -162,6 +161,8 @@ def test_dead_letters_are_named_by_their_topic() -> None:
         ({"startingOffsets": '{"access": 5}'}, '{"access": {"0": …}}'),
         ({"startingOffsets": '{"access": {"0": 5}}'}, "access 0: 5 is neither"),
         ({"startingOffsetsByTimestamp": '{"access": {"0": -5}}'}, "not a time"),
+        ({"startingTimestamp": "yesterday"}, "startingTimestamp 'yesterday' is not a time: write"),
+        ({"endingTimestamp": "1969-12-31"}, "endingTimestamp '1969-12-31' is not a time"),
         ({"startingOffsets": "group:"}, "not an entry id"),
         (
             {
@@ -237,6 +238,25 @@ def test_times_go_before_offsets() -> None:
     assert (found.ending, found.ending_default) == (None, Bound("time", 2500))
 
 
+@pytest.mark.parametrize(
+    ("text", "unix_ms"),
+    [
+        ("1795249800000", 1_795_249_800_000),
+        ("2026-11-21", 1_795_219_200_000),
+        ("2026-11-21T08:30", 1_795_249_800_000),
+        ("2026-11-21T08:30:00Z", 1_795_249_800_000),
+        ("2026-11-21T09:30:00+01:00", 1_795_249_800_000),
+        ("2026-11-21T08:30:00.000001", 1_795_249_800_001),
+        ("1970-01-01", 0),
+    ],
+)
+def test_times_as_text(text: str, unix_ms: int) -> None:
+    """P5: UTC where nothing else is said."""
+    assert read(startingTimestamp=text).starting_default == Bound("time", unix_ms)
+    each = read(endingOffsetsByTimestamp=f'{{"access": {{"0": "{text}"}}}}')
+    assert each.ending == {("access", 0): Bound("time", unix_ms)}
+
+
 # --- writing --------------------------------------------------------------------------------------
 
 
@@ -258,9 +278,8 @@ def test_options_of_a_write() -> None:
     [
         ({"topic": "a:b"}, "not the name of a topic"),
         ({"rowOrder": "content"}, "roworder is not an option: a batch is written once in whatever"),
-        ({"commitRetention": "1s"}, "commitRetention must be a minute or more"),
+        ({"commitRetention": "59m"}, "commitRetention must be an hour or more"),
         ({"dedupWindow": "0s"}, "dedupWindow must be a time"),
-        ({"subscribe": "a"}, "subscribe is not an option of this use"),
         ({"batchRows": 1001}, "1 to 1000"),
     ],
 )
@@ -288,16 +307,22 @@ def test_the_embedded_server_is_found_by_its_socket(tmp_path: Path) -> None:
     assert options["url"].startswith("unix:///")
 
 
-def test_tiers() -> None:
-    assert (read().tier, read().archive) == ("hot", "")
-    assert read(archivePath="/a").tier == "all"
-    assert read(archivePath="/a", tier="HOT").tier == "hot"
-    assert read(archivePath="/a", tier="cold", url=None).connection.redis.url == ""
-    assert problems(tier="warm") == ["tier must be hot, cold or all, not 'warm'"]
-    assert problems(tier="all") == ["tier=all needs the folder of the archive: archivePath"]
-    assert problems(archivePath="/a", subscribe="access:dlq") == [
-        "dead letters are not archived: leave tier and archivePath away"
-    ]
-    assert problems(archivePath="/a", includeFields="true") == [
-        "with archivePath, includeFields needs includeHeaders"
-    ]
+def test_without_an_address_the_configuration_counts(tmp_path: Path) -> None:
+    file = tmp_path / "streamq.toml"
+    file.write_text('[redis]\nurl = "rediss://elsewhere:6380/2"\nusername = "spark"\n')
+    environ = {"STREAMQ_CONFIG": str(file)}
+
+    found = read_options({"topic": "access"}, environ)
+    assert (found.connection.redis.url, found.connection.redis.username) == (
+        "rediss://elsewhere:6380/2",
+        "spark",
+    )
+    assert found.subscribe == ("access",)
+    own = read_options({"topic": "access", "url": "redis://h"}, environ)
+    assert (own.connection.redis.url, own.connection.redis.username) == ("redis://h", None)
+
+
+def test_an_archive_is_not_an_option_of_the_source() -> None:
+    for name in ("tier", "archivePath"):
+        [problem] = problems(**{name: "all"})
+        assert "streamqd.spark.read_topic" in problem

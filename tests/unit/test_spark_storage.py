@@ -1,11 +1,14 @@
-"""The archive on disk, without Spark: writing parts, publishing, every place to be killed at."""
+"""The archive's tables, without Spark: writing files, committing them, what goes wrong with it."""
 
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import json
-import shutil
-from collections.abc import Iterable
+import os
+import subprocess
+import threading
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,34 +17,40 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from streamqd import config
 from streamqd.errors import Refused
-from streamqd.spark.pipelines import manifest as manifests
-from streamqd.spark.pipelines.manifest import Manifest, ManifestError, Range
-from streamqd.spark.pipelines.storage import Archive
+from streamqd.spark import rows as columns
+from streamqd.spark.offsets import Position
+from streamqd.spark.pipelines import compact, storage
+from streamqd.spark.pipelines.storage import Archive, ArchiveError, ArchiveTable
 from tests.support.quick import examples
 
 pa = pytest.importorskip("pyarrow")
-dataset = pytest.importorskip("pyarrow.dataset")
 parquet = pytest.importorskip("pyarrow.parquet")
+deltalake = pytest.importorskip("deltalake")
 
 from streamqd.spark.pipelines import parts  # noqa: E402
-from streamqd.spark.pipelines.parts import PartWriter, files_of  # noqa: E402
+from streamqd.spark.pipelines.parts import PartWriter, WrittenFile  # noqa: E402
 
 DAY = 86_400_000
+PLACE = ("access", 0)
 
 
 def table(ids: Iterable[int]) -> Any:
     ms = list(ids)
-    return pa.RecordBatch.from_pydict(
-        {
-            "key": pa.array([b"k"] * len(ms)),
-            "value": pa.array([b"v%d" % each for each in ms]),
-            "id": pa.array([f"{each}-0" for each in ms]),
-            "id_ms": pa.array(ms, pa.int64()),
-            "id_seq": pa.array([0] * len(ms), pa.int64()),
-            "timestamp": pa.array([each * 1000 for each in ms], pa.timestamp("us", tz="UTC")),
-        }
-    )
+    values = {
+        "key": [b"k"] * len(ms),
+        "value": [b"v%d" % each for each in ms],
+        "id": [f"{each}-0" for each in ms],
+        "id_ms": ms,
+        "id_seq": [0] * len(ms),
+        "timestamp": [each * 1000 for each in ms],
+        "headers": [[{"key": "a", "value": b"1"}]] * len(ms),
+        "fields": [[("sentAt", b"7")]] * len(ms),
+    }
+    every = columns.columns(dead=False, headers=True, fields=True)
+    schema = columns.arrow_schema([each for each in every if each.name in values])
+    return pa.RecordBatch.from_pydict(values, schema=schema)
 
 
 @pytest.fixture
@@ -49,81 +58,74 @@ def archive(tmp_path: Path) -> Archive:
     return Archive(tmp_path / "archive", create=True)
 
 
-def prepared(archive: Archive, number: int, low: int, high: int) -> tuple[Path, Manifest]:
-    """Batch `number` with entries (low, high], ready to be published."""
-    staged = archive.stage("access", number)
-    writer = PartWriter(staged / "tasks" / "0", 0, 0)
+def opened(archive: Archive, topic: str = "access") -> ArchiveTable:
+    found = archive.table(topic, create=True)
+    assert found is not None
+    return found
+
+
+def written(into: ArchiveTable, low: int, high: int, partition: int = 0) -> list[WrittenFile]:
+    """Files with the entries (low, high], in the table's folder."""
+    writer = PartWriter(into.folder, partition)
     writer.write(table(range(low + 1, high + 1)))
-    reports = writer.finish()
-    ready = archive.gather(staged, [(Path(each["source"]), each["path"]) for each in reports])
-    ranges = {0: Range((low, 0), (high, 0), high - low)}
-    return ready, Manifest("access", number, number, 0, ranges, files_of(reports))
+    return writer.finish()
 
 
-def compacted(archive: Archive) -> tuple[Path, Manifest]:
-    """All batches in one, ready to replace them."""
-    old = archive.current("access")
-    staged = archive.stage("access", old[-1].last, 1)
-    writer = PartWriter(staged / "tasks" / "0", 0, 0, generation=1)
-    for path in archive.files(old):
-        for batch in dataset.dataset(path).to_batches():
-            writer.write(batch)
-    reports = writer.finish()
-    ready = archive.gather(staged, [(Path(each["source"]), each["path"]) for each in reports])
-    return ready, manifests.merged(old, files_of(reports), 0)
+def add(into: ArchiveTable, low: int, high: int) -> list[WrittenFile]:
+    files = written(into, low, high)
+    into.append(files, {PLACE: Position((high, 0), high)})
+    return files
 
 
-def plain(archive: Archive) -> list[int]:
-    """What a reader sees that knows nothing of manifests."""
-    found = dataset.dataset(archive.root, format="parquet", partitioning="hive").to_table()
+def seen(archive: Archive) -> list[int]:
+    """What a reader of Delta tables sees that knows nothing of us."""
+    found = deltalake.DeltaTable(str(archive.folder("access"))).to_pyarrow_table(columns=["id_ms"])
     return sorted(found["id_ms"].to_pylist())
 
 
-def by_manifest(archive: Archive) -> list[int]:
-    files = archive.files(archive.current("access"))
-    return sorted(dataset.dataset(files).to_table()["id_ms"].to_pylist())
+# --- files ----------------------------------------------------------------------------------------
 
 
-# --- parts ----------------------------------------------------------------------------------------
-
-
-def test_a_part_for_each_date(tmp_path: Path) -> None:
-    writer = PartWriter(tmp_path, 3, 1)
+def test_a_file_for_each_date(tmp_path: Path) -> None:
+    writer = PartWriter(tmp_path, 1)
     writer.write(table([]))
     writer.write(table([DAY - 2, DAY - 1, DAY, 3 * DAY]))
     writer.write(table([3 * DAY + 7]))
-    reports = {each["path"]: each for each in writer.finish()}
-    assert {
-        path: (each["rows"], each["first_ms"], each["last_ms"]) for path, each in reports.items()
-    } == {
-        "dt=1970-01-01/partition=1/part-g0-00003-00000.zstd.parquet": (2, DAY - 2, DAY - 1),
-        "dt=1970-01-02/partition=1/part-g0-00003-00001.zstd.parquet": (1, DAY, DAY),
-        "dt=1970-01-04/partition=1/part-g0-00003-00002.zstd.parquet": (2, 3 * DAY, 3 * DAY + 7),
-    }
-    assert {each["partition"] for each in reports.values()} == {1}
-    read = dataset.dataset(tmp_path, partitioning="hive").to_table()
-    assert {*read.column_names} >= {"dt", "partition", "key", "value", "id", "timestamp"}
-    assert read["timestamp"].to_pylist()[0].tzinfo is not None
-    assert min(read["timestamp"].to_pylist()) == dt.datetime(
-        1970, 1, 1, 23, 59, 59, 998_000, dt.UTC
-    )
+    files = writer.finish()
+    assert [(each.date, each.rows, each.first[0], each.last[0]) for each in files] == [
+        ("1970-01-01", 2, DAY - 2, DAY - 1),
+        ("1970-01-02", 1, DAY, DAY),
+        ("1970-01-04", 2, 3 * DAY, 3 * DAY + 7),
+    ]
+    for each in files:
+        assert Path(each.path).parent.as_posix() == f"date={each.date}/partition=1"
+        assert (tmp_path / each.path).stat().st_size == each.size
+    assert len({each.path for each in [*files, *written_again(tmp_path)]}) == 4
+
+
+def written_again(folder: Path) -> list[WrittenFile]:
+    writer = PartWriter(folder, 1)
+    writer.write(table([DAY - 2]))
+    return writer.finish()
+
+
+def test_ids_beyond_the_calendar_belong_to_its_last_day() -> None:
+    assert parts.date_of((1 << 63) - 1) == "9999-12-31"
 
 
 def test_long_files_are_divided(tmp_path: Path) -> None:
-    writer = PartWriter(tmp_path, 0, 0, rows_max=10)
+    writer = PartWriter(tmp_path, 0, rows_max=10)
     for first in range(0, 100, 5):
         writer.write(table(range(first, first + 5)))
-    reports = writer.finish()
-    assert [each["rows"] for each in reports] == [10] * 10
-    assert dataset.dataset([each["source"] for each in reports]).count_rows() == 100
+    assert [each.rows for each in writer.finish()] == [10] * 10
 
 
 def test_what_is_held_back_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "GROUP_BYTES", 1000)
-    writer = PartWriter(tmp_path, 0, 0)
+    writer = PartWriter(tmp_path, 0)
     for number in range(1, 101):
         writer.write(table([number]))
-    file = parquet.ParquetFile(writer.finish()[0]["source"])
+    file = parquet.ParquetFile(tmp_path / writer.finish()[0].path)
     sizes = [file.metadata.row_group(each).num_rows for each in range(file.num_row_groups)]
     assert len(sizes) > 1
     assert max(sizes) < 30
@@ -131,206 +133,542 @@ def test_what_is_held_back_is_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_rows_in_disorder_are_refused(tmp_path: Path) -> None:
     """A file's first and last id are taken from its ends."""
-    writer = PartWriter(tmp_path, 0, 0)
+    writer = PartWriter(tmp_path, 0)
     writer.write(table([5, 6]))
-    with pytest.raises(ManifestError, match="comes behind"):
+    with pytest.raises(ValueError, match="comes behind"):
         writer.write(table([4]))
 
 
-# --- publishing -----------------------------------------------------------------------------------
+def test_a_link_within_a_table_is_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "table").mkdir()
+    (tmp_path / "table" / "date=1970-01-01").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Refused, match="symbolic link"):
+        PartWriter(tmp_path / "table", 0).write(table([1]))
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_published_is_seen_by_every_reader(archive: Archive) -> None:
-    for number in range(3):
-        archive.publish(*prepared(archive, number, 10 * number, 10 * number + 10))
-    assert plain(archive) == by_manifest(archive) == list(range(1, 31))
-    archive.verify(archive.current("access"))
-    assert Archive(archive.root).id == archive.id
+# --- commits --------------------------------------------------------------------------------------
+
+
+def test_a_commit_is_seen_by_every_engine(archive: Archive) -> None:
+    duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
+    made = opened(archive)
+    add(made, 0, 3)
+    written(made, 3, 9)  # by a run that was killed: no commit names them
+    folder = str(made.folder)
+    rows = deltalake.DeltaTable(folder).to_pyarrow_dataset()
+    assert rows.count_rows() == 3
+    assert duckdb.sql("SELECT count(*), max(id_ms), min(date) FROM rows").fetchall() == [
+        (3, 3, dt.date(1970, 1, 1))
+    ]
+    names = ", ".join(f"'{each}'" for each in deltalake.DeltaTable(folder).file_uris())
+    assert duckdb.sql(f"SELECT sum(id_ms) FROM read_parquet([{names}])").fetchall() == [(6,)]
+    assert polars.read_delta(folder).filter(polars.col("partition") == 0)["id"].to_list() == [
+        *("1-0", "2-0", "3-0")
+    ]
+    assert deltalake.DeltaTable(folder).to_pandas()["value"].to_list() == [b"v1", b"v2", b"v3"]
+    row = rows.to_table().to_pylist()[0]
+    assert (row["headers"], row["fields"]) == ([{"key": "a", "value": b"1"}], [("sentAt", b"7")])
+
+
+def test_positions_come_from_the_newest_commit(archive: Archive) -> None:
+    made = opened(archive)
+    assert made.positions == {}
+    add(made, 0, 3)
+    made.append([], {("access", 1): Position((5, 7), None)})  # all of it was gone
+    expected = {PLACE: Position((3, 0), 3), ("access", 1): Position((5, 7), None)}
+    assert made.positions == opened(archive).positions == expected
     assert archive.topics() == ["access"]
 
 
-def test_what_another_run_published_is_not_replaced(archive: Archive) -> None:
-    archive.publish(*prepared(archive, 0, 0, 10))
-    with pytest.raises(Refused, match="another run"):
-        archive.publish(*prepared(archive, 0, 0, 12))
-    assert plain(archive) == list(range(1, 11))
+def test_of_two_runs_one_is_refused(archive: Archive) -> None:
+    """The lease is a courtesy; this is the fence."""
+    first, second = opened(archive), opened(archive)
+    files = written(second, 0, 3)
+    add(first, 0, 3)
+    with pytest.raises(Refused, match="another run has written"):
+        second.append(files, {PLACE: Position((3, 0), 3)})
+    assert seen(archive) == [1, 2, 3]
 
 
-def test_killed_before_the_rename(archive: Archive) -> None:
-    prepared(archive, 0, 0, 10)
-    assert archive.current("access") == []
-    archive.recover("access")
-    assert not list((archive.root / manifests.STAGING).iterdir())
-    archive.publish(*prepared(archive, 0, 0, 10))
-    assert plain(archive) == list(range(1, 11))
+def test_two_runs_at_the_same_instant(archive: Archive) -> None:
+    opened(archive)
+    tables = [opened(archive) for _ in range(4)]
+    files = [written(each, 0, 5) for each in tables]
+    ready, done = threading.Barrier(4), []
+
+    def run(number: int) -> None:
+        ready.wait()
+        with suppress(Refused):
+            tables[number].append(files[number], {PLACE: Position((5, 0), 5)})
+            done.append(number)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(done) == 1
+    assert seen(archive) == [1, 2, 3, 4, 5]
 
 
-def test_killed_between_rename_and_manifest(archive: Archive) -> None:
-    archive.publish(*prepared(archive, 0, 0, 10))
-    ready, new = prepared(archive, 1, 10, 20)
-    archive.publish(ready, new)
-    (archive.root / new.path).unlink()
-    assert len(archive.current("access")) == 1
-    archive.recover("access")
-    assert [each.last for each in archive.current("access")] == [0, 1]
-    assert plain(archive) == by_manifest(archive) == list(range(1, 21))
+def test_missing_short_and_broken_files_are_not_committed(archive: Archive) -> None:
+    made = opened(archive)
+    [file] = written(made, 0, 3)
+    for spoilt, what in (
+        (file._replace(path=file.path + "x"), "is missing"),
+        (file._replace(rows=4), "has 3 rows, not 4"),
+    ):
+        with pytest.raises(ArchiveError, match=what):
+            made.append([spoilt], {PLACE: Position((3, 0), 3)})
+    (made.folder / file.path).write_bytes(b"PAR1 nonsense")
+    with pytest.raises(ArchiveError, match="cannot be read"):
+        made.append([file], {PLACE: Position((3, 0), 3)})
+    assert (opened(archive).version, opened(archive).positions) == (0, {})
 
 
-def test_strange_folders_stop_it(archive: Archive) -> None:
-    archive.publish(*prepared(archive, 0, 0, 10))
-    folder = archive.root / "topic=access" / "batch=7"
-    shutil.copytree(folder.with_name("batch=0"), folder)
-    with pytest.raises(ManifestError, match="batch=7 belongs to no manifest"):
-        archive.recover("access")
+@pytest.mark.parametrize("path", ["../x.parquet", "/etc/passwd", "date=1/../../x", ""])
+def test_a_file_outside_of_its_table_is_refused(archive: Archive, path: str) -> None:
+    made = opened(archive)
+    [file] = written(made, 0, 3)
+    with pytest.raises(Refused, match="not a path below"):
+        made.append([file._replace(path=path)], {})
 
 
-def test_missing_and_short_files_are_found(archive: Archive) -> None:
-    archive.publish(*prepared(archive, 0, 0, 10))
-    path = archive.files(archive.current("access"))[0]
-    pa.parquet.write_table(pa.table({"a": [1]}), path)
-    with pytest.raises(ManifestError, match="has 1 rows, not 10"):
-        archive.verify(archive.current("access"))
-    path.unlink()
-    with pytest.raises(ManifestError, match="missing"):
-        archive.verify(archive.current("access"))
+# --- other programs -------------------------------------------------------------------------------
 
 
-def test_a_folder_of_something_else_is_not_taken(tmp_path: Path) -> None:
-    (tmp_path / "holiday.jpg").touch()
-    with pytest.raises(Refused, match="neither empty"):
-        Archive(tmp_path, create=True)
-    with pytest.raises(Refused, match="no archive"):
-        Archive(tmp_path / "nowhere")
+def test_other_programs_may_compact_and_vacuum(archive: Archive) -> None:
+    made = opened(archive)
+    add(made, 0, 3)
+    add(made, 3, 6)
+    other = deltalake.DeltaTable(str(made.folder))
+    other.optimize.compact()
+    other.vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
+    again = opened(archive)
+    assert again.positions == {PLACE: Position((6, 0), 6)}
+    again.verify(again.files())
+    add(made, 6, 7)  # a run that has not looked since
+    assert seen(archive) == [1, 2, 3, 4, 5, 6, 7]
 
 
-# --- compaction -----------------------------------------------------------------------------------
+def test_after_a_restore_the_archive_goes_on_from_there(archive: Archive) -> None:
+    made = opened(archive)
+    for low in (0, 3, 6):
+        add(made, low, low + 3)
+    deltalake.DeltaTable(str(made.folder)).restore(2)
+    again = opened(archive)
+    assert again.positions == {PLACE: Position((6, 0), 6)}
+    add(again, 6, 8)
+    assert seen(archive) == [1, 2, 3, 4, 5, 6, 7, 8]
+    earliest = deltalake.DeltaTable(str(made.folder)).history()[-2]["timestamp"]
+    moment = dt.datetime.fromtimestamp(earliest / 1000, dt.UTC)
+    deltalake.DeltaTable(str(made.folder)).restore(moment)
+    assert opened(archive).positions == {PLACE: Position((3, 0), 3)}
 
 
-def three(archive: Archive) -> None:
-    for number in range(3):
-        archive.publish(*prepared(archive, number, 10 * number, 10 * number + 10))
+def restored_by_spark(folder: Path, version: int, given: Any) -> None:
+    """The commit that Spark writes; delta-rs has done the same before it."""
+    info = {"timestamp": 2_000_000_000_000, "operation": "RESTORE", "operationParameters": given}
+    (folder / "_delta_log" / f"{version:020d}.json").write_text(json.dumps({"commitInfo": info}))
 
 
-def test_compacted_takes_the_place_of_its_batches(archive: Archive) -> None:
-    three(archive)
-    archive.replace(*compacted(archive))
-    assert plain(archive) == by_manifest(archive) == list(range(1, 31))
-    assert len(archive.files(archive.current("access"))) == 1
-    assert archive.purge("access", grace=3600) == 0
-    assert archive.purge("access", grace=-1) == 3
-    assert plain(archive) == by_manifest(archive) == list(range(1, 31))
-    archive.publish(*prepared(archive, 3, 30, 40))
-    archive.recover("access")
-    assert plain(archive) == list(range(1, 41))
+@pytest.mark.parametrize("null", [None, "null"])
+def test_a_restore_of_spark_counts_too(archive: Archive, null: str | None) -> None:
+    made = opened(archive)
+    for low in (0, 3, 6):
+        add(made, low, low + 3)
+    restored_by_spark(made.folder, 4, {"version": "2", "timestamp": null})
+    assert opened(archive).positions == {PLACE: Position((6, 0), 6)}
+    moment = dt.datetime.fromtimestamp(storage_time(made, 1) / 1000, dt.UTC).isoformat()
+    restored_by_spark(made.folder, 5, {"version": null, "timestamp": moment})
+    assert opened(archive).positions == {PLACE: Position((3, 0), 3)}
 
 
-@pytest.mark.parametrize("renames", range(5))
-def test_a_compaction_killed_at_any_rename_is_finished(
-    archive: Archive, renames: int, monkeypatch: pytest.MonkeyPatch
+def storage_time(made: ArchiveTable, version: int) -> int:
+    """When a version was committed, Unix ms."""
+    listed = deltalake.DeltaTable(str(made.folder)).history()
+    return int(next(each["timestamp"] for each in listed if each.get("version") == version))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"version": "null", "timestamp": "2026-01-01 00:00:00"},  # of which time zone?
+        {"version": "two"},
+        {"version": None, "timestamp": None},
+        {"datetime": "x"},
+        {},
+    ],
+)
+def test_a_restore_that_is_not_understood_is_never_passed_over(
+    archive: Archive, given: dict[str, Any]
 ) -> None:
-    three(archive)
-    ready, new = compacted(archive)
-    done = 0
-    rename = Path.rename
-
-    def limited(self: Path, target: Path) -> Path:
-        nonlocal done
-        if done == renames:
-            raise KeyboardInterrupt
-        done += 1
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", limited)
-    if renames < 4:
-        with pytest.raises(KeyboardInterrupt):
-            archive.replace(ready, new)
-    else:
-        archive.replace(ready, new)
-    monkeypatch.undo()
-    assert by_manifest(archive) == list(range(1, 31))
-    archive.recover("access")
-    assert plain(archive) == by_manifest(archive) == list(range(1, 31))
-    assert len(archive.current("access")) == 1
+    made = opened(archive)
+    add(made, 0, 3)
+    restored_by_spark(made.folder, 2, given)
+    what = "version 2 of the table has restored cannot be read.*restore that version by its number"
+    with pytest.raises(ArchiveError, match=what):
+        opened(archive)
+    restored_by_spark(made.folder, 3, {"version": "1"})
+    assert opened(archive).positions == {PLACE: Position((3, 0), 3)}
 
 
-# --- names that lead elsewhere --------------------------------------------------------------------
-
-HOSTILE = ["..", ".", "", "../access", "a/../..", "/", ".hidden", "access/..", "a\0b", "\udc80"]
-
-
-def everything(archive: Archive) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(archive.root)): path.read_bytes()
-        for path in sorted(archive.root.rglob("*"))
-        if path.is_file()
-    }
+def test_a_table_with_features_that_change_what_files_mean_is_refused(archive: Archive) -> None:
+    made = opened(archive)
+    protocol: dict[str, Any] = {"minReaderVersion": 3, "minWriterVersion": 7}
+    protocol |= {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
+    path = made.folder / "_delta_log" / f"{1:020d}.json"
+    path.write_text(json.dumps({"protocol": protocol}))
+    with pytest.raises(ArchiveError, match="was given deletionVectors by another program"):
+        opened(archive)
 
 
-@given(st.one_of(st.sampled_from(HOSTILE), st.text(max_size=10)))
+def mapped(schema: Any, numbers: Iterator[int]) -> None:
+    """Give each field what Spark gives it when column mapping is switched on."""
+    for field in schema["fields"]:
+        number = next(numbers)
+        field["metadata"] = {
+            "delta.columnMapping.id": number,
+            "delta.columnMapping.physicalName": f"col-{number}",
+        }
+        inner = field["type"]
+        while isinstance(inner, dict) and inner["type"] == "array":
+            inner = inner["elementType"]
+        if isinstance(inner, dict) and inner["type"] == "struct":
+            mapped(inner, numbers)
+
+
+@pytest.mark.parametrize("mode", ["name", "id"])
+def test_column_mapping_of_the_older_kind_is_refused_too(archive: Archive, mode: str) -> None:
+    """Protocols before features only have a number, and the property says the rest."""
+    made = opened(archive)
+    log = made.folder / "_delta_log"
+    first = [json.loads(each) for each in (log / f"{0:020d}.json").read_text().splitlines()]
+    metadata = next(each["metaData"] for each in first if "metaData" in each)
+    metadata["configuration"]["delta.columnMapping.mode"] = mode
+    schema = json.loads(metadata["schemaString"])
+    mapped(schema, itertools.count(1))
+    metadata["schemaString"] = json.dumps(schema)
+    protocol = {"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}}
+    lines = (json.dumps(each) for each in (protocol, {"metaData": metadata}))
+    (log / f"{1:020d}.json").write_text("\n".join(lines))
+    with pytest.raises(ArchiveError, match="was given columnMapping by another program"):
+        opened(archive)
+
+
+def test_what_a_killed_run_leaves_when_it_makes_a_table_is_no_table(tmp_path: Path) -> None:
+    root = tmp_path / "archive"
+    root.mkdir()
+    (root / "_archive.json.tmp").write_text("{")
+    archive = Archive(root, create=True)
+    log = archive.folder("access") / "_delta_log"
+    log.mkdir(parents=True)
+    assert archive.topics() == []
+    assert archive.table("access") is None
+    add(opened(archive), 0, 3)
+    assert archive.topics() == ["access"]
+    assert seen(archive) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["a%20b", "a#b", "a?b", "a*b", "a[b]", "a{b}", "a\\b"])
+def test_a_path_that_others_read_otherwise_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(Refused, match=r"has a . in its path"):
+        Archive(tmp_path / name, create=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "deeper", Path("/proc/nope")):
+        with pytest.raises(Refused, match="cannot be"):
+            Archive(path, create=True)
+    with pytest.raises(Refused, match="cannot be an archive: Not a directory"):
+        Archive(tmp_path / "file")
+
+
+def test_added_columns_do_no_harm(archive: Archive) -> None:
+    made = opened(archive)
+    other = deltalake.DeltaTable(str(made.folder))
+    other.alter.add_columns([deltalake.Field("note", deltalake.schema.PrimitiveType("string"))])
+    add(opened(archive), 0, 3)
+    assert seen(archive) == [1, 2, 3]
+
+
+def test_a_table_of_another_kind_is_left_alone(archive: Archive) -> None:
+    deltalake.write_deltalake(str(archive.folder("access")), pa.table({"x": [1]}))
+    with pytest.raises(ArchiveError, match="a table with other columns: move it away"):
+        archive.table("access", create=True)
+    folder = str(archive.folder("orders"))
+    schema = storage.arrow_schema()
+    deltalake.DeltaTable.create(folder, schema, partition_by=["date", "partition"])
+    with pytest.raises(ArchiveError, match=r"no archive of orders has written"):
+        archive.table("orders", create=True)
+    assert deltalake.DeltaTable(str(archive.folder("access"))).count() == 1
+
+
+def test_what_cannot_be_read_is_a_sentence(archive: Archive) -> None:
+    made = opened(archive)
+    log = made.folder / "_delta_log"
+    for spoilt in ('{"commitInfo":{"streamqd":"junk"}}', "junk"):
+        (log / f"{1:020d}.json").write_text(spoilt)
+        with pytest.raises(ArchiveError, match="cannot be read") as caught:
+            archive.table("access")
+        assert "\n" not in str(caught.value)
+    for note in ('{"format":9}', '{"format":2,"topic":"x"}', "[]", '{"format":2,"topic":"access"}'):
+        (log / f"{1:020d}.json").write_text(json.dumps({"commitInfo": {"streamqd": note}}))
+        with pytest.raises(ArchiveError, match="note of the last batch"):
+            archive.table("access")
+
+
+def test_a_folder_of_something_else_is_not_taken(archive: Archive, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    with pytest.raises(Refused, match="neither empty nor an archive"):
+        Archive(tmp_path / "other", create=True)
+    with pytest.raises(Refused, match="there is no archive"):
+        Archive(tmp_path / "nothing")
+    for address in ("s3://bucket/archive", "s3:/bucket/archive"):
+        with pytest.raises(Refused, match="is not a folder"):
+            Archive(Path(address), create=True)
+    (archive.folder("access") / "strange").mkdir(parents=True)
+    with pytest.raises(Refused, match="neither empty nor a table"):
+        archive.table("access", create=True)
+    assert archive.table("orders") is None
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a file system cannot be mounted: not root, or in a container without rights")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_is_a_sentence_and_nothing_is_lost(small_disk: Path) -> None:
+    archive = Archive(small_disk / "archive", create=True)
+    made = opened(archive)
+    add(made, 0, 3)
+    add(made, 3, 6)
+    files = written(made, 6, 9)
+    ballast = small_disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    for work in (
+        lambda: made.append(files, {PLACE: Position((9, 0), 9)}),
+        lambda: compact.rewrite(made, 1 << 20),
+        lambda: archive.table("orders", create=True),
+    ):
+        with pytest.raises(ArchiveError, match=r"cannot be written: .*No space left") as caught:
+            work()
+        assert "\n" not in str(caught.value)
+    assert seen(archive) == [1, 2, 3, 4, 5, 6]
+    ballast.unlink()
+    again = opened(archive)
+    again.append(files, {PLACE: Position((9, 0), 9)})
+    compact.rewrite(again, 1 << 20)
+    assert seen(archive) == [*range(1, 10)]
+
+
+def everything(archive: Archive) -> set[Path]:
+    return set(archive.root.parent.rglob("*"))
+
+
+@given(
+    topic=st.one_of(
+        st.text(alphabet="./a\0_-", max_size=8),
+        st.sampled_from(["..", ".", "../access", "access/..", "/etc", "", "a" * 300, "é"]),
+    )
+)
 @settings(
     max_examples=examples(200),
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @example("..")
 def test_no_name_of_a_topic_harms_another(archive: Archive, topic: str) -> None:
     """S1: whatever a topic is called, what is archived of others stays as it is."""
     if not archive.topics():
-        archive.publish(*prepared(archive, 0, 0, 3))
+        add(opened(archive), 0, 3)
     before = everything(archive)
-    for deed in (archive.recover, archive.current, lambda name: archive.purge(name, 0.0)):
-        with suppress(Refused):
-            deed(topic)
     with suppress(Refused):
-        archive.stage(topic, 0)
-    assert everything(archive) == before
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("topic", "../access"), ("topic", ".."), ("first", "0/../.."), ("last", -1)),
-        *(("generation", "0/.."), ("generation", True)),
-    ],
-)
-def test_a_manifest_that_leads_elsewhere_is_refused(
-    archive: Archive, name: str, value: Any
-) -> None:
-    """S1: what a manifest says of places is checked before anything is done there."""
-    archive.publish(*prepared(archive, 0, 0, 3))
-    path = archive.root / archive.current("access")[0].path
-    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
-    with pytest.raises(ManifestError, match="cannot be read"):
-        archive.current("access")
-
-
-@pytest.mark.parametrize("path", ["../x.parquet", "/etc/passwd", "dt=1/../../x", "dt=1/./x", ""])
-def test_a_file_outside_of_its_batch_is_refused(archive: Archive, path: str) -> None:
-    """S1: so are the files of a manifest."""
-    archive.publish(*prepared(archive, 0, 0, 3))
-    where = archive.root / archive.current("access")[0].path
-    document = json.loads(where.read_text())
-    document["files"][0]["path"] = path
-    where.write_text(json.dumps(document))
-    with pytest.raises(ManifestError, match="not one of a file in its batch"):
-        archive.files(archive.current("access"))
-
-
-def test_a_manifest_of_another_topic_is_refused(archive: Archive) -> None:
-    """S1: a manifest counts for the topic in whose folder it lies."""
-    archive.publish(*prepared(archive, 0, 0, 3))
-    shutil.copytree(archive.root / "_manifest/access", archive.root / "_manifest/orders")
-    with pytest.raises(ManifestError, match="a manifest of another topic: access"):
-        archive.purge("orders", 0.0)
+        made = archive.table(topic, create=True)
+        assert made is not None
+        assert made.folder.parent.parent == archive.root
+    assert before <= everything(archive)
+    assert {each for each in everything(archive) - before if archive.root not in each.parents} == (
+        set()
+    )
 
 
 def test_a_link_in_the_archive_is_not_followed(archive: Archive, tmp_path: Path) -> None:
-    """S1: a link below the root would have another folder written to and removed."""
-    (tmp_path / "elsewhere" / "access").mkdir(parents=True)
-    (tmp_path / "elsewhere" / "access" / "kept").touch()
-    (archive.root / "_staging").symlink_to(tmp_path / "elsewhere")
+    """S1: a link below the root would have another folder written to."""
+    (tmp_path / "elsewhere").mkdir()
+    (archive.root / "tables").mkdir()
+    (archive.root / "tables" / "access").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(Refused, match="symbolic link"):
-        archive.stage("access", 0)
-    with pytest.raises(Refused, match="symbolic link"):
-        archive.recover("access")
-    assert (tmp_path / "elsewhere" / "access" / "kept").exists()
+        archive.table("access", create=True)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+# --- few files of many ----------------------------------------------------------------------------
+
+
+def test_many_small_files_become_few_by_themselves(archive: Archive) -> None:
+    made = opened(archive)
+    for low in range(compact.FAN_IN):
+        add(made, low, low + 1)
+        compact.tidy(made, 1)
+    assert len(made.files()) == 1
+    assert seen(archive) == [*range(1, compact.FAN_IN + 1)]
+    assert opened(archive).positions == {PLACE: Position((compact.FAN_IN, 0), compact.FAN_IN)}
+
+
+def test_small_files_of_many_dates_become_few_in_one_commit(archive: Archive) -> None:
+    """Anybody may send messages of many dates, and a commit looks at all files."""
+    made = opened(archive)
+    dates = 20
+    for number in range(1, compact.FAN_IN + 1):
+        writer = PartWriter(made.folder, 0)
+        writer.write(table(day * DAY + number for day in range(dates)))
+        made.append(writer.finish(), {PLACE: Position(((dates - 1) * DAY + number, 0), number)})
+    version = made.version
+    compact.tidy(made, 1)
+    assert (len(made.files()), made.version) == (dates, version + 1)
+    assert len(seen(archive)) == dates * compact.FAN_IN
+
+
+def test_a_reader_that_has_begun_ends_well_until_the_grace_is_over(archive: Archive) -> None:
+    made = opened(archive)
+    for low in range(3):
+        add(made, low, low + 1)
+    before = deltalake.DeltaTable(str(made.folder))
+    old, new = compact.rewrite(made, 1 << 20)
+    assert (len(old), len(new), new[0].rows) == (3, 1, 3)
+    orphans = written(made, 3, 4)
+    assert compact.purge(made, 3600.0) == 0
+    assert before.to_pyarrow_table().num_rows == 3
+    assert compact.purge(made, 0.0) == 4
+    assert not (made.folder / orphans[0].path).exists()
+    assert seen(archive) == [1, 2, 3]
+    assert opened(archive).positions == {PLACE: Position((3, 0), 3)}
+
+
+def test_what_is_not_a_file_of_the_table_is_never_purged(archive: Archive, tmp_path: Path) -> None:
+    """S1: what a link leads to, and what another program has put into the folder, stays."""
+    made = opened(archive)
+    [file] = add(made, 0, 1)
+    orphan = made.folder / written(made, 1, 2)[0].path
+    outside = tmp_path / "outside" / "partition=0"
+    outside.mkdir(parents=True)
+    here = (made.folder / file.path).parent
+    kept = [outside / "a.parquet", made.folder / "notes.txt", here / "notes.txt"]
+    kept.append(made.folder / "copy" / "b.parquet")
+    kept[-1].parent.mkdir()
+    for each in kept:
+        each.touch()
+    (made.folder / "date=2000-01-01").symlink_to(outside.parent)
+    (made.folder / "date=2000-01-02").mkdir()
+    (made.folder / "date=2000-01-02" / "partition=0").symlink_to(outside)
+    (here / "linked.parquet").symlink_to(kept[0])
+    assert compact.purge(made, 0.0) == 1
+    assert not orphan.exists()
+    assert all(each.exists() for each in kept)
+    assert (here / "linked.parquet").is_symlink()
+    assert seen(archive) == [1]
+
+
+def test_a_file_that_cannot_be_purged_is_a_sentence(small_disk: Path) -> None:
+    archive = Archive(small_disk / "archive", create=True)
+    made = opened(archive)
+    [orphan] = written(made, 0, 1)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(ArchiveError, match=r"parquet cannot be deleted: Read-only file system"):
+        compact.purge(made, 0.0)
+    assert made.locate(orphan).exists()
+
+
+def test_a_batch_of_another_run_is_no_damage_of_a_compaction(archive: Archive) -> None:
+    made = opened(archive)
+    for low in range(3):
+        add(made, low, low + 1)
+    add(opened(archive), 3, 7)
+    old, new = compact.rewrite(made, 1 << 20)
+    assert (len(old), [each.rows for each in new]) == (3, [3])
+    assert seen(archive) == [*range(1, 8)]
+    assert opened(archive).positions == {PLACE: Position((7, 0), 7)}
+
+
+def test_only_damage_found_by_tidying_stops_a_run(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = opened(archive)
+    files = [add(made, low, low + 1)[0] for low in range(compact.FAN_IN)]
+    gone = made.folder / files[0].path
+    gone.rename(gone.with_suffix(".aside"))
+    compact.tidy(made, 1)  # it cannot be written
+    assert "the small files of access stay as they are" in caplog.text
+    gone.with_suffix(".aside").rename(gone)
+    gone.unlink()
+    monkeypatch.setattr(compact, "_tidy", lambda table, _: table.verify(files[:1]))
+    with pytest.raises(ArchiveError, match="is missing"):
+        compact.tidy(made, 1)
+
+
+@pytest.mark.parametrize("grace", [0.0, 3599.0, -1.0])
+def test_a_grace_that_is_too_short_is_refused(archive: Archive, grace: float) -> None:
+    with pytest.raises(Refused, match="use 1h or more"):
+        compact.compact(config.Settings(), archive.root, grace=grace)
+
+
+def test_the_log_does_not_grow_with_age(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "_CHECKPOINT", 5)
+    short = {"delta.checkpointInterval": "5", "delta.logRetentionDuration": "interval 0 days"}
+    monkeypatch.setattr(storage, "_CONFIGURATION", storage._CONFIGURATION | short)
+    made = opened(archive)
+    for low in range(31):
+        add(made, low, low + 1)
+    log = list((made.folder / "_delta_log").glob("*.json"))
+    assert len(log) < 15
+    assert seen(archive) == [*range(1, 32)]
+    assert opened(archive).positions == {PLACE: Position((31, 0), 31)}
+
+
+# --- power loss -----------------------------------------------------------------------------------
+
+
+def test_what_a_command_has_committed_is_on_the_disk(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files, commits, the checkpoint of the log; Redis is told behind that."""
+    settled: set[int] = set()
+    fsync = os.fsync
+
+    def noted(number: int) -> None:
+        fsync(number)
+        settled.add(os.fstat(number).st_ino)
+
+    def lost() -> list[str]:
+        log = made.folder / "_delta_log"
+        files = [made.folder / each.path for each in made.files()]
+        folders = [*made.folder.parents[:2], made.folder, log, *(each.parent for each in files)]
+        kept = [*log.glob("*.json"), *log.glob("*.parquet"), *log.glob("_last_checkpoint")]
+        every = [*folders, *files, *kept]
+        return [each.name for each in every if each.stat().st_ino not in settled]
+
+    monkeypatch.setattr(os, "fsync", noted)
+    interval = {"delta.checkpointInterval": "5"}
+    monkeypatch.setattr(storage, "_CONFIGURATION", storage._CONFIGURATION | interval)
+    made = opened(archive)
+    assert lost() == []
+    for low in range(11):
+        add(made, low, low + 1)
+        assert lost() == []
+    assert list((made.folder / "_delta_log").glob("*.checkpoint.parquet"))
+    compact.rewrite(made, 1 << 20)
+    assert lost() == []
+    assert len(made.files()) == 1

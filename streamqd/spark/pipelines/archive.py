@@ -1,49 +1,44 @@
-"""Topics into Parquet, each entry exactly once, and the watermark that lets Redis forget them.
+"""Topics into Delta tables, each entry exactly once, and the watermark that lets Redis forget them.
 
-What is archived is what the manifests say, and each batch begins where they end.
+The table is the truth: each run begins where it ends. The stream's own checkpoint lives no longer
+than the run, so none can disagree.
 """
 
 from __future__ import annotations
 
-import re
 import secrets
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamqd import config
-from streamqd.errors import Refused, StreamqdError
-from streamqd.spark import offsets
+from streamqd.errors import Refused, SparkError
+from streamqd.spark import offsets, register_once
+from streamqd.spark.offsets import Offsets, Place, Position, StreamFacts
 from streamqd.spark.options import of_settings, read_options
-from streamqd.spark.pipelines import batches
-from streamqd.spark.pipelines import manifest as manifests
-from streamqd.spark.pipelines.batches import Stretch
+from streamqd.spark.pipelines import batches, compact, parsed
 from streamqd.spark.pipelines.lease import PipelineLease
-from streamqd.spark.pipelines.manifest import Manifest, ManifestError, Range
-from streamqd.spark.pipelines.parts import files_of
+from streamqd.spark.pipelines.parts import WrittenFile
 from streamqd.spark.pipelines.progress import ProgressMeter, Tell
-from streamqd.spark.pipelines.storage import Archive
+from streamqd.spark.pipelines.queries import PipelineError, sentence, wait
+from streamqd.spark.pipelines.storage import Archive, ArchiveError, ArchiveTable
 from streamqd.spark.streams import Catalog, registered, tell_loss
 from streamqd.store import archives
-from streamqd.store.client import Connection, accepted
-from streamqd.store.cluster import connect
+from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
+from streamqd.store.replies import accepted
 from streamqd.store.store import Store
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 TIMEOUT = 10.0  # seconds that one exchange with Redis may take
 BATCH_ROWS = 1_000_000
 FETCH_ROWS = 5_000  # of one page; `fetchBytes` bounds it before that when entries are large
-_CAUSE = re.compile(r"\b(?:[a-z_]+\.)*([A-Z]\w+(?:Error|Refused|Missing|Unavailable)): ([^\n]+)")
-
-
-class PipelineError(StreamqdError):
-    """A pipeline stopped. What it had finished stays; run it again once the cause is mended."""
 
 
 @dataclass
@@ -56,24 +51,31 @@ class Done:
     size: int = 0
     files: int = 0
     missing: int = 0  # entries of the range that were gone: trimmed or deleted by somebody
+    parsed: int = 0  # rows of entries that are of the topic's schema
+    quarantined: int = 0
     seconds: float = 0.0
     archived: dict[str, str] = field(default_factory=dict)  # partition -> id
+    problem: str = ""  # why its payloads are not parsed any further
 
 
 class Archiver:
     """Archives topics into one folder.
 
     1. `run` goes over the topics once; each is done under its lease.
-    2. A topic first has finished what a killed run left, and its watermark told to Redis.
-    3. Batches follow: Spark's tasks read and write one into staging; it is renamed, named in a
-       manifest, told to Redis.
+    2. What is committed already is told to Redis first, which a killed run may not have done; but
+       nothing of a stream that was made anew.
+    3. A stream follows until all is archived that was there: Spark's tasks write the files of a
+       batch, a commit makes them part of the table, Redis is told.
+    4. Payloads are parsed, where the configuration has a schema. What is wrong there never keeps
+       entries from being archived, of this topic or the next.
+    5. Many small files become few, and what no reader needs any more is deleted.
     """
 
     def __init__(
         self,
         settings: config.Settings,
         folder: Path,
-        spark: Callable[[], SparkSession | SparkContext],
+        spark: Callable[[], SparkSession],
         tell: Tell,
         *,
         batch_rows: int = BATCH_ROWS,
@@ -90,13 +92,18 @@ class Archiver:
         self.link = self._connect()
         self.meter_link = self._connect()
         self.archive = Archive(folder, create=True)
+        self.failure: Refused | SparkError | None = None  # the first problem of a run
 
     def run(self, wanted: Sequence[str] = ()) -> list[Done]:
-        """Archive all that is there now, of these topics or of all. Raises what stops it."""
+        """Archive all that is there now, of these topics or of all. Raises what stops it.
+
+        What keeps payloads of a topic from being parsed stops nothing: see `failure`.
+        """
         known = registered(Store(self.link, self.keys))
         missing = [name for name in wanted if name not in known]
         if missing:
             raise Refused(f"there is no topic {missing[0]}")
+        self.failure = None
         return [self._topic(name) for name in wanted or known]
 
     def close(self) -> None:
@@ -109,164 +116,166 @@ class Archiver:
 
     def _topic(self, topic: str) -> Done:
         began = time.monotonic()
-        with PipelineLease(self._connect, self.keys, topic, lease_name(self.archive)) as lease:
-            self.archive.recover(topic)
-            known = self.archive.current(topic)
-            self._verify_new(topic, known)
-            self.advance(topic, known)
-            run = _Run(self, topic, lease, known)
-            total = run.backlog()
+        with PipelineLease(self._connect, self.keys, topic, self.archive.lease_name) as lease:
+            table = self.archive.table(topic, create=True)
+            assert table is not None
+            self._verify_new(table)
+            run = _Run(self, table, lease)
+            facts = run.facts()
+            self.advance(_of_same_streams(table.positions, facts))
+            total = run.backlog(facts)
             if total:
                 meter = ProgressMeter(self.meter_link, self.progress_key, self._tell)
                 meter.begin(topic, total)
-                run.run(context_of(self._spark()), meter)
+                run.run(self._spark(), meter)
                 meter.end()
-            run.done.seconds = round(time.monotonic() - began, 3)
-            run.done.archived = {
-                str(partition): offsets.write_id(each.end)
-                for partition, each in sorted(manifests.ends(run.known).items())
-            }
-            return run.done
+                compact.tidy(table, run.done.batches)
+            self._parse(table, lease, run.done)
+        run.done.seconds = round(time.monotonic() - began, 3)
+        run.done.archived = {
+            str(partition): offsets.write_id(each.id)
+            for (_, partition), each in sorted(table.positions.items())
+        }
+        return run.done
 
-    def _verify_new(self, topic: str, known: Sequence[Manifest]) -> None:
+    def _parse(self, table: ArchiveTable, lease: PipelineLease, done: Done) -> None:
+        pipeline = self.settings.pipelines.get(table.topic, config.Pipeline())
+        if not pipeline.schema:
+            return
+        try:
+            fitted = parsed.parse(self.archive, table, pipeline, self._spark, lease.check)
+        except (Refused, SparkError) as error:
+            done.problem = f"pipelines.{table.topic}: {error}"
+            self.failure = self.failure or type(error)(done.problem)
+            return
+        done.parsed, done.quarantined = fitted.rows, fitted.quarantined
+
+    def _verify_new(self, table: ArchiveTable) -> None:
         """Look at the files of which Redis has not been told yet: it deletes what it is told."""
-        told = {}
-        for partition in manifests.ends(known):
-            raw = self.link.execute("HGET", self.keys.trim(topic, partition), "archived")
-            told[partition] = offsets.read_id(raw) if raw else offsets.ZERO
-        self.archive.verify(
-            each
-            for each in known
-            if any(part.end > told.get(p, offsets.ZERO) for p, part in each.ranges.items())
-        )
+        for place, end in table.positions.items():
+            raw = self.link.execute("HGET", self.keys.trim(*place), "archived")
+            told = offsets.read_id(raw) if raw else offsets.ZERO
+            if end.id > told:
+                table.verify(each for each in table.files(place[1]) if each.last > told)
 
-    def advance(self, topic: str, known: Sequence[Manifest]) -> None:
-        """Tell Redis up to where the manifests go."""
+    def advance(self, ends: Offsets) -> None:
+        """Tell Redis up to where partitions are archived."""
         calls = [
-            archives.advance(self.keys, topic, partition, offsets.write_id(each.end))
-            for partition, each in manifests.ends(known).items()
+            archives.advance(self.keys, *place, offsets.write_id(end.id))
+            for place, end in ends.items()
         ]
         accepted(self.link.run_many(calls))
+
+
+def _of_same_streams(archived: Offsets, facts: Mapping[Place, StreamFacts]) -> Offsets:
+    """The positions whose streams reach them: a stream made anew holds other entries there."""
+    return {
+        place: end
+        for place, end in archived.items()
+        if place in facts
+        and facts[place].last >= end.id
+        and not offsets.replaced(end, facts[place])
+    }
 
 
 class _Run:
     """One topic's run: batch after batch, until all is archived that was there when it began."""
 
-    def __init__(
-        self, archiver: Archiver, topic: str, lease: PipelineLease, known: list[Manifest]
-    ) -> None:
+    def __init__(self, archiver: Archiver, table: ArchiveTable, lease: PipelineLease) -> None:
         self._of = archiver
-        self._topic = topic
+        self._table = table
         self._lease = lease
-        self.known = known
-        self.done = Done(topic)
-        given = {
-            "subscribe": topic,
+        self._failures: list[Exception] = []
+        self.done = Done(table.topic)
+        self._given = of_settings(archiver.settings) | {
+            "subscribe": table.topic,
             "fetchSize": str(FETCH_ROWS),
             "failOnDataLoss": str(not archiver.allow_loss).lower(),
             "progressKey": archiver.progress_key,
+            "maxOffsetsPerTrigger": str(archiver.batch_rows),
         }
-        self._options = read_options(of_settings(archiver.settings) | given, {})
-        self._catalog = Catalog(self._options)
-        facts = self._catalog.facts(self._catalog.places())
-        self._targets = {place: each.latest for place, each in facts.items()}
 
-    def backlog(self) -> int:
-        """How many entries there are to archive, about."""
-        starts = batches.starts(manifests.ends(self.known), self._targets)
-        facts = self._catalog.facts(list(starts))
+    def facts(self) -> dict[Place, StreamFacts]:
+        """What each stream of the topic says of itself."""
+        catalog = Catalog(read_options(self._given, {}))
+        return catalog.facts(catalog.places())
+
+    def backlog(self, facts: Mapping[Place, StreamFacts]) -> int:
+        """How many entries there are to archive, about. Raises DataLossError for what is gone."""
+        targets = {place: each.latest for place, each in facts.items()}
+        starts = batches.waiting(self._table.positions, targets, facts)
+        for place, start in starts.items():
+            loss = offsets.lost(start, facts[place])
+            if loss is not None and not self._of.allow_loss:
+                tell_loss(place, start.id, loss, fail=True)
         # One at least: what is gone without having been archived must be told.
-        return sum(max(1, offsets.backlog(starts[place], facts[place])) for place in starts)
+        return sum(max(1, offsets.backlog(start, facts[place])) for place, start in starts.items())
 
-    def run(self, context: SparkContext, meter: ProgressMeter) -> None:
+    def run(self, spark: SparkSession, meter: ProgressMeter) -> None:
         """Archive it. Raises what stopped it, as a sentence."""
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
 
+        from streamqd.spark.pipelines.writer import FOLDER, FORMAT, FileSource
+
+        register_once(spark, FileSource)
+        options = self._given | {
+            FOLDER: str(self._table.folder),
+            "minPartitions": str(spark.sparkContext.defaultParallelism),
+        }
+        stream = spark.readStream.format(FORMAT).options(**options).load()
+        with tempfile.TemporaryDirectory(prefix="streamqd-archive-") as checkpoint:
+            writer = stream.writeStream.foreachBatch(self._store)
+            writer = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True)
+            try:
+                query = writer.start()
+                try:
+                    wait([query], meter.look)
+                finally:
+                    query.stop()
+            except (Py4JError, PySparkException) as error:
+                raise (self._failures or [PipelineError(sentence(error))])[0] from error
+
+    def _store(self, frame: DataFrame, _: int) -> None:
+        """Commit one batch. What it raises reaches `run` beside Spark, which carries texts only."""
+        from pyspark.errors import PySparkException
+
         try:
-            while planned := self._plan(context.defaultParallelism):
-                self._store(planned, context, meter)
-        except (Py4JError, PySparkException) as error:
-            raise PipelineError(sentence(error)) from error
+            self._commit(frame)
+        except PySparkException:
+            raise
+        except Exception as error:
+            self._failures.append(error)
+            raise
 
-    def _plan(self, tasks: int) -> list[Stretch]:
-        """The next batch. Raises DataLossError for what is gone, unless that is allowed."""
-        starts = batches.starts(manifests.ends(self.known), self._targets)
-        facts = self._catalog.facts(list(starts))
-        stretches = []
-        for place, start in starts.items():
-            begin = start
-            loss = offsets.lost(start, facts[place])
-            if loss is not None:
-                tell_loss(place, start.id, loss, fail=not self._of.allow_loss)
-                begin = offsets.after_loss(start, facts[place])
-            stretches.append(Stretch(place, start, begin, self._targets[place]))
-        return batches.plan(stretches, facts, self._of.batch_rows, tasks)
+    def _commit(self, frame: DataFrame) -> None:
+        from streamqd.spark.pipelines.writer import received
 
-    def _store(self, planned: list[Stretch], context: SparkContext, meter: ProgressMeter) -> None:
-        from streamqd.spark.pipelines.writer import StreamPart, write_parts
-
-        number = self.known[-1].last + 1 if self.known else 0
-        archive = self._of.archive
-        staged = archive.stage(self._topic, number)
-        parts = [
-            StreamPart(self._options, span, each.limit) for each in planned for span in each.spans
-        ]
-        # A killed driver's workers may live on for a moment: their files must not meet ours.
-        own = staged / "tasks" / secrets.token_hex(4)
-        receipts = write_parts(context, parts, own, meter=meter)
-        files = [file for each in receipts for file in each.files]
-        ready = archive.gather(staged, [(Path(each["source"]), each["path"]) for each in files])
-        ranges = {}
-        for each in planned:
-            own_receipts = [one for one in receipts if one.place == each.place]
-            end = max((one.end for one in own_receipts), default=each.target.id)
-            found = batches.reached(each, end, sum(one.rows for one in own_receipts))
-            self._count_missing(each, found)
-            ranges[each.place[1]] = found
-        written = round(time.time() * 1000)
-        new = Manifest(self._topic, number, number, 0, ranges, files_of(files), written)
+        files, ends = received(frame.collect())
+        table = self._table
+        self._count_missing(files, ends)
         self._lease.check()
-        archive.publish(ready, new)
-        self.known.append(new)
-        self._of.advance(self._topic, self.known)
+        table.append(files, ends)
+        self._lease.check()
+        self._of.advance(ends)
         self.done.batches += 1
-        self.done.rows += new.rows
-        self.done.size += new.size
-        self.done.files += len(new.files)
+        self.done.rows += sum(each.rows for each in files)
+        self.done.size += sum(each.size for each in files)
+        self.done.files += len(files)
 
-    def _count_missing(self, stretch: Stretch, found: Range) -> None:
-        if stretch.start.passed is None or found.passed is None:
-            return
-        missing = found.passed - stretch.start.passed - found.rows
-        if missing < 0:
-            raise ManifestError(
-                f"{self._topic}: {-missing} rows more than entries up to"
-                f" {offsets.write_id(found.end)}"
-            )
-        self.done.missing += missing
-
-
-def context_of(given: SparkSession | SparkContext) -> SparkContext:
-    """The context below a session. Tasks that write files need no more, and it is up sooner."""
-    from pyspark import SparkContext
-
-    return given if isinstance(given, SparkContext) else given.sparkContext
-
-
-def lease_name(archive: Archive) -> str:
-    """The name of the lease of whoever writes to an archive."""
-    return f"archive:{archive.id[:12]}"
-
-
-def sentence(error: Exception) -> str:
-    """What made Spark fail, without Spark's own words when the cause is one of ours."""
-    found = _CAUSE.findall(str(error))
-    if found:
-        return str(found[-1][1]).strip()
-    return first_line(error)
-
-
-def first_line(error: Exception) -> str:
-    """What Spark says first, without its codes."""
-    return str(error).strip().splitlines()[0].partition(" SQLSTATE:")[0]
+    def _count_missing(self, files: Sequence[WrittenFile], ends: Offsets) -> None:
+        """Compare the rows with the entries that the streams have issued meanwhile."""
+        found = Counter[int]()
+        for each in files:
+            found[each.partition] += each.rows
+        for place, end in ends.items():
+            start = self._table.positions.get(place, Position(offsets.ZERO, 0))
+            if start.passed is None or end.passed is None:
+                continue
+            missing = end.passed - start.passed - found[place[1]]
+            if missing < 0 and not self._of.allow_loss:  # a stream made anew counts from zero
+                raise ArchiveError(
+                    f"{place[0]}: {-missing} rows more than entries up to"
+                    f" {offsets.write_id(end.id)}"
+                )
+            self.done.missing += max(0, missing)

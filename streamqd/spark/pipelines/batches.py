@@ -1,7 +1,7 @@
-"""What one batch of an archive holds of each partition, and up to where it went. Pure.
+"""What one batch of an archive takes of each partition, and up to where it came. Pure.
 
-The manifests are the only book that is kept: a batch begins where they end. A batch that was broken
-off is planned anew, and may then hold other entries.
+The table is the only book that is kept: a batch begins where it ends. A batch that was broken off
+is planned again, and may then hold other entries.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from streamqd.spark import offsets
-from streamqd.spark.offsets import Offsets, Place, Position, Span, StreamFacts
-from streamqd.spark.pipelines.manifest import Range
+from streamqd.spark.offsets import Id, Offsets, Place, Position, Span, StreamFacts
 
 PIECE_ROWS = 100_000  # of a stream that is divided among several tasks each gets so many at least
 
@@ -19,17 +18,34 @@ PIECE_ROWS = 100_000  # of a stream that is divided among several tasks each get
 class Stretch(NamedTuple):
     """One partition's part of a batch.
 
-    `start` is where the manifests end; `begin` is later when entries behind it are given up. It is
-    read in `spans`, none when nothing is there, and goes to `target`; with a `limit`, only as far
-    as that many entries go.
+    It begins at `begin`, is read in `spans`, none when nothing is there, and goes to `target`; with
+    a `limit`, only as far as that many entries go.
     """
 
     place: Place
-    start: Position
     begin: Position
     target: Position
     spans: tuple[Span, ...] = ()
     limit: int | None = None
+
+
+class TaskEnd(NamedTuple):
+    """Where a task ended, and how many entries it had read."""
+
+    partition: int
+    end: Id
+    rows: int
+
+
+def waiting(archived: Offsets, targets: Offsets, facts: Mapping[Place, StreamFacts]) -> Offsets:
+    """Where each partition stands that is not archived up to its target."""
+    # One that is not archived yet begins before its first entry: what is trimmed is a loss.
+    starts = {place: archived.get(place, Position(offsets.ZERO, 0)) for place in targets}
+    return {
+        place: start
+        for place, start in starts.items()
+        if start.id < targets[place].id or offsets.replaced(start, facts[place])
+    }
 
 
 def plan(
@@ -43,22 +59,22 @@ def plan(
         each.place: offsets.span(each.place, each.begin, each.target, facts[each.place])
         for each in stretches
     }
-    waiting = {
+    entries = {
         each.place: _entries(spans[each.place], each.begin, facts[each.place]) for each in stretches
     }
     oldest = [
         each.place for each in sorted(stretches, key=lambda each: (each.begin.id, each.place))
     ]
-    shares = offsets.shares(waiting, rows_max, oldest)
-    whole = {place: share for place, share in shares.items() if share == waiting[place]}
+    shares = offsets.shares(entries, rows_max, oldest)
+    whole = {place: share for place, share in shares.items() if share == entries[place]}
     counts = offsets.pieces(whole, tasks)
     planned = []
     for each in stretches:
         place, span = each.place, spans[each.place]
-        if span is None or not waiting[place]:
+        if span is None or not entries[place]:
             planned.append(each)
         elif place in whole or (place in shares and each.begin.passed is None):
-            count = min(counts.get(place, 1), max(1, waiting[place] // PIECE_ROWS))
+            count = min(counts.get(place, 1), max(1, entries[place] // PIECE_ROWS))
             cut = offsets.split(span, count, facts[place].first) if count > 1 else [span]
             planned.append(each._replace(spans=tuple(cut)))
         elif place in shares:
@@ -74,21 +90,15 @@ def _entries(span: Span | None, begin: Position, facts: StreamFacts) -> int:
     return span.rows if span.rows is not None else offsets.backlog(begin, facts)
 
 
-def reached(stretch: Stretch, end: offsets.Id, rows: int) -> Range:
-    """The range that was written of a stretch: `rows` of them, reading having ended at `end`."""
-    target = stretch.target
-    if stretch.limit is not None and end < target.id:
-        assert stretch.begin.passed is not None
-        target = Position(end, stretch.begin.passed + rows)
-    return Range(stretch.start.id, target.id, rows, target.passed)
-
-
-def starts(ends: Mapping[int, Range], targets: Offsets) -> Offsets:
-    """Where each partition stands that is not archived up to its target."""
+def reached(begins: Offsets, targets: Offsets, ended: Sequence[TaskEnd]) -> Offsets:
+    """Up to where each partition is read, its tasks having ended there: at the target or before."""
     found = {}
     for place, target in targets.items():
-        held = ends.get(place[1])
-        start = Position(held.end, held.passed) if held else Position(offsets.ZERO, 0)
-        if start.id < target.id:
-            found[place] = start
+        own = [each for each in ended if each.partition == place[1]]
+        end = max((each.end for each in own), default=target.id)
+        passed, rows = begins[place].passed, sum(each.rows for each in own)
+        if end >= target.id:
+            found[place] = target
+        else:
+            found[place] = Position(end, None if passed is None else passed + rows)
     return found

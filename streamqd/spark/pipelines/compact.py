@@ -1,63 +1,76 @@
-"""Many small files into few: a new generation of manifests takes the place of the old.
+"""Many small files of a table into few, and files away that no reader needs any more.
 
-Readers of the manifests see either the old files or the new. A reader that goes by the folders
-alone may for an instant miss what is being put in place; it never sees a row twice.
+The first is a commit of the Delta log: a reader sees the table before or after it. The second makes
+no commit, and leaves what a reader may have begun to read for `grace`.
 """
 
 from __future__ import annotations
 
-import secrets
+import json
+import logging
+import math
+import re
+import stat
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
+from urllib.parse import unquote
 
 from streamqd import config
 from streamqd.errors import Refused
-from streamqd.spark import offsets
-from streamqd.spark.cold import ColdFile, ColdSpan
-from streamqd.spark.pipelines import manifest as manifests
-from streamqd.spark.pipelines import tables
-from streamqd.spark.pipelines.archive import context_of, lease_name
+from streamqd.paths import below
+from streamqd.spark.offsets import ZERO
+from streamqd.spark.pipelines import derived, tables
 from streamqd.spark.pipelines.lease import PipelineLease
-from streamqd.spark.pipelines.manifest import File, Manifest
-from streamqd.spark.pipelines.parts import files_of
-from streamqd.spark.pipelines.storage import Archive
+from streamqd.spark.pipelines.parts import WrittenFile
+from streamqd.spark.pipelines.storage import (
+    MARK,
+    Archive,
+    ArchiveDamagedError,
+    ArchiveError,
+    ArchiveTable,
+)
 from streamqd.store.keys import Keys
 
-if TYPE_CHECKING:
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
+_log = logging.getLogger("streamqd.spark")
 
-    from streamqd.spark.pipelines.writer import FilePart
-
-GRACE = 3600.0  # seconds that replaced files stay for those who have begun to read them
 TARGET = 256 << 20  # bytes of files that are written into one
+GRACE = 86_400.0  # seconds that replaced files stay for those who have begun to read them
+FAN_IN = 8  # files of a date and a partition of about one size become one
+_SMALLEST = 1 << 20  # bytes: all below are of one size
+_DATES = 200  # of which one commit writes small files into large ones
+_BATCHES = 50  # between two looks for files that can go
+_HOUR = 3600
+_DATE, _NUMBER = "[0-9]{4}-[0-9]{2}-[0-9]{2}", "[0-9]+"  # what divides a table, in this order
 
 
 @dataclass
 class Compacted:
-    """What a run did with one topic."""
+    """What a run did with the table of a topic, or with one of another kind: `parsed/orders`."""
 
     topic: str
     rows: int = 0
     files_before: int = 0
     files_after: int = 0
-    purged: int = 0  # batches whose files were replaced earlier and are deleted now
+    purged: int = 0  # files that were replaced earlier and are deleted now
     seconds: float = 0.0
 
 
 def compact(
     settings: config.Settings,
     folder: Path,
-    spark: Callable[[], SparkSession | SparkContext],
     wanted: Sequence[str] = (),
     *,
     target: int = TARGET,
-    grace: float = GRACE,
+    grace: float = _HOUR,
 ) -> list[Compacted]:
-    """Compact topics, or all that are archived. Raises Refused, ManifestError."""
+    """Compact topics, or all that are archived. Raises Refused, ArchiveError."""
+    if grace < _HOUR:
+        raise Refused("a grace below 1h takes files from runs that write them: use 1h or more")
     archive = Archive(folder)
     known = archive.topics()
     missing = [name for name in wanted if name not in known]
@@ -66,56 +79,147 @@ def compact(
     keys = Keys(settings.keys.control, settings.keys.streams)
     done = []
     for topic in wanted or known:
-        began = time.monotonic()
-        result = Compacted(topic)
-        with PipelineLease(
-            lambda: tables.connect(settings), keys, topic, lease_name(archive)
-        ) as lease:
-            archive.recover(topic)
-            result.purged = archive.purge(topic, grace)
-            for run in manifests.runs_to_compact(archive.current(topic), target):
-                new = _rewrite(archive, context_of(spark()), run, lease)
-                result.rows += new.rows
-                result.files_before += sum(len(each.files) for each in run)
-                result.files_after += len(new.files)
-        result.seconds = round(time.monotonic() - began, 3)
-        done.append(result)
+        with PipelineLease(lambda: tables.connect(settings), keys, topic, archive.lease_name):
+            table = archive.table(topic)
+            assert table is not None
+            done.append(_compacted(table, topic, target, grace))
+            for made in derived.opened(archive, topic) or ():
+                name = f"{made.kind.folder}/{topic}"
+                done.append(_compacted(made, name, target, grace))
+    for name in [] if wanted else archive.names(derived.RESULTS):
+        # Without the lease, which a standing query may hold for weeks: Delta keeps them apart.
+        result = archive.derived(name, derived.RESULTS)
+        assert result is not None
+        done.append(_compacted(result, f"{result.kind.folder}/{name}", target, grace))
     return done
 
 
-def _rewrite(
-    archive: Archive, context: SparkContext, run: Sequence[Manifest], lease: PipelineLease
-) -> Manifest:
-    from streamqd.spark.pipelines.writer import write_parts
+def _compacted(table: ArchiveTable, name: str, target: int, grace: float) -> Compacted:
+    began = time.monotonic()
+    result = Compacted(name)
+    old, new = rewrite(table, target)
+    result.rows = sum(each.rows for each in new)
+    result.files_before, result.files_after = len(old), len(new)
+    result.purged = purge(table, grace)
+    result.seconds = round(time.monotonic() - began, 3)
+    return result
 
-    generation = max(each.generation for each in run) + 1
-    staged = archive.stage(run[0].topic, run[-1].last, generation)
-    receipts = write_parts(
-        context, _parts(archive, run, generation), staged / "tasks" / secrets.token_hex(4)
+
+def tidy(table: ArchiveTable, batches: int) -> None:
+    """What a table needs after so many new batches, so that its age does not slow it down.
+
+    A file is written again once for each size, eight times as large as the one before.
+    """
+    try:
+        _tidy(table, batches)
+    except Refused:
+        return  # another program changes the files: it, or the next run, makes them few
+    except ArchiveDamagedError:
+        raise
+    except (ArchiveError, OSError) as error:  # what was archived is archived
+        _log.warning("the small files of %s stay as they are: %s", table.topic, error)
+
+
+def _tidy(table: ArchiveTable, batches: int) -> None:
+    sizes = Counter(
+        (each.date, each.partition, _size_class(each.size))
+        for each in table.files()
+        if each.size < TARGET
     )
-    files = [file for each in receipts for file in each.files]
-    ready = archive.gather(staged, [(Path(each["source"]), each["path"]) for each in files])
-    new = manifests.merged(run, files_of(files), round(time.time() * 1000))
-    lease.check()
-    archive.replace(ready, new)
-    return new
+    many: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for (date, partition, size), count in sorted(sizes.items()):
+        if count >= FAN_IN:
+            many[partition, size].append(date)
+    for (partition, size), dates in many.items():
+        target = min(TARGET, _SMALLEST * FAN_IN ** (size + 1))
+        for at in range(0, len(dates), _DATES):  # anybody may send messages of many dates
+            part = dates[at : at + _DATES]
+            only = [
+                (name, "in", part) if name == table.partitioned[0] else (name, "=", value)
+                for name, value in table.values(part[0], partition).items()
+            ]
+            rewrite(table, target, only or None)
+    if table.note.batch // _BATCHES > (table.note.batch - batches) // _BATCHES:
+        purge(table, GRACE)
 
 
-def _parts(archive: Archive, run: Sequence[Manifest], generation: int) -> list[FilePart]:
-    """A task for each folder of files, which are of one date and one partition."""
-    from streamqd.spark.pipelines.writer import FilePart
+def _size_class(size: int) -> int:
+    """0 up to 1 MiB, 1 up to 8 MiB, and so on."""
+    return max(0, math.ceil(math.log(max(size, 1) / _SMALLEST, FAN_IN)))
 
-    folders: dict[str, list[tuple[File, ColdFile]]] = {}
-    for holder in run:
-        for file in holder.files:
-            path = str(archive.locate(holder, file))
-            cold = ColdFile((path,), file.rows, file.size, file.first, file.last)
-            folders.setdefault(file.path.rpartition("/")[0], []).append((file, cold))
-    parts = []
-    for _, listed in sorted(folders.items()):
-        # Batches follow one another, and files of a batch do: their rows are in order.
-        ordered = sorted((cold for _, cold in listed), key=lambda each: each.first)
-        place = (run[0].topic, listed[0][0].partition)
-        last = max(each.last for each in ordered)
-        parts.append(FilePart(ColdSpan(place, offsets.ZERO, last, tuple(ordered)), generation))
-    return parts
+
+def rewrite(
+    table: ArchiveTable, target: int, only: Any = None
+) -> tuple[list[WrittenFile], list[WrittenFile]]:
+    """Write small files into files of about `target` bytes; return the old and the new ones."""
+    from deltalake import CommitProperties, WriterProperties
+
+    before, version, mark = table.files(), table.version, uuid.uuid4().hex
+    with table.changing():
+        table.delta.optimize.compact(
+            partition_filters=only,
+            target_size=target,
+            max_concurrent_tasks=1,
+            writer_properties=WriterProperties(compression="ZSTD"),
+            # No note: a batch of another run, committed meanwhile, would be forgotten by it.
+            commit_properties=CommitProperties(custom_metadata={MARK: mark}),
+        )
+        # delta-rs writes and commits in one call and flushes neither: files first, then the log.
+        table.reload()
+        gone, new = _committed(table, version + 1, mark)
+        table.settle(new)
+    old = [each for each in before if each.path in gone]
+    if sum(each.rows for each in old) != sum(each.rows for each in new):
+        raise ArchiveDamagedError(f"{table.folder}: a compaction has changed the number of rows")
+    return old, new
+
+
+def _committed(table: ArchiveTable, first: int, mark: str) -> tuple[set[str], list[WrittenFile]]:
+    """The names of the files that a commit of ours removed, and the files that it added.
+
+    Other programs may have committed before and after it.
+    """
+    for actions in table.commits(first):
+        if any(each.get("commitInfo", {}).get(MARK) == mark for each in actions):
+            gone = {unquote(each["remove"]["path"]) for each in actions if "remove" in each}
+            return gone, [_added(table, each["add"]) for each in actions if "add" in each]
+    return set(), []  # there was nothing to do
+
+
+def _added(table: ArchiveTable, found: dict[str, Any]) -> WrittenFile:
+    date, partition = table.divided(found["partitionValues"])
+    count = json.loads(found["stats"])["numRecords"]
+    return WrittenFile(unquote(found["path"]), date, partition, count, found["size"], ZERO, ZERO)
+
+
+def purge(table: ArchiveTable, grace: float) -> int:
+    """Delete files that no version of the last `grace` seconds names; return how many.
+
+    delta-rs only lists them: it would follow links, and delete what is not of our layout. Raises
+    ArchiveError for one that cannot be deleted.
+    """
+    count = 0
+    for name in table.unnamed(grace):
+        try:
+            path = _ours(table, name)
+            if path is not None:
+                path.unlink(missing_ok=True)
+                count += 1
+        except OSError as error:
+            raise ArchiveError(
+                f"{table.folder / name} cannot be deleted: {error.strerror}"
+            ) from error
+    return count
+
+
+def _ours(table: ArchiveTable, name: str) -> Path | None:
+    """The regular file of a name, None for what has another place than files of a table have."""
+    layout = zip(table.partitioned, (_DATE, _NUMBER), strict=False)
+    folders = "".join(f"{column}={value}/" for column, value in layout)
+    if not re.fullmatch(rf"{folders}[^/]+\.parquet", name):
+        return None
+    try:
+        path = below(table.folder, name)
+        return path if stat.S_ISREG(path.lstat().st_mode) else None
+    except (Refused, FileNotFoundError):  # a link on the way, or gone meanwhile
+        return None

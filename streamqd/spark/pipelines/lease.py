@@ -12,13 +12,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
-from types import TracebackType
+from contextlib import closing, suppress
 from typing import Self
 
 import psutil
 
 from streamqd.errors import RedisRefused, RedisUnavailable, Refused
+from streamqd.startup import boot_id
 from streamqd.store import archives
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -61,32 +61,21 @@ class PipelineLease:
         self._thread = threading.Thread(target=self._renew, name="pipeline-lease", daemon=True)
 
     def __enter__(self) -> Self:
-        link = self._connect()
-        try:
-            began = time.monotonic()
+        began = time.monotonic()
+        with closing(self._connect()) as link:
             reply = link.run(self._take(""))
-            if reply.word == "HELD":
-                holder = reply.rest[0].decode("utf-8", "replace")
-                if is_gone(holder):
-                    reply = link.run(self._take(holder))
-        finally:
-            link.close()
+            if reply.word == "HELD" and is_gone(holder := _text(reply.rest[0])):
+                reply = link.run(self._take(holder))
         if reply.word == "HELD":
             raise Refused(
-                f"{self._what} by"
-                f" {holder_of(reply.rest[0].decode('utf-8', 'replace'))}; its lease ends"
+                f"{self._what} by {holder_of(_text(reply.rest[0]))}; its lease ends"
                 f" {max(0, reply.rest[1]) / 1000:.0f} s after it"
             )
         self._until = began + self._ttl
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
 
@@ -104,9 +93,8 @@ class PipelineLease:
         )
 
     def _renew(self) -> None:
-        link = self._connect()
         arguments = (self._keys, self._topic, self._name, self.token)
-        try:
+        with closing(self._connect()) as link:
             while not self._stop.wait(self._ttl / _RENEWALS):
                 began = time.monotonic()
                 try:
@@ -117,12 +105,8 @@ class PipelineLease:
                     self._lost = True
                     return
                 self._until = began + self._ttl
-            try:
+            with suppress(RedisUnavailable, RedisRefused):  # it expires
                 link.run(archives.drop_lease(*arguments))
-            except (RedisUnavailable, RedisRefused):
-                return  # it expires
-        finally:
-            link.close()
 
 
 # --- tokens ---------------------------------------------------------------------------------------
@@ -159,7 +143,10 @@ def _start(process: psutil.Process) -> str:
 def _space() -> str:
     """What tells this host's processes from those of a container of the same name."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-        return f"{boot}:{os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 - it is not a path
+        return f"{boot_id()}:{os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 - it is not a path
     except OSError:
         return "unknown"
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")

@@ -1,11 +1,13 @@
-"""One message in an archive: its manifests name the file, pyarrow reads it. Without Spark."""
+"""One message in an archive: its table names the files, pyarrow reads them. Without Spark."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from streamqd.spark.cold import LONG_MAX
+from pyarrow import parquet
+
+from streamqd.spark.entries import LONG_MAX
 from streamqd.spark.offsets import Id, read_id
 from streamqd.spark.pipelines.storage import Archive
 
@@ -14,30 +16,29 @@ from streamqd.spark.pipelines.storage import Archive
 class Looked:
     """Where a message would be in an archive. `file` is '' when no file covers its id.
 
-    `found` says whether it is in the file, null when pyarrow is not installed, which reads it.
+    `found` says whether it is in the file.
     """
 
     file: str
-    found: bool | None
+    found: bool
 
 
 def look(folder: Path, topic: str, partition: int, entry_id: str) -> Looked:
-    """Look for one entry. Raises Refused without an archive, ManifestError for a broken one."""
-    archive = Archive(folder)
+    """Look for one entry. Raises Refused without an archive, ArchiveError for a broken one."""
+    table = Archive(folder).table(topic)
     wanted = read_id(entry_id)
-    for manifest in archive.current(topic):
-        for file in manifest.files:
-            if file.partition == partition and file.first <= wanted <= file.last:
-                path = archive.locate(manifest, file)
-                return Looked(str(path), _is_in(path, wanted))
-    return Looked("", False)
+    looked = Looked("", False)
+    for file in [] if table is None else table.files(partition):
+        assert table is not None
+        if file.first <= wanted <= file.last:
+            path = table.locate(file)
+            looked = Looked(str(path), _is_in(path, wanted))
+            if looked.found:
+                break
+    return looked
 
 
-def _is_in(path: Path, wanted: Id) -> bool | None:
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        return None
+def _is_in(path: Path, wanted: Id) -> bool:
     # The columns hold halves of ids up to 63 bits.
     ms, seq = (min(half, LONG_MAX) for half in wanted)
     # Opened by itself: what the folders around it are called adds no columns.

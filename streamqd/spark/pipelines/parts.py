@@ -1,31 +1,32 @@
 """Writing Parquet from Arrow batches, in Spark's tasks. Knows neither Spark nor Redis.
 
-Each attempt of a task writes into a folder of its own; the driver takes what the successful ones
-report.
+A file gets a name that no other has, at its place in the table: until a commit names it, it is not
+part of the table, and vacuum removes it some day.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import os
+import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
-from streamqd.spark.offsets import Id
-from streamqd.spark.pipelines import manifest as manifests
-from streamqd.spark.pipelines.manifest import ManifestError
+import pyarrow as pa
+from pyarrow import compute, parquet
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyarrow import parquet
+from streamqd.paths import below
+from streamqd.spark.offsets import PART_MAX, Id
 
-DROPPED = ("topic", "partition")  # the layout says them
 FILE_ROWS_MAX = 5_000_000
 GROUP_BYTES = 32 << 20  # held back before a row group is written
 GROUP_ROWS = 1 << 17
 _DAY_MS = 86_400_000
-# Ids are looked for, what a message says is not: statistics of bodies cost and help nobody.
+_LAST_DAY = 253_402_300_799 // 86_400  # ids beyond the calendar belong to its last day
+# Ids are looked for, what a message says is not: statistics of bodies cost and help no reader.
 _STATISTICS = ("key", "id", "id_ms", "id_seq", "timestamp")
 _ENCODINGS = {
     "id": "DELTA_BYTE_ARRAY",
@@ -35,18 +36,66 @@ _ENCODINGS = {
 }
 
 
+class WrittenFile(NamedTuple):
+    """A file of a table: `path` is relative to it, `date` that of its entries (UTC)."""
+
+    path: str
+    date: str
+    partition: int
+    rows: int
+    size: int
+    first: Id
+    last: Id
+
+
+class OpenFile:
+    """A Parquet file being written. What it holds back is bounded, however much is written."""
+
+    def __init__(self, folder: Path, within: str, schema: pa.Schema, **options: Any) -> None:
+        """Begin it in a folder of the table in `folder`; `options` are those of pyarrow."""
+        self.path = str(PurePosixPath(within, f"{uuid.uuid4().hex}.zstd.parquet"))
+        self.rows = 0
+        self._whole = below(folder, self.path)
+        self._whole.parent.mkdir(parents=True, exist_ok=True)
+        self._writer = parquet.ParquetWriter(self._whole, schema, compression="zstd", **options)
+        self._held: list[pa.RecordBatch] = []
+        self._held_bytes = self._held_rows = 0
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Add rows."""
+        self.rows += rows.num_rows
+        self._held.append(rows)
+        self._held_rows += rows.num_rows
+        self._held_bytes += rows.nbytes
+        if self._held_bytes >= GROUP_BYTES or self._held_rows >= GROUP_ROWS:
+            self._write_group()
+
+    def close(self) -> int:
+        """Write the rest and have it reach the disk; return the size in bytes."""
+        self._write_group()
+        self._writer.close()
+        with self._whole.open("rb") as file:
+            os.fsync(file.fileno())
+            return os.fstat(file.fileno()).st_size
+
+    def abandon(self) -> None:
+        """Close it without what is held back, which may fail again."""
+        with suppress(Exception):
+            self._writer.close()
+
+    def _write_group(self) -> None:
+        if self._held:
+            self._writer.write_table(pa.Table.from_batches(self._held), row_group_size=GROUP_ROWS)
+        self._held, self._held_bytes, self._held_rows = [], 0, 0
+
+
 @dataclass
 class _Part:
-    """A file being written."""
+    """A file being written, and the ids in it."""
 
-    source: Path
-    relative: str
-    writer: parquet.ParquetWriter
+    file: OpenFile
+    date: str
     first: Id
-    held: list[pa.RecordBatch] = field(default_factory=list)
-    held_bytes: int = 0
-    held_rows: int = 0
-    rows: int = 0
     last: Id = (0, 0)
 
 
@@ -56,127 +105,142 @@ class PartWriter:
     Or into several when they get long. What it holds is bounded by bytes, however much is written.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        task: int,
-        partition: int,
-        *,
-        generation: int = 0,
-        rows_max: int = FILE_ROWS_MAX,
-    ) -> None:
+    def __init__(self, folder: Path, partition: int, *, rows_max: int = FILE_ROWS_MAX) -> None:
         self._folder = folder
-        self._task = task
         self._partition = partition
-        self._generation = generation
         self._rows_max = rows_max
-        self._count = 0
         self._part: _Part | None = None
         self._day = -1
         self._last: Id = (0, 0)
-        self._done: list[dict[str, Any]] = []
+        self._done: list[WrittenFile] = []
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Add rows, without the columns that the layout says. Raises ManifestError for disorder."""
+        """Add rows, without the columns that the layout gives. Raises ValueError for disorder."""
         if not rows.num_rows:
             return
         first, last = _id_at(rows, 0), _id_at(rows, rows.num_rows - 1)
         if first < self._last:
-            raise ManifestError(
+            raise ValueError(
                 f"partition {self._partition}: the entry {first} comes behind {self._last}"
             )
         self._last = last
         for day, piece in _by_day(rows, first, last):
-            if self._part is not None and (day != self._day or self._part.rows >= self._rows_max):
+            part = self._part
+            if part is not None and (day != self._day or part.file.rows >= self._rows_max):
                 self._close()
             if self._part is None:
                 self._day = day
                 self._part = self._begin(piece)
-            self._hold(self._part, piece)
+            self._part.last = _id_at(piece, piece.num_rows - 1)
+            self._part.file.add(piece)
 
-    def finish(self) -> list[dict[str, Any]]:
+    def finish(self) -> list[WrittenFile]:
         """Close all files; return what is to be known of each."""
         if self._part is not None:
             self._close()
         return self._done
 
-    def _begin(self, rows: pa.RecordBatch) -> _Part:
-        from pyarrow import parquet
+    def discard(self) -> None:
+        """Remove what was written: no table will name it."""
+        part, self._part = self._part, None
+        if part is not None:
+            part.file.abandon()
+        remove(self._folder, self._done, None if part is None else part.file)
+        self._done = []
 
-        folder = manifests.file_folder(self._day * _DAY_MS, self._partition)
-        relative = f"{folder}/{manifests.file_name(self._task, self._count, self._generation)}"
-        self._count += 1
-        source = self._folder / relative
-        source.parent.mkdir(parents=True, exist_ok=True)
+    def _begin(self, rows: pa.RecordBatch) -> _Part:
+        date = date_of(self._day * _DAY_MS)
         names = rows.schema.names
-        writer = parquet.ParquetWriter(
-            source,
+        file = OpenFile(
+            self._folder,
+            file_folder(date, self._partition),
             rows.schema,
-            compression="zstd",
             use_dictionary=[name for name in ("key",) if name in names],
             column_encoding={name: how for name, how in _ENCODINGS.items() if name in names},
             write_statistics=[name for name in _STATISTICS if name in names],
         )
-        return _Part(source, relative, writer, _id_at(rows, 0))
-
-    def _hold(self, part: _Part, rows: pa.RecordBatch) -> None:
-        part.last = _id_at(rows, rows.num_rows - 1)
-        part.rows += rows.num_rows
-        part.held.append(rows)
-        part.held_rows += rows.num_rows
-        part.held_bytes += rows.nbytes
-        if part.held_bytes >= GROUP_BYTES or part.held_rows >= GROUP_ROWS:
-            _write_group(part)
+        return _Part(file, date, _id_at(rows, 0))
 
     def _close(self) -> None:
-        part, self._part = self._part, None
+        part = self._part
         assert part is not None
-        _write_group(part)
-        part.writer.close()
-        with part.source.open("rb") as file:
-            os.fsync(file.fileno())
-        self._done.append(
-            {
-                "source": str(part.source),
-                "path": part.relative,
-                "partition": self._partition,
-                "rows": part.rows,
-                "size": part.source.stat().st_size,
-                "first_ms": part.first[0],
-                "first_seq": part.first[1],
-                "last_ms": part.last[0],
-                "last_seq": part.last[1],
-            }
-        )
+        size = part.file.close()
+        whole = (part.file.path, part.date, self._partition, part.file.rows, size)
+        self._done.append(WrittenFile(*whole, part.first, part.last))
+        self._part = None
 
 
-def _write_group(part: _Part) -> None:
-    import pyarrow as pa
+class DateWriter:
+    """Writes rows of dates into one file for each stretch of a date, or of none, in their order."""
 
-    if part.held:
-        part.writer.write_table(pa.Table.from_batches(part.held), row_group_size=GROUP_ROWS)
-    part.held, part.held_bytes, part.held_rows = [], 0, 0
+    def __init__(self, folder: Path, column: str, schema: pa.Schema) -> None:
+        """Prepare; `column` is the one that divides the table, "" for none."""
+        self._folder = folder
+        self._column = column
+        self._schema = schema
+        self._date = ""
+        self._file: OpenFile | None = None
+        self._done: list[WrittenFile] = []
+
+    def write(self, date: str, rows: pa.RecordBatch) -> None:
+        """Add rows of a date, without that column."""
+        if not rows.num_rows:
+            return
+        if self._file is not None and (date != self._date or self._file.rows >= FILE_ROWS_MAX):
+            self._close()
+        if self._file is None:
+            self._date = date
+            within = f"{self._column}={date}" if self._column else ""
+            self._file = OpenFile(self._folder, within, self._schema)
+        self._file.add(rows)
+
+    def finish(self) -> list[WrittenFile]:
+        """Close all files; return what is to be known of each."""
+        if self._file is not None:
+            self._close()
+        return self._done
+
+    def discard(self) -> None:
+        """Remove what was written: no table will name it."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.abandon()
+        remove(self._folder, self._done, file)
+        self._done = []
+
+    def _close(self) -> None:
+        file = self._file
+        assert file is not None
+        size, none = file.close(), (0, 0)
+        self._done.append(WrittenFile(file.path, self._date, 0, file.rows, size, none, none))
+        self._file = None
 
 
-def files_of(reports: Sequence[Any]) -> tuple[manifests.File, ...]:
-    """The files that tasks reported."""
-    return tuple(
-        manifests.File(
-            path=each["path"],
-            partition=each["partition"],
-            rows=each["rows"],
-            size=each["size"],
-            first=(each["first_ms"], each["first_seq"]),
-            last=(each["last_ms"], each["last_seq"]),
-        )
-        for each in reports
-    )
+def remove(folder: Path, files: Sequence[WrittenFile], begun: OpenFile | None) -> None:
+    """Remove files that no table names."""
+    for path in [each.path for each in files] + ([] if begun is None else [begun.path]):
+        below(folder, path).unlink(missing_ok=True)
+
+
+def file_folder(date: str, partition: int) -> str:
+    """Folder of a file in its table."""
+    return f"date={date}/partition={partition}"
+
+
+def date_of(unix_ms: int) -> str:
+    """The date (UTC) of an entry."""
+    day = min(unix_ms // _DAY_MS, _LAST_DAY)
+    return dt.datetime.fromtimestamp(day * 86_400, dt.UTC).strftime("%Y-%m-%d")
+
+
+def last_id(date: str) -> Id:
+    """The largest id of a date (UTC) that is not the calendar's last."""
+    day = dt.date.fromisoformat(date) - dt.date(1970, 1, 1)
+    return (day.days + 1) * _DAY_MS - 1, PART_MAX
 
 
 def _by_day(rows: pa.RecordBatch, first: Id, last: Id) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The rows by the day of their ids, in their order."""
-    from pyarrow import compute
-
     if first[0] // _DAY_MS == last[0] // _DAY_MS:
         yield first[0] // _DAY_MS, rows
         return

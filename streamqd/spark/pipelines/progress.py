@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.store.client import Connection
-
-POLL = 0.5  # seconds between two looks
 
 
 class PipelineProgress(NamedTuple):
@@ -56,11 +55,8 @@ class ProgressMeter:
 
     def look(self) -> None:
         """Show how far it is. What Redis does not answer is not shown."""
-        try:
-            counts = self._link.execute("HVALS", self._key)
-        except (RedisUnavailable, RedisRefused):
-            return
-        self.show(sum(map(int, counts)))
+        with suppress(RedisUnavailable, RedisRefused):
+            self.show(sum(map(int, self._link.execute("HVALS", self._key))))
 
     def show(self, done: int) -> None:
         """Show a count."""
@@ -73,7 +69,5 @@ class ProgressMeter:
         self._forget()
 
     def _forget(self) -> None:
-        try:
+        with suppress(RedisUnavailable, RedisRefused):  # it expires
             self._link.execute("DEL", self._key)
-        except (RedisUnavailable, RedisRefused):
-            return  # it expires

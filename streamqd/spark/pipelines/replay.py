@@ -8,23 +8,29 @@ from __future__ import annotations
 import datetime as dt
 import secrets
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from streamqd import config
 from streamqd.errors import Refused
-from streamqd.spark.options import of_settings
+from streamqd.spark.options import WriteOptions, of_settings, write_options
+from streamqd.spark.outgoing import Row, Targets, deliver, rows_of
 from streamqd.spark.pipelines import tables
-from streamqd.spark.pipelines.archive import first_line
+from streamqd.spark.pipelines.queries import first_line, in_a_sentence
 from streamqd.spark.pipelines.storage import Archive
+from streamqd.spark.rows import COLUMNS, FIELDS, HEADERS, Column, arrow_schema
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row, SparkSession
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Row as SparkRow
 
 HEADER = "x-replay-of"
 WINDOW = "30d"  # how long a named replay is remembered, message by message
-_SENT = ("key", "value", "headers", "fields", "dedup")
+_EVEN = 0.02  # seconds between two writes of a replay with a rate, or one message
+_SENT = (*COLUMNS[:2], HEADERS, FIELDS, Column("dedup", "string"))
 
 
 @dataclass(frozen=True)
@@ -45,11 +51,12 @@ class ReplaySummary:
 
     topic: str
     target: str
-    rows: int
-    size: int  # bytes of the payloads
+    rows: int  # that were chosen
+    size: int  # bytes of their payloads
     first: str | None
     last: str | None
     dry_run: bool
+    sent: int = 0  # fewer than rows when the replay of this name had sent some before
     seconds: float = 0.0
 
 
@@ -69,18 +76,23 @@ def replay(
 
     `rate` in messages per second. With a `name` no message is sent twice within WINDOW, however
     often the replay of that name is repeated; without, a replay that was broken off begins anew.
+    Raises Refused, TopicMissing, PipelineError.
     """
     began = time.monotonic()
+    raw = of_settings(settings) | {"topic": target or topic}
+    if name:
+        raw |= {"idColumn": "dedup", "dedupWindow": WINDOW}
+    options = write_options(raw, {})
     chosen = choose(_source(settings, spark, topic, choice, archive), choice)
-    result = _measured(chosen, topic, target or topic, dry_run)
+    if name and options.topic == topic and choice.tier != "dlq":
+        chosen = chosen.where(~_is_replay())
+    with in_a_sentence():
+        result = _measured(chosen, topic, options.topic, dry_run)
     if not dry_run and result.rows:
+        Targets(options).count(options.topic)
         ready = _prepared(chosen, topic, choice, name or secrets.token_hex(8))
-        if rate is not None:
-            ready = _slowed(ready.coalesce(1), rate)
-        options = of_settings(settings) | {"topic": result.target}
-        if name:
-            options |= {"idColumn": "dedup", "dedupWindow": WINDOW}
-        ready.write.format("streamq").options(**options).mode("append").save()
+        with in_a_sentence():
+            result.sent = _send(ready, options, rate)
     result.seconds = round(time.monotonic() - began, 3)
     return result
 
@@ -159,30 +171,65 @@ def _prepared(frame: DataFrame, topic: str, choice: ReplayFilter, name: str) -> 
         )
         .repartition("partition")
         .sortWithinPartitions("partition", "id_ms", "id_seq")
-        .select(*_SENT)
+        .select([column.name for column in _SENT])
     )
 
 
-def _header(name: Column, value: Column) -> Column:
+def _header(name: SparkColumn, value: SparkColumn) -> SparkColumn:
     from pyspark.sql import functions as f
 
     return f.struct(name.alias("key"), f.encode(value, "utf-8").alias("value"))
 
 
-def _slowed(frame: DataFrame, rate: float) -> DataFrame:
-    """The same rows, of one task, no faster than the rate."""
+def _is_replay() -> SparkColumn:
+    """Whether a row was sent by a replay: in its own topic, one of a name must not find its own."""
+    from pyspark.sql import functions as f
 
-    def pass_on(rows: Iterable[Row]) -> Iterable[Row]:
-        began = time.monotonic()
-        for number, row in enumerate(rows):
-            early = number / rate - (time.monotonic() - began)
-            if early > 0:
-                time.sleep(early)
-            yield row
+    return f.coalesce(f.exists("headers", lambda each: each["key"] == HEADER), f.lit(False))
 
-    return frame.sparkSession.createDataFrame(
-        frame.rdd.mapPartitions(pass_on), frame.schema, verifySchema=False
-    )
+
+def _send(frame: DataFrame, options: WriteOptions, rate: float | None) -> int:
+    """Send rows, with a rate all in one task; return how many were not sent before."""
+    from streamqd.spark.sink import append
+
+    if rate is not None:
+        frame = frame.coalesce(1)
+        options = replace(options, batch_rows=min(1000, max(1, int(rate * _EVEN))))
+
+    def send(found: Iterable[SparkRow]) -> Iterator[int]:
+        sent: list[int] = []
+        messages = _messages(found, options)
+        deliver(
+            messages if rate is None else paced(messages, rate), options, 0,
+            lambda chunk: sent.append(append(options, chunk)),
+        )  # fmt: skip
+        yield sum(sent)
+
+    return int(frame.rdd.mapPartitions(send).sum())
+
+
+def _messages(found: Iterable[SparkRow], options: WriteOptions) -> Iterator[Row]:
+    """Rows as the sink has them."""
+    import pyarrow as pa
+
+    schema = arrow_schema(_SENT)
+    found = iter(found)
+    while some := list(islice(found, 1000)):
+        plain = [row.asDict(recursive=True) for row in some]
+        for each in plain:
+            each["fields"] = list((each["fields"] or {}).items())
+        yield from rows_of(pa.RecordBatch.from_pylist(plain, schema), options)
+
+
+def paced(rows: Iterable[Row], rate: float) -> Iterator[Row]:
+    """The same rows, evenly, no faster than the rate. Time that was lost is not made up for."""
+    due = time.monotonic()
+    for row in rows:
+        early = due - time.monotonic()
+        if early > 0:
+            time.sleep(early)
+        yield row
+        due = max(due, time.monotonic() - _EVEN) + 1 / rate
 
 
 def _iso(moment: dt.datetime | None) -> str | None:

@@ -1,50 +1,68 @@
-"""What a report asks Spark: entries and letters in a narrow form, and the counts made of them.
+"""What a report asks Spark of one topic: its entries, its dead letters, the fields of its payloads.
 
-The input is read once and kept by Spark; every figure comes from that copy.
+Entries are read once, and kept in a narrow form; all but the fields comes from that copy.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from streamqd import config
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql.types import AtomicType, DataType
+
 from streamqd.policy import fingerprint as fingerprints
-from streamqd.spark import read_topic, rows
-from streamqd.spark.options import DLQ, of_settings
-from streamqd.spark.pipelines import tables
-from streamqd.spark.pipelines.manifest import Manifest
-from streamqd.spark.pipelines.replay import HEADER as REPLAY_HEADER
-from streamqd.spark.pipelines.report_figures import PERCENTILES
+from streamqd.spark.pipelines.schemas import BAD, read_schema
 from streamqd.spark.pipelines.storage import Archive
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+ROWS_MAX = 10_000  # of one answer; further ones are left out
+VALUES_MAX = 5  # values of a field, those that are found most often
+TEXT_MAX = 300  # characters of a text that a report keeps
+_BARS = 60  # of the timeline, at most
+_SECONDS = (1, 5, 15, 60, 300, 900, 3_600, 10_800, 43_200, 86_400, 604_800, 2_419_200)
 
-Rows = list[dict[str, Any]]
-
-ORIGIN_HEADER = "uid"  # what a handler gives on that sends a message to another topic
-_CAUSE = "fingerprint string, place string"
-ROWS_MAX = 10_000  # of one table; the rest is left out and the report says so
-_ACCURACY = 10_000  # a percentile's rank is wrong by at most one in so many
-_SKETCH = 14  # of a count of keys: exact to some hundreds, then wrong by about 0.7 %
-_ORIGIN = r"^([^/]+)/[0-9]{1,9}/([0-9]{1,15})-[0-9]{1,20}$"
+_PARTITIONS = """
+    SELECT partition, count(*) AS entries, sum(size) AS bytes,
+           min(ms) AS first_unix_ms, max(ms) AS last_unix_ms
+    FROM {entries} GROUP BY partition ORDER BY partition"""
+_KEYS = """
+    SELECT left(key, 300) AS key, crc32(key) AS crc32, count(*) AS entries,
+           count(*) OVER () AS keys
+    FROM {entries} AS e WHERE key IS NOT NULL
+    GROUP BY e.key ORDER BY entries DESC, crc32 LIMIT 50"""
+_CAUSES = """
+    SELECT `group`, fingerprint, count(*) AS letters,
+           min(ms) AS first_unix_ms, max(ms) AS last_unix_ms,
+           percentile_approx(took_ms, 0.5) FILTER (WHERE took_ms >= 0) AS p50_ms,
+           percentile_approx(took_ms, 0.99) FILTER (WHERE took_ms >= 0) AS p99_ms,
+           max_by(newest, ms) AS newest
+    FROM {letters} GROUP BY `group`, fingerprint ORDER BY letters DESC, last_unix_ms DESC"""
+_TIMELINE = """
+    SELECT ms - pmod(ms, {width}) AS at_unix_ms, count_if(NOT dead) AS entries,
+           count_if(dead) AS letters
+    FROM (SELECT ms, false AS dead FROM {entries} UNION ALL SELECT ms, true AS dead FROM {letters})
+    GROUP BY at_unix_ms ORDER BY at_unix_ms"""
 
 
 @dataclass(frozen=True)
-class Window:
-    """Which entries count, by the time of their id; the end is not part of it."""
+class ReportScope:
+    """What a report is about: these topics or all, entries of a window, payloads by their schemas.
 
+    The window is about the times of ids; its end is not part of it.
+    """
+
+    topics: tuple[str, ...] = ()
+    archive: Archive | None = None
     since: dt.datetime | None = None
     until: dt.datetime | None = None
+    schemas: Mapping[str, str] = field(default_factory=dict)
 
-    def of(self, frame: DataFrame) -> DataFrame:
-        """The rows of a frame that lie in it."""
-        from pyspark.sql import functions as f
-
+    def within(self, frame: DataFrame) -> DataFrame:
+        """The rows of a frame that lie in the window."""
         if self.since is not None:
             frame = frame.where(f.col("timestamp") >= f.lit(self.since))
         if self.until is not None:
@@ -52,111 +70,68 @@ class Window:
         return frame
 
 
-# --- input ----------------------------------------------------------------------------------------
+def figures(rows: DataFrame, letters: DataFrame, schema: str = "") -> dict[str, Any]:
+    """What is in a topic, as the queries above have it; with a schema, `fields` of its payloads.
 
-
-def entries(
-    spark: SparkSession,
-    settings: config.Settings,
-    topics: Sequence[str],
-    archive: Archive | None,
-    known: Mapping[str, Sequence[Manifest]],
-    window: Window,
-    progress_key: str,
-) -> DataFrame:
-    """Entries, archived or in Redis, each once: what the figures need of them.
-
-    Columns topic, partition, key, size (bytes of the payload), ms (of the id), sent_ms (of a
-    scheduled send), and of what was written before how (forwarded, replayed, returned), origin
-    and origin_ms. `topics` are read from Redis, `known` are the manifests of what is archived.
+    `width_ms` is that of the buckets of the timeline. Raises Malformed.
     """
-    parts = []
-    if topics:
-        options = {"includeHeaders": "true", "includeFields": "true", "progressKey": progress_key}
-        if any(known.get(name) for name in topics):
-            starts: dict[str, dict[str, Any]] = {}
-            for name in topics:
-                behind = tables.starts_behind(of_settings(settings), name, known.get(name, []))
-                for part, places in json.loads(behind).items():
-                    starts.setdefault(part, {}).update(places)
-            options["startingOffsets"] = json.dumps(starts)
-        parts.append(read_topic(spark, ",".join(topics), settings=settings, **options))
-    if archive is not None:
-        parts.append(
-            tables.cold(spark, archive, [each for held in known.values() for each in held])
-        )
-    frame = parts[0]
-    for each in parts[1:]:
-        frame = frame.unionByName(each)
-    return _narrow(window.of(frame))
+    with _kept(_entries(rows)) as entries, _kept(_letters(letters)) as dead:
+
+        def ask(query: str, **more: Any) -> list[dict[str, Any]]:
+            found = rows.sparkSession.sql(query, entries=entries, letters=dead, **more)
+            answer: list[dict[str, Any]] = found.limit(ROWS_MAX).toArrow().to_pylist()
+            return answer
+
+        partitions, keys, causes = ask(_PARTITIONS), ask(_KEYS), ask(_CAUSES)
+        for each in keys:
+            each["key"] = each["key"].decode("utf-8", "backslashreplace")
+        width = _width([*partitions, *causes])
+        return {
+            "partitions": partitions,
+            "keys": keys,
+            "causes": [{**each.pop("newest"), **each} for each in causes],
+            "width_ms": width,
+            "timeline": ask(_TIMELINE, width=width),
+            "fields": _fields(rows, schema) if schema else None,
+        }
 
 
-def _narrow(frame: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as f
-
-    written = {
-        "replayed": _header(REPLAY_HEADER),
-        "forwarded": _header(ORIGIN_HEADER),
-        "returned": f.concat_ws("/", "topic", "partition", _field("originalId")),
-    }
-    sound = [(how, uid.rlike(_ORIGIN), uid) for how, uid in written.items()]
-    first = f.coalesce(
-        *(
-            f.when(fits, f.struct(f.lit(how).alias("how"), uid.alias("uid")))
-            for how, fits, uid in sound
-        )
-    )
-    return frame.select(
-        *("topic", "partition", "key"),
-        f.coalesce(f.length("value"), f.lit(0)).alias("size"),
-        f.col("id_ms").alias("ms"),
-        _field("sentAt").try_cast("bigint").alias("sent_ms"),
-        first["how"].alias("how"),
-        f.regexp_extract(first["uid"], _ORIGIN, 1).alias("origin"),
-        f.regexp_extract(first["uid"], _ORIGIN, 2).try_cast("bigint").alias("origin_ms"),
-    )
+@contextlib.contextmanager
+def _kept(frame: DataFrame) -> Iterator[DataFrame]:
+    """A frame that Spark computes once, in memory and beyond that on disk."""
+    kept = frame.persist()
+    try:
+        yield kept
+    finally:
+        kept.unpersist()
 
 
-def letters(
-    spark: SparkSession, settings: config.Settings, topics: Sequence[str], window: Window
-) -> DataFrame:
-    """The dead letters of registered topics: what the figures need of them."""
-    from pyspark.sql import functions as f
+def _entries(rows: DataFrame) -> DataFrame:
+    """Partition, key, size (bytes of the payload) and ms (of the id) of each entry."""
+    return rows.selectExpr("partition", "key", "coalesce(length(value), 0) AS size", "id_ms AS ms")
 
-    if topics:
-        frame = read_topic(spark, ",".join(name + DLQ for name in topics), settings=settings)
-    else:
-        columns = rows.columns(dead=True, headers=False, fields=False)
-        frame = spark.createDataFrame([], rows.ddl(columns))
-    frame = window.of(frame)
-    cause = f.udf(_cause, _CAUSE, useArrow=False)(
-        *("fingerprint", "error_class", "signal", "reason", "traceback", "handler")
-    )
-    original = f.regexp_extract("original_id", r"^([0-9]{1,15})-[0-9]{1,20}$", 1)
-    runs = f.coalesce("attempts", f.lit(0)) + f.coalesce("crashes", f.lit(0))
-    return frame.select(
-        f.regexp_replace("topic", DLQ + "$", "").alias("topic"),
-        f.concat_ws(":", "partition", "id").alias("letter"),
-        f.coalesce("group", f.lit("")).alias("group"),
-        f.coalesce("handler", f.lit("")).alias("handler"),
-        f.coalesce("error_class", f.lit("")).alias("error_class"),
-        f.coalesce("reason", f.lit("")).alias("reason"),
-        f.substring(f.coalesce("error_message", f.lit("")), 1, 300).alias("error_message"),
-        cause["place"].alias("place"),
-        cause["fingerprint"].alias("fingerprint"),
-        f.coalesce(f.unix_millis("failed_at"), f.col("id_ms")).alias("failed_ms"),
-        f.coalesce(f.unix_millis("original_timestamp"), original.try_cast("bigint")).alias(
-            "original_ms"
-        ),
-        f.when(f.coalesce("replays", f.lit(0)) > 0, "dead after a replay")
-        .when(runs > 1, "dead after retries")
-        .otherwise("dead at once")
-        .alias("measure"),
+
+def _letters(letters: DataFrame) -> DataFrame:
+    """Group, fingerprint, ms (of the id: when it died), took_ms (from the first write to there)
+    and `newest` of each letter: its name, and what it says of its failure.
+    """
+    cause = f.udf(_cause, "fingerprint string, place string", useArrow=False)
+    texts = ("error_class", "error_message", "reason", "handler")
+    said = (f"left(coalesce({each}, ''), {TEXT_MAX}) AS {each}" for each in texts)
+    return letters.withColumn(
+        "cause",
+        cause("fingerprint", "error_class", "signal", "reason", "traceback", "handler"),
+    ).selectExpr(
+        "coalesce(`group`, '') AS `group`",
+        "cause.fingerprint",
+        "id_ms AS ms",
+        "id_ms - unix_millis(original_timestamp) AS took_ms",
+        f"struct(concat(partition, ':', id) AS id, cause.place, {', '.join(said)}) AS newest",
     )
 
 
 def _cause(*told: str | None) -> tuple[str, str]:
-    """The fingerprint of a letter, told or derived, and the frame where it failed."""
+    """The fingerprint of a letter, its own or derived, and the frame where it failed."""
     names = ("fingerprint", "errorClass", "signal", "reason", "traceback", "handler")
     fields = {
         name.encode(): text.encode("utf-8", "replace")
@@ -166,141 +141,58 @@ def _cause(*told: str | None) -> tuple[str, str]:
     return fingerprints.of_letter(fields), fingerprints.frame_of(told[4] or "")
 
 
-def _field(name: str) -> Column:
-    from pyspark.sql import functions as f
-
-    return f.try_element_at("fields", f.lit(name)).cast("string")
-
-
-def _header(name: str) -> Column:
-    from pyspark.sql import functions as f
-
-    found = f.filter("headers", lambda each: each["key"] == name)
-    return f.try_element_at(found, f.lit(1))["value"].cast("string")
+def _width(rows: list[dict[str, Any]]) -> int:
+    """The width of buckets in ms, by the time that rows span."""
+    first = min((row["first_unix_ms"] for row in rows), default=0)
+    span = max((row["last_unix_ms"] for row in rows), default=0) - first
+    fitting = (1000 * each for each in _SECONDS if span < 1000 * each * _BARS)
+    return next(fitting, span // _BARS + 1)
 
 
-# --- counts ---------------------------------------------------------------------------------------
+# --- fields of payloads ---------------------------------------------------------------------------
 
 
-def places(frame: DataFrame) -> Rows:
-    """topic, partition, rows, bytes, first_ms, last_ms, keyed and keys, of those with entries.
+def _fields(rows: DataFrame, schema: str) -> dict[str, Any]:
+    """How many payloads are JSON of the schema (`fits`) or not (`bad`), and `rows`, one of a field.
 
-    `keyed` rows have a key, of about `keys` different ones. A row whose partition is null is about
-    the whole topic.
+    Those have name, type, count, nulls, about how many distinct values, least, greatest and top,
+    pairs of a value (item) and about how often it is found (count). Raises Malformed.
     """
-    from pyspark.sql import functions as f
-
-    sets = [[f.col("topic"), f.col("partition")], [f.col("topic")]]
-    return _collected(
-        frame.groupingSets(sets, "topic", "partition").agg(
-            f.count("*").alias("rows"),
-            f.sum("size").alias("bytes"),
-            f.min("ms").alias("first_ms"),
-            f.max("ms").alias("last_ms"),
-            f.count("key").alias("keyed"),
-            f.hll_sketch_estimate(f.hll_sketch_agg("key", _SKETCH)).alias("keys"),
-        )
-    )
-
-
-def top_keys(frame: DataFrame, most: int) -> Rows:
-    """topic, rank, key, rows and bytes of the keys with the most rows of each topic."""
-    from pyspark.sql import Window as Over
-    from pyspark.sql import functions as f
-
+    kind, whole = read_schema(schema), f"{schema}, {BAD} string"
+    text = f.col("value").cast("string")
+    row = f.from_json(text, whole, {"columnNameOfCorruptRecord": BAD})
+    bad = f.expr(f"row IS NULL OR row.{BAD} IS NOT NULL")
+    every = f.array(*(_field(each.name, each.dataType) for each in kind.fields))
     counted = (
-        frame.where(f.col("key").isNotNull())
-        .groupBy("topic", "key")
-        .agg(f.count("*").alias("rows"), f.sum("size").alias("bytes"))
-    )
-    order = Over.partitionBy("topic").orderBy(f.desc("rows"), "key")
-    ranked = counted.withColumn("rank", f.row_number().over(order)).where(f.col("rank") <= most)
-    return _collected(ranked.orderBy("topic", "rank"))
-
-
-def throughput(frame: DataFrame, widths: Mapping[str, int]) -> Rows:
-    """topic, at (start of the bucket, unix ms), rows and bytes of the buckets with entries.
-
-    `widths` of the buckets of each topic, in ms.
-    """
-    from pyspark.sql import functions as f
-
-    if not widths:
-        return []
-    width = f.create_map(*(f.lit(each) for pair in widths.items() for each in pair))
-    at = f.col("ms") - f.col("ms") % f.try_element_at(width, "topic").cast("bigint")
-    grouped = frame.groupBy("topic", at.alias("at"))
-    return _collected(grouped.agg(f.count("*").alias("rows"), f.sum("size").alias("bytes")))
-
-
-def latencies(frame: DataFrame, dead: DataFrame) -> Rows:
-    """topic, measure, of, count, p50_ms, p90_ms, p99_ms, max_ms and skipped (negative ones)."""
-    from pyspark.sql import functions as f
-
-    def measured(source: DataFrame, measure: Column, of: Column, took: Column) -> DataFrame:
-        return source.select("topic", measure.alias("measure"), of.alias("of"), took.alias("ms"))
-
-    since = f.try_subtract("ms", "origin_ms")
-    scheduled = f.try_subtract("ms", "sent_ms")
-    every = (
-        measured(frame, f.col("how"), f.col("origin"), since)
-        .where("measure IS NOT NULL")
-        .unionByName(measured(frame, f.lit("scheduled"), f.lit(""), scheduled))
-        .unionByName(
-            measured(
-                dead, f.col("measure"), f.col("group"), f.try_subtract("failed_ms", "original_ms")
-            )
+        rows.select(row.alias("row"))
+        .select("row", bad.alias("bad"))
+        .agg(
+            f.count_if(~f.col("bad")).alias("fits"),
+            f.count_if("bad").alias("bad"),
+            every.alias("rows"),
         )
-        .where("ms IS NOT NULL")
     )
-    sound = f.when(f.col("ms") >= 0, f.col("ms"))
-    ranks = f.percentile_approx(sound, list(PERCENTILES), _ACCURACY)
-    found = every.groupBy("topic", "measure", "of").agg(
-        f.count(sound).alias("count"),
-        ranks.alias("ranks"),
-        f.max(sound).alias("max_ms"),
-        f.count_if(f.col("ms") < 0).alias("skipped"),
+    (found,) = counted.toArrow().to_pylist()
+    for each in found["rows"]:
+        known = (top for top in each["top"] if top["item"] is not None)
+        each["top"] = sorted(known, key=lambda top: (-top["count"], top["item"]))[:VALUES_MAX]
+    return dict(found)
+
+
+def _field(name: str, kind: DataType) -> Column:
+    def short(column: Column) -> Column:
+        return f.left(column.cast("string"), f.lit(TEXT_MAX))
+
+    value = f.when(~f.col("bad"), f.col("row").getField(name))
+    about = f.approx_count_distinct(value.cast("string"), 0.01)
+    ordered = value if isinstance(kind, AtomicType) else f.lit(None)
+    return f.struct(
+        f.lit(name).alias("name"),
+        f.lit(kind.simpleString()[:TEXT_MAX]).alias("type"),
+        f.count(value).alias("count"),
+        (f.count_if(~f.col("bad")) - f.count(value)).alias("nulls"),
+        f.least(f.count(value), about).alias("distinct"),
+        short(f.min(ordered)).alias("least"),
+        short(f.max(ordered)).alias("greatest"),
+        f.call_function("approx_top_k", short(value), f.lit(VALUES_MAX + 1)).alias("top"),
     )
-    names = [f"p{round(100 * share)}_ms" for share in PERCENTILES]
-    return _collected(
-        found.select(
-            *("topic", "measure", "of", "count"),
-            *(f.col("ranks")[at].alias(name) for at, name in enumerate(names)),
-            *("max_ms", "skipped"),
-        ).orderBy("topic", "measure", "of")
-    )
-
-
-def deaths(dead: DataFrame) -> Rows:
-    """The letters by cause and by hour, the most frequent first.
-
-    topic, fingerprint, error_class, place, group, handler, at (start of the hour, unix ms),
-    letters, first_ms, last_ms and of the newest letter: newest (its id), reason, error_message.
-    A row whose hour is null is about a cause, one whose fingerprint is null about an hour.
-    """
-    from pyspark.sql import functions as f
-
-    cause = ("topic", "fingerprint", "error_class", "place", "group", "handler")
-    hour = dead.withColumn("at", f.col("failed_ms") - f.col("failed_ms") % 3_600_000)
-    sets = [[f.col(name) for name in cause], [f.col("topic"), f.col("at")]]
-    newest = f.max_by(f.struct("letter", "reason", "error_message"), "failed_ms")
-    counts = hour.groupingSets(sets, *cause, "at").agg(
-        f.count("*").alias("letters"),
-        f.min("failed_ms").alias("first_ms"),
-        f.max("failed_ms").alias("last_ms"),
-        newest.alias("newest"),
-    )
-    return _collected(
-        counts.select(
-            *(*cause, "at", "letters", "first_ms", "last_ms"),
-            f.col("newest.letter").alias("newest"),
-            f.col("newest.reason").alias("reason"),
-            f.col("newest.error_message").alias("error_message"),
-        ).orderBy(f.desc("letters"), "topic", "fingerprint", "group", "handler", "at")
-    )
-
-
-def _collected(frame: DataFrame) -> Rows:
-    """The rows of a small frame. One more than ROWS_MAX tells that there are more."""
-    found: Rows = frame.limit(ROWS_MAX + 1).toArrow().to_pylist()
-    return found

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import importlib
 import json
-import signal
 import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from streamqd import config
 from streamqd.errors import HandlerLoadError
 from streamqd.paths import below
+from streamqd.spark import read_topic
 from streamqd.spark.options import of_settings
 from streamqd.spark.pipelines import tables
+from streamqd.spark.pipelines.queries import PipelineError, sentence, wait
 from streamqd.spark.pipelines.storage import Archive
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
-
-_POLL = 0.5  # seconds until an interrupt is noticed
 
 
 @dataclass(frozen=True)
@@ -40,8 +38,6 @@ class Job:
     def read(self, topic: str, **options: object) -> DataFrame:
         """A topic as it is now, archived and not."""
         if options:
-            from streamqd.spark import read_topic
-
             return read_topic(self.spark, topic, settings=self.settings, **options)
         return tables.topic_table(self.spark, self.settings, topic, self.archive)
 
@@ -74,8 +70,6 @@ class Job:
         checkpoint = below(self.checkpoints, name)
 
         def send(batch: DataFrame, number: int) -> None:
-            from pyspark.sql import functions as f
-
             # Of a query that begins anew the numbers begin anew, but not its id.
             query = json.loads((checkpoint / "metadata").read_text("utf-8"))["id"]
             dedup = f.concat_ws("/", f.lit(query), f.lit(number), f.col("key").cast("string"))
@@ -114,10 +108,6 @@ def run(job: Job, function: Callable[[Job], Any]) -> Any:
 
     Raises PipelineError for what stops one of them.
     """
-    from pyspark.errors import StreamingQueryException
-
-    from streamqd.spark.pipelines.archive import PipelineError, sentence
-
     returned = function(job)
     queries = job.spark.streams.active
     try:
@@ -128,28 +118,3 @@ def run(job: Job, function: Callable[[Job], Any]) -> Any:
         for query in queries:
             query.stop()
     return returned
-
-
-def wait(queries: Sequence[StreamingQuery]) -> None:
-    """Wait until all queries have ended. Raises what stopped one; KeyboardInterrupt.
-
-    An interrupt is noted first: raised in the midst of a call to the JVM, it would break that.
-    """
-    interrupted = threading.Event()
-    before: Any = None
-
-    def note(number: int, frame: object) -> None:  # noqa: ARG001
-        interrupted.set()
-        signal.signal(signal.SIGINT, before)  # who is in a hurry interrupts again
-
-    ours = threading.current_thread() is threading.main_thread()
-    if ours:
-        before = signal.signal(signal.SIGINT, note)
-    try:
-        for query in queries:
-            while not query.awaitTermination(_POLL):  # type: ignore[arg-type]
-                if interrupted.is_set():
-                    raise KeyboardInterrupt
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, before)

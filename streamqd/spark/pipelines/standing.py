@@ -1,28 +1,36 @@
-"""A standing query: SQL over topics as streams. Its rows are shown as they come, or sent on."""
+"""A standing query: SQL over topics as streams. Its rows are shown as they come, sent or stored."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.errors import (
+    AnalysisException,
+    ParseException,
+    PySparkException,
+    StreamingQueryException,
+)
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from streamqd import config
 from streamqd.errors import Refused
-from streamqd.spark.pipelines import checkpoints, tables
-from streamqd.spark.pipelines.archive import PipelineError, sentence
-from streamqd.spark.pipelines.run import Job, wait
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
+from streamqd.spark.pipelines import checkpoints, results, tables
+from streamqd.spark.pipelines.prompt import Fits
+from streamqd.spark.pipelines.queries import PipelineError, sentence, wait
+from streamqd.spark.pipelines.run import Job
+from streamqd.spark.pipelines.statements import check
+from streamqd.spark.pipelines.storage import Archive
 
 NAME = "sql"  # of the query; its checkpoint is the folder of that name
 SHOWN_MAX = 20_000  # entries of one batch whose rows are shown: all of them are held at once
 INTERVAL = "1 second"  # between two batches, for whom it goes on
 
-Show = Callable[[list[str], list[dict[str, Any]]], None]
+Show = Callable[[list[str], list[tuple[Any, ...]]], None]
 
 
 @dataclass(frozen=True)
@@ -35,14 +43,21 @@ class Standing:
     follow: bool = False  # go on for new entries
     target: str = ""  # topic
     partitions: int = 0  # of the target, to create it
+    into: str = ""  # table of `archive`
+    archive: Archive | None = None
+
+    @property
+    def shown(self) -> bool:
+        """Whether the rows go nowhere but to who asks."""
+        return not (self.target or self.into)
 
 
 @dataclass
 class Stood:
     """What a standing query did."""
 
-    batches: int = 0
-    entries: int = 0  # that it took in
+    batches: int
+    entries: int  # that it took in
 
 
 def run(
@@ -51,20 +66,28 @@ def run(
     standing: Standing,
     show: Show,
     checkpoint: Path | None = None,
+    fits: Fits = lambda _: None,
 ) -> Stood:
     """Ask until all that is there now is done; with `follow` until interrupted.
 
-    Each batch of rows is given to `show`, unless they go into a topic. Raises Refused for a query
-    that cannot be, PipelineError for what stops it.
+    Each batch of rows is given to `show`, unless they go into a topic or a table; `fits` gets the
+    names of their columns before that begins, and may refuse them. Raises Refused or Malformed for
+    a query that cannot be, PipelineError for what stops it.
     """
-    if standing.target and checkpoint is None:
-        raise Refused(f"sending into {standing.target} needs a folder for the checkpoint")
-    if checkpoint is None:
-        return _run(spark, settings, standing, show, None)
-    with checkpoints.hold(settings, checkpoint):
-        fixed = ("query", "mode", "target")
-        checkpoints.bind(checkpoint, {name: str(asdict(standing)[name]) for name in fixed})
-        return _run(spark, settings, standing, show, checkpoint.absolute())
+    check(standing.query)
+    if not standing.shown and checkpoint is None:
+        into = standing.target or standing.into
+        raise Refused(f"what goes into {into} needs a folder for the checkpoint")
+    with contextlib.ExitStack() as held:
+        if checkpoint is not None:
+            held.enter_context(checkpoints.hold(settings, checkpoint))
+            target = standing.target
+            if standing.archive is not None:
+                held.enter_context(results.hold(settings, standing.archive, standing.into))
+                target = f"{standing.into} in {standing.archive.id}"
+            query = {"query": standing.query, "mode": standing.mode, "target": target}
+            checkpoints.bind(checkpoint, query)
+        return _run(spark, settings, standing, show, checkpoint and checkpoint.absolute(), fits)
 
 
 def _run(
@@ -73,19 +96,14 @@ def _run(
     standing: Standing,
     show: Show,
     checkpoint: Path | None,
+    fits: Fits,
 ) -> Stood:
-    from pyspark.errors import AnalysisException, ParseException, StreamingQueryException
-
     failures: list[Exception] = []
 
     def shown(batch: DataFrame, _: int) -> None:
-        try:
-            rows = [row.asDict(recursive=True) for row in batch.collect()]
-            if rows:
-                show(batch.columns, rows)
-        except Exception as error:
-            failures.append(error)  # Spark carries texts only
-            raise
+        rows = [tuple(row) for row in batch.collect()]
+        if rows:
+            show(batch.columns, rows)
 
     try:
         frame = _asked(spark, settings, standing)
@@ -93,26 +111,51 @@ def _run(
             assert checkpoint is not None
             writer = _sender(Job(spark, settings, checkpoint), frame, standing)
         else:
-            writer = frame.writeStream.foreachBatch(shown).outputMode(standing.mode).queryName(NAME)
+            take: Callable[[DataFrame, int], None] = shown
+            if standing.archive is None:
+                fits(frame.columns)
+            else:
+                assert checkpoint is not None
+                own = checkpoint / NAME
+                take = results.ResultWriter(standing.archive, standing.into, frame, own)
+            writer = frame.writeStream.foreachBatch(_remembering(take, failures))
+            writer = writer.outputMode(standing.mode).queryName(NAME)
             if checkpoint is not None:
                 writer = writer.option("checkpointLocation", str(checkpoint / NAME))
-        query = _begun(writer, follow=standing.follow)
+        pace = {"processingTime": INTERVAL} if standing.follow else {"availableNow": True}
+        query = writer.trigger(**pace).start()
     except (AnalysisException, ParseException) as error:
         raise Refused(_hinted(sentence(error), standing)) from error
-    done = Stood()
     try:
         wait([query])
     except StreamingQueryException as error:
         raise (failures[0] if failures else PipelineError(sentence(error))) from error
     finally:
-        _count(query, done)
         query.stop()
-    return done
+    taken = [each["numInputRows"] for each in query.recentProgress]  # of the last hundred batches
+    return Stood(len(taken), sum(taken))
+
+
+def _remembering(
+    take: Callable[[DataFrame, int], None], failures: list[Exception]
+) -> Callable[[DataFrame, int], None]:
+    """What takes batches, and notes what it raises: Spark carries texts only."""
+
+    def taking(batch: DataFrame, number: int) -> None:
+        try:
+            take(batch, number)
+        except PySparkException:
+            raise
+        except Exception as error:
+            failures.append(error)
+            raise
+
+    return taking
 
 
 def _asked(spark: SparkSession, settings: config.Settings, standing: Standing) -> DataFrame:
     options = {"startingOffsets": standing.start}
-    if not standing.target:
+    if standing.shown:
         options["maxOffsetsPerTrigger"] = str(SHOWN_MAX)
     tables.make_views(spark, settings, None, standing.query, stream=options)
     frame = spark.sql(standing.query)
@@ -133,20 +176,7 @@ def _sender(job: Job, frame: DataFrame, standing: Standing) -> DataStreamWriter:
     return send(frame.drop("topic", "partition"), standing.target, NAME, **more)
 
 
-def _begun(writer: DataStreamWriter, *, follow: bool) -> StreamingQuery:
-    if follow:
-        return writer.trigger(processingTime=INTERVAL).start()
-    return writer.trigger(availableNow=True).start()
-
-
 def _hinted(text: str, standing: Standing) -> str:
     if standing.mode == "append" and "STREAMING_OUTPUT_MODE" in text:
         return f"{text} Here: --mode update shows each row of an aggregation whenever it changes"
     return text
-
-
-def _count(query: StreamingQuery, done: Stood) -> None:
-    """Spark remembers its last hundred batches."""
-    for each in query.recentProgress:
-        done.batches += 1
-        done.entries += each["numInputRows"]

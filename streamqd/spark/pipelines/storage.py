@@ -1,229 +1,623 @@
-"""The archive on disk: publishing batches, finding what is current, finishing what was broken off.
+"""An archive: a folder with Delta tables, one of the entries of each topic and those made of them.
 
-One folder that the driver and all executors see under the same path. Every step can be repeated
-after a SIGKILL; `recover` does that, at the begin of each run. What is published has reached the
-disk before anybody is told, because Redis forgets it then.
+    <archive>/_archive.json                                      names the archive
+    <archive>/tables/<topic>/_delta_log/                         what counts, how far it goes
+    <archive>/tables/<topic>/date=<d>/partition=<p>/….parquet    entries
+    <archive>/parsed/<topic>/                                    what their payloads say
+    <archive>/quarantine/<topic>/                                payloads that are not of the schema
+    <archive>/results/<name>/                                    rows of standing queries
+
+A commit adds the files of a batch and carries a note: how far each partition is archived by it.
+The newest note is where the next batch begins. A file that no commit names is not in the archive.
 """
 
 from __future__ import annotations
 
+import datetime as dt
+import itertools
 import json
+import math
 import os
+import re
 import time
 import uuid
-from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
 from streamqd.config.setting import NAME
-from streamqd.errors import Refused
-from streamqd.paths import below, remove_below
-from streamqd.spark.pipelines import manifest as manifests
-from streamqd.spark.pipelines.manifest import File, Manifest, ManifestError
+from streamqd.errors import Refused, SparkError
+from streamqd.paths import below
+from streamqd.spark import need, offsets, rows
+from streamqd.spark.offsets import Offsets
+from streamqd.spark.pipelines.parts import WrittenFile
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import CommitProperties, DeltaTable
+    from deltalake.transaction import AddAction
+
+FORMAT = 2
+NOTE = "streamqd"  # key of the note in a commit's metadata
+MARK = "streamqd.compaction"  # key that tells a commit of ours from those of other programs
 _SIGN = "_archive.json"  # marks the folder as an archive and names it
+EARLIER = "_manifest"  # folder of the manifests that archives of format 1 have
+_LOG = "_delta_log"
+_APP = "streamqd"  # of the application transaction, whose version is the number of the batch
+_CHECKPOINT = 50  # commits between two checkpoints of the log
+_CONFIGURATION = {
+    "delta.checkpointInterval": str(_CHECKPOINT),
+    # Only a commit with a note cleans the log, so the newest note is never cleaned away.
+    "delta.enableExpiredLogCleanup": "false",
+    "delta.logRetentionDuration": "interval 7 days",
+}
+_MAPPING = "delta.columnMapping.mode"
+_LONG_MAX = (1 << 63) - 1
+_HARMLESS = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}  # files say all the same
+_AMBIGUOUS = re.compile(r"[%#?*\[\]{}\\]")  # in a path: escapes of URLs, patterns of names
+_VERSION = re.compile(r"[0-9]{20}\.|_last_checkpoint$")  # names of files in a log
+_ARROW = re.compile(r"\x1b\[[0-9;]*m|↳")
+_BACKTRACE = re.compile(r"[0-9]+: ")
+
+
+class ArchiveError(SparkError):
+    """The archive is not what its tables say, or cannot be written. The message says where."""
+
+
+class ArchiveDamagedError(ArchiveError):
+    """Rows that the archive has promised are not there."""
+
+
+class Owed(NamedTuple):
+    """Files that a commit owes to a second table, whose last batch was `behind`."""
+
+    behind: int
+    files: tuple[WrittenFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNote:
+    """How far each partition is archived, by `batch` commits of entries."""
+
+    batch: int
+    positions: Offsets
+    owed: Owed | None = None
+
+    def text(self, topic: str) -> str:
+        """The note as a commit carries it."""
+        note = {"format": FORMAT, "topic": topic, "batch": self.batch}
+        note |= {"to": offsets.to_json(self.positions)}
+        return json.dumps(note if self.owed is None else note | {"owed": self.owed})
+
+
+class TableKind(NamedTuple):
+    """What tables of a kind are like."""
+
+    folder: str  # without a `=`: Polars takes every `NAME=VALUE` above a file for a column
+    partitioned: tuple[str, ...]  # columns that divide it: none, a date, or a date and a partition
+    columns: Callable[[], pa.Schema]  # that each table has at least
+    stats: str  # columns by whose bounds readers pass over files, "" for the first ones
+
+    def configured(self) -> dict[str, str]:
+        """The properties that its tables get."""
+        return {"delta.dataSkippingStatsColumns": self.stats} if self.stats else {}
+
+
+def arrow_schema() -> pa.Schema:
+    """The columns of a table, as Arrow has them."""
+    import pyarrow as pa
+
+    columns = rows.columns(dead=False, headers=True, fields=True)
+    stored = rows.arrow_schema([each for each in columns if each.name != "topic"])
+    own = [each for each in stored if each.name != "partition"]
+    return pa.schema([*own, pa.field("date", pa.date32()), stored.field("partition")])
+
+
+RAW = TableKind("tables", ("date", "partition"), arrow_schema, "id_ms,timestamp")
 
 
 class Archive:
-    """An archive folder. Writing belongs to whoever holds the lease on the topic.
+    """An archive folder. Whoever writes to a topic of it holds the lease on that topic.
 
-    Whatever is written, moved or removed goes through `paths.below`, so no name of a topic and no
-    manifest leads out of the folder: that is Refused.
+    Whatever is written goes through `paths.below`, so no name of a topic leads out of the folder:
+    that is Refused.
     """
 
     def __init__(self, root: Path, *, create: bool = False) -> None:
         """Open the folder. Raises Refused when it is none and may not be made."""
+        need("deltalake", "pyarrow")
+        if "://" in str(root) or ":/" in str(root):
+            raise Refused(f"{root} is not a folder: an archive lies on a file system, local or NFS")
+        odd = _AMBIGUOUS.search(str(root.absolute()))
+        if odd:
+            raise Refused(
+                f"{root} has a {odd[0]} in its path, which Spark or Delta reads as something else:"
+                " name another folder"
+            )
         self.root = root.absolute()
-        sign = self.root / _SIGN
-        if create and not sign.exists():
-            self.root.mkdir(parents=True, exist_ok=True)
-            if any(self.root.iterdir()):
-                raise Refused(f"{root} is neither empty nor an archive: name another folder")
-            _write(sign, json.dumps({"format": manifests.FORMAT, "id": uuid.uuid4().hex}) + "\n")
         try:
-            self.id = str(json.loads(sign.read_bytes())["id"])
+            self.id = self._opened(create=create)
         except FileNotFoundError:
             raise Refused(
                 f"there is no archive in {root}; `streamqd pipeline archive` makes one"
             ) from None
+        except OSError as error:
+            raise Refused(f"{root} cannot be an archive: {error.strerror}") from error
 
-    # --- reading ---
+    def _opened(self, *, create: bool) -> str:
+        """The id of the archive, made when there is none. Raises Refused, OSError."""
+        sign = self.root / _SIGN
+        if create and not sign.exists():
+            _make_folder(self.root)
+            if _holds_more_than(self.root, f"{_SIGN}.tmp"):
+                raise Refused(f"{self.root} is neither empty nor an archive: name another folder")
+            _write(sign, json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}) + "\n")
+        try:
+            return str(json.loads(sign.read_bytes())["id"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise Refused(f"{sign} cannot be read: {error}") from error
+
+    @property
+    def lease_name(self) -> str:
+        """The name of the lease of whoever writes to a topic of it."""
+        return f"archive:{self.id[:12]}"
 
     def topics(self) -> list[str]:
         """Topics of which something is archived."""
-        folder = self.root / "_manifest"
-        found = folder.iterdir() if folder.is_dir() else []
-        return sorted(each.name for each in found if NAME.fullmatch(each.name))
+        return self.names(RAW)
 
-    def all_manifests(self, topic: str) -> list[Manifest]:
-        """Every manifest of a topic, also those that no longer count.
+    def names(self, kind: TableKind) -> list[str]:
+        """Names of the tables of a kind, most of them those of topics."""
+        folders = [each.parent for each in self.root.glob(f"{kind.folder}/*/{_LOG}")]
+        return sorted(each.name for each in folders if NAME.fullmatch(each.name) and _is_made(each))
 
-        Raises ManifestError, and Refused for a topic that is not a folder of the archive.
-        """
+    def folder(self, topic: str, kind: TableKind = RAW) -> Path:
+        """Where the table of a topic is. Raises Refused for what is not the name of a topic."""
         if not NAME.fullmatch(topic):
-            raise Refused(f"{topic!r} is not the name of a topic")
-        below(self.root, manifests.topic_folder(topic))
-        folder = below(self.root, manifests.manifest_folder(topic))
-        if not folder.is_dir():
-            return []
-        found = [
-            manifests.loads(path.read_bytes(), str(path))
-            for path in sorted(folder.iterdir())
-            if manifests.is_manifest(path.name)
-        ]
+            raise Refused(f"{topic!r} is not the name of a topic or a table")
+        return below(self.root, kind.folder, topic)
+
+    def table(self, topic: str, *, create: bool = False) -> ArchiveTable | None:
+        """The table of a topic, None when there is none. Raises Refused, ArchiveError."""
+        folder = self.folder(topic)
+        if below(self.root, EARLIER, topic).is_dir():
+            raise Refused(
+                f"what {self.root} holds of {topic} is of an earlier kind:"
+                " `streamqd pipeline archive --from-manifests` takes it over"
+            )
+        if not create:
+            return ArchiveTable(folder, topic) if _is_made(folder) else None
+        _check_free(folder)
+        return self.made(topic)
+
+    def made(self, topic: str) -> ArchiveTable:
+        """The table of a topic, made in its folder if need be, whatever else is in that."""
+        folder = self.folder(topic)
+        if not _is_made(folder):
+            with _told(folder, "written"):
+                _created(folder, topic, RAW, arrow_schema())
+        return ArchiveTable(folder, topic)
+
+    def derived(
+        self, name: str, kind: TableKind, columns: pa.Schema | None = None
+    ) -> ArchiveTable | None:
+        """A table that is made of others; with `columns` it is made with these if need be.
+
+        None when there is none. Raises Refused, ArchiveError.
+        """
+        folder = self.folder(name, kind)
+        if columns is not None and not _is_made(folder):
+            _check_free(folder)
+            with _told(folder, "written"):
+                _created(folder, name, kind, columns)
+        return ArchiveTable(folder, name, kind) if _is_made(folder) else None
+
+
+class ArchiveTable:
+    """The Delta table of a topic, as it was when it was opened or last written to.
+
+    `append` is the fence between two runs: of two that began at the same state one is refused.
+    """
+
+    def __init__(self, folder: Path, topic: str, kind: TableKind = RAW) -> None:
+        """Open it. Raises ArchiveError for a table that is broken, or is not one of an archive."""
+        from deltalake import DeltaTable
+
+        self.folder = folder
+        self.topic = topic
+        self.kind = kind
+        with _told(folder, "read"):
+            self.delta: DeltaTable = DeltaTable(str(folder))
+            fields = _columns(self.delta.schema())
+            metadata = self.delta.metadata()
+            features = set(self.delta.protocol().reader_features or ()) - _HARMLESS
+        if metadata.configuration.get(_MAPPING, "none") != "none":  # before features had names
+            features.add("columnMapping")
+        if features:
+            raise ArchiveError(
+                f"{folder} was given {', '.join(sorted(features))} by another program, which"
+                " archives cannot have: restore a version from before that, or move it away"
+            )
+        partitioned = tuple(metadata.partition_columns)
+        demanded = _columns(_delta_schema(kind.columns()))
+        if not demanded <= fields or partitioned != kind.partitioned:
+            raise ArchiveError(f"{folder} holds a table with other columns: move it away")
+        self.note = self._newest_note()
+
+    @property
+    def positions(self) -> Offsets:
+        """How far each partition is archived."""
+        return self.note.positions
+
+    @property
+    def version(self) -> int:
+        """The version of the table that is looked at."""
+        return self.delta.version()
+
+    def files(self, partition: int | None = None) -> list[WrittenFile]:
+        """The files that count. Of the second half of ids only bounds are known."""
+        import pyarrow as pa
+
+        found: list[dict[str, Any]] = pa.table(self.delta.get_add_actions(flatten=True)).to_pylist()
+        files = []
         for each in found:
-            if each.topic != topic:
-                raise ManifestError(f"{folder} holds a manifest of another topic: {each.topic}")
-        return found
+            least, most = each.get("min.id_ms"), each.get("max.id_ms")
+            files.append(
+                WrittenFile(
+                    each["path"],
+                    *self.divided({name: each[f"partition.{name}"] for name in self.partitioned}),
+                    each["num_records"] or 0,
+                    each["size_bytes"],
+                    (least or 0, 0),
+                    (_LONG_MAX if most is None else most, offsets.PART_MAX),
+                )
+            )
+        return [each for each in files if partition is None or each.partition == partition]
 
-    def current(self, topic: str) -> list[Manifest]:
-        """The manifests that count, in order. Raises ManifestError."""
-        return manifests.current(self.all_manifests(topic))
+    @property
+    def partitioned(self) -> tuple[str, ...]:
+        """The columns by which it is divided."""
+        return self.kind.partitioned
 
-    def files(self, listed: Iterable[Manifest]) -> list[Path]:
-        """Where the files of manifests are. Raises ManifestError when one is missing."""
-        return [self.locate(each, file) for each in listed for file in each.files]
+    def divided(self, values: Mapping[str, Any]) -> tuple[str, int]:
+        """Date and partition of a file that has these values; "" and 0 where it has none."""
+        date, partition = (*(values[name] for name in self.partitioned), "", 0)[:2]
+        return str(date), int(partition or 0)
 
-    def locate(self, holder: Manifest, file: File) -> Path:
-        """Where a file is: at its place, or still in staging when a compaction was broken off."""
-        for path in self.places(holder, file)[:2]:
-            if path.exists():
-                return path
-        raise ManifestError(f"{self.root / holder.folder / file.path} is missing")
+    def values(self, date: str, partition: int) -> dict[str, str]:
+        """The values of a file of this date and partition, as `divided` reads them."""
+        return dict(zip(self.partitioned, (date, str(partition)), strict=False))
 
-    def places(self, holder: Manifest, file: File) -> list[Path]:
-        """Where a file can be: at its place, still in staging, or put aside as replaced."""
-        folders = (holder.folder, self._staged(holder), manifests.retired_folder(holder))
-        return [self.root / folder / file.path for folder in folders]
+    def locate(self, file: WrittenFile) -> Path:
+        """Where a file is."""
+        return below(self.folder, file.path)
 
-    # --- publishing ---
-
-    def stage(self, topic: str, number: int, generation: int = 0) -> Path:
-        """An empty folder to prepare a batch in. What an earlier try left there is gone."""
-        relative = manifests.staging_folder(topic, number, generation)
-        remove_below(self.root, relative)
-        folder = below(self.root, relative)
-        folder.mkdir(parents=True)
-        return folder
-
-    def gather(self, staged: Path, parts: Iterable[tuple[Path, str]]) -> Path:
-        """Move the finished files of tasks to their relative paths in the batch's folder.
-
-        What other attempts of the same tasks wrote stays behind.
-        """
-        batch = staged / "batch"
-        batch.mkdir()
-        folders = {batch}
-        for source, relative in parts:
-            target = below(batch, relative)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            source.rename(target)
-            folders |= {target.parent, target.parent.parent}
-        for folder in folders:
-            _flush_folder(folder)
-        return batch
-
-    def publish(self, ready: Path, new: Manifest) -> None:
-        """Make a prepared batch visible: first its files, all at once, then its manifest.
-
-        Raises Refused when another run was first.
-        """
-        manifests.check(new)
-        text = manifests.dumps(new)
-        _write(ready / manifests.INSIDE, text)
-        target = below(self.root, new.folder)
-        self._make(target.parent)
-        try:
-            ready.rename(target)
-        except OSError as error:
-            raise Refused(f"{target} is there already: another run wrote it") from error
-        _flush_folder(target.parent)
-        self._declare(new, text)
-
-    def replace(self, ready: Path, new: Manifest) -> None:
-        """Make a compacted batch current, put aside what it replaces, then take its place."""
-        manifests.check(new)
-        text = manifests.dumps(new)
-        _write(ready / manifests.INSIDE, text)
-        self._declare(new, text)
-        self._settle(new.topic)
-
-    def recover(self, topic: str) -> None:
-        """Finish what a killed run left half done. Raises ManifestError when that is not clear."""
-        known = self.current(topic)
-        following = known[-1].last + 1 if known else 0
-        left = self.root / manifests.batch_folder(topic, following) / manifests.INSIDE
-        if left.exists():
-            # Renamed, and killed before its manifest was written.
-            found = manifests.loads(left.read_bytes(), str(left))
-            if (found.topic, found.last) != (topic, following):
-                raise ManifestError(f"{left} is of batch {found.last} of {found.topic}")
-            manifests.check(found)
-            self._declare(found, manifests.dumps(found))
-        self._settle(topic)
-        folder = below(self.root, manifests.topic_folder(topic))
-        known_folders = {each.folder.name for each in self.current(topic)}
-        for each in sorted(folder.iterdir()) if folder.is_dir() else []:
-            if each.name not in known_folders:
-                raise ManifestError(f"{each} belongs to no manifest: move it away")
-
-    def verify(self, listed: Iterable[Manifest]) -> None:
-        """Demand that every file is there with the rows of its manifest. Raises ManifestError."""
+    def verify(self, files: Iterable[WrittenFile]) -> None:
+        """Demand that every file is there with its rows. Raises ArchiveDamagedError."""
+        import pyarrow as pa
         from pyarrow import parquet
 
-        for holder in listed:
-            for file in holder.files:
-                path = self.locate(holder, file)
-                rows = parquet.read_metadata(path).num_rows
-                if rows != file.rows:
-                    raise ManifestError(f"{path} has {rows} rows, not {file.rows}")
+        for file in files:
+            path = self.locate(file)
+            try:
+                found = parquet.read_metadata(path).num_rows
+            except FileNotFoundError:
+                raise ArchiveDamagedError(f"{path} is missing") from None
+            except (OSError, pa.ArrowException) as error:
+                raise ArchiveDamagedError(f"{path} cannot be read: {_one_line(error)}") from error
+            if found != file.rows:
+                raise ArchiveDamagedError(f"{path} has {found} rows, not {file.rows}")
 
-    def purge(self, topic: str, grace: float) -> int:
-        """Delete what was replaced longer than `grace` seconds ago; return how many batches."""
-        deleted = 0
-        for old in manifests.superseded(self.all_manifests(topic)):
-            retired = below(self.root, manifests.retired_folder(old))
-            if retired.exists():
-                if time.time() - retired.stat().st_ctime < grace:
+    def settle(self, files: Iterable[WrittenFile]) -> None:
+        """Verify files, and have them reach the disk."""
+        listed = list(files)
+        self.verify(listed)
+        paths = [self.locate(each) for each in listed]
+        above = {each for path in paths for each in path.parents}
+        for path in [*paths, *(each for each in above if each.is_relative_to(self.folder))]:
+            _flush(path)
+
+    def unnamed(self, grace: float) -> list[str]:
+        """Names of what no version of the last `grace` seconds names, whatever it is."""
+        self.reload()
+        with _told(self.folder, "read"):
+            return self.delta.vacuum(
+                retention_hours=math.ceil(grace / 3600),
+                dry_run=True,
+                enforce_retention_duration=False,
+                full=True,
+            )
+
+    def commits(self, first: int = 0) -> Iterator[list[dict[str, Any]]]:
+        """The actions of each commit from version `first` on, as far as the log holds them."""
+        for number in range(first, self.version + 1):
+            path = self.folder / _LOG / f"{number:020d}.json"
+            try:
+                lines = path.read_text(encoding="utf-8").splitlines()
+                yield [json.loads(each) for each in lines if each]
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError) as error:
+                raise ArchiveError(f"{path} cannot be read: {_one_line(error)}") from error
+
+    def held(self) -> set[str]:
+        """The names of files whose rows are all in the table: in them, or in what replaced them.
+
+        A commit that changes data, as a DELETE, replaces nothing.
+        """
+        found = {each.path for each in self.files()}
+        for actions in reversed([*self.commits()]):
+            new = {unquote(each["add"]["path"]) for each in actions if "add" in each}
+            old = [each["remove"] for each in actions if "remove" in each]
+            if new <= found and not any(each.get("dataChange", True) for each in old):
+                found |= {unquote(each["path"]) for each in old}
+        return found
+
+    # --- writing ---
+
+    def append(
+        self,
+        files: Sequence[WrittenFile],
+        positions: Offsets,
+        *,
+        owed: Owed | None = None,
+        batch: int | None = None,
+        of: tuple[str, int] | None = None,
+    ) -> None:
+        """Commit a batch: these files are in the archive, which goes as far as `positions`.
+
+        `owed` is what a second table gets next; `batch` the number, one more than the last unless
+        given; `of` the query whose batch it is, and that one's number, as `done` knows them.
+        When it returns, all of it has reached the disk. Raises Refused when another run has
+        committed a batch since the table was opened, ArchiveError.
+        """
+        from deltalake import PostCommitHookProperties
+
+        self.settle(files)
+        number = batch or max(self.note.batch, self.delta.transaction_version(_APP) or 0) + 1
+        new = BatchNote(number, self.positions | positions, owed)
+        cleans = number % _CHECKPOINT == 0
+        with self.changing():
+            self.delta.create_write_transaction(
+                [_action(file, self.values(file.date, file.partition)) for file in files],
+                "append",
+                self.delta.schema(),
+                list(self.partitioned),
+                commit_properties=self._carrying(
+                    new, (_APP, number), *(() if of is None else (of,))
+                ),
+                post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=cleans),
+            )
+        if self.note != new:
+            raise Refused(f"another run has written to {self.folder} meanwhile")
+
+    def done(self, query: str) -> int:
+        """The number of the last batch of a query that is in the table, -1 for none."""
+        found = self.delta.transaction_version(query)
+        return -1 if found is None else found
+
+    def has_just(self, columns: pa.Schema) -> bool:
+        """Whether its columns are these, in any order."""
+        return _columns(self.delta.schema()) == _columns(_delta_schema(columns))
+
+    def grow(self, columns: pa.Schema) -> None:
+        """Add the columns that the table lacks. Raises Refused for one that it has otherwise."""
+        from deltalake import Schema
+
+        have = {each.name.lower(): each for each in self.delta.schema().fields}
+        wanted = Schema.from_arrow(columns).fields
+        for each in wanted:
+            found = have.get(each.name.lower(), each)
+            if found.name != each.name or found.type != each.type:
+                raise Refused(
+                    f"{self.folder} has the column {found.name} as {_said(found)}, not"
+                    f" {each.name} as {_said(each)}: columns are added, never changed; write it as"
+                    " it was"
+                )
+        missing = [each for each in wanted if each.name.lower() not in have]
+        if missing:
+            with self.changing():
+                self.delta.alter.add_columns(missing)
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Commit inside: what is committed has reached the disk, and is looked at, at the end."""
+        before = self.version
+        with _told(self.folder, "written"):
+            yield
+        self.reload()
+        log = self.folder / _LOG
+        for number in range(before + 1, self.version + 1):
+            _flush_commit(log, number)
+
+    def reload(self) -> None:
+        """Look at the table as it is now."""
+        with _told(self.folder, "read"):
+            self.delta.update_incremental()
+        self.note = self._newest_note()
+
+    def _carrying(self, note: BatchNote, *transactions: tuple[str, int]) -> CommitProperties:
+        from deltalake import CommitProperties, Transaction
+
+        return CommitProperties(
+            custom_metadata={NOTE: note.text(self.topic)},
+            app_transactions=[Transaction(*each) for each in transactions],
+        )
+
+    def _newest_note(self) -> BatchNote:
+        """The note that counts. After a restore it is that of the version which was restored."""
+        with _told(self.folder, "read"):
+            for commit in self._counting():
+                if NOTE in commit:
+                    return _note(commit[NOTE], self.topic)
+        raise ArchiveError(
+            f"{self.folder} holds a table that no archive of {self.topic} has written: move it away"
+        )
+
+    def _counting(self) -> Iterator[dict[str, Any]]:
+        """The commits whose work is in the table, the newest first."""
+        version, before_ms = self.delta.version(), _LONG_MAX
+        for most in (4, 100, None):  # only compactions follow the newest note
+            for commit in self.delta.history(most):
+                if commit["version"] > version or (commit.get("timestamp") or 0) > before_ms:
                     continue
-                remove_below(self.root, manifests.retired_folder(old))
-            below(self.root, old.path).unlink()
-            deleted += 1
-        return deleted
+                version = commit["version"] - 1
+                if commit.get("operation") == "RESTORE":
+                    low, low_ms = _restored(commit)
+                    version, before_ms = min(version, low), min(before_ms, low_ms)
+                else:
+                    yield commit
 
-    # --- parts ---
 
-    def _staged(self, holder: Manifest) -> PurePosixPath:
-        return manifests.staging_folder(holder.topic, holder.last, holder.generation) / "batch"
+def _restored(commit: dict[str, Any]) -> tuple[int, int]:
+    """The version and the time (Unix ms) up to which commits count after a restore.
 
-    def _declare(self, new: Manifest, text: str) -> None:
-        path = below(self.root, new.path)
-        self._make(path.parent)
-        _write(path, text)
+    delta-rs names a `version` or a `datetime` (Unix ms); Spark a `version` or a `timestamp`, a
+    text, and the other as null. Raises ArchiveError for anything else.
+    """
+    try:
+        given = commit["operationParameters"]
+        named = {name: str(each).strip('"') for name, each in given.items() if each is not None}
+        match {name: each for name, each in named.items() if each != "null"}:
+            case {"version": text}:
+                return int(text), _LONG_MAX
+            case {"datetime": text}:
+                return _LONG_MAX, int(text)
+            case {"timestamp": text}:
+                moment = dt.datetime.fromisoformat(text)
+                if moment.tzinfo is not None:
+                    return _LONG_MAX, int(moment.timestamp() * 1000)
+        raise ValueError(f"it names no version and no time with a time zone: {given}")
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ArchiveError(
+            f"what version {commit['version']} of the table has restored cannot be read: {error};"
+            " restore that version by its number, as DESCRIBE HISTORY has it"
+        ) from error
 
-    def _settle(self, topic: str) -> None:
-        """Move the files of current manifests to their place, and what they replaced from there."""
-        listed = self.all_manifests(topic)
-        for old in manifests.superseded(listed):
-            inside = below(self.root, old.folder, manifests.INSIDE)
-            if inside.exists() and inside.read_text("utf-8") == manifests.dumps(old):
-                retired = below(self.root, manifests.retired_folder(old))
-                self._make(retired.parent)
-                inside.parent.rename(retired)
-        for new in manifests.current(listed):
-            target, staged = below(self.root, new.folder), below(self.root, self._staged(new))
-            if not target.exists() and staged.exists():
-                staged.rename(target)
-        folder = below(self.root, manifests.topic_folder(topic))
-        if folder.is_dir():
-            _flush_folder(folder)
-        remove_below(self.root, manifests.STAGING, topic)
 
-    def _make(self, folder: Path) -> None:
-        """Make a folder that outlives a loss of power."""
-        if not folder.is_dir():
-            self._make(folder.parent)
-            folder.mkdir(exist_ok=True)
-            _flush_folder(folder.parent)
+def _check_free(folder: Path) -> None:
+    """Raise Refused for a folder in which a table cannot be made."""
+    if not _is_made(folder) and folder.exists() and _holds_more_than(folder, _LOG):
+        raise Refused(f"{folder} is neither empty nor a table: move it away")
+
+
+def _created(folder: Path, topic: str, kind: TableKind, columns: pa.Schema) -> None:
+    from deltalake import CommitProperties, DeltaTable
+
+    folder.mkdir(parents=True, exist_ok=True)
+    DeltaTable.create(
+        str(folder),
+        _delta_schema(columns),
+        partition_by=list(kind.partitioned),
+        name=topic,
+        configuration=_CONFIGURATION | kind.configured(),
+        commit_properties=CommitProperties(custom_metadata={NOTE: BatchNote(0, {}).text(topic)}),
+    )
+    _flush_commit(folder / _LOG, 0)
+    for each in (folder, *folder.parents[:2]):
+        _flush(each)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:  # as below /proc
+        raise Refused(f"{folder} cannot be made: {error.strerror}") from error
+
+
+def _is_made(folder: Path) -> bool:
+    """Whether there is a table. A run that is killed while it makes one leaves an empty log."""
+    log = folder / _LOG
+    return log.is_dir() and any(_VERSION.match(each.name) for each in log.iterdir())
+
+
+def _holds_more_than(folder: Path, name: str) -> bool:
+    return any(each.name != name for each in folder.iterdir())
+
+
+def _said(field: Any) -> str:
+    """The type of a column, for people."""
+    return str(field.type.to_json()).strip('"')
+
+
+def _columns(schema: Any) -> set[str]:
+    """Names and types, as texts that can be compared."""
+    return {f"{each.name} {each.type.to_json()}" for each in schema.fields}
+
+
+def _delta_schema(columns: pa.Schema) -> Any:
+    from deltalake import Schema
+
+    return Schema.from_arrow(columns)
+
+
+def _action(file: WrittenFile, values: Mapping[str, str]) -> AddAction:
+    from deltalake.transaction import AddAction
+
+    stats: dict[str, Any] = {"numRecords": file.rows}
+    if file.last != offsets.ZERO:
+        bounds = [min(each[0], _LONG_MAX) for each in (file.first, file.last)]
+        low, high = ({"id_ms": each} for each in bounds)
+        stats |= {"minValues": low, "maxValues": high, "nullCount": {"id_ms": 0}}
+    return AddAction(
+        path=file.path,
+        size=file.size,
+        partition_values=values,
+        modification_time=round(time.time() * 1000),
+        data_change=True,
+        stats=json.dumps(stats),
+    )
+
+
+def _note(text: Any, topic: str) -> BatchNote:
+    """Raises ArchiveError for what is not a note of this topic."""
+    try:
+        found = json.loads(text)
+        if found["format"] != FORMAT or found["topic"] != topic:
+            raise ValueError(f"it is of {found['topic']!r}, format {found['format']}")
+        positions = offsets.from_json(found["to"])
+        if any(name != topic for name, _ in positions):
+            raise ValueError("it goes over several topics")
+        return BatchNote(int(found["batch"]), positions, _owed(found.get("owed")))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArchiveError(
+            f"the note of the last batch of {topic} cannot be read: {error}"
+        ) from error
+
+
+def _owed(found: Any) -> Owed | None:
+    if found is None:
+        return None
+    behind, listed = found
+    files = []
+    for path, date, partition, count, size, *_ in listed:
+        files.append(
+            WrittenFile(path, date, partition, int(count), int(size), offsets.ZERO, offsets.ZERO)
+        )
+    return Owed(int(behind), tuple(files))
+
+
+@contextmanager
+def _told(folder: Path, verb: str) -> Iterator[None]:
+    """Say what deltalake raises as a sentence."""
+    from deltalake.exceptions import CommitFailedError, DeltaError
+
+    try:
+        yield
+    except CommitFailedError as error:
+        raise Refused(f"another run has written to {folder} meanwhile") from error
+    except (DeltaError, OSError) as error:
+        raise ArchiveError(f"{folder} cannot be {verb}: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    """What deltalake says: its causes follow, one a line behind an arrow, then a backtrace."""
+    lines = [_ARROW.sub("", each).strip() for each in str(error).strip().splitlines()]
+    said = itertools.takewhile(lambda each: not _BACKTRACE.match(each), lines)
+    return ": ".join(each for each in said if each) or type(error).__name__
 
 
 def _write(path: Path, text: str) -> None:
@@ -234,11 +628,21 @@ def _write(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
-    _flush_folder(path.parent)
+    _flush(path.parent)
 
 
-def _flush_folder(folder: Path) -> None:
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _flush_commit(log: Path, number: int) -> None:
+    """Have a commit reach the disk, and the checkpoint that was made behind it."""
+    _flush(log / f"{number:020d}.json")
+    for name in (f"{number:020d}.checkpoint.parquet", "_last_checkpoint"):
+        with suppress(FileNotFoundError):
+            _flush(log / name)
+    _flush(log)
+
+
+def _flush(path: Path) -> None:
+    """Have a file, or the names in a folder, reach the disk. deltalake does not do that."""
+    number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
     finally:

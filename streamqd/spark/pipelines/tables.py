@@ -1,79 +1,101 @@
 """Topics as tables: what is archived and what is still in Redis, each entry once.
 
-The manifests decide: what they hold is read from files, what lies behind them from the stream. It
-does not matter what Redis has trimmed of the first.
+The Delta table decides: what it holds is read from its files, by Spark itself; what lies behind it
+from the stream. It does not matter what Redis has trimmed of the first.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from streamqd import config
 from streamqd.errors import Refused
 from streamqd.spark import offsets, read_topic, rows
-from streamqd.spark.offsets import Place, Position
 from streamqd.spark.options import DLQ, of_settings, read_options
-from streamqd.spark.pipelines import manifest as manifests
-from streamqd.spark.pipelines.manifest import Manifest
-from streamqd.spark.pipelines.storage import Archive
-from streamqd.spark.streams import Catalog, registered, tell_loss
-from streamqd.store import cluster
+from streamqd.spark.pipelines.derived import PARSED, QUARANTINE, RESULTS
+from streamqd.spark.pipelines.parts import WrittenFile
+from streamqd.spark.pipelines.storage import Archive, ArchiveTable, TableKind
+from streamqd.spark.streams import Catalog, DataLossError, registered, tell_loss
+from streamqd.store import client
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 COLUMNS = rows.columns(dead=False, headers=True, fields=True)
+NO_ADDRESS = "redis://localhost"
 TIMEOUT = 10.0  # seconds that one exchange with Redis may take
+_DERIVED = {"parsed": PARSED, "quarantine": QUARANTINE, "table": RESULTS}  # by the name of the view
 
 
-def cold(spark: SparkSession, archive: Archive, known: Sequence[Manifest]) -> DataFrame:
-    """What manifests of one topic hold, with the columns of the data source."""
-    paths = [str(path) for path in archive.files(known)]
-    names = [column.name for column in COLUMNS]
-    reader = spark.read.schema(rows.ddl(COLUMNS)).option("basePath", str(archive.root))
-    if not paths:
+def cold(spark: SparkSession, topic: str, table: ArchiveTable | None) -> DataFrame:
+    """The rows of a table as it was when it was opened."""
+    from pyspark.sql import functions as f
+
+    if table is None:
         return spark.createDataFrame([], rows.ddl(COLUMNS))
-    return reader.parquet(*paths).select(*names)
+    frame = read_files(spark, table, table.files())
+    return frame.withColumn("topic", f.lit(topic)).select(*(each.name for each in COLUMNS))
+
+
+def read_files(spark: SparkSession, table: ArchiveTable, files: Sequence[WrittenFile]) -> DataFrame:
+    """The rows of these files of a table, with all of its columns."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    schema = from_arrow_schema(arrow_columns(table))
+    if not files:
+        return spark.createDataFrame([], schema)
+    reader = spark.read.schema(schema).option("basePath", str(table.folder))
+    return reader.parquet(*(str(table.locate(each)) for each in files))
+
+
+def arrow_columns(table: ArchiveTable) -> pa.Schema:
+    """The columns of a table, added ones too, as Arrow has them."""
+    import pyarrow as pa
+
+    return pa.schema(table.delta.schema().to_arrow())
 
 
 def hot(
-    spark: SparkSession, settings: config.Settings, topic: str, known: Sequence[Manifest]
+    spark: SparkSession,
+    options: Mapping[str, str],
+    topic: str,
+    table: ArchiveTable | None,
+    *,
+    fail: bool = True,
 ) -> DataFrame:
-    """What Redis holds of a topic behind what is archived."""
-    options = {"includeHeaders": "true", "includeFields": "true"}
-    if known:
-        options["startingOffsets"] = starts_behind(of_settings(settings), topic, known)
-    return read_topic(spark, topic, settings=settings, **options)
+    """What Redis holds of a topic behind what a table holds. `options` are those of the source."""
+    given = {**options, "includeHeaders": "true", "includeFields": "true"}
+    if table is not None:
+        given["startingOffsets"] = starts_behind(given, topic, table, fail=fail)
+    given |= {"subscribe": topic, "pushdown": "true"}
+    return spark.read.format("streamq").options(**given).load()
 
 
 def starts_behind(
-    options: Mapping[str, str], topic: str, known: Sequence[Manifest], *, fail: bool = True
+    options: Mapping[str, str], topic: str, table: ArchiveTable | None, *, fail: bool = True
 ) -> str:
-    """Where reading begins behind what manifests hold, as the option startingOffsets has it.
+    """Where reading begins behind what a table holds, as the option startingOffsets has it.
 
-    With the counts of the manifests: an id alone does not tell whether what is gone behind it was
+    With the counts of the table: an id alone does not tell whether what is gone behind it was
     archived. Raises DataLossError when it was not, unless told not to `fail`.
     """
-    ends = manifests.ends(known)
-    catalog = Catalog(read_options({**options, "subscribe": topic}, {}))
-    starts: dict[Place, Position] = {}
-    new: dict[str, str] = {}
-    for place, facts in catalog.facts(catalog.places()).items():
-        end = ends.get(place[1])
-        if end is None:
-            new[str(place[1])] = "earliest"
-            continue
-        starts[place] = Position(end.end, end.passed)
-        loss = offsets.lost(starts[place], facts)
-        if loss is not None:
-            tell_loss(place, end.end, loss, fail=fail)
-            starts[place] = offsets.after_loss(starts[place], facts)
+    catalog = Catalog(read_options({**options, "subscribe": topic}, os.environ))
+    facts = catalog.facts(catalog.places())
+    known = {} if table is None else table.positions
+    starts = {place: known[place] for place in facts if place in known}
+    new = {str(place[1]): "earliest" for place in facts if place not in known}
+    for place, start in starts.items():
+        if loss := offsets.lost(start, facts[place]):
+            tell_loss(place, start.id, loss, fail=fail)
+            starts[place] = offsets.onward(start, facts[place])
     found = offsets.to_json(starts)
     return json.dumps({**found, topic: found.get(topic, {}) | new})
 
@@ -86,16 +108,47 @@ def topic_table(
     tier: str = "all",
 ) -> DataFrame:
     """A topic, each entry once: archived or in Redis (all), or one of both only."""
+    return tiered(spark, of_settings(settings), topic, archive, tier)
+
+
+def tiered(
+    spark: SparkSession,
+    options: Mapping[str, str],
+    topic: str,
+    archive: Archive | None,
+    tier: str = "all",
+) -> DataFrame:
+    """The same, by the options of the data source. Read it soon: it does not see later archiving.
+
+    The table is opened before the streams are asked, so what is archived in between is still taken
+    from Redis. Should it be trimmed already, the table has grown, and is opened again.
+    """
+    if tier not in ("all", "hot", "cold"):
+        raise Refused(f"tier is all, hot or cold, not {tier}")
+    bounds = [name for name in options if name.lower().startswith(("starting", "ending"))]
+    if bounds and archive is not None:
+        raise Refused(f"over an archive, {bounds[0]} is a condition on timestamp or id_ms")
     if archive is None:
         if tier == "cold":
             raise Refused("what is archived cannot be read without an archive")
-        return hot(spark, settings, topic, ())
-    known = archive.current(topic)
+        return hot(spark, options, topic, None)
     if tier == "cold":
-        return cold(spark, archive, known)
-    if tier == "hot":
-        return hot(spark, settings, topic, known)
-    return cold(spark, archive, known).unionByName(hot(spark, settings, topic, known))
+        # Options are checked as for the others, but no address is needed.
+        read_options({"url": NO_ADDRESS, **options, "subscribe": topic}, {})
+        return cold(spark, topic, archive.table(topic))
+    fail = read_options({**options, "subscribe": topic}, os.environ).fail_on_data_loss
+    table = archive.table(topic)
+    while True:
+        try:
+            behind = hot(spark, options, topic, table)
+            break
+        except DataLossError:
+            newer = archive.table(topic)
+            if newer is None or (table is not None and newer.positions == table.positions):
+                behind = hot(spark, options, topic, table, fail=fail)
+                break
+            table = newer
+    return behind if tier == "hot" else cold(spark, topic, table).unionByName(behind)
 
 
 def letter_table(spark: SparkSession, settings: config.Settings, topic: str) -> DataFrame:
@@ -103,9 +156,9 @@ def letter_table(spark: SparkSession, settings: config.Settings, topic: str) -> 
     return read_topic(spark, topic + DLQ, settings=settings, includeHeaders="true")
 
 
-def view_name(topic: str, *, dead: bool = False) -> str:
-    """The name of a topic's view: `topic_access`, `dlq_access`; other characters become `_`."""
-    return ("dlq_" if dead else "topic_") + re.sub(r"\W", "_", topic)
+def view_name(kind: str, name: str) -> str:
+    """The name of a view: `topic_access`, `dlq_access`; other characters become `_`."""
+    return f"{kind}_" + re.sub(r"\W", "_", name)
 
 
 def stream_table(
@@ -132,48 +185,49 @@ def make_views(
     """
     words = {word.lower() for word in re.findall(r"\w+", query)}
     made: dict[str, str] = {}
-    for topic in _registered(settings):
-        for dead in (False, True):
-            name = view_name(topic, dead=dead)
-            if name.lower() not in words:
-                continue
-            if name.lower() in made:
-                raise Refused(f"{name} could be {made[name.lower()]} or {topic}")
-            made[name.lower()] = topic
-            if stream is not None:
-                frame = stream_table(spark, settings, topic + DLQ if dead else topic, stream)
-            elif dead:
-                frame = letter_table(spark, settings, topic)
-            else:
-                frame = topic_table(spark, settings, topic, archive)
-            frame.createOrReplaceTempView(name)
+    for kind, of in _named(settings, archive):
+        name = view_name(kind, of)
+        if name.lower() not in words:
+            continue
+        if name.lower() in made:
+            raise Refused(f"{name} could be {made[name.lower()]} or {of}")
+        made[name.lower()] = of
+        if kind in _DERIVED:
+            assert archive is not None
+            frame = _derived_table(spark, archive, of, _DERIVED[kind])
+        elif stream is not None:
+            frame = stream_table(spark, settings, of + DLQ if kind == "dlq" else of, stream)
+        elif kind == "dlq":
+            frame = letter_table(spark, settings, of)
+        else:
+            frame = topic_table(spark, settings, of, archive)
+        frame.createOrReplaceTempView(name)
     return sorted(made)
 
 
-def ask(
-    spark: SparkSession, settings: config.Settings, archive: Archive | None, query: str
-) -> tuple[list[str], list[dict[str, Any]]]:
-    """The columns and rows that answer a query over views. Raises Refused for one that cannot be.
+def _named(settings: config.Settings, archive: Archive | None) -> Iterator[tuple[str, str]]:
+    """What there is a view for: its kind, and of what."""
+    for topic in _registered(settings):
+        yield "topic", topic
+        yield "dlq", topic
+    if archive is not None:
+        for kind, table_kind in _DERIVED.items():
+            for name in archive.names(table_kind):
+                yield kind, name
 
-    All rows are held at once.
-    """
-    from pyspark.errors import AnalysisException, ParseException
 
-    from streamqd.spark.pipelines.archive import first_line
-
-    try:
-        make_views(spark, settings, archive, query)
-        frame = spark.sql(query)
-    except (AnalysisException, ParseException) as error:
-        raise Refused(first_line(error)) from error
-    return frame.columns, [row.asDict(recursive=True) for row in frame.collect()]
+def _derived_table(
+    spark: SparkSession, archive: Archive, name: str, table_kind: TableKind
+) -> DataFrame:
+    table = archive.derived(name, table_kind)
+    assert table is not None
+    return read_files(spark, table, table.files())
 
 
 def connect(settings: config.Settings) -> Connection:
     """A connection to the Redis of a configuration."""
-    return cluster.connect(
-        config.resolved(settings).redis, timeout=TIMEOUT, name="streamqd:pipeline"
-    )
+    redis = config.resolved(settings).redis
+    return client.connect(redis, timeout=TIMEOUT, name="streamqd:pipeline")
 
 
 def _registered(settings: config.Settings) -> list[str]:

@@ -1,136 +1,166 @@
-"""What archiving and compacting have done in Spark's tasks: reading rows and writing their files.
+"""The stream that the archive runs: Spark's tasks write entries into files, its rows are the files.
 
-No row leaves the process that reads it: a task reads a range of one stream, or files, as Arrow
-batches and writes Parquet into a folder of its own; what comes back is a receipt. Spark places the
-tasks, repeats failed ones and takes one receipt for each. A second attempt writes into another
-folder, and what has no receipt is never looked at.
+No entry enters Java: the Python task that reads a range of a topic writes its Parquet files too,
+and gives a row for each. A task that is tried again writes other files; those of the try that
+Spark took are in its rows, and no table ever names the others.
+
+An offset of the stream is the number of a batch, no more: where a batch begins is asked of the
+table. So whatever a checkpoint says, no entry is archived twice, and none is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent import futures
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark import TaskContext
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import Row, StructType
 
-from streamqd.spark import cold, rows
-from streamqd.spark.cold import ColdSpan
-from streamqd.spark.offsets import Id, Place, Span
-from streamqd.spark.options import ReadOptions
-from streamqd.spark.pipelines.parts import DROPPED, FILE_ROWS_MAX, PartWriter
-from streamqd.spark.pipelines.progress import POLL, ProgressMeter
+from streamqd.spark import offsets, rows
+from streamqd.spark.offsets import Offsets, Place, Span, StreamFacts
+from streamqd.spark.options import ReadOptions, read_options
+from streamqd.spark.pipelines import batches
+from streamqd.spark.pipelines.batches import Stretch, TaskEnd
+from streamqd.spark.pipelines.parts import PartWriter, WrittenFile
+from streamqd.spark.pipelines.storage import ArchiveTable
 from streamqd.spark.reader import EntryReader
+from streamqd.spark.streams import Catalog, tell_loss
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark import SparkContext
-
+FORMAT = "streamq_files"
+FOLDER = "folder"  # option: of the table
 COLUMNS = rows.columns(dead=False, headers=True, fields=True)
-_STORED = tuple(column for column in COLUMNS if column.name not in DROPPED)
+STORED = tuple(column for column in COLUMNS if column.name not in ("topic", "partition"))
+# A row is a file; or, without a path, where a task ended (`last`); or what is planned.
+_DDL = (
+    "path string, date string, partition int, rows bigint, size bigint, first string, last string,"
+    " planned string"
+)
 
 
-@dataclass(frozen=True)
-class StreamPart:
-    """Entries of one stream, `limit` of them at most."""
+class FileSource(DataSource):
+    """Entries of a topic, written into files: a row for each. For the archive only."""
 
-    options: ReadOptions
-    span: Span
-    limit: int | None = None
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
 
+    def schema(self) -> str:
+        return _DDL
 
-@dataclass(frozen=True)
-class FilePart:
-    """Rows of files that are to become one."""
-
-    span: ColdSpan
-    generation: int
-
-
-@dataclass(frozen=True)
-class WriteReceipt:
-    """What a task did: of which place, up to which id, how many rows, in which files."""
-
-    place: Place
-    end: Id
-    rows: int
-    files: list[dict[str, Any]]
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, ARG002
+        given = dict(self.options)
+        folder = Path(given.pop(FOLDER))
+        return FileStreamReader(read_options(given, {}), folder)
 
 
-def write_parts(
-    context: SparkContext,
-    parts: Sequence[StreamPart | FilePart],
-    folder: Path,
-    *,
-    meter: ProgressMeter | None = None,
-    rows_max: int = FILE_ROWS_MAX,
-) -> list[WriteReceipt]:
-    """Have the parts written below `folder`, each by a task; return the receipts in their order.
+class PlanPartition(InputPartition):
+    """The task that only says what is planned; there is one in each batch, also without entries."""
 
-    Raises what Spark raises when a task has failed too often.
-    """
-    if not parts:
-        return []
-    numbered = list(enumerate(parts))
-    group = f"streamqd {folder}"
+    def __init__(self, planned: str) -> None:
+        super().__init__(planned)
+        self.planned = planned
 
-    def job() -> list[WriteReceipt]:
-        context.setJobGroup(group, "streamqd writes files")
-        tasks = context.parallelize(numbered, len(numbered))
-        return tasks.mapPartitions(_Task(folder, rows_max)).collect()
 
-    with futures.ThreadPoolExecutor(1) as pool:
-        running = pool.submit(job)
+class PartPartition(InputPartition):
+    """What one task reads and writes: `limit` entries of the span at most."""
+
+    def __init__(self, span: Span, limit: int | None) -> None:
+        super().__init__((tuple(span), limit))
+        self.span = span
+        self.limit = limit
+
+
+class FileStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans batches behind the table, until all is in it that was there at the start."""
+
+    def __init__(self, options: ReadOptions, folder: Path) -> None:
+        self.options = options
+        self.folder = folder
+        self._target: Offsets = {}
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        return {"batch": 0}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        return ReadMaxRows(self.options.max_per_trigger)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = {place: each.latest for place, each in self._facts().items()}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802, ARG002
+        """The number of the next batch; the last one's when there is nothing for another."""
+        table = self._table()
+        if not batches.waiting(table.positions, self._target, self._facts()):
+            return start
+        return {"batch": table.note.batch + 1}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:  # noqa: ARG002
+        """The tasks of a batch. Raises DataLossError for what is gone, unless that is allowed."""
+        facts = self._facts()
+        starts = batches.waiting(self._table().positions, self._target, facts)
+        stretches = []
+        for place, begin in starts.items():
+            if loss := offsets.lost(begin, facts[place]):
+                tell_loss(place, begin.id, loss, fail=self.options.fail_on_data_loss)
+            stretches.append(
+                Stretch(place, offsets.onward(begin, facts[place]), self._target[place])
+            )
+        options = self.options
+        found = batches.plan(stretches, facts, options.max_per_trigger, options.min_partitions)
+        ends = {
+            "begins": offsets.to_json({each.place: each.begin for each in found}),
+            "targets": offsets.to_json({each.place: each.target for each in found}),
+        }
+        parts = [PartPartition(span, each.limit) for each in found for span in each.spans]
+        return [PlanPartition(json.dumps(ends)), *parts]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        """Write one part. Raises DataLossError, RedisUnavailable, RedisRefused, OSError."""
+        if isinstance(partition, PlanPartition):
+            yield (*(None,) * 7, partition.planned)
+        elif isinstance(partition, PartPartition):
+            reader = EntryReader(self.options, partition.span, partition.limit)
+            number = partition.span.place[1]
+            for file in self._write(reader, partition.span.place):
+                bounds = (offsets.write_id(file.first), offsets.write_id(file.last))
+                yield (*file[:-2], *bounds, None)
+            yield (None, None, number, reader.rows, None, None, offsets.write_id(reader.end), None)
+
+    def _write(self, reader: EntryReader, place: Place) -> list[WrittenFile]:
+        writer = PartWriter(self.folder, place[1])
+        table = rows.Table(STORED, COLUMNS, place)
         try:
-            while not futures.wait([running], POLL).done:
-                if meter is not None:
-                    meter.look()
+            for entries in reader.batches():
+                writer.write(table.batch(entries))
+            return writer.finish()
         except BaseException:
-            context.cancelJobGroup(group)
+            writer.discard()
             raise
-        return running.result()
+
+    def _table(self) -> ArchiveTable:
+        return ArchiveTable(self.folder, self.options.subscribe[0])
+
+    def _facts(self) -> dict[Place, StreamFacts]:
+        catalog = Catalog(self.options)
+        return catalog.facts(catalog.places())
 
 
-class _Task:
-    """Runs in Spark's Python workers."""
-
-    def __init__(self, folder: Path, rows_max: int) -> None:
-        self._folder = folder
-        self._rows_max = rows_max
-
-    def __call__(
-        self, parts: Iterable[tuple[int, StreamPart | FilePart]]
-    ) -> Iterator[WriteReceipt]:
-        context = TaskContext.get()
-        assert context is not None, "called outside a task"
-        own = self._folder / str(context.taskAttemptId())
-        for number, part in parts:
-            yield write_part(part, own, number, self._rows_max)
-
-
-def write_part(
-    part: StreamPart | FilePart, folder: Path, number: int, rows_max: int = FILE_ROWS_MAX
-) -> WriteReceipt:
-    """Write one part. Raises DataLossError, ManifestError, RedisUnavailable, RedisRefused."""
-    place = part.span.place
-    generation = part.generation if isinstance(part, FilePart) else 0
-    writer = PartWriter(folder, number, place[1], generation=generation, rows_max=rows_max)
-    end = part.span.end
-    if isinstance(part, FilePart):
-        for batch in cold.batches(part.span, _STORED):
-            writer.write(batch)
-    else:
-        reader = EntryReader(part.options, part.span, part.limit)
-        for batch in _batches(reader, place):
-            writer.write(batch)
-        end = reader.end
-    files = writer.finish()
-    return WriteReceipt(place, end, sum(each["rows"] for each in files), files)
-
-
-def _batches(reader: EntryReader, place: Place) -> Iterator[pa.RecordBatch]:
-    table = rows.Table(_STORED, COLUMNS, place)
-    for entries in reader.batches():
-        yield table.batch(entries)
+def received(found: Sequence[Row]) -> tuple[list[WrittenFile], Offsets]:
+    """The files of a batch, and how far it came, out of its rows."""
+    files, ended, plans = [], [], []
+    for row in found:
+        if row["planned"] is not None:
+            plans.append(json.loads(row["planned"]))
+        elif row["path"] is None:
+            ended.append(TaskEnd(row["partition"], offsets.read_id(row["last"]), row["rows"]))
+        else:
+            whole = (row["path"], row["date"], row["partition"], row["rows"], row["size"])
+            first, last = (offsets.read_id(row[name]) for name in ("first", "last"))
+            files.append(WrittenFile(*whole, first, last))
+    if len(plans) != 1:
+        raise ValueError(f"a batch has {len(plans)} plans")
+    begins, targets = (offsets.from_json(plans[0][name]) for name in ("begins", "targets"))
+    return files, batches.reached(begins, targets, ended)

@@ -1,0 +1,80 @@
+"""`streamqd pipeline shell`: a prompt for SQL, on a terminal or from a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from streamqd.cli import answers
+from streamqd.cli.output import printable
+from streamqd.errors import StreamqdError
+from streamqd.words import count
+
+if TYPE_CHECKING:
+    from streamqd.spark.pipelines.prompt import Prompt
+
+SHOWN_MAX = 1000  # rows of one table
+_BEGIN, _GO_ON = "streamqd> ", "      ... "
+
+
+def converse(prompt: Prompt, form: str) -> None:
+    """Answer what is typed until Ctrl-D. What fails is said, and the next statement waited for."""
+    from streamqd.spark.pipelines.statements import SqlSplitter
+
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - lines can be edited and brought back
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # PySpark's own calls Java
+    click.echo("SQL over topic_NAME and dlq_NAME; a statement ends with ;  Ctrl-D ends.", err=True)
+    typed = SqlSplitter()
+    while True:
+        try:
+            for statement in typed.add(input(_GO_ON if typed.begun else _BEGIN) + "\n"):
+                _answer_aloud(prompt, statement, form)
+        except EOFError:
+            click.echo()
+            return
+        except KeyboardInterrupt:
+            typed = SqlSplitter()
+            click.echo("cancelled", err=True)
+        except UnicodeDecodeError:
+            typed = SqlSplitter()
+            click.echo("Error: the statement is not UTF-8: type it again", err=True)
+
+
+def work_off(prompt: Prompt, form: str) -> None:
+    """Answer what standard input holds. Raises what the first statement fails with."""
+    from streamqd.spark.pipelines.statements import SqlSplitter
+
+    piped = SqlSplitter()
+    for line in sys.stdin.buffer:
+        # What is not UTF-8 is kept for the check of the statement.
+        for statement in piped.add(line.decode("utf-8", "surrogateescape")):
+            _answer(prompt, statement, form)
+    if rest := piped.rest():
+        _answer(prompt, rest, form)
+
+
+def _answer_aloud(prompt: Prompt, statement: str, form: str) -> None:
+    began = time.monotonic()
+    try:
+        rows = _answer(prompt, statement, form)
+    except StreamqdError as error:
+        click.echo(f"Error: {printable(str(error), lines=True)}", err=True)
+    else:
+        shown = "the first " if rows > SHOWN_MAX else ""
+        rows = min(rows, SHOWN_MAX) if shown else rows
+        click.echo(f"{shown}{count(rows, 'row')}, {time.monotonic() - began:.1f} s", err=True)
+
+
+def _answer(prompt: Prompt, statement: str, form: str) -> int:
+    """Print the answer; return its rows, one too many when a table was cut."""
+    most = SHOWN_MAX + 1 if form == "table" and sys.stdout.isatty() else None
+    found = prompt.ask(statement, most, answers.refused_by(form))
+    if found.columns:
+        answers.show(found.columns, found.rows[: most and SHOWN_MAX], form)
+    return len(found.rows)

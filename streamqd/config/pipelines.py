@@ -1,0 +1,24 @@
+"""What Spark's pipelines make of a topic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streamqd.config.setting import setting
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """What `streamqd pipeline` makes of a topic, named by its table. The daemon ignores it."""
+
+    schema: str | None = setting(
+        None,
+        "Columns of the topic's JSON, written as in Spark SQL's CREATE TABLE:"
+        ' "id long, amount decimal(10,2), at timestamp". `pipeline archive` then keeps a table of'
+        " them beside the raw one, `pipeline report` describes them. Empty: payloads stay bytes.",
+    )
+    event_time: str | None = setting(
+        None,
+        "Column of the schema, a timestamp or a date, by whose date (UTC) that table is divided."
+        " Empty: the time of the entry.",
+    )

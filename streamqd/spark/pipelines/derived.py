@@ -1,0 +1,83 @@
+"""Tables that are made of others: what they are like, and how two of them keep in step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from streamqd.errors import Refused
+from streamqd.spark.pipelines.storage import Archive, ArchiveTable, TableKind
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+OWN = ("event_date", "entry_partition", "entry_id", "entry_time")  # columns beside the schema's
+
+
+def parsed_columns() -> pa.Schema:
+    """The columns of each parsed table: the event's date, and where the raw entry is."""
+    import pyarrow as pa
+
+    kinds = (pa.date32(), pa.int32(), pa.string(), pa.timestamp("us", tz="UTC"))
+    return pa.schema(list(zip(OWN, kinds, strict=True)))
+
+
+def quarantine_columns() -> pa.Schema:
+    """The columns of each quarantine: the raw entry, and the reason."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            *(("date", pa.date32()), ("partition", pa.int32()), ("id", pa.string())),
+            ("timestamp", pa.timestamp("us", tz="UTC")),
+            *(("key", pa.binary()), ("value", pa.binary()), ("reason", pa.string())),
+        ]
+    )
+
+
+def result_columns() -> pa.Schema:
+    """A table of results has whatever columns its query has."""
+    import pyarrow as pa
+
+    return pa.schema([])
+
+
+PARSED = TableKind("parsed", OWN[:1], parsed_columns, OWN[3])
+QUARANTINE = TableKind("quarantine", ("date",), quarantine_columns, "timestamp")
+RESULTS = TableKind("results", (), result_columns, "")
+
+
+class Pair(NamedTuple):
+    """The two tables of a topic, at one state."""
+
+    parsed: ArchiveTable
+    quarantine: ArchiveTable
+
+
+def opened(archive: Archive, topic: str) -> Pair | None:
+    """The tables of a topic, after the quarantine got what it was owed; None when there are none.
+
+    Whoever asks holds the lease on the topic. Raises Refused when one of them was put back alone.
+    """
+    parsed = archive.derived(topic, PARSED)
+    quarantine = archive.derived(topic, QUARANTINE)
+    if parsed is None:
+        if quarantine is not None and quarantine.note.batch:
+            raise Refused(
+                f"{quarantine.folder} is of a parsed table that is gone: remove it too, and all is"
+                " parsed again"
+            )
+        return None
+    batch, owed = parsed.note.batch, parsed.note.owed
+    if quarantine is None:
+        quarantine = archive.derived(topic, QUARANTINE, quarantine_columns())
+        assert quarantine is not None
+        if batch:
+            quarantine.append([], parsed.positions, batch=batch)
+    elif quarantine.note.batch != batch:
+        if owed is None or owed.behind != quarantine.note.batch:
+            raise Refused(
+                f"{parsed.folder} and {quarantine.folder} are not of one state: restore both to"
+                " versions of one time, or remove both, and all is parsed again"
+            )
+        quarantine.append(owed.files, parsed.positions, batch=batch)
+    return Pair(parsed, quarantine)

@@ -1,0 +1,169 @@
+"""Parsed tables: payloads of a topic as columns, and what does not fit, with the reason.
+
+Both are made of the raw table, which stays the truth. The commit to the parsed table says how far
+it is, and names the files that it owes to the quarantine, which gets them next: so a kill between
+the two loses none and doubles none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from streamqd import config
+from streamqd.errors import Refused
+from streamqd.spark import offsets
+from streamqd.spark.offsets import Offsets, Position
+from streamqd.spark.pipelines import compact, derived, fitting, schemas, tables
+from streamqd.spark.pipelines.derived import OWN
+from streamqd.spark.pipelines.parts import WrittenFile, last_id
+from streamqd.spark.pipelines.queries import PipelineError, sentence
+from streamqd.spark.pipelines.storage import Archive, ArchiveTable, Owed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+CHUNK = 1 << 30  # bytes of raw files that are parsed between two commits, a date at least
+_LONG_MAX = (1 << 63) - 1
+
+
+@dataclass
+class Fitted:
+    """How many rows a run has parsed, and how many it has put into quarantine."""
+
+    batches: int = 0
+    rows: int = 0
+    quarantined: int = 0
+
+
+def parse(
+    archive: Archive,
+    raw: ArchiveTable,
+    pipeline: config.Pipeline,
+    spark: Callable[[], SparkSession],
+    check: Callable[[], None],
+) -> Fitted:
+    """Parse what the raw table holds and the parsed one does not. `check` raises for a lost lease.
+
+    `spark` is asked only when there is something to do. Raises Malformed, Refused, ArchiveError,
+    PipelineError.
+    """
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    pair, done = derived.opened(archive, raw.topic), Fitted()
+    if not any(True for _ in _chunks(raw, pair and pair.parsed)):
+        return done
+    session = spark()
+    kind, columns = _columns(pipeline)
+    if pair is None:
+        archive.derived(raw.topic, derived.PARSED, columns)
+        pair = derived.opened(archive, raw.topic)
+        assert pair is not None
+    pair.parsed.grow(columns)
+    for files, ends in _chunks(raw, pair.parsed):
+        begin = partial(fitting.Fitter, _in_files(pair.parsed), _in_files(pair.quarantine))
+        now_us = round(time.time() * 1e6)
+        try:
+            rows = _behind(session, raw, files, pair.parsed.positions)
+            frame = fitting.judged(rows, kind, pipeline.event_time or "", now_us)
+            fit, unfit = fitting.written(frame, begin)
+        except (Py4JError, PySparkException) as error:
+            raise PipelineError(sentence(error)) from error
+        check()
+        owed = Owed(pair.quarantine.note.batch, tuple(unfit))
+        pair.parsed.append(fit, ends, owed=owed)
+        pair.quarantine.append(unfit, ends, batch=pair.parsed.note.batch)
+        done.batches += 1
+        done.rows += sum(each.rows for each in fit)
+        done.quarantined += sum(each.rows for each in unfit)
+    for table in pair:
+        compact.tidy(table, done.batches)
+    return done
+
+
+def _columns(pipeline: config.Pipeline) -> tuple[StructType, pa.Schema]:
+    """The schema of a topic, and the columns of its table. Raises Malformed, Refused."""
+    import pyarrow as pa
+
+    kind = schemas.read_schema(pipeline.schema or "")
+    columns = schemas.stored(kind)
+    taken = [name for name in kind.names if name.lower() in OWN]
+    if taken:
+        raise Refused(f"the schema has a column {taken[0]}, which each parsed table has of its own")
+    time_of = pipeline.event_time
+    if time_of and (
+        time_of not in kind.names or kind[time_of].dataType.typeName() not in ("date", "timestamp")
+    ):
+        raise Refused(
+            f"event_time is {time_of}, which is no timestamp or date of the schema: name one, or"
+            " leave it out, and the time of the entry counts"
+        )
+    return kind, pa.schema([*derived.parsed_columns(), *columns])
+
+
+def _chunks(
+    raw: ArchiveTable, parsed: ArchiveTable | None
+) -> Iterator[tuple[list[WrittenFile], Offsets]]:
+    """Files of the raw table in which there is something to parse, by dates, and up to where.
+
+    An id belongs to one date, so a position between two dates divides files too. Raises Refused.
+    """
+    known = {} if parsed is None else parsed.positions
+    for place, end in raw.positions.items():
+        # A stream that was made anew and is empty yet is at zero: there is nothing to parse.
+        if place in known and offsets.ZERO < end.id < known[place].id:
+            raise Refused(
+                f"{raw.folder} was put back behind what is parsed of it: remove the folders of"
+                f" {raw.topic} in parsed and quarantine, and all is parsed again"
+            )
+    starts = {place: known.get(place, Position(offsets.ZERO)).id for place in raw.positions}
+    ends = {place: end.id for place, end in raw.positions.items() if end.id > starts[place]}
+    if not ends:
+        return
+    behind = {place[1]: starts[place] for place in ends}
+    files = sorted(
+        (each for each in raw.files() if each.last > behind.get(each.partition, each.last)),
+        key=lambda each: each.date,
+    )
+    taken: list[WrittenFile] = []
+    dates = [(date, list(group)) for date, group in groupby(files, key=lambda each: each.date)]
+    for date, group in dates[:-1]:
+        taken += group
+        if sum(each.size for each in taken) >= CHUNK:
+            last = last_id(date)
+            reached = {place: min(end, max(starts[place], last)) for place, end in ends.items()}
+            yield taken, {place: Position(end) for place, end in reached.items()}
+            taken = []
+    taken += dates[-1][1] if dates else []
+    yield taken, {place: Position(end) for place, end in ends.items()}
+
+
+def _behind(
+    spark: SparkSession, raw: ArchiveTable, files: list[WrittenFile], starts: Offsets
+) -> DataFrame:
+    """The rows of raw files that lie behind these positions."""
+    from pyspark.sql import functions as f
+
+    frame = tables.read_files(spark, raw, files)
+    known = [(place[1], *(min(half, _LONG_MAX) for half in at.id)) for place, at in starts.items()]
+    if not known:
+        return frame
+    before = spark.createDataFrame(known, "partition int, after_ms bigint, after_seq bigint")
+    ms, seq = f.col("after_ms"), f.col("after_seq")
+    behind = (
+        ms.isNull() | (f.col("id_ms") > ms) | ((f.col("id_ms") == ms) & (f.col("id_seq") > seq))
+    )
+    return frame.join(f.broadcast(before), "partition", "left").where(behind)
+
+
+def _in_files(table: ArchiveTable) -> tuple[Any, Any]:
+    """The folder of a table, and the columns that its files have."""
+    schema = tables.arrow_columns(table)
+    return table.folder, schema.remove(schema.get_field_index(table.partitioned[0]))

@@ -1,0 +1,106 @@
+"""Statements of SQL over topics, one after the other, on one session. Each can be cancelled."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from streamqd import config
+from streamqd.errors import Refused, StreamqdError
+from streamqd.spark.pipelines import tables
+from streamqd.spark.pipelines.queries import PipelineError, first_line, sentence
+from streamqd.spark.pipelines.statements import check
+from streamqd.spark.pipelines.storage import Archive
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_POLL = 0.5  # seconds between two looks for jobs to cancel
+_PATIENCE = 5.0  # seconds that a cancelled statement may take to end
+Fits = Callable[[Sequence[str]], None]
+
+
+class SqlAnswer(NamedTuple):
+    """What a statement returned. One that returns nothing has no columns."""
+
+    columns: list[str]
+    rows: list[tuple[Any, ...]]
+
+
+class Prompt:
+    """Answers statements over topics. A topic is a table, `topic_NAME`; so are `dlq_NAME`."""
+
+    def __init__(
+        self, spark: SparkSession, settings: config.Settings, archive: Archive | None
+    ) -> None:
+        self._spark = spark
+        self._settings = settings
+        self._archive = archive
+
+    def ask(
+        self, statement: str, most: int | None = None, fits: Fits = lambda _: None
+    ) -> SqlAnswer:
+        """The answer, all rows or the first `most` of it, held at once.
+
+        `fits` gets the names of the columns before a query is run, and may refuse them. Raises
+        Refused or Malformed for a statement that cannot be, PipelineError for one that fails, and
+        KeyboardInterrupt for one that was cancelled: no job of it runs on, and one that has no job
+        and does not end soon is left alone.
+        """
+        check(statement)
+        answered: Future[SqlAnswer] = Future()
+        tag = f"streamqd-{uuid.uuid4().hex}"
+        # Raised in the midst of a call to the JVM, an interrupt would break that.
+        asked = (tag, statement, most, fits, answered)
+        threading.Thread(target=self._work, args=asked, daemon=True).start()
+        try:
+            while not answered.done():
+                wait([answered], _POLL)
+        except KeyboardInterrupt:
+            threading.Thread(target=self._cancel, args=(tag, answered), daemon=True).start()
+            wait([answered], _PATIENCE)
+            raise
+        return answered.result()
+
+    def _cancel(self, tag: str, answered: Future[SqlAnswer]) -> None:
+        """Cancel the jobs of a statement until it ends: what is planned still begins its own."""
+        with suppress(Exception):  # the session is stopped meanwhile
+            while not answered.done():
+                self._spark.sparkContext.cancelJobsWithTag(tag)
+                wait([answered], _POLL)
+
+    def _work(
+        self,
+        tag: str,
+        statement: str,
+        most: int | None,
+        fits: Fits,
+        answered: Future[SqlAnswer],
+    ) -> None:
+        try:
+            self._spark.sparkContext.addJobTag(tag)  # of what this thread begins
+            answered.set_result(self._answer(statement, most, fits))
+        except Exception as error:  # noqa: BLE001 - it is raised to the one that waits
+            answered.set_exception(error)
+
+    def _answer(self, statement: str, most: int | None, fits: Fits) -> SqlAnswer:
+        from pyspark.errors import AnalysisException, ParseException
+
+        try:
+            tables.make_views(self._spark, self._settings, self._archive, statement)
+            frame = self._spark.sql(statement)
+            fits(frame.columns)
+            found = frame.collect() if most is None else frame.take(most)
+        except (AnalysisException, ParseException) as error:
+            own = sentence(error)
+            spark = first_line(error).partition("] ")
+            raise Refused(own if own.startswith("streamq: ") else spark[2] or spark[0]) from error
+        except StreamqdError:
+            raise
+        except Exception as error:
+            raise PipelineError(sentence(error)) from error
+        return SqlAnswer(frame.columns, [tuple(row) for row in found])

@@ -1,0 +1,79 @@
+"""Waiting for Spark's streaming queries, and what stops one as a sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from streamqd.errors import SparkError
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_POLL = 0.5  # seconds until an interrupt is noticed
+_CAUSE = re.compile(r"\b(?:[a-z_]+\.)*([A-Z]\w+(?:Error|Refused|Missing|Unavailable)): ([^\n]+)")
+
+_CALLING = re.compile(r"An error occurred while calling ")  # py4j; what was raised comes next
+
+
+class PipelineError(SparkError):
+    """A pipeline stopped. What it had finished stays; run it again once the cause is mended."""
+
+
+def wait(queries: Sequence[StreamingQuery], look: Callable[[], None] = lambda: None) -> None:
+    """Wait until all queries have ended, and `look` meanwhile. Raises what stopped one.
+
+    An interrupt is noted first: raised in the midst of a call to the JVM, it would break that.
+    """
+    interrupted = threading.Event()
+    before: Any = None
+
+    def note(number: int, frame: object) -> None:  # noqa: ARG001
+        interrupted.set()
+        signal.signal(signal.SIGINT, before)  # who is in a hurry interrupts again
+
+    ours = threading.current_thread() is threading.main_thread()
+    if ours:
+        before = signal.signal(signal.SIGINT, note)
+    try:
+        for query in queries:
+            while not query.awaitTermination(_POLL):  # type: ignore[arg-type]
+                look()
+                if interrupted.is_set():
+                    raise KeyboardInterrupt
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def in_a_sentence() -> Iterator[None]:
+    """Raise what Spark raises inside as PipelineError, without the stack of Java."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (Py4JError, PySparkException) as error:
+        raise PipelineError(sentence(error)) from error
+
+
+def sentence(error: Exception) -> str:
+    """What made Spark fail, without Spark's own words when the cause is one of ours."""
+    found = _CAUSE.findall(str(error))
+    if found:
+        return str(found[-1][1]).strip()
+    return first_line(error)
+
+
+def first_line(error: Exception) -> str:
+    """What Spark says first, without its codes and what py4j and the scheduler say of it."""
+    lines = str(error).strip().splitlines()
+    called = _CALLING.match(lines[0]) and len(lines) > 1
+    line = lines[1].removeprefix(": ") if called else lines[0]
+    cause = line.rpartition("SparkException: ")[2] or line
+    return cause.partition(" SQLSTATE:")[0]

@@ -1,0 +1,241 @@
+"""What a report makes of its figures: what is wrong, worst first, and what has changed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from streamqd.admin.checks import Severity
+from streamqd.admin.condition import ALARMING, STEADY, STUCK_SECONDS, in_words
+from streamqd.admin.fleet import Behind, GroupStatus, StatusView
+from streamqd.words import lasting, plural
+
+Topic = Mapping[str, Any]  # as `report` has it
+
+FAMILY = "streamqd-report/"
+FORMAT = FAMILY + "2"
+LATE_SECONDS, STALE_SECONDS = 30, 300  # the age of the oldest unread message: a warning, a problem
+ENTRIES_MIN = 1_000  # fewer say nothing of how they are spread
+_UNEVEN = 1.5  # the fullest partition, in times the mean
+_RELIEF = 0.7  # more partitions help when the fullest then holds at most this part of before
+_SHARE = 0.1  # of all entries: a key that is worth a word
+_NAME_MAX = 500  # characters of the name of a measure
+_NEUTRAL = ("entries of ", "partitions of ")  # neither good nor bad when they grow
+_ORDER = (Severity.PROBLEM, Severity.WARNING, Severity.NOTE)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFinding:
+    """What is wrong with a topic or a group: how many messages it concerns, and what helps.
+
+    Nothing that a message holds is part of `command`: names of topics and groups only.
+    """
+
+    severity: Severity
+    about: str
+    what: str
+    messages: int
+    command: str
+
+
+def judged(seen: StatusView, topics: Sequence[Topic]) -> dict[str, Any]:
+    """Findings, groups, causes of death, topics and measures; each the worst first.
+
+    Measures are numbers to compare, under names for people.
+    """
+    names = [each["topic"] for each in topics]
+    groups = [each for each in seen.groups if each.topic in names]
+    found = [
+        *_fleet(seen),
+        *(each for group in groups for each in _group(seen, group)),
+        *(each for topic in topics for each in _topic(topic, groups)),
+    ]
+    found.sort(key=lambda each: (_ORDER.index(each.severity), -each.messages))
+    worst: dict[str, int] = {}
+    for at, finding in enumerate(found):
+        worst.setdefault(finding.about.partition("/")[0], at)
+    causes = [{"topic": topic["topic"], **each} for topic in topics for each in topic["causes"]]
+    return {
+        "findings": [asdict(each) for each in found],
+        "groups": [asdict(each) for each in sorted(groups, key=lambda each: -(each.lag or 0))],
+        "causes": sorted(causes, key=lambda each: -each["letters"]),
+        "topics": sorted(
+            topics, key=lambda each: (worst.get(each["topic"], len(found)), -each["entries"])
+        ),
+        "measures": _measures(groups, topics, causes),
+    }
+
+
+def error_of(cause: Mapping[str, Any]) -> str:
+    """What a cause of death is called: the class of the error, else the reason."""
+    return str(cause["error_class"] or cause["reason"] or "unknown")
+
+
+# --- what is wrong --------------------------------------------------------------------------------
+
+
+def _fleet(seen: StatusView) -> Iterator[ReportFinding]:
+    about = f"fleet {seen.fleet}"
+    silent = [each.instance for each in seen.instances if each.state == "silent"]
+    if not _alive(seen):
+        waiting = sum(_waiting(each) for each in seen.groups)
+        yield _finding(Severity.PROBLEM, about, "no instance is alive", waiting, "status")
+    elif silent:
+        what = f"{plural(len(silent), 'instance')} silent, such as {silent[0]}"
+        yield _finding(Severity.PROBLEM, about, what, 0, "status")
+    if seen.unreadable:
+        what = f"{plural(len(seen.unreadable), 'value')} in Redis cannot be read"
+        yield _finding(Severity.WARNING, about, what, 0, "doctor")
+
+
+def _group(seen: StatusView, group: GroupStatus) -> Iterator[ReportFinding]:
+    about, why = f"{group.topic}/{group.group}", f"why {group.topic}"
+    waiting, run = _waiting(group), group.longest_run_seconds or 0.0
+    unowned = group.condition in ("free", "expired")
+    if group.condition in ALARMING and (_alive(seen) or not unowned):
+        yield _finding(Severity.PROBLEM, about, _state(group), waiting, why)
+    elif group.condition in ("stopped", "paused") and waiting:
+        yield _finding(Severity.WARNING, about, _state(group), waiting, why)
+    elif run >= STUCK_SECONDS:
+        what = f"has been running one message for {lasting(run)}"
+        yield _finding(Severity.PROBLEM, about, what, waiting, why)
+    for unread in seen.behind:
+        if (unread.topic, unread.group) == (group.topic, group.group):
+            yield from _late(seen.now_unix_ms, about, unread)
+    if group.delayed:
+        what = f"{plural(group.delayed, 'message')} failed and waiting for the next attempt"
+        command = f"retry list {group.topic} {group.group}"
+        yield _finding(Severity.WARNING, about, what, group.delayed, command)
+
+
+def _state(group: GroupStatus) -> str:
+    alike, size = group.condition_partitions, group.partitions
+    where = f" in {alike} of {size} partitions" if alike < size else ""
+    return f"{in_words(group.condition)}{where}{group.reason and f': {group.reason}'}"
+
+
+def _late(now: int, about: str, unread: Behind) -> Iterator[ReportFinding]:
+    age = 0.0 if unread.since_unix_ms is None else (now - unread.since_unix_ms) / 1000
+    if age < LATE_SECONDS:
+        return
+    lag = "more than 1,000 messages" if unread.lag is None else plural(unread.lag, "message")
+    what = f"{lag} unread, the oldest for {lasting(age)}{_trend(unread.lag_per_second or 0.0)}"
+    severity = Severity.PROBLEM if age >= STALE_SECONDS else Severity.WARNING
+    command = f"group describe {unread.topic} {unread.group}"
+    yield _finding(severity, about, what, 1_000 if unread.lag is None else unread.lag, command)
+
+
+def _waiting(group: GroupStatus) -> int:
+    return (group.lag or 0) + group.pending
+
+
+def _alive(seen: StatusView) -> bool:
+    return any(each.state != "silent" for each in seen.instances)
+
+
+def _trend(slope: float) -> str:
+    if abs(slope) < STEADY:
+        return ""
+    return f", {'growing' if slope > 0 else 'shrinking'} by {abs(slope):,.1f}/s"
+
+
+def _topic(topic: Topic, groups: Sequence[GroupStatus]) -> Iterator[ReportFinding]:
+    name, letters, fields = topic["topic"], topic["letters"], topic["fields"]
+    if letters:
+        worst = topic["causes"][0]
+        what = f"{plural(letters, 'dead letter')}, {worst['letters'] / letters:.0%} of them "
+        what += f"{error_of(worst)} in the group {worst['group'] or 'unknown'}"
+        yield _finding(Severity.WARNING, name, what, letters, f"dlq stats {name}")
+    if fields and fields["bad"]:
+        what = f"{plural(fields['bad'], 'payload')} not of the schema"
+        yield _finding(Severity.WARNING, name, what, fields["bad"], f"tail {name}")
+    if topic["entries"] and topic["live"] and name not in {each.topic for each in groups}:
+        what, command = "no group reads it", f"topic describe {name}"
+        yield _finding(Severity.NOTE, name, what, topic["entries"], command)
+    yield from _skew(topic)
+
+
+def _skew(topic: Topic) -> Iterator[ReportFinding]:
+    """A partition that is much fuller than the others, and what helps."""
+    name, total, size = topic["topic"], topic["entries"], topic["partition_count"]
+    full = max(topic["partitions"], key=lambda each: each["entries"], default={"entries": 0})
+    most = full["entries"]
+    if total < ENTRIES_MIN or size < 2 or most < _UNEVEN * total / size:
+        return
+    what = f"partition {full['partition']} of {size} holds {most / total:.0%} of the entries"
+    then, command = _fullest(topic, 2 * size), f"partitions {name}"
+    hottest = topic["keys"][0]["entries"] if topic["keys"] else 0
+    if hottest >= max(_SHARE * total, then / 2):
+        what += f", one key {hottest / total:.0%}: divide that key"
+    elif then <= _RELIEF * most:
+        what += f"; of {2 * size} partitions the fullest would hold {then / total:.0%}"
+        command = f"topic grow {name} {2 * size}"
+    yield _finding(Severity.NOTE, name, what, most, command)
+
+
+def _fullest(topic: Topic, partitions: int) -> float:
+    """Entries that the fullest of so many partitions would hold.
+
+    The keys with the most entries go where their hash says, the rest evenly.
+    """
+    held = [0] * partitions
+    for key in topic["keys"]:
+        held[key["crc32"] % partitions] += key["entries"]
+    return max(held) + float(topic["entries"] - sum(held)) / partitions
+
+
+def _finding(severity: Severity, about: str, what: str, messages: int, verb: str) -> ReportFinding:
+    return ReportFinding(severity, about, what, messages, f"streamqd {verb}")
+
+
+# --- what has changed -----------------------------------------------------------------------------
+
+
+def _measures(
+    groups: Sequence[GroupStatus], topics: Sequence[Topic], causes: Sequence[Mapping[str, Any]]
+) -> dict[str, int]:
+    found = {}
+    for topic in topics:
+        found[f"entries of {topic['topic']}"] = topic["entries"]
+        found[f"partitions of {topic['topic']}"] = topic["partition_count"]
+    for group in groups:
+        found[f"{group.topic}/{group.group}: retries"] = group.delayed
+        if group.lag is not None:
+            found[f"{group.topic}/{group.group}: unread"] = group.lag
+    for cause in causes:
+        name = f"{cause['topic']}/{cause['group']}: dead of {error_of(cause)}"
+        found[name] = found.get(name, 0) + cause["letters"]
+    return found
+
+
+def compared(last: Mapping[str, Any] | None, now: Mapping[str, Any]) -> dict[str, Any]:
+    """`changes` since the last report, what became worse most first, and `compared_with`.
+
+    That is when it was made, in unix ms, or a sentence: why it cannot serve. Anybody may have
+    written into that file: what is no number under a short name does not count.
+    """
+    why = ""
+    if last is None:
+        why = "this is the first report in its folder"
+    elif last.get("format") != FORMAT:
+        why = "the last report is of another version of streamqd"
+    elif last.get("asked") != now["asked"]:
+        why = "the last report in this folder is of other topics, times or files"
+    elif not (isinstance(last.get("measures"), dict) and _is_measure("", last.get("made_unix_ms"))):
+        why = "the last report cannot be read"
+    if last is None or why:
+        return {"compared_with": why, "changes": []}
+    before = {name: each for name, each in last["measures"].items() if _is_measure(name, each)}
+    both: dict[str, int] = {**before, **now["measures"]}
+    rows = [
+        {"what": name, "before": before.get(name, 0), "now": now["measures"].get(name, 0)}
+        for name in both
+    ]
+    changed = [each for each in rows if each["before"] != each["now"]]
+    changed.sort(key=lambda row: (row["what"].startswith(_NEUTRAL), row["before"] - row["now"]))
+    return {"compared_with": last["made_unix_ms"], "changes": changed}
+
+
+def _is_measure(name: str, number: object) -> bool:
+    return len(name) <= _NAME_MAX and type(number) is int and abs(number) < 1 << 53

@@ -1,0 +1,65 @@
+"""Rows of a standing query in a table of the archive, each once."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streamqd import config
+from streamqd.errors import Refused
+from streamqd.spark.pipelines import compact, fitting, schemas, tables
+from streamqd.spark.pipelines.derived import RESULTS
+from streamqd.spark.pipelines.lease import PipelineLease
+from streamqd.spark.pipelines.storage import Archive
+from streamqd.store.keys import Keys
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_TIDY = 8  # batches between two looks at the small files
+
+
+def hold(settings: config.Settings, archive: Archive, name: str) -> PipelineLease:
+    """The lease on a table of results; enter it."""
+    archive.folder(name, RESULTS)  # a name that cannot be is refused before it is part of a key
+    keys = Keys(settings.keys.control, settings.keys.streams)
+    of, what = f"results:{archive.id[:12]}", f"the table {name} is being written"
+    return PipelineLease(lambda: tables.connect(settings), keys, name, of, what=what)
+
+
+class ResultWriter:
+    """Writes batches of a query into a table; Spark calls it with each, and its number.
+
+    The commit of a batch carries the query's id and the number, so a batch that Spark gives again
+    is known. Both are those of the checkpoint.
+    """
+
+    def __init__(self, archive: Archive, name: str, frame: DataFrame, checkpoint: Path) -> None:
+        """Open the table, or make it. Raises Refused for one with other columns, ArchiveError."""
+        self._columns = schemas.stored(frame.schema)
+        self._checkpoint = checkpoint
+        self._batches = 0
+        table = archive.derived(name, RESULTS, self._columns)
+        assert table is not None
+        self._table = table
+        if not table.has_just(self._columns):
+            raise Refused(
+                f"the table {name} has other columns than the query,"
+                f" {', '.join(tables.arrow_columns(table).names)}: name another one, or have the"
+                " query give these, of the same types"
+            )
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        """Store a batch. Raises Refused, ArchiveError, PySparkException."""
+        query = str(json.loads((self._checkpoint / "metadata").read_text("utf-8"))["id"])
+        self._table.reload()
+        if self._table.done(query) >= number:
+            return
+        begin = partial(fitting.Plain, self._table.folder, self._columns)
+        files, _ = fitting.written(batch, begin)
+        self._table.append(files, {}, of=(query, number))
+        self._batches += 1
+        if self._batches % _TIDY == 0:
+            compact.tidy(self._table, _TIDY)

@@ -1,0 +1,104 @@
+"""The schema of a topic's payloads: read, checked, and as tables have it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from streamqd.errors import Malformed, Refused
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import DataType, StructType
+
+BAD = "__does_not_fit"  # column that Spark fills with a payload that is not of the schema
+_NAME = re.compile(r"\w[\w-]{0,254}")
+_SIMPLE = (
+    *("boolean", "tinyint", "smallint", "int", "bigint", "float", "double"),
+    *("decimal", "string", "binary", "date", "timestamp"),
+)
+
+
+def read_schema(schema: str) -> StructType:
+    """The schema of JSON as Spark reads it, such as `id long, amount decimal(10,2)`.
+
+    Raises Malformed, and Refused for what Spark reads wrongly.
+    """
+    from pyspark.errors import PySparkException
+    from pyspark.sql.types import StructType
+
+    try:
+        kind: Any = StructType.fromDDL(schema)
+    except PySparkException:
+        kind = None
+    names = kind.names if isinstance(kind, StructType) else []
+    if not names or len(set(names)) != len(names) or BAD in {each.lower() for each in names}:
+        raise Malformed(
+            f"the schema {schema!r} cannot be read: write different names and their types, such as"
+            " `id long, amount decimal(10,2)`"
+        )
+    for each in kind.fields:
+        _check_json(each.dataType, each.name)
+    return kind  # type: ignore[no-any-return]
+
+
+def _check_json(kind: DataType, path: str) -> None:
+    """Refuse what Spark's reader of JSON accepts, and does not do."""
+    from pyspark.sql.types import ArrayType, ByteType, MapType, StringType, StructType
+
+    if isinstance(kind, ByteType):
+        raise Refused(f"the column {path} is a tinyint, which makes -56 of 200: use smallint")
+    if isinstance(kind, StructType):
+        for each in kind.fields:
+            within = f"{path}.{each.name[:100]}"
+            if not each.nullable:
+                raise Refused(f"{within} is NOT NULL: only a whole column can be, so leave it out")
+            _check_json(each.dataType, within)
+    elif isinstance(kind, ArrayType):
+        _check_json(kind.elementType, f"{path}.element")
+    elif isinstance(kind, MapType):
+        if not isinstance(kind.keyType, StringType):
+            raise Refused(
+                f"the map {path} has keys of {kind.keyType.simpleString()[:100]}: names in JSON"
+                " are texts, so use map<string, …>"
+            )
+        _check_json(kind.valueType, f"{path}.value")
+
+
+def stored(kind: StructType) -> pa.Schema:
+    """The columns as a Delta table has them; each may be null. Raises Refused for what it cannot.
+
+    It tells names by more than their case, as Spark does.
+    """
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    _check(kind, "")
+    nullable: Any = kind._as_nullable()  # noqa: SLF001 - there is no public name
+    return to_arrow_schema(nullable, timezone="UTC")
+
+
+def _check(kind: DataType, within: str) -> None:
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if isinstance(kind, StructType):
+        known: set[str] = set()
+        for each in kind.fields:
+            if not _NAME.fullmatch(each.name):
+                raise Refused(
+                    f"the column {within}{each.name[:100]!r} cannot be in a table: use up to 255"
+                    " letters, digits, _ and -, and no - first"
+                )
+            if each.name.lower() in known:
+                raise Refused(f"the column {within}{each.name} is there twice, but for its case")
+            known.add(each.name.lower())
+            _check(each.dataType, f"{within}{each.name}.")
+    elif isinstance(kind, ArrayType):
+        _check(kind.elementType, f"{within}element.")
+    elif isinstance(kind, MapType):
+        _check(kind.keyType, f"{within}key.")
+        _check(kind.valueType, f"{within}value.")
+    elif kind.typeName().partition("(")[0] not in {*_SIMPLE, "long", "integer", "short", "byte"}:
+        raise Refused(
+            f"the column {within.rstrip('.')} is a {kind.simpleString()}, which a table cannot"
+            f" have: use {', '.join(_SIMPLE)}, array, map or struct"
+        )

@@ -1,0 +1,187 @@
+"""Spark's SQL as text: where a statement ends, and whether a password is in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import dropwhile
+
+from streamqd.config.secrets import has_password
+from streamqd.errors import Malformed, Refused
+
+# What ends a piece of SQL, by what the piece is: plain, a literal, a name, a comment.
+_STOPS = {
+    "": re.compile(r"""/\*(?!\+)|--|(?<!\w)[rR]['"]|['"`;]"""),  # /*+ is a hint, no comment
+    "'": re.compile(r"\\.|'", re.DOTALL),
+    '"': re.compile(r'\\.|"', re.DOTALL),
+    "r'": re.compile("'"),
+    'r"': re.compile('"'),
+    "`": re.compile("`"),
+    "--": re.compile(r"\\\n|[\r\n]"),
+    "/*": re.compile(r"/\*(?!\+)|\*/"),
+}
+_COMMENTS = ("--", "/*")
+_LITERALS = ("'", '"', "r'", 'r"')
+_URL = re.compile(r"(?:rediss?|unix)(?:\+\w+)?://", re.IGNORECASE)
+_WORD = re.compile(r"\S+")
+_TOKEN = re.compile(r"\w+|\S")
+_JOINS = re.compile(r"[\s|]*")
+_ARGUMENTS = re.compile(r"[\s|,]*")
+_CONCAT = re.compile(r"\bconcat\s*\(\s*$", re.IGNORECASE)  # its arguments are one text as well
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([01][0-7]{2})|(.))", re.DOTALL)
+
+
+class SqlScanner:
+    """Cuts SQL into pieces. Takes it whole, or line by line: no piece ends within two characters
+    that belong together.
+    """
+
+    def __init__(self) -> None:
+        self.inside = ""  # a key of _STOPS
+        self._depth = 0  # of comments in comments
+
+    def pieces(self, text: str) -> Iterator[tuple[str, str]]:
+        """Pieces of a text, each with what it is: a key of _STOPS, or `;`."""
+        begin = at = 0
+        while stop := _STOPS[self.inside].search(text, at):
+            at = stop.end()
+            kind = self.inside
+            if not self._turn(stop[0]):
+                continue
+            end = at if kind else stop.start()
+            yield kind, text[begin:end]
+            begin = end
+            if stop[0] == ";" and not kind:
+                yield ";", ";"
+                begin = at
+        yield self.inside, text[begin:]
+
+    def _turn(self, stop: str) -> bool:
+        """Whether a piece ends here; note in what the next one is."""
+        if not self.inside:
+            self.inside = "" if stop == ";" else stop.lower()
+            self._depth = 1
+            return True
+        if stop[0] == "\\":
+            return False
+        self._depth += 1 if stop == "/*" else -1
+        if self._depth:
+            return False
+        self.inside = ""
+        return True
+
+
+class SqlSplitter:
+    """Cuts lines of SQL into statements, each line scanned once."""
+
+    def __init__(self) -> None:
+        self._scanner = SqlScanner()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pieces: list[str] = []
+        self._blank = True  # nothing but space and comments
+        self.begun = False  # nothing but space
+
+    def add(self, line: str) -> list[str]:
+        """Take a line, with its end; return the statements that end in it."""
+        done: list[str] = []
+        for kind, piece in self._scanner.pieces(line):
+            if kind == ";":
+                if not self._blank:
+                    done.append("".join(self._pieces).strip())
+                self._begin()
+                continue
+            self._pieces.append(piece)
+            if piece.strip():
+                self.begun = True
+                self._blank = self._blank and kind in _COMMENTS
+        return done
+
+    def rest(self) -> str:
+        """The statement that has no end; empty for comments, unless one of them is not closed."""
+        closed = self._scanner.inside != "/*"
+        return "" if self._blank and closed else "".join(self._pieces).strip()
+
+
+def check(statement: str) -> None:
+    """Raise Malformed for a statement that is not UTF-8, Refused for one with a password of Redis.
+
+    Spark shows statements on its pages, and checkpoints keep them. What functions put together is
+    not seen, `concat` of literals aside; so the url of a table must be a literal.
+    """
+    try:
+        statement.encode()
+    except UnicodeEncodeError:
+        raise Malformed("the statement is not UTF-8: convert it, as with iconv") from None
+    if any(map(_has_password, _texts(statement))):
+        raise Refused(
+            "there is a password in the statement, and Spark shows those on its pages: name a"
+            " passwordFile, set $STREAMQ_URL, or use streamq.toml"
+        )
+    if _has_made_url(statement):
+        raise Refused(
+            "the url of the table is put together, and Spark would show a password in it on its"
+            " pages: write it as one literal, set $STREAMQ_URL, or use streamq.toml"
+        )
+
+
+def _has_made_url(statement: str) -> bool:
+    """Whether a CREATE TABLE … USING streamq has a url that is no literal."""
+    tokens = list(_tokens(statement))
+    words = " ".join(text if kind == "" else "'" for kind, text in tokens)
+    if "using streamq" not in words or ("", "options") not in tokens:
+        return False
+    first = tokens.index(("", "options"))
+    for at in range(first + 1, len(tokens)):
+        if tokens[at][1] == "url" and tokens[at - 1] in (("", "("), ("", ",")):
+            value = tokens[at + 1 :]
+            value = value[1:] if value[:1] == [("", "=")] else value
+            behind = list(dropwhile(lambda token: token[0] == "'", value))
+            if behind == value or behind[:1] not in ([("", ",")], [("", ")")], []):
+                return True
+    return False
+
+
+def _tokens(statement: str) -> Iterator[tuple[str, str]]:
+    """Words and signs, and the values of literals, which come with a `'`; in small letters."""
+    for kind, piece in SqlScanner().pieces(statement):
+        if kind in _LITERALS:
+            yield "'", _value(kind, piece).lower()
+        elif kind == "`":
+            yield "", piece.strip("`").lower()
+        elif kind not in _COMMENTS:
+            yield from (("", word.lower()) for word in _TOKEN.findall(piece))
+
+
+def _has_password(text: str) -> bool:
+    return any(has_password(text[found.start() :]) for found in _URL.finditer(text))
+
+
+def _texts(statement: str) -> Iterator[str]:
+    """The values of literals, one for those in a row, which Spark joins; words of all else."""
+    joined: list[str] = []
+    between = _JOINS
+    for kind, piece in SqlScanner().pieces(statement):
+        if kind in _LITERALS:
+            joined.append(_value(kind, piece))
+            continue
+        if kind not in _COMMENTS and not between.fullmatch(piece):
+            yield "".join(joined)
+            joined = []
+            between = _ARGUMENTS if _CONCAT.search(piece) else _JOINS
+        yield from _WORD.findall(piece)
+    yield "".join(joined)
+
+
+def _value(kind: str, literal: str) -> str:
+    text = literal[len(kind) :].removesuffix(kind[-1])
+    return text if kind[0] == "r" else _ESCAPE.sub(_character, text)
+
+
+def _character(found: re.Match[str]) -> str:
+    for digits, base in ((found[1] or found[2], 16), (found[3], 8)):
+        if digits:
+            code = int(digits, base)
+            return chr(code) if code < 0x110000 else "?"
+    return str(found[4])

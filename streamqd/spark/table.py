@@ -1,0 +1,98 @@
+"""A table of Spark's catalog over a topic: its options travel in the metadata of its columns. Pure.
+
+Spark shows a Python source the options of CREATE TABLE once, when it asks for the columns. Whoever
+reads or writes the table gets none of them; but its schema, with the metadata (decision 0027).
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from streamqd.config.secrets import has_password
+from streamqd.spark import rows
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+_COLUMN = "topic"  # every table has it
+_OPTIONS = "streamq"
+# Columns of different lengths are of different types. So Spark lays the columns of the table over
+# those of whatever is inserted, and leaves this out: where it is, somebody reads the table.
+_LENGTH = "__CHAR_VARCHAR_TYPE_STRING"
+_DECLARED = "option."  # what CREATE TABLE has under OPTIONS; all else is the catalog's
+_NONE = (
+    "streamq: there are no options; a table is made by CREATE TABLE name USING streamq OPTIONS"
+    " (topic 'orders'), without columns and without AS"
+)
+
+
+def declared(raw: Mapping[str, str]) -> dict[str, str] | None:
+    """The options of a CREATE TABLE; None when these are of another use.
+
+    Raises ValueError for a password: the catalog would keep it and show it.
+    """
+    if "provider" not in raw:
+        return None
+    if any(has_password(value) for value in raw.values()):
+        raise ValueError(
+            "streamq: a table has no password in its url: name a passwordFile, set $STREAMQ_URL, or"
+            " leave url away and use streamq.toml; Spark has shown this one in its event log and on"
+            " its SQL page already, so change it"
+        )
+    given = {name.removeprefix(_DECLARED): raw[name] for name in raw if name.startswith(_DECLARED)}
+    return given | {name: raw[name] for name in ("path",) if name in raw}
+
+
+def schema(columns: Sequence[rows.Column], options: Mapping[str, str]) -> StructType:
+    """The columns of a table that has these options."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    made = from_arrow_schema(rows.arrow_schema(columns))
+    text = json.dumps(dict(options), sort_keys=True)
+    length = 1 + (zlib.crc32(text.encode()) >> 2)
+    made[_COLUMN].metadata.update({_OPTIONS: text, _LENGTH: f"varchar({length})"})
+    return made
+
+
+def read_options(schema: StructType, given: Mapping[str, str]) -> dict[str, str]:
+    """The options of a read: of its own if it names an address or topics, else also the table's.
+
+    Raises ValueError for a table that has none.
+    """
+    text = _text(schema)
+    if text is None and not given:
+        raise ValueError(_NONE)
+    return _merged(text, given)
+
+
+def write_options(schema: StructType, given: Mapping[str, str]) -> dict[str, str]:
+    """The options of a write, in the same way. Rows of a table can be written anywhere.
+
+    Raises ValueError for rows of a table that go, just as they are, nowhere that is named.
+    """
+    text = _text(schema)
+    if not given and _COLUMN not in schema.fieldNames():
+        raise ValueError(_NONE)
+    if text is not None and _LENGTH in schema[_COLUMN].metadata:
+        if not given:
+            raise ValueError(
+                "streamq: Spark does not tell which table these rows are for: name the columns, as"
+                " in INSERT INTO name (key, value) SELECT key, value FROM …"
+            )
+        text = None
+    return _merged(text, given)
+
+
+def _text(schema: StructType) -> str | None:
+    fields = (field for field in schema.fields if field.name == _COLUMN)
+    return next((field.metadata.get(_OPTIONS) for field in fields), None)
+
+
+def _merged(text: str | None, given: Mapping[str, str]) -> dict[str, str]:
+    own = {name.lower() for name in given}
+    if text is None or own & {"url", "topic", "subscribe", "subscribepattern", "assign"}:
+        return dict(given)
+    return {**json.loads(text), **given}

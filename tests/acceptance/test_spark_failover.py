@@ -1,0 +1,118 @@
+"""The Spark sink on a Redis Cluster in which replicas take over that lag behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamqd import config
+from streamqd.spark import streams
+from streamqd.spark.options import WriteOptions, write_options
+from streamqd.spark.outgoing import Row
+from streamqd.store import spark as store
+from streamqd.store import topics
+from streamqd.store.keys import Keys
+from streamqd.store.store import Store
+from tests.support.cluster import Cluster, Node
+from tests.support.waiting import wait_until
+
+pytest.importorskip("pyarrow")
+sink = pytest.importorskip("streamqd.spark.sink")
+staging = pytest.importorskip("streamqd.spark.staging")
+
+QUERY, PARTITIONS = "query", 6
+BODIES = [b"%03d" % number for number in range(200)]
+
+
+@pytest.fixture
+def cluster(binary: Path) -> Iterator[Cluster]:
+    """Three masters with a replica each."""
+    with Cluster(binary) as made:
+        yield made
+
+
+@pytest.fixture
+def options(cluster: Cluster) -> WriteOptions:
+    """A topic on all nodes."""
+    made = write_options({"url": cluster.url, "topic": "out", "retryintervalms": "50"}, {})
+    link = Store(streams.link_for(made.connection), Keys())
+    topics.create(link, "out", config.Topic(partitions=PARTITIONS))
+    return made
+
+
+def write(options: WriteOptions, batch: int, bodies: list[bytes]) -> None:
+    """What two tasks and the driver do."""
+    parts = []
+    for task in range(2):
+        stage = staging.Stage(options, QUERY, batch)
+        rows = [Row("out", None, body, "", [b"payload", body]) for body in bodies[task::2]]
+        parts.append(stage.message(sink.deliver(rows, options, task, stage.send)))
+    staging.Publisher(options, QUERY).commit(batch, parts)
+
+
+def written(options: WriteOptions) -> list[bytes]:
+    asked = [("XRANGE", Keys().stream("out", number), "-", "+") for number in range(PARTITIONS)]
+    pages = streams.link_for(options.connection).pipeline(asked)
+    return sorted(fields[1] for page in pages for _, fields in page)
+
+
+def facts(node: Node) -> dict[str, str]:
+    lines = node.call("INFO", "replication").decode().splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+def cut_off(cluster: Cluster, key: str) -> tuple[Node, Node]:
+    """Let the replica of the master of a key hear nothing from now on; return both."""
+    master = cluster.master_of(key)
+    replica = cluster.replica_of(master)
+    wait_until(
+        lambda: facts(replica)["slave_repl_offset"] == facts(master)["master_repl_offset"],
+        what="the replica has it all",
+    )
+    replica.call("CONFIG", "SET", "masterauth", "none of its own")
+    master.call("CLIENT", "KILL", "TYPE", "replica")
+    wait_until(lambda: facts(master)["connected_slaves"] == "0", what="it is cut off")
+    return master, replica
+
+
+def fail_over(cluster: Cluster, master: Node, replica: Node) -> None:
+    master.kill()
+    cluster.wait_promoted(replica)
+
+
+def test_rows_that_were_moved_and_are_staged_again(
+    cluster: Cluster, options: WriteOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N: a failover during the commit; the driver looks again before it notes the end."""
+    real = staging.Publisher._move
+
+    def move(publisher: Any, waiting: Any) -> None:
+        monkeypatch.undo()
+        nodes = cut_off(cluster, Keys().stream("out", 0))
+        real(publisher, waiting)
+        fail_over(cluster, *nodes)
+
+    monkeypatch.setattr(staging.Publisher, "_move", move)
+    write(options, 3, BODIES)
+    assert written(options) == BODIES
+
+
+def test_the_end_of_a_batch_that_is_forgotten(
+    cluster: Cluster, options: WriteOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N: its plan is open again, and the emptied streams on other nodes prove that it is done."""
+    real, nodes = store.end, []
+
+    def end(*given: Any) -> Any:
+        nodes.extend(cut_off(cluster, Keys().sink(QUERY)))
+        return real(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "end", end)
+        write(options, 3, BODIES)
+    fail_over(cluster, *nodes)
+    write(options, 4, [b"next"])
+    assert written(options) == sorted([*BODIES, b"next"])

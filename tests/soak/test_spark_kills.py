@@ -1,0 +1,371 @@
+"""SIGKILL of Spark pipelines: of drivers, executors and Python workers, at moments of chance.
+
+An archive, the parsed tables beside it, a query between two topics and a replay of the archive,
+each run with another number of cores. After every kill nothing is lost and nothing is there twice,
+by a checker (tests/support/row_ledger.py) that knows nothing of streamqd. Skipped unless KILLS says
+how often: `make soak NAME=spark`. SEED repeats a run's choices; RESULT names a file for what came
+of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+import os
+import platform
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+
+from streamqd.store.client import Connection
+from tests.support import copy_job, spark_process
+from tests.support.killed_archive import POINTS
+from tests.support.machine import processor
+from tests.support.servers import Server
+from tests.support.spark_process import QUICK, executors, family, need_spark, pipeline, said
+from tests.support.waiting import wait_until
+
+pytest.importorskip("deltalake")
+from tests.support import row_ledger
+
+pytestmark = [
+    pytest.mark.timeout(7200),
+    pytest.mark.skipif(
+        "KILLS" not in os.environ, reason="a soak test: `make soak NAME=spark` runs it"
+    ),
+]
+
+ROOT = Path(__file__).parents[2]
+KILLS = int(os.environ.get("KILLS") or "20")
+SEED = int(os.environ.get("SEED") or secrets.randbelow(1 << 32))
+PARTITIONS = 3
+PATIENCE = 300
+STOPPED = 1  # exit code of a pipeline that Spark could not finish
+MARK = "STREAMQD_SOAK"  # in the environment of all that is started here
+# Whose process is killed. The driver: the Python process alone, or with all that it has started.
+# A point: the driver as well, at a named point of publishing a batch.
+STRIKES = {
+    "archive": ("driver", "tree", "point", "executor", "python"),
+    "parsed": ("driver", "tree", "executor", "python"),
+    "sink": ("driver", "tree", "executor", "python"),
+    "replay": ("driver", "tree", "executor", "python"),
+}
+LOCAL = [(0, cores) for cores in (1, 2, 3, 4)]
+CLUSTERS = [(1, 2), (2, 1), (1, 3), (2, 2)]  # executors, cores of each
+
+
+@dataclass(frozen=True)
+class Kill:
+    """What was killed. `executors` is 0 where tasks run in the driver's own JVM."""
+
+    work: str
+    strike: str
+    executors: int
+    cores: int
+    rows: int  # written by then
+
+
+class Soak:
+    """Topics with their ledgers, and the pipelines over them."""
+
+    def __init__(self, server: Server, folder: Path) -> None:
+        self.folder = folder
+        self.client = redis.Redis.from_url(server.url)
+        self.chance = random.Random(SEED)
+        self.archive = folder / "archive"
+        self.table = self.archive / "tables" / "logs"
+        self.config = folder / "streamq.toml"
+        self.config.write_text(
+            f'[redis]\nurl = "{server.url}"\n[pipelines.logs]\nschema = "{row_ledger.SCHEMA}"\n',
+            "utf-8",
+        )
+        self.ledgers = {name: folder / f"{name}.ledger" for name in ("logs", copy_job.SOURCE)}
+        for name in (*self.ledgers, copy_job.TARGET, "again"):
+            self._streamqd("topic", "create", name, "--partitions", str(PARTITIONS))
+        self.producers = [
+            row_ledger.Producer(self.client, name, PARTITIONS, file, SEED)
+            for name, file in self.ledgers.items()
+        ]
+        self.trimmed = 0
+        self.home = spark_process.spark_home(folder)
+        self._cores: dict[str, int] = {}
+
+    def _streamqd(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "streamqd", "--config", str(self.config), *arguments]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
+
+    def add(self, most: int = 4_000) -> None:
+        for each in self.producers:
+            each.write(self.chance.randrange(most // 4, most))
+
+    def trim(self) -> None:
+        """Let retention take of some partitions what Redis was told to be archived."""
+        for partition in range(PARTITIONS):
+            ms, seq = row_ledger.order(row_ledger.told(self.client, "logs", partition))
+            if ms and self.chance.random() < 0.5:
+                stream = row_ledger.stream("logs", partition)
+                self.trimmed += self.client.xtrim(stream, minid=f"{ms}-{seq + 1}")
+
+    # --- what must hold ---
+
+    def check(self, *, whole: bool = False) -> None:
+        """Nobody sees a row twice, and none is in neither; with `whole`, each is everywhere."""
+        logs, orders = map(row_ledger.read_ledger, self.ledgers.values())
+        table = row_ledger.in_table(self.table)
+        stream = row_ledger.in_stream(self.client, "logs", PARTITIONS)
+        names = [row_ledger.told(self.client, "logs", number) for number in range(PARTITIONS)]
+        told = [row_ledger.order(name) for name in names]
+        known = Counter(
+            row for row in logs.elements() if row_ledger.order(row.id) <= told[row.partition]
+        )
+        fits, does_not = row_ledger.read_parsed(self.ledgers["logs"])
+        parsed = row_ledger.in_parsed(self.archive / "parsed" / "logs")
+        quarantine = row_ledger.in_quarantine(self.archive / "quarantine" / "logs")
+        copied = row_ledger.in_stream(self.client, copy_job.TARGET, PARTITIONS)
+        copies = Counter(row.content for row in copied.elements())
+        ordered = Counter(row.content for row in orders.elements())
+        origins = Counter((f"logs/{row.partition}/{row.id}", row.content) for row in logs)
+        replayed = row_ledger.replayed(self.client, "again", PARTITIONS)
+        faults = [
+            *row_ledger.faults("archive", table, logs, whole=whole),
+            *row_ledger.faults("archive and stream", table | stream, logs, whole=True),
+            *row_ledger.faults("what Redis was told", table & known, known, whole=True),
+            *row_ledger.faults("parsed", parsed, fits, whole=whole),
+            *row_ledger.faults("quarantine", quarantine, does_not, whole=whole),
+            *row_ledger.faults("sink", copies, ordered, whole=whole),
+            *row_ledger.faults("replay", replayed, origins, whole=whole),
+        ]
+        assert not faults, "\n".join(faults)
+
+    # --- runs ---
+
+    def command(self, work: str) -> list[str]:
+        tier = self.chance.choice(("all", "cold"))
+        given = {
+            "archive": ["archive", "--topic", "logs", "--batch-rows", "1000"],
+            "parsed": ["archive", "--topic", "logs"],
+            "sink": ["run", "tests.support.copy_job:copy", "--checkpoints", str(self.folder / "c")],
+            "replay": ["replay", "logs", "--to", "again", "--name", "again", "--from", tier],
+        }
+        archive = [] if work == "sink" else ["--archive", str(self.archive), "--json"]
+        return [*given[work], *archive, *QUICK]
+
+    def master(self, work: str, kind: str) -> tuple[int, int, list[str]]:
+        """Executors, cores of all, arguments: never with as many cores as the run before."""
+        shapes = {"executor": CLUSTERS, "python": LOCAL + CLUSTERS}.get(kind, LOCAL)
+        others = [each for each in shapes if max(1, each[0]) * each[1] != self._cores.get(work)]
+        number, each = self.chance.choice(others)
+        self._cores[work] = cores = max(1, number) * each
+        if not number:
+            return 0, cores, ["--master", f"local[{cores}]"]
+        cluster = f"local-cluster[{number},{each},1024]"
+        return number, cores, ["--master", cluster, "--conf", "spark.executor.memory=512m"]
+
+    def finish(self, work: str) -> None:
+        """Run it until all is done that is there."""
+        *_, master = self.master(work, "")
+        with pipeline(self.folder, self.config, *self.command(work), *master) as running:
+            assert running.wait(PATIENCE) == 0, said(self.folder)
+
+    def kill(self, work: str, kind: str) -> Kill | None:
+        """Run it and kill; None when it was done before that."""
+        number, cores, master = self.master(work, kind)
+        command = [*self.command(work), *master]
+        killed = self._at_a_point(command) if kind == "point" else self._struck(work, kind, command)
+        rows = sum(each.written for each in self.producers)
+        return Kill(work, kind, number, cores, rows) if killed else None
+
+    def _at_a_point(self, command: list[str]) -> bool:
+        point = [self.chance.choice([*POINTS]), str(self.chance.randint(1, 3))]
+        ours = [sys.executable, "-m", "tests.support.killed_archive", *point]
+        ours += ["--config", str(self.config), "pipeline", *command]
+        ended = subprocess.run(ours, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+        assert ended.returncode in (0, -signal.SIGKILL), ended.stderr
+        return ended.returncode == -signal.SIGKILL
+
+    def _struck(self, work: str, kind: str, command: list[str]) -> bool:
+        works = self._sign(work)
+        with pipeline(self.folder, self.config, *command, home=self.home) as running:
+            while_starting = kind in ("driver", "tree") and self.chance.random() < 0.2
+            if not while_starting:
+                wait_until(
+                    lambda: running.poll() is not None or works(),
+                    timeout=PATIENCE, what=f"{work} works",
+                )  # fmt: skip
+                self.add(400)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.wait(self.chance.uniform(0, 5 if while_starting else 1))
+            struck = 0
+            for each in self._victims(kind, running):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+                    struck += 1
+            code = running.wait(PATIENCE)
+            # A worker costs its task, which is tried again where there are executors.
+            allowed = {"python": (0, STOPPED), "executor": (0,)}.get(kind, (0, -signal.SIGKILL))
+            assert code in allowed, f"{work}, {kind}: {code}\n{said(self.folder)}"
+            if code == STOPPED:
+                told = said(self.folder)
+                assert told.startswith("Error: "), told
+                assert len(told.splitlines()) == 1, told
+        return struck > 0 if kind in ("python", "executor") else code == -signal.SIGKILL
+
+    def _victims(self, kind: str, running: subprocess.Popen[str]) -> list[psutil.Process]:
+        if kind in ("driver", "tree"):
+            return family(running.pid)[: None if kind == "tree" else 1]
+        found: Callable[[int], list[psutil.Process]] = executors if kind == "executor" else pythons
+        there = wait_until(
+            lambda: running.poll() is not None or found(running.pid),
+            timeout=PATIENCE, what=f"there is a process of kind {kind}",
+        )  # fmt: skip
+        return [self.chance.choice(there)] if isinstance(there, list) else []
+
+    def _sign(self, work: str) -> Callable[[], bool]:
+        """Whether a run that begins now has begun to write."""
+        if work in ("archive", "parsed"):
+            began = time.time_ns()
+            folder = self.table if work == "archive" else self.archive / "parsed"
+            # What a killed run has left there is older.
+            return lambda: any(
+                each.stat().st_ctime_ns > began for each in folder.rglob("*.parquet")
+            )
+        before = self._added()
+        return lambda: self._added() > before
+
+    def _added(self) -> int:
+        """How often anything was added to a stream of the server."""
+        stats = self.client.info("commandstats")
+        return int(stats.get("cmdstat_xadd", {}).get("calls", 0))
+
+
+def pythons(pid: int) -> list[psutil.Process]:
+    """What runs Python below a driver, without the driver."""
+    found = []
+    for each in family(pid)[1:]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if each.name().startswith("python"):
+                found.append(each)
+    return found
+
+
+def marked(mark: str) -> Iterator[psutil.Process]:
+    """All processes that were started here, by themselves or by others of them."""
+    for each in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if each.pid != os.getpid() and each.environ().get(MARK) == mark:
+                yield each
+
+
+def test_killed_again_and_again(
+    link: Connection,
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    need_spark()
+    print(f"\nKILLS={KILLS} SEED={SEED}", flush=True)
+    mark = secrets.token_hex(8)
+    monkeypatch.setenv(MARK, mark)
+    began = time.monotonic()
+    soak = Soak(server, tmp_path)
+    every = [(work, kind) for work, kinds in STRIKES.items() for kind in kinds]
+    soak.chance.shuffle(every)
+    wanted = [every[number % len(every)] for number in range(KILLS)]
+    soak.chance.shuffle(wanted)
+    kills: list[Kill] = []
+    runs = 0
+    soak.add()
+    soak.finish("archive")  # a replay needs one
+    while wanted:
+        runs += 1
+        soak.add()
+        work, kind = wanted.pop()
+        killed = soak.kill(work, kind)
+        if killed:
+            kills.append(killed)
+        else:
+            wanted.insert(soak.chance.randint(0, len(wanted)), (work, kind))
+        soak.check()
+        soak.trim()
+        soak.check()
+        told = f"{len(kills)}/{KILLS} after {work} {kind}"
+        print(f"{told}, {time.monotonic() - began:.0f} s: {killed}", flush=True)
+    # What belongs to a killed driver ends by itself.
+    wait_until(lambda: not list(marked(mark)), timeout=60, every=0.2, what="no process is left")
+    for work in STRIKES:
+        soak.finish(work)
+    soak.check(whole=True)
+    _compare_by_spark(soak)
+    _write_result(soak, server, kills, runs, round(time.monotonic() - began))
+
+
+def _compare_by_spark(soak: Soak) -> None:
+    """See that SQL over archive and stream finds all, with some that are in Redis only."""
+    soak.add()
+    query = (
+        "SELECT partition, count(*) AS entries, sum(crc32(CAST(id AS BINARY))) AS ids"
+        " FROM topic_logs GROUP BY partition"
+    )
+    asked = ["sql", query, "--json", "--archive", str(soak.archive), *QUICK, "--master", "local[2]"]
+    with pipeline(soak.folder, soak.config, *asked) as running:
+        assert running.wait(PATIENCE) == 0, said(soak.folder)
+    by_spark = json.loads((soak.folder / "pipeline.out").read_text())
+    counts: Counter[int] = Counter()
+    sums: Counter[int] = Counter()
+    for row in row_ledger.read_ledger(soak.ledgers["logs"]).elements():
+        counts[row.partition] += 1
+        sums[row.partition] += zlib.crc32(row.id.encode())
+    assert {each["partition"]: (each["entries"], each["ids"]) for each in by_spark} == {
+        partition: (counts[partition], sums[partition]) for partition in counts
+    }
+
+
+def _write_result(soak: Soak, server: Server, kills: list[Kill], runs: int, seconds: int) -> None:
+    if "RESULT" not in os.environ:
+        return
+    document = {
+        "what": "after every kill: archive + stream = ledger, and no row twice in the archive, in"
+        " the parsed table and its quarantine, in the target of a streaming query and in that of a"
+        " replay; at the end each row once in each of them, and in Spark's answer over archive and"
+        " stream; no process is left",
+        "command": f"make soak NAME=spark KILLS={KILLS} SEED={SEED}",
+        "date": f"{dt.datetime.now(dt.UTC):%Y-%m-%d}",
+        "seed": SEED,
+        "kills": len(kills),
+        "killed": dict(sorted(Counter(f"{each.work} {each.strike}" for each in kills).items())),
+        "runs": runs,
+        "rows": {each.topic: each.written for each in soak.producers},
+        "trimmed": soak.trimmed,
+        "lost": 0,
+        "duplicates": 0,
+        "seconds": seconds,
+        "machine": {
+            "system": platform.system(),
+            "cpu": processor(),
+            "cores": os.cpu_count(),
+            "memory_gib": round(psutil.virtual_memory().total / (1 << 30)),
+        },
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("pyspark", "pyarrow", "deltalake", "redis")},
+            "server": f"{server.product} {server.facts.version}",
+        },
+        "each": [asdict(each) for each in kills],
+    }
+    path = ROOT / os.environ["RESULT"]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=2) + "\n", "utf-8")

@@ -1,0 +1,468 @@
+"""Parsed tables on a real Spark: each entry in one of two tables, once, whatever happens."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from streamqd import config
+from streamqd.config import Pipeline
+from streamqd.errors import Malformed, Refused, StreamqdError
+from streamqd.spark.pipelines import derived, parsed
+from streamqd.spark.pipelines.archive import Archiver, Done
+from streamqd.spark.pipelines.derived import PARSED, QUARANTINE
+from streamqd.spark.pipelines.storage import Archive, ArchiveTable, TableKind
+from tests.support.spark_process import QUICK
+
+if TYPE_CHECKING:
+    from tests.spark.conftest import Shop
+
+deltalake = pytest.importorskip("deltalake")
+pytestmark = [pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+START = 1_763_683_195_000  # five seconds before a midnight, UTC
+SCHEMA = "id long, amount decimal(10,2), at timestamp"
+FITS = b'{"id": %d, "amount": "1.50", "at": "2025-11-20T10:00:00Z"}'
+
+
+class KilledError(Exception):
+    """Stands in for SIGKILL where the process must live on."""
+
+
+class Press:
+    """One topic of two partitions, and its archive."""
+
+    def __init__(self, shop: Shop, folder: Path) -> None:
+        self.shop, self.folder = shop, folder
+        self.settings = replace(config.Settings(), redis=shop.server.settings)
+        self.asked = 0
+        self._next = START
+        shop.topic("orders", 2)
+
+    def add(self, *payloads: bytes | None, partition: int = 0) -> None:
+        for payload in payloads:
+            self._next += 10_000
+            fields = ("other", b"x") if payload is None else ("payload", payload, "key", b"k")
+            key = self.shop.keys.stream("orders", partition)
+            self.shop.link.execute("XADD", key, f"{self._next}-0", *fields)
+
+    def run(self, schema: str = SCHEMA, event_time: str | None = None, **changes: Any) -> Done:
+        settings = replace(
+            self.settings, pipelines={"orders": Pipeline(schema or None, event_time)}
+        )
+
+        def ask() -> Any:
+            self.asked += 1
+            return self.shop.spark
+
+        archiver = Archiver(settings, self.folder, ask, lambda _: None, **changes)
+        try:
+            done = archiver.run()
+            if archiver.failure is not None:
+                raise archiver.failure
+            return done[0]
+        finally:
+            archiver.close()
+
+    def table(self, kind: TableKind = PARSED) -> Any:
+        """As a reader of Delta tables opens it that knows nothing of us."""
+        return deltalake.DeltaTable(str(Archive(self.folder).folder("orders", kind)))
+
+    def rows(self, kind: TableKind = PARSED) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.table(kind).to_pyarrow_table().to_pylist()
+        return found
+
+    def ids(self) -> list[int]:
+        return sorted(row["id"] for row in self.rows())
+
+    def reasons(self) -> list[str]:
+        return sorted(row["reason"] for row in self.rows(QUARANTINE))
+
+
+@pytest.fixture
+def press(shop: Shop, tmp_path: Path) -> Press:
+    return Press(shop, tmp_path / "archive")
+
+
+def test_columns_of_payloads_by_the_date_of_the_event(press: Press) -> None:
+    press.add(FITS % 1, b'{"id": 2}', b"not JSON")
+    press.add(b'{"id": 3, "at": "2025-11-19 23:59:59", "more": [1]}', partition=1)
+    done = press.run(event_time="at")
+    assert (done.rows, done.parsed, done.quarantined) == (4, 2, 2)
+    by_id = {row["id"]: row for row in press.rows()}
+    assert by_id[1] == {
+        "event_date": dt.date(2025, 11, 20),
+        "entry_partition": 0,
+        "entry_id": f"{START + 10_000}-0",
+        "entry_time": dt.datetime.fromtimestamp(START / 1000 + 10, dt.UTC),
+        "id": 1,
+        "amount": Decimal("1.50"),
+        "at": dt.datetime(2025, 11, 20, 10, tzinfo=dt.UTC),
+    }
+    assert (by_id[3]["event_date"], by_id[3]["amount"]) == (dt.date(2025, 11, 19), None)
+    folders = {Path(each).parent.name for each in press.table().file_uris()}
+    assert folders == {"event_date=2025-11-19", "event_date=2025-11-20"}
+    assert press.reasons() == ["at is missing", "it is not JSON"]
+    first = min(press.rows(QUARANTINE), key=lambda row: row["id"])
+    assert (first["partition"], first["id"]) == (0, f"{START + 20_000}-0")
+    assert (first["key"], first["value"]) == (b"k", b'{"id": 2}')
+
+    press.add(FITS % 4, partition=1)
+    asked = press.asked
+    assert press.run(event_time="at").parsed == 1
+    assert press.ids() == [1, 3, 4]
+    assert press.run(event_time="at").parsed == 0
+    assert press.asked == asked + 2, "without anything new Spark is not even asked for"
+
+
+def test_by_the_date_of_the_entry(press: Press) -> None:
+    press.add(FITS % 1)  # 5 s behind midnight, though the event was before
+    press.run()
+    assert [row["event_date"] for row in press.rows()] == [dt.date(2025, 11, 21)]
+
+
+HOSTILE = [
+    (None, "there is no payload"),
+    (b"", "there is no payload"),
+    (b" ", "it is not JSON"),
+    (b'\xff{"id": 1}', "it is not UTF-8"),
+    (b'{"id": 1, "note": "\xff"}', "it is not UTF-8"),
+    (b'{"id": 1} {"id": 2}', "it is not JSON"),
+    (b'{"id": 1}, {"id": 2}', "it is not JSON"),
+    (b'{"id": 1}]', "it is not JSON"),
+    (b"{'id': 1}", "it is not JSON"),
+    (b'{"amount": NaN}', "it is not JSON"),
+    (b"[" * 100_000, "it is not JSON"),
+    (b'{"id": ' + b"9" * 10_000 + b"}", "it is not JSON"),
+    (b'[{"id": 1}]', "it is JSON, but not an object"),
+    (b"null", "it is JSON, but not an object"),
+    (b'{"id": 1, "id": 2}', "the name 'id' is there twice"),
+    (b'{"x": {"' + b"n" * 500 + b'": 1, "' + b"n" * 500 + b'": 2}}', f"the name '{'n' * 99} is"),
+    (b'{"id": "1"}', "id is not bigint"),
+    (b'{"id": 99999999999999999999}', "id is not bigint"),
+    (b'{"id": 1.5, "amount": "x", "at": 1}', "id is not bigint; amount is not decimal(10,2)"),
+    (b'{"amount": 123456789012}', "amount is not decimal(10,2)"),
+    (b'{"at": "yesterday"}', "at is not timestamp"),
+    (b'{"at": "290000-01-01T00:00:00Z"}', "at is not of the years 1-9999"),
+    (b'{"__does_not_fit": "x", "id": true}', "id is not bigint"),
+    (b'{"amount": 1e500000000}', "amount is not decimal(10,2)"),
+    (b'{"amount": 1.5E-500000000}', "amount is not decimal(10,2)"),
+    (b'{"amount": "1e500000000"}', "amount is not decimal(10,2)"),
+    (b'{"amount": "1\\u0065500000000"}', "amount is not decimal(10,2)"),
+    (b'{"amount": "1e,5,00000000"}', "amount is not decimal(10,2)"),
+    (
+        '{"amount": "1e\u0665\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660"}'.encode(),
+        "amount is not decimal(10,2)",
+    ),
+    (b'{"amount": "' + b"9" * 1_000_000 + b'"}', "amount is not decimal(10,2)"),
+    (b'{"amount": 0.' + b"0" * 1_000_000 + b"}", "amount is not decimal(10,2)"),
+    (b'{"amount": ' + b"9" * 1_001 + b"}", "amount is not decimal(10,2)"),
+    (b'{"id": "\\ud800"}', "it has half of a character, such as \\ud800"),
+    (b'{"at": "-290308-12-21T20:00:00Z"}', "at is not of the years 1-9999"),
+    (b'{"at": -9223372036854}', "at is not of the years 1-9999"),
+    (b'{"at": 9223372036854}', "at is not of the years 1-9999"),
+    (b'{"at": 1763683195000000}', "at is not of the years 1-9999"),  # microseconds
+]
+
+
+def test_what_does_not_fit_is_kept_with_the_reason(press: Press) -> None:
+    press.add(*(payload for payload, _ in HOSTILE), b'{"__does_not_fit": "x", "id": 7}')
+    done = press.run()
+    assert (done.parsed, done.quarantined) == (1, len(HOSTILE))
+    assert press.ids() == [7]
+    kept = sorted(press.rows(QUARANTINE), key=lambda row: row["id"])
+    assert [row["value"] for row in kept] == [payload or b"" for payload, _ in HOSTILE]
+    for row, (payload, reason) in zip(kept, HOSTILE, strict=True):
+        assert row["reason"].startswith(reason), payload
+
+
+NESTED = """
+    f float, d double, times array<timestamp>, money map<string,array<decimal(10,2)>>,
+    deep struct<day:date, more:map<string,struct<f:float, note:string>>>
+"""
+OUT_OF_RANGE = [
+    (b'{"f": 1e39}', "f has a value out of range"),
+    (b'{"d": -1e400}', "d has a value out of range"),
+    (b'{"times": [null, 1, "0000-12-31T00:00:00Z"]}', "times has a value out of range"),
+    (b'{"times": ["+10000-01-01T00:00:00Z"]}', "times has a value out of range"),
+    (b'{"times": [1763683195000000]}', "times has a value out of range"),
+    (b'{"deep": {"day": "+10000-01-01"}}', "deep has a value out of range"),
+    (b'{"deep": {"more": {"a": {"f": 1}, "b": {"f": 1e39}}}}', "deep has a value out of range"),
+    (b'{"money": {"a": [1], "b": ["1e500000000"]}}', "money is not map<string,array<decimal(10,"),
+]
+
+
+def test_values_within_others_that_no_reader_knows(press: Press) -> None:
+    press.add(*(payload for payload, _ in OUT_OF_RANGE))
+    press.add(
+        b'{"f": 1e38, "d": 1e308, "times": [null, 1], "money": {"a": ["1e2", null]},'
+        b' "deep": {"day": "9999-12-31", "more": {"a": null, "b": {"note": "1e500000000"}}}}'
+    )
+    done = press.run(NESTED)
+    assert (done.parsed, done.quarantined) == (1, len(OUT_OF_RANGE))
+    kept = sorted(press.rows(QUARANTINE), key=lambda row: row["id"])
+    for row, (payload, reason) in zip(kept, OUT_OF_RANGE, strict=True):
+        assert row["reason"].startswith(reason), payload
+    (row,) = press.rows()
+    assert row["money"] == [("a", [Decimal(100), None])]
+    assert row["deep"]["more"][1] == ("b", {"f": None, "note": "1e500000000"})
+
+
+def test_a_date_that_no_event_has(press: Press) -> None:
+    """Each date is a folder: a payload alone must not make any number of them."""
+    press.add(b'{"at": "1969-12-31T23:59:59Z"}', b'{"at": "9999-01-01"}', b'{"at": "1970-01-01"}')
+    press.run("at date NOT NULL", "at")
+    assert [row["event_date"] for row in press.rows()] == [dt.date(1970, 1, 1)]
+    press.add(b'{"at": null}', b'{"at": "never"}')
+    press.run("at date NOT NULL", "at")
+    assert press.reasons() == [
+        *("at is before 1970", "at is in the future", "at is missing", "at is not date")
+    ]
+
+
+def test_nested_columns_are_read_by_every_engine(press: Press) -> None:
+    duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
+    schema = "user-id string, items array<struct<n:int, at:timestamp>>, tags map<string,double>"
+    schema = schema.replace("user-id", "`user-id`") + ", raw binary, ok boolean, f float, day date"
+    items = [{"n": 1, "at": "2025-11-20T10:00:00Z"}, {"n": None}]
+    payload = {"user-id": "ü", "items": items, "tags": {"a": 1.5}, "raw": "aGk=", "ok": True}
+    press.add(
+        json.dumps(payload | {"f": 0.5, "day": "2025-11-20"}).encode(), b'{"items": [{"n": "x"}]}'
+    )
+    press.run(schema)
+    at = dt.datetime(2025, 11, 20, 10, tzinfo=dt.UTC)
+    (row,) = press.rows()
+    assert row["items"] == [{"n": 1, "at": at}, {"n": None, "at": None}]
+    assert (row["user-id"], row["tags"], row["raw"]) == ("ü", [("a", 1.5)], b"hi")
+    assert (row["ok"], row["f"], row["day"]) == (True, 0.5, dt.date(2025, 11, 20))
+    assert press.reasons() == ["items is not array<struct<n:int,at:timestamp>>"]
+    folder = str(Archive(press.folder).folder("orders", PARSED))
+    assert polars.read_delta(folder)["user-id"].to_list() == ["ü"]
+    rows = deltalake.DeltaTable(folder).to_pyarrow_dataset()
+    assert rows.count_rows() == 1
+    found = duckdb.sql("SELECT items[1].n, event_date FROM rows").fetchall()
+    assert found == [(1, dt.date(2025, 11, 21))]
+    assert len(deltalake.DeltaTable(folder).to_pandas()) == 1
+
+
+def test_a_schema_grows_and_rewrites_nothing(press: Press) -> None:
+    press.add(b'{"id": 1, "who": "eve"}')
+    press.run("id long")
+    (first,) = press.table().file_uris()
+    press.add(b'{"id": 2, "who": "bob"}')
+    press.run("who string, id long, items array<int>")
+    assert first in press.table().file_uris()
+    found = {row["id"]: (row["who"], row["items"]) for row in press.rows()}
+    assert found == {1: (None, None), 2: ("bob", None)}
+    press.add(b'{"id": 3, "who": "joe"}')
+    press.run("id long")  # a column that is left out stays, and is null
+    assert {row["id"]: row["who"] for row in press.rows()} == {1: None, 2: "bob", 3: None}
+
+
+UNFIT: list[tuple[str, str | None, type[StreamqdError], str]] = [
+    ("id string", None, Refused, "has the column id as long, not id as string: columns are"),
+    ("ID long", None, Refused, "has the column id as long, not ID as long"),
+    ("id long, id2 variant", None, Refused, "id2 is a variant, which a table cannot have"),
+    ("id long, Id int", None, Refused, "the column Id is there twice, but for its case"),
+    ("`a b` int", None, Refused, "'a b' cannot be in a table: use up to 255 letters"),
+    ("entry_id int", None, Refused, "a column entry_id, which each parsed table has"),
+    ("id long, n tinyint", None, Refused, "n is a tinyint, which makes -56 of 200: use smallint"),
+    ("id long, s array<struct<n:byte>>", None, Refused, "s.element.n is a tinyint"),
+    ("id long, s struct<n:int NOT NULL>", None, Refused, "s.n is NOT NULL: only a whole column"),
+    ("id long, m map<int,int>", None, Refused, "the map m has keys of int: names in JSON are"),
+    ("id long, __DOES_NOT_FIT int", None, Malformed, "cannot be read: write different names"),
+    ("id long,", None, Malformed, "the schema 'id long,' cannot be read"),
+    ("id long", "at", Refused, "event_time is at, which is no timestamp or date"),
+    ("id long", "id", Refused, "event_time is id, which is no timestamp or date"),
+]
+
+
+def test_a_schema_that_cannot_be_is_refused_and_entries_are_archived(press: Press) -> None:
+    press.shop.topic("other", 1)
+    press.add(b'{"id": 1}')
+    press.run("id long")
+    press.add(b'{"id": 2}')
+    press.shop.fill("other", 0, 1, 3)
+    for schema, event_time, kind, said in UNFIT:
+        with pytest.raises(kind) as caught:
+            press.run(schema, event_time)
+        assert str(caught.value).startswith("pipelines.orders: ")
+        assert said in str(caught.value)
+    archive = Archive(press.folder)
+    tables = [archive.table(topic) for topic in ("orders", "other")]
+    assert [table and sum(each.rows for each in table.files()) for table in tables] == [2, 3]
+    press.run("id long")
+    assert press.ids() == [1, 2]
+
+
+def struck(monkeypatch: pytest.MonkeyPatch, kind: TableKind, *, before: bool) -> Callable[[], None]:
+    """Kill the run around its commit to a table of this kind; return what ends that."""
+    done = ArchiveTable.append
+
+    def append(self: ArchiveTable, *args: Any, **more: Any) -> None:
+        if self.kind is kind and before:
+            raise KilledError
+        done(self, *args, **more)
+        if self.kind is kind:
+            raise KilledError
+
+    monkeypatch.setattr(ArchiveTable, "append", append)
+    return monkeypatch.undo
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "again"),
+    [
+        (PARSED, True, "the same"),
+        (PARSED, False, "the same"),
+        (QUARANTINE, True, "another schema"),
+        (QUARANTINE, True, "no schema meanwhile"),
+        (QUARANTINE, False, "the same"),
+    ],
+)
+def test_killed_around_a_commit(
+    press: Press, monkeypatch: pytest.MonkeyPatch, kind: TableKind, before: bool, again: str
+) -> None:
+    press.add(FITS % 1, b"bad 1")
+    press.run()
+    press.add(FITS % 2, b"bad 2", b'{"id": 3, "amount": 1, "note": 7}')
+    end = struck(monkeypatch, kind, before=before)
+    with pytest.raises(KilledError):
+        press.run()
+    end()
+    press.add(FITS % 4, b"bad 4", partition=1)
+    if again == "no schema meanwhile":
+        press.run("")
+    # A row that fits no longer must not be lost between the two tables, nor one that fits now.
+    press.run(SCHEMA + (", note int NOT NULL" if again == "another schema" else ""))
+    entries = [row["entry_id"] for row in press.rows()]
+    entries += [row["id"] for row in press.rows(QUARANTINE)]
+    assert sorted(entries) == sorted(f"{START + each * 10_000}-0" for each in range(1, 8))
+    if again != "another schema":
+        assert press.ids() == [1, 2, 3, 4]
+    assert press.run().parsed == 0
+    pair = derived.opened(Archive(press.folder), "orders")
+    assert pair is not None
+    assert pair.parsed.note.batch == pair.quarantine.note.batch
+
+
+def test_tables_of_two_states_are_refused(press: Press) -> None:
+    archive = Archive(press.folder, create=True)
+    press.add(FITS % 1, b"bad")
+    press.run()
+    press.add(FITS % 2, b"worse")
+    press.run()
+    folder = archive.folder("orders", QUARANTINE)
+    press.table(QUARANTINE).restore(0)
+    press.add(FITS % 3)
+    with pytest.raises(Refused, match="are not of one state: restore both"):
+        press.run()
+    press.table().restore(0)
+    press.run()  # parses again what the restored versions do not hold
+    assert press.ids() == [1, 2, 3]
+    assert sorted(row["value"] for row in press.rows(QUARANTINE)) == [b"bad", b"worse"]
+
+    folder.rename(press.folder / "elsewhere")
+    press.add(FITS % 4, b"worst")
+    press.run()
+    assert press.ids() == [1, 2, 3, 4]
+    assert [row["value"] for row in press.rows(QUARANTINE)] == [b"worst"]
+    archive.folder("orders", PARSED).rename(press.folder / "too")
+    with pytest.raises(Refused, match="of a parsed table that is gone: remove it too"):
+        press.run()
+    folder.rename(press.folder / "three")
+    press.run()
+    assert (press.ids(), len(press.rows(QUARANTINE))) == ([1, 2, 3, 4], 3)
+
+
+def test_an_archive_from_before_its_schema(press: Press, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dates one after the other, whatever was compacted, and on after a kill between two."""
+    for number in range(1, 10):
+        press.add(FITS % number, partition=number % 2)
+        press._next += 40_000_000
+        press.run("")
+    monkeypatch.setattr(parsed, "CHUNK", 1)
+    done = ArchiveTable.append
+    left = [3]
+
+    def append(self: ArchiveTable, *args: Any, **more: Any) -> None:
+        left[0] -= self.kind is PARSED
+        if not left[0]:
+            raise KilledError
+        done(self, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ArchiveTable, "append", append)
+        with pytest.raises(KilledError):
+            press.run()
+    some = press.ids()
+    assert 1 < len(some) < 9
+    press.run()
+    assert press.ids() == [*range(1, 10)]
+    table = Archive(press.folder).table("orders")
+    assert table is not None
+    found = Archive(press.folder).derived("orders", PARSED)
+    assert found is not None
+    assert {place: each.id for place, each in found.positions.items()} == {
+        place: each.id for place, each in table.positions.items()
+    }
+
+
+def test_a_raw_table_that_was_put_back_is_told(press: Press) -> None:
+    press.add(FITS % 1)
+    press.run()
+    press.add(FITS % 2)
+    press.run()
+    table = deltalake.DeltaTable(str(Archive(press.folder).folder("orders")))
+    table.restore(1)
+    press.run()  # it is archived again, and is parsed already
+    assert press.ids() == [1, 2]
+    table.update_incremental()
+    table.restore(1)
+    archive = Archive(press.folder)
+    raw = archive.table("orders")
+    assert raw is not None
+    with pytest.raises(Refused, match="was put back behind what is parsed of it: remove"):
+        parsed.parse(archive, raw, Pipeline(SCHEMA), lambda: press.shop.spark, lambda: None)
+
+
+def test_what_is_deleted_stays_deleted(press: Press) -> None:
+    press.add(FITS % 1, FITS % 2, b"bad 3", b"bad 4")
+    press.run()
+    places = (("tables", "", 1), ("parsed", "entry_", 1), ("tables", "", 3), ("quarantine", "", 3))
+    for name, of, number in places:
+        table = deltalake.DeltaTable(str(press.folder / name / "orders"))
+        table.delete(f"{of}partition = 0 AND {of}id = '{START + number * 10_000}-0'")
+    press.add(FITS % 5)
+    press.run()
+    assert press.ids() == [2, 5]
+    assert [row["value"] for row in press.rows(QUARANTINE)] == [b"bad 4"]
+
+
+@pytest.mark.slow
+def test_killed_by_the_system_and_run_again(press: Press, tmp_path: Path) -> None:
+    """A run commits to the raw table, the parsed one and the quarantine; first what it owes."""
+    (tmp_path / "streamq.toml").write_text(
+        f'[redis]\nurl = "{press.shop.server.url}"\n[pipelines.orders]\nschema = "{SCHEMA}"\n'
+    )
+    for number, (point, commit) in enumerate((("committed", 2), ("written", 4))):
+        press.add(FITS % (2 * number), b"bad", FITS % (2 * number + 1))
+        command = [sys.executable, "-m", "tests.support.killed_archive", point, str(commit)]
+        command += ["--config", str(tmp_path / "streamq.toml"), "pipeline", "archive"]
+        command += ["--archive", str(press.folder), "--master", "local[1]", *QUICK]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+        assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert (press.ids(), len(press.reasons())) == ([0, 1, 2, 3], 1)
+    press.run()
+    assert (press.ids(), len(press.reasons())) == ([0, 1, 2, 3], 2)

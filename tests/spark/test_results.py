@@ -1,0 +1,137 @@
+"""Tables that pipelines make, asked by name; standing queries into tables, each row once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from streamqd import config
+from streamqd.config import Pipeline
+from streamqd.errors import Refused
+from streamqd.spark.pipelines import results, standing
+from streamqd.spark.pipelines.archive import Archiver
+from streamqd.spark.pipelines.compact import compact
+from streamqd.spark.pipelines.derived import RESULTS
+from streamqd.spark.pipelines.prompt import Prompt
+from streamqd.spark.pipelines.standing import Standing
+from streamqd.spark.pipelines.storage import Archive, ArchiveTable
+
+if TYPE_CHECKING:
+    from tests.spark.conftest import Shop
+
+deltalake = pytest.importorskip("deltalake")
+pytestmark = [pytest.mark.timeout(300)]
+
+QUERY = "SELECT id, string(value) AS line, key FROM topic_orders WHERE id_ms % 2 = 0"
+
+
+class KilledError(Exception):
+    """Stands in for SIGKILL where the process must live on."""
+
+
+class Desk:
+    """A topic of one partition, an archive, and standing queries into it."""
+
+    def __init__(self, shop: Shop, folder: Path) -> None:
+        self.shop, self.folder = shop, folder
+        self.settings = replace(config.Settings(), redis=shop.server.settings)
+        self.archive = Archive(folder / "archive", create=True)
+        shop.topic("orders", 1)
+
+    def into(self, table: str, query: str = QUERY, checkpoint: str = "checkpoint") -> None:
+        asked = Standing(query, into=table, archive=self.archive)
+        where = self.folder / checkpoint
+        standing.run(self.shop.spark, self.settings, asked, lambda *_: None, where)
+
+    def ask(self, query: str) -> list[tuple[Any, ...]]:
+        return Prompt(self.shop.spark, self.settings, self.archive).ask(query).rows
+
+
+@pytest.fixture
+def desk(shop: Shop, tmp_path: Path) -> Desk:
+    return Desk(shop, tmp_path)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_rows_of_a_stream_into_a_table_once(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    desk.shop.fill("orders", 0, 1, 6)
+    desk.into("even")
+    desk.shop.fill("orders", 0, 7, 9)
+    done = ArchiveTable.append
+
+    def append(self: ArchiveTable, *args: Any, **more: Any) -> None:
+        if not before:
+            done(self, *args, **more)
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ArchiveTable, "append", append)
+        with pytest.raises(KilledError):
+            desk.into("even")
+    desk.shop.fill("orders", 0, 10, 12)
+    desk.into("even")
+    desk.into("even")  # nothing new
+    expected = [(f"{each}-0", f"0:{each}-0") for each in (10, 12, 2, 4, 6, 8)]
+    assert desk.ask("SELECT id, line FROM table_even ORDER BY id") == expected
+    table = deltalake.DeltaTable(str(desk.archive.folder("even", RESULTS)))
+    assert sorted(table.to_pyarrow_table()["id"].to_pylist()) == [each[0] for each in expected]
+
+    with pytest.raises(Refused, match="the table even has other columns than the query, id, line"):
+        desk.into("even", "SELECT id, 1 AS line, key FROM topic_orders", "other")
+    with pytest.raises(Refused, match="is the checkpoint of another query, its target is"):
+        desk.into("odd")
+    assert desk.archive.names(RESULTS) == ["even"]
+
+
+def test_what_cannot_be_a_table_is_a_sentence(desk: Desk) -> None:
+    desk.shop.fill("orders", 0, 1, 2)
+    for name in ("..", "../even", "", "a b", "a/b"):
+        asked = Standing(QUERY, into=name or " ", archive=desk.archive)
+        with pytest.raises(Refused, match="is not the name of a topic or a table"):
+            standing.run(
+                *(desk.shop.spark, desk.settings, asked, lambda *_: None, desk.folder / "names")
+            )
+    for column, said in (("NULL AS a", "a is a void"), ("1 AS `a b`", "'a b' cannot be in a")):
+        with pytest.raises(Refused, match=said):
+            desk.into("even", f"SELECT {column} FROM topic_orders", said)
+    with (
+        results.hold(desk.settings, desk.archive, "even"),
+        pytest.raises(Refused, match="the table even is being written by process"),
+    ):
+        desk.into("even")
+    asked = Standing(QUERY, into="even", archive=desk.archive)
+    with pytest.raises(Refused, match="needs a folder for the checkpoint"):
+        standing.run(desk.shop.spark, desk.settings, asked, lambda *_: None)
+    assert desk.archive.names(RESULTS) == []
+
+
+def test_made_tables_have_names_and_are_compacted(desk: Desk) -> None:
+    pipelines = {"orders": Pipeline("id long")}
+    settings = replace(desk.settings, pipelines=pipelines)
+    for number in range(3):
+        desk.shop.add("orders", 0, f"{number + 1}-0")  # no JSON
+        key = desk.shop.keys.stream("orders", 0)
+        desk.shop.link.execute("XADD", key, f"{number + 1}-1", "payload", b'{"id": %d}' % number)
+        archiver = Archiver(settings, desk.archive.root, lambda: desk.shop.spark, lambda _: None)
+        archiver.run()
+        archiver.close()
+        desk.into("even")
+    asked = (
+        "SELECT p.id, string(t.value) FROM parsed_orders p JOIN topic_orders t"
+        " ON p.entry_partition = t.partition AND p.entry_id = t.id ORDER BY 1"
+    )
+    rows = [(number, f'{{"id": {number}}}') for number in range(3)]
+    bad = "SELECT string(value), reason FROM quarantine_orders ORDER BY 1"
+    unfit = [(f"0:{number}-0", "it is not JSON") for number in (1, 2, 3)]
+    assert (desk.ask(asked), desk.ask(bad)) == (rows, unfit)
+    done = {each.topic: each for each in compact(desk.settings, desk.archive.root)}
+    assert list(done) == ["orders", "parsed/orders", "quarantine/orders", "results/even"]
+    for name in ("orders", "parsed/orders", "quarantine/orders"):
+        assert (done[name].files_before, done[name].files_after) == (3, 1)
+    assert (desk.ask(asked), desk.ask(bad)) == (rows, unfit)
+    assert desk.ask("SELECT count(*) FROM table_even") == [(2,)]

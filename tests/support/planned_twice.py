@@ -1,0 +1,80 @@
+"""The daemon, with every plan of its supervisor made twice.
+
+    python -m tests.support.planned_twice --config streamq.toml …
+
+runs `streamqd`; it ends with an AssertionError when a plan changes what a part remembers, or logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from streamqd import logs
+from streamqd.supervisor import supervisor
+from streamqd.supervisor.plan import Action
+
+PARTS = ("partitions", "rebalancer", "capacity", "replacement", "limits", "drain", "control")
+
+
+def state_of(value: object) -> object:
+    """All that a part, or a partition, remembers; not the memory that it shares with workers."""
+    if isinstance(value, dict):
+        return {key: state_of(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [state_of(each) for each in value]
+    if type(value).__module__.startswith(("streamqd.supervisor", "streamqd.policy")):
+        return state_of(getattr(value, "__dict__", repr(value)))
+    return repr(value)
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """Refuse log events."""
+    event = logs.event
+
+    def refuse(name: str, *_: object, **__: object) -> None:
+        raise AssertionError(f"a plan logs {name}")
+
+    logs.event = refuse  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        logs.event = event
+
+
+def twice(wishes: Callable[..., list[Action]], *parts: object) -> list[Action]:
+    """Return what is wished. Raises AssertionError when asking leaves a trace."""
+    before = [state_of(part) for part in parts]
+    with unlogged():
+        first, second = wishes(), wishes()
+        if first != second:  # a worker has changed its slot meanwhile, which does not go on
+            first, second = second, wishes()
+    assert first == second, f"a plan is repeated differently: {first}, then {second}"
+    after = [state_of(part) for part in parts]
+    changed = [
+        type(part).__name__
+        for part, was, now in zip(parts, before, after, strict=True)
+        if was != now
+    ]
+    assert not changed, f"a plan changes {changed}"
+    return first
+
+
+def main() -> None:
+    """Run the command of the arguments."""
+    from streamqd.cli import main as streamqd
+
+    wishes = supervisor.Supervisor._wishes
+
+    def asked(self: supervisor.Supervisor, seen: Any) -> list[Action]:
+        parts = [getattr(self, name) for name in PARTS]
+        return twice(lambda: wishes(self, seen), *parts)
+
+    supervisor.Supervisor._wishes = asked  # type: ignore[method-assign]
+    streamqd()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""Tables that are made of others, without Spark: strict JSON, files by dates, a pair in step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamqd.errors import Refused
+from streamqd.spark.offsets import Position
+from streamqd.spark.pipelines import parsed, storage
+from streamqd.spark.pipelines.derived import (
+    PARSED,
+    QUARANTINE,
+    opened,
+    parsed_columns,
+    quarantine_columns,
+)
+from streamqd.spark.pipelines.fitting import fault, forbidden
+from streamqd.spark.pipelines.storage import Archive, ArchiveTable, Owed
+from tests.support.quick import examples
+
+pa = pytest.importorskip("pyarrow")
+deltalake = pytest.importorskip("deltalake")
+pytest.importorskip("pyspark")
+
+from pyspark.sql.types import (  # noqa: E402
+    ArrayType,
+    DecimalType,
+    MapType,
+    StringType,
+    StructType,
+)
+
+from streamqd.spark.pipelines.parts import DateWriter, WrittenFile, date_of, last_id  # noqa: E402
+
+DAY = 86_400_000
+ZERO = (0, 0)
+
+
+# --- payloads -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b'{"id": 1}', None),
+        (b' {"a": {"b": [null, 1e9, "\\ud83d\\ude00", "\\\\ud800"]}}\n', None),
+        (b'{"a": [{"b": "\\ud800"}]}', "it has half of a character, such as \\ud800"),
+        (b'{"\\uDC00": 1}', "it has half of a character, such as \\ud800"),
+        (None, "there is no payload"),
+        (b"", "there is no payload"),
+        (b'{"a": "\xff"}', "it is not UTF-8"),
+        (b"\xef\xbb\xbf{}", "it is not JSON"),
+        (b"{} {}", "it is not JSON"),
+        (b'{"a": Infinity}', "it is not JSON"),
+        (b'{"a": ' * 100_000, "it is not JSON"),
+        (b'{"a": ' + b"1" * 5_000 + b"}", "it is not JSON"),
+        (b"[{}]", "it is JSON, but not an object"),
+        (b'{"a": [{"b": 1, "b": 1}]}', "the name 'b' is there twice"),
+        (b'{"\\n": 1, "\\n": 2}', "the name '\\n' is there twice"),
+    ],
+)
+def test_a_payload_is_one_object_strictly(payload: bytes | None, reason: str | None) -> None:
+    assert fault(payload) == reason
+
+
+@pytest.mark.parametrize(
+    ("value", "huge"),
+    [
+        ("1e999", False),
+        ("-1.5E-999", False),
+        ("1e1000", True),
+        ('"1,5e+1,0,0,0"', True),
+        ('"1e-\\u0661\\u0660\\u0660\\u0660"', True),
+        ("9" * 1000, False),
+        ("9" * 1001, True),
+        ('"' + "9" * 1001 + '"', True),
+        ("0." + "0" * 999, True),
+        ('"a note"', False),  # Spark says itself that this is no decimal
+        ("[1e1000]", False),
+        ("null", False),
+    ],
+)
+def test_a_decimal_that_spark_would_round_for_hours(value: str, huge: bool) -> None:
+    inner = StructType().add("n", DecimalType(3, 0)).add("s", StringType())
+    kind = StructType().add("n", DecimalType(10, 2)).add("s", StringType())
+    kind = kind.add("m", MapType(StringType(), ArrayType(inner)))
+    reason = "n is not decimal(10,2)" if huge else None
+    assert fault(b'{"n": %s, "s": 1e1000}' % value.encode(), forbidden(kind)) == reason
+    within = b'{"m": {"s": [], "x": [null, {"s": 1e1000, "n": %s}]}}' % value.encode()
+    said = "m is not map<string,array<struct<n:decimal(3,0),s:string>>>" if huge else None
+    assert fault(within, forbidden(kind)) == said
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)  # fmt: skip
+
+
+@settings(max_examples=examples(100))
+@given(st.dictionaries(st.text(), JSON))
+def test_what_json_writes_is_one(document: dict[str, Any]) -> None:
+    assert fault(json.dumps(document).encode()) is None
+
+
+@settings(max_examples=examples(200))
+@given(st.binary())
+def test_no_bytes_break_it(payload: bytes) -> None:
+    assert fault(payload) is None or isinstance(fault(payload), str)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_a_file_for_each_stretch_of_a_date(tmp_path: Path) -> None:
+    schema = pa.schema([("a", pa.int64())])
+    rows = pa.RecordBatch.from_pydict({"a": [1, 2]}, schema=schema)
+    writer = DateWriter(tmp_path, "event_date", schema)
+    writer.write("2025-01-01", rows.slice(0, 0))
+    for date in ("2025-01-01", "2025-01-01", "2025-01-02"):
+        writer.write(date, rows)
+    files = writer.finish()
+    assert [(each.date, each.rows) for each in files] == [("2025-01-01", 4), ("2025-01-02", 2)]
+    for each in files:
+        assert Path(each.path).parent.as_posix() == f"event_date={each.date}"
+        assert (tmp_path / each.path).stat().st_size == each.size
+    writer.write("2025-01-03", rows)
+    writer.discard()
+    assert [each for each in tmp_path.rglob("*") if each.is_file()] == []
+
+
+def test_the_last_id_of_a_date() -> None:
+    for date in ("1970-01-01", "2025-11-20", "9999-12-30"):
+        last, _ = last_id(date)
+        assert (date_of(last), date_of(last + 1) > date) == (date, True)
+
+
+# --- two tables in step ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    return Archive(tmp_path / "archive", create=True)
+
+
+def made(archive: Archive) -> tuple[ArchiveTable, ArchiveTable]:
+    archive.derived("orders", PARSED, parsed_columns())
+    pair = opened(archive, "orders")
+    assert pair is not None
+    return pair
+
+
+def unfit(table: ArchiveTable, *ids: str) -> list[WrittenFile]:
+    schema = quarantine_columns().remove(0)
+    names = [each for each in schema.names if each != "id"]
+    columns: dict[str, list[Any]] = {name: [None] * len(ids) for name in names}
+    writer = DateWriter(table.folder, "date", schema)
+    batch = pa.RecordBatch.from_pydict(columns | {"id": list(ids)}, schema=schema)
+    writer.write("2025-01-01", batch)
+    return writer.finish()
+
+
+def ids(archive: Archive) -> list[str]:
+    table = deltalake.DeltaTable(str(archive.folder("orders", QUARANTINE)))
+    found: list[str] = table.to_pyarrow_table()["id"].to_pylist()
+    return sorted(found)
+
+
+def at(ms: int) -> dict[tuple[str, int], Position]:
+    return {("orders", 0): Position((ms, 0))}
+
+
+def test_what_is_owed_is_paid_when_the_pair_is_opened(archive: Archive) -> None:
+    table, quarantine = made(archive)
+    for number in (1, 2):
+        files = unfit(quarantine, f"{number}-0")
+        table.append([], at(number), owed=Owed(quarantine.note.batch, tuple(files)))
+        pair = opened(archive, "orders")  # killed in between
+        assert pair is not None
+        table, quarantine = pair
+        assert table.note.batch == quarantine.note.batch == number
+        assert quarantine.positions == at(number)
+    assert ids(archive) == ["1-0", "2-0"]
+    again = opened(archive, "orders")
+    assert again is not None
+    assert again.quarantine.version == quarantine.version, "it is paid once"
+
+
+def test_what_is_owed_and_gone_is_told(archive: Archive) -> None:
+    table, quarantine = made(archive)
+    (file,) = unfit(quarantine, "1-0")
+    table.append([], at(1), owed=Owed(0, (file,)))
+    (quarantine.folder / file.path).unlink()
+    with pytest.raises(storage.ArchiveDamagedError, match="is missing"):
+        opened(archive, "orders")
+
+
+@pytest.mark.parametrize("path", ["../../tables/orders/x.parquet", "/etc/passwd"])
+def test_a_file_that_is_owed_lies_in_its_table(archive: Archive, path: str) -> None:
+    table, _ = made(archive)
+    table.append([], at(1), owed=Owed(0, (WrittenFile(path, "2025-01-01", 0, 1, 1, ZERO, ZERO),)))
+    with pytest.raises(Refused, match="is not a path below"):
+        opened(archive, "orders")
+
+
+def test_a_table_grows_and_never_changes(archive: Archive) -> None:
+    table, _ = made(archive)
+    more = pa.schema([("a", pa.int64()), ("b", pa.list_(pa.struct([("c", pa.string())])))])
+    table.grow(more)
+    version = table.version
+    table.grow(more)
+    assert table.version == version
+    assert table.has_just(pa.schema([*parsed_columns(), *more]))
+    assert not table.has_just(parsed_columns())
+    for wrong in (("a", pa.string()), ("A", pa.int64()), ("b", pa.list_(pa.string()))):
+        with pytest.raises(Refused, match="columns are added, never changed"):
+            table.grow(pa.schema([wrong]))
+
+
+def test_chunks_go_on_in_each_partition_and_never_back(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition that is far ahead of the dates of a chunk stays where it is."""
+    monkeypatch.setattr(parsed, "CHUNK", 1)
+    raw = archive.table("orders", create=True)
+    assert raw is not None
+    table, _ = made(archive)
+
+    def raw_files(partition: int, *days: int) -> list[WrittenFile]:
+        found = []
+        for day in days:
+            name = f"date={date_of(day * DAY)}/partition={partition}/{day}.parquet"
+            place = (date_of(day * DAY), partition, 1, 1)
+            found.append(WrittenFile(name, *place, (day * DAY, 0), (day * DAY + 5, 0)))
+        return found
+
+    files = raw_files(0, 1, 2, 3) + raw_files(1, 3, 4)
+    ends = {("orders", 0): Position((3 * DAY + 5, 0)), ("orders", 1): Position((4 * DAY + 5, 0))}
+    monkeypatch.setattr(raw, "files", lambda: files)
+    raw.append([], ends)
+    table.append([], {("orders", 1): Position((3 * DAY + 5, 9))})
+    known = dict(table.positions)
+    seen: list[str] = []
+    for taken, reached in parsed._chunks(raw, table):
+        for place, position in reached.items():
+            assert position.id >= known.get(place, Position(ZERO)).id
+            known[place] = position
+        seen += [each.path for each in taken]
+    assert len(seen) == len(set(seen)) >= 4
+    assert {place: each.id for place, each in known.items()} == {
+        place: each.id for place, each in ends.items()
+    }
+    assert list(parsed._chunks(raw, raw)) == []
+
+
+def test_a_partition_that_was_made_anew_and_is_empty_stops_no_other(archive: Archive) -> None:
+    raw = archive.table("orders", create=True)
+    assert raw is not None
+    table, _ = made(archive)
+    table.append([], {("orders", 0): Position((9, 0)), ("orders", 1): Position((9, 0))})
+    raw.append([], {("orders", 0): Position(ZERO, 0), ("orders", 1): Position((10, 0))})
+    assert [reached for _, reached in parsed._chunks(raw, table)] == [
+        {("orders", 1): Position((10, 0))}
+    ]
+    raw.append([], {("orders", 0): Position((8, 0))})
+    with pytest.raises(Refused, match="was put back behind what is parsed"):
+        list(parsed._chunks(raw, table))

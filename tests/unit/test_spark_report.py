@@ -1,0 +1,359 @@
+"""A report without Spark: what counts as wrong, what has changed, and a page that harms nobody."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from streamqd.admin.fleet import Behind, GroupStatus, StatusView
+from streamqd.admin.reading import Unreadable
+from streamqd.cli import cli
+from streamqd.errors import Refused
+from streamqd.spark.pipelines import report as reports
+from streamqd.spark.pipelines.report_findings import FORMAT, compared, judged
+from streamqd.spark.pipelines.report_page import page
+
+NOW = 1_763_600_000_000
+EVIL = "\"'><script>alert(1)</script><img src=http://example.com/x>\x1b[31m\u202e{{ 7*7 }}&amp;"
+VOID = {"meta", "br"}
+OPEN = {"td", "th", "tr"}  # tags that HTML lets one leave open
+
+GROUP = GroupStatus(
+    topic="orders", group="billing", partitions=4, owned=4, condition="ready",
+    condition_partitions=4, longest_run_seconds=None, reason="", rate=2.0, lag=0, pending=0,
+    delayed=0, dead_letters=0, oldest_unix_ms=None,
+)  # fmt: skip
+LATE = Behind("orders", "billing", 90, NOW - 600_000, 3.0, [0])
+FLEET = StatusView("main", NOW, [], {}, [], [], [], [], [], {}, [])
+
+
+def living(*groups: GroupStatus, behind: list[Behind] | None = None, **more: Any) -> StatusView:
+    """A fleet with an instance that is alive."""
+
+    class Alive:
+        instance, state = "west-1", "working"
+
+    alive: Any = Alive()
+    return replace(FLEET, instances=[alive], groups=[*groups], behind=behind or [], **more)
+
+
+def topic(name: str = "orders", *held: int, **more: Any) -> dict[str, Any]:
+    """A topic with so many entries in each partition."""
+    partitions = [
+        {"partition": at, "entries": each, "bytes": each, "first_unix_ms": NOW, "last_unix_ms": NOW}
+        for at, each in enumerate(held)
+    ]
+    return {
+        "topic": name, "live": True, "partition_count": len(held), "entries": sum(held),
+        "bytes": sum(held), "letters": 0, "partitions": partitions, "keys": [], "causes": [],
+        "width_ms": 1000, "timeline": [{"at_unix_ms": NOW, "entries": 1, "letters": 1}],
+        "fields": None,
+    } | more  # fmt: skip
+
+
+def cause(letters: int, **more: Any) -> dict[str, Any]:
+    told = dict.fromkeys(("place", "error_class", "error_message", "reason", "handler"), "")
+    return {
+        "group": "billing", "fingerprint": "f", "letters": letters, "first_unix_ms": NOW,
+        "last_unix_ms": NOW, "p50_ms": 1, "p99_ms": None, "id": "0:1-0",
+    } | told | more  # fmt: skip
+
+
+def wrong(seen: StatusView, *topics: dict[str, Any]) -> list[str]:
+    """The findings in a line each."""
+    found = judged(seen, topics)["findings"]
+    return [f"{each['severity']}: {each['about']}: {each['what']}" for each in found]
+
+
+# --- what is wrong --------------------------------------------------------------------------------
+
+
+def test_a_healthy_fleet_with_a_small_topic_gets_no_advice() -> None:
+    """P7: a topic of 5 entries got advice on its partitions."""
+    hot = [{"key": "k", "crc32": 1, "entries": 5, "keys": 1}]
+    assert wrong(living(GROUP), topic("orders", 5, 0, 0, 0, keys=hot)) == []
+
+
+def test_the_worst_comes_first() -> None:
+    dying = topic("orders", 10, letters=7, causes=[cause(4, error_class="KeyError"), cause(3)])
+    stuck = replace(GROUP, group="mail", longest_run_seconds=75.0, pending=1)
+    failing = replace(GROUP, delayed=12, lag=90, pending=10)
+    unread = topic("audit", 40)
+    seen = living(failing, stuck, behind=[LATE], unreadable=[Unreadable("k", "f", "x", "y")])
+
+    found = judged(seen, [unread, topic("fine", 1), dying])
+
+    assert wrong(seen, unread, dying) == [
+        "problem: orders/billing: 90 messages unread, the oldest for 10 min 0 s, growing by 3.0/s",
+        "problem: orders/mail: has been running one message for 75 s",
+        "warning: orders/billing: 12 messages failed and waiting for the next attempt",
+        "warning: orders: 7 dead letters, 57% of them KeyError in the group billing",
+        "warning: fleet main: 1 value in Redis cannot be read",
+        "note: audit: no group reads it",
+    ]
+    assert [each["topic"] for each in found["topics"]] == ["orders", "audit", "fine"]
+
+
+def test_a_topic_stands_where_its_worst_finding_does() -> None:
+    seen = living(GROUP, replace(GROUP, topic="mail", delayed=1), behind=[LATE])
+    uneven = topic("orders", 900, 100)
+    assert [each.partition(":")[0] for each in wrong(seen, topic("mail", 9), uneven)] == [
+        *("problem", "warning", "note"),
+    ]
+    found = judged(seen, [topic("mail", 9), uneven])["topics"]
+    assert [each["topic"] for each in found] == ["orders", "mail"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "severity"), [(29, []), (30, ["warning"]), (299, ["warning"]), (300, ["problem"])]
+)
+def test_lag_is_judged_by_the_age_of_the_oldest(seconds: int, severity: list[str]) -> None:
+    late = replace(LATE, since_unix_ms=NOW - seconds * 1000, lag_per_second=None)
+    found = judged(living(GROUP, behind=[late]), [topic("orders", 1)])["findings"]
+    assert [each["severity"] for each in found] == severity
+
+
+def test_a_condition_says_where_and_why() -> None:
+    broken = replace(GROUP, condition="circuit-open", condition_partitions=2, reason="OSError")
+    assert wrong(living(broken), topic()) == [
+        "problem: orders/billing: circuit open in 2 of 4 partitions: OSError"
+    ]
+    stopped = replace(GROUP, condition="stopped", lag=3)
+    assert wrong(living(stopped), topic()) == ["warning: orders/billing: stopped"]
+
+
+def test_without_an_instance_the_fleet_is_named_and_not_each_group() -> None:
+    free = replace(GROUP, condition="free", lag=5)
+    assert wrong(replace(FLEET, groups=[free]), topic()) == [
+        "problem: fleet main: no instance is alive"
+    ]
+    assert wrong(living(free), topic()) == ["problem: orders/billing: no owner"]
+
+
+def test_skew_names_the_key_or_the_number_of_partitions() -> None:
+    one = [{"key": "k", "crc32": 0, "entries": 900, "keys": 3}]
+    full = topic("orders", 1000, 100, 100, 100, keys=one)
+    assert wrong(living(GROUP), full) == [
+        "note: orders: partition 0 of 4 holds 77% of the entries, one key 69%: divide that key"
+    ]
+    # Eight keys that share a partition of two, and would be alone in four.
+    many = [{"key": "k", "crc32": each % 2 * 2, "entries": 100, "keys": 8} for each in range(8)]
+    uneven = judged(living(GROUP), [topic("orders", 900, 200, keys=many)])["findings"]
+    assert [(each["what"], each["command"]) for each in uneven] == [
+        (
+            "partition 0 of 2 holds 82% of the entries; of 4 partitions the fullest would hold 43%",
+            "streamqd topic grow orders 4",
+        )
+    ]
+
+
+def test_every_command_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMQ_REDIS__URL", "redis://127.0.0.1:1/0")
+    broken = replace(GROUP, condition="circuit-open", lag=5, delayed=2)
+    fields = {"fits": 0, "bad": 1, "rows": []}
+    dying = topic("orders", 900, 200, letters=1, causes=[cause(1)], fields=fields)
+    bad = [Unreadable("k", "f", "x", "y")]
+    for seen in (living(broken, behind=[LATE], unreadable=bad), FLEET):
+        for each in judged(seen, [dying, topic("audit", 3)])["findings"]:
+            program, *words = shlex.split(each["command"])
+            done = CliRunner().invoke(cli, words)
+            assert (program, done.exit_code) == ("streamqd", 4), done.output
+
+
+# --- what has changed -----------------------------------------------------------------------------
+
+
+def document(seen: StatusView, *topics: dict[str, Any]) -> dict[str, Any]:
+    """A report's figures, compared with none."""
+    made = {
+        "format": FORMAT, "version": "1", "made_unix_ms": NOW, "since_unix_ms": None,
+        "until_unix_ms": NOW, "seconds": 1.0,
+        "asked": {"topics": [], "archive": EVIL, "since": False, "until": True},
+        **judged(seen, topics),
+    }  # fmt: skip
+    return made | compared(None, made)
+
+
+def test_changes_are_told_the_worst_first() -> None:
+    before = document(living(GROUP), topic("orders", 5), topic("gone", 3))
+    grown = replace(GROUP, lag=70, delayed=0)
+    dying = topic("orders", 5, letters=4, causes=[cause(4, error_class="KeyError")])
+    now = document(living(grown), dying)
+
+    assert compared(before, now) == {
+        "compared_with": NOW,
+        "changes": [
+            {"what": "orders/billing: unread", "before": 0, "now": 70},
+            {"what": "orders/billing: dead of KeyError", "before": 0, "now": 4},
+            {"what": "partitions of gone", "before": 1, "now": 0},
+            {"what": "entries of gone", "before": 3, "now": 0},
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"format": "streamqd-report/1"}, "another version"),
+        ({"asked": {"topics": ["one"]}}, "of other topics"),
+        ({"measures": [1]}, "cannot be read"),
+        ({"made_unix_ms": True}, "cannot be read"),
+        ({"made_unix_ms": 1 << 60}, "cannot be read"),
+    ],
+)
+def test_a_last_report_that_cannot_serve_is_named(wrong: dict[str, Any], sentence: str) -> None:
+    now = document(living(GROUP), topic("orders", 5))
+    found = compared(now | wrong, now)
+    assert found["changes"] == []
+    assert sentence in found["compared_with"]
+    assert sentence in Reader(page(now | found)).words
+
+
+def test_only_numbers_of_the_last_report_count() -> None:
+    now = document(living(GROUP), topic("orders", 5))
+    told = {"entries of orders": "5", "a": True, "b": 1 << 60, "c": 1.5, "d" * 501: 1, EVIL: 3}
+    found = compared(now | {"measures": told}, now)
+    assert [each["what"] for each in found["changes"]] == [
+        *(EVIL, "entries of orders", "partitions of orders")
+    ]
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+class Reader(HTMLParser):
+    """Collects what a page is made of; fails where tags do not close."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.words = ""
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_startendtag(tag, attrs)
+        if tag not in VOID | OPEN:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in OPEN:
+            assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def hostile() -> dict[str, Any]:
+    """A report in which every text is a stranger's."""
+    texts = ("fingerprint", "id", "place", "error_class", "error_message", "reason", "handler")
+    row = dict.fromkeys(("name", "type", "least", "greatest"), EVIL)
+    row |= {"count": 3, "nulls": 0, "distinct": 1, "top": [{"item": EVIL, "count": 3}]}
+    held = topic(
+        EVIL, 8, 2000,
+        keys=[{"key": EVIL, "crc32": 3, "entries": 1900, "keys": 1}],
+        letters=2, causes=[cause(2, group=EVIL, **dict.fromkeys(texts, EVIL))],
+        timeline=[{"at_unix_ms": NOW + at, "entries": 1, "letters": at} for at in (0, 5000)],
+        fields={"fits": 1, "bad": 1, "rows": [row]},
+    )  # fmt: skip
+    group = replace(GROUP, topic=EVIL, group=EVIL, condition=EVIL, reason=EVIL, delayed=2)
+    seen = living(group, behind=[replace(LATE, topic=EVIL, group=EVIL)], fleet=EVIL)
+    made = document(seen, held)
+    return made | compared(made | {"measures": {EVIL: 3}}, made)
+
+
+def test_the_page_escapes_everything_and_asks_for_nothing() -> None:
+    text = page(hostile())
+    read = Reader(text)
+    assert not {"script", "img", "link", "iframe", "object", "base"} & {*read.tags}
+    names = {name for name, _ in read.attributes}
+    assert not {name for name in names if name.startswith("on")} | ({"src", "srcset"} & names)
+    links = {value for name, value in read.attributes if name in ("href", "action")}
+    assert all(each.startswith("#") for each in links)
+    assert "url(" not in text
+    assert "@import" not in text
+    assert "default-src 'none'" in text
+    assert read.words.count("alert(1)") > 20
+    assert "{{ 7*7 }}" in read.words
+    assert not {"\x1b", "\u202e"} & {*text}
+
+
+def test_the_page_has_the_plots_and_the_figures() -> None:
+    text = page(hostile())
+    read = Reader(text)
+    assert read.tags.count("svg") == 2
+    assert read.tags.count("rect") >= 4
+    assert not {"desc", "defs"} & {*read.tags}
+    for words in ("2,008", "streamqd retry list", "1,900", "Since 2025-11-20 00:53:20"):
+        assert words in read.words
+
+
+def test_a_long_text_is_cut() -> None:
+    made = document(living(GROUP), topic("x" * 100_000, 1))
+    assert len(page(made)) < 40_000
+
+
+def test_times_that_no_calendar_has_are_left_out() -> None:
+    far = (1 << 63) - 1
+    beyond = [{"at_unix_ms": at, "entries": 1, "letters": 0} for at in (0, far // 2)]
+    made = document(living(GROUP), topic("orders", 2, timeline=beyond, width_ms=far // 60))
+    made["causes"] = [{"topic": "orders", **cause(1, last_unix_ms=far)}]
+    assert Reader(page(made)).tags.count("svg") == 1
+
+
+def test_the_page_without_topics() -> None:
+    words = Reader(page(document(living()))).words
+    assert "There are no topics" in words
+    assert "this is the first report" in words
+
+
+# --- the folder -----------------------------------------------------------------------------------
+
+
+def test_a_report_is_written_and_read_again(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "out"
+    assert reports._last(out) is None
+    reports._write(out, hostile())
+    assert {each.name for each in out.iterdir()} == {"report.json", "report.html"}
+    assert reports._last(out) == json.loads(json.dumps(hostile()))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"format": "another"}', "[" * 100_000, '{"format": 7}', "\xff"]
+)
+def test_what_is_no_report_is_never_replaced(tmp_path: Path, text: str) -> None:
+    (tmp_path / "report.json").write_text(text, "latin-1")
+    with pytest.raises(Refused, match="is not of a report"):
+        reports._last(tmp_path)
+
+
+def test_where_a_report_may_go(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path)
+    for name in ("file", "link"):
+        with pytest.raises(Refused, match="not a folder"):
+            reports._last(tmp_path / name)
+    with pytest.raises(Refused, match="cannot be written"):
+        reports._write(tmp_path / "file" / "below", document(living()))
+
+
+def test_nothing_stays_of_a_report_that_could_not_be_written(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "report.html").mkdir(parents=True)
+    with pytest.raises(Refused, match="cannot be written"):
+        reports._write(out, document(living()))
+    assert [each.name for each in out.iterdir()] == ["report.html"]
