@@ -338,6 +338,7 @@ def test_stacks_are_shown_while_threads_come_and_go(spawn: Start, capfd, monkeyp
     shown = capfd.readouterr().err
     assert "in run" in shown
     assert "in churn" in shown
+    assert "Stack (most recent" in shown  # of one thread: the signal itself looks at no other
 
 
 @pytest.mark.fault("F33")
