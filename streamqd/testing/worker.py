@@ -260,7 +260,9 @@ class Worker:
                 failure = handlers.redacted(failure, self._loaded.redact)
                 print_ = handlers.Description(error).fingerprint(self._reference)
                 fields = dead_letters.letter(
-                    message, self._delivery, self._reference, reason, failure,
+                    message, self._delivery, self._reference, reason,
+                    error_class=failure.error_class, error=failure.message,
+                    traceback=failure.traceback,
                     attempts=message.attempt, crashes=crashes, fingerprint=print_,
                 )  # fmt: skip
                 return self._dead(message, reason, crashes, now, fields, error)

@@ -16,7 +16,6 @@ from streamqd.message import (
     Message,
     has_field,
 )
-from streamqd.model import Failed
 from streamqd.policy.fingerprint import fingerprint
 
 BOOKKEEPING = 2048  # bytes of names, and of fields that are ours
@@ -69,13 +68,18 @@ def letter(
     delivery: Delivery,
     handler: str,
     reason: str,
-    failure: Failed,
     *,
+    error_class: str,
+    error: str,
+    traceback: str,
     attempts: int,
     crashes: int,
     fingerprint: str,
 ) -> dict[bytes, bytes]:
-    """Return the context of a dead letter. `failedAt` is added by the script, by its clock."""
+    """Return the context of a dead letter. `failedAt` is added by the script, by its clock.
+
+    `error` is what the error says of itself; each text is "" where there is none.
+    """
     topic, partition = message.origin
     fields = {
         b"originalTopic": topic.encode(),
@@ -87,9 +91,9 @@ def letter(
         b"attempts": str(attempts).encode(),
         b"crashes": str(crashes).encode(),
         b"reason": reason.encode("utf-8", "replace"),
-        b"errorClass": failure.error_class.encode("utf-8", "replace"),
-        b"errorMessage": failure.message.encode("utf-8", "replace"),
-        b"traceback": failure.traceback.encode("utf-8", "replace"),
+        b"errorClass": error_class.encode("utf-8", "replace"),
+        b"errorMessage": error.encode("utf-8", "replace"),
+        b"traceback": traceback.encode("utf-8", "replace"),
         b"fingerprint": fingerprint.encode(),
     }
     if _forgiven(message):
@@ -111,7 +115,9 @@ def unhandled(
         delivery,
         handler,
         reason,
-        Failed("", text, "", ()),
+        error_class="",
+        error=text,
+        traceback="",
         attempts=retries,
         crashes=crashes,
         fingerprint=fingerprint(what, "", handler),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from random import random
 
 from streamqd import handlers, logs
@@ -221,7 +220,9 @@ class Verdicts:
             self._delivery,
             handler,
             verdict.reason,
-            replace(failure, message=judged.text, traceback=judged.traceback),
+            error_class=failure.error_class,
+            error=judged.text,
+            traceback=judged.traceback,
             attempts=attempt,
             crashes=crashes,
             fingerprint=judged.fingerprint or fingerprint(failure.error_class, "", handler),
