@@ -72,7 +72,7 @@ def pipeline() -> None:
 @ARCHIVE
 @click.option("--every", type=DURATION, help="Do it again and again, so long after the last.")
 @click.option(
-    "--batch-rows", type=click.IntRange(1, 10_000_000), default=1_000_000, show_default=True,
+    "--batch-rows", type=click.IntRange(1, 10_000_000), default=4_000_000, show_default=True,
     help="Entries of one batch at most.",
 )  # fmt: skip
 @click.option(

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TIMEOUT = 10.0  # seconds that one exchange with Redis may take
-BATCH_ROWS = 1_000_000
+BATCH_ROWS = 4_000_000  # each batch costs Java most of a CPU second
 FETCH_ROWS = 5_000  # of one page; `fetchBytes` bounds it before that when entries are large
 
 
