@@ -14,6 +14,7 @@ The words behind the language of a fence are for this reader; Markdown shows the
     ```python spark             left to the tests of Spark, which have a session
     ```text                     what the last commands have printed, all of it
     ```text first               lines that a running command prints, in any order
+    ```text folder=/data        files that are in this folder now
     ```                         a picture
 
 In what is printed `…` stands for anything in its line, and for any lines when alone in one. Ids,
@@ -32,11 +33,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from tests.pages.shell import Terminal, matches, seen
+from tests.pages.shell import Terminal, alike, matches, seen
 
 FIRST = "first"
 ID = re.compile(r"\d+:\d{13}-\d+")  # of a dead letter
-KEYS = {"Ctrl-C": "\x03"}
+KEYS = {"Ctrl-C": "\x03", "Ctrl-D": "\x04"}
 FENCE = re.compile(r"^```(\S*)[ ]*([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"^# ([\w./-]+\.\w+)$")
 
@@ -102,9 +103,7 @@ class Reader:
 
     def obey(self, fence: Fence) -> None:
         """Do what one block says."""
-        text = fence.text
-        for old, new in self._replaced.items():
-            text = text.replace(old, new)
+        text = self.mine(fence.text)
         needed = fence.options.get("needs", "bash")
         if not fence.language or {"setup", "spark"} & {*fence.words} or not shutil.which(needed):
             return
@@ -112,12 +111,21 @@ class Reader:
         if fence.language == "sh":
             self._last = fence.words[0] if fence.words else FIRST
             self._type(self.terminal(self._last), fence, text)
+        elif "folder" in fence.options:
+            here = self.terminal(FIRST).folder
+            _find(here / self.mine(fence.options["folder"]), seen(text))
         elif fence.language == "text":
             self._compare(self.terminal(name), seen(text))
         else:
             assert fence.file, "it does not say which file it is"
             (self.terminal(FIRST).folder / fence.file).write_text(text)
         self.done += 1
+
+    def mine(self, text: str) -> str:
+        """A text of a page with what stands on this machine for the page's places."""
+        for old, new in self._replaced.items():
+            text = text.replace(old, new)
+        return text
 
     def terminal(self, name: str) -> Terminal:
         """The terminal of this name, which is opened where the first one is."""
@@ -152,6 +160,12 @@ class Reader:
         assert matches(expected, printed), _difference(expected, printed)
         shown, real = (ID.findall("\n".join(lines)) for lines in (expected, printed))
         self._replaced |= dict(zip(shown, real, strict=False))
+
+
+def _find(folder: Path, expected: list[str]) -> None:
+    there = [str(each.relative_to(folder)) for each in folder.rglob("*")]
+    for line in expected:
+        assert any(alike(line, each) for each in there), f"{folder} has no {line}, but {there}"
 
 
 def _difference(expected: list[str], printed: list[str]) -> str:

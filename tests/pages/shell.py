@@ -29,7 +29,7 @@ VOLATILE = (
 
 def same(line: str) -> str:
     """A line without what differs from run to run, and as it stays on the screen at last."""
-    line = line.rpartition("\r")[2]
+    line = line.rstrip("\r").rpartition("\r")[2]
     for pattern, word in VOLATILE:
         line = pattern.sub(word, line)
     return line.strip()

@@ -6,8 +6,9 @@ import gzip
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -24,7 +25,9 @@ TUTORIALS = {page.stem: page for page in sorted((ROOT / "docs" / "tutorial").glo
 QUESTION = re.compile(r"^\|.*\| `(streamqd [^`]+)` \|$", re.MULTILINE)
 
 
-def make_reader(home: Path, patience: float = 30.0) -> Reader:
+def make_reader(
+    home: Path, patience: float = 30.0, replaced: Mapping[str, str] = MappingProxyType({})
+) -> Reader:
     """One who has installed streamqd, has a clone in ~/streamqd, and nothing else of ours."""
     foreign = ("STREAMQ", "PYTHON", "COLUMNS", "LINES")
     kept = {name: text for name, text in os.environ.items() if not name.startswith(foreign)}
@@ -32,7 +35,7 @@ def make_reader(home: Path, patience: float = 30.0) -> Reader:
     kept["STREAMQ_HTTP__BIND"] = f"127.0.0.1:{port}"
     kept["PATH"] = f"{Path(sys.executable).parent}:{kept['PATH']}"
     (home / "streamqd").symlink_to(ROOT)
-    return Reader(home, kept, {"9464": port, "8000": str(free_port())}, patience)
+    return Reader(home, kept, {"9464": port, "8000": str(free_port()), **replaced}, patience)
 
 
 @pytest.fixture

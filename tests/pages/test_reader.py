@@ -14,13 +14,29 @@ DOCS = ROOT / "docs"
 IMAGES = DOCS / "images"
 BYTES_MAX = 150_000  # of one picture, which stays in the history for good
 
-TRUE = """\
+TRUE = r"""\
 ```sh
 echo "it took 3s"
 ```
 
 ```text
 it took 5s
+```
+
+```sh
+printf 'over\rwritten\r\n'
+```
+
+```text
+written
+```
+
+```sh
+touch a.parquet
+```
+
+```text folder=.
+….parquet
 ```
 
 ```sh other until="ready"
@@ -38,7 +54,9 @@ bash -c 'exit 7'
 LIES = {
     "a command that does not exist": ("echo", "ehco"),
     "an output that is another": ("it took 5s", "it took long"),
+    "a line that was written over": ("\nwritten\n", "\nover\n"),
     "an output that is longer": ("it took 5s", "it took 5s\nand more"),
+    "a file that is not there": ("\n….parquet", "\n….csv"),
     "an exit code": ("code=7", "code=8"),
     "a line that never comes": ("\ntwo\n", "\nthree\n"),
     "an event that never comes": ('until="ready"', 'until="done"'),
