@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from streamqd import config
-from streamqd.spark import offsets
+from streamqd.spark import offsets, options
 from streamqd.spark.form import OptionsError
 from streamqd.spark.offsets import EARLIEST, LATEST, Bound
 from streamqd.spark.options import (
@@ -22,6 +24,7 @@ from streamqd.spark.options import (
 )
 
 URL = "redis://localhost:6379/0"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "spark-options.md"
 
 
 def read(**options: object) -> ReadOptions:
@@ -326,3 +329,25 @@ def test_an_archive_is_not_an_option_of_the_source() -> None:
     for name in ("tier", "archivePath"):
         [problem] = problems(**{name: "all"})
         assert "streamqd.spark.read_topic" in problem
+
+
+def test_the_page_has_every_option_with_its_default() -> None:
+    sections = re.split(r"^##+ (.*)\n", PAGE.read_text(), flags=re.MULTILINE)
+    parts = dict(zip(sections[1::2], sections[2::2], strict=True))
+    told = [
+        (name, default)
+        for part in ("Connection", "Reading", "Writing")
+        for names, defaults in re.findall(r"^\| (`[^|]+`) \|([^|]*)\|", parts[part], re.MULTILINE)
+        for name, default in itertools.zip_longest(
+            re.findall(r"`(\w+)`", names), defaults.strip().split(", ")
+        )
+        if name
+    ]
+
+    assert {name for name, _ in told} == {*options._NAMES}
+    checked = [pair for pair in told if re.fullmatch(r"true|false|\d+( MiB|[md])?", str(pair[1]))]
+    assert len(checked) > 20
+    for name, default in checked:
+        given, more = {name: str(default)}, {"group": "g"} if name == "holdRetention" else {}
+        assert read(**given, **more) == read(**more), name
+        assert write(**given) == write(), name
