@@ -178,7 +178,7 @@ class RollingReplacement:
         # used up.
         unit = self._next_of_reload() or next(iter(self._wanted))
         partition = partitions[unit]
-        if partition.standby is not None:
+        if partition.slot.standby_pid:
             return  # it was made with the code of before: `wishes` sends it away first
         reason = self._wanted.pop(unit)
         if partition.child is None or partition.stop_reason or partition.phase is not Phase.HELD:

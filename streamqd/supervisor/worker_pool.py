@@ -164,8 +164,8 @@ class WorkerPool:
         assert child is not None
         partition.spread = random()
         self._clear_for_next(partition, paused=paused)
-        partition.slot.standby_pid = partition.slot.warm_pid = 0
         partition.started_as(child, time.monotonic())
+        partition.slot.standby_pid = partition.slot.warm_pid = 0
         partition.slot.add("restarts")
         child.send(self._assignment(partition).packed())
         logs.event(
@@ -178,11 +178,13 @@ class WorkerPool:
         if child is None:
             return
         partition.standby = None
-        partition.slot.standby_pid = partition.slot.warm_pid = 0
+        partition.slot.warm_pid = 0
         if warm:
+            # Its pid stays in the slot: if this process is killed, `_kill_orphans` needs it.
             child.send(STOP)
         else:
             child.kill_group()
+            partition.slot.standby_pid = 0
         self.dismissed.append(Dismissed(child, partition, "unneeded", time.monotonic()))
 
     def kill_standby(self, partition: PartitionState) -> None:
@@ -198,7 +200,9 @@ class WorkerPool:
     def tend_dismissed(self, now: float) -> None:
         """Collect the dismissed that have ended; kill those that do not."""
         for one in list(self.dismissed):
-            exit_ = one.child.reap()
+            slot, exit_ = one.partition.slot, one.child.reap()
+            if slot.standby_pid == one.child.pid and (exit_ is not None or one.killed_at):
+                slot.standby_pid = 0
             if exit_ is None:
                 if not one.killed_at and now - one.since > ON_STOP_SECONDS:
                     one.killed_at = now
@@ -206,7 +210,6 @@ class WorkerPool:
                     one.child.kill_group()
                 continue
             self.dismissed.remove(one)
-            slot = one.partition.slot
             if slot.leaving_pid == one.child.pid:
                 slot.leaving_pid = 0
             well = exit_.code in ORDERLY or one.reason == "unneeded"

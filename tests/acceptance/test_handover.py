@@ -37,6 +37,19 @@ def on_stop():
         time.sleep(0.002)
     ledger.tell("stop", "")
 """
+PROGRAM = """
+import subprocess
+
+without_program, plain_stop = on_start, on_stop
+
+def on_start(context):
+    subprocess.Popen(["tail", "-f", "/dev/null"])
+    without_program(context)
+
+def on_stop():
+    ledger.tell("stopping", "")
+    plain_stop()
+"""
 FAST = {"kind": "fixed", "base": "10ms", "jitter": "none"}
 LOOP = {"crash_loop": 3, "crash_cooldown": "1h", "crash_backoff": FAST}
 
@@ -454,6 +467,25 @@ def test_a_killed_supervisor_leaves_no_standby_behind(hooked: NewDaemon):
         daemon.wait_run(uid)
         daemon.signal(signal.SIGHUP)
         warm_standby(daemon)
+        daemon.kill()
+        daemon.wait_gone(5.0)
+
+
+def test_a_killed_supervisor_leaves_nothing_of_a_standby_that_was_ending(hooked: NewDaemon):
+    """The kernel ends the standby itself, but not the program that it has started."""
+    daemon = hooked()
+    daemon.write_code(daemon.module_path.read_text() + PROGRAM)
+    with daemon:
+        (uid,) = daemon.send(["await go"])
+        daemon.wait_run(uid)
+        put(daemon, "lingering")
+        daemon.signal(signal.SIGHUP)
+        new = warm_standby(daemon)
+        daemon.signal(signal.SIGTERM)
+        daemon.wait_for(
+            lambda: new in {each.pid for each in daemon.ledger.records("stopping")},
+            what="the end of the standby",
+        )
         daemon.kill()
         daemon.wait_gone(5.0)
 

@@ -84,8 +84,9 @@ class Fleet:
             match action:
                 case ForkStandby():
                     partition.standby = self.process()
+                    partition.slot.standby_pid = partition.standby.pid
                 case DismissStandby():
-                    partition.standby = None
+                    partition.standby_ended()
                 case StopWorker(_, reason):
                     partition.stop_reason = partition.stop_reason or reason
                 case DismissWorker(_, unexplained):
@@ -102,7 +103,8 @@ class Fleet:
         elif step == "boot" and partition.child is None:
             if partition.phase is Phase.REFENCING:
                 partition.answered(Reply("OK", [b"8"]), self.now)
-            following, partition.standby = partition.standby, None
+            following = partition.standby
+            partition.standby_ended()
             self.start(partition, following)
         elif step == "warm" and partition.standby is not None:
             partition.slot.warm_pid = partition.standby.pid
