@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from streamqd.admin import backlog, groups, topics
-from streamqd.admin.reading import BadValues, ask, lease_views, pairs
+from streamqd.admin.reading import BadValues, Unreadable, ask, lease_views, pairs
 from streamqd.errors import Refused
 from streamqd.model import Unit
 from streamqd.store import adoption
@@ -27,20 +27,25 @@ class ConsumerRow:
 
 @dataclass(frozen=True, slots=True)
 class AdoptedGroup:
-    """What was taken over, or would be: `consumers` as they were, `entries` that were pending."""
+    """What was taken over, or would be: `consumers` as they were, `entries` that were pending.
+
+    `unreadable` are values in Redis that cannot be read: they count as missing.
+    """
 
     topic: str
     group: str
     dry_run: bool
     consumers: list[ConsumerRow]
     entries: int
+    unreadable: list[Unreadable]
 
 
 def survey(store: Store, topic: str, group: str) -> AdoptedGroup:
     """Look at the foreign consumers of a group. Refused while streamqd owns a part of it."""
     count = groups.known(store, topic, group)
     units = [Unit(topic, number, group) for number in range(count)]
-    views = lease_views(store, units, BadValues())
+    bad = BadValues()
+    views = lease_views(store, units, bad)
     for unit, held in zip(units, views, strict=True):
         if held.token:
             raise _owned(unit, held.owner)
@@ -55,7 +60,8 @@ def survey(store: Store, topic: str, group: str) -> AdoptedGroup:
                 if name != CONSUMER and each[b"pending"]:
                     pending, idle = int(each[b"pending"]), int(each[b"idle"])
                     found.append(ConsumerRow(unit.partition, name, pending, idle))
-    return AdoptedGroup(topic, group, True, found, sum(row.pending for row in found))
+    entries = sum(row.pending for row in found)
+    return AdoptedGroup(topic, group, True, found, entries, bad.rows)
 
 
 def adopt(store: Store, topic: str, group: str) -> AdoptedGroup:
@@ -63,14 +69,16 @@ def adopt(store: Store, topic: str, group: str) -> AdoptedGroup:
 
     Refused while streamqd owns a part of it; what was taken until then stays taken.
     """
-    seen = survey(store, topic, group)
+    seen, bad = survey(store, topic, group), BadValues()
+    for unread in seen.unreadable:
+        bad.keep(unread)
     units = [Unit(topic, each, group) for each in range(topics.partition_count(store, topic))]
     streams = {_stream(store.keys, unit, kind): (unit, kind) for unit in units for kind in "mr"}
-    there = backlog.positions(store, list(streams), BadValues())
+    there = backlog.positions(store, list(streams), bad)
     for stream, (unit, kind) in streams.items():
         if group in there[stream]:
             _drain(store, unit, kind)
-    return AdoptedGroup(topic, group, False, seen.consumers, seen.entries)
+    return replace(seen, dry_run=False, unreadable=bad.rows)
 
 
 def _drain(store: Store, unit: Unit, kind: str) -> None:

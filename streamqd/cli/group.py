@@ -256,6 +256,7 @@ def adopt(session: Session, *, topic: str, name: str, dry_run: bool, yes: bool) 
         done = adoption.adopt(session.store, topic, name)
 
     def show() -> None:
+        unreadable(done.unreadable)
         if done.consumers:
             listing(
                 "PARTITION CONSUMER PENDING IDLE",

@@ -395,3 +395,18 @@ def test_a_foreign_group_is_adopted_while_nobody_of_ours_owns_it(
     assert "no messages taken over" in run("group", "adopt", "orders", "bill", "-y").stdout
     run("group", "adopt", "orders", "mail", code=8)
     run("group", "adopt", "hits", "bill", code=8)
+
+
+def test_adopting_names_once_what_it_cannot_read(run: Run, link: Connection, keys: Keys) -> None:
+    desk = Desk(link, keys, Unit("orders", 0, "bill"))
+    desk.add("1-0")
+    desk.fetch(1, "celery-0")
+    fence = keys.fence(*desk.unit)
+    link.execute("HSET", fence, "epoch", "abc")
+    link.execute("XGROUP", "CREATE", desk.stream, b"\xff\xfe", "0")
+    would = run("group", "adopt", "orders", "bill", "--dry-run").stderr
+    assert would.count(f"epoch of {fence} cannot be read") == 1
+    done = run("group", "adopt", "orders", "bill", "-y")
+    assert "1 message taken over" in done.stdout
+    assert done.stderr.count(f"epoch of {fence} cannot be read") == 1
+    assert done.stderr.count(f"group of {desk.stream} cannot be read") == 1
