@@ -18,10 +18,10 @@ _VALIDITY = 3  # its place: behind serial number, algorithm and issuer
 
 
 def ends_of(link: Connection) -> dict[str, float]:
-    """When each certificate of a link to one node ends, in unix seconds; none without TLS.
+    """When each certificate of a connection to one node ends, in unix seconds; none without TLS.
 
     Named by the file, or by the address of the server. A file with several authorities is left
-    out: one of them may be meant. Opens the link. Raises RedisUnavailable.
+    out: one of them may be meant. Opens the connection. Raises RedisUnavailable.
     """
     node = link.node
     encrypted = node.socket()

@@ -34,7 +34,7 @@ LEARNT_SECONDS = 60.0  # how long it counts as slow after an answer that came la
 
 
 class Doubt:
-    """Judges the silences of one link. Lives over its reconnects."""
+    """Judges the silences of one connection to a server. Lives over its reconnects."""
 
     def __init__(self, seconds: float, probe: Callable[[float], bool]) -> None:
         """`seconds`: a silence that needs no thought. `probe` asks, for so many seconds at most."""

@@ -335,7 +335,7 @@ class Node:
 def check_process(pid: int, name: str) -> None:
     """Raises RuntimeError in another process than `pid`, whose connection it is."""
     if os.getpid() != pid:
-        raise RuntimeError(f"the link {name} belongs to process {pid}; detach it")
+        raise RuntimeError(f"the connection {name} belongs to process {pid}; detach it")
 
 
 def _advice(error: RedisRefused) -> str:
