@@ -22,7 +22,10 @@ KEPT_SECONDS = 60.0  # for which an answer is kept that came too late
 
 @dataclass
 class Resolver:
-    """What the supervisor's connections ask. One child at a time for each name; none for addresses."""
+    """What the supervisor's connections ask.
+
+    One child at a time for each name; none for addresses.
+    """
 
     forget: Sequence[Callable[[], None]] = ()  # as for `process.spawn`
     _asked: dict[tuple[str, int], SubprocessTask] = field(default_factory=dict)
