@@ -73,7 +73,11 @@ def short(seconds: float | None) -> str:
 
 
 def harmless(text: str) -> str:
-    """The text, with what could begin a line, move a cursor or turn the writing around escaped."""
+    """The text with all escaped that is not printable, for a line of a log or of an error.
+
+    Stricter than `cli.output.printable`, which shows a message as it was written, with the joiners
+    and the wide spaces of its script.
+    """
     if text.isprintable():
         return text
     return "".join(
