@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.store.discovery import NOT_NOW, TopologyDiscovery, survey
+from streamqd.store.discovery import LEAST_SECONDS, NOT_NOW, TopologyDiscovery, survey
 from streamqd.store.endpoint import endpoint_at
 from streamqd.store.node import NEVER, Key, Node, Terms, check_process, known
 from streamqd.store.replies import missing_of, whole
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from streamqd.config.topology import Address
 
 REDIRECTS_MAX = 4  # of one command in one exchange; more means that the nodes disagree
-_LEAST_SECONDS = 0.05  # of patience with a node when others have used up the time
 _LOOK_AGAIN_SECONDS = 0.2  # between two looks at the map while nodes do not answer
 
 
@@ -220,7 +219,7 @@ class Cluster:
                 if now >= self._end:  # not asked, so it is not among the silent
                     loads[address].fail(RedisUnavailable(f"no time for {address}", sent=False))
                     continue
-                end = max(deadline, now + _LEAST_SECONDS)
+                end = max(deadline, now + LEAST_SECONDS)
                 if self._end < NEVER:
                     # What hangs must leave time for what the others are to be asked again.
                     end = self._end if node.connected else now + (self._end - now) / 2

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # A node that answers so did nothing, and cannot do it now: another node can, or it can later.
 NOT_NOW = frozenset({RefusalKind.AWAY, RefusalKind.MOVED, RefusalKind.REPLICA})
-_LEAST_SECONDS = 0.05  # of patience with one node, even when the others have used up the time
+LEAST_SECONDS = 0.05  # of patience with one node, even when the others have used up the time
 _T = TypeVar("_T")
 _HELLO = pack(("HELLO", "2"))
 
@@ -59,7 +59,7 @@ class TopologyDiscovery:
         if address in self._order:
             self._order = [*(each for each in self._order if each != address), address]
 
-    def known(self, addresses: Sequence[Address]) -> None:
+    def learn(self, addresses: Sequence[Address]) -> None:
         """Ask these too from now on; but those of the configuration are never forgotten."""
         kept = {*addresses, *self.where.addresses}
         new = [each for each in addresses if each not in self._order]
@@ -103,7 +103,7 @@ class TopologyDiscovery:
                 return
             left = deadline - now
             share = left / 2 if number + 1 < len(order) else left
-            yield address, min(max(_LEAST_SECONDS, share), end - now)
+            yield address, min(max(LEAST_SECONDS, share), end - now)
 
 
 def master_finder(discovery: TopologyDiscovery) -> Finder:
@@ -176,5 +176,5 @@ def survey(discovery: TopologyDiscovery, end: float) -> SlotMap:
         return SlotMap.parse(reply, asked) if reply else None
 
     found = discovery.ask(("CLUSTER", "SLOTS"), read, end)
-    discovery.known(found.masters)
+    discovery.learn(found.masters)
     return found

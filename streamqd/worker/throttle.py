@@ -74,7 +74,7 @@ class RateLimiter:
             self._waits.end()
 
 
-def rate_limiter_of(context: WorkerContext, burst: int = 1) -> RateLimiter | None:
+def rate_limiter_of(context: WorkerContext, burst: int) -> RateLimiter | None:
     """Return the rate limiter that a consumer asks for, None when it asks for none.
 
     `burst` holds where the consumer does not say how much may begin at once, or what comes in
