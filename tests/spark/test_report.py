@@ -252,6 +252,20 @@ def check_window(
     assert "other topics" in found["compared_with"]
 
 
+def test_fields_are_read_as_parsing_reads_them(
+    shop: Shop, settings: config.Settings, tmp_path: Path
+) -> None:
+    shop.topic("orders", 1)
+    bodies = ['{"n": 1.5}', '{"n": "2.5"}', '{"n": 3.5} {}', '{"n": 4.5, "n": 4.5}', "{'n': 5.5}"]
+    for body in [*bodies, '{"n": 1e500000000}', '{"n": "1e500000000"}']:
+        shop.link.execute("XADD", shop.keys.stream("orders", 0), "*", "payload", body)
+    asked = ReportScope(schemas={"orders": "n decimal(10,2)"})
+    (topic,) = report(settings, lambda: shop.spark, tmp_path / "out", asked)["topics"]
+    assert (topic["fields"]["fits"], topic["fields"]["bad"]) == (2, 5)
+    (field,) = topic["fields"]["rows"]
+    assert (field["count"], field["least"], field["greatest"]) == (2, "1.50", "2.50")
+
+
 def test_a_schema_that_is_none_is_malformed(
     shop: Shop, settings: config.Settings, tmp_path: Path
 ) -> None:

@@ -51,12 +51,8 @@ def judged(rows: DataFrame, kind: StructType, event_time: str, now_us: int) -> D
     from pyspark.sql import functions as f
     from pyspark.sql.types import StringType, StructField, StructType
 
-    rows = rows.withColumn("fault", faults(f.col("value"), kind))
-    # Spark must not even try to convert what has a fault.
-    text = f.when(f.col("fault").isNull(), f.col("value").cast("string"))
-    bad = StructField(BAD, StringType())
-    row = f.from_json(text, StructType([*kind.fields, bad]), _OPTIONS)
-    wrong = f.col("row").isNull() | f.col("row").getField(BAD).isNotNull()
+    rows, bad = converted(rows, kind), StructField(BAD, StringType())
+    text, wrong = f.col("text"), f.col("wrong")
     last_day = now_us // _DAY_US + 1
     told = []
     for each in kind.fields:
@@ -69,12 +65,30 @@ def judged(rows: DataFrame, kind: StructType, event_time: str, now_us: int) -> D
     if event_time:
         at = f.col("row").getField(event_time)
         date = f.date_from_unix_date(_day(at, kind[event_time].dataType))
-    found = rows.withColumn("row", row).withColumn("reason", reason)
+    found = rows.withColumn("reason", reason)
     found = found.withColumn("event_date", f.when(f.col("reason").isNull(), date))
     # One file after the other: a task holds one open, however many dates there are.
     return found.select(*_KEPT, "event_date", "reason", "row").sortWithinPartitions(
         "event_date", "date"
     )
+
+
+def converted(rows: DataFrame, kind: StructType) -> DataFrame:
+    """Rows with a payload as `value`, each with it as columns of the schema: `row`.
+
+    `fault` says why Spark must not even try to convert a payload; `text` is null then, else what it
+    converts. `wrong` are those that are not of the schema, with a fault or without.
+    """
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    rows = rows.withColumn("fault", faults(f.col("value"), kind))
+    text = f.when(f.col("fault").isNull(), f.col("value").cast("string"))
+    whole = StructType([*kind.fields, StructField(BAD, StringType())])
+    row = f.col("row")
+    wrong = row.isNull() | row.getField(BAD).isNotNull()
+    rows = rows.withColumn("text", text).withColumn("row", f.from_json("text", whole, _OPTIONS))
+    return rows.withColumn("wrong", wrong)
 
 
 def _why_not(field: StructField, unfit: Column, last_day: int | None) -> Column:

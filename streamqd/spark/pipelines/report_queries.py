@@ -16,7 +16,8 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import AtomicType, DataType
 
 from streamqd.policy import fingerprint as fingerprints
-from streamqd.spark.pipelines.schemas import BAD, read_schema
+from streamqd.spark.pipelines import fitting
+from streamqd.spark.pipelines.schemas import read_schema
 from streamqd.spark.pipelines.storage import Archive
 
 ROWS_MAX = 10_000  # of one answer; further ones are left out
@@ -158,19 +159,12 @@ def _fields(rows: DataFrame, schema: str) -> dict[str, Any]:
     Those have name, type, count, nulls, about how many distinct values, least, greatest and top,
     pairs of a value (item) and about how often it is found (count). Raises Malformed.
     """
-    kind, whole = read_schema(schema), f"{schema}, {BAD} string"
-    text = f.col("value").cast("string")
-    row = f.from_json(text, whole, {"columnNameOfCorruptRecord": BAD})
-    bad = f.expr(f"row IS NULL OR row.{BAD} IS NOT NULL")
+    kind = read_schema(schema)
     every = f.array(*(_field(each.name, each.dataType) for each in kind.fields))
-    counted = (
-        rows.select(row.alias("row"))
-        .select("row", bad.alias("bad"))
-        .agg(
-            f.count_if(~f.col("bad")).alias("fits"),
-            f.count_if("bad").alias("bad"),
-            every.alias("rows"),
-        )
+    counted = fitting.converted(rows, kind).agg(
+        f.count_if(~f.col("wrong")).alias("fits"),
+        f.count_if("wrong").alias("bad"),
+        every.alias("rows"),
     )
     (found,) = counted.toArrow().to_pylist()
     for each in found["rows"]:
@@ -183,14 +177,14 @@ def _field(name: str, kind: DataType) -> Column:
     def short(column: Column) -> Column:
         return f.left(column.cast("string"), f.lit(TEXT_MAX))
 
-    value = f.when(~f.col("bad"), f.col("row").getField(name))
+    value = f.when(~f.col("wrong"), f.col("row").getField(name))
     about = f.approx_count_distinct(value.cast("string"), 0.01)
     ordered = value if isinstance(kind, AtomicType) else f.lit(None)
     return f.struct(
         f.lit(name).alias("name"),
         f.lit(kind.simpleString()[:TEXT_MAX]).alias("type"),
         f.count(value).alias("count"),
-        (f.count_if(~f.col("bad")) - f.count(value)).alias("nulls"),
+        (f.count_if(~f.col("wrong")) - f.count(value)).alias("nulls"),
         f.least(f.count(value), about).alias("distinct"),
         short(f.min(ordered)).alias("least"),
         short(f.max(ordered)).alias("greatest"),
