@@ -138,7 +138,10 @@ def _embedded() -> CheckFinding:
 
 
 def _topics(session: Session, settings: config.Settings) -> list[CheckFinding]:
-    findings = []
+    findings = [
+        CheckFinding(f"pipelines.{name}", "warning", text)
+        for name, text in config.useless(settings, topics.registry(session.store)[0])
+    ]
     for name, wanted in settings.topics.items():
         if "partitions" not in wanted.stated:
             continue

@@ -105,6 +105,9 @@ def archive(
     """
     from streamqd.spark.pipelines.archive import Archiver
 
+    def warn(text: str) -> None:
+        click.echo(f"Warning: {printable(text, lines=True)}", err=True)
+
     if from_manifests:
         given = click.get_current_context().get_parameter_source
         for name in ("every", "batch_rows"):
@@ -117,7 +120,7 @@ def archive(
         parses = any(each.schema for each in session.settings.pipelines.values())
         archiver = Archiver(
             session.settings, folder, engine if parses else engine.light, bar(session),
-            batch_rows=batch_rows, allow_loss=allow_loss,
+            warn=warn, batch_rows=batch_rows, allow_loss=allow_loss,
         )  # fmt: skip
         with contextlib.closing(archiver):
             while True:

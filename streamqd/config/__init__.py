@@ -6,7 +6,7 @@ section that they need, never the whole, and never read the environment themselv
 
 from __future__ import annotations
 
-from streamqd.config.checks import warnings
+from streamqd.config.checks import useless, warnings
 from streamqd.config.consumers import Consumer
 from streamqd.config.effective import effective, registered
 from streamqd.config.endpoint import claim_socket_path, redis_url, resolved
@@ -46,5 +46,6 @@ __all__ = [
     "scrub",
     "shown",
     "token_path",
+    "useless",
     "warnings",
 ]

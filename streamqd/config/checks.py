@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from streamqd.config.consumers import Consumer
@@ -295,6 +295,18 @@ def warnings(settings: Settings) -> list[str]:
             )
         found += _of_breaker(consumer)
     return found + exposed(settings)
+
+
+def useless(settings: Settings, registered: Collection[str]) -> list[tuple[str, str]]:
+    """Each pipeline of a topic that is neither configured nor registered: its name, and a sentence.
+
+    A topic may be made later, so it is no problem.
+    """
+    return [
+        (name, f"there is no topic {name}, so it does nothing: name a topic that there is")
+        for name in settings.pipelines
+        if name not in settings.topics and name not in registered
+    ]
 
 
 def _of_breaker(consumer: Consumer) -> list[str]:

@@ -653,6 +653,21 @@ def test_check_judges_the_server(
     assert ("rights", "ok") in texts
 
 
+def test_check_names_a_pipeline_of_no_topic(file: Path, store: Store) -> None:
+    topics.create(store, "access", config.Topic())
+    with file.open("a") as more:
+        more.write("".join(f"[pipelines.{each}]\n" for each in ("orders", "access", "order")))
+
+    with process(file, "check", "--json") as started:
+        raw, _ = started.communicate(timeout=60)
+
+    found = [each for each in json.loads(raw)["findings"] if each["about"] == "pipelines.order"]
+    assert [(each["level"], each["text"]) for each in found] == [
+        ("warning", "there is no topic order, so it does nothing: name a topic that there is")
+    ]
+    assert b"pipelines.access" not in raw
+
+
 # --- the daemon's own server ----------------------------------------------------------------------
 
 

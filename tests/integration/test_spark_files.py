@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from streamqd import config
+from streamqd.cli import cli
 from streamqd.errors import Refused
 from streamqd.spark.offsets import Position
 from streamqd.spark.options import read_options
@@ -217,6 +219,17 @@ def test_after_a_restore_redis_is_told_again_where_the_table_ends(shop: Shop) ->
         with pytest.raises(SparkError):
             archiver.run(["access"])
         assert shop.link.execute("HGET", trim, "archived") == b"4-0"
+
+
+def test_a_pipeline_of_no_topic_is_told(shop: Shop, tmp_path: Path) -> None:
+    file, folder = tmp_path / "streamq.toml", str(shop.archive.root)
+    file.write_text(
+        f'[redis]\nurl = "{shop.server.url}"\n[topics.later]\n'
+        "[pipelines.access]\n[pipelines.later]\n[pipelines.acess]\n"
+    )
+    done = CliRunner().invoke(cli, ["-c", str(file), "pipeline", "archive", "--archive", folder])
+    said = "there is no topic acess, so it does nothing: name a topic that there is"
+    assert (done.exit_code, done.stderr) == (0, f"Warning: pipelines.acess: {said}\n")
 
 
 def test_a_message_is_looked_up_in_the_archive_without_spark(shop: Shop) -> None:

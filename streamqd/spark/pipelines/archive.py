@@ -78,14 +78,20 @@ class Archiver:
         spark: Callable[[], SparkSession],
         tell: Tell,
         *,
+        warn: Callable[[str], None] = lambda _: None,
         batch_rows: int = BATCH_ROWS,
         allow_loss: bool = False,
     ) -> None:
-        """Prepare. `spark` is asked only when there is something to do."""
+        """Prepare. `spark` is asked only when there is something to do.
+
+        `warn` gets what is wrong with `[pipelines.TOPIC]` as soon as it is known, each thing once.
+        """
         self.settings = config.resolved(settings)
         self.keys = Keys(settings.keys.control, settings.keys.streams)
         self._spark = spark
         self._tell = tell
+        self._warn = warn
+        self._warned: set[str] = set()
         self.batch_rows = batch_rows
         self.allow_loss = allow_loss
         self.progress_key = self.keys.progress(secrets.token_hex(4))
@@ -103,8 +109,15 @@ class Archiver:
         missing = [name for name in wanted if name not in known]
         if missing:
             raise Refused(f"there is no topic {missing[0]}")
+        for name, text in config.useless(self.settings, known):
+            self._warn_once(f"pipelines.{name}: {text}")
         self.failure = None
         return [self._topic(name) for name in wanted or known]
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            self._warn(text)
 
     def close(self) -> None:
         """Close the connections."""
