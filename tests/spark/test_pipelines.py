@@ -19,12 +19,12 @@ from streamqd.cli import answers
 from streamqd.errors import HandlerLoadError, Refused, TopicMissing
 from streamqd.spark import read_topic
 from streamqd.spark.form import OptionsError
-from streamqd.spark.pipelines import standing, tables
+from streamqd.spark.pipelines import queries, standing, tables
 from streamqd.spark.pipelines.archive import Archiver
 from streamqd.spark.pipelines.checkpoints import hold
 from streamqd.spark.pipelines.compact import compact, purge
 from streamqd.spark.pipelines.prompt import Prompt
-from streamqd.spark.pipelines.queries import PipelineError
+from streamqd.spark.pipelines.queries import PipelineError, wait
 from streamqd.spark.pipelines.replay import HEADER, ReplayFilter, replay
 from streamqd.spark.pipelines.run import Job, load, run
 from streamqd.spark.pipelines.standing import Standing
@@ -339,6 +339,30 @@ def test_a_statement_that_has_no_job_can_be_cancelled(
             pipe.write(b"x")
             user.join()
             wait_until((tmp_path / "ended").exists, timeout=60)
+
+
+def test_an_interrupt_is_not_lost_when_the_query_ends(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever repeats a query, as `pipeline archive --every` does, would never end."""
+    shop.topic("access", 1)
+    shop.fill("access", 0, 1, 1)
+
+    waiting = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        assert waiting.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def look() -> None:
+        monkeypatch.setattr(queries, "_POLL", 60)  # the next look is behind the end
+        waiting.set()
+
+    writer = shop.stream("access").writeStream.foreachBatch(interrupt).trigger(availableNow=True)
+    query = writer.option("checkpointLocation", str(tmp_path)).start()
+    with pytest.raises(KeyboardInterrupt):
+        wait([query], look)
+    query.stop()
 
 
 def test_columns_that_are_refused_are_so_before_the_query_runs(

@@ -45,6 +45,8 @@ def wait(queries: Sequence[StreamingQuery], look: Callable[[], None] = lambda: N
                 look()
                 if interrupted.is_set():
                     raise KeyboardInterrupt
+        if interrupted.is_set():  # while the last one ended
+            raise KeyboardInterrupt
     finally:
         if ours:
             signal.signal(signal.SIGINT, before)
