@@ -133,12 +133,11 @@ def archive(
                 }
                 _show_archived(document, as_json)
                 if every is not None:
-                    for each in done:
-                        if each.problem:
-                            click.echo(f"Error: {printable(each.problem, lines=True)}", err=True)
+                    for each in archiver.problems.values():
+                        click.echo(f"Error: {printable(str(each), lines=True)}", err=True)
                     time.sleep(every)
-                elif archiver.failure is not None:
-                    raise archiver.failure
+                elif archiver.problems:
+                    raise next(iter(archiver.problems.values()))
                 else:
                     return
 

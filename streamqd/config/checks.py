@@ -46,6 +46,15 @@ def _check_pipeline(pipeline: Pipeline, path: TomlPath, problems: Problems) -> N
     event_time = (*path, "event_time")
     if pipeline.event_time and not pipeline.schema and problems.ok((*path, "schema"), event_time):
         problems.add(event_time, "names a column of schema: write schema too, or remove it")
+    elif pipeline.event_time and problems.ok((*path, "schema"), event_time):
+        # Only Spark reads schemas. What it would take for such a column is written so.
+        column = rf"(?<!\w){re.escape(pipeline.event_time)}`?[\s:]+(?i:date|timestamp)"
+        if not re.search(column, pipeline.schema or ""):
+            problems.add(
+                event_time,
+                f"{shown(pipeline.event_time)} is no timestamp or date of schema: name such a"
+                " column, or remove it, and the time of the entry counts",
+            )
 
 
 def _check_redis(redis: Redis, source: str, problems: Problems, environ: Mapping[str, str]) -> None:

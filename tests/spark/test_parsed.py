@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import signal
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,9 @@ from streamqd.spark.pipelines import derived, parsed
 from streamqd.spark.pipelines.archive import Archiver, Done
 from streamqd.spark.pipelines.derived import PARSED, QUARANTINE
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable, TableKind
+from tests.support import spark_process
 from tests.support.spark_process import QUICK
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.spark.conftest import Shop
@@ -69,11 +73,20 @@ class Press:
         archiver = Archiver(settings, self.folder, ask, lambda _: None, **changes)
         try:
             done = archiver.run()
-            if archiver.failure is not None:
-                raise archiver.failure
+            for problem in archiver.problems.values():
+                raise problem
             return done[0]
         finally:
             archiver.close()
+
+    def archived(self, rows: int) -> bool:
+        """Whether the raw table has so many rows."""
+        table = (
+            Archive(self.folder).table("orders")
+            if (self.folder / "_archive.json").exists()
+            else None
+        )
+        return table is not None and sum(each.rows for each in table.files()) == rows
 
     def table(self, kind: TableKind = PARSED) -> Any:
         """As a reader of Delta tables opens it that knows nothing of us."""
@@ -306,6 +319,28 @@ def test_a_schema_that_cannot_be_is_refused_and_entries_are_archived(press: Pres
     assert press.ids() == [1, 2]
 
 
+def test_a_schema_that_cannot_be_is_told_before_the_first_batch(press: Press) -> None:
+    """Archiving may take hours, and of this topic there is nothing to parse yet."""
+    press.shop.topic("later", 1)
+    press.add(b'{"id": 1}')
+    pipelines = {"orders": Pipeline("id long"), "later": Pipeline("id lng")}
+    archive, told = Archive(press.folder, create=True), []
+
+    def warn(text: str) -> None:
+        table = archive.table("orders")
+        told.append((text, table and table.positions))
+
+    settings = replace(press.settings, pipelines=pipelines)
+    archiver = Archiver(settings, press.folder, lambda: press.shop.spark, print, warn=warn)
+    with contextlib.closing(archiver):
+        for parsed_now in (1, 0):
+            done = {each.topic: each for each in archiver.run()}
+            assert done["orders"].parsed == parsed_now
+    ((text, positions),) = told
+    assert text.startswith("pipelines.later: the schema 'id lng' cannot be read")
+    assert positions == {}
+
+
 def struck(monkeypatch: pytest.MonkeyPatch, kind: TableKind, *, before: bool) -> Callable[[], None]:
     """Kill the run around its commit to a table of this kind; return what ends that."""
     done = ArchiveTable.append
@@ -466,3 +501,27 @@ def test_killed_by_the_system_and_run_again(press: Press, tmp_path: Path) -> Non
     assert (press.ids(), len(press.reasons())) == ([0, 1, 2, 3], 1)
     press.run()
     assert (press.ids(), len(press.reasons())) == ([0, 1, 2, 3], 2)
+
+
+@pytest.mark.slow
+def test_again_and_again_with_a_schema_that_cannot_be(press: Press, tmp_path: Path) -> None:
+    """It is told each time, entries are archived each time, and Ctrl-C ends it."""
+    file = tmp_path / "streamq.toml"
+    file.write_text(
+        f'[redis]\nurl = "{press.shop.server.url}"\n[pipelines.orders]\nschema = "id lng"\n'
+    )
+    again = ("archive", "--archive", str(press.folder), "--every", "1s", "--master", "local[1]")
+
+    def told(level: str) -> int:
+        said = spark_process.said(tmp_path)
+        return said.count(f"{level}: pipelines.orders: the schema 'id lng' cannot be read")
+
+    with spark_process.pipeline(tmp_path, file, *again, *QUICK) as running:
+        for rounds in (1, 2, 3):
+            press.add(FITS % rounds)
+            wait_until(partial(press.archived, rounds), timeout=200)
+            wait_until(lambda least=rounds: told("Error") >= least, timeout=60)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(60) == 130
+    assert told("Warning") == 1
+    assert "Traceback" not in spark_process.said(tmp_path)

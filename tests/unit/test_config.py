@@ -296,6 +296,14 @@ MISTAKES = [
     ('[pipelines."a b"]', 'pipelines."a b": "a b" cannot be used'),
     ("[pipelines.a]\nschema = 3", "pipelines.a.schema: 3 is not a text"),
     ('[pipelines.a]\nevent_time = "at"', "pipelines.a.event_time: names a column of schema"),
+    (
+        '[pipelines.a]\nschema = "id long, that timestamp"\nevent_time = "at"',
+        'pipelines.a.event_time: "at" is no timestamp or date of schema: name such a column',
+    ),
+    (
+        '[pipelines.a]\nschema = "at long, b date"\nevent_time = "at"',
+        '"at" is no timestamp or date',
+    ),
     ('[topics.a]\nevent_time = "at"', "event_time belongs to [pipelines.NAME]"),
     ('[topics."a b"]', 'topics."a b": "a b" cannot be used'),
     (f"[topics.{'x' * 65}]", "cannot be used: use 1 to 64"),
@@ -457,6 +465,12 @@ def test_variables(
     place: Place, name: str, text: str, section: str, setting: str, value: object
 ) -> None:
     assert getattr(getattr(place.load(environ={name: text}), section), setting) == value
+
+
+@pytest.mark.parametrize("at", ["at timestamp", "at: DATE", "`at`  TIMESTAMP NOT NULL"])
+def test_the_time_of_an_event_is_a_column_however_it_is_written(place: Place, at: str) -> None:
+    text = f'[pipelines.a]\nschema = "id long,{at}, b int"\nevent_time = "at"'
+    assert place.load(text).pipelines["a"].event_time == "at"
 
 
 def test_variables_reach_into_tables(place: Place) -> None:

@@ -98,12 +98,13 @@ class Archiver:
         self.link = self._connect()
         self.meter_link = self._connect()
         self.archive = Archive(folder, create=True)
-        self.failure: Refused | SparkError | None = None  # the first problem of a run
+        self.problems: dict[str, Refused | SparkError] = {}  # of a run: why a topic is not parsed
+        self._unread: list[str] = []  # topics whose schemas have not been read in this run
 
     def run(self, wanted: Sequence[str] = ()) -> list[Done]:
         """Archive all that is there now, of these topics or of all. Raises what stops it.
 
-        What keeps payloads of a topic from being parsed stops nothing: see `failure`.
+        What keeps payloads of a topic from being parsed stops nothing: see `problems`.
         """
         known = registered(Store(self.link, self.keys))
         missing = [name for name in wanted if name not in known]
@@ -111,8 +112,29 @@ class Archiver:
             raise Refused(f"there is no topic {missing[0]}")
         for name, text in config.useless(self.settings, known):
             self._warn_once(f"pipelines.{name}: {text}")
-        self.failure = None
-        return [self._topic(name) for name in wanted or known]
+        names = wanted or known
+        self.problems, self._unread = {}, [each for each in names if self._pipeline(each).schema]
+        done = [self._topic(name) for name in names]
+        for each in done:
+            each.problem = str(self.problems.get(each.topic, ""))
+        return done
+
+    def _pipeline(self, topic: str) -> config.Pipeline:
+        return self.settings.pipelines.get(topic, config.Pipeline())
+
+    def _started(self) -> SparkSession:
+        """Spark, which reads all schemas first: they may not be needed for hours, or never."""
+        spark = self._spark()
+        for topic in self._unread:
+            try:
+                parsed.read_columns(self._pipeline(topic))
+            except Refused as error:
+                self._warn_once(str(self._noted(topic, error)))
+        self._unread = []
+        return spark
+
+    def _noted(self, topic: str, error: Refused | SparkError) -> Refused | SparkError:
+        return self.problems.setdefault(topic, type(error)(f"pipelines.{topic}: {error}"))
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
@@ -138,9 +160,10 @@ class Archiver:
             self.advance(_of_same_streams(table.positions, facts))
             total = run.backlog(facts)
             if total:
+                spark = self._started()
                 meter = ProgressMeter(self.meter_link, self.progress_key, self._tell)
                 meter.begin(topic, total)
-                run.run(self._spark(), meter)
+                run.run(spark, meter)
                 meter.end()
                 compact.tidy(table, run.done.batches)
             self._parse(table, lease, run.done)
@@ -152,14 +175,13 @@ class Archiver:
         return run.done
 
     def _parse(self, table: ArchiveTable, lease: PipelineLease, done: Done) -> None:
-        pipeline = self.settings.pipelines.get(table.topic, config.Pipeline())
+        pipeline = self._pipeline(table.topic)
         if not pipeline.schema:
             return
         try:
-            fitted = parsed.parse(self.archive, table, pipeline, self._spark, lease.check)
+            fitted = parsed.parse(self.archive, table, pipeline, self._started, lease.check)
         except (Refused, SparkError) as error:
-            done.problem = f"pipelines.{table.topic}: {error}"
-            self.failure = self.failure or type(error)(done.problem)
+            self._noted(table.topic, error)
             return
         done.parsed, done.quarantined = fitted.rows, fitted.quarantined
 

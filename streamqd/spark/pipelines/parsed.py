@@ -61,7 +61,7 @@ def parse(
     if not any(True for _ in _chunks(raw, pair and pair.parsed)):
         return done
     session = spark()
-    kind, columns = _columns(pipeline)
+    kind, columns = read_columns(pipeline)
     if pair is None:
         archive.derived(raw.topic, derived.PARSED, columns)
         pair = derived.opened(archive, raw.topic)
@@ -88,7 +88,7 @@ def parse(
     return done
 
 
-def _columns(pipeline: config.Pipeline) -> tuple[StructType, pa.Schema]:
+def read_columns(pipeline: config.Pipeline) -> tuple[StructType, pa.Schema]:
     """The schema of a topic, and the columns of its table. Raises Malformed, Refused."""
     import pyarrow as pa
 
