@@ -319,6 +319,16 @@ def test_a_schema_that_cannot_be_is_refused_and_entries_are_archived(press: Pres
     assert press.ids() == [1, 2]
 
 
+def test_the_types_that_a_refusal_names_are_accepted(shop: Shop) -> None:
+    with pytest.raises(Refused) as caught:
+        parsed.read_columns(Pipeline("id long, v variant"))
+    simple = str(caught.value).partition(" have: use ")[2].partition(", array")[0].split(", ")
+    schema = ", ".join(f"c{number} {each}" for number, each in enumerate(simple))
+    assert [each.dataType.simpleString() for each in parsed.read_columns(Pipeline(schema))[0]] == [
+        "decimal(10,0)" if each == "decimal" else each for each in simple
+    ]
+
+
 def test_a_schema_that_cannot_be_is_told_before_the_first_batch(press: Press) -> None:
     """Archiving may take hours, and of this topic there is nothing to parse yet."""
     press.shop.topic("later", 1)

@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 BAD = "__does_not_fit"  # column that Spark fills with a payload that is not of the schema
 _NAME = re.compile(r"\w[\w-]{0,254}")
 _SIMPLE = (
-    *("boolean", "tinyint", "smallint", "int", "bigint", "float", "double"),
+    *("boolean", "smallint", "int", "bigint", "float", "double"),
     *("decimal", "string", "binary", "date", "timestamp"),
 )
+_OTHERWISE = {"short", "integer", "long"}  # as PySpark names them
+_OF_QUERIES = "byte"  # rows of a query may have tinyint; payloads may not
 
 
 def read_schema(schema: str) -> StructType:
@@ -97,7 +99,7 @@ def _check(kind: DataType, within: str) -> None:
     elif isinstance(kind, MapType):
         _check(kind.keyType, f"{within}key.")
         _check(kind.valueType, f"{within}value.")
-    elif kind.typeName().partition("(")[0] not in {*_SIMPLE, "long", "integer", "short", "byte"}:
+    elif kind.typeName().partition("(")[0] not in {*_SIMPLE, *_OTHERWISE, _OF_QUERIES}:
         raise Refused(
             f"the column {within.rstrip('.')} is a {kind.simpleString()}, which a table cannot"
             f" have: use {', '.join(_SIMPLE)}, array, map or struct"
