@@ -196,9 +196,15 @@ def compact(
     """
     from streamqd.spark.pipelines.compact import compact as run
 
-    done = run(session.settings, folder, topics, target=target, grace=grace)
-    document = {"archive": str(folder), "topics": [dataclasses.asdict(each) for each in done]}
-    return CommandResult(document, lambda: _show_compacted(done))
+    done, problems = run(session.settings, folder, topics, target=target, grace=grace)
+    document = {
+        "archive": str(folder),
+        "topics": [dataclasses.asdict(each) for each in done],
+        "problems": [str(each) for each in problems],
+    }
+    notes = [f"Error: {printable(str(each), lines=True)}" for each in problems[1:]]
+    first = problems[0] if problems else None
+    return CommandResult(document, lambda: _show_compacted(done), notes=notes, error=first)
 
 
 def _show_compacted(done: Iterable[Compacted]) -> None:

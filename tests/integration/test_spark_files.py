@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,9 +19,11 @@ from streamqd.errors import Refused
 from streamqd.spark.offsets import Position
 from streamqd.spark.options import read_options
 from streamqd.spark.pipelines import batches, parts
-from streamqd.spark.pipelines.storage import Archive, ArchiveTable
+from streamqd.spark.pipelines.derived import PARSED, RESULTS, parsed_columns
+from streamqd.spark.pipelines.lease import PipelineLease
+from streamqd.spark.pipelines.storage import RAW, Archive, ArchiveTable
 from streamqd.spark.streams import DataLossError
-from streamqd.store import topics
+from streamqd.store import client, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
@@ -42,6 +45,9 @@ class Shop:
         topics.create(Store(link, keys), "access", config.Topic(partitions=2))
         self.archive = Archive(folder, create=True)
         self.table = self.opened()
+
+    def connect(self) -> Connection:
+        return client.connect(self.server.settings, timeout=10, name="test")
 
     def opened(self) -> ArchiveTable:
         found = self.archive.table("access", create=True)
@@ -230,6 +236,40 @@ def test_a_pipeline_of_no_topic_is_told(shop: Shop, tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["-c", str(file), "pipeline", "archive", "--archive", folder])
     said = "there is no topic acess, so it does nothing: name a topic that there is"
     assert (done.exit_code, done.stderr) == (0, f"Warning: pipelines.acess: {said}\n")
+
+
+def test_a_table_that_cannot_be_compacted_stops_no_other(shop: Shop, tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    for number in range(3):
+        shop.fill(0, 10 * number + 1, 10 * number + 2)
+        shop.batch(shop.reader())
+    archive, columns = shop.archive, pa.schema([("a", pa.int64())])
+    for name in ("aaa", "bbb"):
+        assert archive.made(name)
+    archive.derived("bbb", PARSED, parsed_columns())
+    for kind, name in ((RAW, "aaa"), (PARSED, "bbb"), (RESULTS, "ccc")):
+        archive.derived(name, kind, columns)
+        (archive.folder(name, kind) / "_delta_log" / f"{0:020d}.json").write_text("{")
+    archive.derived("ddd", RESULTS, columns)
+    file = tmp_path / "streamq.toml"
+    file.write_text(f'[redis]\nurl = "{shop.server.url}"\n')
+    command = ["-c", str(file), "pipeline", "compact", "--archive", str(archive.root)]
+
+    done = CliRunner().invoke(cli, [*command, "--json"])
+
+    found = json.loads(done.stdout)
+    names = ["tables/aaa", "parsed/bbb", "results/ccc"]
+    assert [each["topic"] for each in found["topics"]] == ["access", "bbb", "results/ddd"]
+    assert (found["topics"][0]["files_before"], found["topics"][0]["files_after"]) == (3, 1)
+    for each, name in zip(found["problems"], names, strict=True):
+        assert each.startswith(f"{archive.root / name} cannot be read: ")
+    assert done.exit_code == 1
+    assert done.stderr.count("Error: ") == 3
+    assert done.stderr.count("\n") == 3
+    with PipelineLease(shop.connect, shop.keys, "access", archive.lease_name):
+        refused = CliRunner().invoke(cli, [*command, "--topic", "access", "--topic", "bbb"])
+    assert (refused.exit_code, refused.stdout.split()[6:8]) == (8, ["bbb", "0"])
+    assert "the pipeline archive of access is being run by" in refused.stderr
 
 
 def test_a_message_is_looked_up_in_the_archive_without_spark(shop: Shop) -> None:

@@ -85,7 +85,7 @@ def test_hot_and_cold_are_one_table_before_and_after_compaction(
 
     assert asked() == expected
     begun = tables.topic_table(shop.spark, settings, "access", archive, "cold")
-    done = compact(settings, archive.root)[0]
+    (done,), _ = compact(settings, archive.root)
     assert (done.rows, done.files_before, done.files_after) == (6, 3, 1)
     assert asked() == expected
     rows = tables.topic_table(shop.spark, settings, "access", archive, "cold").collect()
@@ -93,7 +93,7 @@ def test_hot_and_cold_are_one_table_before_and_after_compaction(
         [*((0, f"{n}-0") for n in range(1, 7)), (1, "1-0")]
     )
     assert begun.count() == 7, "what was planned before is still there"
-    assert compact(settings, archive.root)[0].rows == 0
+    assert compact(settings, archive.root)[0][0].rows == 0
     table = archive.table("access")
     assert table is not None
     assert purge(table, 0.0) == 3

@@ -129,7 +129,7 @@ def test_made_tables_have_names_and_are_compacted(desk: Desk) -> None:
     bad = "SELECT string(value), reason FROM quarantine_orders ORDER BY 1"
     unfit = [(f"0:{number}-0", "it is not JSON") for number in (1, 2, 3)]
     assert (desk.ask(asked), desk.ask(bad)) == (rows, unfit)
-    done = {each.topic: each for each in compact(desk.settings, desk.archive.root)}
+    done = {each.topic: each for each in compact(desk.settings, desk.archive.root)[0]}
     assert list(done) == ["orders", "parsed/orders", "quarantine/orders", "results/even"]
     for name in ("orders", "parsed/orders", "quarantine/orders"):
         assert (done[name].files_before, done[name].files_after) == (3, 1)

@@ -14,14 +14,15 @@ import stat
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from streamqd import config
-from streamqd.errors import Refused
+from streamqd.errors import Refused, SparkError
 from streamqd.paths import below
 from streamqd.spark.offsets import ZERO
 from streamqd.spark.pipelines import derived, tables
@@ -67,8 +68,11 @@ def compact(
     *,
     target: int = TARGET,
     grace: float = _HOUR,
-) -> list[Compacted]:
-    """Compact topics, or all that are archived. Raises Refused, ArchiveError."""
+) -> tuple[list[Compacted], list[Refused | SparkError]]:
+    """Compact topics, or all that are archived; return what was done, and what stopped some.
+
+    What stops one table stops no other. Raises Refused for a request that cannot be.
+    """
     if grace < _HOUR:
         raise Refused("a grace below 1h takes files from runs that write them: use 1h or more")
     archive = Archive(folder)
@@ -77,21 +81,34 @@ def compact(
     if missing:
         raise Refused(f"nothing of {missing[0]} is in {folder}")
     keys = Keys(settings.keys.control, settings.keys.streams)
-    done = []
+    done: list[Compacted] = []
+    problems: list[Refused | SparkError] = []
     for topic in wanted or known:
-        with PipelineLease(lambda: tables.connect(settings), keys, topic, archive.lease_name):
-            table = archive.table(topic)
-            assert table is not None
-            done.append(_compacted(table, topic, target, grace))
+        lease = PipelineLease(lambda: tables.connect(settings), keys, topic, archive.lease_name)
+        with _noted(problems), lease:
+            with _noted(problems):
+                table = archive.table(topic)
+                assert table is not None
+                done.append(_compacted(table, topic, target, grace))
             for made in derived.opened(archive, topic) or ():
-                name = f"{made.kind.folder}/{topic}"
-                done.append(_compacted(made, name, target, grace))
+                with _noted(problems):
+                    name = f"{made.kind.folder}/{topic}"
+                    done.append(_compacted(made, name, target, grace))
     for name in [] if wanted else archive.names(derived.RESULTS):
         # Without the lease, which a standing query may hold for weeks: Delta keeps them apart.
-        result = archive.derived(name, derived.RESULTS)
-        assert result is not None
-        done.append(_compacted(result, f"{result.kind.folder}/{name}", target, grace))
-    return done
+        with _noted(problems):
+            result = archive.derived(name, derived.RESULTS)
+            assert result is not None
+            done.append(_compacted(result, f"{result.kind.folder}/{name}", target, grace))
+    return done, problems
+
+
+@contextmanager
+def _noted(problems: list[Refused | SparkError]) -> Iterator[None]:
+    try:
+        yield
+    except (Refused, SparkError) as error:
+        problems.append(error)
 
 
 def _compacted(table: ArchiveTable, name: str, target: int, grace: float) -> Compacted:
