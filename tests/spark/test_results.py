@@ -17,7 +17,7 @@ from streamqd.spark.pipelines.compact import compact
 from streamqd.spark.pipelines.derived import RESULTS
 from streamqd.spark.pipelines.prompt import Prompt
 from streamqd.spark.pipelines.standing import Standing
-from streamqd.spark.pipelines.storage import Archive, ArchiveTable
+from streamqd.spark.pipelines.storage import Archive, ArchiveError, ArchiveTable
 
 if TYPE_CHECKING:
     from tests.spark.conftest import Shop
@@ -135,3 +135,13 @@ def test_made_tables_have_names_and_are_compacted(desk: Desk) -> None:
         assert (done[name].files_before, done[name].files_after) == (3, 1)
     assert (desk.ask(asked), desk.ask(bad)) == (rows, unfit)
     assert desk.ask("SELECT count(*) FROM table_even") == [(2,)]
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", "{}"])
+def test_a_checkpoint_that_tells_no_query_is_a_sentence(desk: Desk, text: str | None) -> None:
+    if text is not None:
+        (desk.folder / "metadata").write_text(text)
+    frame = desk.shop.spark.range(3)
+    store = results.ResultWriter(desk.archive, "ids", frame, desk.folder)
+    with pytest.raises(ArchiveError, match="metadata does not tell the id of the query: put"):
+        store(frame, 0)

@@ -16,6 +16,7 @@ from streamqd.spark.pipelines import parsed, storage
 from streamqd.spark.pipelines.derived import (
     PARSED,
     QUARANTINE,
+    RESULTS,
     opened,
     parsed_columns,
     quarantine_columns,
@@ -200,6 +201,18 @@ def test_what_is_owed_and_gone_is_told(archive: Archive) -> None:
     (quarantine.folder / file.path).unlink()
     with pytest.raises(storage.ArchiveDamagedError, match="is missing"):
         opened(archive, "orders")
+
+
+def test_a_table_of_results_whose_log_is_broken_is_told(archive: Archive) -> None:
+    table = archive.derived("even", RESULTS, pa.schema([("a", pa.int64())]))
+    assert table is not None
+    table.append([], {}, of=("query", 0))
+    commit = table.folder / "_delta_log" / f"{1:020d}.json"
+    commit.write_text(commit.read_text().replace('"version":0', '"version":"0x"'))
+    found = archive.derived("even", RESULTS)
+    assert found is not None
+    with pytest.raises(storage.ArchiveError, match="results/even cannot be read: "):
+        found.done("query")
 
 
 @pytest.mark.parametrize("path", ["../../tables/orders/x.parquet", "/etc/passwd"])

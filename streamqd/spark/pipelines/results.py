@@ -12,7 +12,7 @@ from streamqd.errors import Refused
 from streamqd.spark.pipelines import compact, fitting, schemas, tables
 from streamqd.spark.pipelines.derived import RESULTS
 from streamqd.spark.pipelines.lease import PipelineLease
-from streamqd.spark.pipelines.storage import Archive
+from streamqd.spark.pipelines.storage import Archive, ArchiveError
 from streamqd.store.keys import Keys
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class ResultWriter:
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Store a batch. Raises Refused, ArchiveError, PySparkException."""
-        query = str(json.loads((self._checkpoint / "metadata").read_text("utf-8"))["id"])
+        query = self._query()
         self._table.reload()
         if self._table.done(query) >= number:
             return
@@ -63,3 +63,14 @@ class ResultWriter:
         self._batches += 1
         if self._batches % _TIDY == 0:
             compact.tidy(self._table, _TIDY)
+
+    def _query(self) -> str:
+        """The id that Spark gave the query, for as long as its checkpoint lives."""
+        path = self._checkpoint / "metadata"
+        try:
+            return str(json.loads(path.read_bytes())["id"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ArchiveError(
+                f"{path} does not tell the id of the query: put the checkpoint back as it was, or"
+                " name another one and another table, and the query begins anew"
+            ) from error

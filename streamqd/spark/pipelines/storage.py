@@ -261,7 +261,9 @@ class ArchiveTable:
         """The files that count. Of the second half of ids only bounds are known."""
         import pyarrow as pa
 
-        found: list[dict[str, Any]] = pa.table(self.delta.get_add_actions(flatten=True)).to_pylist()
+        with _told(self.folder, "read"):
+            actions = pa.table(self.delta.get_add_actions(flatten=True))
+        found: list[dict[str, Any]] = actions.to_pylist()
         files = []
         for each in found:
             least, most = each.get("min.id_ms"), each.get("max.id_ms")
@@ -377,7 +379,7 @@ class ArchiveTable:
         from deltalake import PostCommitHookProperties
 
         self.settle(files)
-        number = batch or max(self.note.batch, self.delta.transaction_version(_APP) or 0) + 1
+        number = batch or max(self.note.batch, self.done(_APP)) + 1
         new = BatchNote(number, self.positions | positions, owed)
         cleans = number % _CHECKPOINT == 0
         with self.changing():
@@ -396,7 +398,8 @@ class ArchiveTable:
 
     def done(self, query: str) -> int:
         """The number of the last batch of a query that is in the table, -1 for none."""
-        found = self.delta.transaction_version(query)
+        with _told(self.folder, "read"):
+            found = self.delta.transaction_version(query)
         return -1 if found is None else found
 
     def has_just(self, columns: pa.Schema) -> bool:
