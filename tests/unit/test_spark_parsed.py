@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +204,27 @@ def test_what_is_owed_and_gone_is_told(archive: Archive) -> None:
     (quarantine.folder / file.path).unlink()
     with pytest.raises(storage.ArchiveDamagedError, match="is missing"):
         opened(archive, "orders")
+
+
+def test_a_quarantine_that_is_made_anew_and_killed_is_no_other_state(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, quarantine = made(archive)
+    files = unfit(quarantine, "1-0")
+    table.append([], at(1), owed=Owed(0, tuple(files)))
+    opened(archive, "orders")
+    shutil.rmtree(quarantine.folder)
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(ArchiveTable, "append", killed)
+        opened(archive, "orders")
+    pair = opened(archive, "orders")
+    assert pair is not None
+    assert pair.quarantine.note == replace(pair.parsed.note, owed=None)
+    assert ids(archive) == []
 
 
 def test_a_table_of_results_whose_log_is_broken_is_told(archive: Archive) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamqd.errors import Refused
-from streamqd.spark.pipelines.storage import Archive, ArchiveTable, TableKind
+from streamqd.spark.pipelines.storage import Archive, ArchiveTable, BatchNote, TableKind
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,10 +69,9 @@ def opened(archive: Archive, topic: str) -> Pair | None:
         return None
     batch, owed = parsed.note.batch, parsed.note.owed
     if quarantine is None:
-        quarantine = archive.derived(topic, QUARANTINE, quarantine_columns())
+        note = BatchNote(batch, parsed.positions)
+        quarantine = archive.derived(topic, QUARANTINE, quarantine_columns(), note)
         assert quarantine is not None
-        if batch:
-            quarantine.append([], parsed.positions, batch=batch)
     elif quarantine.note.batch != batch:
         if owed is None or owed.behind != quarantine.note.batch:
             raise Refused(

@@ -93,6 +93,9 @@ class BatchNote:
         return json.dumps(note if self.owed is None else note | {"owed": self.owed})
 
 
+NOTHING = BatchNote(0, {})
+
+
 class TableKind(NamedTuple):
     """What tables of a kind are like."""
 
@@ -202,17 +205,21 @@ class Archive:
         return ArchiveTable(folder, topic)
 
     def derived(
-        self, name: str, kind: TableKind, columns: pa.Schema | None = None
+        self,
+        name: str,
+        kind: TableKind,
+        columns: pa.Schema | None = None,
+        note: BatchNote = NOTHING,
     ) -> ArchiveTable | None:
         """A table that is made of others; with `columns` it is made with these if need be.
 
-        None when there is none. Raises Refused, ArchiveError.
+        It begins with that note. None when there is none. Raises Refused, ArchiveError.
         """
         folder = self.folder(name, kind)
         if columns is not None and not _is_made(folder):
             _check_free(folder)
             with _told(folder, "written"):
-                _created(folder, name, kind, columns)
+                _created(folder, name, kind, columns, note)
         return ArchiveTable(folder, name, kind) if _is_made(folder) else None
 
 
@@ -507,7 +514,9 @@ def _check_free(folder: Path) -> None:
         raise Refused(f"{folder} is neither empty nor a table: move it away")
 
 
-def _created(folder: Path, topic: str, kind: TableKind, columns: pa.Schema) -> None:
+def _created(
+    folder: Path, topic: str, kind: TableKind, columns: pa.Schema, note: BatchNote = NOTHING
+) -> None:
     from deltalake import CommitProperties, DeltaTable
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -517,7 +526,7 @@ def _created(folder: Path, topic: str, kind: TableKind, columns: pa.Schema) -> N
         partition_by=list(kind.partitioned),
         name=topic,
         configuration=_CONFIGURATION | kind.configured(),
-        commit_properties=CommitProperties(custom_metadata={NOTE: BatchNote(0, {}).text(topic)}),
+        commit_properties=CommitProperties(custom_metadata={NOTE: note.text(topic)}),
     )
     _flush_commit(folder / _LOG, 0)
     for each in (folder, *folder.parents[:2]):
