@@ -402,6 +402,38 @@ def test_killed_around_a_commit(
     assert pair.parsed.note.batch == pair.quarantine.note.batch
 
 
+@pytest.mark.parametrize("kind", [PARSED, QUARANTINE])
+def test_two_runs_that_know_nothing_of_each_other(
+    press: Press, monkeypatch: pytest.MonkeyPatch, kind: TableKind
+) -> None:
+    """Without the lease, one does all of its work right before the other commits."""
+    press.add(FITS % 1, b"bad 1")
+    press.run()
+    press.add(FITS % 2, b"bad 2", FITS % 3)
+    press.run("")  # archives only
+    archive, done = Archive(press.folder), ArchiveTable.append
+
+    def parse() -> parsed.Fitted:
+        raw = archive.table("orders")
+        assert raw is not None
+        return parsed.parse(archive, raw, Pipeline(SCHEMA), lambda: press.shop.spark, lambda: None)
+
+    def append(self: ArchiveTable, *args: Any, **more: Any) -> None:
+        if self.kind is kind:
+            monkeypatch.setattr(ArchiveTable, "append", done)
+            other.append(parse())
+        done(self, *args, **more)
+
+    other: list[parsed.Fitted] = []
+    monkeypatch.setattr(ArchiveTable, "append", append)
+    with pytest.raises(Refused, match="another run has written to"):
+        parse()
+    assert [each.rows for each in other] == [2 if kind is PARSED else 0]
+    assert press.ids() == [1, 2, 3]
+    assert sorted(row["value"] for row in press.rows(QUARANTINE)) == [b"bad 1", b"bad 2"]
+    assert parse().batches == 0
+
+
 def test_tables_of_two_states_are_refused(press: Press) -> None:
     archive = Archive(press.folder, create=True)
     press.add(FITS % 1, b"bad")

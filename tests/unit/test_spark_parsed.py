@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import shutil
 from contextlib import suppress
@@ -24,7 +25,7 @@ from streamqd.spark.pipelines.derived import (
     parsed_columns,
     quarantine_columns,
 )
-from streamqd.spark.pipelines.fitting import fault, forbidden
+from streamqd.spark.pipelines.fitting import Fitter, fault, forbidden
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable, Owed
 from tests.support.quick import examples
 
@@ -137,6 +138,29 @@ def test_a_file_for_each_stretch_of_a_date(tmp_path: Path) -> None:
         assert (tmp_path / each.path).stat().st_size == each.size
     writer.write("2025-01-03", rows)
     writer.discard()
+    assert [each for each in tmp_path.rglob("*") if each.is_file()] == []
+
+
+def test_a_task_that_fails_removes_what_it_has_written(tmp_path: Path) -> None:
+    day = dt.date(2025, 1, 1)
+    good, bad = parsed_columns().remove(0), quarantine_columns().remove(0)
+    good = good.append(pa.field("a", pa.int64()))
+    fitter = Fitter((tmp_path / "parsed", good), (tmp_path / "quarantine", bad))
+    columns = {
+        "partition": pa.array([0, 0], pa.int32()),
+        "id": pa.array(["1-0", "2-0"]),
+        "timestamp": pa.array([1, 2], pa.timestamp("us", tz="UTC")),
+        "date": pa.array([day, day]),
+        "key": pa.array([None, None], pa.binary()),
+        "value": pa.array([b"{}", b"bad"]),
+        "event_date": pa.array([day, None], pa.date32()),
+        "reason": pa.array([None, "it is not JSON"]),
+        "row": pa.array([{"a": 1}, None], pa.struct([("a", pa.int64())])),
+    }
+    fitter.write(pa.RecordBatch.from_pydict(columns))
+    files = [each for each in tmp_path.rglob("*") if each.is_file()]
+    assert {each.parent.parent.name for each in files} == {"parsed", "quarantine"}
+    fitter.discard()
     assert [each for each in tmp_path.rglob("*") if each.is_file()] == []
 
 
