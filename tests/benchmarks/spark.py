@@ -66,13 +66,20 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--only", choices=["warm", "cold", "whole"])
     arguments.add_argument("--kinds", nargs="+", choices=list(WORKS), default=list(WORKS))
+    arguments.add_argument(
+        "--one-core", action="store_true", help="one core for all that is measured, one for Redis"
+    )
     arguments.add_argument("--output", type=Path, default=Path("var/bench-spark.json"))
     options = arguments.parse_args()
     adopt_orphans()
     found: dict[str, Any] = {"machine": machine() | {"load": os.getloadavg()}}
-    found |= {"rows": options.rows, "rounds": options.rounds}
+    found |= {"rows": options.rows, "rounds": options.rounds, "one core": options.one_core}
     with server(aof=False) as path, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        if options.one_core:
+            ours, theirs = sorted(os.sched_getaffinity(0))[:2]
+            os.sched_setaffinity(_server_pid(path), {theirs})
+            os.sched_setaffinity(0, {ours})
         if options.only in (None, "cold"):
             prepare(path, SMALL)
             found["cold"] = cold(path, folder, options.rounds)
