@@ -153,10 +153,12 @@ def test_a_held_message_that_waits_for_the_probe_is_not_forgotten_with_the_conne
 ):
     desk_of_two_keys(link, keys)
     runs = []
+    both = threading.Barrier(2, timeout=10.0)
 
     def work(message: Message) -> None:
         runs.append(message.id)
         if len(runs) <= 2:
+            both.wait()  # else one of them may fail again before the other begins
             raise ConnectionError
         if len(runs) == 3:
             proxy.cut()
