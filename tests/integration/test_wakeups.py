@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import termios
 import threading
@@ -114,10 +115,17 @@ def test_a_wake_up_that_comes_with_the_answer_to_the_subscription_is_heard(
     new_server: Callable[..., ProcessServer],
 ) -> None:
     server = new_server()
+    with contextlib.closing(connect(server.settings, timeout=5.0, name="test:other")) as other:
+        other.open()
+        # The server may read the other connection first: then nobody gets the wake-up.
+        tries = (subscribed_while_published(server, other) for _ in range(20))
+        assert next(heard for got, heard in tries if got) is True
+
+
+def subscribed_while_published(server: ProcessServer, other: Connection) -> tuple[int, bool]:
+    """How many got a wake-up that was sent behind a subscription, and whether it was heard."""
     listener = PubSubListener(connect(server.settings, timeout=5.0, name="test:wakes"), "wake")
-    other = connect(server.settings, timeout=5.0, name="test:other")
     listener.link.open()
-    other.open()
 
     def unread() -> int:
         """Bytes of the listener that the server has not read yet."""
@@ -135,10 +143,9 @@ def test_a_wake_up_that_comes_with_the_answer_to_the_subscription_is_heard(
     other.node.post([("PUBLISH", "wake", "look")])
     server.resume()
     subscribing.join()
-    assert other.node.collect(1) == [1], "the listener gets it"
-    assert heard == [True]
-    for link in (listener.link, other):
-        link.close()
+    [got] = other.node.collect(1)
+    listener.link.close()
+    return got, heard[0]
 
 
 def test_an_instance_looks_at_the_fleet_once_it_listens(server: Server, link: Connection) -> None:
