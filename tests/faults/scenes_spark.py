@@ -48,7 +48,7 @@ def an_archive_that_goes_on(stage: Stage) -> None:
     held = None
     for _ in range(TRIES):
         try:
-            held = lease.PipelineLease(stage.shaky, keys, "access", "archive", ttl=0.2)
+            held = lease.PipelineLease(stage.shaky, keys, "access", "archive", ttl=0.6)
             held.__enter__()
             break
         except RedisUnavailable:
