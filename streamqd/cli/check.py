@@ -117,6 +117,7 @@ def _redis(session: Session, settings: config.Settings) -> list[CheckFinding]:
         ]
         findings += _topics(session, settings)
         findings += _rights(session, settings)
+        findings += _pipelines(session, settings)
     except RedisUnavailable as error:
         if session.embedded and not error.sent and not timed_out(error):
             findings.append(_embedded())
@@ -138,10 +139,7 @@ def _embedded() -> CheckFinding:
 
 
 def _topics(session: Session, settings: config.Settings) -> list[CheckFinding]:
-    findings = [
-        CheckFinding(f"pipelines.{name}", "warning", text)
-        for name, text in config.useless(settings, topics.registry(session.store)[0])
-    ]
+    findings = []
     for name, wanted in settings.topics.items():
         if "partitions" not in wanted.stated:
             continue
@@ -152,6 +150,18 @@ def _topics(session: Session, settings: config.Settings) -> list[CheckFinding]:
         elif found is not None and wanted.partitions > found:
             findings.append(CheckFinding("topics", "warning", f"{text}, which stay"))
     return findings
+
+
+def _pipelines(session: Session, settings: config.Settings) -> list[CheckFinding]:
+    if not config.useless(settings, ()):
+        return []
+    known, unread = topics.registry(session.store)
+    if unread:
+        return []  # any of them may be there
+    return [
+        CheckFinding(f"pipelines.{name}", "warning", text)
+        for name, text in config.useless(settings, known)
+    ]
 
 
 def _rights(session: Session, settings: config.Settings) -> list[CheckFinding]:

@@ -668,6 +668,28 @@ def test_check_names_a_pipeline_of_no_topic(file: Path, store: Store) -> None:
     assert b"pipelines.access" not in raw
 
 
+def test_check_names_the_rights_that_are_missing_beside_a_pipeline(
+    tmp_path: Path, server: Server, link: Connection
+) -> None:
+    """Without SMEMBERS nobody knows which topics there are."""
+    link.execute("ACL", "SETUSER", "limited", "reset", "on", ">secret", "~*", "+@all", "-smembers")
+    secret, path = tmp_path / "secret", tmp_path / "limited.toml"
+    secret.write_text("secret")
+    secret.chmod(0o600)
+    path.write_text(
+        f'[redis]\nurl = "{server.url}"\nusername = "limited"\npassword_file = "secret"\n'
+        "[pipelines.orders]\n"
+    )
+    try:
+        with process(path, "check", "--json") as started:
+            raw, _ = started.communicate(timeout=60)
+    finally:
+        link.execute("ACL", "DELUSER", "limited")
+
+    rights = [each["text"] for each in json.loads(raw)["findings"] if each["about"] == "rights"]
+    assert any("SMEMBERS" in text for text in rights)
+
+
 # --- the daemon's own server ----------------------------------------------------------------------
 
 
