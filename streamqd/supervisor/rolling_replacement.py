@@ -172,14 +172,15 @@ class RollingReplacement:
     def _begin(self, partitions: Mapping[Unit, PartitionState], given: Circumstances) -> None:
         if given.draining:
             self._wanted.clear()
-        if not self._wanted or given.ending >= DISMISSED_MAX:
+        # A standby that was made with the code of before: `wishes` sends it away, and its `on_stop`
+        # may take a while.
+        ready = [unit for unit in self._wanted if not partitions[unit].slot.standby_pid]
+        if not ready or given.ending >= DISMISSED_MAX:
             return
         # A reload asks for one at a time: it comes first, or would wait each time for all that are
         # used up.
-        unit = self._next_of_reload() or next(iter(self._wanted))
+        unit = next((unit for unit in ready if self._wanted[unit] == "reload"), ready[0])
         partition = partitions[unit]
-        if partition.slot.standby_pid:
-            return  # it was made with the code of before: `wishes` sends it away first
         reason = self._wanted.pop(unit)
         if partition.child is None or partition.stop_reason or partition.phase is not Phase.HELD:
             return  # it ends anyway, and the next one is what is wanted
@@ -189,10 +190,6 @@ class RollingReplacement:
         self._current = _Replacing(partition, reason, partition.child.pid, cold)
         self._deaths = []
         self._failed.pop(unit, None)
-
-    def _next_of_reload(self) -> Unit | None:
-        """A unit whose worker a reload wants replaced next."""
-        return next((unit for unit, why in self._wanted.items() if why == "reload"), None)
 
     def _follow(self, replacing: _Replacing, now: float) -> None:
         """Note when the standby is warm; give it up when the old worker has no need to end."""
@@ -209,7 +206,7 @@ class RollingReplacement:
         idle = now - replacing.warm_at > IDLE_PATIENCE_SECONDS
         if idle:
             partition.pace = 0.0  # no messages come: the pace of before is no guide any more
-        if idle or self._next_of_reload() is not None:
+        if idle or "reload" in self._wanted.values():
             self._current = None
 
     def standby_refused(self, unit: Unit) -> None:
