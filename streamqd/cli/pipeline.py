@@ -132,12 +132,13 @@ def archive(
                     "topics": [dataclasses.asdict(each) for each in done],
                 }
                 _show_archived(document, as_json)
+                problems = list(archiver.problems.values())
+                for each in problems if every is not None else problems[1:]:
+                    click.echo(f"Error: {printable(str(each), lines=True)}", err=True)
                 if every is not None:
-                    for each in archiver.problems.values():
-                        click.echo(f"Error: {printable(str(each), lines=True)}", err=True)
                     time.sleep(every)
-                elif archiver.problems:
-                    raise next(iter(archiver.problems.values()))
+                elif problems:
+                    raise problems[0]
                 else:
                     return
 

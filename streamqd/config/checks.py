@@ -48,8 +48,9 @@ def _check_pipeline(pipeline: Pipeline, path: TomlPath, problems: Problems) -> N
         problems.add(event_time, "names a column of schema: write schema too, or remove it")
     elif pipeline.event_time and problems.ok((*path, "schema"), event_time):
         # Only Spark reads schemas. What it would take for such a column is written so.
-        column = rf"(?<!\w){re.escape(pipeline.event_time)}`?[\s:]+(?i:date|timestamp)"
-        if not re.search(column, pipeline.schema or ""):
+        schema = re.sub(r"/\*.*?\*/", " ", pipeline.schema or "")
+        column = rf"(?<!\w){re.escape(pipeline.event_time)}(?:`|[\s:])[\s:]*(?i:date|timestamp)"
+        if not re.search(column, schema):
             problems.add(
                 event_time,
                 f"{shown(pipeline.event_time)} is no timestamp or date of schema: name such a"

@@ -296,6 +296,7 @@ UNFIT: list[tuple[str, str | None, type[StreamqdError], str]] = [
     ("id long, m map<int,int>", None, Refused, "the map m has keys of int: names in JSON are"),
     ("id long, __DOES_NOT_FIT int", None, Malformed, "cannot be read: write different names"),
     ("id long,", None, Malformed, "the schema 'id long,' cannot be read"),
+    ("at timestamp(3)", None, Malformed, "the schema 'at timestamp(3)' cannot be read"),
     ("id long", "at", Refused, "event_time is at, which is no timestamp or date"),
     ("id long", "id", Refused, "event_time is id, which is no timestamp or date"),
 ]

@@ -467,7 +467,13 @@ def test_variables(
     assert getattr(getattr(place.load(environ={name: text}), section), setting) == value
 
 
-@pytest.mark.parametrize("at", ["at timestamp", "at: DATE", "`at`  TIMESTAMP NOT NULL"])
+@pytest.mark.parametrize(
+    "at",
+    [
+        *("at timestamp", "at: DATE", "`at`  TIMESTAMP NOT NULL", "`at`timestamp"),
+        *("at /* of the sender */ timestamp", "at/**/date"),
+    ],
+)
 def test_the_time_of_an_event_is_a_column_however_it_is_written(place: Place, at: str) -> None:
     text = f'[pipelines.a]\nschema = "id long,{at}, b int"\nevent_time = "at"'
     assert place.load(text).pipelines["a"].event_time == "at"

@@ -26,12 +26,13 @@ def read_schema(schema: str) -> StructType:
 
     Raises Malformed, and Refused for what Spark reads wrongly.
     """
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
     from pyspark.sql.types import StructType
 
     try:
         kind: Any = StructType.fromDDL(schema)
-    except PySparkException:
+    except (PySparkException, Py4JError):  # of the latter kind is what `timestamp(3)` meets
         kind = None
     names = kind.names if isinstance(kind, StructType) else []
     if not names or len(set(names)) != len(names) or BAD in {each.lower() for each in names}:
