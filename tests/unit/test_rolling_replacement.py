@@ -23,6 +23,7 @@ from streamqd.supervisor.plan import (
     DismissStandby,
     DismissWorker,
     ForkStandby,
+    KillStandby,
     KillWorker,
     ReleaseLease,
     StopWorker,
@@ -87,6 +88,8 @@ class Fleet:
                     partition.slot.standby_pid = partition.standby.pid
                 case DismissStandby():
                     partition.standby_ended()
+                case KillStandby():
+                    self.strike("die", action.unit)
                 case StopWorker(_, reason):
                     partition.stop_reason = partition.stop_reason or reason
                 case DismissWorker(_, unexplained):
@@ -174,6 +177,21 @@ def test_a_reload_does_not_use_the_standby_that_was_being_made_for_the_same_work
     fleet.replacement.request(UNITS[0], "reload")
     assert fleet.tick() == [DismissStandby(UNITS[0])]
     fleet.apply([DismissStandby(UNITS[0])])
+    assert fleet.tick() == [ForkStandby(UNITS[0])]
+
+
+def test_the_other_workers_do_not_wait_for_the_end_of_a_standby() -> None:
+    """It may take as long as its `on_stop`; its own partition waits for that."""
+    fleet = Fleet()
+    ending = fleet.partitions[UNITS[0]]
+    ending.slot.standby_pid = fleet.process().pid
+    for unit in UNITS[:2]:
+        fleet.replacement.request(unit, "max_rss")
+    assert fleet.tick() == [ForkStandby(UNITS[1])]
+    fleet.replacement.forget()
+    fleet.replacement.request(UNITS[0], "max_rss")
+    assert fleet.tick() == []
+    ending.slot.standby_pid = 0
     assert fleet.tick() == [ForkStandby(UNITS[0])]
 
 
