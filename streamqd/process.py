@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import errno
 import faulthandler
+import io
 import os
 import select
 import signal
@@ -20,7 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import setproctitle
 
@@ -206,6 +207,7 @@ def _child(
         devnull = os.open(os.devnull, os.O_RDONLY)
         os.dup2(devnull, 0)
         os.close(devnull)
+        _outlive_readers()
         fork_hygiene.limit_environment()
         with contextlib.suppress(OSError):
             fork_hygiene.volunteer()
@@ -220,6 +222,38 @@ def _child(
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+class _Output(io.FileIO):
+    """A standard stream whose writes never fail: text that cannot be written is lost."""
+
+    def write(self, data: Any, /) -> int:
+        written = None  # also when a pipe that does not block is full
+        with contextlib.suppress(OSError):
+            written = super().write(data)
+        return memoryview(data).nbytes if written is None else written
+
+
+def _outlive_readers() -> None:
+    """Keep a handler's `print` from failing when the reader of the output has gone.
+
+    Otherwise `streamqd | head -2` would fail every message whose handler prints.
+    """
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        old = getattr(sys, name)
+        if old is None:
+            continue  # it was closed when the daemon started
+        with contextlib.suppress(OSError):
+            raw = io.BufferedWriter(_Output(descriptor, "w", closefd=False))
+            new = io.TextIOWrapper(
+                raw,
+                encoding=getattr(old, "encoding", None) or "utf-8",
+                errors=getattr(old, "errors", None),
+                line_buffering=bool(getattr(old, "line_buffering", True)),
+                write_through=bool(getattr(old, "write_through", False)),
+            )
+            setattr(sys, name, new)
+            setattr(sys, f"__{name}__", new)
 
 
 def _show_stacks_at(number: signal.Signals) -> None:

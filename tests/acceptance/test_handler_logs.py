@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -275,4 +276,23 @@ def test_a_long_error_is_kept_in_part(new_daemon: NewDaemon):
         daemon.wait_for(lambda: json.loads(listed(daemon, "--json"))["rows"], what="it is delayed")
         (row,) = json.loads(listed(daemon, "--json"))["rows"]
         assert 200 < len(row["error"].encode()) <= 500
+        assert daemon.stop() == 0
+
+
+def test_a_print_into_a_closed_pipe_fails_no_message(new_daemon: NewDaemon):
+    """U6: `streamqd | head -2`: the text is lost, and every message is acknowledged."""
+    code = """
+def obey(message):
+    print(message.text(), flush=True)
+"""
+    daemon = new_daemon(code=code, consumer={"max_attempts": 1})
+    with daemon.log_path.open("ab") as log:
+        reader, writer = os.pipe()
+        with os.fdopen(writer, "wb") as output:
+            daemon.launch(output, log)
+        daemon.wait_event("ready")
+        os.close(reader)
+        daemon.send([f"message {number}" for number in range(20)])
+        daemon.wait_settled()
+        assert daemon.letters() == []
         assert daemon.stop() == 0
