@@ -29,6 +29,7 @@ LOOK_BACK = (
     10_000  # newest entries of a partition among which a message that was sent is looked for
 )
 _NAME = re.compile(r"([0-9]{1,9}):([!-~]{1,200})")
+_UID = re.compile(r"(?P<topic>[^/]+)/([0-9]{1,9})/([!-~]{1,200})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,17 +265,23 @@ def _row(partition: int, each: retries.Delayed) -> DelayedRow:
 
 
 def _read(store: Store, topic: str, names: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Read names `PARTITION:send-id`. Raises TopicMissing, Malformed, Refused."""
+    """Read names: `PARTITION:send-id`, or the uid that sending has returned.
+
+    Raises TopicMissing, Malformed, Refused.
+    """
     count = topics.partition_count(store, topic)
     for name in names:
-        match = _NAME.fullmatch(name)
+        match = _NAME.fullmatch(name) or _UID.fullmatch(name)
         if match is None:
             raise Malformed(
-                f"{name!r} is not the name of a delayed send: write PARTITION:SEND-ID, as"
-                f" `streamqd delayed list {topic}` shows it"
+                f"{name!r} is not a delayed send; pass the uid that sending returned, or"
+                f" PARTITION:SEND-ID as `streamqd delayed list {topic}` prints it"
             )
-        topics.check_partition(topic, int(match[1]), count)
-        yield int(match[1]), match[2]
+        if match.re is _UID and match["topic"] != topic:
+            raise Malformed(f"{name!r} is not a delayed send of {topic}")
+        partition, send_id = match.groups()[-2:]
+        topics.check_partition(topic, int(partition), count)
+        yield int(partition), send_id
 
 
 def _batches(store: Store, topic: str, names: Iterable[str]) -> Iterator[tuple[int, list[str]]]:

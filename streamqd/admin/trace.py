@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from streamqd.admin import live, topics
+from streamqd.admin import delayed, live, topics
 from streamqd.admin.dead_letters.selection import Fields
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import Id, ask, last_id, pairs, read_id, server_unix_ms
@@ -21,7 +21,6 @@ from streamqd.message import LAST_ERROR
 from streamqd.model import Unit
 from streamqd.store import retries, tracing
 from streamqd.store.fetch import CONSUMER
-from streamqd.store.store import Store
 
 CALLS_MAX = 40  # of one stream: 20,000 entries
 PAGES_MAX = 50  # of the delayed retries of a group: 10,000 retries
@@ -31,7 +30,9 @@ _UID = re.compile(r"([^/]+)/([0-9]{1,9})/([0-9A-Za-z_-]{1,64})")
 # What is the present state of a message in a group: the first that holds.
 RUNNING, PENDING, READY, DELAYED = "running", "pending", "retry-unread", "waiting"
 DEAD, UNREAD, DONE, UNREADABLE = "dead", "unread", "acknowledged", "unreadable"
-_KNOWN = (RUNNING, PENDING, READY, DELAYED, DEAD, UNREADABLE)  # there is something of the message
+GONE, MISSED = "gone", "missed"  # nothing proves that the message was ever written
+_KNOWN = (RUNNING, PENDING, READY, DELAYED, DEAD)  # there is something of the message
+_UNPROVEN = {DONE: GONE, UNREAD: MISSED}  # the same, where nothing proves that it was written
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,10 @@ class GroupTrace:
     """The message in one group.
 
     `state` is unread, pending (handed out and not settled), running, waiting (for its next attempt,
-    until `due_unix_ms`), retry-unread (that is due, and not read yet), dead, acknowledged
-    (by what Redis can tell: it was handed out and nothing of it is left), or unreadable, with the
-    reason in `problem`. A pending one with `due_unix_ms` runs again then, in its place. `condition`
+    until `due_unix_ms`), retry-unread (that is due, and not read yet), dead, acknowledged (it was
+    handed out and nothing of it is left), or unreadable, with the reason in `problem`. Where
+    nothing proves that the message was ever written, it is gone instead of acknowledged, and missed
+    instead of unread. A pending one with `due_unix_ms` runs again then, in its place. `condition`
     is that of the group on the partition, as in `status`. `place` is where it is: `m:ID` in the
     partition, `r:ID` in the retry stream. `attempt` is the number of the run that it waits for or
     is in, from 1; null when it is not known. `crashes` are of the process, `failures` of the
@@ -99,8 +101,11 @@ class GroupTrace:
 class Trace:
     """Everything that Redis knows of one message.
 
-    `where` is present (in its partition), scheduled (a delayed send, until `due_unix_ms`), trimmed,
-    or missing (deleted, or never written). `archived` says whether the archive pipeline has passed
+    `where` is present (in its partition), scheduled (a delayed send, until `due_unix_ms`), trimmed
+    (older than the first entry that trimming kept), or missing. `written` is true when an entry or
+    a copy proves that the message was written, false for a delayed send, and null where nothing
+    proves it. `send_id` is the send id of a delayed send that has become this message, '' for none.
+    `archived` says whether the archive pipeline has passed
     it, null when the topic has no archive. `replays` are the entries of the partition that a replay
     to every group has written. `complete` is false when there was more than could be looked at.
     """
@@ -111,6 +116,8 @@ class Trace:
     id: str
     now_unix_ms: int
     where: str
+    written: bool | None
+    send_id: str = ""
     due_unix_ms: int | None = None
     entry: EntryTrace | None = None
     archived: bool | None = None
@@ -137,24 +144,32 @@ def read_uid(text: str) -> Name:
 
 
 def trace(fleet: Fleet, name: Name) -> Trace:
-    """Look for a message. Raises TopicMissing; Refused when there is no trace of it."""
+    """Look for a message, or for a delayed send and the message that it became.
+
+    Raises TopicMissing; Refused when there is no trace of it, or it was never written.
+    """
     count = topics.partition_count(fleet.store, name.topic)
     topics.check_partition(name.topic, name.partition, count)
     try:
         entry_id = read_id(name.id)
     except ValueError:
-        return _scheduled(fleet.store, name)
+        return _of_send(fleet, name)
     return _Search(fleet, name, entry_id).run()
 
 
-def _scheduled(store: Store, name: Name) -> Trace:
-    """A delayed send, by its send id."""
+def _of_send(fleet: Fleet, name: Name) -> Trace:
+    """A delayed send, by its send id; when it was due, the message that it became."""
+    store = fleet.store
     due = store.execute("ZSCORE", store.keys.scheduled(name.topic, name.partition), name.id)
     if due is None:
-        raise Refused(
-            f"no delayed send {name.id} waits in {name.topic}/{name.partition}: it was written when"
-            " it was due, under a new id, or was cancelled, or never was"
-        )
+        missed = delayed.look_for(store, name.topic, [f"{name.partition}:{name.id}"])
+        if not missed.sent:
+            raise Refused(
+                f"delayed send {'/'.join(map(str, name))} not found: it was cancelled, never"
+                f" sent, or written before the last {delayed.LOOK_BACK:,} entries of its partition"
+            )
+        found = read_uid(missed.sent[0].uid)
+        return replace(_Search(fleet, found, read_id(found.id)).run(), send_id=name.id)
     return Trace(
         uid="/".join(map(str, name)),
         topic=name.topic,
@@ -162,6 +177,7 @@ def _scheduled(store: Store, name: Name) -> Trace:
         id=name.id,
         now_unix_ms=server_unix_ms(store.connection),
         where="scheduled",
+        written=False,
         due_unix_ms=_unix_ms(due),
     )
 
@@ -198,27 +214,35 @@ class _Search:
         where = "present" if here else "trimmed" if self._before(first) else "missing"
         if self._id > last and not letters:
             raise Refused(
-                f"there is no message {self._id} in {name.topic}/{name.partition}: the last one"
-                f" written is {last}"
+                f"message {self._uid} not found: the last one written to its partition is {last}"
             )
         self._again = [copy.id for copy in self._copies(stream)]
         groups = topics.groups(self._store, name.topic, (name.partition,))
         rows = [self._group(group, letters, units) for group in sorted(groups)]
-        # What is acknowledged may be gone; where nothing is gone, what is not there never was.
-        known = letters or self._again or any(row.state in _KNOWN for row in rows)
-        if where == "missing" and not known and removed is None and _is_whole(counts):
-            raise Refused(
-                f"there is no message {self._id} in {name.topic}/{name.partition}, and nothing was"
-                " ever removed from it"
-            )
+        written = bool(here or letters or self._again or any(row.state in _KNOWN for row in rows))
+        unreadable = any(row.state == UNREADABLE for row in rows)
+        if not written and not unreadable:
+            if removed is None and _is_whole(counts):
+                raise Refused(
+                    f"message {self._uid} was never written: nothing was ever removed from its"
+                    " partition, which does not contain it"
+                )
+            if _is_kept_part(self._id, counts):
+                raise Refused(
+                    f"message {self._uid} was never written: its partition contains older entries,"
+                    " and nothing was ever deleted after them"
+                )
+        if not written:
+            rows = [replace(row, state=_UNPROVEN.get(row.state, row.state)) for row in rows]
         passed = _id(archived)
         return Trace(
-            uid="/".join(map(str, name)),
+            uid=self._uid,
             topic=name.topic,
             partition=name.partition,
             id=str(self._id),
             now_unix_ms=view.now_unix_ms,
             where=where,
+            written=written or None,
             entry=_entry(here[0]) if here else None,
             archived=None if passed is None else self._id <= passed,
             groups=rows,
@@ -226,6 +250,10 @@ class _Search:
             replays=self._again,
             complete=self._complete,
         )
+
+    @property
+    def _uid(self) -> str:
+        return f"{self._name.topic}/{self._name.partition}/{self._id}"
 
     def _before(self, first: bytes | None) -> bool:
         """Whether trimming has removed everything up to the message."""
@@ -413,6 +441,18 @@ def _is_whole(stream: dict[bytes, Any]) -> bool:
     Redis counts from 7.0 on.
     """
     return b"entries-added" in stream and stream[b"entries-added"] == stream[b"length"]
+
+
+def _is_kept_part(entry_id: Id, stream: dict[bytes, Any]) -> bool:
+    """Return True if an id lies in the part of a stream from which nothing was ever deleted.
+
+    Trimming removes the oldest entries only, and the server keeps the greatest id that XDEL
+    removed. False where it does not (Redis before 7.0), and for an empty stream.
+    """
+    first, deleted = stream.get(b"first-entry"), stream.get(b"max-deleted-entry-id")
+    if not first or deleted is None:
+        return False
+    return entry_id > max(read_id(first[0]), read_id(deleted))
 
 
 def _id(raw: bytes | None) -> Id | None:

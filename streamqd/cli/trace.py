@@ -18,7 +18,7 @@ from streamqd.errors import Refused, SparkError
 from streamqd.words import age, count
 
 
-@click.command(short_help="Say what became of one message.")
+@click.command(short_help="Show where one message is, in every group.")
 @click.argument("uid")
 @click.option(
     "-a", "--archive", "folder", type=click.Path(path_type=Path),
@@ -26,15 +26,16 @@ from streamqd.words import age, count
 )  # fmt: skip
 @answering
 def trace(session: Session, *, uid: str, folder: Path | None) -> CommandResult:
-    """Say what became of one message: in its partition and in every group.
+    """Show where one message is: in its partition and in every group.
 
-    UID is TOPIC/PARTITION/ID, as handlers see it in `message.uid` and as `dlq` and `retry` show it;
-    of a delayed send ID is what sending it returned. For each group it is unread, pending, running,
-    waiting for its next attempt, dead, or acknowledged: it was handed out and nothing of it is
-    left. Up to 20,000 later entries of each stream are looked through for its copies.
+    UID is TOPIC/PARTITION/ID, as sending returns it, as handlers see it in `message.uid`, and as
+    `dlq` and `retry` show it. A delayed send is found by its own uid, also after it was written.
+    For each group the message is unread, pending, running, waiting for its next attempt, dead, or
+    acknowledged. Where nothing proves that it was ever written, the answer is "handled, or never
+    written". Up to 20,000 later entries of each stream are searched for its copies.
 
     \b
-    Exit codes: 0 found, 2 no uid, 8 there is no trace of it.
+    Exit codes: 0 found, or possibly removed; 2 not a uid; 8 never written.
     Example:
       streamqd trace orders/3/1700000000000-0
     """
@@ -51,8 +52,9 @@ def _show(found: admin.Trace, folder: Path | None, looked: Any) -> None:
     click.echo(printable(found.uid))
     for line in (*_message(found), *_archive(found, folder, looked)):
         sentence(line, "  ", 4)
+    proven = bool(found.written or (looked is not None and looked.found))
     for each in found.groups:
-        sentence(f"{each.group}: {_group(found, each)}", hang=4)
+        sentence(f"{each.group}: {_group(found, each, proven=proven)}", hang=4)
         if each.state == admin.DEAD:
             sentence(f"streamqd dlq show {found.topic} {each.letters[-1]}", "  -> ", 5)
     if not found.groups and found.where != "scheduled":
@@ -80,13 +82,18 @@ def _message(found: admin.Trace) -> list[str]:
         return [f"a delayed send: it is written to the partition {due}"]
     written = int(found.id.partition("-")[0])
     clock = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(min(written, now) / 1000))
-    line = f"written {clock} ({age(now - written)} ago)"
+    when = f"{clock} ({age(now - written)} ago)"
     entry = found.entry
+    if entry is None and not found.written:
+        gone = "trimmed" if found.where == "trimmed" else "deleted"
+        return [f"an ID of {when}, not in the partition: {gone}, or never written"]
     if entry is None:
-        gone = "trimmed from the partition since"
-        return [f"{line}, {gone if found.where == 'trimmed' else 'not in the partition any more'}"]
+        gone = "trimmed from" if found.where == "trimmed" else "no longer in"
+        return [f"written {when}, {gone} the partition"]
     key = "without a key" if entry.key is None else f"key {printable(entry.key)}"
-    lines = [f"{line}, {key}, {count(entry.payload_bytes, 'byte')}, in the partition"]
+    lines = [f"written {when}, {key}, {count(entry.payload_bytes, 'byte')}, in the partition"]
+    if found.send_id:
+        lines.append(f"a delayed send until then: {found.topic}/{found.partition}/{found.send_id}")
     if found.replays:
         lines.append(f"replayed to every group as {', '.join(found.replays)}")
     return lines
@@ -108,8 +115,8 @@ def _archive(found: admin.Trace, folder: Path | None, looked: Any) -> list[str]:
     return ["not archived yet"] if found.archived is False else []
 
 
-def _group(found: admin.Trace, each: admin.GroupTrace) -> str:
-    """The state of one group as a clause."""
+def _group(found: admin.Trace, each: admin.GroupTrace, *, proven: bool) -> str:
+    """Return the state of one group as a clause. `proven`: the message was written."""
     now, attempt = found.now_unix_ms, f"attempt {each.attempt}" if each.attempt else "its attempt"
     on = f" on {each.owner}" if each.owner else ""
     error = _error(each.error_class, each.error_message)
@@ -145,12 +152,20 @@ def _group(found: admin.Trace, each: admin.GroupTrace) -> str:
             return f"dead{runs}{ago} ({letter.reason}), letter {letter.id}{replayed}{error}"
         case admin.UNREAD:
             return f"unread{_why(each)}"
-        case admin.DONE:
-            return f"acknowledged: nothing of it is left in Redis{replayed}"
+        case admin.DONE | admin.GONE | admin.MISSED:
+            return _done(each.state, proven=proven) + replayed
         case admin.UNREADABLE:
             return f"unknown: {each.problem}"
         case _:
             return "has not died, so nothing for it"
+
+
+def _done(state: str, *, proven: bool) -> str:
+    """Return how a group is done with a message of which it has nothing."""
+    if state == admin.DONE:
+        return "acknowledged: nothing of it is left in Redis"
+    seen = "handled" if state == admin.GONE else "removed unread"
+    return f"{seen}: nothing of it is left" if proven else f"{seen}, or never written"
 
 
 def _why(each: admin.GroupTrace) -> str:

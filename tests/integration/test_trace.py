@@ -168,24 +168,51 @@ def test_trimmed_archived_missing(run: Run, handed_out: Desk) -> None:
     found = document(run("trace", UID, "--json"))
     assert (found["where"], found["archived"], found["entry"]) == ("trimmed", True, None)
     said = run("trace", UID).stdout
-    assert "trimmed from the partition since" in said
+    assert "not in the partition: trimmed, or never written" in said
     assert "archived: --archive DIR says in which file" in said
+    # U2: nothing tells whether the partition ever contained it.
     between = document(run("trace", "access/0/1000-7", "--json"))
-    assert between["where"] == "trimmed"
-    assert "the last one written is 1001-0" in run("trace", "access/0/1001-5", code=8).stderr
+    assert (between["where"], between["written"]) == ("trimmed", None)
+    assert [each["state"] for each in between["groups"]] == ["gone"]
+    said = run("trace", "access/0/1000-7").stdout
+    assert "not in the partition: trimmed, or never written" in said
+    assert "hits: handled, or never written" in said
+    assert "acknowledged" not in said
+    assert (
+        "the last one written to its partition is 1001-0"
+        in run("trace", "access/0/1001-5", code=8).stderr
+    )
 
 
-def test_where_nothing_was_removed_what_is_not_there_never_was(run: Run, handed_out: Desk) -> None:
-    """U13: a uid with a wrong digit is not called acknowledged."""
+def test_a_message_that_was_never_written_is_not_found(run: Run, handed_out: Desk) -> None:
+    """U2: retention alone proves nothing; where nothing was removed, a wrong digit is refused."""
     desk = handed_out
     desk.do("XACK", desk.stream, "hits", "999-0", "1000-0", "1001-0")
-    slip = "access/0/1000-7"
+    desk.do("HSET", desk.keys.trim("access", 0), "first", "999-0")
     if b"entries-added" not in desk.do("XINFO", "STREAM", desk.stream):
-        pytest.skip("this server does not count what was added")
-    said = run("trace", slip, code=8).stderr
-    assert "there is no message 1000-7 in access/0, and nothing was ever removed from it" in said
-    desk.do("XDEL", desk.stream, "999-0")
-    assert "not in the partition any more" in run("trace", slip).stdout
+        said = run("trace", "access/0/1000-7").stdout
+        assert "hits: handled, or never written" in said
+        return
+    refused = "was never written: nothing was ever removed from its partition"
+    assert refused in run("trace", "access/0/1000-7", code=8).stderr
+    assert refused in run("trace", "access/0/998-0", code=8).stderr
+
+
+def test_a_gap_in_the_kept_part_of_a_partition_was_never_written(
+    run: Run, handed_out: Desk
+) -> None:
+    """U2: trimming takes the oldest, and the server keeps the greatest id that was deleted."""
+    desk = handed_out
+    desk.do("XACK", desk.stream, "hits", "999-0", "1000-0", "1001-0")
+    if b"max-deleted-entry-id" not in desk.do("XINFO", "STREAM", desk.stream):
+        pytest.skip("this server does not keep the greatest id that was deleted")
+    desk.do("XTRIM", desk.stream, "MINID", "=", "1000-0")
+    refused = run("trace", "access/0/1000-7", code=8).stderr
+    assert "was never written: its partition contains older entries" in refused
+    assert "handled, or never written" in run("trace", "access/0/999-7").stdout
+    desk.do("XDEL", desk.stream, "1001-0")
+    said = run("trace", "access/0/1000-7").stdout
+    assert "not in the partition: deleted, or never written" in said
 
 
 def test_a_message_that_killed_its_process_tells_how_often(run: Run, handed_out: Desk) -> None:
@@ -208,7 +235,17 @@ def test_a_delayed_send(run: Run, at: At, link: Connection, keys: Keys) -> None:
     assert (found["where"], found["due_unix_ms"]) == ("scheduled", due)
     said = run("trace", "access/0/abc123").stdout
     assert re.search("  a delayed send: it is written to the partition in (59m|1h)", said)
-    assert "no delayed send abc124 waits" in run("trace", "access/0/abc124", code=8).stderr
+    assert "access/0/abc124 not found" in run("trace", "access/0/abc124", code=8).stderr
+
+
+def test_a_delayed_send_that_was_due_is_found_by_its_uid(run: Run, at: At) -> None:
+    """U2: what sending it returned names the message for good."""
+    desk = at(0)
+    desk.groups()
+    desk.add("1000-0", "payload", "hello", "sendId", "abc123")
+    found = document(run("trace", "access/0/abc123", "--json"))
+    assert (found["uid"], found["send_id"], found["where"]) == (UID, "abc123", "present")
+    assert "a delayed send until then: access/0/abc123" in run("trace", "access/0/abc123").stdout
 
 
 @pytest.mark.parametrize(
@@ -220,7 +257,7 @@ def test_a_delayed_send(run: Run, at: At, link: Connection, keys: Keys) -> None:
         ("access/0/1-0/2", 2, "is not a uid such as"),
         ("acces/0/1-0", 8, "did you mean access?"),
         ("access/3/1-0", 8, "numbered 0 to 2"),
-        ("access/0/1-0", 8, "the last one written is 0-0"),
+        ("access/0/1-0", 8, "the last one written to its partition is 0-0"),
     ],
 )
 def test_no_trace(run: Run, at: At, uid: str, code: int, text: str) -> None:
