@@ -67,7 +67,7 @@ class RefusalKind(Enum):
     NO_GROUP = ("NOGROUP",)  # the stream has no such group
     NO_SCRIPT = ("NOSCRIPT",)  # the server does not know the script
     OF_A_KEY = ("ERR", "WRONGTYPE", "BADVALUE")  # about one key or command, not about the server
-    OTHER = ()  # all other words
+    OTHER = ("",)  # any other word; Python 3.11.2 cannot keep an empty tuple as a value
 
 
 _KINDS = {word: kind for kind in RefusalKind for word in kind.value}
