@@ -12,7 +12,7 @@ texts what a handler's module does not want kept.
 from __future__ import annotations
 
 from streamqd.handlers.declaration import Context, declared, handler, plain_options
-from streamqd.handlers.loading import Loaded, import_paths, load, prepared
+from streamqd.handlers.loading import Loaded, import_paths, load, place_of, prepared
 from streamqd.handlers.outcomes import (
     MESSAGE_CHARS_MAX,
     TRACEBACK_BYTES_MAX,
@@ -66,6 +66,7 @@ __all__ = [
     "misfits",
     "outcome_of",
     "passed",
+    "place_of",
     "plain_options",
     "prepared",
     "probe",

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, ParamSpec, TypeVar, Unpack
 
 from streamqd.handlers.options import HandlerOptions
 from streamqd.model import Backoff, RetryPolicy, Unit
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Given = ParamSpec("Given")
+Returned = TypeVar("Returned")
 
 _OPTIONS = {"max_age": "retry_max_age"}  # of a RetryPolicy, where the setting is named otherwise
 
@@ -29,6 +32,19 @@ class Context:
     state_dir: Path
 
 
+def _by_name(decorator: Callable[Given, Returned]) -> Callable[Given, Returned]:
+    """Explain `@handler` without parentheses, which passes the function as an argument."""
+
+    @functools.wraps(decorator)
+    def called(*args: Given.args, **options: Given.kwargs) -> Returned:
+        if args:
+            raise TypeError("@handler lacks its options; write @handler(topic=..., group=...)")
+        return decorator(*args, **options)
+
+    return called
+
+
+@_by_name
 def handler(
     *,
     topic: str,

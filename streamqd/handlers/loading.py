@@ -21,7 +21,7 @@ from streamqd.handlers.redaction import Redact, hook_of
 from streamqd.handlers.signatures import Signature, form_of
 from streamqd.message import Message
 
-_PACKAGE = str(Path(__file__).parent)
+_PACKAGES = tuple(str(Path(__file__).parents[1] / name) for name in ("handlers", "worker"))
 
 
 class Loaded(NamedTuple):
@@ -94,7 +94,7 @@ def import_module(name: str) -> Any:
                 f"no module named {name}: it is looked for beside the configuration file, "
                 "in the working directory and on PYTHONPATH"
             ) from None
-        place = _own_place(error)
+        place = place_of(error)
         raise HandlerLoadError(
             f"cannot import {name}: {type(error).__name__}: {text_of(error)}{place}"
         ) from error
@@ -116,11 +116,11 @@ def own_sources(known: frozenset[str], wanted: Iterable[str]) -> list[str]:
     return sorted(file for file in files if file and not file.startswith(("<", *foreign)))
 
 
-def _own_place(error: BaseException) -> str:
-    """Where an import failed: the innermost line of the user's own code, not of Python's."""
+def place_of(error: BaseException) -> str:
+    """Return ` (FILE:LINE)` of the innermost line of the user's own code, '' for none."""
     if isinstance(error, SyntaxError):
         return ""  # its text names file and line
-    foreign = ("<", sysconfig.get_path("stdlib"), _PACKAGE)
+    foreign = ("<", sysconfig.get_path("stdlib"), *_PACKAGES)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith(foreign):
             return f" ({frame.filename}:{frame.lineno})"

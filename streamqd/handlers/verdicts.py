@@ -24,8 +24,10 @@ class Retry(Exception):  # noqa: N818 - a verdict that a handler raises, not an 
 
     def __init__(self, after: float | None = None) -> None:
         super().__init__("retry" if after is None else f"retry after {after} s")
+        if after is not None and not isinstance(after, int | float):
+            raise TypeError(f"Retry: after must be a number of seconds, not {after!r}")
         if after is not None and not 0 <= after <= AFTER_MAX:
-            raise ValueError("after is a number of seconds from 0 to one year")
+            raise ValueError(f"Retry: after must be 0 seconds to one year, not {after!r}")
         self.after = after
 
 

@@ -67,7 +67,7 @@ class Hooks:
         if error is None:
             return
         raise HandlerLoadError(
-            f"on_start of {self._reference} failed: {self._told(error)}"
+            f"on_start of {self._reference} failed: {self._told(error)}{handlers.place_of(error)}"
         ) from error
 
     def stop(self) -> None:

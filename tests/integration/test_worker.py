@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import textwrap
 from collections.abc import Iterator
@@ -467,7 +468,10 @@ def test_a_hook_that_refuses_is_a_failed_boot(bench: Bench):
     add(bench, "ok")
     bench.start()
     said = "on_start of work:go failed: RuntimeError: no database today"
-    assert bench.ended() == Exit(ExitCode.BOOT_FAILED, None, problem=said)
+    ended = bench.ended()
+    # U10: with file and line.
+    assert re.fullmatch(rf"{said} \(.*/work\.py:\d+\)", ended.problem)
+    assert ended == Exit(ExitCode.BOOT_FAILED, None, problem=ended.problem)
     assert bench.pending() == []
     assert bench.slot.state == WorkerState.BOOTING
 

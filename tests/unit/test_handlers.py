@@ -16,7 +16,15 @@ import redis
 
 from streamqd import config, handlers
 from streamqd.errors import HandlerLoadError
-from streamqd.handlers import Dead, Probe, Release, Retry, SoftTimeout, Undecodable
+from streamqd.handlers import (
+    Dead,
+    Probe,
+    Release,
+    Retry,
+    SoftTimeout,
+    Undecodable,
+    handler,
+)
 from streamqd.handlers.outcomes import lineage_of
 from streamqd.model import Backoff, DeadAsked, Failed, RetryAsked, RetryPolicy
 from streamqd.policy.fingerprint import LENGTH
@@ -437,6 +445,18 @@ def test_retry_and_dead_are_asked_for():
 def test_a_wait_that_is_none_is_refused_where_it_is_written(after: float):
     with pytest.raises(ValueError, match="one year"):
         Retry(after=after)
+
+
+def test_a_wait_that_is_no_number_is_refused_with_its_value():
+    """U10: `Retry(after="soon")` was an error of a comparison."""
+    with pytest.raises(TypeError, match="after must be a number of seconds, not 'soon'"):
+        Retry(after="soon")  # type: ignore[arg-type]
+
+
+def test_a_handler_without_parentheses_is_explained():
+    """U10: it said that handler() takes 0 positional arguments."""
+    with pytest.raises(TypeError, match=r"write @handler\(topic=\.\.\., group=\.\.\.\)"):
+        handler(print)  # type: ignore[call-arg, misc]
 
 
 def test_a_soft_timeout_is_a_failure_that_timed_out():
