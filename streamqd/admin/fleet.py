@@ -17,11 +17,16 @@ from streamqd.admin.live import LiveFailure, LiveUnit
 from streamqd.admin.notices import INSTANCE_CHECKS
 from streamqd.admin.partitions import UnitRow, by_group
 from streamqd.admin.published import Fleet
-from streamqd.admin.reading import BadValues, Unreadable
+from streamqd.admin.reading import BadValues, Unreadable, measure_each
 from streamqd.model import Unit
+from streamqd.store import statistics
 from streamqd.store.directives import Directives
+from streamqd.store.statistics import LetterCount
 from streamqd.store.store import Store
 from streamqd.words import known_sum
+
+LETTERS_MAX = 200_000  # dead letters that one look counts by group
+_NO_LETTERS, _NOTHING = LetterCount(whole=True), LetterCount()
 
 # Conditions that come from failures.
 _FAILING = frozenset(
@@ -184,13 +189,14 @@ def status(fleet: Fleet, topic: str | None = None) -> StatusView:
             failures.setdefault((name, each.unit), []).append(each)
     # A worker that crashes in a loop has given its lease back: its instance tells of it.
     broken = {unit: name for (name, unit), each in workers.items() if each.state == "broken"}
+    by_topic, letters = _letters(store, topic, bad)
     units, causes = [], []
     for row in seen.units:
         place = (row.owner or broken.get(row.unit, ""), row.unit)
         worker, failed = workers.get(place), failures.get(place, [])
-        units.append(_unit_status(row, worker, failed, state.control))
+        own = letters.get((row.topic, row.partition), _NO_LETTERS).of(row.group)
+        units.append(_unit_status(row, worker, failed, state.control, own))
         causes.append(why.problem(why.wait_facts(row, worker, failed, known, state)))
-    letters = _dead_letters(store, topic, bad)
     for unread in seen.unreadable:
         bad.keep(unread)
     return StatusView(
@@ -198,13 +204,13 @@ def status(fleet: Fleet, topic: str | None = None) -> StatusView:
         now_unix_ms=seen.now_unix_ms,
         orders=directives.rows(state),
         strange_orders=state.control.strange,
-        problems=_problems(fleet.name, lives, filter(None, causes), letters, state.now_unix_ms),
+        problems=_problems(fleet.name, lives, filter(None, causes), by_topic, state.now_unix_ms),
         unreadable=bad.rows,
         instances=instances,
         groups=_groups(units, state.control),
         units=units,
         behind=_behind(units),
-        dead_letters=letters,
+        dead_letters=by_topic,
     )
 
 
@@ -225,16 +231,22 @@ _OF_INSTANCES = (
 # What a unit has of its owner's worker, under the same name.
 _OF_WORKERS = (
     *("in_hand", "longest_run_seconds", "lag_per_second", "progress_seconds", "held", "held_keys"),
-    *("waits_seconds", "dead_letters"),
+    "waits_seconds",
 )
 
 
 def _unit_status(
-    row: UnitRow, worker: LiveUnit | None, failures: list[LiveFailure], control: Directives
+    row: UnitRow,
+    worker: LiveUnit | None,
+    failures: list[LiveFailure],
+    control: Directives,
+    dead_letters: int | None,
 ) -> UnitStatus:
     state = worker.state if worker else ""
     of_worker: dict[str, Any] = {name: getattr(worker, name, None) for name in _OF_WORKERS}
     run = worker.longest_run_seconds if worker else None
+    if state in ("halted", "probing"):
+        failures = live.of_dependencies(failures)
     recent = [(each.seconds_ago, each.error) for each in failures]
     seconds, error = min(
         (each for each in recent if each[0] <= why.RECENT_SECONDS), default=(None, "")
@@ -251,6 +263,7 @@ def _unit_status(
         worker=state,
         rate=worker.acked if worker else None,
         **of_worker,
+        dead_letters=dead_letters,
         error=error,
         error_seconds=seconds,
     )
@@ -344,9 +357,28 @@ def _problems(
     return problems
 
 
-def _dead_letters(store: Store, only: str | None, bad: BadValues) -> dict[str, int]:
-    found = {
-        topic: sum(each.dead for each in topics.figures_of(store, topic, count, bad))
-        for topic, count in topics.counts_of(store, only, bad).items()
-    }
-    return {topic: dead for topic, dead in found.items() if dead}
+def _letters(
+    store: Store, only: str | None, bad: BadValues
+) -> tuple[dict[str, int], dict[tuple[str, int], LetterCount]]:
+    """Count dead letters: by topic (only topics that have some), and by partition and group.
+
+    Reads at most LETTERS_MAX letters; a partition with more left has no counts by group.
+    """
+    dead: dict[tuple[str, int], int] = {}
+    for topic, count in topics.counts_of(store, only, bad).items():
+        for number, each in enumerate(topics.figures_of(store, topic, count, bad)):
+            dead[topic, number] = each.dead
+    by_topic = Counter[str]()
+    for (topic, _), number in dead.items():
+        by_topic[topic] += number
+    counted = {place: LetterCount() for place, number in dead.items() if number}
+    left, read = list(counted), 0
+    while left and read < LETTERS_MAX:
+        calls = [statistics.count_letters(store.keys, *place, counted[place]) for place in left]
+        for place, reply in zip(left, measure_each(store, calls, bad), strict=True):
+            known = counted[place]
+            counted[place] = statistics.letters_counted(known, reply) if reply else _NOTHING
+        # One that begins again has lost letters meanwhile: the next status counts them.
+        left = [place for place in left if counted[place].after and not counted[place].whole]
+        read += len(calls) * statistics.LETTERS_AT_ONCE
+    return dict(+by_topic), counted

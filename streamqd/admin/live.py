@@ -8,7 +8,7 @@ every field may be missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,6 +41,14 @@ class LiveFailure:
     def unit(self) -> Unit:
         """Which unit failed."""
         return Unit(self.topic, self.partition, self.group)
+
+
+def of_dependencies(failures: Iterable[LiveFailure]) -> list[LiveFailure]:
+    """Return the failures that can open a circuit: a verdict of a handler never does."""
+    return [each for each in failures if each.error not in _VERDICTS]
+
+
+_VERDICTS = ("streamqd.handlers.Retry", "streamqd.handlers.Dead", "streamqd.handlers.Undecodable")
 
 
 def error_name(error: str) -> str:

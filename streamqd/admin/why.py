@@ -570,14 +570,15 @@ _AT_WORK = (
     CauseRule(
         "circuit-open",
         _in("halted"),
-        "the circuit breaker of {unit} is open on {owner}: no message is started{next}{last}",
+        "the circuit breaker of {unit} is open on {owner}: no message is started{next}"
+        "{last_outage}",
         _FIX_CIRCUIT,
     ),
     CauseRule(
         "circuit-open",
         _in("probing"),
         "the circuit breaker of {unit} is half-open on {owner}: one message at a time is tried"
-        "{next}{last}",
+        "{next}{last_outage}",
         _FIX_CIRCUIT,
     ),
     CauseRule(
@@ -616,7 +617,7 @@ _AT_WORK = (
         "failing",
         lambda f: f.failed > MOVING and f.failing_share >= FAILING_SHARE,
         "{failing_share} of the runs of {unit} fail{last}",
-        "fix the handler or what it depends on; `streamqd dlq stats {topic}` shows what died of it",
+        "fix the handler or its dependency{see_failed}",
     ),
     CauseRule(
         "solo",
@@ -716,7 +717,6 @@ def _texts(f: WaitFacts) -> dict[str, object]:
     """What the sentences of the table are made of."""
     order = f.stop or f.pause
     silence = f"has been silent for {f.holder.silent_seconds:.0f} s" if f.holder else ""
-    last = min(f.failures, key=lambda each: each.seconds_ago, default=None)
     return {
         "unit": f.row.unit,
         "topic": f.row.unit.topic,
@@ -736,7 +736,9 @@ def _texts(f: WaitFacts) -> dict[str, object]:
         "limit": _limit(f.holder) if f.holder else "",
         "silence": silence,
         "and_silence": f" and {silence}" if silence else "",
-        "last": f"; last: {last.error}, {last.seconds_ago:.0f} s ago" if last else "",
+        "last": _last(f.failures),
+        "last_outage": _last(live.of_dependencies(f.failures)),
+        "see_failed": _see_failed(f),
         "crash": f"{f.crashes[0].error}, {f.crashes[0].seconds_ago:.0f} s ago" if f.crashes else "",
         "delayed": plural(f.row.delayed, "message"),
         "next_due": _since(", the next in {} s", _until(f.next_due_unix_ms, f.now_unix_ms)),
@@ -768,6 +770,21 @@ def _texts_of(worker: LiveUnit) -> dict[str, object]:
         "next": _since(", the next try in {} s", worker.waits_seconds),
         "progress": _since(" (it reported progress {} s ago)", worker.progress_seconds),
     }
+
+
+def _last(failures: Iterable[LiveFailure]) -> str:
+    last = min(failures, key=lambda each: each.seconds_ago, default=None)
+    return f"; last: {last.error}, {last.seconds_ago:.0f} s ago" if last else ""
+
+
+def _see_failed(f: WaitFacts) -> str:
+    """Name the command that shows failed messages: dead letters, or those that wait for a retry."""
+    topic, group = f.row.unit[::2]
+    if f.worker and f.worker.dead_letters:
+        return f"; `streamqd dlq stats {topic}` counts its dead letters by error"
+    if f.row.delayed:
+        return f"; `streamqd retry list {topic} {group}` shows the messages and their errors"
+    return ""
 
 
 def _until(then_unix_ms: int | None, now_unix_ms: int | None) -> float | None:

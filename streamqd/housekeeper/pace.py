@@ -98,12 +98,17 @@ class Latency:
     def __init__(self) -> None:
         self._last: dict[int, tuple[list[int], float, int]] = {}
         self._kept: dict[int, tuple[list[float], float]] = {}
+        self._ran: dict[int, int] = {}  # when the last run of a slot ended, as far as looks show
 
     def observe(self, index: int, counts: list[int], total: float, now: int) -> None:
         """Take a slot's histogram as it is at `now`: runs per bucket and their sum in seconds."""
         before, total_before, then = self._last.get(index, ([0] * len(counts), 0.0, now))
         self._last[index] = counts, total, now
         kept, kept_total = self._kept.get(index, ([0.0] * len(counts), 0.0))
+        if counts != before:
+            self._ran[index] = now
+        elif now - self._ran.get(index, now) > LATENCY_SECONDS * 1e9:
+            kept, kept_total = [0.0] * len(counts), 0.0
         keep = math.exp(-max(0, now - then) / 1e9 / LATENCY_SECONDS)
         self._kept[index] = (
             [old * keep + new - past for old, new, past in zip(kept, counts, before, strict=True)],

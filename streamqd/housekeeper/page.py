@@ -29,7 +29,7 @@ _COLUMNS = (
     "oldest",
     "acked/s",
     "failed/s",
-    "dead (all groups)",
+    "dead letters",
     "crashes",
     "epoch",
 )

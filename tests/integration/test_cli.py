@@ -254,15 +254,16 @@ def test_status_has_a_row_for_each_group_with_totals_and_the_truth(
             at(number, group).groups()
             at(number, group).own(f"t{number}{group}", owner="west-1")
             unit = {"topic": "access", "partition": number, "group": group, "owned": True}
-            unit |= {"state": "halted", "waits_seconds": 7.0, "group_dead_letters": number}
+            unit |= {"state": "halted", "waits_seconds": 7.0, "group_dead_letters": 7}
             failure = {"error": "builtins.ConnectionError", "count": 3, "seconds_ago": 2.0}
             told.append(unit | {"dead_letters": 9, "failures": [failure]})
     told[3] |= {"state": "ready", "longest_run_seconds": 12.4, "failures": []}
     told[4] |= {"state": "ready", "longest_run_seconds": 0.2, "failures": []}
     told[5] |= {"state": "ready", "failures": []}
-    del told[5]["group_dead_letters"]
     for number in range(3):
         at(number).add("1000-0")
+        for letter in range(number):
+            at(number).do("XADD", at(number).dlq, f"{1 + letter}-0", "group", "agents")
     info = {"offers": [["access", "hits"], ["access", "agents"]], "started": time.time()}
     link.run(members.beat(keys, "default", "west-1", "n1", info, 15.0))
     summary = {"instance": "west-1", "state": "working", "units": told}
@@ -276,7 +277,8 @@ def test_status_has_a_row_for_each_group_with_totals_and_the_truth(
     assert (agents["condition"], agents["condition_partitions"]) == ("circuit-open", 3)
     assert (agents["reason"], agents["dead_letters"]) == ("ConnectionError", 3)
     assert (hits["condition"], hits["condition_partitions"]) == ("running", 1)
-    assert (hits["dead_letters"], hits["lag"], hits["owned"]) == (None, 3, 3)
+    # U10: what an instance counted some time ago is not shown beside what is there now.
+    assert (hits["dead_letters"], hits["lag"], hits["owned"]) == (0, 3, 3)
     assert [each["condition"] for each in seen["units"][3:]] == ["running", "ready", "ready"]
     assert seen["problems"] == [
         (
@@ -287,10 +289,11 @@ def test_status_has_a_row_for_each_group_with_totals_and_the_truth(
             "the handler of access/0/hits on west-1 has been working on one message for 12 s; 1"
             f" unread and 0 pending, the oldest {lasting(seen['now_unix_ms'] / 1000 - 1)} old"
         ),
+        "access has 3 dead letters; see `streamqd dlq list access`",
     ]
     rows = said[said.index("GROUP ") :].splitlines()
     assert re.fullmatch(r"access/agents +3/3 .* 3 +\S+ +circuit open", rows[1])
-    assert re.fullmatch(r"access/hits +3/3 .* - +\S+ +running 12s \(1 of 3\)", rows[2])
+    assert re.fullmatch(r"access/hits +3/3 .* 0 +\S+ +running 12s \(1 of 3\)", rows[2])
     assert re.match(r"total +6/6 +- +6 ", rows[3]) or re.match(r"total +6/6 +0.0 +6 ", rows[3])
     assert len(rows) == 4, "24 partitions are not 24 rows"
     rows = one[one.index("PARTITION ") :].splitlines()

@@ -286,6 +286,34 @@ def test_old_failures_are_no_cause() -> None:
 
 
 @pytest.mark.parametrize(
+    ("more", "advice"),
+    [
+        ({"delayed": 10_000}, "`streamqd retry list access hits`"),
+        ({"worker": worker(rates={"failed": 3.0}, group_dead_letters=2)}, "`streamqd dlq stats"),
+        ({}, "fix the handler or its dependency"),
+    ],
+)
+def test_failing_names_the_command_that_shows_the_messages(
+    more: dict[str, Any], advice: str
+) -> None:
+    """U10: `dlq stats` was named where 10,000 waited and none was dead."""
+    (cause, *_others) = causes(facts(**{"worker": worker(rates={"failed": 3.0})} | more))
+
+    assert cause.word == "failing"
+    assert advice in cause.advice
+    assert ("dlq stats" in cause.advice) == ("dlq stats" in advice)
+
+
+def test_an_open_circuit_names_a_failure_that_can_open_it() -> None:
+    """U10: a Retry never opens it, though it may be the last failure."""
+    mixed = (failed("shop.BankDown", 9.0), failed("streamqd.handlers.Retry", 1.0))
+
+    (cause, *_others) = causes(facts(worker=worker(state="halted"), failures=mixed))
+
+    assert "last: shop.BankDown, 9 s ago" in cause.sentence
+
+
+@pytest.mark.parametrize(
     ("scope", "argument"),
     [
         ("*/*/*", "--all"),

@@ -113,6 +113,17 @@ def test_latency_is_of_the_last_minute() -> None:
     assert found.p99 == round(BUCKETS[5], 6)
 
 
+def test_figures_of_many_runs_end_a_minute_after_the_last() -> None:
+    """U10: those of 10,000 runs stayed for 14 minutes."""
+    latency = Latency()
+    latency.observe(0, histogram(3, 1), 0.1, 0)
+    latency.observe(0, histogram(3, 10_001), 1.0, SECOND)
+    latency.observe(0, histogram(3, 10_001), 1.0, int(0.9 * LATENCY_SECONDS * SECOND))
+    assert latency.of(0) is not None
+    latency.observe(0, histogram(3, 10_001), 1.0, int((LATENCY_SECONDS + 2) * SECOND))
+    assert latency.of(0) is None
+
+
 def test_no_run_lately_is_no_figure() -> None:
     latency = Latency()
     latency.observe(0, histogram(3, 1), 0.1, 0)
