@@ -15,10 +15,16 @@ _STARTING = (RefusalKind.AWAY, RefusalKind.BUSY)  # it may answer in a moment
 
 
 def ask_servers(
-    link: Connection, patience: float, interrupted: Callable[[], bool] = lambda: False
+    link: Connection,
+    patience: float,
+    interrupted: Callable[[], bool] = lambda: False,
+    waits: Callable[[Exception], None] = lambda _error: None,
 ) -> list[ServerFacts]:
-    """Ask each master for its facts, waiting while they start up. Raises RedisUnavailable."""
-    deadline = time.monotonic() + patience
+    """Ask each master for its facts, waiting while they start up. Raises RedisUnavailable.
+
+    `waits` is called once, with the first error, when there is still time to try again.
+    """
+    deadline, waiting = time.monotonic() + patience, False
     while True:
         try:
             found = [
@@ -36,6 +42,9 @@ def ask_servers(
                 raise RedisUnavailable(str(refused), sent=False) from refused
         if time.monotonic() > deadline or interrupted():
             raise RedisUnavailable(str(error), sent=False)
+        if not waiting:
+            waiting = True
+            waits(error)
         time.sleep(0.1)
 
 

@@ -15,7 +15,7 @@ import resource
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -40,6 +40,7 @@ from streamqd.store.client import Connection, connect
 NAME = "streamqd:start"
 DESCRIPTORS = 65_536
 
+SLOW_SECONDS = 2.0  # of an import, after which the command or the log says what it waits for
 CORPSE_SECONDS = 5.0  # how long the children of a killed supervisor may take to die
 
 
@@ -56,12 +57,36 @@ def prepare(
     settings: Settings,
     only: frozenset[str] = frozenset(),
     interrupted: Callable[[], bool] = lambda: False,
+    slow: Callable[[str], None] | None = None,
 ) -> Prepared:
     """Import the handler modules in a probe child and merge what they declare.
 
-    `only` keeps the TOPIC/GROUP consumers that it names, all when it is empty.
+    `only` keeps the TOPIC/GROUP consumers that it names, all when it is empty. `slow` gets a
+    sentence when the import takes longer than SLOW_SECONDS; without it, that is logged.
     """
-    return complete(settings, _probed(settings, interrupted), only)
+    began = time.monotonic()
+    tell: Callable[[str], None] | None = slow or _log_slow_import
+
+    def poll() -> bool:
+        nonlocal tell
+        if tell is not None and time.monotonic() - began > SLOW_SECONDS:
+            tell(
+                f"importing {', '.join(sorted(_modules(settings)))}; the limit is"
+                f" daemon.boot_timeout, {settings.daemon.boot_timeout:g} s"
+            )
+            tell = None
+        return interrupted()
+
+    return complete(settings, _probed(settings, poll), only)
+
+
+def _log_slow_import(text: str) -> None:
+    logs.event("import.slow", logging.WARNING, about=text)
+
+
+def _modules(settings: Settings) -> set[str]:
+    named = {reference.partition(":")[0] for reference in references(settings)}
+    return {*settings.daemon.handlers, *named}
 
 
 def _probed(settings: Settings, interrupted: Callable[[], bool] = lambda: False) -> handlers.Probe:
@@ -103,8 +128,15 @@ def everything_wrong(error: ConfigError) -> ConfigError:
             try:
                 problems += check_servers(ask_servers(link, 0.0), settings)[0]
             except RedisUnavailable as unavailable:
-                problems.append(f"redis: no answer from {link.address}: {unavailable}")
+                problems.append(_unavailable(link.address, unavailable))
     return ConfigError(problems)
+
+
+def _unavailable(address: str, error: RedisUnavailable, seconds: float = 0.0) -> str:
+    """Return a sentence that names the address once."""
+    text = str(error)
+    named = text if address in text else f"{address}: {text}"
+    return f"redis: {named}" + (f" (tried for {seconds:.0f} s)" if seconds >= 1 else "")
 
 
 def references(settings: Settings) -> list[str]:
@@ -125,13 +157,20 @@ def complete(settings: Settings, found: handlers.Probe, only: frozenset[str]) ->
         # What the module would have declared is not known: nothing can be said to be missing.
         return Prepared(settings, problems, tuple(found.sources))
     if not settings.consumers and not problems:
-        problems.append(
-            "consumers: nothing to do; name a module in daemon.handlers, or add [[consumers]]"
-        )
+        problems.append(_nothing_to_do(settings.daemon.handlers))
     if only:
         settings, unknown = _restrict(settings, only)
         problems += unknown
     return Prepared(settings, problems, tuple(found.sources))
+
+
+def _nothing_to_do(modules: Sequence[str]) -> str:
+    if not modules:
+        return "consumers: nothing to do; name a module in daemon.handlers, or add [[consumers]]"
+    return (
+        f"daemon.handlers: {', '.join(modules)} declares no handler; put"
+        " @handler(topic=..., group=...) above a function there, or add [[consumers]]"
+    )
 
 
 class Renewal(NamedTuple):
@@ -226,10 +265,15 @@ def begin(
     prepared = prepared or prepare(settings, only, interrupted)
     problems, code = list(prepared.problems), 3
     settings = replace(prepared.settings, redis=settings.redis)
+    began = time.monotonic()
+
+    def waits(error: Exception) -> None:
+        logs.event("redis.unavailable", logging.WARNING, seconds=patience, error=str(error))
+
     with _connected(settings) as link:
         try:
             # Waiting for a server that starts up makes sense only if it could help.
-            servers = ask_servers(link, 0.0 if problems else patience, interrupted)
+            servers = ask_servers(link, 0.0 if problems else patience, interrupted, waits)
             refused, warnings = check_servers(servers, settings)
             problems += refused
             ours = [*config.warnings(settings), *config.as_root(), *cgroups.warnings()]
@@ -240,7 +284,7 @@ def begin(
         except RedisUnavailable as error:
             if not problems:
                 code = 4
-            problems.append(f"redis: no answer from {link.address}: {error}")
+            problems.append(_unavailable(link.address, error, time.monotonic() - began))
         except ConfigError as error:
             problems += error.problems
     raise StartRefused(code, problems)

@@ -47,7 +47,7 @@ def check(session: Session) -> CommandResult:
     Ends with exit code 1 when something would keep the daemon from starting or working.
     """
     findings = [CheckFinding("config", "ok", _source(session))]
-    prepared = startup.prepare(session.settings)
+    prepared = startup.prepare(session.settings, slow=session.note)
     settings = prepared.settings
     findings += [CheckFinding("config", "warning", text) for text in config.warnings(settings)]
     findings += [_problem("handlers", text) for text in prepared.problems]
@@ -119,7 +119,8 @@ def _redis(session: Session, settings: config.Settings) -> list[CheckFinding]:
         findings += _rights(session, settings)
         findings += _pipelines(session, settings)
     except RedisUnavailable as error:
-        if session.embedded and not error.sent and not timed_out(error):
+        away = session.embedded and not error.sent and not timed_out(error)
+        if away and not session.forbidden(error):
             findings.append(_embedded())
         else:
             findings.append(_problem("redis", str(session.explained(error))))
@@ -148,8 +149,14 @@ def _topics(session: Session, settings: config.Settings) -> list[CheckFinding]:
         if found is not None and wanted.partitions < found:
             findings.append(_problem("topics", f"{text}: a topic cannot shrink, write {found}"))
         elif found is not None and wanted.partitions > found:
-            findings.append(CheckFinding("topics", "warning", f"{text}, which stay"))
+            findings.append(
+                CheckFinding("topics", "warning", f"{text}; {_more(name, wanted.partitions)}")
+            )
     return findings
+
+
+def _more(name: str, partitions: int) -> str:
+    return f"run `streamqd topic grow {name} {partitions}` to add partitions"
 
 
 def _pipelines(session: Session, settings: config.Settings) -> list[CheckFinding]:

@@ -111,6 +111,16 @@ def _places(asked: Asked) -> list[str]:
     ]
 
 
+def _units(asked: Asked) -> list[str]:
+    """Topics; below one that is typed whole, its partitions, alone and with each group."""
+    topic, slash, _ = asked.incomplete.partition("/")
+    if not slash:
+        return _topics(asked)
+    count = topics.partition_count(asked.session.store, topic) or 0
+    partitions = [f"{topic}/{number}" for number in range(count)]
+    return [*partitions, *(each for each in _places(asked) if each.count("/") == 2)]
+
+
 # What the metavar of a parameter says, or its name where it has none.
 LOOKS: dict[str, Look] = {
     "topic": _topics,
@@ -119,6 +129,7 @@ LOOKS: dict[str, Look] = {
     "TOPIC/PARTITION/GROUP": _places,
     "TOPIC/PARTITION[/GROUP]": _places,
     "[TOPIC[/GROUP] | TOPIC/PARTITION/GROUP]": _places,
+    "TOPIC[/PARTITION[/GROUP]]": _units,
     "group": _groups,
     "GROUP": _groups,
     "instance": _instances,

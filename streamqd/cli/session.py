@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,6 +106,8 @@ class Session:
             return RedisUnavailable(f"Redis does not answer: {error}", sent=error.sent)
         if error.sent or not self.embedded:
             return error
+        if refused := self.forbidden(error):
+            return RedisUnavailable(refused, sent=False)
         if self.config_path is None:
             text = (
                 "no streamqd is running with the default settings; name its configuration with"
@@ -116,6 +119,27 @@ class Session:
                 f" {self.config_path}`"
             )
         return RedisUnavailable(text, sent=False)
+
+    def forbidden(self, error: BaseException) -> str:
+        """Return a sentence when this user may not open the daemon's socket, else ''."""
+        folder = self.settings.daemon.state_dir.absolute()
+        denied = _caused_by(error, PermissionError)
+        if not denied and os.access(folder, os.X_OK, effective_ids=True):
+            return ""
+        try:
+            there = folder.stat()
+        except PermissionError:
+            return f"daemon.state_dir: no permission to look into {folder}; use the daemon's user"
+        except OSError:
+            return ""  # nothing was ever started there
+        try:
+            name = pwd.getpwuid(there.st_uid).pw_name
+        except KeyError:
+            name = str(there.st_uid)
+        return (
+            f"daemon.state_dir: no permission to open the server's socket in {folder}, which"
+            f" belongs to {name}; run the command as {name}, such as `sudo -u {name} streamqd …`"
+        )
 
     @property
     def embedded(self) -> bool:
@@ -138,6 +162,12 @@ class Session:
         """Say how to see the next page; nothing after the last one."""
         if cursor:
             self.note(f"more: --cursor {cursor}")
+
+
+def _caused_by(error: BaseException | None, kind: type[BaseException]) -> bool:
+    while error is not None and not isinstance(error, kind):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def timed_out(error: BaseException | None) -> bool:

@@ -260,6 +260,10 @@ def grow(session: Session, *, name: str, partitions: int, wait: bool, yes: bool)
     under_way = growth.look(session.store, name)
     if under_way is None:
         growth.check(session.store, name, partitions)
+        if topics.partition_count(session.store, name) == partitions:
+            there = count(partitions, "partition")
+            unchanged = growth.Progress(name, partitions, partitions, done=True, groups=[])
+            return CommandResult(unchanged, f"{name} already has {there}; nothing was changed")
     _refuse_smaller_file(session, name, partitions)
     if under_way is None:
         confirm(f"Grow {name} to {count(partitions, 'partition')}? It cannot shrink again.", yes)

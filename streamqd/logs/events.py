@@ -35,6 +35,8 @@ EVENTS: dict[str, str] = {
     "http.failed": "A page could not be made; the others are served.",
     "http.listening": "Metrics and health are served at this address.",
     "http.unavailable": "The HTTP address cannot be bound; it is tried again, work goes on.",
+    "import.slow": "Importing the handler modules takes longer than 2 s; nothing starts before it"
+    " is complete.",
     "lease.acquired": "This instance owns the partition.",
     "lease.late": "The lease had expired and was renewed; ownership did not change.",
     "lease.lost": "The partition has another owner; its worker is stopped.",
@@ -60,6 +62,8 @@ EVENTS: dict[str, str] = {
     " is for is set aside and looked at again; all else goes on. `streamqd doctor` has the cure.",
     "redis.lost": "Redis does not answer; it is tried again until it does.",
     "redis.refused": "Redis refused a command of the supervisor; it is tried again.",
+    "redis.unavailable": "Redis does not answer at the start. It is tried again for `seconds`; then"
+    " the daemon exits with code 4.",
     "reload.begun": "A reload was asked for; the new configuration and code are being checked.",
     "reload.done": "All workers run the new configuration and code.",
     "reload.edited": "A file was saved, as --reload looks for; a reload begins.",

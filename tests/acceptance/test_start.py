@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -85,7 +86,7 @@ def test_mistakes_of_every_kind_are_named_in_one_answer(new_daemon: NewDaemon):
     assert "30s" in problem(said, "daemon.drain_timeout", "soon")
     problem(said, "handlers", "work has no function absent")
     problem(said, "consumers[1].batch", "work:obey takes one message")
-    problem(said, "redis: no answer from 127.0.0.1:1")
+    problem(said, "redis: cannot connect to 127.0.0.1:1: Connection refused")
     assert "consumers[0]" not in said
 
 
@@ -167,7 +168,13 @@ def test_fewer_partitions_than_are_registered_are_refused(new_daemon: NewDaemon)
 def test_redis_that_does_not_answer_is_exit_code_4(new_daemon: NewDaemon, tmp_path: Path):
     daemon = new_daemon()
     daemon.write_config(redis={"url": f"unix://{tmp_path}/absent.sock"})
-    problem(refusal(daemon, REDIS), "redis", "no answer", f"{tmp_path}/absent.sock")
+    said = problem(refusal(daemon, REDIS), "redis: cannot connect to")
+    # U10: it was silent for 7 s, and named the address twice.
+    assert said.count("absent.sock") == 1
+    assert re.search(r": No such file or directory \(tried for \d+ s\)$", said)
+    [event] = daemon.events("redis.unavailable")
+    assert event["seconds"] == 5.0
+    assert f"{tmp_path}/absent.sock" in event["error"]
 
 
 def test_a_wrong_handler_and_a_silent_redis_are_named_together(new_daemon: NewDaemon):
@@ -176,7 +183,7 @@ def test_a_wrong_handler_and_a_silent_redis_are_named_together(new_daemon: NewDa
     daemon.write_config(redis={"url": f"redis://127.0.0.1:{port}"})
     said = refusal(daemon, CONFIG)
     problem(said, "no module named absent")
-    problem(said, "redis", "no answer", f"127.0.0.1:{port}")
+    problem(said, f"redis: cannot connect to 127.0.0.1:{port}")
 
 
 @pytest.mark.fault("F23")

@@ -285,6 +285,13 @@ def test_looking_writes_nothing(
     assert at(0).dump() == before
 
 
+def test_growing_to_the_present_number_changes_nothing(run: Run, at: At) -> None:
+    """U10: it asked for a confirmation, and warned that a topic cannot shrink."""
+    at(0)
+    said = run("topic", "grow", "access", "3").stdout
+    assert said == "access already has 3 partitions; nothing was changed\n"
+
+
 def test_a_number_that_cannot_be_grown_to_is_not_asked_into_the_file(
     run: Run, at: At, file: Path
 ) -> None:

@@ -391,6 +391,9 @@ def test_names_are_completed(file: Path, at: At, link: Connection, keys: Keys) -
     assert offered("move", "access/0/hits", "w") == ["web-1"]
     assert offered("pause", "acc") == ["access"]
     assert offered("move", "access/1") == ["access/1/hits"]
+    # U10: `why` completed nothing.
+    assert offered("why", "acc") == ["access"]
+    assert offered("why", "access/1") == ["access/1", "access/1/hits"]
     assert offered("prod") == ["produce"]
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -513,6 +515,56 @@ def test_the_embedded_server_is_not_running(
         "Error: no streamqd is running with streamq.toml; start it with"
         " `streamqd --config streamq.toml`\n"
     )
+
+
+def test_a_socket_of_another_user_is_not_called_missing() -> None:
+    """U9: another user's command said that no streamqd is running."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "streamq.toml").write_text(
+            '[redis]\nurl = "embedded:"\n[daemon]\nstate_dir = "state"\n'
+        )
+        (folder / "state").mkdir(0o700 if os.geteuid() == 0 else 0o000)
+        root = os.geteuid() == 0
+        if root:
+            os.seteuid(65534)
+        try:
+            result = CliRunner().invoke(cli, ["-c", f"{folder}/streamq.toml", "status"])
+        finally:
+            if root:
+                os.seteuid(0)
+        (folder / "state").chmod(0o700)
+
+    assert result.exit_code == 4
+    assert f"no permission to open the server's socket in {folder}/state" in result.stderr
+    assert "run the command as " in result.stderr
+
+
+def test_a_module_without_a_handler_is_named(invoke: Invoke) -> None:
+    """U10: the answer was to name a module, though one was named."""
+    Path("work.py").write_text("def obey(message): ...\n")
+    Path("streamq.toml").write_text(
+        '[redis]\nurl = "redis://127.0.0.1:1"\n[daemon]\nhandlers = ["work"]\n'
+    )
+
+    report = json.loads(process("-c", "streamq.toml", "check", "--json").stdout)
+
+    [text] = [each["text"] for each in report["findings"] if each["about"] == "handlers"]
+    assert text.startswith("daemon.handlers: work declares no handler; put @handler(topic=")
+
+
+def test_a_slow_import_is_named_while_it_lasts(invoke: Invoke) -> None:
+    """U10: `check` printed nothing for 60 s when an import hung."""
+    Path("work.py").write_text("import time\ntime.sleep(60)\n")
+    Path("streamq.toml").write_text(
+        '[redis]\nurl = "redis://127.0.0.1:1"\n[daemon]\nhandlers = ["work"]\nboot_timeout = "4s"\n'
+    )
+
+    shown = process("-c", "streamq.toml", "check")
+
+    assert "importing work; the limit is daemon.boot_timeout, 4 s\n" in shown.stderr
+    assert "it took longer than 4 s" in shown.stdout
 
 
 def test_redis_does_not_answer(invoke: Invoke) -> None:
