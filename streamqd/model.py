@@ -13,6 +13,10 @@ QUERIES = "spark:"  # begins the names of groups that only show how far a Spark 
 TOPIC_GROW = "topic-grow"
 KEEPERS = frozenset({TOPIC_GROW, "group-reset", "group-delete", "topic-renew"})
 
+# Entries that one worker has in flight at most: two streams x 256, and room for concurrency. Every
+# table, list and argument that must take all of them is as long as this.
+ENTRIES_MAX = 1024
+
 # What happens to a message that is to be tried again: `on_error`.
 REQUEUE, BLOCK, HOLD_KEY = "requeue", "block", "hold-key"
 BATCHED, EACH = "batched", "each"  # how messages are acknowledged

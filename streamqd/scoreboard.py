@@ -33,11 +33,10 @@ from typing import NamedTuple
 from streamqd import failures
 from streamqd.idle_reason import IdleReason
 from streamqd.long_poll import PollWords
-from streamqd.model import Lease, Unit
+from streamqd.model import ENTRIES_MAX, Lease, Unit
 
 LAYOUT = 1  # of the bytes of a board: a change of what is where, or of what it means, is a new one
 SLOT_COUNT = 4096
-ENTRIES_MAX = 1024  # entries in flight of one worker: two streams x 256, and room for concurrency
 RUNNING_MAX = 128  # entries that may be running at once in one worker
 PLACE_BYTES_MAX = 44  # "m:" + 20 digits + "-" + 20 digits + separator
 

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from streamqd.errors import ContractError
-from streamqd.model import Lease, Unit
+from streamqd.model import ENTRIES_MAX, Lease, Unit
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
-from streamqd.store.messages import PLACES_MAX
 from streamqd.store.scripts import Call, Reply
 
 FENCE = "the fence of a partition"  # where nobody has said which one it is
@@ -59,15 +58,16 @@ def refence(
     context: bytes,
     done: Sequence[bytes],
 ) -> Call:
-    """Put `new` in the place of the token of a child that has ended.
+    """Replace the token of a dead worker by `new`, in one step for everything that it left.
 
-    What the child had done is acknowledged, and a crash is charged to the place that it was
-    running; `charged` is None when nothing is to blame.
+    Acknowledges the places in `done` (at most ENTRIES_MAX, all that a worker can hold) and charges
+    a crash to `charged`; None charges nobody. Raises ContractError if the tokens are equal or
+    `done` is too long.
     """
     if lease.token == new:
         raise ContractError("lease_refence: the new token is the old one")
-    if len(done) > PLACES_MAX:
-        raise ContractError(f"lease_refence: {len(done)} places, at most {PLACES_MAX} are allowed")
+    if len(done) > ENTRIES_MAX:
+        raise ContractError(f"lease_refence: {len(done)} places, at most {ENTRIES_MAX} are allowed")
     return scripts.get("lease_refence").call(
         _keys(keys, lease.unit, "fence", "lease", "attempts", "stream", "retry"),
         old=lease.token,

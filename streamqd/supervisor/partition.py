@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from streamqd.config import Consumer, Daemon
 from streamqd.errors import RedisRefused
-from streamqd.model import Lease, Unit
+from streamqd.model import ENTRIES_MAX, Lease, Unit
 from streamqd.policy import restart
 from streamqd.process import Child, Exit
 from streamqd.scoreboard import Batch, WorkerSlot, WorkerState, now_ns
@@ -39,7 +39,6 @@ from streamqd.store.scripts import Call, Reply
 from streamqd.supervisor.scoreboard_file import ResumablePartition
 from streamqd.worker import ExitCode
 
-SUSPECTS_MAX = 512
 ON_STOP_SECONDS = 30.0  # what `on_stop` and the end of a worker without work may take
 
 
@@ -157,7 +156,7 @@ class PartitionState:
         self._done = found.done
         self._charged = found.running[0] if len(found.running) == 1 else None
         if self._charged is None:
-            self.suspects = frozenset(found.running[:SUSPECTS_MAX])
+            self.suspects = frozenset(found.running)
         else:
             self._context = json.dumps({"what": "the death of its supervisor"}).encode()
         self.slot.restore(found.done, found.running)
@@ -334,7 +333,7 @@ class PartitionState:
     def _note_blame(self, blame: Blame, *, idle: bool) -> None:
         """Let the next process run suspects alone. `idle`: nothing ran, so nothing is to blame."""
         if blame.charged is None:
-            self.suspects = frozenset([*self.suspects, *blame.suspects][-SUSPECTS_MAX:])
+            self.suspects = frozenset([*self.suspects, *blame.suspects][-ENTRIES_MAX:])
         if not blame.crashed:
             self.suspects = frozenset()  # none of them has killed it
         if not blame.orderly and idle:

@@ -209,19 +209,26 @@ class Settler:
 
     def flush_verdicts(self) -> None:
         """Settle retries, dead letters and charged acknowledgements; plain ones may ride."""
-        if self._with_counters:
-            places = [place for place, _ in self._with_counters]
-            call = messages.ack(self.keys, self.lease, [], charged=places)
-            self._calls.run(call)
-            self.slot.add("acked", len(places))
-            for _, index in self._with_counters:
-                self.slot.states[index] = CLEARED
-            self._with_counters.clear()
+        self._flush_counted_acks()
         if self._notes:
             self._write_notes()
         if self.items and now_ns() >= self._deferred_until_ns:
             self._settle_items()
         self._restart_clock()
+
+    def _flush_counted_acks(self) -> None:
+        """Acknowledge the entries whose counters go with them, a call for each part.
+
+        What has been confirmed is not owed any longer, also when a later part is not answered.
+        """
+        while self._with_counters:
+            part = self._with_counters[:BATCH_MAX]
+            call = messages.ack(self.keys, self.lease, [], charged=[place for place, _ in part])
+            self._calls.run(call)
+            self.slot.add("acked", len(part))
+            for _, index in part:
+                self.slot.states[index] = CLEARED
+            del self._with_counters[:BATCH_MAX]
 
     def _write_notes(self) -> None:
         """Write the failures in place down. A server without memory is told with the next ones."""

@@ -290,3 +290,41 @@ def test_what_is_released_comes_again_without_an_attempt(new_daemon: NewDaemon, 
         assert daemon.ledger.audit(GROUP) == Audit(repeated={uids[1]: 2})
         assert all(later.at - earlier.at > 0.5 for earlier, later in pairwise(runs))
         assert (daemon.letters(), daemon.traces()) == ([], [])
+
+
+AGAIN_ONCE = """
+from streamqd import Message, Retry
+from tests.support.ledger import Ledger
+
+ledger = Ledger.here("1")
+
+async def obey(message: Message) -> None:
+    if message.text() == "again" and message.attempt == 1:
+        raise Retry(after=0.01)
+    with ledger.run(message):
+        pass
+"""
+
+
+@pytest.mark.slow
+def test_a_busy_worker_killed_60_times_never_ends_its_daemon(new_daemon: NewDaemon):
+    """B1: whatever is in its table when it dies, the next worker takes over."""
+    dice = random.Random(1)
+    restart = {"crash_backoff": FAST, "crash_loop": 1000}
+    settings = consumer(concurrency=128)
+    with new_daemon(consumer=settings, daemon=restart, code=AGAIN_ONCE) as daemon:
+        sent: list[str] = []
+        for _ in range(60):
+            mark = daemon.mark()
+            sent += daemon.send([dice.choice(["again", "once"]) for _ in range(600)])
+            busy = dice.randrange(1, 300)
+            daemon.wait_for(
+                lambda busy=busy: daemon.pending() >= busy, what="it is busy", every=0.0
+            )
+            os.kill(daemon.pids()[0], signal.SIGKILL)
+            daemon.wait_event("worker.crashed", after=mark)
+            daemon.wait_event("worker.ready", after=mark)
+        daemon.wait_settled(120)
+        assert daemon.running
+        assert {each.uid for each in daemon.ledger.since(0) if each.kind == "end"} >= {*sent}
+        assert daemon.letters() == []

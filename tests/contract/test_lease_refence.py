@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from streamqd.errors import ContractError
+from streamqd.model import ENTRIES_MAX
 from streamqd.store import leases
 from streamqd.store.scripts import Call, Reply
 from tests.contract.desk import OWNER, TTL, Desk, Stream
@@ -148,3 +150,20 @@ def test_what_is_not_a_place_is_refused(desk: Desk) -> None:
     desk.own("t1")
     assert "not a place" in str(desk.expect_error("ERR", refence(desk, done=[b"m:1-0", b"1-0"])))
     assert "not a place" in str(desk.expect_error("ERR", refence(desk, charged=b"x:1-0")))
+
+
+def test_acknowledges_a_full_table_in_one_step(desk: Desk) -> None:
+    """B1: what one worker can hold is what one call takes, counters included."""
+    ids = [f"{number}-0" for number in range(1, ENTRIES_MAX + 1)]
+    done = desk.pending(*ids)
+    desk.own("t1")
+    for at in range(0, ENTRIES_MAX, 2):
+        desk.do("HSET", desk.attempts, f"m:{ids[at]}:c", "1", f"m:{ids[at]}:f", "2")
+    desk.expect("lease_refence", "OK", refence(desk, done=done))
+    assert desk.do("XPENDING", desk.stream, desk.unit.group)[0] == 0
+    assert desk.do("EXISTS", desk.attempts) == 0
+
+
+def test_refuses_more_places_than_a_worker_can_hold(desk: Desk) -> None:
+    with pytest.raises(ContractError, match="1025 places"):
+        refence(desk, done=[b"m:1-0"] * (ENTRIES_MAX + 1))

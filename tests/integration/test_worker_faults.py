@@ -19,7 +19,7 @@ from streamqd import handlers, logs
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.handlers import Retry, SoftTimeout
 from streamqd.message import Message
-from streamqd.scoreboard import WorkerCommand, WorkerSlot, WorkerState
+from streamqd.scoreboard import DONE, WorkerCommand, WorkerSlot, WorkerState
 from streamqd.store import messages
 from streamqd.worker import ExitCode
 from streamqd.worker.settler import FailedEntry, Settler
@@ -217,6 +217,24 @@ def test_one_item_that_is_refused_does_not_hold_those_in_its_batch(desk: Desk, s
     settler.flush()
     assert settler.deferred_places == [b"x:3-0"]
     assert sorted(desk.state()["delayed"]) == ["m:1-0", "m:2-0"]
+
+
+def test_settler_acknowledges_600_counted_entries_in_parts(desk: Desk, slot: WorkerSlot):
+    """B2: acknowledgements that clear counters go in calls of a bounded length."""
+    ids = [f"{number}-0" for number in range(1, 601)]
+    places = desk.pending(*ids)
+    settler = Settler(desk.link, desk.keys, desk.leased("t1"), slot)
+    slot.post_batch(places)
+    for at, entry in enumerate(ids):
+        desk.do("HSET", desk.attempts, f"m:{entry}:c", "1")
+        slot.states[at] = DONE
+        settler.ack(entry.encode(), at, 1, retried=False, has_counters=True)
+    settler.flush()
+    assert settler.owed == 0
+    assert slot.counter("acked") == 600
+    assert slot.unsettled() == []
+    assert desk.do("XPENDING", desk.stream, desk.unit.group)[0] == 0
+    assert desk.do("EXISTS", desk.attempts) == 0
 
 
 def test_a_worker_that_cannot_read_says_so_once_and_tries_less_and_less_often(

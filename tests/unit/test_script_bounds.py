@@ -6,7 +6,17 @@ import re
 
 import pytest
 
-from streamqd.store import scripts
+from streamqd.config import Consumer
+from streamqd.model import ENTRIES_MAX, Unit
+from streamqd.process import Exit
+from streamqd.scoreboard import DONE, Scoreboard
+from streamqd.store import messages, scripts
+from streamqd.store.keys import Keys
+from streamqd.store.scripts import Reply
+from streamqd.supervisor.partition import PartitionState
+from streamqd.worker import settler
+
+LUA_UNPACK_MAX = 7_999
 
 _CALL = re.compile(r"redis\.p?call\(")
 _TOKEN = re.compile(r"'[^']*'|[(){},]|[^'(){},]+")
@@ -105,3 +115,26 @@ def test_what_has_no_bound_is_found(call: str) -> None:
 )
 def test_what_has_a_bound_is_left_alone(call: str) -> None:
     assert unbounded(f"local rows = {call}\n") == []
+
+
+def test_limits_that_belong_together_agree() -> None:
+    """B1, B2: what one side can hold, the other side takes."""
+    slot = Scoreboard(1).allot(Unit("orders", 0, "bill"))
+    slot.open_table()
+    assert slot.in_hand == ENTRIES_MAX, "the table of a worker"
+    partition = PartitionState(
+        slot.unit, Consumer(topic="orders", group="bill", handler="m:f"), slot
+    )
+    partition.take(1)
+    partition.answered(Reply("OK", [b"2", 0, b""]), 0.0)
+    slot.open_table()
+    slot.put(0, *[b"m:%d-0" % number for number in range(ENTRIES_MAX)])
+    slot.states[:] = bytes([DONE]) * ENTRIES_MAX
+    partition.ended(Exit(None, 9))
+    call = partition.intent(Keys("streaming:mq", "stream:topic"), 10.0, "one")
+    assert call is not None, "a refence takes a full table"
+    assert settler.BATCH_MAX <= messages.PLACES_MAX
+    assert settler.BATCH_MAX <= messages.ITEMS_MAX
+    source = scripts.get("settle_ack").source.decode()
+    in_a_slice = int(re.findall(r"local SLICE = (\d+)", source)[0])
+    assert in_a_slice < LUA_UNPACK_MAX, "values that one unpack takes"

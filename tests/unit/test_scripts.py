@@ -229,7 +229,7 @@ def test_builders_refuse_what_scripts_must_never_get() -> None:
         lambda: leases.renew(keys, Lease(unit, ""), 15.0),
         lambda: leases.renew(keys, Lease(unit, "t1"), 0.0),
         lambda: leases.refence(keys, Lease(unit, "t1"), "t1", 15.0, None, b"", []),
-        lambda: leases.refence(keys, Lease(unit, "t1"), "t2", 15.0, None, b"", [b"m:1-0"] * 513),
+        lambda: leases.refence(keys, Lease(unit, "t1"), "t2", 15.0, None, b"", [b"m:1-0"] * 1025),
         lambda: messages.ensure_group(keys, unit, "5-0"),
         lambda: messages.recover(keys, Lease(unit, "t1"), "", True, "", "", 10),
         lambda: messages.recover(keys, Lease(unit, "t1"), "s1", True, "", "", 257),
