@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamqd.config.topology import Address
 from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
+from streamqd.store.doubt import Attempts
 from streamqd.store.endpoint import Endpoint, endpoint_at
 from streamqd.store.node import Finder, Node, Terms, known
 from streamqd.store.replies import accepted
@@ -49,6 +50,8 @@ class TopologyDiscovery:
         self._timeout = min(terms.timeout, terms.settings.connect_timeout)
         self._endpoint = endpoint
         self._order = list(where.addresses)
+        # Limits what each node may take where the connections that are opened have such a limit.
+        self._attempts = None if terms.doubt is None else Attempts()
 
     def prefer(self, address: Address) -> None:
         """Ask this one first: it knows, or another node names it."""
@@ -76,7 +79,8 @@ class TopologyDiscovery:
         for address, seconds in self._turns(end):
             endpoint = self._endpoint(self.settings, self.where, address)
             node = Node(replace(self._terms, timeout=seconds), known(endpoint))
-            node.until(time.monotonic() + seconds)
+            started = time.monotonic()
+            node.until(started + seconds)
             try:
                 [reply] = accepted(node.exchange((command,)))
                 found = read(reply, address)
@@ -86,6 +90,8 @@ class TopologyDiscovery:
                 continue
             finally:
                 node.close()
+                if self._attempts is not None:
+                    self._attempts.ended(time.monotonic() - started)
             if found is not None:
                 self.prefer(address)
                 return found
@@ -103,6 +109,8 @@ class TopologyDiscovery:
                 return
             left = deadline - now
             share = left / 2 if number + 1 < len(order) else left
+            if self._attempts is not None:
+                share = min(share, self._attempts.limit())
             yield address, min(max(LEAST_SECONDS, share), end - now)
 
 

@@ -8,6 +8,9 @@ few more probes. Nothing of this costs an exchange that is answered in time.
 
 What was sent on a connection that is given up may have been executed, or be executed late: that is
 a lost answer (`RedisUnavailable.sent`), with which all callers can live.
+
+A connection that is still being opened needs no probe: nothing was asked yet, so the next attempt
+is the probe. `Attempts` limits how long each one may take.
 """
 
 from __future__ import annotations
@@ -31,6 +34,27 @@ GRACE_SHARE = 0.25
 PAUSE_SECONDS = (1.0, 4.0)  # first and longest pause between two probes that are not answered
 PATIENCE_MAX = 2.0  # also with a server that is often slow
 LEARNT_SECONDS = 60.0  # how long it counts as slow after an answer that came late
+ATTEMPT_SECONDS = 1.0  # limit of each of the first attempts to connect and log in
+ATTEMPTS_QUICK = 3  # attempts with this limit; it doubles with each failed attempt after them
+
+
+class Attempts:
+    """Limits each attempt to connect and log in. Lives as long as what connects.
+
+    The first attempts are short: the connection may die while it logs in, and another one works.
+    Later ones are longer: the server may be slow.
+    """
+
+    def __init__(self) -> None:
+        self._used_up = 0  # attempts in a row that reached their limit
+
+    def limit(self) -> float:
+        """Return how many seconds the next attempt may take."""
+        return ATTEMPT_SECONDS * float(2 ** min(10, max(0, self._used_up + 1 - ATTEMPTS_QUICK)))
+
+    def ended(self, seconds: float) -> None:
+        """Take how long an attempt took, whether it succeeded or not."""
+        self._used_up = self._used_up + 1 if seconds >= self.limit() else 0
 
 
 class Doubt:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
 from streamqd.store import transport
-from streamqd.store.doubt import PROBE, Doubt
+from streamqd.store.doubt import PROBE, Attempts, Doubt
 from streamqd.store.endpoint import Endpoint
 from streamqd.store.replies import accepted, kind_of
 from streamqd.store.transport import Lookup, Transport, pack, reason, resolve
@@ -89,6 +89,7 @@ class Node:
         self.timeout = terms.timeout
         self.opened = 0
         self.doubt = None if terms.doubt is None else Doubt(terms.doubt, self._probe)
+        self._attempts = None if terms.doubt is None else Attempts()
         self.endpoint: Endpoint | None = None  # of the last connection that was tried
         self.transport: Transport | None = None  # the open connection
         self._pid = os.getpid()
@@ -165,14 +166,27 @@ class Node:
             raise RedisUnavailable(
                 f"cannot connect to {self.address}: {reason(error.__cause__ or error)}", sent=False
             ) from error
-        self.transport.doubt = self.doubt  # not before: whoever connects is patient already
+        self.transport.doubt = self.doubt  # not before: a login has a limit of its own
         self.opened += 1
 
     # --- the connection ---
 
     def _connect(self, endpoint: Endpoint, end: float) -> Transport:
+        addresses = transport.addresses_of(endpoint, end, self.terms.lookup)
+        started = time.monotonic()
+        if self._attempts is not None:
+            end = min(end, started + self._attempts.limit())
+        try:
+            return self._log_in(endpoint, addresses, end)
+        finally:
+            if self._attempts is not None:
+                self._attempts.ended(time.monotonic() - started)
+
+    def _log_in(
+        self, endpoint: Endpoint, addresses: Sequence[tuple[int, Any]], end: float
+    ) -> Transport:
         patience = min(self.timeout, self.terms.settings.connect_timeout)
-        opened = transport.connect(endpoint, end, patience, self.terms.lookup)
+        opened = transport.connect(endpoint, addresses, end, patience)
         try:
             opened.begin(end - time.monotonic())
             commands = [*endpoint.login(), ("CLIENT", "SETNAME", self.terms.name)]

@@ -247,16 +247,25 @@ def _refused(text: str) -> RedisRefused:
 # --- connecting -----------------------------------------------------------------------------------
 
 
-def connect(endpoint: Endpoint, end: float, patience: float, lookup: Lookup) -> Transport:
+def addresses_of(endpoint: Endpoint, end: float, lookup: Lookup) -> list[tuple[int, Any]]:
+    """Return where a server is reached: (address family, address of the socket) each.
+
+    Raises OSError; UnicodeError for some names.
+    """
+    if endpoint.path:
+        return [(socket.AF_UNIX, endpoint.path)]
+    return list(lookup(endpoint.host, endpoint.port, _left(end)))
+
+
+def connect(
+    endpoint: Endpoint, addresses: Sequence[tuple[int, Any]], end: float, patience: float
+) -> Transport:
     """Connect to a server; give up at `end` (monotonic), and dialling after `patience` seconds.
 
     Raises OSError, also when its certificate is not trusted; UnicodeError for some names.
     """
-    if endpoint.path:
-        sock = _dial([(socket.AF_UNIX, endpoint.path)], end)
-    else:
-        found = lookup(endpoint.host, endpoint.port, _left(end))
-        sock = _dial(found, min(end, time.monotonic() + patience))
+    # A unix socket whose backlog is full may have room later.
+    sock = _dial(addresses, end if endpoint.path else min(end, time.monotonic() + patience))
     if endpoint.tls:
         sock = _encrypted(sock, endpoint, end)
     return Transport(sock, str(endpoint))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.daemon import GROUP, Daemon
+from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit
 from tests.support.proxy import FaultProxy
 from tests.support.servers import ProcessServer
@@ -24,6 +24,8 @@ pytestmark = pytest.mark.promise
 Make = Callable[..., Daemon]
 BUSY_SECONDS, IDLE_SECONDS = 3.0, 2.0  # what docs/explanation/promises.md promises
 DEFAULT_TTL = {"lease_ttl": "15s"}
+MANY = 8  # partitions whose connections die together
+WITHIN_SECONDS = 2.5  # of three losses
 
 _PLAIN = """
 from streamqd import Message
@@ -65,26 +67,56 @@ def proxy(fresh_server: ProcessServer) -> Iterator[FaultProxy]:
 
 
 @contextmanager
-def both(make: Make, proxy: FaultProxy, shape: str) -> Iterator[tuple[Daemon, Daemon]]:
+def both(
+    make: Make, proxy: FaultProxy, shape: str, partitions: int = 1
+) -> Iterator[tuple[Daemon, Daemon]]:
     """A daemon behind the proxy that has handled a message, and one that only sends."""
     code, consumer = SHAPES[shape]
-    sender = make(name="sender", code=code, consumer=consumer)
-    made = make(code=code, consumer=consumer, daemon=DEFAULT_TTL, redis_url=proxy.url)
+    sender = make(name="sender", code=code, consumer=consumer, partitions=partitions)
+    made = make(
+        code=code,
+        consumer=consumer,
+        daemon=DEFAULT_TTL,
+        redis_url=proxy.url,
+        partitions=partitions,
+    )
     with made as daemon:
-        (uid,) = sender.send(["ok"])
-        daemon.wait_run(uid, "end")
-        daemon.wait_for(sender.long_poll, what="the worker waits for messages")
+        for uid in sender.send(["ok"] * partitions):
+            daemon.wait_run(uid, "end")
+        wait_idle(daemon, sender)
         yield daemon, sender
+
+
+def wait_idle(daemon: Daemon, sender: Daemon) -> None:
+    """Wait until every worker waits for messages."""
+    daemon.wait_for(
+        lambda: all(sender.long_poll(partition) for partition in range(daemon.partitions)),
+        what="the workers wait for messages",
+        timeout=60.0,
+    )
+
+
+def lose_logins(daemon: Daemon, proxy: FaultProxy) -> float:
+    """Reset all connections, and swallow the login of the next one of each worker.
+
+    Returns when the network was healthy again (monotonic).
+    """
+    wanted = {f"streamqd:{TOPIC}/{partition}/{GROUP}" for partition in range(daemon.partitions)}
+    with proxy.swallowing() as lost:
+        daemon.wait_for(
+            lambda: wanted <= lost(), what="the login of every worker is lost", timeout=60.0
+        )
+    return time.monotonic()
 
 
 @contextmanager
 def feeding(sender: Daemon, every: float) -> Iterator[None]:
-    """Send a message again and again meanwhile."""
+    """Send a message to each partition again and again meanwhile."""
     over = threading.Event()
 
     def feed() -> None:
         while not over.wait(every):
-            sender.send(["ok"])
+            sender.send(["ok"] * sender.partitions)
 
     thread = threading.Thread(target=feed)
     thread.start()
@@ -105,10 +137,21 @@ def wait_progress(daemon: Daemon, since: float, count: int = 10) -> None:
     )
 
 
+def wait_until_after(daemon: Daemon, instant: float) -> None:
+    """Wait until a moment of the monotonic clock is over."""
+    daemon.wait_for(lambda: time.monotonic() > instant, what="the pause is over", every=0.01)
+
+
 def standstill(daemon: Daemon, since: float) -> float:
-    """The longest time without a start that began at an instant or later."""
-    at = sorted(each.at for each in daemon.ledger.records("start") if each.at > since)
-    return max(after - before for before, after in zip([since, *at], at, strict=False))
+    """The longest time without a start in a partition that began at an instant or later."""
+    longest = 0.0
+    records = daemon.ledger.records("start")
+    for partition in range(daemon.partitions):
+        own = f"{TOPIC}/{partition}/"
+        at = sorted(each.at for each in records if each.at > since and each.uid.startswith(own))
+        pauses = [after - before for before, after in zip([since, *at], at, strict=False)]
+        longest = max(longest, *pauses)
+    return longest
 
 
 @pytest.mark.fault("F38")
@@ -154,6 +197,50 @@ def test_an_idle_partition_begins_a_message_within_two_seconds(
             assert start.at - struck < IDLE_SECONDS
             daemon.wait_settled()
             daemon.wait_for(sender.long_poll, what="the worker waits for messages")
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert daemon.stop() == 0
+
+
+@pytest.mark.fault("F38")
+@pytest.mark.parametrize("losses", [1, 3])
+def test_busy_partitions_outlive_connections_lost_at_login(
+    make: Make, proxy: FaultProxy, losses: int
+):
+    """C1: a login without an answer had the whole time of a reply, 10 s, before another try."""
+    with both(make, proxy, "plain", MANY) as (daemon, sender):
+        with feeding(sender, 0.05):
+            for number in range(losses):
+                healthy = lose_logins(daemon, proxy)
+                if number + 1 < losses:
+                    wait_until_after(daemon, healthy + WITHIN_SECONDS / losses)
+            wait_progress(daemon, healthy, 50 * MANY)
+        daemon.wait_settled()
+        stood = standstill(daemon, healthy)
+        print(f"{losses} losses: {stood:.2f} s")
+        assert stood < BUSY_SECONDS
+        audit = daemon.ledger.audit(GROUP)
+        assert (audit.lost, audit.unexpected) == ([], [])
+        assert daemon.stop() == 0
+
+
+@pytest.mark.fault("F38")
+@pytest.mark.parametrize("losses", [1, 3])
+def test_idle_partitions_outlive_connections_lost_at_login(
+    make: Make, proxy: FaultProxy, losses: int
+):
+    """C1: the same, for workers that have nothing to do."""
+    with both(make, proxy, "plain", MANY) as (daemon, sender):
+        for number in range(losses):
+            healthy = lose_logins(daemon, proxy)
+            if number + 1 < losses:
+                wait_until_after(daemon, healthy + WITHIN_SECONDS / losses)
+        uids = sender.send(["ok"] * MANY)
+        for uid in uids:
+            daemon.wait_run(uid, timeout=60.0)
+        waited = max(daemon.ledger.of(uid, "start")[0].at for uid in uids) - healthy
+        print(f"{losses} losses: {waited:.2f} s")
+        assert waited < IDLE_SECONDS
+        daemon.wait_settled()
         assert daemon.ledger.audit(GROUP) == Audit()
         assert daemon.stop() == 0
 

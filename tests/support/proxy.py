@@ -195,6 +195,20 @@ class FaultProxy:
             pair.silent = True
         return len(pairs)
 
+    @contextlib.contextmanager
+    def swallowing(self) -> Iterator[Callable[[], set[str]]]:
+        """Reset all connections; those that are opened inside swallow everything, for ever.
+
+        Yields what returns the names of those whose login is lost.
+        """
+        since = len(self._pairs)
+        self._requests.swallows = True
+        self.cut()
+        try:
+            yield lambda: {each.name for each in self._pairs[since:] if each.silent} - {""}
+        finally:
+            self._requests.swallows = False
+
     def close(self) -> None:
         """End everything; held commands are dropped."""
         self._open = False
@@ -279,6 +293,7 @@ class Direction:
 
     count: int = 0  # bytes
     left: int = -1  # bytes until a connection is cut; -1 = it is not
+    swallows: bool = False  # a connection on which something is sent now is silent from then on
     passes: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -337,11 +352,12 @@ class _Pair:
         """Carry commands to the server, until either side ends."""
         with contextlib.suppress(OSError):
             for raw in _frames(self._client):
-                if self.silent:
-                    continue
                 arguments = _arguments(raw)
                 if arguments[0].upper() == b"CLIENT" and arguments[1].upper() == b"SETNAME":
                     self.name = arguments[2].decode()
+                self.silent = self.silent or self._requests.swallows
+                if self.silent:
+                    continue
                 trigger = self._judge(arguments)
                 if self.abandoned or (trigger is not None and not self._admit(trigger)):
                     return

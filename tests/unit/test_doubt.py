@@ -11,7 +11,7 @@ import pytest
 
 from streamqd.errors import SilentConnection
 from streamqd.store import doubt
-from streamqd.store.doubt import Doubt
+from streamqd.store.doubt import Attempts, Doubt
 
 SOON = 0.02  # seconds of a silence that needs no thought
 
@@ -100,3 +100,15 @@ def test_a_server_that_answers_nobody_is_waited_for_with_few_probes(
 def test_a_wait_ends_at_its_deadline(ends) -> None:
     with pytest.raises(TimeoutError):
         Doubt(SOON, Prober()).wait(ends[0], time.monotonic() + 0.1)
+
+
+def test_attempts_to_connect_get_longer_only_when_used_up() -> None:
+    """C1: a login that was lost is tried again within a second; a slow server gets its time."""
+    attempts = Attempts()
+    limits = []
+    for _ in range(6):
+        limits.append(attempts.limit())
+        attempts.ended(attempts.limit())
+    assert limits == [1.0, 1.0, 1.0, 2.0, 4.0, 8.0]
+    attempts.ended(0.1)
+    assert attempts.limit() == 1.0, "answered, or refused at once: the server is not slow"
