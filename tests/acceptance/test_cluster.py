@@ -100,7 +100,9 @@ def test_verbs_look_at_all_nodes(
     with daemon:
         *_, dead = daemon.send(["ok"] * 20 + ["dead"])
         daemon.wait_settled()
-        monkeypatch.setattr(startup, "prepare", lambda settings: startup.Prepared(settings, []))
+        monkeypatch.setattr(
+            startup, "prepare", lambda settings, **_: startup.Prepared(settings, [])
+        )
         found = verb(daemon, "check", "--json")["findings"]
         servers = {each["text"].split()[-1] for each in found if each["text"].startswith("valkey")}
         assert servers <= addresses
