@@ -1,7 +1,8 @@
 """The Redis side of the source: what streams hold, where positions are, what is to be read.
 
-Reads by id only: no consumer group is made, no pending entry. Connections are kept per process,
-because Spark's Python workers live over many tasks, and never travel between processes.
+Reads by id only: no consumer group is made, no pending entry. A process keeps its connections from
+task to task, because Spark's Python workers run many: a few at a time, each until it was idle for a
+minute. They never travel between processes.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import methodcaller
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -28,8 +31,13 @@ from streamqd.store.replies import accepted
 from streamqd.store.slots import slot_of
 from streamqd.store.store import Store
 
+LINKS_MAX = 8  # connections of one thread: a cluster has 16,384 slots, and a task reads few
+IDLE_MAX = 60.0  # seconds without use after which a connection is closed, as Spark's workers are
+
 _log = logging.getLogger("streamqd.spark")
-_links: dict[tuple[int, SparkConnection, int], Connection] = {}
+_links: dict[tuple[int, SparkConnection, int], _Link] = {}  # least recently used first
+_links_of = os.getpid()
+_links_lock = threading.Lock()
 _told: set[str] = set()  # a stream asks for the names in every batch; each is told once
 _T = TypeVar("_T")
 
@@ -41,17 +49,59 @@ class DataLossError(SparkError):
 # --- connections ----------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class _Link:
+    """A connection that is kept, and when it was last asked for (seconds, monotonic)."""
+
+    link: Connection
+    used_at: float
+
+
 def link_for(connection: SparkConnection, key: str = "") -> Connection:
-    """This process's connection; made at its first use. With `key` to the node that serves it."""
+    """Return this thread's connection, made at its first use. With `key`: to the node that has it.
+
+    Ask for it again for each exchange: a thread keeps its last LINKS_MAX connections, and one that
+    was idle for IDLE_MAX is closed, so none outlives its password for long.
+    """
     where = topology.parse(connection.redis.url)
     if where.kind != topology.CLUSTER:
         key = ""
-    known = (os.getpid(), connection, slot_of(key) if key else -1)
-    if known not in _links:
-        _links[known] = connect(
-            connection.redis, timeout=connection.timeout, name="streamqd:spark", key=key
-        )
-    return _links[known]
+    thread, now = threading.get_ident(), time.monotonic()
+    known = (thread, connection, slot_of(key) if key else -1)
+    with _links_lock:
+        _drop_inherited()
+        held = _links.pop(known, None)
+        if held is None:
+            made = connect(
+                connection.redis, timeout=connection.timeout, name="streamqd:spark", key=key
+            )
+            held = _Link(made, now)
+        held.used_at = now
+        _close_unused(thread, now)
+        _links[known] = held
+    return held.link
+
+
+def _drop_inherited() -> None:
+    """Close the descriptors of a parent's connections, without a word to the server."""
+    global _links_of
+    if _links_of != os.getpid():
+        for each in _links.values():
+            each.link.forsake()
+        _links.clear()
+        _links_of = os.getpid()
+
+
+def _close_unused(thread: int, now: float) -> None:
+    """Close idle connections of any thread, and the oldest of this one until one more fits."""
+    idle = [
+        each
+        for each, held in _links.items()
+        if now - held.used_at > max(IDLE_MAX, 2 * each[1].timeout)
+    ]
+    own = [each for each in _links if each[0] == thread and each not in idle]
+    for each in (*idle, *own[: max(0, len(own) - LINKS_MAX + 1)]):
+        _links.pop(each).link.close()
 
 
 def keys_for(connection: SparkConnection) -> Keys:
@@ -61,17 +111,16 @@ def keys_for(connection: SparkConnection) -> Keys:
 
 def persist(connection: SparkConnection, work: Callable[[Connection], _T], *, key: str = "") -> _T:
     """Do what may be repeated, again when Redis does not answer; raise what the last try raised."""
-    link = link_for(connection, key)
     for _ in range(connection.retries):
         try:
-            return work(link)
+            return work(link_for(connection, key))
         except RedisUnavailable:
             pass
         except RedisRefused as error:
             if not error.transient:
                 raise
         time.sleep(connection.retry_interval)
-    return work(link)
+    return work(link_for(connection, key))
 
 
 def stream_key(keys: Keys, place: Place) -> str:

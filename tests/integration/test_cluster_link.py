@@ -15,6 +15,7 @@ from streamqd.admin.tail import Tail
 from streamqd.errors import RedisRefused, RedisUnavailable, UnknownOutcome
 from streamqd.model import Lease, Unit
 from streamqd.producer import Outgoing, Producer
+from streamqd.spark import streams
 from streamqd.spark.offsets import EARLIEST
 from streamqd.spark.options import read_options
 from streamqd.spark.reader import EntryReader
@@ -387,6 +388,25 @@ def test_the_source_for_spark_reads_each_partition_at_its_node(
         source, target = cluster.begin_move(stream)
         source.migrate(target, stream)
         cluster.end_move(stream, target)
+
+
+def test_the_source_for_spark_keeps_few_connections(cluster: Cluster) -> None:
+    """B9: a process that reads partitions of many slots, and one whose password was rotated."""
+    options = read_options({"url": cluster.url, "subscribe": "orders"}, {}).connection
+    for number in range(5 * streams.LINKS_MAX):
+        assert streams.link_for(options, f"{{{number}}}").execute("GET", f"{{{number}}}") is None
+    last = f"{{{5 * streams.LINKS_MAX - 1}}}"
+    assert streams.link_for(options, last) is streams.link_for(options, last)
+
+    def opened() -> int:
+        lists = [node.call("CLIENT", "LIST").decode() for node in cluster.nodes]
+        return sum(each.count("name=streamqd:spark") for each in lists)
+
+    assert opened() <= streams.LINKS_MAX
+    for each in streams._links.values():
+        each.used_at -= 2 * streams.IDLE_MAX
+    streams.link_for(replace(options, redis=replace(options.redis, username="new")))
+    assert opened() == 0
 
 
 # --- TLS ------------------------------------------------------------------------------------------
