@@ -7,10 +7,35 @@ lead out of the folder, and what is written or removed there would belong to ano
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path, PurePosixPath
+from urllib.parse import unquote
 
-from streamqd.errors import Refused
+from streamqd.errors import Malformed, Refused
+
+# `Path` makes `s3a:/bucket` of `s3a://bucket`. A scheme of one letter is a folder, as on Windows.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+
+
+def local_folder(named: str | Path) -> Path:
+    """Return the folder that a path or a URI `file:///…` names. Touches nothing.
+
+    Raises Malformed for any other URI: it would become a local folder of that name.
+    """
+    text = str(named)
+    found = _SCHEME.match(text)
+    if found is None:
+        return Path(named)
+    rest = text[found.end() - 1 :]
+    if found[1].lower() == "file" and not rest.startswith("//"):
+        return Path(unquote(rest))
+    if found[1].lower() == "file" and rest.startswith(("///", "//localhost/")):
+        return Path(unquote("/" + rest.removeprefix("//").partition("/")[2]))
+    raise Malformed(
+        f"{text} is not a folder of this machine; pass a path, or file:///PATH (object stores are"
+        " not supported, mount them or use NFS); nothing was written"
+    )
 
 
 def below(root: Path, *parts: str | PurePosixPath) -> Path:

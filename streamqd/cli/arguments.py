@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from streamqd.config.values import parse_duration, parse_size
+from streamqd.paths import local_folder
 from streamqd.policy.fingerprint import LENGTH
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -105,6 +107,17 @@ class Parsed(click.ParamType[Value]):
             self.fail(f"{value!r} {error}", param, ctx)
 
 
+class FolderPath(click.Path):
+    """A folder of this machine: a path, or file:///PATH. Another URI is Malformed."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read one."""
+        return super().convert(local_folder(value), param, ctx)
+
+
 def _moment(value: object) -> tuple[float, bool]:
     """Read a date or a time in UTC, unix milliseconds, or so long ago, as `12h`.
 
@@ -152,6 +165,7 @@ def _fingerprint(value: object) -> str:
 
 
 DURATION = Parsed("duration", parse_duration)  # seconds, written as in the configuration
+FOLDER = FolderPath()
 SIZE = Parsed("size", parse_size)  # bytes, written as in the configuration
 MOMENT = Parsed("time", _moment)
 HEADER = Parsed("header", _header)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
+import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import click
 
 from streamqd.cli.session import Session
+from streamqd.errors import SparkError
 from streamqd.words import age
 
 if TYPE_CHECKING:
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from streamqd.spark.pipelines.progress import PipelineProgress
 
 _BAR = 24
+_EXIT_SECONDS = 5.0  # that a JVM whose connections broke may take to exit
 _FIXED = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.execution.arrow.maxBytesPerBatch": "16m",
@@ -65,9 +70,58 @@ class Engine:
                 _line("")  # what comes next begins a line
         self.start_seconds = round(time.monotonic() - began, 3)
 
+    def ended(self, error: Exception) -> SparkError | None:
+        """The sentence for a failure that is due to the end of Spark's JVM; None for another.
+
+        Only the JVM that this process started is looked at. When the connection to it broke, it may
+        take a few seconds to exit.
+        """
+        if self._spark is None:
+            return None
+        java: subprocess.Popen[bytes] | None = getattr(
+            getattr(self._spark.sparkContext, "_gateway", None), "proc", None
+        )
+        if java is None:
+            return None
+        code = java.poll()
+        if code is None and _is_broken(error):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = java.wait(_EXIT_SECONDS)
+        if code is None:
+            return None
+        return SparkError(
+            f"Spark's JVM exited with {_status(code)} before the command was done; run the command"
+            " again, it continues after the last commit"
+        )
+
     def stop(self) -> None:
+        """Stop Spark. A JVM that has exited leaves nothing to stop."""
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
         if self._spark is not None:
-            self._spark.stop()
+            with warnings.catch_warnings(), contextlib.suppress(Py4JError, OSError):
+                warnings.simplefilter("ignore", RuntimeWarning)
+                self._spark.stop()
+
+
+def _is_broken(error: BaseException | None) -> bool:
+    """Return True if the connection to the JVM broke, somewhere in the chain of an error."""
+    from py4j.protocol import Py4JNetworkError
+
+    while error is not None:
+        if isinstance(error, Py4JNetworkError | ConnectionError | EOFError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _status(code: int) -> str:
+    """An exit status of `Popen`, for people: `signal 9 (SIGKILL)`."""
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    return f"signal {-code}"
 
 
 @contextlib.contextmanager
@@ -106,6 +160,10 @@ def engine(
         need_spark()  # before half of the work is done
         _ = session.settings  # bad settings are told before Java starts
         yield lent
+    except Exception as error:
+        if (ended := lent.ended(error)) is not None:
+            raise ended from error
+        raise
     finally:
         lent.stop()
 

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from streamqd.cli import answers
 from streamqd.cli import shell as shells
-from streamqd.cli.arguments import DURATION, SIZE, Command, json_option
+from streamqd.cli.arguments import DURATION, FOLDER, SIZE, Command, json_option
 from streamqd.cli.command import CommandResult, answering, connected
 from streamqd.cli.engine import bar
 from streamqd.cli.engine import engine as lend_engine
 from streamqd.cli.output import emit, printable, table
 from streamqd.cli.session import Session
+from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.words import count
 
 if TYPE_CHECKING:
@@ -33,11 +33,11 @@ TOPICS = click.option(
     help="This topic; may be repeated. Default: all.",
 )  # fmt: skip
 ARCHIVE = click.option(
-    "-a", "--archive", "folder", type=click.Path(path_type=Path), required=True,
+    "-a", "--archive", "folder", type=FOLDER, required=True,
     help="Folder of the archive, under the same path for all of Spark's processes.",
 )  # fmt: skip
 MAYBE_ARCHIVE = click.option(
-    "-a", "--archive", "folder", type=click.Path(path_type=Path),
+    "-a", "--archive", "folder", type=FOLDER,
     help="Folder of the archive. Default: only what is in Redis.",
 )  # fmt: skip
 _ARCHIVED = ("topic", "rows", "size", "files", "missing", "parsed", "quarantined", "seconds")
@@ -78,10 +78,6 @@ def pipeline() -> None:
 @click.option(
     "--allow-loss", is_flag=True, help="Go on where entries were trimmed before they were archived."
 )
-@click.option(
-    "--from-manifests", is_flag=True,
-    help="Only take over an archive of the kind before Delta tables. Needs no Spark.",
-)  # fmt: skip
 @spark_options
 @json_option
 @connected
@@ -93,7 +89,6 @@ def archive(
     every: float | None,
     batch_rows: int,
     allow_loss: bool,
-    from_manifests: bool,
     master: str | None,
     conf: tuple[str, ...],
     as_json: bool,
@@ -108,14 +103,6 @@ def archive(
     def warn(text: str) -> None:
         click.echo(f"Warning: {printable(text, lines=True)}", err=True)
 
-    if from_manifests:
-        given = click.get_current_context().get_parameter_source
-        for name in ("every", "batch_rows"):
-            if given(name) is not ParameterSource.DEFAULT:
-                option = "--" + name.replace("_", "-")
-                raise click.UsageError(f"--from-manifests copies no rows: leave {option} out")
-        _take_over(session, folder, topics, as_json)
-        return
     with lend_engine(session, "archive", master, conf) as engine:
         parses = any(each.schema for each in session.settings.pipelines.values())
         archiver = Archiver(
@@ -123,8 +110,18 @@ def archive(
             warn=warn, batch_rows=batch_rows, allow_loss=allow_loss,
         )  # fmt: skip
         with contextlib.closing(archiver):
+            ran = False
             while True:
-                done = archiver.run(topics)
+                try:
+                    done = archiver.run(topics)
+                except (RedisUnavailable, RedisRefused) as error:
+                    # A wrong address or password is an error at the start, an outage later.
+                    if every is None or not ran:
+                        raise
+                    click.echo(f"Error: {printable(str(error), lines=True)}", err=True)
+                    time.sleep(every)
+                    continue
+                ran = True
                 document = {
                     "archive": str(folder),
                     "rows": sum(each.rows for each in done),
@@ -141,23 +138,6 @@ def archive(
                     raise problems[0]
                 else:
                     return
-
-
-def _take_over(session: Session, folder: Path, topics: tuple[str, ...], as_json: bool) -> None:
-    from streamqd.spark.pipelines import tables
-    from streamqd.spark.pipelines.storage import Archive
-    from streamqd.spark.pipelines.takeover import take_over
-    from streamqd.store.keys import Keys
-
-    keys = Keys(session.settings.keys.control, session.settings.keys.streams)
-    done = take_over(Archive(folder), lambda: tables.connect(session.settings), keys, topics)
-    rows = [dataclasses.asdict(each) for each in done]
-    if as_json:
-        emit({"archive": str(folder), "topics": rows})
-        return
-    names = ("topic", "rows", "files", "seconds")
-    table([name.upper() for name in names], [[each[name] for name in names] for each in rows])
-    click.echo(f"{count(sum(each.rows for each in done), 'row')} taken over in {folder}")
 
 
 def _show_archived(document: dict[str, Any], as_json: bool) -> None:
@@ -291,7 +271,7 @@ def replay(
 @click.argument("job", metavar="MODULE:FUNCTION")
 @MAYBE_ARCHIVE
 @click.option(
-    "--checkpoints", type=click.Path(path_type=Path), required=True,
+    "--checkpoints", type=FOLDER, required=True,
     help="Folder for the checkpoints of the job's queries.",
 )  # fmt: skip
 @click.option(
@@ -347,7 +327,7 @@ def _utc(moment: dt.datetime | None) -> dt.datetime | None:
 @TOPICS
 @MAYBE_ARCHIVE
 @click.option(
-    "-o", "--out", type=click.Path(path_type=Path), required=True,
+    "-o", "--out", type=FOLDER, required=True,
     help="Folder of the report. The one that is in it is compared with, and replaced.",
 )  # fmt: skip
 @click.option("--since", type=click.DateTime(TIMES), help="Entries from this time on, UTC.")
@@ -435,7 +415,7 @@ def _show_report(document: dict[str, Any], out: Path) -> None:
     help="With --stream: add the rows to this table of the archive, made if need be.",
 )  # fmt: skip
 @click.option(
-    "--checkpoint", type=click.Path(path_type=Path),
+    "--checkpoint", type=FOLDER,
     help="With --stream: folder that remembers how far it is.",
 )  # fmt: skip
 @spark_options

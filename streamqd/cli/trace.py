@@ -11,6 +11,7 @@ import click
 from streamqd.admin import as_json as plain
 from streamqd.admin import trace as admin
 from streamqd.admin.condition import in_words
+from streamqd.cli.arguments import FOLDER
 from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.output import printable, sentence
 from streamqd.cli.session import Session
@@ -21,7 +22,7 @@ from streamqd.words import age, count
 @click.command(short_help="Show where one message is, in every group.")
 @click.argument("uid")
 @click.option(
-    "-a", "--archive", "folder", type=click.Path(path_type=Path),
+    "-a", "--archive", "folder", type=FOLDER,
     help="Look into this archive of `pipeline archive` too. Needs no Spark.",
 )  # fmt: skip
 @answering

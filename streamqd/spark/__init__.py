@@ -174,7 +174,7 @@ def read_topic(
         from streamqd.spark.pipelines import tables
         from streamqd.spark.pipelines.storage import Archive
 
-        archive = Archive(Path(folder)) if folder else None
+        archive = Archive(folder) if folder else None
         return tables.tiered(spark, given, topic, archive, tier or "all")
     reader = spark.read.format("streamq").options(**given)
     return reader.option("subscribe", topic).option("pushdown", "true").load()

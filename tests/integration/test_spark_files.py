@@ -227,6 +227,30 @@ def test_after_a_restore_redis_is_told_again_where_the_table_ends(shop: Shop) ->
         assert shop.link.execute("HGET", trim, "archived") == b"4-0"
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("pipeline", "archive", "--archive"),
+        ("pipeline", "compact", "--archive"),
+        ("pipeline", "report", "--out"),
+        ("pipeline", "run", "jobs:copy", "--checkpoints"),
+        ("pipeline", "sql", "--stream", "SELECT * FROM topic_access", "--checkpoint"),
+        ("trace", "access/0/1-0", "--archive"),
+    ],
+)
+def test_an_object_store_is_refused_before_anything_is_written(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    """T2: `--checkpoint s3a://bucket/ck` ended with 0 and a local folder named `s3a:`."""
+    monkeypatch.setenv("STREAMQ_REDIS__URL", shop.server.url)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    done = CliRunner().invoke(cli, [*command, "s3a://bucket/ck"])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("Error: s3a://bucket/ck is not a folder of this machine")
+    assert list(Path().iterdir()) == []
+
+
 def test_a_pipeline_of_no_topic_is_told(shop: Shop, tmp_path: Path) -> None:
     file, folder = tmp_path / "streamq.toml", str(shop.archive.root)
     file.write_text(
@@ -245,7 +269,7 @@ def test_a_table_that_cannot_be_compacted_stops_no_other(shop: Shop, tmp_path: P
         shop.batch(shop.reader())
     archive, columns = shop.archive, pa.schema([("a", pa.int64())])
     for name in ("aaa", "bbb"):
-        assert archive.made(name)
+        assert archive.table(name, create=True)
     archive.derived("bbb", PARSED, parsed_columns())
     for kind, name in ((RAW, "aaa"), (PARSED, "bbb"), (RESULTS, "ccc")):
         archive.derived(name, kind, columns)

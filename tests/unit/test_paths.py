@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streamqd.config.setting import NAME
-from streamqd.errors import Refused
-from streamqd.paths import below, remove_below
+from streamqd.errors import Malformed, Refused
+from streamqd.paths import below, local_folder, remove_below
 from tests.support.quick import examples
 
 HOSTILE = (
@@ -123,3 +123,29 @@ def test_what_cannot_be_removed_is_told(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"file cannot be removed \(Not a directory\)"):
         remove_below(tmp_path, "file")
     remove_below(tmp_path, "missing")
+
+
+@pytest.mark.parametrize(
+    ("named", "folder"),
+    [
+        ("a/b", "a/b"),
+        ("/a b", "/a b"),
+        ("c:/a", "c:/a"),
+        ("file:///a%20b", "/a b"),
+        ("FILE:/a", "/a"),
+        ("file://localhost/a", "/a"),
+    ],
+)
+def test_local_folder_of_a_path_or_a_file_uri(named: str, folder: str) -> None:
+    assert local_folder(named) == Path(folder)
+
+
+@pytest.mark.parametrize(
+    "named",
+    ["s3a://bucket/ck", "s3://b", "gs://b/c", "abfss://c@a.example/d", "hdfs:/a", "file://host/a"],
+)
+def test_local_folder_refuses_a_uri_that_is_none(named: str) -> None:
+    """T2: such a URI became a local folder named `s3a:`, and the command ended with 0."""
+    with pytest.raises(Malformed) as caught:
+        local_folder(named)
+    assert str(caught.value).startswith(f"{named} is not a folder of this machine; pass a path")

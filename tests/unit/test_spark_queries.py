@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from streamqd.spark.pipelines.queries import sentence
+from streamqd.errors import RedisRefused, RedisUnavailable, StreamqdError
+from streamqd.spark.pipelines.queries import PipelineError, failure, sentence
 
 LOST = (
     "Job aborted due to stage failure: Task 0 in stage 5.0 failed 1 times, most recent failure:"
@@ -37,3 +38,27 @@ CALLING = "An error occurred while calling z:org.apache.spark.api.python.PythonR
 )
 def test_what_made_spark_fail_is_a_sentence(raised: str, told: str) -> None:
     assert sentence(Exception(raised)) == told
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "told"),
+    [
+        ("streamqd.errors.RedisUnavailable: no answer", RedisUnavailable, "no answer"),
+        (
+            "streamqd.errors.SilentConnection: 127.0.0.1:1 is dead",
+            RedisUnavailable,
+            "127.0.0.1:1 is",
+        ),
+        ("streamqd.errors.RedisRefused: LOADING the dataset", RedisRefused, "LOADING the dataset"),
+        ("streamqd.errors.TopicMissing: no topic x", PipelineError, "no topic x"),
+        ("", PipelineError, CRASHED),
+    ],
+)
+def test_an_outage_inside_spark_keeps_its_class(
+    raised: str, kind: type[StreamqdError], told: str
+) -> None:
+    """P2: an outage of Redis had exit code 1 in a task, 4 or 8 elsewhere."""
+    found = failure(Exception(f"{LOST} {CRASHED}\n{raised}\n\tat org.apache.X"))
+    assert type(found) is kind
+    assert str(found).startswith(told)
+    assert not isinstance(found, RedisRefused) or found.code == "LOADING"

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from streamqd import config
-from streamqd.errors import Refused
+from streamqd.errors import Malformed, Refused
 from streamqd.spark import rows as columns
 from streamqd.spark.offsets import Position
 from streamqd.spark.pipelines import compact, storage
@@ -430,7 +430,7 @@ def test_a_folder_of_something_else_is_not_taken(archive: Archive, tmp_path: Pat
     with pytest.raises(Refused, match="there is no archive"):
         Archive(tmp_path / "nothing")
     for address in ("s3://bucket/archive", "s3:/bucket/archive"):
-        with pytest.raises(Refused, match="is not a folder"):
+        with pytest.raises(Malformed, match="is not a folder of this machine"):
             Archive(Path(address), create=True)
     (archive.folder("access") / "strange").mkdir(parents=True)
     with pytest.raises(Refused, match="neither empty nor a table"):

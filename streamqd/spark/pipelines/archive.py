@@ -24,7 +24,7 @@ from streamqd.spark.pipelines import batches, compact, parsed
 from streamqd.spark.pipelines.lease import PipelineLease
 from streamqd.spark.pipelines.parts import WrittenFile
 from streamqd.spark.pipelines.progress import ProgressMeter, Tell
-from streamqd.spark.pipelines.queries import PipelineError, sentence, wait
+from streamqd.spark.pipelines.queries import failure, wait
 from streamqd.spark.pipelines.storage import Archive, ArchiveError, ArchiveTable
 from streamqd.spark.streams import Catalog, registered, tell_loss
 from streamqd.store import archives
@@ -269,7 +269,7 @@ class _Run:
                 finally:
                     query.stop()
             except (Py4JError, PySparkException) as error:
-                raise (self._failures or [PipelineError(sentence(error))])[0] from error
+                raise (self._failures or [failure(error)])[0] from error
 
     def _store(self, frame: DataFrame, _: int) -> None:
         """Commit one batch. What it raises reaches `run` beside Spark, which carries texts only."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from streamqd import config
 from streamqd.errors import Refused
+from streamqd.paths import local_folder
 from streamqd.spark.pipelines import tables
 from streamqd.spark.pipelines.lease import PipelineLease
 from streamqd.store.keys import Keys
@@ -44,6 +45,7 @@ def bind(folder: Path, query: Mapping[str, str]) -> None:
 
 
 def _sign(folder: Path) -> dict[str, Any]:
+    folder = local_folder(folder)
     path = folder / _SIGN
     folder.mkdir(parents=True, exist_ok=True)
     try:

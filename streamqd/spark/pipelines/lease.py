@@ -32,7 +32,7 @@ class PipelineLease:
     """One pipeline on one topic, for the length of a `with` block.
 
     1. Entering takes the lease, or raises Refused, which says who holds it.
-    2. A thread renews it. `check` raises Refused once it is no longer ours.
+    2. A thread renews it. `check` raises RedisUnavailable once it is no longer ours.
     3. Leaving gives it back. A run that is killed leaves it to expire; on the same host the next
        run sees that its process is gone and does not wait.
     """
@@ -80,11 +80,15 @@ class PipelineLease:
         self._thread.join()
 
     def check(self) -> None:
-        """Raise Refused when another run may have begun. Costs no round trip."""
+        """Raise RedisUnavailable when another run may have started. Costs no round trip.
+
+        A lease is lost only after Redis did not answer for its TTL, so that is what it is called.
+        """
         if self._lost or time.monotonic() > self._until:
-            raise Refused(
-                f"this run lost its lease on {self._topic}: it did not reach Redis for"
-                f" {self._ttl:.0f} s, and another run may have begun"
+            raise RedisUnavailable(
+                f"Redis did not answer for {self._ttl:.0f} s, so this run lost its lease on"
+                f" {self._topic} and another run may have started; run the command again",
+                sent=False,
             )
 
     def _take(self, dead_token: str) -> Call:

@@ -21,7 +21,7 @@ from streamqd.spark.offsets import Offsets, Position
 from streamqd.spark.pipelines import compact, derived, fitting, schemas, tables
 from streamqd.spark.pipelines.derived import OWN
 from streamqd.spark.pipelines.parts import WrittenFile, last_id
-from streamqd.spark.pipelines.queries import PipelineError, sentence
+from streamqd.spark.pipelines.queries import failure
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable, Owed
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def parse(
             frame = fitting.judged(rows, kind, pipeline.event_time or "", now_us)
             fit, unfit = fitting.written(frame, begin)
         except (Py4JError, PySparkException) as error:
-            raise PipelineError(sentence(error)) from error
+            raise failure(error) from error
         check()
         owed = Owed(pair.quarantine.note.batch, tuple(unfit))
         pair.parsed.append(fit, ends, owed=owed)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from streamqd import config
 from streamqd.errors import Refused, StreamqdError
 from streamqd.spark.pipelines import tables
-from streamqd.spark.pipelines.queries import PipelineError, first_line, sentence
+from streamqd.spark.pipelines.queries import failure, first_line, sentence
 from streamqd.spark.pipelines.statements import check
 from streamqd.spark.pipelines.storage import Archive
 
@@ -102,5 +102,5 @@ class Prompt:
         except StreamqdError:
             raise
         except Exception as error:
-            raise PipelineError(sentence(error)) from error
+            raise failure(error) from error
         return SqlAnswer(frame.columns, [tuple(row) for row in found])

@@ -9,13 +9,23 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from streamqd.errors import SparkError
+from streamqd.errors import (
+    RedisRefused,
+    RedisUnavailable,
+    SilentConnection,
+    SparkError,
+    StreamqdError,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _POLL = 0.5  # seconds until an interrupt is noticed
-_CAUSE = re.compile(r"\b(?:[a-z_]+\.)*([A-Z]\w+(?:Error|Refused|Missing|Unavailable)): ([^\n]+)")
+_CAUSE = re.compile(
+    r"\b(?:[a-z_]+\.)*([A-Z]\w+(?:Error|Refused|Missing|Unavailable)|SilentConnection): ([^\n]+)"
+)
+
+_AWAY = (RedisUnavailable.__name__, SilentConnection.__name__)
 
 _CALLING = re.compile(r"An error occurred while calling ")  # py4j; what was raised comes next
 
@@ -61,7 +71,23 @@ def in_a_sentence() -> Iterator[None]:
     try:
         yield
     except (Py4JError, PySparkException) as error:
-        raise PipelineError(sentence(error)) from error
+        raise failure(error) from error
+
+
+def failure(error: Exception) -> StreamqdError:
+    """Return what made Spark fail as an error of ours.
+
+    A task or a planner that did not reach Redis makes it RedisUnavailable, one whose command Redis
+    rejected RedisRefused: Spark carries only the name and the text from process to process.
+    Anything else is a PipelineError.
+    """
+    found = _CAUSE.findall(str(error))
+    name, text = found[-1] if found else ("", "")
+    if name in _AWAY:
+        return RedisUnavailable(text.strip(), sent=True)
+    if name == RedisRefused.__name__:
+        return RedisRefused(text.partition(" ")[0], text.strip())
+    return PipelineError(sentence(error))
 
 
 def sentence(error: Exception) -> str:

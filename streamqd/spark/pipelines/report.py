@@ -20,12 +20,12 @@ from streamqd import config
 from streamqd.admin import fleet
 from streamqd.admin.published import Fleet
 from streamqd.errors import Refused
-from streamqd.paths import write_whole
+from streamqd.paths import local_folder, write_whole
 from streamqd.spark import rows, streams
 from streamqd.spark.pipelines import report_findings as judge
 from streamqd.spark.pipelines import report_queries as queries
 from streamqd.spark.pipelines import tables
-from streamqd.spark.pipelines.queries import PipelineError, sentence
+from streamqd.spark.pipelines.queries import failure
 from streamqd.spark.pipelines.report_queries import ReportScope
 from streamqd.store import topics as registry
 from streamqd.store.keys import Keys
@@ -45,6 +45,7 @@ def report(
     `spark` is asked for a session only when there is something to read. Raises Refused, Malformed,
     PipelineError.
     """
+    out = local_folder(out)
     began, last = time.monotonic(), _last(out)
     if scope.since and scope.until and scope.since >= scope.until:
         raise Refused("the window is empty: its begin must lie before its end")
@@ -125,7 +126,7 @@ def _topic(
         schema = scope.schemas.get(name) or settings.pipelines.get(name, config.Pipeline()).schema
         found = queries.figures(scope.within(entries), scope.within(letters), schema or "")
     except PySparkException as error:
-        raise PipelineError(sentence(error)) from error
+        raise failure(error) from error
     parts = found["partitions"]
     return {
         "topic": name,

@@ -21,7 +21,7 @@ from streamqd import config
 from streamqd.errors import Refused
 from streamqd.spark.pipelines import checkpoints, results, tables
 from streamqd.spark.pipelines.prompt import Fits
-from streamqd.spark.pipelines.queries import PipelineError, sentence, wait
+from streamqd.spark.pipelines.queries import failure, sentence, wait
 from streamqd.spark.pipelines.run import Job
 from streamqd.spark.pipelines.statements import check
 from streamqd.spark.pipelines.storage import Archive
@@ -129,7 +129,7 @@ def _run(
     try:
         wait([query])
     except StreamingQueryException as error:
-        raise (failures[0] if failures else PipelineError(sentence(error))) from error
+        raise (failures[0] if failures else failure(error)) from error
     finally:
         query.stop()
     taken = [each["numInputRows"] for each in query.recentProgress]  # of the last hundred batches

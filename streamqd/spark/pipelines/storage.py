@@ -26,11 +26,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import unquote
 
 from streamqd.config.setting import NAME
 from streamqd.errors import Refused, SparkError
-from streamqd.paths import below
+from streamqd.paths import below, local_folder
 from streamqd.spark import need, offsets, rows
 from streamqd.spark.offsets import Offsets
 from streamqd.spark.pipelines.parts import WrittenFile
@@ -44,7 +43,6 @@ FORMAT = 2
 NOTE = "streamqd"  # key of the note in a commit's metadata
 MARK = "streamqd.compaction"  # key that tells a commit of ours from those of other programs
 _SIGN = "_archive.json"  # marks the folder as an archive and names it
-EARLIER = "_manifest"  # folder of the manifests that archives of format 1 have
 _LOG = "_delta_log"
 _APP = "streamqd"  # of the application transaction, whose version is the number of the batch
 _CHECKPOINT = 50  # commits between two checkpoints of the log
@@ -129,11 +127,10 @@ class Archive:
     that is Refused.
     """
 
-    def __init__(self, root: Path, *, create: bool = False) -> None:
-        """Open the folder. Raises Refused when it is none and may not be made."""
+    def __init__(self, root: str | Path, *, create: bool = False) -> None:
+        """Open the folder. Raises Refused when it is none and may not be made, Malformed."""
         need("deltalake", "pyarrow")
-        if "://" in str(root) or ":/" in str(root):
-            raise Refused(f"{root} is not a folder: an archive lies on a file system, local or NFS")
+        root = local_folder(root)
         odd = _AMBIGUOUS.search(str(root.absolute()))
         if odd:
             raise Refused(
@@ -186,19 +183,9 @@ class Archive:
     def table(self, topic: str, *, create: bool = False) -> ArchiveTable | None:
         """The table of a topic, None when there is none. Raises Refused, ArchiveError."""
         folder = self.folder(topic)
-        if below(self.root, EARLIER, topic).is_dir():
-            raise Refused(
-                f"what {self.root} holds of {topic} is of an earlier kind:"
-                " `streamqd pipeline archive --from-manifests` takes it over"
-            )
         if not create:
             return ArchiveTable(folder, topic) if _is_made(folder) else None
         _check_free(folder)
-        return self.made(topic)
-
-    def made(self, topic: str) -> ArchiveTable:
-        """The table of a topic, made in its folder if need be, whatever else is in that."""
-        folder = self.folder(topic)
         if not _is_made(folder):
             with _told(folder, "written"):
                 _created(folder, topic, RAW, arrow_schema())
@@ -351,19 +338,6 @@ class ArchiveTable:
                 continue
             except (OSError, ValueError) as error:
                 raise ArchiveError(f"{path} cannot be read: {_one_line(error)}") from error
-
-    def held(self) -> set[str]:
-        """The names of files whose rows are all in the table: in them, or in what replaced them.
-
-        A commit that changes data, as a DELETE, replaces nothing.
-        """
-        found = {each.path for each in self.files()}
-        for actions in reversed([*self.commits()]):
-            new = {unquote(each["add"]["path"]) for each in actions if "add" in each}
-            old = [each["remove"] for each in actions if "remove" in each]
-            if new <= found and not any(each.get("dataChange", True) for each in old):
-                found |= {unquote(each["path"]) for each in old}
-        return found
 
     # --- writing ---
 
