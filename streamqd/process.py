@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import errno
 import faulthandler
+import fcntl
 import io
 import os
 import select
@@ -18,7 +19,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -50,6 +50,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 LAST_WORDS = b"failed: "  # what a child that cannot begin sends before its reason
 LAST_WORDS_BYTES = 2000
+STACK_BYTES = 64 * 1024  # of the stacks of a child that are kept until they are taken
 WORDS_MAX = 64  # of a dead child that are read; what it has left behind could go on talking
 
 
@@ -61,6 +62,8 @@ class Child:
     pidfd: int
     control: socket.socket
     title: str
+    stacks: int  # descriptor of the memory to which its fault handler writes
+    stack_seen: int = 0  # bytes of stacks at the last look
     peak_rss: int = 0  # bytes; known once it has been reaped
     deaf_at: float = 0.0  # monotonic, when its end of the control socket was found closed
     problem: str = ""  # why it cannot begin, in its own words, if it said so
@@ -104,13 +107,32 @@ class Child:
         self.kill_group()
         self.peak_rss = os.wait4(self.pid, 0)[2].ru_maxrss * 1024
         os.close(self.pidfd)
+        stack = self.take_stack()
+        os.close(self.stacks)
         for _ in range(WORDS_MAX):
             if not self.drain():
                 break
         self.control.close()
         if result.si_code == os.CLD_EXITED:
-            return Exit(result.si_status, None, problem=self.problem)
-        return Exit(None, result.si_status)
+            return Exit(result.si_status, None, problem=self.problem, stack=stack)
+        return Exit(None, result.si_status, stack=stack)
+
+    def poll_stack(self) -> str:
+        """Return the stacks that were written since and have not grown since the last call; ''."""
+        before, self.stack_seen = self.stack_seen, os.lseek(self.stacks, 0, os.SEEK_CUR)
+        return self.take_stack() if before == self.stack_seen else ""
+
+    def take_stack(self) -> str:
+        """Return what its fault handler, or that of a process it forked, has written since; ''."""
+        # The child shares the offset. The memory is cleared first: a shorter stack may come next.
+        size = os.lseek(self.stacks, 0, os.SEEK_CUR)
+        if not size:
+            return ""
+        text = os.pread(self.stacks, size, 0).rstrip(b"\0")
+        os.pwrite(self.stacks, bytes(size), 0)
+        os.lseek(self.stacks, 0, os.SEEK_SET)
+        self.stack_seen = 0
+        return text.decode("utf-8", "backslashreplace")
 
 
 class Exit(NamedTuple):
@@ -120,6 +142,7 @@ class Exit(NamedTuple):
     signal: int | None
     out_of_memory: bool = False  # the kernel killed it
     problem: str = ""  # why it could not begin, in its own words
+    stack: str = ""  # what its fault handler wrote
 
     def __str__(self) -> str:
         if self.signal is None:
@@ -154,7 +177,12 @@ def spawn(
     if threading.active_count() != 1:
         names = ", ".join(thread.name for thread in threading.enumerate()[1:])
         raise RuntimeError(f"the supervisor must be single-threaded to fork; also alive: {names}")
-    parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    stacks = _memory_for_stacks()
+    try:
+        parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError:
+        os.close(stacks)
+        raise
     parent_pid = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -164,7 +192,10 @@ def spawn(
     try:
         pid = os.fork()
         if pid == 0:
-            _child(run, title, parent_pid, parent_end, child_end, forget, keep, on_parent_death)
+            keep = [stacks, *keep]
+            _child(
+                run, title, parent_pid, parent_end, child_end, stacks, forget, keep, on_parent_death
+            )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     child_end.close()
@@ -173,13 +204,30 @@ def spawn(
         os.setpgid(pid, pid)
     parent_end.setblocking(False)
     try:
-        return Child(pid, os.pidfd_open(pid), parent_end, title)
+        return Child(pid, os.pidfd_open(pid), parent_end, title, stacks)
     except OSError:
         # A child that nobody knows would go on with the token that the next one gets too.
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         parent_end.close()
+        os.close(stacks)
         raise
+
+
+def _memory_for_stacks() -> int:
+    """Return the descriptor of a file in memory that cannot grow beyond STACK_BYTES.
+
+    The fault handler of a child writes to it, because standard error is a log of one line per
+    record. A page is allocated at the first write.
+    """
+    descriptor = os.memfd_create("stacks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, STACK_BYTES)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _child(
@@ -188,6 +236,7 @@ def _child(
     parent_pid: int,
     parent_end: socket.socket,
     child_end: socket.socket,
+    stacks: int,
     forget: Iterable[Callable[[], None]],
     keep: Iterable[int],
     on_parent_death: Callable[[], None] | None,
@@ -212,11 +261,11 @@ def _child(
         with contextlib.suppress(OSError):
             fork_hygiene.volunteer()
         set_title(title)
-        faulthandler.enable()
-        _show_stacks_at(signal.SIGUSR2)
+        faulthandler.enable(stacks)
+        _show_stacks_at(signal.SIGUSR2, stacks)
         code = run(child_end)
-    except BaseException:  # noqa: BLE001 - the last frame of the process: say it and end
-        traceback.print_exc()
+    except BaseException as error:  # noqa: BLE001 - the last frame of the process
+        sys.excepthook(type(error), error, error.__traceback__)  # into the log, where there is one
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
@@ -256,8 +305,8 @@ def _outlive_readers() -> None:
             setattr(sys, f"__{name}__", new)
 
 
-def _show_stacks_at(number: signal.Signals) -> None:
-    """Print where the main thread stands when the signal comes, and the others when they rest.
+def _show_stacks_at(number: signal.Signals, descriptor: int) -> None:
+    """Write where the main thread stands when the signal comes, and the others when they rest.
 
     The first also while C code holds the interpreter. To look at threads that run meanwhile can
     crash the process: that waits until the main thread has the interpreter, and they have not.
@@ -265,11 +314,11 @@ def _show_stacks_at(number: signal.Signals) -> None:
 
     def show_all(_number: int, _frame: object) -> None:
         if threading.active_count() > 1:
-            faulthandler.dump_traceback(all_threads=True)
+            faulthandler.dump_traceback(descriptor, all_threads=True)
 
     signal.signal(number, show_all)
     signal.siginterrupt(number, False)
-    faulthandler.register(number, all_threads=False, chain=True)
+    faulthandler.register(number, descriptor, all_threads=False, chain=True)
 
 
 def kill_group(pid: int) -> None:

@@ -242,7 +242,7 @@ def preload(settings: Settings) -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """Allow as many open files as the system lets us: a worker costs the supervisor two."""
+    """Allow as many open files as the system lets us: a worker costs the supervisor three."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from streamqd import process
+from streamqd import logs, process
 
 
 class TaskResult(NamedTuple):
@@ -75,6 +75,7 @@ class SubprocessTask:
             return None
         self._read()
         os.close(self._reader)
+        logs.stack(exit_.stack, child=self._child.pid, about=self._child.title)
         if self._killed:
             return TaskResult(None, f"it took longer than {self._timeout:g} s")
         # One that was killed may have written a part of its result.

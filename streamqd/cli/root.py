@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import platform
 import signal
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 
 import click
 
-from streamqd import config
+from streamqd import config, logs
 from streamqd.cli import early
 from streamqd.cli.completion import equip
 from streamqd.cli.output import printable, styled
@@ -30,6 +31,7 @@ from streamqd.errors import (
     Refused,
     SparkError,
     StartRefused,
+    StreamqdError,
 )
 from streamqd.version import __version__
 
@@ -144,21 +146,30 @@ def _hint(error: click.ClickException) -> None:
 
 
 def _explain(error: Exception, session: Session) -> int:
-    """Print what went wrong; return the exit code that belongs to it."""
+    """Print or log the problem; return the exit code that belongs to it."""
+    problems, code = _problems(error, session)
+    style = _style_of_daemon(session)
+    if style is not None and logs.is_json(style):
+        _log_refusal(error, problems, code, verbose=session.verbose)
+        return code
     if session.verbose:
         lines = "".join(traceback.format_exception(error)).rstrip()
         click.echo(printable(lines, lines=True), err=True)
+    if isinstance(error, ConfigError) and len(problems) > 1:
+        lines = "".join(f"\n  {problem}" for problem in problems)
+        problems = [f"the configuration has {len(problems)} problems:{lines}"]
+    for problem in problems:
+        _complain(f"Error: {problem}", session)
+    return code
+
+
+def _problems(error: Exception, session: Session) -> tuple[list[str], int]:
+    """Return what is wrong, one sentence each, and the exit code."""
     match error:
-        case ConfigError() if len(error.problems) > 1:
-            lines = "".join(f"\n  {problem}" for problem in error.problems)
-            _complain(
-                f"Error: the configuration has {len(error.problems)} problems:{lines}", session
-            )
-            return EXIT_CONFIG
         case StartRefused():
-            for problem in error.problems:
-                _complain(f"Error: {problem}", session)
-            return error.code
+            return list(error.problems), error.code
+        case ConfigError() if error.problems:
+            return list(error.problems), EXIT_CONFIG
         case ConfigError() | HandlerLoadError():
             code = EXIT_CONFIG
         case RedisUnavailable() | RedisRefused():
@@ -168,17 +179,37 @@ def _explain(error: Exception, session: Session) -> int:
         case Malformed() | MessageTooLarge():
             code = EXIT_USAGE
         case BadValue():
-            text = f"{error}: `streamqd doctor --only values` says how to put it right"
-            _complain(f"Error: {text}", session)
-            return EXIT_REFUSED
+            hint = "`streamqd doctor --only values` says how to put it right"
+            return [f"{error}: {hint}"], EXIT_REFUSED
         case Refused():
             code = EXIT_REFUSED
         case _:
             hint = "" if session.verbose else " (-v shows where)"
-            _complain(f"Error: {type(error).__name__}: {error}{hint}", session)
-            return EXIT_UNEXPECTED
-    _complain(f"Error: {error}", session)
-    return code
+            return [f"{type(error).__name__}: {error}{hint}"], EXIT_UNEXPECTED
+    return [str(error)], code
+
+
+def _style_of_daemon(session: Session) -> str | None:
+    """Return the setting log.format when the daemon was asked for, None for a command."""
+    if not session.is_daemon:
+        return None
+    try:
+        return session.settings.log.format
+    except ConfigError as error:
+        if error.salvaged is not None:
+            return str(error.salvaged.log.format)
+        return session.overrides.get("log.format", "auto")
+
+
+def _log_refusal(error: Exception, problems: list[str], code: int, *, verbose: bool) -> None:
+    """Log why the daemon does not start, for programs that read its log as JSON."""
+    logs.setup(role="supervisor", style="json")
+    exc = error if verbose or not isinstance(error, StreamqdError) else None
+    for problem in problems:
+        logs.event("start.refused", logging.ERROR, error=problem, code=code, exc=exc)
+        exc = None
+    logs.flush(1.0)
+    logs.close()
 
 
 def _leave_pipe() -> NoReturn:
@@ -339,6 +370,7 @@ def _run(session: Session, burst: bool, only: tuple[str, ...], watch: bool) -> i
         topic_name, slash, group = name.partition("/")
         if not (topic_name and slash and group) or "/" in group:
             raise click.UsageError(f"--only {name}: write TOPIC/GROUP")
+    session.is_daemon = True
     # Imported here: the commands do not need it and should start fast.
     from streamqd import startup, supervisor
 

@@ -35,6 +35,7 @@ class Session:
     verbose: bool = False
     quiet: bool = False
     color: bool | None = None  # what --color or --no-color says
+    is_daemon: bool = False  # the daemon runs, not a command
     timeout: float | None = None  # seconds that one exchange with Redis may take; None: TIMEOUT
     _settings: config.Settings | None = None
     _link: Connection | None = None

@@ -15,11 +15,13 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 import time
 from collections.abc import Hashable, Iterable, Mapping
 
 from streamqd.errors import BadValue
 from streamqd.logs.events import EVENTS
+from streamqd.logs.interpreter import Interpreter
 from streamqd.logs.lines import JsonFormatter, LogLine, TextFormatter, flatten, process
 from streamqd.logs.records import Handled, Output, Several, current, mark_records, running
 from streamqd.logs.sink import Sink
@@ -40,10 +42,12 @@ __all__ = [
     "dropped",
     "event",
     "flush",
+    "is_json",
     "mark_records",
     "output_of_handlers",
     "running",
     "setup",
+    "stack",
     "verbose",
 ]
 
@@ -53,6 +57,9 @@ LINES_PER_SECOND = 20  # of one event that messages cause, of one process
 LINES_AT_ONCE = 10  # of one look; somebody may have written ten thousand
 
 _LOGGER = logging.getLogger("streamqd")
+_interpreter = Interpreter(
+    lambda error, **where: event("process.failed", logging.ERROR, exc=error, **where)
+)
 
 
 # --- saying something -----------------------------------------------------------------------------
@@ -63,14 +70,27 @@ def event(
     level: int = logging.INFO,
     *,
     exc: BaseException | None = None,
+    trace: str = "",
     **fields: object,
 ) -> None:
     """Log one event. Fields that are None are left out; a `Unit` shows its three parts.
 
-    `exc` adds a traceback. Field values are cut and escaped; never pass a payload.
+    `exc` adds a traceback, or `trace` the text of one. Field values are cut and escaped; never pass
+    a payload.
     """
     assert name in EVENTS, f"the log event {name!r} is not registered in streamqd.logs.EVENTS"
-    _log(name, level, fields, exc)
+    _log(name, level, fields, exc, trace)
+
+
+def stack(text: str, child: int, **where: object) -> None:
+    """Log the stack that Python's fault handler wrote for a process; nothing for ''.
+
+    A command, which has no log, prints it.
+    """
+    if text and any(isinstance(handler, _Handler) for handler in _LOGGER.handlers):
+        _log("stack.dumped", logging.WARNING, {"child": child, **where}, trace=text)
+    elif text:
+        sys.stderr.write(text + "\n")
 
 
 def bad_value(error: BadValue, **where: object) -> None:
@@ -217,21 +237,35 @@ def _log(
 
 
 def setup(*, role: str, style: str = "auto", level: str = "info", fd: int = 2) -> None:
-    """Send the daemon's lines to `fd`. `style` is auto (text on a terminal), text or json."""
-    assert style in ("auto", "text", "json"), style
+    """Send the daemon's lines to `fd`, and what Python itself would print on standard error.
+
+    `style` is auto (text on a terminal), text or json.
+    """
     close()
-    text = style == "text" or (style == "auto" and _is_terminal(fd))
     handler = _Handler(Sink(fd))
-    handler.setFormatter(TextFormatter() if text else JsonFormatter())
+    handler.setFormatter(JsonFormatter() if is_json(style, fd) else TextFormatter())
     _LOGGER.addHandler(handler)
     _LOGGER.setLevel(level.upper())
     _LOGGER.propagate = False
+    _interpreter.take(Output(handler))
     assume(role)
 
 
+def is_json(style: str, fd: int = 2) -> bool:
+    """Return True if the lines of a style (auto, text, json) are JSON on a descriptor."""
+    assert style in ("auto", "text", "json"), style
+    return style == "json" or (style == "auto" and not _is_terminal(fd))
+
+
 def assume(role: str) -> None:
-    """Name the process in its lines, as `supervisor`. A forked child calls it with its own role."""
+    """Name the process in its lines, as `supervisor`. A forked child calls it with its own role.
+
+    The child opens its own descriptor here, before its user code can close standard error.
+    """
     process.role = role
+    for handler in _LOGGER.handlers:
+        if isinstance(handler, _Handler):
+            handler.sink.open()
 
 
 def flush(wait: float = 0.0) -> None:
@@ -267,6 +301,7 @@ def output_of_handlers() -> Output | None:
 
 def close() -> None:
     """Undo `setup`: give the descriptor up."""
+    _interpreter.give_back()
     for handler in list(_LOGGER.handlers):
         if isinstance(handler, _Handler):
             _LOGGER.removeHandler(handler)
@@ -291,15 +326,19 @@ class _Handler(logging.Handler):
         try:
             line = self.format(record)
         except Exception as error:  # noqa: BLE001 - a field whose __str__ raises must not stop us
-            line = f"log.dropped lines=1 error={type(error).__name__}"
+            line = self._dropped(lines=1, error=type(error).__name__)
         self.sink.write(line)
         self.report_dropped()
 
     def report_dropped(self) -> None:
         lines = self.sink.unreported()
         if lines:
-            shown = {"lines": lines}
-            record = _LOGGER.makeRecord(
+            self.sink.write(self._dropped(lines=lines))
+
+    def _dropped(self, **shown: object) -> str:
+        """Return the line that reports dropped lines."""
+        return self.format(
+            _LOGGER.makeRecord(
                 _LOGGER.name,
                 logging.WARNING,
                 __file__,
@@ -309,4 +348,4 @@ class _Handler(logging.Handler):
                 None,
                 extra={"event": "log.dropped", "fields": shown},
             )
-            self.sink.write(self.format(record))
+        )

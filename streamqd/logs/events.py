@@ -51,6 +51,8 @@ EVENTS: dict[str, str] = {
     "message.ghost": "A pending entry had been trimmed by someone else; it was acknowledged.",
     "message.parked": "Redis refuses what a failed message needs; it is tried again.",
     "message.retry": "A message failed and will be tried again.",
+    "process.failed": "An exception that no code caught, in a process or thread of the daemon. The"
+    " traceback names its place; a thread of a handler ends, everything else continues.",
     "promote.orphan": "A due time had no message stored with it; it was removed.",
     "promote.unreadable": "What was to be moved is not in our form; it waits another minute.",
     "ready": "Everything is in place; the daemon works or stands by.",
@@ -79,9 +81,11 @@ EVENTS: dict[str, str] = {
     " foreign; it was ignored, and what it tells of may be handled again.",
     "signal": "A signal arrived.",
     "solo.unlocked": "The state directory takes no locks; a suspect of a lost host is not alone.",
+    "stack.dumped": "A fatal signal such as SIGSEGV stopped a process (`child`), or SIGUSR1 asked"
+    " for its stack, which is the field `traceback`.",
     "start": "The daemon starts.",
-    "state": "One line per partition, asked for by SIGUSR1; the stacks follow, as plain text in"
-    " pieces: the next record may stand behind such a piece on the same line.",
+    "start.refused": "The daemon did not start and exits with `code`; one line per problem.",
+    "state": "One line per partition, logged on SIGUSR1; the stacks follow as `stack.dumped`.",
     "steer.drain": "An operator wants an instance to own nothing.",
     "steer.ignored": "An order in Redis cannot be read; perhaps it is of a later version.",
     "steer.move": "An operator wants a partition on another instance.",

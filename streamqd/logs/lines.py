@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
 import traceback
@@ -30,7 +31,7 @@ process = _Process()
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line. Everything outside ASCII is escaped, so no value ends a line."""
+    """One JSON object per line. Text stays readable; unprintable characters are escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
         name = getattr(record, "event", None)
@@ -47,7 +48,24 @@ class JsonFormatter(logging.Formatter):
         shown |= {key: _plain(value) for key, value in getattr(record, "fields", {}).items()}
         if trace := _traceback(record):
             shown["traceback"] = trace
-        return json.dumps(shown, ensure_ascii=True, separators=(",", ":"))
+        return json_line(shown)
+
+
+def json_line(shown: Mapping[str, object]) -> str:
+    """Return one line that every JSON parser accepts, with letters of all scripts as they are.
+
+    Unprintable characters are escaped: no value can end the line. Half a surrogate pair, which no
+    parser has to accept, becomes text such as `\\ud800`.
+    """
+    text = json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
+    return text if text.isprintable() else "".join(map(_json_character, text))
+
+
+def _json_character(each: str) -> str:
+    if each.isprintable():
+        return each
+    half = "\ud800" <= each <= "\udfff"
+    return f"\\\\u{ord(each):04x}" if half else json.dumps(each)[1:-1]
 
 
 class TextFormatter(logging.Formatter):
@@ -114,7 +132,7 @@ def _plain(value: object) -> object:
     if isinstance(value, bool | int):
         return value
     if isinstance(value, float):
-        return round(value, 6)
+        return round(value, 6) if math.isfinite(value) else str(value)
     if isinstance(value, BaseException):
         return _cut(f"{type(value).__name__}: {value}", VALUE_MAX)
     if isinstance(value, bytes):

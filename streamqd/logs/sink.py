@@ -1,13 +1,22 @@
 """A descriptor that is written without ever blocking the writer.
 
 Used by `logs` only. Standard error is shared with handlers and with the shell, so it must not be
-made non-blocking itself: a pipe, terminal or file is opened a second time through /proc, a socket
-(journald) is sent to with MSG_DONTWAIT. What cannot be written now waits in a bounded buffer; what
-does not fit there is dropped and counted. Each process opens its own descriptor at its first line.
+made non-blocking itself: a pipe or terminal is opened a second time through /proc, a socket
+(journald) is sent to with MSG_DONTWAIT. A line that cannot be written now waits in a bounded
+buffer; a line that does not fit there is dropped and counted.
+
+Each process writes to a descriptor of its own. User code may close it, and its number may belong to
+a connection afterwards, so each write first checks that the descriptor is still the same file.
+
+Several processes write to one file. When a full disk or a full pipe cuts a line, the shared mark of
+the sink names the process, and the next process that writes starts a new line.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import mmap
 import os
 import select
 import socket
@@ -17,6 +26,9 @@ from collections import deque
 from collections.abc import Callable
 
 BUFFER_MAX = 256 * 1024  # bytes of lines waiting for a reader
+_OTHERS = 1  # in the mark: a process that is gone left the open line; no process of ours has pid 1
+
+Identity = tuple[int, int]  # device and inode
 
 
 class Sink:
@@ -24,58 +36,57 @@ class Sink:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self._identity = _identity(fd)
         self._pid = 0
-        self._send: Callable[[bytes], int] | None = None
-        self._own: int | None = None
+        self._own = -1
+        self._send: Callable[[bytes], int] = _refuse
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
+        self._head_sent = 0  # bytes of the first waiting line that are written
         self._reported = 0
         self._broken = False
-        self._cut = False  # what was written last ends within a line
         self.dropped = 0
-        # A closed descriptor stays closed for us: its number may belong to a connection later.
-        self._closed = not _is_open(fd)
+        # The pid of the process whose line is open at the end of the output, 0 for none. All
+        # forked processes see it.
+        self._mark = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("I")
+        if _ends_within_line(fd):
+            self._mark[0] = _OTHERS
+
+    def open(self) -> None:
+        """Open this process's own descriptor, before user code can close the shared one."""
+        if self._pid == os.getpid() and self._is_same(self._own):
+            return
+        if self._pid != os.getpid():
+            # The lines that wait here after a fork are the parent's to write.
+            self._pid = os.getpid()
+            self._clear()
+            self._reported = self.dropped = 0
+        # An old number may belong to another file by now, so it is not closed here.
+        self._own, self._send = -1, _refuse
+        if self._is_same(self._fd):
+            with contextlib.suppress(OSError):
+                self._own, self._send = self._opened()
 
     def write(self, line: str) -> None:
         """Write one line, or keep it for later, or drop and count it."""
-        if self._pid != os.getpid():
-            self._open()
+        self.open()
         data = line.encode("utf-8", "backslashreplace") + b"\n"
-        self.flush()
-        if self._cut and not self._waiting:
-            # The rest of a line was dropped, as when the disk was full: this one begins a new line.
-            data = b"\n" + data
+        self._flush(0.0)
         if self._waiting_bytes + len(data) > BUFFER_MAX:
             self.dropped += 1
         else:
             self._waiting.append(data)
             self._waiting_bytes += len(data)
-            self.flush()
+            self._flush(0.0)
 
     def flush(self, wait: float = 0.0) -> None:
-        """Write what waits; give a reader up to `wait` seconds."""
-        deadline = time.monotonic() + wait
-        while self._waiting and self._pid == os.getpid():
-            try:
-                count = self._send(self._waiting[0]) if self._send else 0
-            except BlockingIOError:
-                count = 0
-                if time.monotonic() >= deadline:
-                    return
-                self._wait_writable(deadline - time.monotonic())
-            except OSError:
-                # The reader is gone, the disk is full, the descriptor is closed: nothing to wait
-                # for, and nobody to tell.
-                self.dropped += len(self._waiting)
-                self._waiting.clear()
-                self._waiting_bytes = 0
-                self._broken = True
-                return
-            self._broken = False
-            self._advance(count)
+        """Write the lines that wait; give a reader up to `wait` seconds."""
+        if self._waiting and self._pid == os.getpid():
+            self.open()
+            self._flush(wait)
 
     def unreported(self) -> int:
-        """Return how many dropped lines nobody was told of, once the way is free again."""
+        """Return the number of dropped lines not reported yet, 0 while none can be reported."""
         if self._waiting or self._broken or self._reported == self.dropped:
             return 0
         lines = self.dropped - self._reported
@@ -83,73 +94,119 @@ class Sink:
         return lines
 
     def close(self) -> None:
-        """Forget the descriptor; close it if this process opened it."""
-        if self._own is not None and self._pid == os.getpid():
+        """Close this process's own descriptor."""
+        if self._pid == os.getpid() and self._is_same(self._own):
             os.close(self._own)
-        self._own = self._send = None
-        self._pid = 0
+        self._own, self._send, self._pid = -1, _refuse, 0
 
-    def _advance(self, count: int) -> None:
-        if count:
-            head = self._waiting.popleft()
-            self._waiting_bytes -= count
-            self._cut = count < len(head)
-            if count < len(head):
-                self._waiting.appendleft(head[count:])
+    def _flush(self, wait: float) -> None:
+        deadline = time.monotonic() + wait
+        while self._waiting:
+            try:
+                self._send_head()
+            except BlockingIOError:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return
+                self._wait_writable(left)
+            except OSError:
+                # The reader is gone, the disk is full or the descriptor is closed.
+                self.dropped += len(self._waiting)
+                self._clear()
+                self._broken = True
+                return
+            else:
+                self._broken = False
 
-    def _open(self) -> None:
-        # What waits here after a fork is the parent's to write. Its descriptor is left alone:
-        # the number may belong to something else by now.
-        self._pid = os.getpid()
-        self._own = None
-        self._waiting.clear()
-        self._waiting_bytes = 0
-        self._cut = False
-        self._reported = self.dropped = 0
-        self._send = self._sender()
-
-    def _sender(self) -> Callable[[bytes], int]:
-        if self._closed:
-            return _refuse
-        mode = os.fstat(self._fd).st_mode
-        if stat.S_ISSOCK(mode):
-            return self._send_to_socket
-        if stat.S_ISREG(mode):
-            return lambda data: os.write(self._fd, data)
-        try:
-            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-            own = os.open(f"/proc/self/fd/{self._fd}", flags)
-        except OSError:
-            return self._write_if_ready
-        self._own = own
-        return lambda data: os.write(own, data)
-
-    def _send_to_socket(self, data: bytes) -> int:
-        shared = socket.socket(fileno=self._fd)
-        try:
-            return shared.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        finally:
-            shared.detach()
-
-    def _write_if_ready(self, data: bytes) -> int:
-        # Without a descriptor of our own: a pipe that is ready takes PIPE_BUF bytes without
-        # blocking, unless another process fills it in between.
-        if not select.select([], [self._fd], [], 0)[1]:
+    def _send_head(self) -> None:
+        """Send the rest of the first line, or the whole line anew if another one broke into it."""
+        open_line, mine = self._mark[0], self._pid
+        if open_line != mine:
+            self._head_sent = 0
+        line = self._waiting[0]
+        # An open line of ours without a rest was given up: the disk was full.
+        before = b"\n" if open_line and not self._head_sent else b""
+        data = before + line[self._head_sent :]
+        count = self._send(data)
+        if not count:
             raise BlockingIOError
-        return os.write(self._fd, data[: select.PIPE_BUF])
+        if count < len(data):
+            self._head_sent += max(0, count - len(before))
+            self._mark[0] = mine
+            return
+        if open_line:
+            self._mark[0] = 0
+        self._head_sent = 0
+        self._waiting.popleft()
+        self._waiting_bytes -= len(line)
+
+    def _clear(self) -> None:
+        self._waiting.clear()
+        self._waiting_bytes = self._head_sent = 0
+
+    def _is_same(self, descriptor: int) -> bool:
+        """Return True if a descriptor is the file that this sink was made for."""
+        return self._identity is not None and _identity(descriptor) == self._identity
+
+    def _opened(self) -> tuple[int, Callable[[bytes], int]]:
+        """Return a descriptor of this process, and the function that sends to it."""
+        mode = os.fstat(self._fd).st_mode
+        if not (stat.S_ISSOCK(mode) or stat.S_ISREG(mode)):
+            with contextlib.suppress(OSError):
+                flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+                own = os.open(f"/proc/self/fd/{self._fd}", flags)
+                return own, lambda data: os.write(own, data)
+        own = fcntl.fcntl(self._fd, fcntl.F_DUPFD_CLOEXEC, 3)
+        if stat.S_ISSOCK(mode):
+            return own, lambda data: _send_to_socket(own, data)
+        if stat.S_ISREG(mode):
+            return own, lambda data: os.write(own, data)
+        return own, lambda data: _write_if_ready(own, data)
 
     def _wait_writable(self, seconds: float) -> None:
         poll = select.poll()
-        poll.register(self._fd if self._own is None else self._own, select.POLLOUT)
-        poll.poll(max(0, round(seconds * 1000)))
+        poll.register(self._own, select.POLLOUT)
+        poll.poll(max(1, round(seconds * 1000)))
 
 
-def _is_open(fd: int) -> bool:
+def _send_to_socket(descriptor: int, data: bytes) -> int:
+    shared = socket.socket(fileno=descriptor)
     try:
-        os.fstat(fd)
+        return shared.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    finally:
+        shared.detach()
+
+
+def _write_if_ready(descriptor: int, data: bytes) -> int:
+    # The descriptor blocks: a pipe that is ready takes PIPE_BUF bytes without blocking, unless
+    # another process fills it in between.
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    if not poll.poll(0):
+        raise BlockingIOError
+    return os.write(descriptor, data[: select.PIPE_BUF])
+
+
+def _identity(descriptor: int) -> Identity | None:
+    """Return what names the file of a descriptor, None for a closed descriptor."""
+    try:
+        found = os.fstat(descriptor)
     except OSError:
-        return False
-    return True
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _ends_within_line(descriptor: int) -> bool:
+    """Return True if a file ends in the middle of a line, as after a full disk."""
+    with contextlib.suppress(OSError):
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode) and found.st_size:
+            reader = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return os.pread(reader, 1, found.st_size - 1) != b"\n"
+            finally:
+                os.close(reader)
+    return False
 
 
 def _refuse(data: bytes) -> int:

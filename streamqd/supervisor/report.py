@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
+import tempfile
 import time
 from collections.abc import Mapping
 
@@ -108,7 +110,7 @@ class StatusReporter:
 
 
 def dump(partitions: Mapping[Unit, PartitionState]) -> None:
-    """Log every unit's state, and print the stacks of this process and of all workers."""
+    """Log every unit's state and this process's stack, and ask all workers for theirs."""
     for partition in partitions.values():
         logs.event(
             "state",
@@ -120,8 +122,11 @@ def dump(partitions: Mapping[Unit, PartitionState]) -> None:
             in_hand=partition.slot.unfinished,
             last_exit=partition.last_exit or None,
         )
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        logs.stack(file.read().decode(), child=os.getpid())
     logs.flush(1.0)
-    faulthandler.dump_traceback(all_threads=True)
     for partition in partitions.values():
         if partition.child is not None:
             partition.child.signal(signal.SIGUSR2)

@@ -41,6 +41,7 @@ from streamqd.supervisor.worker_pool import WorkerPool
 
 TICK_SECONDS = 0.5
 CAUSES_MAX = 3  # named when all partitions crash
+STACKS_SECONDS = 0.5  # between two looks at what the fault handlers of children wrote
 EMBEDDED_RETRY_SECONDS = 1.0
 
 
@@ -115,6 +116,7 @@ class Supervisor:
         self._next_look = 0.0
         self._exchanged_at = 0.0
         self._embedded_at = 0.0
+        self._stacks_at = 0.0
 
     def _resume(self, file: ScoreboardFile) -> None:
         """Go on with what a killed supervisor held."""
@@ -569,8 +571,17 @@ class Supervisor:
             self._reap_standby(partition, now)
             partition.note_quiet(now)
         self.pool.tend_dismissed(now)
+        self._log_stacks(now)
         # Only those that our children left behind: everything that we started is in `known`.
         process.reap_adopted(self._known_pids())
+
+    def _log_stacks(self, now: float) -> None:
+        """Log stacks of living children: SIGUSR1 asked for them, or a handler's fork crashed."""
+        if now < self._stacks_at:
+            return
+        self._stacks_at = now + STACKS_SECONDS
+        for child in self._children():
+            logs.stack(child.poll_stack(), child=child.pid, about=child.title)
 
     def _reap_worker(self, partition: PartitionState, now: float) -> None:
         child = partition.child
@@ -590,6 +601,7 @@ class Supervisor:
             reason=reason or None,
             charged=found.charged.decode() if found.charged else None,
         )
+        logs.stack(exit_.stack, unit=partition.unit, child=child.pid)
         self._follow_up(partition, now, found)
 
     def _reap_standby(self, partition: PartitionState, now: float) -> None:
@@ -605,6 +617,7 @@ class Supervisor:
             child=standby.pid,
             how=str(exit_),
         )
+        logs.stack(exit_.stack, unit=partition.unit, child=standby.pid)
         self.replacement.standby_died(partition, str(exit_), now, self.settings.daemon)
 
     def _dismiss_worker(self, partition: PartitionState, *, unexplained: bool) -> None:

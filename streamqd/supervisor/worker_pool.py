@@ -221,6 +221,7 @@ class WorkerPool:
                 how=str(exit_),
                 reason=one.reason or None,
             )
+            logs.stack(exit_.stack, unit=one.partition.unit, child=one.child.pid)
 
     def ending(self, now: float) -> int:
         """How many dismissed processes are still there, other than those that cannot be killed."""
@@ -284,6 +285,7 @@ class WorkerPool:
             if not self._replaced_at:
                 self.board.add("housekeeper_restarts")
                 logs.event("housekeeper.exited", logging.WARNING, how=str(exit_))
+            logs.stack(exit_.stack, child=child.pid)
             self._replaced_at = 0.0
         if now >= self.housekeeper_at:
             self.start_housekeeper()

@@ -6,6 +6,8 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -65,6 +67,56 @@ def obey(message: Message) -> None:
                 pass
 """
 WORDS = ("raise", "odd", "chained", "dead", "retry", "json", "exit", "segv", "slow", "hang")
+
+
+NOISY = """
+import ctypes, multiprocessing, threading, warnings
+
+from streamqd import Message
+
+
+def crash():
+    ctypes.string_at(0)
+
+
+def raise_in_a_thread():
+    raise ValueError("Zoë")
+
+
+def obey(message: Message) -> None:
+    text = message.text()
+    if text == "segv":
+        crash()
+    if text == "fork":
+        child = multiprocessing.get_context("fork").Process(target=crash)
+        child.start()
+        child.join()
+    warnings.warn("old: Zoë", FutureWarning)
+    thread = threading.Thread(target=raise_in_a_thread)
+    thread.start()
+    thread.join()
+"""
+
+
+def test_every_line_on_standard_error_is_json(new_daemon: NewDaemon) -> None:
+    """U6: the fault handler wrote 40 raw lines for each SIGSEGV; a warning and a thread, too."""
+    daemon = new_daemon(code=NOISY, consumer={"handler": "work:obey", "max_crashes": 1})
+    with daemon:
+        daemon.send(["fork", "segv", "fine"])
+        crashed = daemon.wait_event("worker.crashed")
+        child = daemon.wait_event("stack.dumped", child=crashed["child"], topic=TOPIC)
+        daemon.wait_settled()
+        assert "Segmentation fault" in child["traceback"]
+        assert "in crash" in child["traceback"]
+        stacks = "".join(each["traceback"] for each in daemon.events("stack.dumped"))
+        assert stacks.count("Segmentation fault") == 2  # also that of the handler's own fork
+        assert daemon.events("process.failed")[0]["traceback"].endswith("ValueError: Zoë")
+        assert daemon.stop() == 0
+    raw = daemon.log_path.read_bytes()
+    assert raw.count("FutureWarning: old: Zoë".encode()) >= 1
+    assert raw.count(b"\n") == len([json.loads(line) for line in raw.splitlines()])
+    if jq := shutil.which("jq"):
+        subprocess.run([jq, "."], input=raw, stdout=subprocess.DEVNULL, check=True)
 
 
 @pytest.mark.parametrize("how", ["dlq_error", "redact_error"])

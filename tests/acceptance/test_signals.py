@@ -219,8 +219,7 @@ def test_usr1_dumps_the_state_and_every_stack_and_disturbs_nobody(new_daemon: Ne
         assert {number: each["epoch"] for number, each in states.items()} == daemon.epochs()
 
         def stacks() -> str:
-            daemon.events()
-            return "\n".join(daemon.plain)
+            return "\n".join(each["traceback"] for each in daemon.events("stack.dumped"))
 
         # The supervisor's own loop, and the line of user code where the worker is.
         for place in ("supervisor/supervisor.py", "work.py", "worker/control_channel.py"):
@@ -231,6 +230,7 @@ def test_usr1_dumps_the_state_and_every_stack_and_disturbs_nobody(new_daemon: Ne
         assert daemon.pids() == pids
         assert daemon.ledger.audit(GROUP) == Audit()
         assert daemon.stop() == 0
+        assert daemon.plain == []  # U6: every line is JSON
 
 
 # --- pause ----------------------------------------------------------------------------------------

@@ -23,14 +23,19 @@ CONFIG, REDIS, TWIN = 3, 4, 5
 
 
 def refusal(daemon: Daemon, expected: int) -> list[str]:
-    """Start a daemon that must refuse; return the problems that it names, one each line."""
-    before = len(daemon.plain)
+    """Start a daemon that must refuse; return the problems that it names, one each line.
+
+    U6: all that it writes is JSON, one event for each problem.
+    """
+    before = len(daemon.events())
     daemon.start()
     assert daemon.wait(15) == expected
-    assert [each["event"] for each in daemon.events() if each["level"] != "warning"] == []
-    said = [line for line in daemon.plain[before:] if line.strip()]
+    told = [each for each in daemon.events()[before:] if each["level"] != "warning"]
+    assert {(each["event"], each.get("code")) for each in told} == {("start.refused", expected)}
+    assert daemon.plain == []
+    said = [each["error"] for each in told]
     print(*said, sep="\n")
-    assert "Traceback" not in "".join(said)
+    assert not [each for each in told if "traceback" in each]
     return said
 
 

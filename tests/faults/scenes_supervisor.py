@@ -53,7 +53,7 @@ class Talk:
     def run_until_killed(self) -> None:
         """A process has one entry done and one running, and is killed."""
         holding = self.holding
-        holding.started_as(Child(os.getpid(), -1, None, ""), self.now)  # type: ignore[arg-type]
+        holding.started_as(Child(os.getpid(), -1, None, "", -1), self.now)  # type: ignore[arg-type]
         holding.ready_at = self.now
         holding.slot.state = WorkerState.READY
         holding.slot.post_batch([b"m:1-0", b"m:2-0", b"m:3-0"])

@@ -434,7 +434,7 @@ def test_what_goes_wrong_is_a_sentence(
     monkeypatch.setattr(supervisor, "run", fail)
     Path("streamq.toml").write_text(GOOD)
 
-    result = invoke()
+    result = invoke("--log-format", "text")
 
     assert (result.exit_code, result.stderr) == (code, text)
 
@@ -443,10 +443,23 @@ def test_verbose_shows_where(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(supervisor, "run", lambda *_a, **_o: {}["k"])
     Path("streamq.toml").write_text(GOOD)
 
-    result = invoke("-v")
+    result = invoke("-v", "--log-format", "text")
 
     assert result.exit_code == 1
     assert "Traceback" in result.stderr
+
+
+def test_a_refused_start_is_json_where_the_log_is(invoke: Invoke) -> None:
+    """U6: the fatal error of a start was text in a log of JSON lines."""
+    Path("streamq.toml").write_text('[log]\nformat = "json"\n[daemon]\nlease_tll = "1s"\nx = 1\n')
+    for style in ((), ("--log-format", "auto"), ("-v",)):
+        ran = process(*style)
+        told = [json.loads(line) for line in ran.stderr.splitlines()]
+        assert ran.returncode == 3
+        assert {(each["event"], each["code"]) for each in told} == {("start.refused", 3)}
+        assert any("daemon.lease_tll" in each["error"] for each in told)
+        assert ("traceback" in told[0]) == (style == ("-v",))
+    assert process("--log-format", "text").stderr.startswith("Error: ")
 
 
 # --- init -----------------------------------------------------------------------------------------
@@ -608,7 +621,8 @@ def test_one_module_that_cannot_be_imported_is_one_error(
 
     assert result.returncode == (1 if verb == ("check",) else 3)
     said = (result.stdout + result.stderr).splitlines()
-    (named,) = [line for line in said if "problem " in line or line.startswith("Error")]
+    marks = ("problem ", "start.refused")
+    (named,) = [line for line in said if any(mark in line for mark in marks)]
     assert "cannot import broken: ModuleNotFoundError: No module named 'no_such_library'" in named
 
 

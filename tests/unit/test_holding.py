@@ -65,7 +65,7 @@ class Desk:
 
     def run(self) -> Desk:
         """A process works on four entries."""
-        child = Child(4711, -1, None, "")  # type: ignore[arg-type]
+        child = Child(4711, -1, None, "", -1)  # type: ignore[arg-type]
         self.holding.started_as(child, now=101.0)
         self.holding.ready_at = 102.0
         self.slot.state = WorkerState.READY
@@ -442,7 +442,7 @@ def test_a_worker_that_does_not_end_is_killed_and_has_not_crashed(desk: Desk):
 def test_a_standby_is_warm_when_it_has_said_so_itself(desk: Desk):
     desk.hold().run()
     assert not desk.holding.standby_is_warm
-    desk.holding.standby = Child(4712, -1, None, "")  # type: ignore[arg-type]
+    desk.holding.standby = Child(4712, -1, None, "", -1)  # type: ignore[arg-type]
     desk.slot.warm_pid = 4700  # one before it
     assert not desk.holding.standby_is_warm
     desk.slot.warm_pid = 4712

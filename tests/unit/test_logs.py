@@ -7,13 +7,18 @@ import fcntl
 import io
 import json
 import logging
+import math
 import os
 import pty
 import re
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +27,7 @@ import pytest
 
 import streamqd
 from streamqd import logs
+from streamqd.logs.sink import Sink
 from streamqd.model import Unit
 from tests.support.sources import module
 
@@ -175,6 +181,92 @@ def test_a_value_that_cannot_be_shown_stops_nothing(pipe: tuple[int, int]) -> No
     assert json.loads(lines[-1])["event"] == "drained"
 
 
+# --- JSON that every parser accepts ---------------------------------------------------------------
+
+
+def _parsed(raw: str) -> list[dict[str, Any]]:
+    """The lines of a JSON log as jq reads them, and as Python does."""
+    found = [json.loads(line) for line in raw.splitlines()]
+    if jq := shutil.which("jq"):
+        read = subprocess.run([jq, "-c", "."], input=raw.encode(), capture_output=True, check=True)
+        assert [json.loads(line) for line in read.stdout.splitlines()] == found
+    return found
+
+
+def test_json_keeps_letters_and_escapes_half_characters(pipe: tuple[int, int]) -> None:
+    """U6: nobody found "Zo\xeb" in the log, and a lone surrogate stopped jq."""
+    reader, writer = pipe
+    logs.setup(role="supervisor", style="json", fd=writer)
+    logs.event("message.dead", error="Zoë 佐伊 😀 \ud800 \x7f\u200b\U000e0041", late=math.nan)
+    raw = read_all(reader)
+    assert "Zoë 佐伊 😀" in raw
+    (line,) = _parsed(raw)
+    assert line["error"] == "Zoë 佐伊 😀 \\ud800 \x7f\u200b\U000e0041"
+    assert line["late"] == "nan"
+
+
+_PRINTED_BY_PYTHON = """
+import logging, sys, threading, warnings
+from streamqd import logs
+
+class Unraisable:
+    def __del__(self):
+        raise ValueError("in __del__")
+
+def failing():
+    raise ValueError("in a thread")
+
+logs.setup(role="supervisor", style="json")
+warnings.warn("old and Zoë", FutureWarning)
+thread = threading.Thread(target=failing, name="lane-1")
+thread.start()
+thread.join()
+Unraisable()
+logging.getLogger("library").error("with no handler")
+raise KeyError("at the end")
+"""
+
+
+def test_all_that_python_prints_itself_is_json() -> None:
+    """U6: warnings, exceptions that no code catches, records that no handler takes."""
+    ran = subprocess.run([sys.executable, "-c", _PRINTED_BY_PYTHON], capture_output=True)
+    warned, thread, unraisable, library, end = _parsed(ran.stderr.decode())
+    assert (warned["logger"], warned["level"]) == ("py.warnings", "warning")
+    assert warned["msg"].endswith("FutureWarning: old and Zoë")
+    assert (thread["event"], thread["thread"]) == ("process.failed", "lane-1")
+    assert "in __del__" in unraisable["traceback"]
+    assert (library["logger"], library["msg"]) == ("library", "with no handler")
+    assert "at the end" in end["traceback"]
+
+
+def test_hooks_of_python_are_given_back(pipe: tuple[int, int]) -> None:
+    def hooks() -> list[Any]:
+        return [
+            *(sys.excepthook, sys.unraisablehook, threading.excepthook),
+            *(warnings.showwarning, logging.lastResort),
+        ]
+
+    before = hooks()
+    logs.setup(role="supervisor", style="json", fd=pipe[1])
+    assert not [each for each in hooks() if each in before]
+    logs.close()
+    assert hooks() == before
+
+
+def test_a_line_that_cannot_be_made_is_reported_as_json(pipe: tuple[int, int]) -> None:
+    """U6: the report of such a line was text."""
+
+    class Hostile:
+        def __str__(self) -> str:
+            raise RuntimeError("no")
+
+    reader, writer = pipe
+    logs.setup(role="supervisor", style="json", fd=writer)
+    logs.event("message.dead", value=Hostile())
+    (line,) = _parsed(read_all(reader))
+    assert (line["event"], line["lines"], line["error"]) == ("log.dropped", 1, "RuntimeError")
+
+
 # --- a reader that does not read ------------------------------------------------------------------
 
 
@@ -183,6 +275,9 @@ def _endpoints(kind: str) -> tuple[int, int]:
         reader, writer = os.pipe()
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
         return reader, writer
+    if kind == "file":
+        with tempfile.TemporaryFile() as file:
+            return os.open(os.devnull, os.O_RDONLY), os.dup(file.fileno())
     left, right = socket.socketpair()
     return left.detach(), right.detach()
 
@@ -265,6 +360,131 @@ def test_a_record_after_one_that_a_full_disk_has_cut_begins_a_line(tmp_path: Pat
     file = tmp_path / "log"
     subprocess.run([sys.executable, "-c", _FULL_DISK, str(file)], check=True)
     assert file.read_text().split("\n") == ["1" * 50, "2" * 19, "4" * 50, "5" * 50, ""]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file", "socket"])
+def test_lines_after_the_descriptor_was_closed_are_dropped(kind: str) -> None:
+    """B5: the first line raised out of `event`, and the second one never returned."""
+    reader, writer = _endpoints(kind)
+    sink = Sink(writer)
+    os.close(writer)
+    for _ in range(3):
+        sink.write("a line")
+    sink.flush(5.0)
+    assert sink.dropped == 3
+    os.close(reader)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file", "socket"])
+@pytest.mark.parametrize("own", [False, True], ids=["shared", "all"])
+def test_lines_never_reach_a_connection_with_the_number_of_the_log(kind: str, own: bool) -> None:
+    """B5: user code closes standard error, and the next connection gets its number."""
+    reader, writer = _endpoints(kind)
+    sink = Sink(writer)
+    if own:
+        sink.write("before")
+    numbers = {writer, sink._own} if own else {writer}
+    for number in numbers:
+        os.close(number)
+    sockets = []
+    while not numbers <= {each.fileno() for pair in sockets for each in pair}:
+        sockets.append(socket.socketpair())
+    for _ in range(3):
+        sink.write("a line")
+    sink.flush(0.1)
+    assert sink.dropped == 3
+    for pair in sockets:
+        for each in pair:
+            each.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                each.recv(100)
+    sink.close()
+    assert all(each.fileno() >= 0 and _is_open(each.fileno()) for pair in sockets for each in pair)
+    for pair in sockets:
+        for each in pair:
+            each.close()
+    os.close(reader)
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def test_a_process_whose_code_closed_standard_error_keeps_its_own_descriptor() -> None:
+    """B5: the role is assumed before user code runs, and with it the descriptor is opened."""
+    reader, writer = os.pipe()
+    logs.setup(role="supervisor", style="json", fd=writer)
+    os.close(writer)
+    logs.event("start")
+    logs.close()
+    assert json.loads(os.read(reader, 4096))["event"] == "start"
+    os.close(reader)
+
+
+_SHARED_DISK = """
+import os, resource, sys
+from streamqd.logs.sink import Sink
+def room(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+fd = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+sink = Sink(fd)
+sink.write("1" * 50)
+if os.fork() == 0:
+    room(70)
+    sink.write("2" * 50)
+    os._exit(0)
+os.wait()
+sink.write("3" * 50)
+sink.write("4" * 50)
+"""
+
+
+def test_a_line_cut_in_another_process_swallows_no_line(tmp_path: Path) -> None:
+    """C5: the next process wrote its record behind the rest of the cut one."""
+    file = tmp_path / "log"
+    subprocess.run([sys.executable, "-c", _SHARED_DISK, str(file)], check=True)
+    assert file.read_text().split("\n") == ["1" * 50, "2" * 19, "3" * 50, "4" * 50, ""]
+
+
+def test_the_first_line_after_a_file_that_ends_within_one_is_whole(tmp_path: Path) -> None:
+    """C5: a daemon that starts again after a full disk appends to a cut record."""
+    path = tmp_path / "log"
+    path.write_text("cut")
+    for _ in range(2):
+        with path.open("ab") as file:
+            sink = Sink(file.fileno())
+            sink.write("whole")
+            sink.close()
+    assert path.read_text() == "cut\nwhole\nwhole\n"
+
+
+def test_a_line_into_which_another_process_broke_is_sent_whole() -> None:
+    """C5: the rest of a long line would stand behind the line of another process."""
+    reader, writer = _endpoints("pipe")
+    sink = Sink(writer)
+    sink.write("1" * 6000)
+    sink.write("2" * 6000)
+    read = os.read(reader, 4096)
+    pid = os.fork()
+    if pid == 0:
+        sink.write("3")
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.set_blocking(reader, False)
+    while part := read_all(reader):
+        read += part.encode()
+        sink.flush(0.1)
+    lines = read.decode().split("\n")
+    assert "3" in lines
+    assert lines.count("1" * 6000) == 1
+    assert lines.count("2" * 6000) == 1
+    sink.close()
+    os.close(reader)
+    os.close(writer)
 
 
 def test_many_things_of_one_look_take_a_few_lines(pipe: tuple[int, int]) -> None:

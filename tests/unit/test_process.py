@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import select
@@ -221,7 +222,8 @@ def test_descriptors_are_closed_but_for_those_to_keep(spawn: Start):
         child = spawn(run, keep=[kept])
         open_ = {int(one) for one in heard(child).split(b",")}
         control = int(heard(child))
-        assert open_ == {0, 1, 2, kept, control}
+        (stacks,) = open_ - {0, 1, 2, kept, control}
+        assert os.path.sameopenfile(stacks, child.stacks)
     finally:
         os.close(kept)
         os.close(other)
@@ -310,9 +312,8 @@ def test_signals_meant_for_the_supervisor_do_not_touch_a_child(spawn: Start):
         signals.close()
 
 
-def test_stacks_are_shown_while_threads_come_and_go(spawn: Start, capfd, monkeypatch):
+def test_stacks_are_shown_while_threads_come_and_go(spawn: Start):
     """Who looks at a thread that runs may crash: an operator's question would kill a worker."""
-    monkeypatch.setattr(sys, "stderr", os.fdopen(2, "w", closefd=False))  # as without pytest
 
     def churn() -> None:
         while True:
@@ -335,10 +336,33 @@ def test_stacks_are_shown_while_threads_come_and_go(spawn: Start, capfd, monkeyp
         child.signal(signal.SIGUSR2)
         child.send(b"here")
         assert heard(child) == b"here", f"{child.reap()}"
-    shown = capfd.readouterr().err
+    shown = child.take_stack()
     assert "in run" in shown
     assert "in churn" in shown
     assert "Stack (most recent" in shown  # of one thread: the signal itself looks at no other
+
+
+def test_stacks_are_kept_within_bounds_and_taken_once(spawn: Start, capfd):
+    """U6: the fault handler wrote to standard error, where each line is a record."""
+
+    def run(control: socket.socket) -> int:
+        control.send(b"up")
+        control.recv(1)
+        ctypes.string_at(0)
+        return 0
+
+    child = spawn(run)
+    assert heard(child) == b"up"
+    assert child.poll_stack() == ""
+    for _ in range(300):  # more than there is room for
+        child.signal(signal.SIGUSR2)
+    wait_until(lambda: (found := child.poll_stack()) and "in run" in found, what="a stack")
+    child.send(b"x")
+    found = wait_until(child.reap, what="it crashes")
+    assert found.signal == signal.SIGSEGV
+    assert "Segmentation fault" in found.stack
+    assert len(found.stack) <= process.STACK_BYTES
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.fault("F33")

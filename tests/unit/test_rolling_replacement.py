@@ -59,7 +59,7 @@ class Fleet:
 
     def process(self) -> Child:
         self._pid += 1
-        return Child(self._pid, -1, None, "")  # type: ignore[arg-type]
+        return Child(self._pid, -1, None, "", -1)  # type: ignore[arg-type]
 
     def start(self, partition: PartitionState, child: Child | None = None) -> None:
         partition.started_as(child or self.process(), self.now)

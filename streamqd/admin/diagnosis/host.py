@@ -230,7 +230,7 @@ def read_span(text: str) -> float | None:
 
 FREE_BYTES = 64 << 20
 STOP_MARGIN_SECONDS = 5.0  # beyond drain_timeout: killing and releasing what was not finished
-DESCRIPTORS_EACH = 2  # that a worker costs the supervisor
+DESCRIPTORS_EACH = 3  # that a worker costs the supervisor
 DESCRIPTORS_BESIDE = 64
 PROCESS_DESCRIPTORS = 32  # that one worker opens, about
 
