@@ -64,11 +64,11 @@ class Drift:
 
     def observe(self, numbers: Mapping[Hashable, float], now: int) -> None:
         """Take the numbers as they are at `now`, in ns. Names that are missing are forgotten."""
-        before = self._seen
-        self._seen = {}
+        kept: dict[Hashable, deque[tuple[float, int]]] = {}
         for name, number in numbers.items():
-            seen = self._seen[name] = before.get(name) or deque(maxlen=self._looks)
+            seen = kept[name] = self._seen.get(name) or deque(maxlen=self._looks)
             seen.append((number, now))
+        self._seen = kept  # as a whole: the HTTP thread reads it meanwhile
 
     def of(self, name: Hashable) -> float | None:
         """The drift of a number; of two that are in the middle the slower one."""

@@ -43,19 +43,21 @@ class Trimmer:
                 self._groups.setdefault(consumer.topic, []).append(consumer.group)
         self._dropper = RetentionEnforcer(store, view, self._groups)
         self._refused: set[Place] = set()
+        self._held: dict[Place, tuple[str, int]] = {}  # as in the view, which gets copies
         self._turns = TimeSlice(self._steps)
 
     def run(self) -> float | None:
         """Trim for a moment; return 0 when there is more to trim at once."""
-        return self._turns.run()
+        try:
+            return self._turns.run()
+        finally:
+            self._view.held = dict(self._held)
 
     def _steps(self) -> Steps:
         owned = [unit for _, unit in self._view.owned()]
         self._topics.refresh({*self._configured, *(unit.topic for unit in owned)})
         places = self._places(owned)
-        self._view.held = {
-            place: held for place, held in self._view.held.items() if place in places
-        }
+        self._held = {place: held for place, held in self._held.items() if place in places}
         waiting = self._streams(owned, places)
         refusals = Refusals()
         left = yield from run_batched(
@@ -132,9 +134,9 @@ class Trimmer:
         trimmed = Trimmed.parse(reply)
         if not isinstance(stream, Unit):
             self._refused.discard(stream)
-            self._view.held.pop(stream, None)
+            self._held.pop(stream, None)
             if trimmed.held:
-                self._view.held[stream] = trimmed.holder, unix_ms(trimmed.held)
+                self._held[stream] = trimmed.holder, unix_ms(trimmed.held)
             if trimmed.removed:
                 self._view.count("trimmed", (stream[0], str(stream[1])), trimmed.removed)
         return trimmed.more

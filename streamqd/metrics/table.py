@@ -129,7 +129,7 @@ def _flag(flag: InstanceFlags) -> Source:
 
 
 def _tally(name: str, labels: Labels) -> Source:
-    return Source(labels, lambda view: list(view.tally.get(name, {}).items()))
+    return Source(labels, lambda view: view.tally(name).items())
 
 
 def _histogram(name: str) -> Source:

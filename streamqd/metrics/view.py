@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from threading import Lock
 
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard, WorkerSlot, now_ns
@@ -14,7 +15,10 @@ Labels = tuple[str, ...]
 
 @dataclass
 class MetricsView:
-    """What there is to see. The housekeeper keeps one and replaces its parts."""
+    """What there is to see. The housekeeper keeps one, and its HTTP thread reads it meanwhile.
+
+    Every mapping here is replaced as a whole and never changed in place. The tally has a lock.
+    """
 
     instance: str
     board: Scoreboard
@@ -22,9 +26,10 @@ class MetricsView:
     partitions: Mapping[tuple[str, int], PartitionFigures] = field(default_factory=dict)
     units: Mapping[Unit, UnitFigures] = field(default_factory=dict)
     letters: Mapping[tuple[str, int], LetterCount] = field(default_factory=dict)
-    tally: dict[str, dict[Labels, int]] = field(default_factory=dict)  # the housekeeper's own work
+    _tally: dict[str, dict[Labels, int]] = field(default_factory=dict)  # the housekeeper's own work
+    _tally_lock: Lock = field(default_factory=Lock)
     # What the floor keeps from being trimmed: who holds it, and when that entry was written.
-    held: dict[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
+    held: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
     certificates: Mapping[str, float] = field(default_factory=dict)  # whose -> end, unix seconds
     server_unix_ms: int = 0  # the server's clock when it was asked last
     asked_ns: int = 0  # and ours; 0 before the first answer
@@ -45,8 +50,14 @@ class MetricsView:
 
     def count(self, name: str, labels: Labels, amount: int = 1) -> None:
         """Add to the housekeeper's own tally."""
-        counts = self.tally.setdefault(name, {})
-        counts[labels] = counts.get(labels, 0) + amount
+        with self._tally_lock:
+            counts = self._tally.setdefault(name, {})
+            counts[labels] = counts.get(labels, 0) + amount
+
+    def tally(self, name: str) -> dict[Labels, int]:
+        """Return a copy of one count of the housekeeper's own work, by labels."""
+        with self._tally_lock:
+            return dict(self._tally.get(name, {}))
 
     def age(self, at_unix_ms: int | None) -> float:
         """Return the seconds since a moment of the server's clock; 0 for None."""

@@ -21,11 +21,12 @@ from streamqd import housekeeper, process
 from streamqd.admin.backlog import held_by_others
 from streamqd.config import Consumer, Daemon, Http, Retention, Settings, Topic
 from streamqd.housekeeper import Housekeeper, health, page, promoter
+from streamqd.housekeeper.batch import Refusals
 from streamqd.housekeeper.figures import measure
 from streamqd.housekeeper.promoter import retry_promoter, send_promoter
 from streamqd.housekeeper.reclaimer import Reclaimer
 from streamqd.housekeeper.trimmer import Trimmer
-from streamqd.metrics import MetricsView
+from streamqd.metrics import METRICS, MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import InstanceFlags, Scoreboard, WorkerSlot, WorkerState, now_ns
 from streamqd.store import archives, messages, publishing
@@ -105,7 +106,7 @@ def test_a_hint_is_followed_before_the_poll(
     assert desk.state()["retry"].entries == {}, "without a hint it waits for the next poll"
     retries.run({UNIT: due + 1})
     assert len(desk.state()["retry"].entries) == 1
-    assert view.tally["promoted"] == {("access", "0", "hits"): 1}
+    assert view.tally("promoted") == {("access", "0", "hits"): 1}
 
 
 def test_what_is_due_later_is_moved_at_its_time(
@@ -173,7 +174,7 @@ def test_a_scheduled_send_is_written_to_the_partition(
     wait_until(lambda: sends.run({("access", 0): 0}) and desk.do("XLEN", desk.stream))
     ((_, fields),) = desk.do("XRANGE", desk.stream, "-", "+")
     assert fields[:2] == [b"payload", b"later"]
-    assert view.tally["sent"] == {("access", "0"): 1}
+    assert view.tally("sent") == {("access", "0"): 1}
 
 
 def test_a_due_time_without_a_message_is_told(
@@ -297,7 +298,35 @@ def test_length_is_kept_down_to_what_is_acknowledged(
     handled(desk, 501, 1000)
     trimmer.run()
     assert 100 <= desk.do("XLEN", desk.stream) < 220
-    assert view.tally["trimmed"]["access", "0"] == 1000 - desk.do("XLEN", desk.stream)
+    assert view.tally("trimmed")["access", "0"] == 1000 - desk.do("XLEN", desk.stream)
+
+
+def test_a_scrape_while_streams_are_trimmed_is_answered(
+    desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
+) -> None:
+    """B7: the HTTP thread went through a mapping that the trimmer was changing: 500."""
+    desk.groups()
+    desk.add("1-0")
+    settings = settings_for(server, topics={"access": Topic(retention=Retention(max_length=1))})
+    trimmer = Trimmer(desk.store, view, settings)
+    for number in range(1, 1001):
+        desk.add(f"{number + 1}-0")
+    trimmer.run()
+    assert view.held
+    reading = [iter(metric.read(view)) for metric in METRICS]
+    for each in reading:
+        next(each, None)
+
+    handled(desk, 1, 1001)
+    place = ("access", 0)
+    reply = desk.link.run(trimmer._call(place, {place: settings.topics["access"]}))
+    trimmer._book(place, reply, Refusals())
+    view.count("failures", (view.instance, "trim"))
+
+    for each in reading:
+        list(each)
+    trimmer.run()
+    assert not view.held
 
 
 def test_age_trims_and_no_retention_does_not(
@@ -590,8 +619,8 @@ def test_one_bad_key_does_not_stop_the_others(
     wait_until(lambda: running.keeper.view.units)
     assert list(running.keeper.view.units) == [OTHER]
     wait_until(lambda: lines.named("housekeeper.failed"))
-    tally = running.keeper.view.tally["failures"]
-    wait_until(lambda: tally["web-1", "promote_retries"] >= 2)
+    tally = running.keeper.view.tally
+    wait_until(lambda: tally("failures")["web-1", "promote_retries"] >= 2)
     told = [each for each in lines.named("housekeeper.failed") if each["task"] == "promote_retries"]
     assert len(told) == 1
     desk.do("DEL", desk.delayed)
@@ -650,7 +679,7 @@ def test_an_empty_redis_changes_nothing(
         wait_until(lambda: desk.do("GET", key))
         desk.do("FLUSHALL")
     wait_until(lambda: desk.do("GET", key))
-    assert running.keeper.view.tally.get("failures", {}) == {}
+    assert running.keeper.view.tally("failures") == {}
 
 
 # --- the process ----------------------------------------------------------------------------------

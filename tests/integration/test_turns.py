@@ -132,7 +132,7 @@ def test_letters_expire_in_small_writes_and_all_places_in_turn(
     assert lengths(link, streams) == [0] * PLACES
     for cost in [*first[2:], *rest[:-1]]:  # before, settings are read and scripts are learnt
         assert (cost.trips, cost.scripts) == (1, batch.WORKS_MAX)
-    assert sum(view.tally["expired"].values()) == PLACES * (letters.PAGE + 1)
+    assert sum(view.tally("expired").values()) == PLACES * (letters.PAGE + 1)
 
 
 @pytest.mark.usefixtures("one_write_each")
@@ -161,8 +161,8 @@ def test_what_is_dropped_over_many_turns_is_counted_to_the_last(
     left = lengths(link, streams)
     assert all(100 <= length <= 200 for length in left)
     lost = sum(1_000 - length for length in left)
-    assert sum(view.tally["dropped"].values()) == told == lost
-    assert sum(view.tally["trimmed"].values()) == lost
+    assert sum(view.tally("dropped").values()) == told == lost
+    assert sum(view.tally("trimmed").values()) == lost
 
 
 @pytest.mark.usefixtures("one_write_each")

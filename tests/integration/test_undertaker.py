@@ -60,7 +60,7 @@ def test_letters_stay_for_as_long_as_the_topic_says(desk: Desk, view: MetricsVie
 
     assert desk.do("XLEN", desk.dlq) == 1
     assert desk.do("EXISTS", desk.keys.moving("access", 0)) == 0
-    assert view.tally["expired"] == {("access", "0"): 2}
+    assert view.tally("expired") == {("access", "0"): 2}
 
 
 def test_the_registered_setting_holds_where_the_file_says_nothing(
