@@ -27,7 +27,7 @@ from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.lanes import Lanes
 from streamqd.worker.ordering import ORDERINGS
 from streamqd.worker.prefetch import WORK_IN_HAND_NS, rated
-from streamqd.worker.runs import ACK_DELAY_NS
+from streamqd.worker.runs import ACK_DELAY_NS, QUICK_RUN_NS
 from streamqd.worker.throttle import RateLimiter
 from streamqd.worker.verdicts import Verdicts
 
@@ -63,6 +63,7 @@ class ConcurrentExecutor:
         self._bytes_in_hand = 0
         self._run_ns = 0.0  # moving mean
         self.alone = False  # while set, fetch nothing new
+        self._failed_late = False  # a run that was not quick failed since the last settlement
         self._may_expire = False  # whether a message that has come might have an end
         self._free = list(range(context.consumer.lanes))
         self._indexes: list[int] = []  # some that are free
@@ -237,6 +238,8 @@ class ConcurrentExecutor:
     def patience(self, seconds: float) -> float:
         """Shorten a wait to the moment when an entry could start or must be settled."""
         if since := self._settler.since_ns:
+            if self._owes_failure:
+                return 0.0
             due_ns = since + ACK_DELAY_NS - now_ns()
             seconds = min(seconds, max(0.0, due_ns / 1e9) + 0.001)
         if self._held is not None and not self.alone and self._wants_due(self._held):
@@ -357,6 +360,8 @@ class ConcurrentExecutor:
                 ack(entry.place[2:], entry.index, at_ns, entry.retried, entry.has_counters)
             else:
                 self._note_end(entry, entry.end)
+                # The same rule as for one message at a time: only quick failures wait.
+                self._failed_late |= elapsed > QUICK_RUN_NS
             # Last: while a verdict is found the entry runs, by its start and its number.
             lanes[2 * lane + 1] = sequences[lane] = 0
             free.append(lane)
@@ -389,7 +394,8 @@ class ConcurrentExecutor:
     def settle(self, *, read_follows: bool) -> None:
         """Settle what is due. Acknowledgements alone ride on a read that may follow."""
         settler = self._settler
-        if self.settling_is_due:
+        due, self._failed_late = self.settling_is_due, False
+        if due:
             if not (read_follows and settler.only_plain_acks):
                 settler.flush()
         elif settler.items and not settler.since_ns:
@@ -397,9 +403,14 @@ class ConcurrentExecutor:
 
     @property
     def settling_is_due(self) -> bool:
-        """Whether something has waited for its settlement for long enough."""
+        """Return True if a result waited for ACK_DELAY_NS, or a run that was not quick failed."""
         since = self._settler.since_ns
-        return since > 0 and now_ns() - since > ACK_DELAY_NS
+        return since > 0 and (self._owes_failure or now_ns() - since > ACK_DELAY_NS)
+
+    @property
+    def _owes_failure(self) -> bool:
+        """Return True if a run that was not quick failed and is not settled yet."""
+        return self._failed_late and not self._settler.only_plain_acks
 
     def _on_soft_limit(self, _number: int, _frame: object) -> None:
         # All runs have one limit: those that began before the one that is meant are over it too.

@@ -7,11 +7,13 @@ import json
 from typing import Any
 
 from streamqd.message import (
+    CRASH_COUNT,
     FORGIVEN_AT,
     LAST_ERROR,
     LAST_ERROR_PLACE,
     ORIGINAL_ID,
     REPLAY_COUNT,
+    RETRY_COUNT,
     Delivery,
     Message,
     has_field,
@@ -21,6 +23,28 @@ from streamqd.policy.fingerprint import fingerprint
 BOOKKEEPING = 2048  # bytes of names, and of fields that are ours
 ERROR_BYTES_MAX = 500  # of what a delayed retry tells of its error
 PLACE_BYTES_MAX = 200
+
+# An entry with more names and values than this was written by hand, and a script cannot pass 8,000
+# values to one command. Only the fields that streamqd knows go with such an entry.
+BODY_VALUES_MAX = 7000
+ADDED_VALUES_MAX = 100  # names and values that `carried`, `letter` and `crash_fields` add at most
+KNOWN = (
+    b"payload",
+    b"key",
+    b"headers",
+    b"sentAt",
+    ORIGINAL_ID,
+    RETRY_COUNT,
+    CRASH_COUNT,
+    REPLAY_COUNT,
+)
+
+
+def within_limit(fields: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    """Return the fields, or only those in KNOWN when a script could not write all of them."""
+    if 2 * len(fields) <= BODY_VALUES_MAX:
+        return fields
+    return {name: fields[name] for name in KNOWN if name in fields}
 
 
 def carried(message: Message, *, retries: int, crashes: int) -> dict[bytes, bytes]:
@@ -136,14 +160,14 @@ def too_large(message: Message, bytes_max: int) -> str:
 
 
 def withheld(message: Message, policy: str) -> dict[bytes, bytes]:
-    """Return what stands in a letter instead of the body. `policy` is `dlq_body`.
+    """Return the fields that replace the body in a dead letter, as the setting `dlq_body` asks.
 
-    The other fields are named too: of a message that is trimmed by now nothing else is left.
+    All other fields of the message are included, because the entry may have been trimmed away.
     """
     if policy == "full":
         return {}
     size = str(len(message.payload)).encode()
-    found = message.fields | {b"payload": b"", b"payloadBytes": size}
+    found = within_limit(message.fields) | {b"payload": b"", b"payloadBytes": size}
     if policy == "hash":
         found[b"payloadSha256"] = hashlib.sha256(message.payload).hexdigest().encode()
     return found

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from streamqd import logs
 from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
-from streamqd.message import CRASH_COUNT, ORIGINAL_ID, REPLAY_COUNT, RETRY_COUNT
 from streamqd.model import Lease
 from streamqd.scoreboard import BUCKETS, CLEARED, DONE, FAILED, WorkerSlot, now_ns
 from streamqd.store import messages
@@ -24,24 +23,11 @@ from streamqd.store.keys import Keys
 from streamqd.store.messages import place_of
 from streamqd.store.replies import accepted
 from streamqd.store.scripts import Call, Reply
+from streamqd.worker.dead_letters import within_limit
 from streamqd.worker.fenced import FencedCalls
 
 BATCH_MAX = 128  # items of one settle script; bounds how long one call occupies the server
 DEFER_SECONDS = 1.0  # between two tries to settle what the server refused
-
-# More names and values than this are not sent back: a script cannot pass 8,000 to one command.
-# Such an entry was written by hand; what streamqd knows of it goes on.
-BODY_VALUES_MAX = 7000
-_KNOWN = (
-    b"payload",
-    b"key",
-    b"headers",
-    b"sentAt",
-    ORIGINAL_ID,
-    RETRY_COUNT,
-    CRASH_COUNT,
-    REPLAY_COUNT,
-)
 
 # The server takes no writes at all for now. Any other refusal may be about one entry or one key.
 _NO_WRITES = (RefusalKind.FULL, RefusalKind.NO_REPLICAS)
@@ -70,9 +56,7 @@ class FailedEntry(NamedTuple):
 
     def whole(self) -> FailedEntry:
         """Return the item with all the fields that its next place gets."""
-        body = dict(zip(self.body[::2], self.body[1::2], strict=False))
-        if len(self.body) > BODY_VALUES_MAX:
-            body = {name: body[name] for name in _KNOWN if name in body}
+        body = within_limit(dict(zip(self.body[::2], self.body[1::2], strict=False)))
         return self._replace(fields={b"payload": b"", **body, **self.fields})
 
 

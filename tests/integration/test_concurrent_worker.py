@@ -22,9 +22,10 @@ from streamqd.config.consumers import Breaker
 from streamqd.handlers import Release, SoftTimeout
 from streamqd.message import Message
 from streamqd.model import Backoff
-from streamqd.scoreboard import RUNNING, WorkerSlot
+from streamqd.scoreboard import RUNNING, WorkerSlot, now_ns
 from streamqd.store.client import connect
 from streamqd.worker import ExitCode, concurrent, reader, worker
+from streamqd.worker.runs import QUICK_RUN_NS
 from tests.contract.desk import Desk
 from tests.support.life import Life
 from tests.support.proxy import FaultProxy
@@ -88,6 +89,57 @@ def test_four_run_at_once_and_each_is_acknowledged_by_itself(desk: Desk, life: L
     assert first.is_set()
     assert settled(desk)
     other.close()
+
+
+@pytest.mark.parametrize("on_error", ["requeue", "hold-key"])
+def test_slow_failure_of_a_lane_is_settled_without_delay(
+    desk: Desk, life: Life, monkeypatch: pytest.MonkeyPatch, on_error: str
+):
+    """C3: like one message at a time, lanes delay only the settlement of quick failures."""
+    monkeypatch.setattr(concurrent, "ACK_DELAY_NS", 60 * 10**9)
+    desk.add("1-0", "payload", "bad", "key", "a")
+    desk.add("2-0", "payload", "good", "key", "b")
+    other = connect(life.settings.redis, timeout=5.0, name="test:other")
+    begun = threading.Barrier(2)
+
+    def noted() -> bool:
+        if on_error == "requeue":
+            return bool(other.execute("EXISTS", desk.keys.retry(*desk.unit)))
+        return bool(other.execute("HGET", desk.attempts, "m:1-0:f") == b"1")
+
+    def work(message: Message) -> None:
+        if message.id == "1-0" and message.attempt == 1:
+            begun.wait(5)
+            started = now_ns()
+            wait_until(lambda: now_ns() - started > 2 * QUICK_RUN_NS, what="the run is not quick")
+            raise ValueError("no")
+        if message.id == "2-0":
+            begun.wait(5)
+            wait_until(noted, what="the failure is settled")
+
+    own = {"concurrency": 2, "order": "key", "on_error": on_error}
+    assert life.run(life.worker("t1", max_messages=2, **own), work) == ExitCode.RECYCLE
+    assert noted()
+    other.close()
+
+
+async def give_way(_message: Message) -> None:
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("count", [600, 1024])
+def test_128_coroutines_settle_messages_that_have_counters(desk: Desk, life: Life, count: int):
+    """B2: acknowledgements that clear counters, all at once, end no worker."""
+    for number in range(1, count + 1):
+        desk.add(f"{number}-0")
+        desk.do("HSET", desk.attempts, f"m:{number}-0:f", "1")
+    desk.fetch(count)
+
+    own = {"handler": f"{__name__}:give_way", "concurrency": 128, "order": "none"}
+    worker = life.worker("t1", max_messages=count, **own)
+    assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
+    assert settled(desk)
+    assert desk.do("EXISTS", desk.attempts) == 0
 
 
 @pytest.mark.parametrize("how", ["inherited", "unread"])

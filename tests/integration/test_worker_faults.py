@@ -19,6 +19,7 @@ from streamqd import handlers, logs
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.handlers import Retry, SoftTimeout
 from streamqd.message import Message
+from streamqd.model import ENTRIES_MAX
 from streamqd.scoreboard import DONE, WorkerCommand, WorkerSlot, WorkerState
 from streamqd.store import messages
 from streamqd.worker import ExitCode
@@ -75,6 +76,18 @@ def test_an_entry_that_is_too_wide_dies_with_what_is_known_of_it(desk: Desk, lif
     assert (wide["payload"], wide["key"], wide["headers"]) == (b"wide", b"k", b"{}")
     assert wide["reason"] == b"attempts"
     assert desk.state()["stream"].groups == {"hits": ("3-0", {})}
+
+
+@pytest.mark.parametrize("body", ["hash", "none"])
+def test_a_wide_entry_without_its_body_becomes_a_dead_letter(desk: Desk, life: Life, body: str):
+    """B2: the fields that replace a body fit into one call, however many the entry has."""
+    add_wide(desk, "1-0")
+    desk.add("2-0")
+    life.run(life.worker("t1", max_messages=2, max_attempts=1, dlq_body=body), fail_bad)
+
+    wide = letters(desk)[b"1-0"]
+    assert (wide["payload"], wide["payloadBytes"], wide["key"]) == (b"", b"4", b"k")
+    assert desk.state()["stream"].groups == {"hits": ("2-0", {})}
 
 
 def test_an_entry_that_is_too_wide_is_retried_and_holds_nobody(desk: Desk, life: Life):
@@ -219,19 +232,21 @@ def test_one_item_that_is_refused_does_not_hold_those_in_its_batch(desk: Desk, s
     assert sorted(desk.state()["delayed"]) == ["m:1-0", "m:2-0"]
 
 
-def test_settler_acknowledges_600_counted_entries_in_parts(desk: Desk, slot: WorkerSlot):
+@pytest.mark.parametrize("count", [600, ENTRIES_MAX])
+def test_settler_acknowledges_counted_entries_in_parts(desk: Desk, slot: WorkerSlot, count: int):
     """B2: acknowledgements that clear counters go in calls of a bounded length."""
-    ids = [f"{number}-0" for number in range(1, 601)]
+    slot.open_table()
+    ids = [f"{number}-0" for number in range(1, count + 1)]
     places = desk.pending(*ids)
     settler = Settler(desk.link, desk.keys, desk.leased("t1"), slot)
-    slot.post_batch(places)
+    slot.put(0, *places)
     for at, entry in enumerate(ids):
         desk.do("HSET", desk.attempts, f"m:{entry}:c", "1")
         slot.states[at] = DONE
         settler.ack(entry.encode(), at, 1, retried=False, has_counters=True)
     settler.flush()
     assert settler.owed == 0
-    assert slot.counter("acked") == 600
+    assert slot.counter("acked") == count
     assert slot.unsettled() == []
     assert desk.do("XPENDING", desk.stream, desk.unit.group)[0] == 0
     assert desk.do("EXISTS", desk.attempts) == 0

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import re
+from pathlib import Path
 
 import pytest
 
+from streamqd.admin import due, reading, trace
+from streamqd.admin import retention as admin_retention
 from streamqd.config import Consumer
+from streamqd.housekeeper import dead_letter_expirer, promoter, retention_enforcer, trimmer
 from streamqd.model import ENTRIES_MAX, Unit
+from streamqd.policy import silence
 from streamqd.process import Exit
 from streamqd.scoreboard import DONE, Scoreboard
-from streamqd.store import messages, scripts
+from streamqd.store import (
+    dead,
+    directives,
+    items,
+    messages,
+    publishing,
+    scripts,
+    spark,
+    untrusted,
+)
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
 from streamqd.supervisor.partition import PartitionState
-from streamqd.worker import settler
+from streamqd.worker import dead_letters, reader, serial, settler
 
-LUA_UNPACK_MAX = 7_999
+LUA_UNPACK_MAX = 7_999  # values; the server's LUAI_MAXCSTACK is 8,000
+LUA = Path(__file__).parents[2] / "lua"
+STORE = LUA.parent / "streamqd" / "store"
 
 _CALL = re.compile(r"redis\.p?call\(")
 _TOKEN = re.compile(r"'[^']*'|[(){},]|[^'(){},]+")
@@ -117,6 +135,171 @@ def test_what_has_a_bound_is_left_alone(call: str) -> None:
     assert unbounded(f"local rows = {call}\n") == []
 
 
+def sources() -> dict[str, str]:
+    """Return each file of lua/ without comments, by its name; shared blocks by theirs."""
+    return {path.stem: re.sub(r"--[^\n]*", "", path.read_text()) for path in LUA.glob("*.lua")}
+
+
+def constants() -> dict[str, int]:
+    """Return each number that a script names in capitals, as `_lists.SLICE`."""
+    found = re.compile(r"^local ([A-Z_]+) = (\d+) *$", re.M)
+    return {
+        f"{name}.{constant}": int(value)
+        for name, code in sources().items()
+        for constant, value in found.findall(code)
+    }
+
+
+def unpacked() -> set[str]:
+    """Return each list that a script unpacks as a whole, as `settle_note: higher`."""
+    found = set()
+    for name, code in sources().items():
+        for call in re.finditer(r"(?<!\.)\bunpack\(", code):
+            given = arguments(code[call.end() :])
+            last = (
+                rf"local last = math\.min\({re.escape(given[1])} \+ SLICE"
+                if len(given) == 3
+                else ""
+            )
+            if len(given) != 3 or not ("SLICE" in given[2] or re.search(last, code)):
+                found.add(f"{name}: {', '.join(given)}")
+    return found
+
+
+def bound(name: str) -> int:
+    return constants()[name]
+
+
+# A retry or dead letter as Python sends it: all names and values, and those that streamqd adds.
+LETTER_VALUES = dead_letters.BODY_VALUES_MAX + dead_letters.ADDED_VALUES_MAX
+
+# Each list that a script unpacks as a whole, with the most values that it can have: the limit of
+# the Python or of the script that fills it. A string is a constant of a script.
+UNPACKED: dict[str, int | str] = {
+    "_items: ARGV, at + 1, last": LETTER_VALUES,
+    "_items: list": LETTER_VALUES,
+    "_renewal: fields": "_renewal.FIELDS_MAX",
+    "control_change: ARGV, 4": 2 * directives.ORDERS_MAX,
+    "dead_deliver: fields": dead.DELIVER_MAX,
+    "dead_replay: merged(letter[2], changed, DEAD_ONLY)": LETTER_VALUES
+    + 8,  # failedAt and three counts
+    "group_restore: part": "_lists.SLICE",
+    "member_beat: silent": silence.FORGET_MAX,
+    "message_promote: fields": "message_promote.WIDEST",
+    "message_promote: gone": messages.ITEMS_MAX,
+    "message_publish: fields": publishing.FIELDS_MAX,
+    "message_reclaim: filter": 1,
+    "message_reclaim: ids": messages.ITEMS_MAX + 1,
+    "message_recover: names": 4,
+    "query_position: position": 5,
+    "retry_cancel: fields": LETTER_VALUES,
+    "settle_dead: fields": LETTER_VALUES,
+    "settle_note: higher": 4 * messages.ITEMS_MAX,
+    "settle_retry: dues": 2 * messages.ITEMS_MAX,
+    "settle_retry: packed": 2 * messages.ITEMS_MAX,
+    "sink_publish: fields": spark.FIELDS_MAX,
+}
+# A list as long as the number of groups that have left a floor in a partition's record.
+UNPACKED_BY_GROUPS = {"renewal_swap: gone"}
+
+# Each number that a script names: the number of Python that it has to equal, or why no caller
+# depends on it.
+TIED: dict[str, int | str] = {
+    "_bytes.BYTES_MAX": items.BYTES_MAX,
+    "_count.PIECE": "entries of one step of a walk",
+    "_fields.WIDE": "wider bodies answer GHOST, and the caller sends them: BODY_VALUES_MAX",
+    "_lists.SLICE": "values of one command",
+    "_nodes.FREED_MAX": "bytes that one trim frees",
+    "_nodes.NODE": "entries of a node where the server's setting may not be read",
+    "_nodes.STEP": "entries of one step of a trim",
+    "_numbers.WHOLE_MAX": untrusted.INTEGER_MAX,
+    "_places.SMALL": "fields of a hash that is read as a whole",
+    "_renewal.FIELDS_MAX": dead_letters.BODY_VALUES_MAX,
+    "control_change.LAST_MAX": (untrusted.INTEGER_MAX + 1) // 2,
+    "letters_measure.AT_ONCE": "letters of one step of a walk",
+    "message_find.AT_ONCE": "entries of one step of a walk",
+    "message_find.COPIES_MAX": "copies of one message in an answer",
+    "message_promote.PUT_OFF_MS": "a wait",
+    "message_promote.WIDEST": "wider items are promoted with the known fields only",
+    "message_reclaim.LOOKED_MAX": "rows that one page looks at",
+    "retry_page.PAGES": "steps of a walk",
+    "sink_publish.PIECE": "rows of one step of a walk",
+}
+
+
+def test_every_unpacked_list_is_short_enough_for_lua() -> None:
+    """B1, B2: no caller can hand a script more values than one `unpack` takes."""
+    assert unpacked() == UNPACKED.keys() | UNPACKED_BY_GROUPS, "a list without its limit"
+    limits = {
+        what: bound(limit) if isinstance(limit, str) else limit for what, limit in UNPACKED.items()
+    }
+    beside = 3  # values of the command itself: '*', failedAt and its time
+    assert {what for what, limit in limits.items() if limit + beside > LUA_UNPACK_MAX} == set()
+    assert bound("_fields.WIDE") + dead_letters.ADDED_VALUES_MAX + beside <= LUA_UNPACK_MAX
+
+
+def test_every_number_of_a_script_is_tied_to_python() -> None:
+    """B1, B2: a limit that a script names equals that of the Python beside it."""
+    found = constants()
+    assert found.keys() == TIED.keys(), "a number that nothing ties"
+    tied = {name: value for name, value in TIED.items() if isinstance(value, int)}
+    assert {name: found[name] for name in tied} == tied
+
+
+def checked_limits() -> set[str]:
+    """Return each limit that a function of store/ checks before it builds a call."""
+    found = set()
+    for path in STORE.glob("*.py"):
+        code = path.read_text()
+        refusal = re.compile(r"if .*?(?:>|<=) (?:2 \* )?([A-Z_]+_MAX)\b.*:\n +raise ContractError")
+        found |= {f"{path.stem}.{name}" for name in refusal.findall(code)}
+        found |= {f"{path.stem}.{name}" for name in re.findall(r"_page\(.*, ([A-Z_]+_MAX)\)", code)}
+    return found
+
+
+def largest(setting: str) -> int:
+    """Return the largest value that a setting of a consumer takes."""
+    (field,) = [each for each in dataclasses.fields(Consumer) if each.name == setting]
+    return int(field.metadata["setting"].max)
+
+
+# Each limit that store/ checks, with the parts and pages that callers make.
+FEEDERS: dict[str, list[int]] = {
+    "dead.DELIVER_MAX": [],  # the admin command asks for the number of fields first
+    "dead.ITEMS_MAX": [dead_letter_expirer.PAGE],
+    "dead.PLACES_MAX": [reading.PAGE_MAX],
+    "directives.ORDERS_MAX": [],
+    "leases.ENTRIES_MAX": [ENTRIES_MAX],
+    "messages.ITEMS_MAX": [
+        settler.BATCH_MAX,
+        reader.RECOVER_PAGE,
+        promoter.PAGE,
+        largest("prefetch_max"),  # a page of fetch, recover and reclaim, and a read
+    ],
+    "messages.PLACES_MAX": [settler.BATCH_MAX],
+    "publishing.FIELDS_MAX": [],
+    "retention.GHOSTS_MAX": [retention_enforcer.GHOSTS],
+    "retention.REMOVED_MAX": [trimmer.PAGE, retention_enforcer.PAGE, admin_retention.PAGE],
+    "retries.ITEMS_MAX": [due.PAGE, due.BATCH, trace.PAGE],
+    "spark.STEP_MAX": [spark.STEP_MAX],
+}
+
+
+def test_every_limit_of_a_call_takes_what_callers_send() -> None:
+    """B1, B2: no part that a caller makes is larger than the call that it goes into."""
+    assert checked_limits() == FEEDERS.keys(), "a limit without its callers"
+    for name, sizes in FEEDERS.items():
+        module, _, limit = name.partition(".")
+        most = getattr(importlib.import_module(f"streamqd.store.{module}"), limit)
+        assert max(sizes, default=0) <= most, name
+
+
+def test_two_reads_fit_into_a_worker_s_table() -> None:
+    """B1: a read brings up to `prefetch_max` of each stream while as many run."""
+    assert 2 * largest("prefetch_max") + largest("concurrency") <= ENTRIES_MAX
+    assert serial.DUE_MAX <= ENTRIES_MAX
+
+
 def test_limits_that_belong_together_agree() -> None:
     """B1, B2: what one side can hold, the other side takes."""
     slot = Scoreboard(1).allot(Unit("orders", 0, "bill"))
@@ -133,8 +316,3 @@ def test_limits_that_belong_together_agree() -> None:
     partition.ended(Exit(None, 9))
     call = partition.intent(Keys("streaming:mq", "stream:topic"), 10.0, "one")
     assert call is not None, "a refence takes a full table"
-    assert settler.BATCH_MAX <= messages.PLACES_MAX
-    assert settler.BATCH_MAX <= messages.ITEMS_MAX
-    source = scripts.get("settle_ack").source.decode()
-    in_a_slice = int(re.findall(r"local SLICE = (\d+)", source)[0])
-    assert in_a_slice < LUA_UNPACK_MAX, "values that one unpack takes"
