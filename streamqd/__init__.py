@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         handler,
     )
     from streamqd.message import Message
-    from streamqd.model import Backoff, RetryPolicy
+    from streamqd.model import Backoff, RetryPolicy, Uid
     from streamqd.producer import Outgoing, Producer
     from streamqd.producer.asynchronous import AsyncProducer
     from streamqd.producer.buffered import BufferedProducer, Receipt
@@ -69,6 +69,7 @@ __all__ = [
     "SoftTimeout",
     "StreamqdError",
     "TopicMissing",
+    "Uid",
     "UnknownOutcome",
     "__version__",
     "handler",
@@ -87,7 +88,7 @@ _MODULES = {
     ),
     "streamqd.dead_letter": ("DeadLetter",),
     "streamqd.message": ("Message",),
-    "streamqd.model": ("Backoff", "RetryPolicy"),
+    "streamqd.model": ("Backoff", "RetryPolicy", "Uid"),
     "streamqd.producer": ("Outgoing", "Producer"),
     "streamqd.producer.asynchronous": ("AsyncProducer",),
     "streamqd.producer.buffered": ("BufferedProducer", "Receipt"),

@@ -22,6 +22,31 @@ REQUEUE, BLOCK, HOLD_KEY = "requeue", "block", "hold-key"
 BATCHED, EACH = "batched", "each"  # how messages are acknowledged
 
 
+class Uid(str):
+    """The uid of one message, `topic/partition/id`: a string with the three parts as attributes.
+
+    `id` is the entry ID, or for a delayed send its send ID. `partition` is the number, and not the
+    method of a string.
+    """
+
+    __slots__ = ()
+
+    @property
+    def topic(self) -> str:
+        """The topic that the message was sent to."""
+        return self.split("/", 1)[0]
+
+    @property
+    def partition(self) -> int:  # type: ignore[override]
+        """The number of the partition that the message was sent to."""
+        return int(self.split("/", 2)[1])
+
+    @property
+    def id(self) -> str:
+        """The entry ID, such as `1700000000000-0`, or the send ID of a delayed send."""
+        return self.split("/", 2)[2]
+
+
 class Unit(NamedTuple):
     """The unit of ownership: one partition of a topic, or its dead letters, as one group sees it.
 

@@ -1,7 +1,7 @@
 """Sends that wait for their time: one list over all partitions of a topic, by due time.
 
-A delayed send is named `PARTITION:send-id`; `send` with `delay` or `at` has returned the send id.
-It has no uid yet: that begins with the entry that it becomes.
+A delayed send is named `PARTITION:send-id` here. Its uid, `topic/partition/send-id`, is what `send`
+with `delay` or `at` has returned. The message that it becomes has a uid of its own.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def show(store: Store, topic: str, name: str) -> DelayedSend:
     items = store.keys.scheduled_items(topic, partition)
     raw = None if score is None else store.execute("HGET", items, send_id)
     if score is None or raw is None:
-        missed = look_for(store, topic, [name])
+        missed = look_for(store, topic, [f"{partition}:{send_id}"])
         raise Refused(
             f"{name} has been sent: it is {missed.sent[0].uid}"
             if missed.sent

@@ -28,6 +28,7 @@ from streamqd.errors import (
     StreamqdError,
     TopicMissing,
 )
+from streamqd.model import Uid
 from streamqd.producer import ChunkRefused, ChunkUnknown, Outgoing, Producer
 from streamqd.producer.encoding import encoded_key
 from streamqd.store import topics as registry
@@ -184,7 +185,7 @@ def _deliver(
 def _send(
     session: Session,
     lines: Lines | Payload,
-    chunks: Iterator[list[str]],
+    chunks: Iterator[list[Uid]],
     done: Produced,
     *,
     quiet: bool,

@@ -11,14 +11,14 @@ import sys
 from collections.abc import Iterable
 from concurrent.futures import Future
 
-from streamqd import BufferedProducer, BufferFull, StreamqdError
+from streamqd import BufferedProducer, BufferFull, StreamqdError, Uid
 
 
 def send(url: str, lines: Iterable[str]) -> tuple[int, int]:
     """Send a message for each line; return how many were written and how many were not."""
     written = lost = 0
 
-    def ended(receipt: Future[str]) -> None:
+    def ended(receipt: Future[Uid]) -> None:
         nonlocal written, lost
         if receipt.exception() is None:
             written += 1

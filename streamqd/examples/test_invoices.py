@@ -58,5 +58,5 @@ def test_the_daemon_writes_it_too(streamqd_redis_url: str, streamqd_daemon: RunD
 
     settled = streamqd_daemon("streamqd.examples.invoices")
 
-    invoice = settled.state_dir / f"invoices/orders-0-{written}.txt"
+    invoice = settled.state_dir / f"invoices/{written.replace('/', '-')}.txt"
     assert invoice.read_text() == "Ann: 5.00\n"

@@ -15,6 +15,7 @@ from typing import Any, Self, Unpack
 
 from streamqd import config
 from streamqd.config.values import Size
+from streamqd.model import Uid
 from streamqd.producer.chunk import Result
 from streamqd.producer.encoding import Envelope, Outgoing
 from streamqd.producer.options import ProducerOptions, checked
@@ -76,21 +77,21 @@ class AsyncProducer:
         at: float | datetime | None = None,
         expires: float | timedelta | datetime | None = None,
         dedup_id: str | None = None,
-    ) -> str:
-        """Write one message; return its entry id. Arguments and errors as for `Producer.send`."""
+    ) -> Uid:
+        """Write one message; return its uid. Arguments and errors as for `Producer.send`."""
         item = Outgoing(value, key, headers, partition, delay, at, expires, dedup_id)
         [result] = await self._post(topic, (self._sender.encode(item),))
         if isinstance(result, Exception):
             raise result
         return result
 
-    async def send_many(self, topic: str, items: Iterable[Any]) -> list[str]:
-        """Write many messages, pipelined; return their entry ids in order.
+    async def send_many(self, topic: str, items: Iterable[Any]) -> list[Uid]:
+        """Write many messages, pipelined; return their uids in order.
 
         Items, order and errors as for `Producer.send_many`. Other sends may come between the
         chunks.
         """
-        ids: list[str] = []
+        ids: list[Uid] = []
         try:
             for batch in self._sender.cut(items):
                 confirmed_ids, failure = confirmed(topic, await self._post(topic, batch))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from streamqd import config
 from streamqd.config.values import Duration, Size
 from streamqd.errors import BufferFull, UnknownOutcome
+from streamqd.model import Uid
 from streamqd.producer.chunk import Result
 from streamqd.producer.encoding import Outgoing
 from streamqd.producer.options import ProducerOptions, checked
@@ -21,8 +22,8 @@ from streamqd.producer.send_buffer import SendBuffer
 from streamqd.producer.sender import Sender
 
 
-class Receipt(Future[str]):
-    """What `BufferedProducer.send` returns: a future of the message's id.
+class Receipt(Future[Uid]):
+    """What `BufferedProducer.send` returns: a future of the message's uid.
 
     `result` raises what `Producer.send` would have raised. In a child that was forked meanwhile it
     raises UnknownOutcome, for the message is the parent's. `cancel` works until the message is
@@ -41,14 +42,14 @@ class Receipt(Future[str]):
     def __init__(self) -> None:
         self._pid = os.getpid()
 
-    def result(self, timeout: float | None = None) -> str:
-        """Wait for the id. Raises TimeoutError, CancelledError, or why there is none."""
+    def result(self, timeout: float | None = None) -> Uid:
+        """Wait for the uid. Raises TimeoutError, CancelledError, or why there is none."""
         self._check_process()
         outcome = self._outcome
-        return outcome if isinstance(outcome, str) else super().result(timeout)
+        return outcome if isinstance(outcome, Uid) else super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the outcome; return why there is no id, or None when there is one."""
+        """Wait for the outcome; return why there is no uid, or None when there is one."""
         self._check_process()
         return super().exception(timeout)
 
@@ -61,7 +62,7 @@ class Receipt(Future[str]):
         return self.set_running_or_notify_cancel()
 
     def _settle(self, outcome: Result) -> None:
-        """For the thread that writes: the id, or why there is none."""
+        """For the thread that writes: the uid, or why there is none."""
         with self._lock:
             if not self._complete:
                 self._outcome = outcome
@@ -84,7 +85,7 @@ class Receipt(Future[str]):
             """Become complete when an attribute of a future is used."""
             with self._lock:
                 if not self._complete:
-                    future: Future[str] = Future()
+                    future: Future[Uid] = Future()
                     if self._claimed:
                         future.set_running_or_notify_cancel()
                     if self._outcome is not None:
@@ -93,7 +94,7 @@ class Receipt(Future[str]):
             return super().__getattribute__(name)
 
 
-def _settle(future: Future[str], outcome: Result) -> None:
+def _settle(future: Future[Uid], outcome: Result) -> None:
     if isinstance(outcome, Exception):
         future.set_exception(outcome)
     else:
@@ -108,7 +109,7 @@ class BufferedProducer:
 
     1. `send` encodes the message, puts it into the buffer and returns a Receipt.
     2. The thread waits `linger` ("5ms") from the first message on, or for `max_batch` (512).
-    3. It writes what is there, in one transaction for each topic, and the receipts get their ids.
+    3. It writes what is there, in one transaction for each topic, and the receipts get their uids.
     4. `flush` waits for all that was sent before; `close`, or the end of the `with`, flushes.
 
     At most `max_messages` (100,000) of `max_bytes` ("64MiB") together are in the buffer. When it is

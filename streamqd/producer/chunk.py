@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamqd.errors import BacklogFull, RedisUnavailable
+from streamqd.model import Uid
 from streamqd.producer.encoding import Envelope
 from streamqd.store.publishing import Transaction
 from streamqd.store.scripts import Call
 
 BACKLOG_PAUSES = (0.02, 0.05, 0.1, 0.25)  # seconds between looks for room; the last one repeats
 
-Result = str | Exception  # of one message: its id, or why there is none
+Result = Uid | Exception  # of one message: its uid, or why there is none
 NOT_YET = BacklogFull("not tried yet")  # no caller sees it: the message waits behind others
 
 

@@ -14,6 +14,7 @@ from streamqd.errors import (
     RedisRefused,
     UnknownOutcome,
 )
+from streamqd.model import Uid
 from streamqd.producer.chunk import Result
 from streamqd.producer.encoding import Outgoing
 from streamqd.producer.options import ProducerOptions
@@ -78,17 +79,17 @@ class Producer:
         at: float | datetime | None = None,
         expires: float | timedelta | datetime | None = None,
         dedup_id: str | None = None,
-    ) -> str:
-        """Write one message; return its entry id (with `delay` or `at`, its send id).
+    ) -> Uid:
+        """Write one message; return its uid, which `streamqd trace` takes.
 
         bytes are written as they are, str as UTF-8, everything else as JSON. Messages with the
         same key go to the same partition; without a key (and without a `dedup_id`, which then
         takes its place) partitions take turns. A message whose `dedup_id` was used before, within
-        the window, is not written again: the id of the first is returned.
+        the window, is not written again: the uid of the first is returned.
 
         With `delay` (seconds or timedelta) or `at` (unix seconds or a datetime with a time zone) it
-        becomes readable later. Past `expires` it is not handled any more: seconds or a timedelta
-        after it became readable, or a datetime.
+        becomes readable later; `cancel` and `streamqd delayed` take its uid. Past `expires` it is
+        not handled any more: seconds or a timedelta after it became readable, or a datetime.
 
         Raises UnknownOutcome when the answer was lost (never with a `dedup_id` unless every
         repetition was lost too), RedisUnavailable when nothing was written, RedisRefused,
@@ -101,18 +102,18 @@ class Producer:
             raise result
         return result
 
-    def send_many(self, topic: str, items: Iterable[Any]) -> list[str]:
-        """Write many messages, pipelined; return their entry ids in order.
+    def send_many(self, topic: str, items: Iterable[Any]) -> list[Uid]:
+        """Write many messages, pipelined; return their uids in order.
 
         An item is a value as for `send`, or an `Outgoing`. Messages are written in the order of
         the items, in chunks, each waiting for the answer to the one before. Meanwhile the next
         chunk is made, so items of one chunk more may have been taken than are sent. When something
         fails, the messages before it have been written, and the error says how many these are:
-        ChunkUnknown, ChunkRefused and BacklogFull have the ids; an item that cannot be encoded, or
+        ChunkUnknown, ChunkRefused and BacklogFull have the uids; an item that cannot be encoded, or
         an error raised by `items` itself, stops the sending behind the items before it and is
         raised with a note.
         """
-        ids: list[str] = []
+        ids: list[Uid] = []
         try:
             for results in self._sender.stream(topic, items):
                 chunk, failure = confirmed(topic, results)
@@ -126,12 +127,11 @@ class Producer:
 
     def send_chunks(
         self, topic: str, items: Iterable[Any], *, delay: float | None = None
-    ) -> Iterator[list[str]]:
-        """Write many messages as `send_many` does, yielding the ids of each chunk once confirmed.
+    ) -> Iterator[list[Uid]]:
+        """Write many messages as `send_many` does, yielding the uids of each chunk once confirmed.
 
-        The ids in a raised ChunkUnknown, ChunkRefused or BacklogFull are those of the failed chunk
-        only. With `delay` (seconds) all messages are scheduled, unless an item says otherwise, and
-        the ids are send ids.
+        The uids in a raised ChunkUnknown, ChunkRefused or BacklogFull are those of the failed chunk
+        only. With `delay` (seconds) all messages are scheduled, unless an item says otherwise.
         """
         if delay is not None:
             items = (_delayed(item, delay) for item in items)
@@ -142,6 +142,18 @@ class Producer:
             if failure is not None:
                 raise failure
 
+    def cancel(self, uid: str) -> bool:
+        """Cancel a delayed send: pass the value that `send` returned.
+
+        Return True if it is cancelled now and is never delivered. Return False if no such send
+        waits: it was delivered, cancelled before, or never sent. A cancelled send keeps its
+        `dedup_id`.
+
+        Raises ValueError for a string that is no uid, UnknownOutcome when the answer was lost (a
+        second call is safe), RedisUnavailable when nothing was changed, and RedisRefused.
+        """
+        return self._sender.cancel(uid)
+
     def buffered(self, **buffer: Unpack[BufferOptions]) -> BufferedProducer:
         """Make a BufferedProducer with the settings of this one and a connection of its own."""
         from streamqd.producer.buffered import BufferedProducer
@@ -149,16 +161,16 @@ class Producer:
         return BufferedProducer(None, self._sender.settings, **buffer, **self._options)
 
 
-def confirmed(topic: str, results: Sequence[Result]) -> tuple[list[str], Exception | None]:
-    """Read the results of a batch: the ids in order, and the error that ends the sending.
+def confirmed(topic: str, results: Sequence[Result]) -> tuple[list[Uid], Exception | None]:
+    """Read the results of a batch: the uids in order, and the error that ends the sending.
 
     An error that says of itself how much of the batch was written leaves no ids.
     """
-    sent = [each for each in results if isinstance(each, str)]
+    sent = [each for each in results if isinstance(each, Uid)]
     if len(sent) == len(results):
         return sent, None
     failures = [each for each in results if isinstance(each, Exception)]
-    ids = [each if isinstance(each, str) else None for each in results]
+    ids: list[str | None] = [each if isinstance(each, Uid) else None for each in results]
     for at, each in enumerate(results):
         if isinstance(each, UnknownOutcome):
             unknown = len(results) - at
@@ -175,10 +187,10 @@ def confirmed(topic: str, results: Sequence[Result]) -> tuple[list[str], Excepti
     if isinstance(failures[0], BacklogFull):
         return [], BacklogFull(str(failures[0]), ids)
     # It ended at a message that could not be routed, or nothing was written at all.
-    return [each for each in ids if each is not None], failures[0]
+    return sent, failures[0]
 
 
-def note_written(error: Exception, ids: list[str]) -> None:
+def note_written(error: Exception, ids: list[Uid]) -> None:
     """Say in an error that ended `send_many` which messages were written before."""
     if isinstance(error, ChunkUnknown | ChunkRefused | BacklogFull):
         error.ids[:0] = ids

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from streamqd import config
+from streamqd.config.setting import NAME
 from streamqd.config.values import Duration
 from streamqd.errors import (
     BacklogFull,
@@ -25,6 +27,7 @@ from streamqd.errors import (
     RefusalKind,
     UnknownOutcome,
 )
+from streamqd.model import Uid
 from streamqd.producer.chunk import NOT_YET, Chunk, Result
 from streamqd.producer.encoding import (
     Encoded,
@@ -39,10 +42,11 @@ from streamqd.producer.encoding import (
 )
 from streamqd.producer.options import checked
 from streamqd.producer.routing import Partitioner, Router
-from streamqd.store import publishing, scripts
+from streamqd.store import publishing, scheduled, scripts
 from streamqd.store.client import connect
 from streamqd.store.keys import Keys
 from streamqd.store.publishing import ClusterWriter, MessageWriter
+from streamqd.store.replies import accepted
 from streamqd.store.scripts import Call
 from streamqd.store.store import Store
 from streamqd.store.transport import pack
@@ -52,6 +56,7 @@ CHUNK_BYTES = 1 << 20  # and about this many bytes
 PAUSES = (0.05, 0.2, 0.5)  # seconds before each repetition of a send that is safe to repeat
 REROUTES_MAX = 100  # of one transaction: each time the topic has changed under it
 DEDUP_WINDOW = 600.0
+_UID = re.compile(r"([^/]+)/([0-9]{1,9})/([!-~]{1,200})")
 
 
 _inherited: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -226,6 +231,28 @@ class Sender:
                 chunk.settle(free, self._write(chunk.part(free), fixed=bool(ahead)))
         chunk.plan()
 
+    def cancel(self, uid: str) -> bool:
+        """Cancel a delayed send; return False if none of this uid waits."""
+        if os.getpid() != self._pid:
+            self.forget()
+        self._writer.settle()
+        topic, partition, send_id = _parts(uid)
+        commands = scheduled.withdraw(self._keys, topic, partition, send_id)
+        try:
+            replies = self._connection.pipeline(commands)
+            removed = accepted(accepted(replies)[-1])[0]
+        except RedisUnavailable as error:
+            if not error.sent:
+                raise
+            raise UnknownOutcome(
+                f"no answer to the cancel of {uid}: it may or may not be cancelled ({error})"
+            ) from error
+        except RedisRefused as error:
+            raise RedisRefused(
+                error.code, f"the delayed send {uid} was not cancelled ({error})"
+            ) from error
+        return bool(removed)
+
     # --- writing and repeating ---
 
     def _start(self, chunk: Chunk) -> None:
@@ -265,7 +292,7 @@ class Sender:
                 if pause is None or final:
                     return [_unknown(chunk.topic, error, lost) for _ in chunk.envelopes]
             if set(map(type, replies)) == {bytes}:
-                return [reply.decode() for reply in replies]
+                return _uids(chunk, replies)
             if pause is None or not all(map(_for_the_moment, replies)):
                 return [
                     _result(chunk.topic, *each, lost)
@@ -356,6 +383,16 @@ class Sender:
         return message.delay is not None and message.delay > longest
 
 
+def _parts(uid: str) -> tuple[str, int, str]:
+    """Read the uid of a delayed send. Raises ValueError."""
+    match = _UID.fullmatch(uid) if isinstance(uid, str) else None
+    if match is None or not NAME.fullmatch(match[1]):
+        raise ValueError(
+            f"{uid!r} is not the uid of a delayed send; pass what send(…, delay=) returned"
+        )
+    return match[1], int(match[2]), match[3]
+
+
 # --- what a reply means ---------------------------------------------------------------------------
 
 
@@ -390,7 +427,7 @@ def _result(
     if isinstance(reply, BacklogFull):  # it was not tried
         return reply
     if isinstance(reply, bytes):
-        return reply.decode()
+        return Uid(f"{topic}/{partition}/{reply.decode()}")
     if isinstance(reply, RedisRefused):
         if lost is None:
             return RedisRefused(reply.code, str(reply))
@@ -404,9 +441,17 @@ def _result(
             " more; the message was not sent"
         )
     send_id = expanded(envelope).send_id
-    if send_id and reply.word == "OK":
-        return send_id
-    return str(reply.rest[0].decode())
+    written = send_id if send_id and reply.word == "OK" else reply.rest[0].decode()
+    return Uid(f"{topic}/{partition}/{written}")
+
+
+def _uids(chunk: Chunk, entry_ids: Sequence[bytes]) -> list[Result]:
+    """The uids of messages that are all written."""
+    heads = {each: f"{chunk.topic}/{each}/" for each in set(chunk.partitions)}
+    return [
+        Uid(heads[partition] + entry_id.decode())
+        for partition, entry_id in zip(chunk.partitions, entry_ids, strict=True)
+    ]
 
 
 def _unknown(

@@ -56,6 +56,19 @@ def cancel(keys: Keys, topic: str, partition: int, send_ids: Sequence[str]) -> C
     )
 
 
+def withdraw(keys: Keys, topic: str, partition: int, send_id: str) -> list[tuple[str, ...]]:
+    """Make the transaction that cancels one delayed send, for a user without scripts.
+
+    The first reply of EXEC is 1 if the send was waiting. A second call answers 0.
+    """
+    return [
+        ("MULTI",),
+        ("ZREM", keys.scheduled(topic, partition), send_id),
+        ("HDEL", keys.scheduled_items(topic, partition), send_id),
+        ("EXEC",),
+    ]
+
+
 def fields_of(raw: bytes | None, key: str, send_id: str) -> dict[bytes, bytes]:
     """Read an item: the fields of the message, as a script has packed them. Raises BadValue."""
     try:

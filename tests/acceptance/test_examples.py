@@ -34,12 +34,14 @@ def test_every_example_handles_its_messages(new_daemon: Callable[..., Daemon]):
                 for _, fields in found
             }
 
-        daemon.wait_for(lambda: (state / f"lookups/lookups-0-{address}").exists(), what="a name")
+        daemon.wait_for(
+            lambda: (state / f"lookups/{address.replace('/', '-')}").exists(), what="a name"
+        )
         daemon.wait_for(lambda: letters("sensors"), what="a letter")
         daemon.wait_for(lambda: letters("orders"), what="a letter")
         assert letters("sensors") == {b"warm": b"dead"}
         assert letters("orders") == {b'{"customer": "Bob", "lines": 3}': b"undecodable"}
-        invoice = state / f"invoices/orders-0-{written}.txt"
+        invoice = state / f"invoices/{written.replace('/', '-')}.txt"
         assert invoice.read_text() == "Ann: 5.00\n"
         assert daemon.stop() == 0
     with sqlite3.connect(state / "readings-0.db") as database:

@@ -276,7 +276,7 @@ def test_following_a_topic_sees_what_comes_at_every_node(
     news = Tail(Store(link, keys), "orders").follow()
     ids = producer.send_many("orders", [Outgoing("y", partition=n) for n in range(6)])
     seen = {each.partition: each.id for each in next(news)}
-    assert seen == dict(enumerate(ids))
+    assert seen == {each.partition: each.id for each in ids}
 
 
 # --- producers ------------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ def test_a_batch_is_written_to_all_its_nodes_in_order(
     link = open_link()
     for number in range(6):
         entries = link.execute("XRANGE", keys.stream("orders", number), "-", "+")
-        assert [entry[0].decode() for entry in entries] == ids[number::6]
+        assert [entry[0].decode() for entry in entries] == [each.id for each in ids[number::6]]
         assert [int(entry[1][1]) for entry in entries] == list(range(number, 600, 6))
 
 
@@ -383,7 +383,7 @@ def test_the_source_for_spark_reads_each_partition_at_its_node(
             ]
             for place, span in spans.items()
         }
-        assert found == {number: ids[number::6] for number in range(6)}
+        assert found == {number: [each.id for each in ids[number::6]] for number in range(6)}
         stream = Keys().stream("orders", 0)
         source, target = cluster.begin_move(stream)
         source.migrate(target, stream)

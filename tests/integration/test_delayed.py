@@ -38,7 +38,7 @@ def send(server: Server, at: At) -> Callable[..., list[str]]:
     def call(*items: Outgoing) -> list[str]:
         with Producer(server.url) as producer:
             ids = producer.send_many("access", items)
-        return [f"{item.partition}:{each}" for item, each in zip(items, ids, strict=True)]
+        return [f"{each.partition}:{each.id}" for each in ids]
 
     return call
 
@@ -159,6 +159,48 @@ def test_cancel_says_what_became_of_each(
     assert "never was" in verb("show", "access", drop, code=8).stderr
     assert [row["id"] for row in document(verb("list", "access", "--json"))["rows"]] == [keep]
     assert link.execute("HLEN", keys.scheduled_items("access", 0)) == 1
+
+
+def test_producer_cancel_ends_a_delayed_send(
+    server: Server, at: At, link: Connection, keys: Keys, verb: Run
+) -> None:
+    """U3: the value that `send` returned cancels the send, and says later that it was sent."""
+    at(0)
+    with Producer(server.url) as producer:
+        drop, sent = producer.send_many("access", [later("drop"), later("sent", 0)])
+        plain = producer.send("access", "plain", partition=0)
+        assert promote(link, keys) == 1
+        assert verb("show", "access", sent, code=8).stderr.count(
+            f"has been sent: it is {plain.topic}"
+        )
+        assert producer.cancel(drop)
+        assert not producer.cancel(drop)
+        assert not producer.cancel(sent)
+        assert not producer.cancel(plain)
+        assert not producer.cancel("access/99/never")
+        for wrong in (drop.id, f"{drop.partition}:{drop.id}", "a b/0/x", "access/x/1-0", 7):
+            with pytest.raises(ValueError, match=r"not the uid of a delayed send; pass what send"):
+                producer.cancel(wrong)  # type: ignore[arg-type]
+    assert link.execute("ZCARD", keys.scheduled("access", 0)) == 0
+    assert link.execute("HLEN", keys.scheduled_items("access", 0)) == 0
+    assert link.execute("XLEN", keys.stream("access", 0)) == 2
+
+
+def test_commands_accept_the_uid_of_a_delayed_send(
+    server: Server, at: At, run: Run, verb: Run
+) -> None:
+    """U3: `trace` and `delayed show`, `now` and `cancel` take what `send` returned."""
+    at(0)
+    with Producer(server.url) as producer:
+        first = producer.send("access", "first", delay=HOUR, key="k")
+        second = producer.send("access", "second", delay=HOUR, dedup_id="d")
+        assert producer.send("access", "again", delay=HOUR, dedup_id="d") == second
+        written = producer.send("access", "written")
+    assert document(run("trace", first, "--json"))["where"] == "scheduled"
+    assert document(run("trace", written, "--json"))["where"] == "present"
+    assert document(verb("show", "access", first, "--json"))["payload"] == "first"
+    assert verb("now", "access", first).stdout == "1 delayed send due now\n"
+    assert verb("cancel", "access", second).stdout == "1 delayed send cancelled\n"
 
 
 def test_all_is_asked_for(verb: Run, send: Callable[..., list[str]], run: Run) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import dataclasses
 import json
 import logging
 import os
+import pickle
 import zlib
 from collections.abc import Callable, Iterator
 
@@ -96,13 +98,35 @@ def test_a_payload_alone_is_the_same_entry_on_every_way(server, link, keys, payl
 def test_an_entry_holds_payload_key_and_headers_and_nothing_else(producer, link, keys):
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
-    entry_id = producer.send("access", b"x", key="user-1", headers={"traceparent": trace})
+    sent = producer.send("access", b"x", key="user-1", headers={"traceparent": trace})
 
     [entry] = entries(link, keys, "access")
     assert list(entry) == ["payload", "key", "headers"]
     assert entry["key"] == b"user-1"
     assert json.loads(entry["headers"]) == {"traceparent": trace}
-    assert link.execute("XRANGE", keys.stream("access", 0), entry_id, entry_id)
+    assert link.execute("XRANGE", keys.stream("access", 0), sent.id, sent.id)
+
+
+def test_send_returns_the_uid_that_the_handler_sees(server, link, keys):
+    """U3: `send` and `send_many` return `topic/partition/id`, never the same value twice."""
+    create(link, keys, "access", 4)
+    with Producer(server.url) as producer:
+        one = producer.send("access", b"x", key="k")
+        sent = [one, *producer.send_many("access", [b"y"] * 1200)]
+
+    written = {
+        f"access/{number}/{raw_id.decode()}"
+        for number in range(4)
+        for raw_id, _ in link.execute("XRANGE", keys.stream("access", number), "-", "+")
+    }
+    assert set(sent) == written
+    assert len(set(sent)) == len(sent) == 1201
+    topic, number, entry_id = one.split("/")
+    assert (one.topic, one.partition, one.id) == (topic, int(number), entry_id)
+    assert type(one.partition) is int
+    assert json.loads(json.dumps({one: one})) == {str(one): str(one)}
+    assert pickle.loads(pickle.dumps(one)).id == one.id
+    assert copy.deepcopy(one).partition == one.partition
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, float("nan")])
@@ -298,14 +322,14 @@ def test_plain_sends_need_no_right_to_run_scripts(server, link, keys):
 
 
 def test_a_delayed_message_waits_outside_of_the_stream(producer, link, keys):
-    send_id = producer.send("access", b"x", key="k", delay=60)
+    sent = producer.send("access", b"x", key="k", delay=60)
 
     assert entries(link, keys, "access") == []
     [(member, due)] = pairs(
         link.execute("ZRANGE", keys.scheduled("access", 0), 0, -1, "WITHSCORES")
     )
     seconds, _ = link.execute("TIME")
-    assert member.decode() == send_id
+    assert member.decode() == sent.id
     assert 55 <= float(due) / 1000 - int(seconds) <= 61
 
 
@@ -346,9 +370,9 @@ def test_with_a_dedup_id_a_lost_answer_is_repeated_and_writes_once(proxy, link, 
         producer.send("access", b"first")
         trigger = proxy.arm(Fault.DROP_REPLY, wanted=lambda args: args[0] in (b"EVAL", b"EVALSHA"))
         # The first answer is NOSCRIPT on a fresh server: what counts is that it is lost.
-        entry_id = producer.send("access", b"second", dedup_id="2")
+        sent = producer.send("access", b"second", dedup_id="2")
         assert trigger.hit
-        assert producer.send("access", b"second", dedup_id="2") == entry_id
+        assert producer.send("access", b"second", dedup_id="2") == sent
 
     assert [entry["payload"] for entry in entries(link, keys, "access")] == [b"first", b"second"]
 
@@ -357,11 +381,11 @@ def test_with_a_dedup_id_the_executed_script_is_not_executed_twice(proxy, link, 
     with Producer(proxy.url) as producer:
         producer.send("access", b"warm", dedup_id="1")
         trigger = proxy.arm(Fault.DROP_REPLY, command="EXEC")
-        entry_id = producer.send("access", b"second", dedup_id="2")
+        sent = producer.send("access", b"second", dedup_id="2")
         assert trigger.hit
 
     found = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
-    assert [raw_id.decode() for raw_id, _ in found][1:] == [entry_id]
+    assert [f"access/0/{raw_id.decode()}" for raw_id, _ in found][1:] == [sent]
 
 
 def test_when_every_answer_is_lost_even_a_dedup_id_does_not_help(proxy, link, keys, monkeypatch):
@@ -440,7 +464,7 @@ def test_many_messages_keep_their_order_and_get_their_ids(producer, link, keys):
     ids = producer.send_many("access", (b"%d" % n for n in range(1300)))
 
     found = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
-    assert [raw_id.decode() for raw_id, _ in found] == ids
+    assert [f"access/0/{raw_id.decode()}" for raw_id, _ in found] == ids
     assert [fields[1] for _, fields in found] == [b"%d" % n for n in range(1300)]
 
 
@@ -486,7 +510,7 @@ def test_a_lost_connection_tells_how_many_are_confirmed(proxy, link, keys):
     assert 512 <= len(error.ids) <= 512 + 100
     assert error.unknown == 1024 - len(error.ids)
     found = link.execute("XRANGE", keys.stream("access", 0), "-", "+")[1:]
-    assert [raw_id.decode() for raw_id, _ in found][: len(error.ids)] == error.ids
+    assert [f"access/0/{raw_id.decode()}" for raw_id, _ in found][: len(error.ids)] == error.ids
     assert len(found) <= 1024
 
 
@@ -510,8 +534,12 @@ def test_a_full_memory_tells_which_were_written(producer, link, keys):
 @pytest.mark.parametrize(
     ("first", "tries", "ids"),
     [
-        ([RedisRefused("TRYAGAIN", "x"), RedisRefused("TRYAGAIN", "x")], 2, ["3-0", "4-0"]),
-        ([b"1-0", RedisRefused("TRYAGAIN", "x")], 1, ["1-0", None]),
+        (
+            [RedisRefused("TRYAGAIN", "x"), RedisRefused("TRYAGAIN", "x")],
+            2,
+            ["access/0/3-0", "access/0/4-0"],
+        ),
+        ([b"1-0", RedisRefused("TRYAGAIN", "x")], 1, ["access/0/1-0", None]),
         ([RedisRefused("OOM", "x"), RedisRefused("OOM", "x")], 1, [None, None]),
     ],
 )
@@ -550,7 +578,7 @@ def test_scheduling_many(producer, link, keys):
     [ids] = producer.send_chunks("access", [b"x", b"y"], delay=60)
 
     members = link.execute("ZRANGE", keys.scheduled("access", 0), 0, -1)
-    assert {each.decode() for each in members} == set(ids)
+    assert {each.decode() for each in members} == {each.id for each in ids}
 
 
 # --- processes ------------------------------------------------------------------------------------

@@ -51,14 +51,14 @@ def texts(count: int) -> list[bytes]:
 
 def ids_of(link: Connection, keys: Keys, topic: str = "access", partition: int = 0) -> list[str]:
     found = link.execute("XRANGE", keys.stream(topic, partition), "-", "+")
-    return [raw_id.decode() for raw_id, _ in found]
+    return [f"{topic}/{partition}/{raw_id.decode()}" for raw_id, _ in found]
 
 
 def in_step(producer: Producer, link: Connection, keys: Keys, topic: str = "access") -> None:
     """What the producer takes for the answer is the answer to what it sent."""
     for text in (b"one", b"two"):
         sent = producer.send(topic, text)
-        [[_, fields]] = link.execute("XRANGE", keys.stream(topic, 0), sent, sent)
+        [[_, fields]] = link.execute("XRANGE", keys.stream(topic, 0), sent.id, sent.id)
         assert fields == [b"payload", text]
 
 

@@ -49,7 +49,7 @@ def test_a_send_answers_the_id(server, link, keys):
     ids = run(work())
 
     found = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
-    assert [raw_id.decode() for raw_id, _ in found] == ids
+    assert [f"access/0/{raw_id.decode()}" for raw_id, _ in found] == ids
     assert payloads(link, keys) == [b"%d" % n for n in range(1, 1200)]
 
 
@@ -119,7 +119,7 @@ def test_a_cancelled_send_harms_no_other(server, link, keys, gate):
     found = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
     # What had begun was written all the same: nobody can tell from the cancellation.
     assert [fields[1] for _, fields in found] == [b"begun", b"behind", b"later"]
-    assert [raw_id.decode() for raw_id, _ in found][1:] == ids
+    assert [f"access/0/{raw_id.decode()}" for raw_id, _ in found][1:] == ids
 
 
 def test_a_timeout_is_a_cancellation(server, link, keys, gate):

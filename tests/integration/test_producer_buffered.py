@@ -76,7 +76,9 @@ def test_messages_are_written_in_order_and_receipts_have_their_ids(server, link,
         receipts = [producer.send("access", b"%d" % n) for n in range(2000)]
 
     found = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
-    assert [raw_id.decode() for raw_id, _ in found] == [each.result(0) for each in receipts]
+    assert [f"access/0/{raw_id.decode()}" for raw_id, _ in found] == [
+        each.result(0) for each in receipts
+    ]
     assert payloads(link, keys) == [b"%d" % n for n in range(2000)]
 
 
@@ -113,7 +115,7 @@ def test_every_option_of_a_send_holds(server, link, keys):
     assert first.result(0) == again.result(0) != plain.result(0)
     assert payloads(link, keys) == [b"1", b"2"]
     scheduled = link.execute("ZRANGE", keys.scheduled("access", 0), 0, -1)
-    assert scheduled == [later.result(0).encode()]
+    assert scheduled == [later.result(0).id.encode()]
     assert payloads(link, keys, "orders") == [b"5"]
     assert other.result(0)
 
@@ -198,7 +200,9 @@ def test_with_dedup_ids_a_lost_answer_is_asked_for_again(proxy, link, keys):
         producer.flush()
 
     found = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
-    assert [raw_id.decode() for raw_id, _ in found][1:] == [each.result(0) for each in receipts]
+    assert [f"access/0/{raw_id.decode()}" for raw_id, _ in found][1:] == [
+        each.result(0) for each in receipts
+    ]
 
 
 def test_a_partitioner_cannot_end_the_thread(server, link, keys):

@@ -98,7 +98,7 @@ def test_an_instant_is_kept_to_the_millisecond(server, link, keys):
 
     found = link.execute("ZRANGE", keys.scheduled("access", 0), 0, -1, "WITHSCORES")
     due = round(noon.timestamp() * 1000)
-    assert [found[0].decode(), found[1], found[3]] == [first, b"%d" % due, b"%d" % (due + 1000)]
+    assert [found[0].decode(), found[1], found[3]] == [first.id, b"%d" % due, b"%d" % (due + 1000)]
 
 
 # --- the limit of the backlog ---------------------------------------------------------------------
@@ -218,4 +218,4 @@ def test_items_of_several_kinds_are_written_in_order(server, link, keys):
 
     assert payloads(link, keys) == [b"1", b"2", b"3"]
     assert ids[1] == ids[3]
-    assert link.execute("ZRANGE", keys.scheduled("access", 0), 0, -1) == [ids[2].encode()]
+    assert link.execute("ZRANGE", keys.scheduled("access", 0), 0, -1) == [ids[2].id.encode()]

@@ -77,7 +77,7 @@ def send(
             over.wait(REST_SECONDS)
         else:
             delayed = "delay" in options
-            ledger.sent("" if delayed else f"{TOPIC}/{partition}/{found}", payload)
+            ledger.sent("" if delayed else found, payload)
         return
 
 

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta, timezone
 
 from streamqd import (
     AsyncProducer, BacklogFull, BufferedProducer, BufferFull, ChunkUnknown, Outgoing, Producer,
-    UnknownOutcome,
+    Uid, UnknownOutcome,
 )
 
 
@@ -27,10 +27,13 @@ def plain() -> None:
     with Producer("redis://localhost", partitioner={"orders": by_region, "logs": "sticky"}) as one:
         entry: str = one.send("orders", {"id": 7}, key="k", expires=timedelta(hours=1))
         later: str = one.send("orders", b"x", at=datetime.now(timezone.utc), dedup_id=entry)
-        ids: list[str] = one.send_many("orders", [1, "two", Outgoing(b"3", key=later, delay=5)])
+        print(one.cancel(later))
+        ids: list[Uid] = one.send_many("orders", [1, "two", Outgoing(b"3", key=later, delay=5)])
         with one.buffered(linger=timedelta(seconds=1), max_batch=100) as many:
-            receipt: Future[str] = many.send("orders", ids)
-            print(receipt.result(timeout=5))
+            receipt: Future[Uid] = many.send("orders", ids)
+            sent: Uid = receipt.result(timeout=5)
+            where: tuple[str, int, str] = (sent.topic, sent.partition, sent.id)
+            print(where)
     try:
         with BufferedProducer(max_messages=10, block=0, max_backlog=100) as many:
             flushed: bool = many.flush(1.5)
@@ -46,7 +49,7 @@ def plain() -> None:
 async def asynchronous() -> None:
     async with AsyncProducer(partitioner="consistent", backlog_wait="5s", timeout="5s") as producer:
         entry: str = await producer.send("orders", b"x")
-        ids: list[str] = await producer.send_many("orders", (n for n in range(3)))
+        ids: list[Uid] = await producer.send_many("orders", (n for n in range(3)))
         print(entry, ids)
 
 
