@@ -8,6 +8,7 @@ one was.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 from streamqd import logs
@@ -184,6 +185,7 @@ class Guards:
         self._probe_from = 0  # successes when the probe began
         self._probe_of = 0  # openings of the circuit by then
         self.must_pause = False
+        self._paused = False  # the pause is written; it ends when an operator takes it out
         self._hear()
         self._unsaid = self.probing
 
@@ -349,31 +351,47 @@ class Guards:
         self._waits.begin(Wait.PROBING)
 
     def _stand_still(self) -> None:
-        """Pause the partition as an operator would, and wait until somebody resumes it."""
+        """Pause the partition as an operator would, and wait until an operator resumes it.
+
+        Called again after a lost connection; a pause that was written is not written again.
+        """
         self._settler.flush()
         self._waits.begin(Wait.FLOODED)
-        link, keys, slot = self._settler.link, self._settler.keys, self._slot
+        link, keys = self._settler.link, self._settler.keys
         name = f"pause:{directives.Scope(*self._unit)}"
-        why = f"{self._guard.letters} dead letters within {self._guard.window:g} s"
+        if not self._paused:
+            why = f"{self._guard.letters} dead letters within {self._guard.window:g} s"
+            problem = self._pause(name, why)
+            self._waits.count_flood()
+            self._keep_flood()
+            logs.event(
+                "flood.stopped", logging.ERROR, unit=self._unit, why=why, error=problem or None
+            )
+            if problem:
+                # A pause that is not written cannot be resumed.
+                self._channel.sleep(self._guard.window, self._slot.unfinished)
+            else:
+                with contextlib.suppress(RedisRefused):
+                    link.pipeline([("PUBLISH", keys.wake(self._fleet), "order")])
+        orders = keys.orders(self._fleet)
+        while self._paused and link.execute("HEXISTS", orders, name):
+            self._channel.sleep(RESUME_SECONDS, self._slot.unfinished)
+        self.must_pause = self._paused = False
+        self._waits.end()
+
+    def _pause(self, name: str, why: str) -> str:
+        """Write the pause; return why it could not be written, or ''.
+
+        If the connection is lost before the answer, the pause is written a second time.
+        """
+        link, keys = self._settler.link, self._settler.keys
         by = f"the flood guard of {self._instance}"
-        problem = ""
         try:
             reply = link.run(directives.change(keys, self._fleet, name, by=by, why=why))
-            if reply.word != "OK":
-                problem = "there are too many orders"
-            link.pipeline([("PUBLISH", keys.wake(self._fleet), "order")])
         except RedisRefused as error:
-            problem = str(error)
-        self._waits.count_flood()
-        self._keep_flood()
-        logs.event("flood.stopped", logging.ERROR, unit=self._unit, why=why, error=problem or None)
-        if problem:
-            # Nobody can resume what is not written down.
-            self._channel.sleep(self._guard.window, slot.unfinished)
-        while not problem and link.execute("HEXISTS", keys.orders(self._fleet), name):
-            self._channel.sleep(RESUME_SECONDS, slot.unfinished)
-        self.must_pause = False
-        self._waits.end()
+            return str(error)
+        self._paused = reply.word == "OK"
+        return "" if self._paused else "there are too many orders"
 
 
 def guards_of(context: WorkerContext) -> Guards | None:

@@ -23,7 +23,7 @@ from streamqd.worker import ExitCode
 from streamqd.worker.guards import Outage
 from tests.contract.desk import UNIT, Desk
 from tests.support.life import Life
-from tests.support.proxy import Fault, FaultProxy
+from tests.support.proxy import Fault, FaultProxy, Trigger
 from tests.support.servers import Server
 from tests.support.waiting import wait_until
 
@@ -463,6 +463,41 @@ def test_a_flood_of_letters_pauses_the_partition_until_it_is_resumed(
     assert 5 <= letters[0] <= (8 if kind in (SEVERAL, BATCH) else 5)
     assert waits.read().flooded == 1
     assert waits.read().kind is Wait.NOTHING
+
+
+@pytest.mark.parametrize("lost", ["PUBLISH", "HEXISTS"])
+def test_a_resume_while_the_connection_is_lost_is_not_undone(
+    desk: Desk, new_life: Callable[[str], Life], slot: WorkerSlot, other: Connection,
+    proxy: FaultProxy, lost: str,
+):  # fmt: skip
+    """B8: the guard paused the partition again when its connection came back."""
+    life = new_life(proxy.url)
+    died: list[str] = []
+    held: list[Trigger] = []
+
+    def work(message: Message) -> None:
+        died.append(message.id)
+        if len(died) == 5:
+            held.append(proxy.arm(Fault.HOLD_REQUEST, command=lost))
+        if len(died) <= 5:
+            raise Dead("a bad release")
+
+    def play() -> None:
+        wait_until(lambda: held and held[0].hit, what="the pause is written down")
+        proxy.refusing = True
+        proxy.cut()
+        wait_until(lambda: proxy.refused, what="the worker has lost its connection")
+        other.run(
+            directives.change(desk.keys, "default", remove=[f"pause:{directives.Scope(*UNIT)}"])
+        )
+        proxy.refusing = False
+
+    player = threading.Thread(target=play)
+    player.start()
+    assert life.run(life.worker("t1", max_messages=20, **GUARD), work) == ExitCode.RECYCLE
+    player.join()
+    assert slot.waits.read().flooded == 1
+    assert len(died) == 20
 
 
 def test_few_deaths_among_many_successes_are_no_flood(desk: Desk, life: Life, slot: WorkerSlot):
