@@ -137,7 +137,7 @@ def test_messages_of_one_key_keep_their_order(
             ids = producer.send_many(TOPIC, outgoing)
         sent = defaultdict(list)
         for key, found in zip(keys, ids, strict=True):
-            sent[key].append(f"{TOPIC}/0/{found}")
+            sent[key].append(found)
         daemon.wait_settled()
 
         key_of = {uid: key for key, uids in sent.items() for uid in uids}

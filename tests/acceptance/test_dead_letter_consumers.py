@@ -269,7 +269,7 @@ def test_a_reader_is_reset_and_deleted_beside_the_groups_of_the_topic(make: NewD
 def test_a_topic_grows_whatever_its_reader_has_before_it(make: NewDaemon):
     with make(backoff={**QUICK, "base": "1h", "max": "2h"}) as daemon:
         with Producer(settings=config.load(daemon.config_path)) as before:
-            late = f"{TOPIC}/0/{before.send(TOPIC, 'never')}"
+            late = before.send(TOPIC, "never")
         daemon.wait_for(lambda: (seen := stand(daemon)) and seen.delayed, what="it is tried again")
         growth.grow(daemon.store, TOPIC, 2)
         daemon.wait_for(

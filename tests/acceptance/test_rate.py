@@ -87,7 +87,7 @@ def test_the_example_sends_its_letters(new_daemon: NewDaemon):
     )
     with daemon, Producer(settings=load(daemon.config_path)) as producer:
         sent = [producer.send("mailings", f"{name}@example.com") for name in ("ann", "bob")]
-        files = [daemon.folder / f"state/mailings/mailings-0-{each}" for each in sent]
+        files = [daemon.folder / f"state/mailings/{each.replace('/', '-')}" for each in sent]
         daemon.wait_for(lambda: all(each.exists() for each in files), what="both are sent")
         assert files[0].read_text() == "To: ann@example.com\n"
         assert daemon.stop() == 0

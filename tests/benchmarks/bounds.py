@@ -250,7 +250,7 @@ def loss(binary: Path, settings: dict[str, str], shim: Path, how: str) -> tuple[
         while time.monotonic() < end:
             ids = producer.send_many(TOPIC, [Outgoing(b"x" * 100, partition=0)] * BATCH)
             at = time.monotonic()
-            sent += [(each, at) for each in ids]
+            sent += [(each.id, at) for each in ids]
         server.kill()
         died = time.monotonic()
         producer.close()

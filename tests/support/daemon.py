@@ -22,7 +22,7 @@ import psutil
 
 from streamqd import config, process
 from streamqd.errors import RedisUnavailable
-from streamqd.model import Unit
+from streamqd.model import Uid, Unit
 from streamqd.producer import Outgoing, Producer
 from streamqd.scoreboard import WorkerState
 from streamqd.store import messages, topics
@@ -364,7 +364,7 @@ class Daemon:
 
     def send(
         self, payloads: Iterable[str], partition: int | None = None, expires: float | None = None
-    ) -> list[str]:
+    ) -> list[Uid]:
         """Send messages, round robin or to one partition; note each; return the uids in order."""
         if self._producer is None:
             settings = config.load(self.config_path)
@@ -377,14 +377,13 @@ class Daemon:
             number % self.partitions if partition is None else partition
             for number in range(len(payloads))
         ]
-        ids = self._producer.send_many(
+        uids = self._producer.send_many(
             TOPIC,
             [
                 Outgoing(payload, partition=place, expires=expires)
                 for payload, place in zip(payloads, places, strict=True)
             ],
         )
-        uids = [f"{TOPIC}/{place}/{found}" for place, found in zip(places, ids, strict=True)]
         for uid, payload in zip(uids, payloads, strict=True):
             self.ledger.sent(uid, payload)
         return uids
