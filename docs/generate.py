@@ -199,7 +199,7 @@ def error_tree() -> str:
         _table(("Error", "Is a", "Means"), rows),
         """
 What handlers raise to say how they ended, `Retry` and `Dead`, are not errors: see
-[write a handler](../how-to/write-a-handler.md#say-how-it-ended).
+[write a handler](../how-to/write-a-handler.md#acknowledge-retry-or-reject).
 """,
     )
 

@@ -1,4 +1,4 @@
-"""The figures that README.md and docs/README.zh-CN.md show, and the line of docs/index.md.
+"""The figures that README.md and docs/README.zh-CN.md show.
 
 They stand between two marks, so that the rest of the pages is written by people.
 `make bench NAME=page` puts them there from benchmarks/peers.json and survival.json; without the
@@ -19,19 +19,9 @@ END = "<!-- end of the figures -->"
 LIMIT = "the limit: a bare loop"  # of redis-py
 RAW = "the limit: raw hiredis"
 SHOWN = (
-    RAW,
-    LIMIT,
     "streamqd",
-    "streamqd, batch handler",
     "FastStream, batch handler",
-    "BullMQ",
     "Dramatiq, tuned",
-    "FastStream",
-    "taskiq, stream",
-    "huey",
-    "Celery, two solo workers",
-    "streaq",
-    "arq",
     "Celery, prefork",
     "RQ, simple workers",
 )
@@ -43,10 +33,10 @@ COLUMNS = (
     ("PSS MiB per worker", ",.0f"),
 )
 HEADS = (
-    "handled per second",
-    "delay, median",
-    "delay, 99 %",
-    "worker CPU per message",
+    "messages/s",
+    "latency p50",
+    "latency p99",
+    "CPU per message",
     "memory per worker",
 )
 UNITS = ("", " ms", " ms", " µs", " MiB")
@@ -54,22 +44,18 @@ UNITS = ("", " ms", " ms", " µs", " MiB")
 ENGLISH = """\
 {table}
 
-Medians of {rounds} rounds on {date}: {cores} cores ({cpu}), {server}. The limit promises nothing.
-[All systems and figures](docs/explanation/benchmarks.md).
+Medians of {rounds} rounds on {date}, {cores} cores ({cpu}), {server}. See
+[Benchmarks](docs/explanation/benchmarks.md).
 """
 CHINESE = """\
 {table}
 
-{rounds} 轮的中位数 ({date}): {cores} 核 ({cpu}), {server}. "the limit" 不作任何保证.
-[全部系统与数据](explanation/benchmarks.md)
+{rounds} 轮测试的中位数 ({date}, {cores} 核 {cpu}, {server})。
+全部系统与数据见[基准测试](explanation/benchmarks.md)。
 """
-INDEX = """\
-- [Beside its peers](explanation/benchmarks.md): throughput, delay, memory and processor time,
-  measured.
-"""
-CHINESE_HEADS = ("每秒处理", "延迟中位数", "延迟 99%", "每条消息的工作进程 CPU", "每个工作进程内存")
-KILLED_HEAD = "a killed worker's message"
-KILLED_CHINESE_HEAD = "工作进程被杀时的消息"
+CHINESE_HEADS = ("消息/秒", "延迟 p50", "延迟 p99", "每条消息 CPU", "每个 worker 内存")
+KILLED_HEAD = "killed worker's message reruns"
+KILLED_CHINESE_HEAD = "worker 被杀后消息重跑"
 MINUTE_S = 60.0
 
 Results = dict[str, Any]
@@ -83,14 +69,9 @@ def _chinese(results: Results, survival: Results | None) -> str:
     return _filled(CHINESE, results, survival, ("", *CHINESE_HEADS, KILLED_CHINESE_HEAD))
 
 
-def _index(_results: Results, _survival: Results | None) -> str:
-    return INDEX
-
-
 PAGES: dict[Path, Callable[[Results, Results | None], str]] = {
     Path("README.md"): _english,
     Path("docs/README.zh-CN.md"): _chinese,
-    Path("docs/index.md"): _index,
 }
 
 
