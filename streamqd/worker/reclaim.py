@@ -1,7 +1,7 @@
-"""Taking over what foreign consumers of the group read and left pending.
+"""Taking over entries that other clients of the group read and left pending.
 
-The housekeeper raises a flag when it saw an idle entry. What those consumers hold may be long, most
-of it fresh: it is looked through page by page, and reading goes on between two pages.
+The housekeeper sets a flag when it sees an idle entry. Other clients may hold many entries, most of
+them not idle. The worker goes through them page by page, and reads between two pages.
 """
 
 from __future__ import annotations
@@ -15,36 +15,38 @@ from streamqd.worker.fenced import FencedCalls
 
 
 class Reclaim:
-    """How far a worker has looked through both streams since the flag was raised."""
+    """The position of a worker in both streams since the flag was set."""
 
     def __init__(self, context: WorkerContext, calls: FencedCalls) -> None:
         self._context = context
         self._slot = context.slot
         self._calls = calls
         self._pages: dict[bool, messages.Cursor] = {}  # the next of each stream, by `retried`
-        self._looked = False  # a look has been done, and no reading since
+        self._looked = False  # a page was taken, and no read went ahead since
 
     @property
     def wanted(self) -> bool:
-        """Whether the flag is up."""
+        """True while the flag is set."""
         slot = self._slot
         return slot.reclaim_requested != slot.reclaim_done
 
-    def is_due(self, *, reading: bool = True) -> bool:
-        """Whether to look now; with `reading`, every other time: the others are for reading."""
-        looks = self.wanted and not (self._looked and reading)
+    def is_turn(self, *, reading: bool) -> bool:
+        """Return True if a page comes next. With `reading`, looks and reads alternate."""
+        return self.wanted and not (self._looked and reading)
+
+    def give_way(self) -> None:
+        """Note that a read goes ahead of the next page."""
         self._looked = False
-        return looks
 
     def pages(self) -> Iterator[bool]:
-        """Yield the streams, as `retried`, of which a page is to be taken; then end the walk.
+        """Yield each stream (as `retried`) whose next page must be taken.
 
-        The flag is taken down once both have been looked through.
+        Clears the flag once both streams were looked through.
         """
-        wanted = self._slot.reclaim_requested
+        wanted, self._looked = self._slot.reclaim_requested, False
         self._pages = self._pages or {False: messages.BEGIN, True: messages.BEGIN}
         yield from list(self._pages)
-        self._looked = True  # what failed is done again first
+        self._looked = True  # only now: a page that failed is taken again first
         if not self._pages:
             self._slot.reclaim_done = wanted
 

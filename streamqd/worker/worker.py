@@ -9,6 +9,7 @@ a script, to Redis.
 from __future__ import annotations
 
 import contextlib
+import enum
 import logging
 import secrets
 import socket
@@ -20,7 +21,7 @@ from streamqd.errors import HandlerLoadError, RedisRefused, RedisUnavailable, Re
 from streamqd.message import Delivery, Message
 from streamqd.model import Unit
 from streamqd.scoreboard import WORD_COMMAND, WorkerSlot, WorkerState, now_ns
-from streamqd.store import messages
+from streamqd.store import items, messages
 from streamqd.store.client import Connection, connect
 from streamqd.store.fetch import Fetcher, FetchResult
 from streamqd.store.keys import Keys
@@ -38,15 +39,28 @@ from streamqd.worker.prefetch import PrefetchController
 from streamqd.worker.quarantine import Quarantine
 from streamqd.worker.reader import REPLY_SECONDS, Reader
 from streamqd.worker.reclaim import Reclaim
-from streamqd.worker.settler import Settler
+from streamqd.worker.settler import DEFER_SECONDS, Settler
 from streamqd.worker.soft_limit import SoftLimit
 from streamqd.worker.throttle import rate_limiter_of
 from streamqd.worker.verdicts import RELEASE_SECONDS, Verdicts
 
+BLOCK_SECONDS = 15.0  # longest wait of one long poll
+RECOVER_PAGE = 64  # pending entries listed at a time, at most
 DOUBT_SECONDS = 1.0  # after which a silent connection is doubted: `store/doubt.py`
 IDLE_CHECK_SECONDS = 30.0
 RECONNECT_SECONDS = (0.05, 2.0)  # first and longest wait between two connection attempts
 PUBLISH_NS = 1_000_000_000
+
+
+class Step(enum.Enum):
+    """What the loop of a worker does next, see `WorkerProcess._next_step`."""
+
+    LIST_PENDING = enum.auto()
+    RECLAIM = enum.auto()
+    ANSWER = enum.auto()
+    WAIT = enum.auto()
+    POLL = enum.auto()
+    READ = enum.auto()
 
 
 def new_link(settings: Settings, unit: Unit, suffix: str = "") -> Connection:
@@ -87,6 +101,7 @@ class WorkerProcess:
         self.channel = ControlChannel(slot, control, self.settler.try_to_flush)
         self.clock = ServerClock()
         self.counts = RunCounts()
+        self._lanes = consumer.lanes
         self.limit = SoftLimit(slot, consumer.timeout)
         self.calls = FencedCalls(self.link, slot)
         batch_max = 1 if assignment.cautious else consumer.prefetch_max
@@ -170,7 +185,7 @@ class WorkerProcess:
         self.executor = executor_for(
             context, hooks, self.verdicts, guards, throttle, self.quarantine
         )
-        self.reader = Reader(context, self.fetcher, self.calls, self.executor, self.prefetch)
+        self.reader = Reader(self.unit, self.fetcher, self.calls, self.keys, self.slot)
 
     def _work(self) -> ExitCode:
         """Serve until something ends it; every trouble with the connection leads back to attach."""
@@ -273,7 +288,7 @@ class WorkerProcess:
                 open=not opened,
                 after_main=after[False],
                 after_retry=after[True],
-                count=reader.page(),
+                count=self._page(),
             )
             page = messages.Recovered.parse(self.calls.run(call), self.keys.attempts(*self.unit))
             if page.bad:
@@ -363,42 +378,86 @@ class WorkerProcess:
     # --- serve ---
 
     def _serve(self) -> None:
-        empty = False
+        """Loop: note what ended, start what can start, and do the one step that is next."""
+        empty = False  # the last read brought no entry
         while True:
             self._look()
-            ahead = not (empty or self.verdicts.released or self.reclaim.wanted)
-            ahead = ahead and self.reader.wants_ahead()
-            fetched = self.reader.read() if ahead else self._step(empty)
+            fetched = self._step(empty)
             if fetched is not None:
                 empty = not (fetched.retried or fetched.main)
                 self._take(fetched)
 
     def _step(self, empty: bool) -> FetchResult | None:
-        """Begin with what can begin, then do what is next. Returns what was read.
-
-        `empty`: the read before has brought nothing.
-        """
-        reader = self.reader
-        waiting = reader.poll.waiting
+        """Do what `_next_step` chooses. Returns the answer of a read, None when none came."""
+        if self._reads_ahead(empty):
+            return self._read()
+        waiting = self.reader.poll.waiting
         if not (waiting and self.executor.inline):  # else the connection is taken
             self._go_on()
-        wants = reader.wants()
-        if self.verdicts.released:
-            self._begin_again()
-        elif self.reclaim.wanted and self.reclaim.is_due(reading=wants):
-            if waiting:
-                raise Reconnect  # the poll keeps the connection for seconds
-            self._reclaim()
-            return None
-        elif waiting:
-            return self._answer()
-        elif not (wants or self._settling_may_ride()):
-            self._wait()
-        elif empty and not (self.executor.settling_is_due or self.reclaim.wanted):
-            reader.start_poll()
-        else:
-            return reader.read()
+        match self._next_step(empty):
+            case Step.LIST_PENDING:
+                self._begin_again()
+            case Step.RECLAIM if waiting:
+                raise Reconnect  # the poll would hold the connection for seconds
+            case Step.RECLAIM:
+                self._reclaim()
+            case Step.ANSWER:
+                return self._answer()
+            case Step.WAIT:
+                self._wait()
+            case Step.POLL:
+                self._start_poll()
+            case Step.READ:
+                self.reclaim.give_way()
+                return self._read()
         return None
+
+    def _reads_ahead(self, empty: bool) -> bool:
+        """Return True if a read goes out first, and entries start while Redis answers."""
+        if empty or self.verdicts.released or self.reclaim.wanted:
+            return False
+        executor = self.executor
+        return bool(
+            executor.about_to_begin and self.settler.only_plain_acks and self._wants(self._lanes)
+        )
+
+    def _next_step(self, empty: bool) -> Step:
+        """Choose the next step: the first line of this table that applies.
+
+        | State                                                | Step         |
+        | a handler released a message                         | LIST_PENDING |
+        | the housekeeper saw entries of other clients         | RECLAIM      |
+        | a long poll is under way                             | ANSWER       |
+        | the executor wants no entries, nothing rides on read | WAIT         |
+        | the last read was empty, and nothing is due          | POLL         |
+        | else                                                 | READ         |
+        """
+        if self.verdicts.released:
+            return Step.LIST_PENDING
+        executor, wants = self.executor, self._wants(self._lanes)
+        reclaims = self.reclaim.wanted
+        if reclaims and self.reclaim.is_turn(reading=wants):
+            return Step.RECLAIM
+        if self.reader.poll.waiting:
+            return Step.ANSWER
+        due = executor.settling_is_due
+        if not (wants or (due and self.settler.only_plain_acks and self._takes_along())):
+            return Step.WAIT
+        return Step.POLL if empty and not (due or reclaims) else Step.READ
+
+    def _wants(self, count: int) -> bool:
+        """Return True if a read may bring entries: fewer than `count` are ready, with room."""
+        executor = self.executor
+        if self.reader.poll.waiting or executor.alone or executor.is_full():
+            return False
+        return executor.wants(count)
+
+    def _takes_along(self) -> bool:
+        """Return True if a read may go out for its acknowledgements alone.
+
+        No lane asked for the entries that it brings. With those in hand they must fit in one read.
+        """
+        return self._wants(max(self.prefetch.count, self._lanes))
 
     def _look(self) -> None:
         """Obey, and note what has ended."""
@@ -416,7 +475,7 @@ class WorkerProcess:
         """Begin with what can begin, and settle what is due."""
         self.executor.start_ready()
         due = self.executor.settling_is_due
-        self.executor.settle(read_follows=due and self.reader.takes_along())
+        self.executor.settle(read_follows=due and self._takes_along())
 
     def _advance(self) -> None:
         """Obey, note what has ended, begin with what can begin, settle what is due."""
@@ -467,30 +526,77 @@ class WorkerProcess:
             raise Reconnect
         self._attach()
 
-    def _wait(self, *descriptors: int) -> set[int]:
-        """Wait until a run has ended, a descriptor is readable, or something is due."""
-        seconds = self.reader.longest_wait
-        if not (descriptors and self.executor.inline):
+    # --- waiting ---
+
+    def _patience(self, *, polling: bool) -> float:
+        """Return the seconds that the loop may wait for an event.
+
+        At most until something is to be settled, could start or must be checked. `polling`: a long
+        poll is under way. For an inline executor the poll itself ends in time, see `_start_poll`.
+        """
+        seconds = DEFER_SECONDS if self.settler.items else BLOCK_SECONDS
+        if not (polling and self.executor.inline):
             seconds = self.executor.patience(seconds)
-        if descriptors:
-            seconds = min(seconds, self.reader.poll.left() + 0.001)
+        return min(seconds, self.reader.poll.left() + 0.001) if polling else seconds
+
+    def _wait(self, *descriptors: int) -> set[int]:
+        """Wait for the end of a run, for a descriptor, or for `_patience`.
+
+        Returns the descriptors that are readable.
+        """
+        seconds = self._patience(polling=bool(descriptors))
         return self.channel.await_any([*self.executor.wake_fds, *descriptors], seconds)
 
     # --- reading ---
 
-    def _settling_may_ride(self) -> bool:
-        """Whether all that is to be settled are acknowledgements, and a read may take them along.
+    def _page(self) -> int:
+        """Return how many pending entries may be listed at a time. May wait, as `_await_room`."""
+        return min(RECOVER_PAGE, self.prefetch.count, self._await_room())
 
-        No lane has asked for what it brings: with what is waiting it must not exceed one read.
+    def _await_room(self) -> int:
+        """Return how many more entries of each stream may come into hand, at least 1.
+
+        Waits while Redis refuses retries and dead letters. Acknowledgements are still sent, because
+        they free memory.
         """
-        due = self.executor.settling_is_due and self.settler.only_plain_acks
-        return due and self.reader.takes_along()
+        settler, most = self.settler, self.consumer.prefetch_max
+        while (room := most - len(settler.items)) <= 0:
+            settler.flush()
+            if settler.items:
+                self.channel.sleep(0.2)
+        return max(1, min(room, self.prefetch.batch_max, self.executor.room))
+
+    def _read(self) -> FetchResult:
+        """Read once. Acknowledgements ride on the read; entries start while Redis answers."""
+        settler, executor, reader = self.settler, self.executor, self.reader
+        count = min(self.prefetch.count, self._await_room())
+        reader.send(settler.main_acks, settler.retry_acks, count)
+        if executor.about_to_begin:
+            executor.start_ready()  # it must not add to what is acknowledged
+        fetched = reader.receive()
+        if fetched.executed and settler.acks_owed:
+            settler.acks_confirmed(now_ns())
+        return reader.accept(fetched) or self._read_when_full(count)
+
+    def _read_when_full(self, count: int) -> FetchResult:
+        """Settle and read by scripts, because the server's memory is full."""
+        self.settler.flush()
+        share = max(1, count * items.BYTES_MAX // self.consumer.prefetch_bytes)
+        return self.reader.read_by_script(self.lease, min(count, share))
+
+    def _start_poll(self) -> None:
+        """Send a read that waits at the server for new entries."""
+        if self.executor.inline:  # it needs the connection, too
+            seconds = max(0.001, self._patience(polling=False))
+        else:
+            seconds = DEFER_SECONDS if self.settler.items else BLOCK_SECONDS
+        self.reader.start_poll(min(self.prefetch.count, self._await_room()), seconds)
 
     def _answer(self) -> FetchResult | None:
-        """Wait for the long poll, or for anything else that happens. None: it has not answered."""
+        """Wait for the long poll or another event. Returns None when it has not answered."""
         poll = self.reader.poll
         if poll.fileno() in self._wait(poll.fileno()):
-            return self.reader.answer()
+            return self.reader.accept(poll.answer()) or self._read_when_full(poll.count)
         poll.check()
         return None
 
@@ -534,7 +640,7 @@ class WorkerProcess:
         self._idle_since = 0
         self.settler.flush()
         for retried in self.reclaim.pages():
-            found = self.reclaim.take(retried, self.reader.session, self.reader.page())
+            found = self.reclaim.take(retried, self.reader.session, self._page())
             if found:
                 self._run_pending(found)
                 self.settler.flush()

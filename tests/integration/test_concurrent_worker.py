@@ -24,7 +24,7 @@ from streamqd.message import Message
 from streamqd.model import Backoff
 from streamqd.scoreboard import RUNNING, WorkerSlot, now_ns
 from streamqd.store.client import connect
-from streamqd.worker import ExitCode, concurrent, reader, worker
+from streamqd.worker import ExitCode, concurrent, worker
 from streamqd.worker.runs import QUICK_RUN_NS
 from tests.contract.desk import Desk
 from tests.support.life import Life
@@ -345,7 +345,7 @@ def test_what_waits_in_hand_is_no_reason_to_connect_anew(
 ):
     """However long it waits, it is pending because it is in hand, and not because it got lost."""
     monkeypatch.setattr(worker, "IDLE_CHECK_SECONDS", 0.0)
-    monkeypatch.setattr(reader, "BLOCK_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "BLOCK_SECONDS", 0.01)
     for number in range(1, 7):
         desk.add(f"{number}-0", "payload", "x", "key", f"k{number % 5}")
     other = connect(life.settings.redis, timeout=5.0, name="test:other")

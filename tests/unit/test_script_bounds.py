@@ -30,7 +30,7 @@ from streamqd.store import (
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
 from streamqd.supervisor.partition import PartitionState
-from streamqd.worker import dead_letters, reader, serial, settler
+from streamqd.worker import dead_letters, serial, settler, worker
 
 LUA_UNPACK_MAX = 7_999  # values; the server's LUAI_MAXCSTACK is 8,000
 LUA = Path(__file__).parents[2] / "lua"
@@ -272,7 +272,7 @@ FEEDERS: dict[str, list[int]] = {
     "leases.ENTRIES_MAX": [ENTRIES_MAX],
     "messages.ITEMS_MAX": [
         settler.BATCH_MAX,
-        reader.RECOVER_PAGE,
+        worker.RECOVER_PAGE,
         promoter.PAGE,
         largest("prefetch_max"),  # a page of fetch, recover and reclaim, and a read
     ],
