@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+
+# A regular expression's class: characters without a width, in which texts that look alike differ.
+# Unicode's Default_Ignorable_Code_Point, except for joiners and variation selectors.
+INVISIBLE = (
+    "\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b\\u200e\\u200f\\u202a-\\u202e"
+    "\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff0-\\ufffb\\U0001bca0-\\U0001bca3\\U0001d173-\\U0001d17a"
+    "\\U000e0000-\\U000e00ff\\U000e01f0-\\U000e0fff"
+)
+# Joiners and variation selectors shape letters of many scripts, and emoji. Next to a Latin, Greek
+# or Cyrillic letter, at an end of the text, and doubled, they shape nothing.
+_PLAIN = "\\x20-\\x7e\\u00a0-\\u052f"
+HIDING_JOINERS = (
+    f"(?:(?:^|(?<=[{_PLAIN}\\u200c\\u200d]))[\\u200c\\u200d]|[\\u200c\\u200d](?:$|(?=[{_PLAIN}]))"
+    "|(?:^|(?<=[A-Za-z\\u00c0-\\u052f]))[\\ufe00-\\ufe0f\\U000e0100-\\U000e01ef])"
+)
+HIDDEN = re.compile(f"[{INVISIBLE}]|{HIDING_JOINERS}")
 
 PARTITIONS_SHOWN = 12  # runs of partition numbers in one sentence
 
@@ -73,16 +90,23 @@ def short(seconds: float | None) -> str:
 
 
 def harmless(text: str) -> str:
-    """The text with all escaped that is not printable, for a line of a log or of an error.
+    """Return the text with unprintable and invisible characters escaped, for a log or an error.
 
-    Stricter than `cli.output.printable`, which shows a message as it was written, with the joiners
-    and the wide spaces of its script.
+    Stricter than `cli.output.printable`, which keeps the joiners and wide spaces of a message's
+    script.
     """
-    if text.isprintable():
+    if text.isascii() and text.isprintable():
         return text
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    visible = (
+        text
+        if text.isprintable()
+        else "".join(each if each.isprintable() else _escaped(each) for each in text)
     )
+    return HIDDEN.sub(lambda found: _escaped(found[0]), visible)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
 
 
 def memory(size: int | None) -> str:

@@ -15,7 +15,7 @@ import click
 from streamqd.admin import as_json
 from streamqd.admin.reading import Unreadable
 from streamqd.errors import Refused
-from streamqd.words import age
+from streamqd.words import HIDING_JOINERS, INVISIBLE, age
 
 WIDTH = 80  # of a table when no terminal says otherwise
 NO_MATCH = "nothing matches"
@@ -27,12 +27,12 @@ _STYLES: dict[str, dict[str, Any]] = {
     "warn": {"fg": "yellow"},
     "good": {"fg": "green"},
 }
-# Besides what controls a terminal: what breaks lines there or turns the direction of writing, and
-# halves of characters, which cannot be written at all.
-_HARMFUL = "\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff"
-_CONTROLS = re.compile(f"[\\x00-\\x1f{_HARMFUL}]")
-_CONTROLS_OF_TEXT = re.compile(f"[\\x00-\\x08\\x0b-\\x1f{_HARMFUL}]")
-_CONTROLS_OF_JSON = re.compile(f"[{_HARMFUL}]")
+# Besides control characters: line breaks of Unicode, invisible characters, which include those that
+# change the writing direction, and halves of surrogate pairs, which cannot be encoded.
+_HARMFUL = f"\\x7f-\\x9f\\u2028\\u2029\\ud800-\\udfff{INVISIBLE}"
+_CONTROLS = re.compile(f"[\\x00-\\x1f{_HARMFUL}]|{HIDING_JOINERS}")
+_CONTROLS_OF_TEXT = re.compile(f"[\\x00-\\x08\\x0b-\\x1f{_HARMFUL}]|{HIDING_JOINERS}")
+_CONTROLS_OF_JSON = re.compile(f"[{_HARMFUL}]|{HIDING_JOINERS}")
 _NAMED_CONTROLS = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -45,8 +45,8 @@ def json_text(document: Any, indent: int | None = None) -> str:
     """A result as JSON; on one line without `indent`."""
     ascii_only = "utf" not in (getattr(sys.stdout, "encoding", None) or "").lower()
     text = json.dumps(as_json(document), ensure_ascii=ascii_only, indent=indent)
-    # JSON allows the characters that some terminals take for the begin of a command.
-    return _CONTROLS_OF_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    # JSON allows the control characters with which some terminals start a command.
+    return _CONTROLS_OF_JSON.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def unreadable(rows: Sequence[Unreadable]) -> None:
@@ -67,7 +67,7 @@ def styled(text: str, style: str) -> str:
 
 
 def printable(text: str | bytes | None, *, lines: bool = False) -> str:
-    """Text from a message, safe for a terminal: control characters are escaped.
+    """Return text from a message with control and invisible characters escaped, for a terminal.
 
     With `lines`, line breaks and tabs stay.
     """
@@ -79,8 +79,7 @@ def printable(text: str | bytes | None, *, lines: bool = False) -> str:
 
 
 def _escaped(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    return _NAMED_CONTROLS.get(found[0], f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
+    return _NAMED_CONTROLS.get(found[0]) or found[0].encode("unicode_escape").decode()
 
 
 def room() -> int | None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from streamqd.config import masked
 from streamqd.logs.records import CONTEXT
 from streamqd.model import Unit
-from streamqd.words import harmless
+from streamqd.words import HIDDEN, harmless
 
 LINE_MAX = 16 * 1024  # characters of one rendered line; more is cut
 VALUE_MAX = 2 * 1024  # characters of one field
@@ -54,11 +54,14 @@ class JsonFormatter(logging.Formatter):
 def json_line(shown: Mapping[str, object]) -> str:
     """Return one line that every JSON parser accepts, with letters of all scripts as they are.
 
-    Unprintable characters are escaped: no value can end the line. Half a surrogate pair, which no
-    parser has to accept, becomes text such as `\\ud800`.
+    Unprintable and invisible characters are escaped: no value can end the line. Half a surrogate
+    pair, which no parser has to accept, becomes text such as `\\ud800`.
     """
     text = json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
-    return text if text.isprintable() else "".join(map(_json_character, text))
+    if text.isascii() and text.isprintable():
+        return text
+    whole = text if text.isprintable() else "".join(map(_json_character, text))
+    return HIDDEN.sub(lambda found: str(json.dumps(found[0])[1:-1]), whole)
 
 
 def _json_character(each: str) -> str:
