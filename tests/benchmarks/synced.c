@@ -1,7 +1,8 @@
 /* Notes how much of each file is safe on the disk, for tests/benchmarks/bounds.py.
 
    Preloaded into a server. After every fsync and fdatasync it writes a line to the file that
-   SYNCED_LOG names: the size that the file had before the call, a space, its path. */
+   SYNCED_LOG names: the size that the file had before the call, a space, its path. With SYNC_SECONDS
+   each call takes that much longer, as on a slow disk; tests preload it for this alone. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -17,6 +18,9 @@ static int sync_and_note(const char *call, int fd)
     int (*real)(int) = (int (*)(int))dlsym(RTLD_NEXT, call);
     struct stat before;
     int known = fstat(fd, &before) == 0;
+    const char *seconds = getenv("SYNC_SECONDS");
+    if (seconds != NULL)
+        usleep((useconds_t)(atof(seconds) * 1e6));
     int result = real(fd);
     const char *log = getenv("SYNCED_LOG");
     if (result != 0 || !known || log == NULL)

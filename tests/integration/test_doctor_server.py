@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,6 +19,7 @@ from streamqd.admin.diagnosis import chosen, facts, fleet, server
 from streamqd.admin.diagnosis.facts import DiagnosisFacts, ServerHealth
 from streamqd.config import Settings
 from streamqd.store.client import Connection, connect
+from tests.benchmarks import bounds
 from tests.support import tls
 from tests.support.clock import HOUR, Clock, seconds_ahead
 from tests.support.servers import ProcessServer, needed
@@ -24,6 +28,7 @@ from tests.support.surgery import Surgery
 from tests.support.waiting import wait_until
 
 Set = Callable[[str, object], None]
+SlowDisk = Callable[..., ProcessServer]
 
 
 @pytest.fixture
@@ -295,3 +300,92 @@ def test_rights(surgery: Surgery, link: Connection) -> None:
         ]
     finally:
         link.execute("ACL", "DELUSER", "weak")
+
+
+# --- a slow disk ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def slow_sync(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library with which every sync of a server takes SYNC_SECONDS."""
+    if shutil.which("cc") is None:
+        pytest.skip("cc, a compiler of C, is not installed")
+    return bounds.compiled(tmp_path_factory.mktemp("shim"))
+
+
+@pytest.fixture
+def slow_disk(new_server: Callable[..., ProcessServer], slow_sync: Path) -> SlowDisk:
+    """Start a server whose syncs take `seconds`; `more` are settings of it."""
+
+    def start(seconds: float, **more: str) -> ProcessServer:
+        server = new_server(aof=True)
+        server.environment = {"LD_PRELOAD": str(slow_sync), "SYNC_SECONDS": str(seconds)}
+        server.restart(**more)
+        return server
+
+    return start
+
+
+@contextlib.contextmanager
+def writing(server: ProcessServer) -> Iterator[Connection]:
+    """Write to a server over and over, in a thread; yield another connection."""
+    over = threading.Event()
+
+    def write() -> None:
+        link = connect(server.settings, timeout=30.0, name="test:writer")
+        link.execute("SELECT", "1")  # where the doctor does not look
+        while not over.wait(0.01):
+            link.execute("XADD", "any", "MAXLEN", "100", "*", "f", "v")
+        link.close()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    link = connect(server.settings, timeout=30.0, name="test:slow-disk")
+    try:
+        yield link
+    finally:
+        link.close()
+        over.set()
+        writer.join()
+
+
+def test_a_disk_that_syncs_slowly_is_named(slow_disk: SlowDisk, tmp_path: Path) -> None:
+    """C2: writes that are acknowledged during a sync of 1.5 s are lost with the process."""
+    server = slow_disk(1.5, appendfsync="everysec")
+    with writing(server) as link:
+        surgery = Surgery(tmp_path, server.url, link)
+        wait_until(lambda: info(link, "aof_pending_bio_fsync") != "0", what="a sync is under way")
+        found = surgery.finding("server.slow-disk")
+    assert "acknowledged writes of up to 2 s are lost" in found["what"]
+    assert found["evidence"]["syncing_seconds"] >= 0.1
+    assert found["evidence"]["aof_delayed_fsync"] == 0
+
+
+def test_writes_that_waited_for_the_disk_are_named(slow_disk: SlowDisk, tmp_path: Path) -> None:
+    """C2: the server counts writes that waited more than 2 s."""
+    server = slow_disk(3.0, appendfsync="everysec")
+    with writing(server) as link:
+        surgery = Surgery(tmp_path, server.url, link)
+        wait_until(
+            lambda: info(link, "aof_delayed_fsync") != "0", timeout=60.0, what="a write waits"
+        )
+        found = surgery.finding("server.slow-disk")
+    assert "waited more than 2 s for a sync" in found["what"]
+
+
+def test_slow_syncs_of_each_write_are_named(slow_disk: SlowDisk, tmp_path: Path) -> None:
+    """C2: with appendfsync always each write waits and nothing is lost."""
+    server = slow_disk(0.2, appendfsync="always", latency_monitor_threshold="50")
+    with writing(server) as link:
+        surgery = Surgery(tmp_path, server.url, link)
+        wait_until(lambda: link.execute("LATENCY", "LATEST"), what="the server notes a slow sync")
+        found = surgery.finding("server.slow-disk")
+    assert "are lost" not in found["what"]
+    assert found["evidence"]["latency_ms"]["aof-fsync-always"] >= 100
+
+
+def test_a_disk_that_syncs_fast_is_not_named(slow_disk: SlowDisk, tmp_path: Path) -> None:
+    """C2: no sync of 10 ms is a finding, whenever it is seen."""
+    server = slow_disk(0.01, appendfsync="everysec")
+    with writing(server) as link:
+        Surgery(tmp_path, server.url, link).silent("server.slow-disk")

@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parents[2] / "streamqd"
 STORE = PACKAGE / "store"
 # Commands of which rights are given word by word.
 WORDED = frozenset(
-    {"CLIENT", "CLUSTER", "CONFIG", "MEMORY", "SCRIPT", "SLOWLOG", "XGROUP", "XINFO"}
+    {"CLIENT", "CLUSTER", "CONFIG", "LATENCY", "MEMORY", "SCRIPT", "SLOWLOG", "XGROUP", "XINFO"}
 )
 _CALL = re.compile(rb"redis\.p?call\(\s*'(\w+)'(?:,\s*'(\w+)')?")
 _COMMAND = re.compile(r"[A-Z]{3,}")

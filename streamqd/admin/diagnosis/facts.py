@@ -66,6 +66,8 @@ class ServerHealth:
     round_trip_ms: float | None = None  # the middle one of some
     skew_seconds: float | None = None  # the server's clock less this host's
     slow: Sequence[SlowCommand] = ()
+    syncing_seconds: float = 0.0  # a sync of the append-only file was seen to take this long
+    disk_latency_ms: Mapping[str, int] = field(default_factory=dict)  # event of LATENCY -> worst
     certificates: Mapping[str, float] = field(default_factory=dict)  # whose -> end, unix seconds
 
     def number(self, name: str) -> int:
@@ -273,20 +275,29 @@ class DiagnosisFacts:
 
 PINGS = 5  # of which the middle one is the distance of the server
 SLOW_MAX = 128  # entries of the slow log
+SYNC_SECONDS = 1.0  # for which a sync of the server's file is watched
+SYNC_LOOK_SECONDS = 0.01
+DISK_EVENTS = ("aof-fsync-always", "aof-write-pending-fsync")
 _SETTINGS = ("appendfsync", "maxclients", "proto-max-bulk-len", "timeout")
 
 
 def gather_server(store: Store, bad: BadValues) -> ServerHealth:
     """Ask the server."""
     asked = [("CONFIG", "GET", name) for name in _SETTINGS]
-    info, slow, *settings = ask(store, [("INFO",), ("SLOWLOG", "GET", SLOW_MAX), *asked], bad)
+    begun = time.perf_counter()
+    info, slow, latest, *settings = ask(
+        store, [("INFO",), ("SLOWLOG", "GET", SLOW_MAX), ("LATENCY", "LATEST"), *asked], bad
+    )
     stated: dict[str, str] = {}
     for flat in settings:
         stated |= {name.decode(): value.decode() for name, value in pairs(flat).items()}
     trip, skew = _distance(store, bad)
+    facts = _info(info or b"")
     return ServerHealth(
-        info=_info(info or b""),
+        info=facts,
         config=stated,
+        syncing_seconds=_syncing(store, bad, begun) if _syncs(facts) else 0.0,
+        disk_latency_ms=_disk_latency(latest or ()),
         round_trip_ms=trip,
         skew_seconds=skew,
         slow=_slow(slow or (), store.keys),
@@ -297,6 +308,27 @@ def gather_server(store: Store, bad: BadValues) -> ServerHealth:
 def _info(raw: bytes) -> Mapping[str, str]:
     lines = raw.decode("utf-8", "replace").splitlines()
     return {name: value for name, colon, value in (line.partition(":") for line in lines) if colon}
+
+
+def _syncs(info: Mapping[str, str]) -> bool:
+    """Return True if the server syncs its append-only file just now."""
+    return info.get("aof_pending_bio_fsync", "0") != "0"
+
+
+def _syncing(store: Store, bad: BadValues, begun: float) -> float:
+    """Return for how many seconds since `begun` the sync under way lasts, SYNC_SECONDS at most."""
+    while (seconds := time.perf_counter() - begun) < SYNC_SECONDS:
+        (raw,) = ask(store, [("INFO", "persistence")], bad)
+        if not _syncs(_info(raw or b"")):
+            break
+        time.sleep(SYNC_LOOK_SECONDS)
+    return seconds
+
+
+def _disk_latency(events: Sequence[Any]) -> Mapping[str, int]:
+    """Return the worst latency in ms of each event that waits for the append-only file."""
+    found = {each[0].decode("utf-8", "replace"): int(each[3]) for each in events}
+    return {name: worst for name, worst in found.items() if name in DISK_EVENTS}
 
 
 def _distance(store: Store, bad: BadValues) -> tuple[float | None, float | None]:

@@ -67,6 +67,7 @@ CLIENTS = 0.9  # of maxclients
 SKEW_SECONDS = 2.0
 IDLE_SECONDS = 60  # no connection of a daemon, a producer or a pool is silent for longer on purpose
 SLOW_MS = 100.0  # for so long no other client is served
+SYNC_MS = 100  # of a sync of the append-only file that is slow
 SLOW_SECONDS = 86_400  # slow commands of longer ago are history
 
 
@@ -113,6 +114,38 @@ def _persistence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             _set("appendfsync everysec"),
             evidence=evidence,
         )
+
+
+@check("server.slow-disk", Severity.WARNING, Need.SERVER)
+def _slow_disk(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """Syncs of the append-only file take 0.1 s and more."""
+    server = facts.server
+    delayed = server.number("aof_delayed_fsync")
+    worst = max(server.disk_latency_ms.values(), default=0)
+    told = []
+    if delayed:
+        told.append(
+            f"{plural(delayed, 'write')} waited more than 2 s for a sync (aof_delayed_fsync)"
+        )
+    if worst >= SYNC_MS:
+        event = max(server.disk_latency_ms, key=server.disk_latency_ms.__getitem__)
+        told.append(f"the slowest sync took {worst:,} ms ({event})")
+    if server.syncing_seconds * 1000 >= SYNC_MS:
+        told.append(f"a sync under way took {server.syncing_seconds:.1f} s and more")
+    if not told:
+        return
+    at_risk = server.config.get("appendfsync") != "always"
+    lost = " acknowledged writes of up to 2 s are lost if the server's process dies then;"
+    yield CheckResult(
+        f"the server's disk is slow:{lost if at_risk else ''} {', '.join(told)}",
+        "move the server's directory (`redis-cli CONFIG GET dir`) to a faster disk, or to a disk"
+        " that no other program writes to",
+        evidence={
+            "aof_delayed_fsync": delayed,
+            "latency_ms": dict(server.disk_latency_ms),
+            "syncing_seconds": round(server.syncing_seconds, 2),
+        },
+    )
 
 
 @check("server.failing-writes", Severity.PROBLEM, Need.SERVER)
