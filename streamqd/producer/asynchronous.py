@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Self, Unpack
 
 from streamqd import config
 from streamqd.config.values import Size
+from streamqd.errors import RedisUnavailable
 from streamqd.model import Uid
 from streamqd.producer.chunk import Result
 from streamqd.producer.encoding import Envelope, Outgoing
@@ -54,6 +56,7 @@ class AsyncProducer:
             _deliver,
             linger=0.0,
             max_batch=CHUNK_COUNT,
+            awaited=True,
             **checked(max_messages=max_messages, max_bytes=max_bytes),
         )
         self._queue = asyncio.Lock()  # sends that wait for room do so in their order
@@ -103,19 +106,31 @@ class AsyncProducer:
             raise
         return ids
 
+    async def cancel(self, uid: str) -> bool:
+        """Cancel a delayed send. Argument, result and errors as for `Producer.cancel`."""
+        return await asyncio.get_running_loop().run_in_executor(None, self._sender.cancel, uid)
+
     async def close(self) -> None:
         """Write all that was sent, then close the connection. A second call changes nothing."""
         self._buffer.close()
         await asyncio.get_running_loop().run_in_executor(None, self._buffer.join, None)
 
     async def _post(self, topic: str, envelopes: Sequence[Envelope]) -> list[Result]:
-        loop = asyncio.get_running_loop()
+        loop, since = asyncio.get_running_loop(), time.monotonic()
         if os.getpid() != self._pid:
             # The lock is of the parent's loop: if a task there holds it, no task here releases it.
             self._pid, self._queue = os.getpid(), asyncio.Lock()
-        async with self._queue:
-            while (ticket := self._buffer.put(topic, envelopes, loop.create_future)) is None:
-                await loop.run_in_executor(None, self._buffer.wait_for_room, 1.0)
+        try:
+            async with asyncio.timeout(self._sender.timeout), self._queue:
+                make = loop.create_future
+                while (ticket := self._buffer.put(topic, envelopes, make, since)) is None:
+                    await loop.run_in_executor(None, self._buffer.wait_for_room, 1.0)
+        except TimeoutError:
+            raise RedisUnavailable(
+                f"no room for a message to {topic} within {self._sender.timeout:g} s, nothing was"
+                " sent; send fewer at a time, or raise max_messages and max_bytes",
+                sent=False,
+            ) from None
         return await ticket
 
 

@@ -189,6 +189,13 @@ class BufferedProducer:
             self._buffer.wait_for_room(deadline - now)
         return receipt
 
+    def cancel(self, uid: str) -> bool:
+        """Cancel a delayed send, by the result of its receipt; waits for Redis.
+
+        Argument, result and errors as for `Producer.cancel`.
+        """
+        return self._sender.cancel(uid)
+
     def flush(self, timeout: float | None = None) -> bool:
         """Write all that was sent before; False when that took longer than `timeout` seconds.
 

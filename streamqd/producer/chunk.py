@@ -39,6 +39,7 @@ class Chunk:
     transaction: Transaction | None = None  # one that was sent ahead
     results: list[Result] = field(default_factory=list)
     waiting: Sequence[int] = ()  # numbers of messages
+    since: float = field(default_factory=time.monotonic)  # when its time limit started
     deadline: float | None = None  # set at the first attempt
     looks: int = 0
     look_at: float = 0.0
@@ -48,7 +49,8 @@ class Chunk:
         if len(numbers) == len(self.envelopes):
             return self
         envelopes = [self.envelopes[at] for at in numbers]
-        return Chunk(self.topic, self.count, envelopes, [self.partitions[at] for at in numbers])
+        partitions = [self.partitions[at] for at in numbers]
+        return Chunk(self.topic, self.count, envelopes, partitions, since=self.since)
 
     def begin(self) -> None:
         """All messages wait for their first attempt."""

@@ -1,4 +1,4 @@
-"""The producer for one thread: each call returns when Redis has answered."""
+"""The producer whose calls return when Redis has answered."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 class Producer:
     """Writes messages to topics over one connection of its own.
 
-    Use it as a context manager or call `close`. Not thread-safe: give each thread its own, or use
-    a `BufferedProducer`. A producer that was created before a fork works in the child too, over a
-    new connection.
+    Use it as a context manager or call `close`. Thread-safe: threads take turns on the connection.
+    A producer that was created before a fork works in the child too, over a new connection.
 
     `url` names the Redis server, `settings` (from `config.load`) all the rest. Without either,
     they are those of the command line: of the file that STREAMQ_CONFIG names, else of
     ./streamq.toml if it exists, under the variables STREAMQ_SECTION__KEY.
     With `create` (True) a topic is registered at its first send, with the partition count that the
     settings give it, else one partition; without, sending to an unknown topic raises TopicMissing.
-    `timeout` (5) bounds one exchange with Redis and `dedup_window` (600) is how long a `dedup_id`
+    `timeout` (5) bounds a whole `send`: connecting, all its repetitions and the wait for other
+    threads. `backlog_wait` comes on top. `dedup_window` (600) is how long a `dedup_id`
     is remembered. Durations are seconds, a text such as "5m" or a timedelta.
 
     `partitioner` chooses partitions: "hash" (CRC-32 of the key), "round-robin", "sticky",
@@ -111,7 +111,8 @@ class Producer:
         fails, the messages before it have been written, and the error says how many these are:
         ChunkUnknown, ChunkRefused and BacklogFull have the uids; an item that cannot be encoded, or
         an error raised by `items` itself, stops the sending behind the items before it and is
-        raised with a note.
+        raised with a note. `timeout` bounds each chunk (512 messages or 1 MiB), without the time
+        that `items` takes.
         """
         ids: list[Uid] = []
         try:

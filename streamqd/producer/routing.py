@@ -152,14 +152,18 @@ class Router:
             for envelope, partition in zip(envelopes, before, strict=True)
         ]
 
+    def known(self, topic: str) -> int | None:
+        """Return the topic's partition count if it was looked up before and is still known."""
+        return self._writer.known(topic) if topic in self._checked else None
+
     def count(self, topic: str) -> int:
         """The topic's partition count. Asks Redis, or creates the topic, only if it is not known.
 
         Raises TopicMissing, RedisRefused, RedisUnavailable (nothing was sent) and ValueError.
         Never guesses.
         """
-        known = self._writer.known(topic)
-        if known is not None and topic in self._checked:
+        known = self.known(topic)
+        if known is not None:
             return known
         if topic not in self._checked and not NAME.fullmatch(topic):
             raise ValueError(f"not a topic name: {topic!r}; {NAME_HINT}")

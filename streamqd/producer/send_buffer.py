@@ -44,6 +44,7 @@ class SendBuffer(Generic[T]):
 
     `linger` is how long the first batch waits for others, unless `max_batch` messages are there. At
     most `max_messages` messages of `max_bytes` together are here; those being written count too.
+    If `awaited`, the time limit of a batch starts at its arrival, otherwise when it is written.
     """
 
     def __init__(
@@ -56,8 +57,10 @@ class SendBuffer(Generic[T]):
         max_batch: int,
         max_messages: int,
         max_bytes: int,
+        awaited: bool = False,
     ) -> None:
         self._sender = sender
+        self._awaited = awaited
         self._claim = claim
         self._deliver = deliver
         self._linger = linger
@@ -87,10 +90,17 @@ class SendBuffer(Generic[T]):
 
     # --- for those who send ---
 
-    def put(self, topic: str, envelopes: Sequence[Envelope], make: Callable[[], T]) -> T | None:
+    def put(
+        self,
+        topic: str,
+        envelopes: Sequence[Envelope],
+        make: Callable[[], T],
+        since: float | None = None,
+    ) -> T | None:
         """Take a batch, with a ticket that `make` makes; None when there is no room for it.
 
-        An empty buffer has room for anything. Raises Refused once it is closed.
+        `since` (monotonic) is when its sender has called; default: now. An empty buffer has room
+        for anything. Raises Refused once it is closed.
         """
         check_topic(topic)
         size = sum(map(size_of, envelopes))
@@ -105,7 +115,7 @@ class SendBuffer(Generic[T]):
                 return None
             ticket = make()
             number = self._taken = self._taken + 1
-            arrived = time.monotonic()
+            arrived = time.monotonic() if since is None else since
             self._queue.append(BufferedBatch(topic, envelopes, ticket, size, arrived, number))
             self._unfinished[number] = None
             before = self._queued
@@ -230,7 +240,8 @@ class SendBuffer(Generic[T]):
         if not claimed:
             return
         try:
-            chunk = self._sender.chunk(bundle[0].topic, [each.envelopes for each in claimed])
+            since = claimed[0].since if self._awaited else None
+            chunk = self._sender.chunk(bundle[0].topic, [each.envelopes for each in claimed], since)
         except BaseException as raised:  # noqa: BLE001 - the result of the messages
             self._answer([(each, [_error_of(raised)]) for each in claimed])
             return

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import re
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from streamqd import config
 from streamqd.config.setting import NAME
@@ -58,6 +60,7 @@ REROUTES_MAX = 100  # of one transaction: each time the topic has changed under 
 DEDUP_WINDOW = 600.0
 _UID = re.compile(r"([^/]+)/([0-9]{1,9})/([!-~]{1,200})")
 
+T = TypeVar("T")
 
 _inherited: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -78,7 +81,8 @@ os.register_at_fork(after_in_child=_forget_all)
 class Sender:
     """One connection, what is known of the topics, and the rules for repeating.
 
-    Not thread-safe. After a fork it works in the child too, over a new connection.
+    Thread-safe: a lock guards the connection, one exchange at a time. It is free while a send waits
+    for its next attempt. After a fork it works in the child too, over a new connection.
     """
 
     def __init__(
@@ -123,16 +127,47 @@ class Sender:
         store = Store(connection, keys)
         self._router = Router(settings, store, self._writer, partitioner, create=create)
         self._pid = os.getpid()
+        self._lock = threading.RLock()
         forget_in_children(self)
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that one send may take, apart from its wait for room."""
+        return self._timeout
 
     def close(self) -> None:
         """Close the connection. The next use opens a new one."""
+        with contextlib.suppress(RedisUnavailable):  # others use it, and would open it again
+            self._alone(time.monotonic() + self._timeout, self._close)
+
+    def _close(self) -> None:
         self._writer.settle()
         self._connection.close()
+
+    def _alone(self, end: float, work: Callable[[], T]) -> T:
+        """Do something with the connection that no other thread uses, until `end` (monotonic).
+
+        Raises RedisUnavailable when other threads use it all the time, RuntimeError in a signal
+        handler that has interrupted a send of its own thread. Nothing was sent then.
+        """
+        if self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - as Condition does
+            raise RuntimeError(
+                "the producer is sending in this thread; use another producer in a signal handler"
+            )
+        try:
+            if not self._lock.acquire(timeout=max(0.0, end - time.monotonic())):
+                raise RedisUnavailable("other threads used the producer all the time", sent=False)
+            self._connection.until(end)
+            return work()
+        finally:
+            # An exception of a signal handler may have come before the lock was taken, or after.
+            if self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
+                self._lock.release()
 
     def forget(self) -> None:
         """In a forked child: the connection is the parent's, and so are the turns."""
         self._pid = os.getpid()
+        self._lock = threading.RLock()  # a thread of the parent may have it
         self._writer.detach()
         self._router.forget_turns()
 
@@ -146,7 +181,7 @@ class Sender:
         All must be of one kind. When one cannot be routed, those before it are written, its result
         is the error, and those behind it have none. Raises errors that concern all.
         """
-        return self.finish(self.chunk(topic, [batch]))
+        return self.finish(self.chunk(topic, [batch], time.monotonic()))
 
     def stream(self, topic: str, items: Iterable[Any]) -> Iterator[list[Result]]:
         """Write many messages, and give the results of one batch after the other.
@@ -164,34 +199,42 @@ class Sender:
                 except Exception as error:  # noqa: BLE001 - raised below, in its turn
                     failure = error
                 if sent is not None:
+                    sent.since = time.monotonic()  # making the next items took no time of its own
                     yield self.finish(sent)
                 if failure is not None:
                     raise failure
                 if following is None:
                     return
                 sent = following
+                sent.since = time.monotonic()
                 self._start(sent)
+                if sent.batches[0][2] is not None:  # it ends here: no other one is made
+                    yield self.finish(sent)
+                    return
         except BaseException:
             if sent is not None and sent.transaction is not None:
-                self._writer.abandon(sent.transaction)  # an interruption waits for no answer
+                self._abandon(sent.transaction)
             raise
 
-    def chunk(self, topic: str, bundle: Sequence[Sequence[Envelope]]) -> Chunk:
+    def chunk(
+        self, topic: str, bundle: Sequence[Sequence[Envelope]], since: float | None = None
+    ) -> Chunk:
         """Route the messages of several batches, to be written in one transaction.
 
-        Redis is asked only for the partition count of a topic that is not known.
+        Redis is asked only for the partition count of a topic that is not known. `since`
+        (monotonic) is when the time limit of the messages started; default: now.
         """
         if os.getpid() != self._pid:
             self.forget()  # uWSGI forks without telling Python, unless it is asked to
         check_topic(topic)
-        chunk = Chunk(topic)
+        chunk = Chunk(topic) if since is None else Chunk(topic, since=since)
         envelopes, partitions = chunk.envelopes, chunk.partitions
         self._router.chooser(topic).begin_batch()
         for batch in bundle:
             begin, failure = len(envelopes), None
             try:
                 # Should the count change before they are written, all are routed again.
-                chunk.count = chunk.count or self._router.count(topic)
+                chunk.count = chunk.count or self._count(topic, chunk.since + self._timeout)
                 partitions.extend(self._router.choose(topic, batch, chunk.count))
             except Exception as error:  # noqa: BLE001 - a partitioner may raise anything
                 failure = error
@@ -219,7 +262,8 @@ class Sender:
         one of their messages waits is not written before those.
         """
         if chunk.deadline is None:
-            chunk.deadline = time.monotonic() + self._backlog_wait
+            chunk.deadline = chunk.since + self._backlog_wait
+        end = min(time.monotonic(), chunk.deadline) + self._timeout
         # When the topic has changed, it is not known yet where the ones ahead go.
         if not ahead or all(each.count == chunk.count for each in ahead):
             free = chunk.waiting
@@ -228,18 +272,22 @@ class Sender:
                 free = [at for at in free if chunk.partitions[at] not in blocked]
             if free:
                 # Those of a partition that found no room are its last ones: their order is kept.
-                chunk.settle(free, self._write(chunk.part(free), fixed=bool(ahead)))
+                chunk.settle(free, self._write(chunk.part(free), end, fixed=bool(ahead)))
         chunk.plan()
 
     def cancel(self, uid: str) -> bool:
         """Cancel a delayed send; return False if none of this uid waits."""
         if os.getpid() != self._pid:
             self.forget()
-        self._writer.settle()
         topic, partition, send_id = _parts(uid)
         commands = scheduled.withdraw(self._keys, topic, partition, send_id)
+
+        def exchange() -> list[Any]:
+            self._writer.settle()
+            return self._connection.pipeline(commands)
+
         try:
-            replies = self._connection.pipeline(commands)
+            replies = self._alone(time.monotonic() + self._timeout, exchange)
             removed = accepted(accepted(replies)[-1])[0]
         except RedisUnavailable as error:
             if not error.sent:
@@ -259,41 +307,54 @@ class Sender:
         """Send a chunk and leave the answer to `finish`; write it if it cannot simply be sent."""
         if chunk.envelopes and self._connection.connected and not self._spread:
             with contextlib.suppress(RedisUnavailable, RedisRefused):  # nothing was written
-                chunk.transaction = self._post(chunk)
+                end = chunk.since + self._timeout
+                chunk.transaction = self._alone(end, lambda: self._post(chunk))
         if chunk.transaction is None:
             self.attempt(chunk)
 
-    def _write(self, chunk: Chunk, *, fixed: bool) -> list[Result]:
+    def _write(self, chunk: Chunk, end: float, *, fixed: bool) -> list[Result]:
         """Write a chunk; each node of a cluster gets its own: one may answer, another not."""
         if not self._spread:
-            return self._repeat(chunk, fixed=fixed)
+            return self._repeat(chunk, end, fixed=fixed)
         parts: dict[str, list[int]] = {}
         for at, partition in enumerate(chunk.partitions):
             node = self._connection.node_of(self._keys.stream(chunk.topic, partition))
             parts.setdefault(node, []).append(at)
         results: dict[int, Result] = {}
-        for numbers in parts.values():
-            found = self._repeat(chunk.part(numbers), fixed=fixed)
+        for left, numbers in zip(range(len(parts), 0, -1), parts.values(), strict=True):
+            now = time.monotonic()
+            share = now + (end - now) / left  # a silent node takes no time of the others
+            found = self._repeat(chunk.part(numbers), share, fixed=fixed)
             results |= zip(numbers, found, strict=True)
         return [results[at] for at in range(len(chunk.envelopes))]
 
-    def _repeat(self, chunk: Chunk, *, fixed: bool) -> list[Result]:
-        """Write, again after each of `PAUSES` while that cannot write a second message."""
+    def _repeat(self, chunk: Chunk, end: float, *, fixed: bool) -> list[Result]:
+        """Write, again after each of `PAUSES` while that cannot write a second message.
+
+        All attempts together end by `end` (monotonic). One that may be followed by another one has
+        half of the time that is left, so that a silent connection does not take all of it.
+        """
         lost: RedisUnavailable | None = None  # the first answer that did not come
-        for pause in (*PAUSES, None):
+        repeatable = all(map(self._may_repeat, chunk.envelopes))
+        for pause in (*PAUSES, math.inf):
             replies: list[Any] = []
+            left = end - time.monotonic()
+            last = pause >= left
             try:
-                replies = self._exchange(chunk, fixed=fixed)
+                replies = self._exchange(
+                    chunk, end - left / 2 if repeatable and not last else end, fixed=fixed
+                )
             except RedisRefused as error:
                 replies = [error] * len(chunk.envelopes)
             except RedisUnavailable as error:
                 lost = error if error.sent and lost is None else lost
-                final = error.sent and not all(map(self._may_repeat, chunk.envelopes))
-                if pause is None or final:
+                final = error.sent and not repeatable
+                if final or time.monotonic() + pause >= end:
                     return [_unknown(chunk.topic, error, lost) for _ in chunk.envelopes]
             if set(map(type, replies)) == {bytes}:
                 return _uids(chunk, replies)
-            if pause is None or not all(map(_for_the_moment, replies)):
+            over = time.monotonic() + pause >= end
+            if over or not all(map(_for_the_moment, replies)):
                 return [
                     _result(chunk.topic, *each, lost)
                     for each in zip(chunk.partitions, chunk.envelopes, replies, strict=True)
@@ -301,7 +362,14 @@ class Sender:
             time.sleep(pause)
         raise AssertionError("unreachable")
 
-    def _exchange(self, chunk: Chunk, *, fixed: bool) -> list[Any]:
+    def _count(self, topic: str, end: float) -> int:
+        """The topic's partition count, from Redis if it is not known. Raises as `Router.count`."""
+        known = self._router.known(topic)
+        if known is not None:
+            return known
+        return self._alone(end, lambda: self._router.count(topic))
+
+    def _exchange(self, chunk: Chunk, end: float, *, fixed: bool) -> list[Any]:
         """Write in one transaction, routed again as often as the topic changes under it.
 
         A `fixed` chunk is not routed again: others wait before it, and it could overtake them.
@@ -310,13 +378,11 @@ class Sender:
         """
         by_source = False
         for _ in range(REROUTES_MAX):
-            transaction = chunk.transaction or self._post(chunk)
-            chunk.transaction = None
-            self._writer.collect(transaction)
+            transaction = self._answered(chunk, end)
             if transaction.replies is None:
                 if fixed:
                     return [NOT_YET] * len(chunk.envelopes)
-                self._reroute(chunk)
+                self._reroute(chunk, end)
             elif transaction.lost is not None:
                 raise RedisUnavailable(str(transaction.lost), sent=transaction.lost.sent)
             elif not chunk.calls:
@@ -333,6 +399,27 @@ class Sender:
                 ]
         text = f"the topic {chunk.topic} keeps changing; nothing was sent"
         raise RedisUnavailable(text, sent=False)
+
+    def _answered(self, chunk: Chunk, end: float) -> publishing.Transaction:
+        """Send a chunk, unless that was done ahead, and read the answer."""
+
+        def exchange() -> publishing.Transaction:
+            transaction = chunk.transaction or self._post(chunk)
+            chunk.transaction = None
+            self._writer.collect(transaction)
+            return transaction
+
+        try:
+            return self._alone(end, exchange)
+        except RedisUnavailable as error:
+            if chunk.transaction is None:
+                raise
+            raise RedisUnavailable(str(error), sent=True) from error
+
+    def _abandon(self, transaction: publishing.Transaction) -> None:
+        """Give up an answer without waiting for it: the connection cannot be used any more."""
+        with contextlib.suppress(RedisUnavailable):
+            self._alone(time.monotonic() + self._timeout, lambda: self._writer.abandon(transaction))
 
     def _post(self, chunk: Chunk) -> publishing.Transaction:
         """Send a chunk as it is routed."""
@@ -363,9 +450,9 @@ class Sender:
             *place, message.delay, message.send_id, *sent, at_unix_ms=message.at_unix_ms
         )
 
-    def _reroute(self, chunk: Chunk) -> None:
+    def _reroute(self, chunk: Chunk, end: float) -> None:
         chunk.commands = []
-        chunk.count = self._router.count(chunk.topic)
+        chunk.count = self._count(chunk.topic, end)
         chunk.partitions = self._router.again(
             chunk.topic, chunk.envelopes, chunk.partitions, chunk.count
         )
@@ -376,11 +463,11 @@ class Sender:
         The same send id again changes nothing while the message waits. When it could be due before
         the last repetition arrives, only a dedup id makes repeating safe.
         """
-        message = expanded(envelope)
-        if message.dedup_id is not None:
+        if isinstance(envelope, bytes):
+            return False
+        if envelope.dedup_id is not None:
             return True
-        longest = sum(PAUSES) + (len(PAUSES) + 1) * self._timeout
-        return message.delay is not None and message.delay > longest
+        return envelope.delay is not None and envelope.delay > self._timeout
 
 
 def _parts(uid: str) -> tuple[str, int, str]:

@@ -156,11 +156,15 @@ class Connection:
     @contextlib.contextmanager
     def within(self, seconds: float) -> Iterator[None]:
         """All that is done inside ends in time: finding the node, connecting, every exchange."""
-        self._route.until(time.monotonic() + seconds)
+        self.until(time.monotonic() + seconds)
         try:
             yield
         finally:
-            self._route.until(NEVER)
+            self.until(NEVER)
+
+    def until(self, end: float) -> None:
+        """End all that is done from now on by an instant (monotonic), until it is set again."""
+        self._route.until(end)
 
     def close(self) -> None:
         """Close what is open; the next use opens it anew."""

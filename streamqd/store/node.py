@@ -333,6 +333,10 @@ class Node:
             beside.close()
         return True
 
+    def seconds_left(self) -> float:
+        """Return how long an exchange may take from now on; at least a millisecond."""
+        return max(0.001, min(self.timeout, self._end - time.monotonic()))
+
     def _left(self, most: float) -> float:
         """How long the next step may take. Raises RedisUnavailable when the time is over."""
         left = min(most, self._end - time.monotonic())

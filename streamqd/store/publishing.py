@@ -115,7 +115,7 @@ class MessageWriter:
         end = transaction.commands + 2  # MULTI and EXEC are answered too
         replies: list[Any] = []  # `collect` of the connection would hide that EXEC was answered
         assert transaction.on is not None
-        transaction.on.begin(self._node.timeout)
+        transaction.on.begin(self._node.seconds_left())
         try:
             self._node.receive(end + 1 + len(self._counts), replies, on=transaction.on)
         except RedisUnavailable as error:

@@ -328,3 +328,32 @@ def test_a_busy_worker_killed_60_times_never_ends_its_daemon(new_daemon: NewDaem
         assert daemon.running
         assert {each.uid for each in daemon.ledger.since(0) if each.kind == "end"} >= {*sent}
         assert daemon.letters() == []
+
+
+PRODUCING = """
+from streamqd import Producer, config
+
+producer = Producer(settings=config.load({config!r}))
+
+def obey(message: Message) -> None:
+    with ledger.run(message):
+        for number in range(10):
+            producer.send("others", f"{{message.uid}} {{number}}", key=message.uid)
+"""
+
+
+def test_threads_of_a_handler_send_with_one_producer(new_daemon: NewDaemon):
+    """U4: runs in four threads send with the producer of their module, each message once."""
+    daemon = new_daemon(consumer=consumer(concurrency=4))
+    code = COMMON + PRODUCING.format(config=str(daemon.config_path))
+    daemon.write_code(code)
+    with daemon:
+        uids = daemon.send(["ok"] * 200)
+        daemon.wait_settled(60)
+        assert {each.attempt for each in daemon.ledger.records("start")} == {1}
+        assert daemon.letters() == []
+        rows = daemon.link.execute("XRANGE", daemon.keys.stream("others", 0), "-", "+")
+        texts = [fields[fields.index(b"payload") + 1].decode() for _, fields in rows]
+        wanted = [f"{uid} {number}" for uid in uids for number in range(10)]
+        assert sorted(texts) == sorted(wanted)
+        assert daemon.stop() == 0
