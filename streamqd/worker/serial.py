@@ -79,11 +79,10 @@ class SerialExecutor:
         if self._held is not None:
             self._held.restart()
 
-    def expect(self, places: list[bytes]) -> None:
-        """Write the batch into the scoreboard, with the deferred entries behind it."""
+    def expect(self, places: list[bytes], *, read: bool = False) -> None:
+        """Write a new batch into the slot. `read`: one read brought all of it."""
         self._runner.begin()
-        self._slot.post_batch(places + self._settler.deferred_places)
-        self._settler.renumber_deferred(len(places))
+        self._settler.begin_batch(places, read=read)
 
     def admit(self, position: int, _place: bytes) -> int:
         """Return the index in the slot of an entry that was expected."""
@@ -105,7 +104,7 @@ class SerialExecutor:
         retried, main = fetched.retried, fetched.main
         places = [b"r:" + entry[0] for entry in retried]
         places += [b"m:" + entry[0] for entry in main]
-        self.expect(places)
+        self.expect(places, read=True)
         total = len(places)
         self._slot.add("fetched", total)
         size = bytes_of(retried or main, total)
@@ -121,7 +120,6 @@ class SerialExecutor:
     def _take_stream(self, entries: list[Entry], first: int, retried: bool, received: int) -> None:
         """Handle the entries of one stream. They are at `first` of the batch and after it."""
         context, slot, runner = self._context, self._slot, self._runner
-        self._settler.read = slot.generation
         messages, may_expire = of_read(context.delivery, entries, retried)
         oversized = received > self._bytes_max  # there may be some
         one_by_one = oversized or may_expire

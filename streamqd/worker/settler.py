@@ -1,7 +1,8 @@
-"""What a worker still owes Redis: acknowledgements, retries and dead letters, sent in batches.
+"""Settling: acknowledgements, retries, dead letters and failure counts, sent to Redis in parts.
 
-The decision was made in `policy.settlement`; this carries it out. Until an entry's settlement is
-confirmed, its state byte in the scoreboard says so (DONE or FAILED), and the entry stays here.
+`policy.settlement` decides, `Settler` carries the decision out. It alone holds what is not settled
+yet, knows each entry's index in the slot, and cuts everything into calls of a bounded length. It
+does not decide when: the executors and the loop do.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from streamqd import logs
 from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
@@ -26,24 +27,24 @@ from streamqd.store.scripts import Call, Reply
 from streamqd.worker.dead_letters import within_limit
 from streamqd.worker.fenced import FencedCalls
 
-BATCH_MAX = 128  # items of one settle script; bounds how long one call occupies the server
-DEFER_SECONDS = 1.0  # between two tries to settle what the server refused
+BATCH_MAX = 128  # entries of one script; bounds how long one call occupies the server
+DEFER_SECONDS = 1.0  # between two attempts to settle entries that the server refused
 
-# The server takes no writes at all for now. Any other refusal may be about one entry or one key.
+# The server takes no writes for now. Any other refusal may concern one entry or one key.
 _NO_WRITES = (RefusalKind.FULL, RefusalKind.NO_REPLICAS)
 
 
 class FailedEntry(NamedTuple):
     """One entry on its way to a retry or to the dead letters.
 
-    `fields` are the changed fields, `body` all fields of the entry as they were read: needed only
-    when the server cannot give them, because the entry has been trimmed away or is too wide.
-    `size` of these in bytes, about. `read` names the read that has brought it, 0 where it was
-    listed, or taken one by one.
+    `fields` are the changed fields. `body` holds all fields as they were read, flat: sent only if
+    the server cannot copy them, because the entry was trimmed or is too wide. `size` is the
+    approximate size of the body in bytes. `read` numbers the read that brought the entry; 0 if it
+    was listed or came alone.
     """
 
     place: bytes
-    at: int  # index in the batch
+    at: int  # index in the slot
     delay: float | None  # seconds; None = dead
     fields: dict[bytes, bytes]
     body: list[bytes]
@@ -51,18 +52,21 @@ class FailedEntry(NamedTuple):
     read: int = 0
 
     def bytes_moved(self) -> int:
-        """Return how many bytes go into its next place, about."""
+        """Return the approximate number of bytes that the next place takes."""
         return self.size + sum(map(len, self.fields.values()))
 
     def whole(self) -> FailedEntry:
-        """Return the item with all the fields that its next place gets."""
+        """Return the entry with all fields of its next place, for a server without its body."""
         body = within_limit(dict(zip(self.body[::2], self.body[1::2], strict=False)))
         return self._replace(fields={b"payload": b"", **body, **self.fields})
 
 
 @dataclass
 class Settler:
-    """Collects verdicts and settles them. Lives as long as its worker, over reconnects."""
+    """Collects verdicts and settles them. Owned by one worker; survives reconnects.
+
+    A state byte stays DONE or FAILED until Redis confirms its settlement. Main thread only.
+    """
 
     link: Connection
     keys: Keys
@@ -74,22 +78,21 @@ class Settler:
         self.main_acks: list[bytes] = []
         self.retry_acks: list[bytes] = []
         self._ack_indexes: list[int] = []
-        # Acknowledgements of entries that have counters in Redis also clear those, so they never
-        # ride on the next read.
+        # Acknowledgements that also clear counters in Redis need a script: none rides on a read.
         self._with_counters: list[tuple[bytes, int]] = []
         self.items: list[FailedEntry] = []
-        self.read = 0  # generation of the current read; see `FailedEntry`
-        self.since_ns = 0  # when the oldest unsettled verdict was noted, 0 = there is none
-        # Failures in place of entries that stay in hand, and when they run again.
+        self._read = 0  # number of the current read, see `FailedEntry`
+        self.since_ns = 0  # when the oldest unsettled verdict was noted; 0 = none
+        # By place: failures of entries that wait in place, and when they run again.
         self._notes: dict[bytes, tuple[int, int]] = {}
-        self.kept = 0  # how many entries stay in hand for a later run
-        self._deferred: set[bytes] = set()  # places of the items that were refused
+        self.kept = 0  # entries that wait in place for a later run
+        self._deferred: set[bytes] = set()  # places of refused entries
         self._deferred_until_ns = 0
 
     # --- noting ---
 
     def ack(self, entry_id: bytes, index: int, now: int, retried: bool, has_counters: bool) -> None:
-        """Note that an entry is done."""
+        """Note that an entry is done. `now` is when its run ended (`now_ns`)."""
         if has_counters:
             self._with_counters.append((place_of(entry_id, retried=retried), index))
         else:
@@ -100,49 +103,51 @@ class Settler:
 
     def fail(self, item: FailedEntry, now: int) -> None:
         """Note that an entry is to be retried or dead-lettered."""
-        self.items.append(item)
+        self.items.append(item._replace(read=self._read) if self._read else item)
         if not self.since_ns:
             self.since_ns = now
 
     def note(self, place: bytes, failures: int, due: int, now: int) -> None:
-        """Note how often an entry has failed that stays in hand, and when it runs again."""
+        """Note the failures of an entry that waits in place, and when it runs again."""
         self._notes[place] = failures, due
         if not self.since_ns:
             self.since_ns = now
 
     @property
     def owed(self) -> int:
-        """How many entries are not settled yet."""
+        """The number of entries that are not settled."""
         return len(self._ack_indexes) + len(self._with_counters) + len(self.items)
 
     @property
     def acks_owed(self) -> bool:
-        """Whether acknowledgements wait for the next exchange."""
+        """True if acknowledgements are not confirmed yet."""
         return bool(self._ack_indexes or self._with_counters)
 
     @property
     def only_plain_acks(self) -> bool:
-        """Whether all that is owed may ride on the next read."""
+        """True if everything unsettled may ride on the next read."""
         return not (self._with_counters or self.items or self._notes)
 
     @property
     def deferred_places(self) -> list[bytes]:
-        """Places of entries that stay in hand over a batch, because Redis refused to take them."""
+        """The places of failed entries that are not settled, such as those that Redis refused."""
         return [item.place for item in self.items]
 
-    def renumber_deferred(self, first: int) -> None:
-        """The slot has a new batch, with the deferred entries at its end, from index `first`."""
-        self.read = 0
-        self.items = [
-            item._replace(at=first + offset, read=0) for offset, item in enumerate(self.items)
-        ]
+    def begin_batch(self, places: list[bytes], *, read: bool = False) -> None:
+        """Write a new batch into the slot: `places`, then the entries that are not settled.
+
+        `read`: one read brought all of `places`, in their order.
+        """
+        self.slot.post_batch(places + self.deferred_places)
+        first, self._read = len(places), self.slot.generation if read else 0
+        self.items = [item._replace(at=at, read=0) for at, item in enumerate(self.items, first)]
         for item in self.items:
             self.slot.states[item.at] = FAILED
 
     # --- settling ---
 
     def acks_confirmed(self, now: int) -> None:
-        """The acknowledgements that rode on a read were executed."""
+        """Note that Redis executed all plain acknowledgements, by script or with a read."""
         count = len(self._ack_indexes)
         if not count:
             return
@@ -153,19 +158,19 @@ class Settler:
             self._restart_clock()
 
     def flush(self) -> None:
-        """Settle everything by scripts, acknowledgements first: they may be what frees memory.
+        """Settle everything by scripts, acknowledgements first, because they may free memory.
 
-        Retries and dead letters that Redis refuses are deferred. Raises Fenced, RedisUnavailable,
-        and RedisRefused when acknowledging is refused.
+        Defers retries and dead letters that Redis refuses. Raises Fenced and RedisUnavailable, and
+        RedisRefused if an acknowledgement is refused; what was confirmed by then is settled.
         """
         self._flush_acks()
         self.flush_verdicts()
 
     def flush_last(self) -> None:
-        """`flush` before the worker ends; what is deferred is tried once more.
+        """Settle everything before the worker exits, deferred entries too.
 
-        An unsettled failure runs again at the next owner, so a lost connection or a lost answer is
-        worth one retry on a new connection. It gives up if the server is unreachable.
+        An unsettled failure runs again at the next owner. So a lost connection or answer is worth a
+        second attempt on a new connection. Raises as `flush`.
         """
         self._deferred_until_ns = min(self._deferred_until_ns, now_ns())
         connected = self.link.connected
@@ -177,7 +182,7 @@ class Settler:
             self.flush()
 
     def try_to_flush(self) -> None:
-        """Settle what can be settled now; the rest waits in the slot as before. Raises Fenced."""
+        """Settle as much as Redis takes now; the rest stays noted. Raises Fenced."""
         with contextlib.suppress(RedisUnavailable, RedisRefused):
             self.flush()
 
@@ -186,13 +191,12 @@ class Settler:
             return
         places = [place_of(i, retried=False) for i in self.main_acks]
         places += [place_of(i, retried=True) for i in self.retry_acks]
-        for start in range(0, len(places), BATCH_MAX):
-            call = messages.ack(self.keys, self.lease, places[start : start + BATCH_MAX])
-            self._calls.run(call)
+        for part in _parts(places):
+            self._calls.run(messages.ack(self.keys, self.lease, part))
         self.acks_confirmed(now_ns())
 
     def flush_verdicts(self) -> None:
-        """Settle retries, dead letters and charged acknowledgements; plain ones may ride."""
+        """Settle all but plain acknowledgements, which may ride on a read. Raises as `flush`."""
         self._flush_counted_acks()
         if self._notes:
             self._write_notes()
@@ -201,30 +205,25 @@ class Settler:
         self._restart_clock()
 
     def _flush_counted_acks(self) -> None:
-        """Acknowledge the entries whose counters go with them, a call for each part.
-
-        What has been confirmed is not owed any longer, also when a later part is not answered.
-        """
-        while self._with_counters:
-            part = self._with_counters[:BATCH_MAX]
+        """Acknowledge entries and clear their counters. A confirmed part is settled for good."""
+        for part in _parts(self._with_counters):
             call = messages.ack(self.keys, self.lease, [], charged=[place for place, _ in part])
             self._calls.run(call)
             self.slot.add("acked", len(part))
             for _, index in part:
                 self.slot.states[index] = CLEARED
-            del self._with_counters[:BATCH_MAX]
+            del self._with_counters[: len(part)]
 
     def _write_notes(self) -> None:
-        """Write the failures in place down. A server without memory is told with the next ones."""
+        """Write the failures of entries that wait in place. With full memory, a later call does."""
         now = now_ns()
         notes = [
             (place, failures, max(0, due - now) / 1e9)
             for place, (failures, due) in self._notes.items()
         ]
-        for start in range(0, len(notes), BATCH_MAX):
-            call = messages.note(self.keys, self.lease, notes[start : start + BATCH_MAX])
+        for part in _parts(notes):
             try:
-                self._calls.run(call)
+                self._calls.run(messages.note(self.keys, self.lease, part))
             except RedisRefused as error:
                 if error.kind not in _NO_WRITES:
                     raise
@@ -232,6 +231,7 @@ class Settler:
         self._notes.clear()
 
     def _settle_items(self) -> None:
+        """Send retries and dead letters. Entries that Redis refuses stay, and are deferred."""
         deferred: list[FailedEntry] = []
         batches = _batches(self.items)
         while batches:
@@ -242,7 +242,7 @@ class Settler:
                 if not isinstance(reply, RedisRefused):
                     again += _batches(self._moved(reply, items, dead=dead))
                 elif len(items) > 1 and reply.kind not in _NO_WRITES:
-                    # Perhaps only one of them is refused: it must not hold the others.
+                    # One of them may be the cause: alone, it does not hold up the others.
                     again += [(dead, [item]) for item in items]
                 else:
                     deferred += items
@@ -266,7 +266,7 @@ class Settler:
         )
 
     def _moved(self, reply: Reply, items: list[FailedEntry], *, dead: bool) -> list[FailedEntry]:
-        """Record the reply; return the items that must be sent again with their bodies."""
+        """Note the reply. Returns the entries that must be sent again with their bodies."""
         again = []
         moved = 0
         settled = messages.SettledReply.parse(reply)
@@ -274,18 +274,18 @@ class Settler:
             if word == "GHOST":
                 again.append(item.whole())
                 continue
-            # GONE: an earlier copy of this call did it, or someone acknowledged it by hand.
+            # GONE: an earlier copy of this call moved it, or a client acknowledged it.
             moved += word == "MOVED"
             self.slot.states[item.at] = CLEARED
         self.slot.add("dead" if dead else "retried", moved)
         due = settled.next_due_unix_ms
         if due is not None:
-            # The script answered the earliest of all delayed entries: nothing is due before it.
+            # The earliest due time of all delayed entries of the group.
             self.slot.next_due_unix_ms = due
         return again
 
     def _defer(self, error: RedisRefused, items: list[FailedEntry]) -> None:
-        """Let what Redis does not take wait: it stays pending, others go on."""
+        """Let refused entries wait for DEFER_SECONDS. They stay pending; others are settled."""
         if not self._deferred_until_ns:
             logs.event(
                 "message.parked",
@@ -300,7 +300,7 @@ class Settler:
         self._deferred_until_ns = now_ns() + int(DEFER_SECONDS * 1e9)
 
     def pending_differs(self) -> bool:
-        """Compare the server's count of our pending entries with what is owed."""
+        """Return True if the server counts other pending entries than those in hand here."""
         unit = self.lease.unit
         commands = [
             ("XPENDING", self.keys.source(*unit), unit.group),
@@ -338,7 +338,7 @@ class Settler:
             self.since_ns = 0
 
     def _observe_ack(self, now: int, count: int) -> None:
-        # One clock reading per batch: every entry is booked with the wait of the oldest, so the
+        # One clock reading per batch: each entry counts with the wait of the oldest, so the
         # histogram is an upper bound.
         waited = max(0, now - self.since_ns) if self.since_ns else 0
         histogram = self.slot.ack_histogram
@@ -346,11 +346,19 @@ class Settler:
         histogram[len(BUCKETS) + 1] += waited * count
 
 
-# Whether they are dead, and so many items as one call takes.
+# True for dead letters, and the entries of one call.
 _Batch = tuple[bool, list[FailedEntry]]
+
+T = TypeVar("T")
+
+
+def _parts(owed: list[T]) -> list[list[T]]:
+    """Cut a list into parts that one call takes."""
+    return [owed[start : start + BATCH_MAX] for start in range(0, len(owed), BATCH_MAX)]
 
 
 def _batches(items: list[FailedEntry]) -> list[_Batch]:
+    """Cut failed entries into parts that one call takes, by number and by bytes."""
     batches: list[_Batch] = []
     for dead in (False, True):
         alike = [item for item in items if (item.delay is None) is dead]
@@ -359,7 +367,7 @@ def _batches(items: list[FailedEntry]) -> list[_Batch]:
 
 
 def _adjacent(items: list[FailedEntry]) -> bool:
-    """Whether the items lie side by side in their streams: then they did in the read."""
+    """Return True if the entries were next to each other in one read, and so in the stream."""
     first = items[0]
     return first.read > 0 and all(
         item.read == first.read and item.at == at for at, item in enumerate(items, first.at)

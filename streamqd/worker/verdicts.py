@@ -278,9 +278,8 @@ class Verdicts:
             fields |= dead_letters.withheld(message, self._consumer.dlq_body)
             if self._guards is not None:
                 self._guards.died()
-        body, read = message._fields, self._settler.read
-        item = FailedEntry(entry.place, index, delay, fields, body, entry.size, read)
-        self._slot.states[index] = FAILED  # the verdict is found: nobody is to blame any more
+        item = FailedEntry(entry.place, index, delay, fields, message._fields, entry.size)
+        self._slot.states[index] = FAILED  # the verdict is found: a crash charges nothing now
         self._settler.fail(item, now_ns())
 
     def _give_up(

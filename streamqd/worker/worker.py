@@ -528,13 +528,18 @@ class WorkerProcess:
 
     # --- waiting ---
 
+    @property
+    def _longest_wait(self) -> float:
+        """The longest wait in seconds until the worker must send something to Redis."""
+        return DEFER_SECONDS if self.settler.items else BLOCK_SECONDS
+
     def _patience(self, *, polling: bool) -> float:
         """Return the seconds that the loop may wait for an event.
 
         At most until something is to be settled, could start or must be checked. `polling`: a long
         poll is under way. For an inline executor the poll itself ends in time, see `_start_poll`.
         """
-        seconds = DEFER_SECONDS if self.settler.items else BLOCK_SECONDS
+        seconds = self._longest_wait
         if not (polling and self.executor.inline):
             seconds = self.executor.patience(seconds)
         return min(seconds, self.reader.poll.left() + 0.001) if polling else seconds
@@ -589,7 +594,7 @@ class WorkerProcess:
         if self.executor.inline:  # it needs the connection, too
             seconds = max(0.001, self._patience(polling=False))
         else:
-            seconds = DEFER_SECONDS if self.settler.items else BLOCK_SECONDS
+            seconds = self._longest_wait
         self.reader.start_poll(min(self.prefetch.count, self._await_room()), seconds)
 
     def _answer(self) -> FetchResult | None:
