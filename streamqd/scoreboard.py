@@ -197,6 +197,8 @@ class WorkerSlot:
     rate_micro = _Field(25)  # runs per second that may begin, in millionths; 0 = no limit
     beat_ns = _Field(17)  # when a handler has last reported progress
     probe_seq = _Field(48)  # the run with which it probes the circuit of its group, 0 = none
+    suspects_left = _Field(57)  # that have not run since a crash; set by the supervisor at a fork
+    round_size = _Field(58)  # how many of them run now
     # written by every worker of the group, in the slot of its first partition
     outage_ns = _Field(54)  # when the circuit was last open
     outage_turn = _Field(55)  # whose turn it was to try, by slot index plus 1; 0 = it is closed

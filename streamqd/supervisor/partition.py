@@ -30,7 +30,7 @@ from typing import NamedTuple
 from streamqd.config import Consumer, Daemon
 from streamqd.errors import RedisRefused
 from streamqd.model import ENTRIES_MAX, Lease, Unit
-from streamqd.policy import restart
+from streamqd.policy import restart, rounds
 from streamqd.process import Child, Exit
 from streamqd.scoreboard import Batch, WorkerSlot, WorkerState, now_ns
 from streamqd.store import leases
@@ -80,6 +80,7 @@ class ExitAssessment(NamedTuple):
     lived: float = 0.0
     settled: int = 0  # messages of which it had ended the run
     lost: bool = False  # the process found that the unit has another owner, which is news
+    narrowed: bool = False  # it died in a round of several suspects, and has finished no message
 
 
 @dataclass
@@ -104,7 +105,7 @@ class PartitionState:
     refused_since: float = (
         0.0  # monotonic, since when the system refuses its process; 0 = it does not
     )
-    suspects: frozenset[bytes] = frozenset()  # one of these killed a process; each runs alone next
+    suspects: rounds.Suspects = field(default_factory=dict)  # run in rounds next
     uncharged: int = 0  # processes in a row that died with nothing to blame
     exits: list[restart.WorkerExit] = field(default_factory=list)
     ready_at: float = 0.0  # monotonic, 0 = has not booted
@@ -156,7 +157,7 @@ class PartitionState:
         self._done = found.done
         self._charged = found.running[0] if len(found.running) == 1 else None
         if self._charged is None:
-            self.suspects = frozenset(found.running)
+            self._suspect(found.running)
         else:
             self._context = json.dumps({"what": "the death of its supervisor"}).encode()
         self.slot.restore(found.done, found.running)
@@ -296,6 +297,7 @@ class PartitionState:
         if not held:
             # Another owner handles what is pending: nothing can be charged under our token.
             blame = blame._replace(suspects=[], charged=None)
+        narrowed = blame.crashed and not settled and rounds.narrows(self.suspects, blame.suspects)
         self._note_blame(blame, idle=not batch.running and exit_.code != ExitCode.BOOT_FAILED)
         self._done = batch.done
         self._charged = blame.charged
@@ -313,7 +315,7 @@ class PartitionState:
             cause = restart.ExitCause.HANDLING
         elif blame.crashed:
             cause = restart.ExitCause.IDLE if self.ready_at else restart.ExitCause.BOOT
-        return ExitAssessment(blame.crashed, cause, blame.charged, lived, settled, lost)
+        return ExitAssessment(blame.crashed, cause, blame.charged, lived, settled, lost, narrowed)
 
     def _blame(self, exit_: Exit, batch: Batch) -> Blame:
         """Judge the end of the process by its exit, by why it was killed, and by what ran."""
@@ -325,21 +327,24 @@ class PartitionState:
         if kill is not None and kill.reason == "hard-limit":
             # Of those that run, only what the kill was meant for; nothing when that has ended.
             suspects = self.slot.running_in(kill.run_seq)
-        # With several running none is charged: the next process runs each of them alone.
+        # With several running none is charged: the next process runs them in smaller rounds.
         charged = suspects[0] if len(suspects) == 1 else None
         crashed = unordered or (kill is not None and kill.reason in _KILLED_FOR_FAILING)
         return Blame(not unordered, crashed, suspects, charged)
 
     def _note_blame(self, blame: Blame, *, idle: bool) -> None:
-        """Let the next process run suspects alone. `idle`: nothing ran, so nothing is to blame."""
-        if blame.charged is None:
-            self.suspects = frozenset([*self.suspects, *blame.suspects][-ENTRIES_MAX:])
-        if not blame.crashed:
-            self.suspects = frozenset()  # none of them has killed it
+        """Let the next process run suspects in rounds. `idle`: nothing ran, so none is to blame."""
+        if not self.slot.suspects_left:
+            self.suspects = {}  # all have run, and none of them has killed it
+        if blame.crashed and blame.suspects:
+            self._suspect(blame.suspects)
         if not blame.orderly and idle:
             self.uncharged += 1
         elif blame.charged is not None or not blame.crashed:
             self.uncharged = 0
+
+    def _suspect(self, running: list[bytes]) -> None:
+        self.suspects = rounds.after_crash(self.suspects, running, ENTRIES_MAX)
 
     def _count_crash(self, exit_: Exit) -> None:
         how = f"{self.kill.reason}: {exit_}" if self.kill else str(exit_)
@@ -368,8 +373,9 @@ class PartitionState:
         """
         crashes = self.consumer.max_crashes
         kept = restart.history_max(crash_loop=daemon.crash_loop, max_crashes=crashes)
-        end = restart.WorkerExit(now, found.cause, found.lived, found.settled)
-        self.exits = [*self.exits, end][-kept:]
+        if not found.narrowed:  # a smaller round is progress: to wait would be the stall
+            end = restart.WorkerExit(now, found.cause, found.lived, found.settled)
+            self.exits = [*self.exits, end][-kept:]
         decision = restart.decide(
             self.exits,
             now,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from types import MappingProxyType
 from typing import NamedTuple
 
 from streamqd.model import Lease
+from streamqd.policy.rounds import Suspects
 
 STOP = b"stop"  # said to a standby in place of its assignment
 
@@ -19,7 +21,7 @@ class Assignment(NamedTuple):
 
     lease: Lease
     cautious: bool  # one entry at a time at first: two processes died with nothing to blame
-    suspects: frozenset[bytes] = frozenset()  # places of which one may have killed a process
+    suspects: Suspects = MappingProxyType({})  # one of them may have killed a process
 
     @property
     def title(self) -> str:
@@ -29,13 +31,13 @@ class Assignment(NamedTuple):
 
     def packed(self) -> bytes:
         """Return what a standby must know beyond its unit, for its control socket."""
-        suspects = [place.decode("latin-1") for place in self.suspects]
+        suspects = {place.decode("latin-1"): most for place, most in self.suspects.items()}
         return json.dumps([self.lease.token, self.lease.epoch, self.cautious, suspects]).encode()
 
     def unpacked(self, raw: bytes) -> Assignment:
         """Return this assignment with what `packed` has said."""
         token, epoch, cautious, suspects = json.loads(raw)
-        places = frozenset(place.encode("latin-1") for place in suspects)
+        places = {place.encode("latin-1"): most for place, most in suspects.items()}
         return Assignment(Lease(self.lease.unit, token, epoch), cautious, places)
 
 

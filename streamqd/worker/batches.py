@@ -1,7 +1,7 @@
 """Batches: the handler is called for many messages at once, and each of them is settled by itself.
 
 While it runs, all of its entries are RUNNING: a process that dies in it has as many suspects. None
-is charged; the next process runs each of them alone, as it does what has been charged before.
+is charged; the next process runs them in smaller batches (`policy/rounds.py`).
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import enum
 import logging
 import secrets
 import socket
+from collections.abc import Iterator
 from random import random
 
 from streamqd import logs
@@ -20,6 +21,7 @@ from streamqd.config import Consumer, Settings
 from streamqd.errors import HandlerLoadError, RedisRefused, RedisUnavailable, RefusalKind
 from streamqd.message import Delivery, Message
 from streamqd.model import Unit
+from streamqd.policy import rounds
 from streamqd.scoreboard import WORD_COMMAND, WorkerSlot, WorkerState, now_ns
 from streamqd.store import items, messages
 from streamqd.store.client import Connection, connect
@@ -277,9 +279,23 @@ class WorkerProcess:
         self.executor.restart()
         self.settler.flush()
         self.clock.read(self.link)
-        session = reader.session = secrets.token_hex(8)
+        reader.session = secrets.token_hex(8)
+        opened = self._run_suspects() if self.suspects else False
+        for pending in self._pages(opened=opened):
+            self._run_pending(pending)
+            self.settler.flush()
+        self.quarantine.end()
+        self.suspects = {}
+        self.slot.suspects_left = 0
+        self._listed = True
+        if not self.fetcher.watch():
+            raise Fenced
+
+    def _pages(self, *, opened: bool = False) -> Iterator[list[messages.PendingEntry]]:
+        """List what is pending, oldest first. `opened`: the session is in the fence already."""
+        reader, session = self.reader, self.reader.session
         after = {False: b"", True: b""}
-        opened = over = False
+        over = False
         while not over:
             call = messages.recover(
                 self.keys,
@@ -299,12 +315,40 @@ class WorkerProcess:
             for entry in pending:
                 after[entry.retried] = entry.id
             self.quarantine.open(session if page.solo else "")
-            self._run_pending(pending)
-            self.settler.flush()
-        self.quarantine.end()
-        self._listed = True
-        if not self.fetcher.watch():
-            raise Fenced
+            yield pending
+
+    def _run_suspects(self) -> bool:
+        """Run the suspects of earlier crashes in rounds, before all else that is pending.
+
+        Returns whether a session was opened.
+        """
+        ready: list[messages.PendingEntry] = []
+        size, size_max = 0, self.consumer.prefetch_bytes
+        for pending in self._pages():
+            if self.quarantine.is_open:
+                return True  # all that is inherited runs behind marks
+            found = [entry for entry in pending if entry.place in self.suspects]
+            ready += found
+            size += sum(entry.size for entry in found)
+            while ready and size >= size_max:
+                ready = self._run_round(ready)
+                size = sum(entry.size for entry in ready)
+        while ready:
+            ready = self._run_round(ready)
+        return True
+
+    def _run_round(self, ready: list[messages.PendingEntry]) -> list[messages.PendingEntry]:
+        """Run the first suspects together, and nothing beside them. Returns the others."""
+        largest = [1 if each.crashes else self.suspects[each.place] for each in ready]
+        count = rounds.next_round(largest)
+        self._run_dry()
+        self.slot.round_size = count
+        self._run_pending(ready[:count])
+        self._run_dry()
+        self.settler.flush()
+        self.slot.round_size = 0
+        self.slot.suspects_left = max(1, self.slot.suspects_left - count)
+        return ready[count:]
 
     def _run_pending(self, found: list[messages.PendingEntry]) -> None:
         """Handle entries that were pending before, those alone that must be alone.
@@ -329,7 +373,7 @@ class WorkerProcess:
             )
             if self.verdicts.dead_letter_crashed(fetched, entry.context):
                 continue
-            alone = marked or entry.crashes or entry.place in self.suspects
+            alone = marked or entry.crashes
             if alone:
                 self._run_dry()
             if marked:

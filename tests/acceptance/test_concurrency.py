@@ -218,6 +218,7 @@ def test_a_pause_lets_runs_end_and_begins_no_others(new_daemon: NewDaemon, kind:
         assert daemon.ledger.audit(GROUP) == Audit()
 
 
+@pytest.mark.promise
 @pytest.mark.fault("F1")
 @each_kind
 def test_a_message_that_kills_its_process_is_found_among_those_that_ran_beside_it(
@@ -237,11 +238,11 @@ def test_a_message_that_kills_its_process_is_found_among_those_that_ran_beside_i
         crashes = daemon.events("worker.crashed")
         charged = [each["charged"] for each in crashes if "charged" in each]
         assert charged == ["m:" + killer.rpartition("/")[2]] * 2
-        assert len(crashes) == 3, "the first one charges nobody"
+        assert len(crashes) == 5, "of 8, of a round of 4 and of one of 2, and twice alone"
         audit = daemon.ledger.audit(GROUP)
         assert audit.lost == [killer]
-        assert audit.repeated.pop(killer) == 3
-        assert set(audit.repeated.values()) <= {2}
+        assert audit.repeated.pop(killer) == 5
+        assert set(audit.repeated.values()) <= {2, 3, 4}
         assert daemon.stop() == 0
 
 

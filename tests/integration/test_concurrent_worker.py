@@ -225,7 +225,7 @@ def test_suspects_run_alone(desk: Desk, life: Life, slot: WorkerSlot):
         desk.add(f"{number}-0")
     desk.fetch(6)
     worker = life.worker("t1", max_messages=6, **SEVERAL)
-    worker.suspects = frozenset([b"m:2-0", b"m:5-0"])
+    worker.suspects = {b"m:2-0": 1, b"m:5-0": 1}
     seen = {}
 
     def work(message: Message) -> None:

@@ -11,12 +11,12 @@ import signal
 
 import pytest
 
-from streamqd.config import Consumer
+from streamqd.config import Consumer, Daemon
 from streamqd.errors import RedisRefused
 from streamqd.model import Unit
 from streamqd.policy.restart import ExitCause
 from streamqd.process import Child, Exit
-from streamqd.scoreboard import CLEARED, DONE, FAILED, RUNNING, Scoreboard, WorkerState
+from streamqd.scoreboard import CLEARED, DONE, FAILED, RUNNING, WAITING, Scoreboard, WorkerState
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 from streamqd.supervisor.partition import Kill, PartitionState, Phase
@@ -447,3 +447,41 @@ def test_a_standby_is_warm_when_it_has_said_so_itself(desk: Desk):
     assert not desk.holding.standby_is_warm
     desk.slot.warm_pid = 4712
     assert desk.holding.standby_is_warm
+
+
+# --- rounds ---------------------------------------------------------------------------------------
+
+
+def test_the_suspects_of_a_crash_are_kept_until_a_worker_has_run_them(desk: Desk):
+    """Also over an orderly end of the worker in between, such as a reload."""
+    desk.hold().run().mark(RUNNING, RUNNING, RUNNING, RUNNING)
+    desk.holding.ended(Exit(None, 9))
+    assert desk.holding.suspects == dict.fromkeys(PLACES, 2)
+    desk.answer("OK", b"8", 0)
+    desk.run().mark(WAITING, WAITING, WAITING, WAITING).quiet()
+    desk.slot.suspects_left = 4
+    desk.holding.ended(Exit(ExitCode.STOPPED, None))
+    assert desk.holding.suspects == dict.fromkeys(PLACES, 2)
+    desk.answer("OK", b"9", 0)
+    desk.run().mark(WAITING, WAITING, WAITING, WAITING).quiet()
+    desk.slot.suspects_left = 0
+    desk.holding.ended(Exit(ExitCode.STOPPED, None))
+    assert desk.holding.suspects == {}
+
+
+def test_a_round_that_crashes_is_halved_and_delays_no_restart(desk: Desk):
+    """The restarts of a narrowing search are progress, not a crash loop."""
+    desk.hold().run().mark(RUNNING, RUNNING, RUNNING, RUNNING)
+    found = desk.holding.ended(Exit(None, 9))
+    assert not found.narrowed
+    assert desk.holding.plan_restart(found, 200.0, Daemon(instance="one"))
+    assert len(desk.holding.exits) == 1
+    desk.answer("OK", b"8", 0)
+    desk.run().mark(RUNNING, RUNNING, WAITING, WAITING)
+    desk.slot.suspects_left = 4
+    found = desk.holding.ended(Exit(None, 9))
+    assert (found.narrowed, found.charged) == (True, None)
+    assert desk.holding.suspects == dict(zip(PLACES, (1, 1, 2, 2), strict=True))
+    assert desk.holding.plan_restart(found, 201.0, Daemon(instance="one"))
+    assert len(desk.holding.exits) == 1
+    assert desk.holding.start_at == 201.0

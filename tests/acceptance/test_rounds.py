@@ -1,0 +1,144 @@
+"""Recovery in rounds: a crash beside many costs a few runs, and only the guilty message pays.
+
+Handlers take a second, as a call of another service does. The times are patience: each is far above
+what a recovery takes, and far below what it takes to run the suspects one by one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.daemon import GROUP, Daemon
+
+NewDaemon = Callable[..., Daemon]
+
+pytestmark = [pytest.mark.slow, pytest.mark.fault("F1")]
+
+MESSAGES, TOGETHER, MAX_CRASHES, STARTS_MAX = 400, 128, 3, 9
+
+COMMON = """
+import asyncio, os, time
+from contextlib import ExitStack
+from streamqd import Message
+from tests.support.ledger import Ledger
+
+ledger = Ledger.here("1")
+"""
+TASKS = """
+async def obey(message: Message) -> None:
+    with ledger.run(message):
+        word, seconds = message.text().split()
+        await asyncio.sleep(float(seconds))
+        if word == "exit":
+            os._exit(9)
+"""
+THREADS = TASKS.replace("async def", "def").replace("await asyncio", "time")
+BATCHES = """
+def obey(batch: list[Message]) -> None:
+    with ExitStack() as stack:
+        for message in batch:
+            stack.enter_context(ledger.run(message))
+        time.sleep(1)
+        if any(message.text().startswith("exit") for message in batch):
+            os._exit(9)
+"""
+SEVERAL: dict[str, Any] = {"concurrency": TOGETHER, "order": "none"}
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "tasks": (TASKS, SEVERAL),
+    "threads": (THREADS, SEVERAL),
+    "key": (TASKS, SEVERAL | {"order": "key"}),
+    "hold-key": (TASKS, SEVERAL | {"order": "key", "on_error": "hold-key"}),
+    "batches": (BATCHES, {"batch": 100}),
+}
+each_shape = pytest.mark.parametrize("shape", SHAPES)
+
+
+def daemon_of(new_daemon: NewDaemon, shape: str, **options: Any) -> Daemon:
+    code, consumer = SHAPES[shape]
+    consumer = {"max_crashes": MAX_CRASHES} | consumer
+    return new_daemon(code=COMMON + code, consumer=consumer, **options)
+
+
+def work(daemon: Daemon, words: list[str]) -> list[str]:
+    """Send messages that all wait when the first worker begins; return their ids."""
+    daemon.pause()
+    uids = daemon.send(words)
+    daemon.signal(signal.SIGCONT)
+    return uids
+
+
+def starts(daemon: Daemon) -> Counter[str]:
+    return Counter(each.uid for each in daemon.ledger.records("start"))
+
+
+@each_shape
+def test_a_killed_worker_is_recovered_in_few_rounds(new_daemon: NewDaemon, shape: str):
+    with daemon_of(new_daemon, shape) as daemon:
+        uids = work(daemon, ["nap 1"] * MESSAGES)
+        daemon.wait_for(lambda: daemon.ledger.count("end") > 0, what="the first ones have ended")
+        daemon.wait_for(
+            lambda: daemon.ledger.count("start") > daemon.ledger.count("end") + 50,
+            what="many run again",
+        )
+        os.kill(daemon.pids()[0], signal.SIGKILL)
+        daemon.wait_settled(20)
+        audit = daemon.ledger.audit(GROUP)
+        assert (audit.lost, audit.unexpected) == ([], [])
+        assert daemon.ledger.ended(GROUP) == {*uids}
+        assert max(starts(daemon).values()) <= 2
+        assert "charged" not in daemon.wait_event("worker.crashed")
+        assert (daemon.letters(), daemon.traces()) == ([], [])
+        assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("shape", ["tasks", "batches"])
+def test_a_killed_supervisor_is_recovered_in_few_rounds(new_daemon: NewDaemon, shape: str):
+    with daemon_of(new_daemon, shape) as daemon:
+        uids = work(daemon, ["nap 1"] * MESSAGES)
+        daemon.wait_for(lambda: daemon.ledger.count("start") >= 100, what="many run")
+        daemon.kill()
+        daemon.start()
+        daemon.wait_settled(20)
+        assert daemon.ledger.ended(GROUP) == {*uids}
+        assert max(starts(daemon).values()) <= 2
+        assert (daemon.letters(), daemon.traces()) == ([], [])
+        assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("poisons", [1, 2])
+@each_shape
+def test_poison_among_many_is_found_and_no_other_message_is_charged(
+    new_daemon: NewDaemon, shape: str, poisons: int
+):
+    with daemon_of(new_daemon, shape) as daemon:
+        words = ["nap 1"] * MESSAGES
+        bad = [37, 300][:poisons]
+        for at in bad:
+            words[at] = "exit 0.2"
+        uids = work(daemon, words)
+        guilty = {uids[at] for at in bad}
+        daemon.wait_settled(60)
+        letters = daemon.letters()
+        assert {each["uid"] for each in letters} == guilty
+        assert len(letters) == poisons
+        assert {(each["reason"], each["crashes"]) for each in letters} == {
+            ("crashes", str(MAX_CRASHES))
+        }
+        charged = Counter(
+            each["charged"] for each in daemon.events("worker.crashed") if "charged" in each
+        )
+        assert charged == {"m:" + uid.rpartition("/")[2]: MAX_CRASHES for uid in guilty}
+        assert daemon.ledger.ended(GROUP) == {*uids} - guilty
+        innocent = [count for uid, count in starts(daemon).items() if uid not in guilty]
+        print(
+            shape, poisons, "starts", max(innocent), "crashes", len(daemon.events("worker.crashed"))
+        )
+        assert max(innocent) <= STARTS_MAX
+        assert daemon.traces() == []
+        assert daemon.stop() == 0
