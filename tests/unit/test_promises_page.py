@@ -12,11 +12,12 @@ import pytest
 from tests.benchmarks import bounds
 from tests.support.daemon import ROOT
 
-EVIDENCE = ROOT / "docs" / "internals" / "evidence.md"
+EVIDENCE = (ROOT / "docs" / "internals" / "evidence.md").read_text()
+BOUNDS = EVIDENCE.partition("\n## Rebalance")[0]
 
 
 def test_the_tests_that_it_names_exist() -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", EVIDENCE.read_text())
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", EVIDENCE)
     assert len(named) >= 6
     for path, test in named:
         assert f"def {test}" in (ROOT / path).read_text(), f"{path}::{test}"
@@ -24,7 +25,7 @@ def test_the_tests_that_it_names_exist() -> None:
 
 def test_a_quick_run_has_every_test_that_it_names() -> None:
     """`make test` proves on one server what the page promises."""
-    named = re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", EVIDENCE.read_text())
+    named = re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", BOUNDS)
     command = [sys.executable, "-m", "pytest", "--quick", "--collect-only", "-q", "-p"]
     listed = subprocess.run(
         [*command, "no:cacheprovider", *sorted(set(named))],
