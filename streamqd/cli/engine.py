@@ -51,6 +51,10 @@ class Engine:
 
             with self._starting():
                 self._spark = session(*self._start, _FIXED | self._conf, light=light)
+            # PySpark's own server prints a traceback when the JVM dies; `ended` has the sentence.
+            server = getattr(self._spark.sparkContext, "_accumulatorServer", None)
+            if server is not None and not self._verbose:
+                server.handle_error = lambda *_: None
         return self._spark
 
     def light(self) -> SparkSession:

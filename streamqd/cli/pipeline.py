@@ -360,7 +360,7 @@ def report(
     from streamqd.spark import need_spark
 
     with lend_engine(session, "report", master, conf) as engine:
-        need_spark("jinja2", "pygal")
+        need_spark("jinja2")
         from streamqd.spark.pipelines import report as reports
         from streamqd.spark.pipelines.report_queries import ReportScope
         from streamqd.spark.pipelines.storage import Archive

@@ -29,6 +29,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from streamqd.errors import Refused
 from streamqd.spark import offsets, rows, sink, table
 from streamqd.spark.offsets import Loss, Offsets, Place, Position, Span, StreamFacts
 from streamqd.spark.options import ReadOptions, WriteOptions, read_options, write_options
@@ -60,6 +61,12 @@ class StreamqSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         options = self._read_options(schema)
+        if options.ending is not None or options.ending_default is not None:
+            raise ValueError(
+                "streamq: a stream has no end: leave endingOffsets, endingTimestamp and"
+                " endingOffsetsByTimestamp out, or read a batch; the trigger availableNow ends at"
+                " what is there"
+            )
         return TopicStreamReader(options, chosen_columns(schema, options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -109,6 +116,23 @@ def chosen_columns(schema: StructType, options: ReadOptions) -> list[rows.Column
     return chosen
 
 
+def _check_order(options: ReadOptions, starts: Offsets, ends: Offsets) -> None:
+    """Raise Refused for a partition whose options name a start after its end."""
+    for place, start in starts.items():
+        named = [
+            options.starting_default if options.starting is None else options.starting[place],
+            options.ending_default if options.ending is None else options.ending[place],
+        ]
+        if all(each and each.kind in ("id", "time") for each in named) and (
+            start.id > ends[place].id
+        ):
+            raise Refused(
+                f"{place[0]} partition {place[1]} has no entries to read: its start,"
+                f" {offsets.write_id(start.id)}, is after its end,"
+                f" {offsets.write_id(ends[place].id)}; exchange startingOffsets and endingOffsets"
+            )
+
+
 class SpanPartition(InputPartition):
     """What one task reads."""
 
@@ -147,6 +171,7 @@ class TopicReader(_Reading, DataSourceReader):
         facts = catalog.facts(places)
         starts = catalog.starts(facts, offsets.EARLIEST)
         ends = catalog.ends(facts)
+        _check_order(self.options, starts, ends)
         spans = self.narrowing.spans(catalog.spans(starts, ends, facts).values())
         cut = catalog.cut({span.place: span for span in spans}, facts)
         return [SpanPartition(span) for span in cut]

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from operator import methodcaller
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -225,7 +226,9 @@ class Catalog:
             topic = name.removesuffix(DLQ)
             text = f"the topic {topic} does not exist"
             if strict:
-                raise TopicMissing(f"{text}; create it with `streamqd topic create {topic}`")
+                alike = get_close_matches(topic, registered(Store(link, self._keys)), 1)
+                hint = f"did you mean {alike[0]}, or " if alike else ""
+                raise TopicMissing(f"{text}; {hint}create it with `streamqd topic create {topic}`")
             _warn_once(f"{text}; it is left out")
         if not options.assign:
             return [(name, number) for name in names for number in range(counts[name])]

@@ -27,6 +27,10 @@ _NONE = (
     "streamq: there are no options; a table is made by CREATE TABLE name USING streamq OPTIONS"
     " (topic 'orders'), without columns and without AS"
 )
+_NO_TARGET = (
+    "streamq: there are no options; give the option topic or a column topic, or make a table by"
+    " CREATE TABLE name USING streamq OPTIONS (topic 'orders'), without columns and without AS"
+)
 
 
 def declared(raw: Mapping[str, str]) -> dict[str, str] | None:
@@ -75,7 +79,7 @@ def write_options(schema: StructType, given: Mapping[str, str]) -> dict[str, str
     """
     text = _text(schema)
     if not given and _COLUMN not in schema.fieldNames():
-        raise ValueError(_NONE)
+        raise ValueError(_NO_TARGET)
     if text is not None and _LENGTH in schema[_COLUMN].metadata:
         if not given:
             raise ValueError(

@@ -459,13 +459,45 @@ def test_a_first_offset_that_is_trimmed_while_it_is_counted(
     assert not trimmer.trims
 
 
-@pytest.mark.parametrize("edge", ["starting", "ending"])
-def test_a_partition_that_nothing_reads_is_refused(shop: Shop, edge: str) -> None:
+def test_a_partition_that_nothing_reads_is_refused(shop: Shop) -> None:
     """N: in the options; a checkpoint goes before them."""
     places = '{"access": {"0": "1-0", "1": "1-0", "7": "1-0"}}'
-    reader = shop.reader(**{f"{edge}Offsets": places})
-    text = f"{edge}Offsets names access partition 7, which is not read: it does not exist"
-    with pytest.raises(Refused, match=text):
+    text = "Offsets names access partition 7, which is not read: it does not exist"
+    reader = shop.reader(startingOffsets=places)
+    with pytest.raises(Refused, match=f"starting{text}"):
         reader.initialOffset()
+    batch = {"url": shop.server.url, "subscribe": "access", "endingoffsets": places}
+    with pytest.raises(Refused, match=f"ending{text}"):
+        source.StreamqSource(batch).reader(schema=SCHEMA).partitions()
     shop.fill(0, 1, 5)
     assert reader.latestOffset(at("0-0", "0-0"), ALL) == at("5-0", "0-0")
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        {"endingOffsets": "latest"},
+        {"endingTimestamp": "5"},
+        {"endingOffsetsByTimestamp": '{"access": {"0": 5, "1": 5}}'},
+    ],
+)
+def test_a_stream_refuses_an_end(shop: Shop, ending: dict[str, str]) -> None:
+    """T11: a stream ignored its end, and read on."""
+    with pytest.raises(ValueError, match="a stream has no end: leave endingOffsets"):
+        shop.reader(**ending)
+
+
+def test_a_start_after_its_end_is_refused(shop: Shop) -> None:
+    """T11: such a read had no rows, without a word."""
+    shop.fill(0, 1, 9)
+
+    def planned(start: str, end: str) -> int:
+        given = {"url": shop.server.url, "subscribe": "access"}
+        given |= {"startingoffsets": start, "endingoffsets": end}
+        reader = source.StreamqSource(given).reader(schema=SCHEMA)
+        return len(reader.partitions())
+
+    with pytest.raises(Refused, match="access partition 0 has no entries to read: its start, 7-0"):
+        planned("7-0", "3-0")
+    assert planned("3-0", "7-0") > 0
+    assert planned("3-0", "3-0") == 0

@@ -79,8 +79,10 @@ def test_places(shop: Shop, store: Store) -> None:
     assert shop.catalog(subscribe=None, assign='{"access": [1]}').places() == [("access", 1)]
     with pytest.raises(Refused, match="access has 2 partitions: there is no 2"):
         shop.catalog(subscribe=None, assign='{"access": [2]}').places()
-    with pytest.raises(TopicMissing, match="streamqd topic create orders"):
+    with pytest.raises(TopicMissing, match="exist; create it with `streamqd topic create orders`"):
         shop.catalog(subscribe="orders").places()
+    with pytest.raises(TopicMissing, match="did you mean access, or create it"):  # T12
+        shop.catalog(subscribe="acess").places()
 
 
 def test_facts(shop: Shop, link: Connection, keys: Keys) -> None:

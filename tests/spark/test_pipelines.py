@@ -365,6 +365,15 @@ def test_an_interrupt_is_not_lost_when_the_query_ends(
     query.stop()
 
 
+def test_show_tables_lists_every_topic(shop: Shop, settings: config.Settings) -> None:
+    """T10: the list was empty until a table was used."""
+    shop.topic("access", 1)
+    shop.topic("a.b", 1)
+    found = Prompt(shop.spark, settings, None).ask("show tables")
+    names = {row[found.columns.index("tableName")] for row in found.rows}
+    assert {"topic_access", "dlq_access", "topic_a_b", "dlq_a_b"} <= names
+
+
 def test_columns_that_are_refused_are_so_before_the_query_runs(
     shop: Shop, settings: config.Settings
 ) -> None:

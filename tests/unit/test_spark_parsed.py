@@ -5,8 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import json
 import shutil
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from hypothesis import strategies as st
 
 from streamqd.errors import Refused
 from streamqd.spark.offsets import Position
-from streamqd.spark.pipelines import parsed, storage
+from streamqd.spark.pipelines import parsed, storage, strict
 from streamqd.spark.pipelines.derived import (
     PARSED,
     QUARANTINE,
@@ -25,8 +23,9 @@ from streamqd.spark.pipelines.derived import (
     parsed_columns,
     quarantine_columns,
 )
-from streamqd.spark.pipelines.fitting import Fitter, fault, forbidden
+from streamqd.spark.pipelines.fitting import Fitter
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable, Owed
+from streamqd.spark.pipelines.strict import fault, forbidden
 from tests.support.quick import examples
 
 pa = pytest.importorskip("pyarrow")
@@ -115,6 +114,52 @@ def test_what_json_writes_is_one(document: dict[str, Any]) -> None:
     assert fault(json.dumps(document).encode()) is None
 
 
+HARD = (
+    b'{"a":"\x01"}',
+    b'{"a":01}',
+    b'{"a":-0}',
+    b'{"a":1.}',
+    b'{"a":1e}',
+    b'{"a":1,}',
+    b'{"a":"\\x"}',
+    b'{"a":"\\ud800"}',
+    b'{"a":"\\ud83d\\ude00"}',
+    b'{"a":1}\x00',
+    b"\x0b{}",
+    b'{"a":"\xed\xa0\x80"}',
+    b'{"a":1,"a":2}',
+    b'{"a" :1,"a"\n:2}',
+    b'{"a":":","a":2}',
+    b'{"a":"\\":","a":2}',
+    b'{"":{"":1,"":2}}',
+    b'{"a":[[{"b":1,"c":2,"b":3}]]}',
+    b'{"a":1e5000,"b":' + b"9" * 4301 + b"}",
+)
+PIECES = st.sampled_from(
+    [b"{", b"}", b"[", b"]", b",", b":", b'"a"', b'"b"', b'"', b"\\", b"1", b"-", b".", b"e9", b" ",
+     b"\n", b"null", b"tru", b"true", b"NaN", b"\\u00e9", b"\\ud83d", b"\xc3\xa9", b"\xff", b"\x00"]
+)  # fmt: skip
+
+
+@settings(max_examples=examples(500))
+@given(st.lists(PIECES, max_size=12).map(b"".join) | st.dictionaries(st.text(), JSON).map(
+    lambda found: json.dumps(found, ensure_ascii=False).encode("utf-8", "surrogatepass")
+))  # fmt: skip
+def test_the_fast_reader_proves_nothing_wrong(payload: bytes) -> None:
+    """T5: what it returns is the object of the exact reader, which has no fault."""
+    for each in (payload, b'{"a": ' + payload + b"}", *HARD):
+        found = strict.proven(each)
+        if found is not None:
+            assert strict._exact(each) == (found, None)
+
+
+def test_the_fast_reader_proves_usual_payloads() -> None:
+    for document in ({}, {"a": "b", "c": [1.5, {"d": None}]}, {"at": "10:00:00", "url": "a://b"}):
+        for separators in ((",", ":"), (", ", ": "), (" , ", " : ")):
+            payload = json.dumps(document, separators=separators).encode()
+            assert strict.proven(payload) is not None
+
+
 @settings(max_examples=examples(200))
 @given(st.binary())
 def test_no_bytes_break_it(payload: bytes) -> None:
@@ -145,7 +190,8 @@ def test_a_task_that_fails_removes_what_it_has_written(tmp_path: Path) -> None:
     day = dt.date(2025, 1, 1)
     good, bad = parsed_columns().remove(0), quarantine_columns().remove(0)
     good = good.append(pa.field("a", pa.int64()))
-    fitter = Fitter((tmp_path / "parsed", good), (tmp_path / "quarantine", bad))
+    told = pa.array([None, "it is not JSON"])
+    fitter = Fitter((tmp_path / "parsed", good), (tmp_path / "quarantine", bad), lambda _: told)
     columns = {
         "partition": pa.array([0, 0], pa.int32()),
         "id": pa.array(["1-0", "2-0"]),
@@ -154,10 +200,10 @@ def test_a_task_that_fails_removes_what_it_has_written(tmp_path: Path) -> None:
         "key": pa.array([None, None], pa.binary()),
         "value": pa.array([b"{}", b"bad"]),
         "event_date": pa.array([day, None], pa.date32()),
-        "reason": pa.array([None, "it is not JSON"]),
         "row": pa.array([{"a": 1}, None], pa.struct([("a", pa.int64())])),
     }
     fitter.write(pa.RecordBatch.from_pydict(columns))
+    fitter._write_late()
     files = [each for each in tmp_path.rglob("*") if each.is_file()]
     assert {each.parent.parent.name for each in files} == {"parsed", "quarantine"}
     fitter.discard()
@@ -230,25 +276,17 @@ def test_what_is_owed_and_gone_is_told(archive: Archive) -> None:
         opened(archive, "orders")
 
 
-def test_a_quarantine_that_is_made_anew_and_killed_is_no_other_state(
-    archive: Archive, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quarantine_that_was_deleted_alone_is_refused(archive: Archive) -> None:
+    """T4: another was made, and the rows of the first were in neither table."""
     table, quarantine = made(archive)
-    files = unfit(quarantine, "1-0")
-    table.append([], at(1), owed=Owed(0, tuple(files)))
     opened(archive, "orders")
     shutil.rmtree(quarantine.folder)
-
-    def killed(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
-        patch.setattr(ArchiveTable, "append", killed)
+    assert opened(archive, "orders") is not None, "nothing was committed yet"
+    files = unfit(quarantine, "1-0")
+    table.append([], at(1), owed=Owed(0, tuple(files)))
+    shutil.rmtree(quarantine.folder)
+    with pytest.raises(Refused, match="quarantine/orders is gone, and with it the rows"):
         opened(archive, "orders")
-    pair = opened(archive, "orders")
-    assert pair is not None
-    assert pair.quarantine.note == replace(pair.parsed.note, owed=None)
-    assert ids(archive) == []
 
 
 def test_a_table_of_results_whose_log_is_broken_is_told(archive: Archive) -> None:

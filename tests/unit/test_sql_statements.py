@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +145,22 @@ def test_a_pipe_that_is_not_utf_8_is_malformed(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"-- fine\nSELECT '\xe4';\n")))
     with pytest.raises(Malformed, match="not UTF-8"):
         shell.work_off(Prompt(NO_SPARK, NO_SPARK, None), "table")
+
+
+@pytest.mark.parametrize(
+    ("statement", "refused"),
+    [
+        ("CREATE TABLE o (id long) USING streamq OPTIONS (topic 'x')", True),
+        (
+            "create or replace table if not exists a.`b`(id decimal(3,2)) using streamq",
+            True,
+        ),
+        ("CREATE TABLE o USING streamq OPTIONS (topic 'x')", False),
+        ("CREATE TABLE o (id long) USING parquet", False),
+        ("SELECT 'CREATE TABLE o (id long) USING streamq'", False),
+    ],
+)
+def test_a_table_with_columns_of_its_own_is_refused(statement: str, refused: bool) -> None:
+    """T12: Spark took it, and its first SELECT failed."""
+    with pytest.raises(Refused, match="without columns") if refused else nullcontext():
+        check(statement)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamqd.errors import Refused
-from streamqd.spark.pipelines.storage import Archive, ArchiveTable, BatchNote, TableKind
+from streamqd.spark.pipelines.storage import Archive, ArchiveTable, TableKind
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,7 +56,8 @@ class Pair(NamedTuple):
 def opened(archive: Archive, topic: str) -> Pair | None:
     """The tables of a topic, after the quarantine got what it was owed; None when there are none.
 
-    Whoever asks holds the lease on the topic. Raises Refused when one of them was put back alone.
+    Whoever asks holds the lease on the topic. Raises Refused when one of them was put back, or
+    removed, alone.
     """
     parsed = archive.derived(topic, PARSED)
     quarantine = archive.derived(topic, QUARANTINE)
@@ -69,8 +70,12 @@ def opened(archive: Archive, topic: str) -> Pair | None:
         return None
     batch, owed = parsed.note.batch, parsed.note.owed
     if quarantine is None:
-        note = BatchNote(batch, parsed.positions)
-        quarantine = archive.derived(topic, QUARANTINE, quarantine_columns(), note)
+        if batch:
+            raise Refused(
+                f"{archive.folder(topic, QUARANTINE)} is gone, and with it the rows that did not"
+                f" fit: restore it, or remove {parsed.folder} too, and all is parsed again"
+            )
+        quarantine = archive.derived(topic, QUARANTINE, quarantine_columns())
         assert quarantine is not None
     elif quarantine.note.batch != batch:
         if owed is None or owed.behind != quarantine.note.batch:

@@ -1,28 +1,21 @@
-"""Payloads into columns: what Spark converts, what does not fit and why, and the tasks that write.
-
-Spark converts JSON, and is lenient: it takes the first of two documents, the last of two names,
-and makes signs of bytes that are no text. It also computes for hours to round 1e500000000. So each
-task reads a payload strictly before Spark sees it.
-"""
+"""Payloads into columns: what Spark converts, and the tasks that write it or its reason."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial, reduce
-from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamqd.spark.pipelines.derived import OWN
 from streamqd.spark.pipelines.parts import DateWriter, WrittenFile
-from streamqd.spark.pipelines.schemas import BAD
+from streamqd.spark.pipelines.reasons import DAY_US, FIRST_DAY, last_day
+from streamqd.spark.pipelines.schemas import BAD, derails
+from streamqd.spark.pipelines.strict import faults
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructField, StructType
+    from pyspark.sql.types import DataType, StructType
 
 REASON_MAX = 1000  # characters
 # A row is a file; `bad` ones are of the quarantine.
@@ -34,43 +27,41 @@ _OPTIONS = {
     "allowNonNumericNumbers": "false",
 }
 _KEPT = ("partition", "id", "timestamp", "date", "key", "value")  # of the raw table
-_DAY_US = 86_400_000_000
-_YEARS = (-719_162, 2_932_896)  # the first day of 0001 and the last of 9999, of 1970 on
-_SECONDS_MAX = (1 << 63) // 1_000_000 - 1  # Spark multiplies more into any time at all
-_DIGITS_MAX = 1000
-_HUGE = 10**_DIGITS_MAX
-# Of more than three digits: Spark removes commas, and knows digits of all scripts.
-_EXPONENT = re.compile(r"[eE][-+,]*\d[-+,\d]{3}")
+LATE_BYTES = 32 << 20  # of rows for the quarantine that a task holds
 
 
 def judged(rows: DataFrame, kind: StructType, event_time: str, now_us: int) -> DataFrame:
-    """Rows of a raw table, each with `row`, `event_date`, and why it does not fit, null if it does.
+    """Rows of a raw table, converted, in the order of the dates that they will have when they fit.
 
-    The event's time must lie between 1970 and a day after `now_us`: each of its dates is a folder.
+    `Reasons` says what does not fit. `alone` is there for columns that derail Spark, as maps do: a
+    wrong row is converted again, without these columns and with each of them alone.
     """
     from pyspark.sql import functions as f
     from pyspark.sql.types import StringType, StructField, StructType
 
-    rows, bad = converted(rows, kind), StructField(BAD, StringType())
-    text, wrong = f.col("text"), f.col("wrong")
-    last_day = now_us // _DAY_US + 1
-    told = []
-    for each in kind.fields:
-        alone = f.from_json(text, StructType([each, bad]), _OPTIONS).getField(BAD).isNotNull()
-        told.append(_why_not(each, wrong & alone, last_day if each.name == event_time else None))
-    said = f.concat_ws("; ", *told)
-    reason = f.when(said != "", said).when(wrong, f.lit("it is not of the schema"))
-    reason = f.coalesce("fault", reason)
+    rows = converted(rows, kind)
     date = f.col("date")
     if event_time:
         at = f.col("row").getField(event_time)
-        date = f.date_from_unix_date(_day(at, kind[event_time].dataType))
-    found = rows.withColumn("reason", reason)
-    found = found.withColumn("event_date", f.when(f.col("reason").isNull(), date))
+        day, last = _day(at, kind[event_time].dataType), last_day(now_us)
+        date = f.date_from_unix_date(f.when((day >= 0) & (day <= last), day))
+    dated = rows.withColumn("event_date", f.when(~f.col("wrong"), date))
+    found = [*_KEPT, "event_date", "fault", "wrong", "row"]
+    apart = [each for each in kind.fields if derails(each.dataType)]
+    if apart:
+        bad = StructField(BAD, StringType())
+        rest = StructType([*(each for each in kind.fields if each not in apart), bad])
+        parts = {"rest": rest} | {each.name: StructType([each, bad]) for each in apart}
+        alone = f.struct(
+            *(
+                f.from_json("text", part, _OPTIONS).alias(f"{number}")
+                for number, part in enumerate(parts.values())
+            )
+        )
+        dated = dated.withColumn("alone", f.when(f.col("wrong") & f.col("fault").isNull(), alone))
+        found.append("alone")
     # One file after the other: a task holds one open, however many dates there are.
-    return found.select(*_KEPT, "event_date", "reason", "row").sortWithinPartitions(
-        "event_date", "date"
-    )
+    return dated.select(*found).sortWithinPartitions("event_date", "date")
 
 
 def converted(rows: DataFrame, kind: StructType) -> DataFrame:
@@ -91,65 +82,6 @@ def converted(rows: DataFrame, kind: StructType) -> DataFrame:
     return rows.withColumn("wrong", wrong)
 
 
-def _why_not(field: StructField, unfit: Column, last_day: int | None) -> Column:
-    """Why a column is not as it must be, null when it is; `last_day` of the event's time."""
-    from pyspark.sql import functions as f
-
-    name, value = field.name, f.col("row").getField(field.name)
-    why = f.when(unfit, f.lit(f"{name} is not {field.dataType.simpleString()[:200]}"))
-    if not field.nullable or last_day is not None:
-        why = why.when(value.isNull(), f.lit(f"{name} is missing"))
-    outside = _outside(field.dataType)
-    if outside is not None:
-        why = why.when(outside(value), f.lit(_out_of_range(field)))
-    if last_day is not None:
-        day = _day(value, field.dataType)
-        why = why.when(day < 0, f.lit(f"{name} is before 1970"))
-        why = why.when(day > last_day, f.lit(f"{name} is in the future"))
-    return why
-
-
-def _out_of_range(field: StructField) -> str:
-    if field.dataType.typeName() in ("date", "timestamp"):
-        return f"{field.name} is not of the years 1-9999"
-    return f"{field.name} has a value out of range"
-
-
-def _outside(kind: DataType) -> Callable[[Column], Column] | None:
-    """Whether a value, or one within it, is a time or an infinity that no JSON and no reader knows.
-
-    None for a type that has neither.
-    """
-    from pyspark.sql import functions as f
-    from pyspark.sql.types import (
-        ArrayType,
-        DateType,
-        DoubleType,
-        FloatType,
-        MapType,
-        StructType,
-        TimestampType,
-    )
-
-    if isinstance(kind, (DateType, TimestampType)):
-        low, high = _YEARS
-        return lambda value: (_day(value, kind) < low) | (_day(value, kind) > high)
-    if isinstance(kind, (FloatType, DoubleType)):
-        return lambda value: f.abs(value) == f.lit(float("inf"))
-    if isinstance(kind, StructType):
-        checks = [(each.name, check) for each in kind.fields if (check := _outside(each.dataType))]
-        if not checks:
-            return None
-        return lambda value: reduce(or_, (check(value.getField(name)) for name, check in checks))
-    if isinstance(kind, ArrayType):
-        item = _outside(kind.elementType)
-        return item and partial(f.exists, f=item)
-    if isinstance(kind, MapType):
-        item = _outside(kind.valueType)
-        return item and (lambda value: f.exists(f.map_values(value), item))
-    return None
-
-
 def _day(value: Column, kind: DataType) -> Column:
     """The number of a value's day (UTC), whatever time zone the session has."""
     from pyspark.sql import functions as f
@@ -157,9 +89,9 @@ def _day(value: Column, kind: DataType) -> Column:
     if kind.typeName() == "date":
         return f.unix_date(value)
     # Below the first year any day will do; near the least bigint there is none to subtract from.
-    us, floor = f.unix_micros(value), f.lit((_YEARS[0] - 1) * _DAY_US)
+    us, floor = f.unix_micros(value), f.lit((FIRST_DAY - 1) * DAY_US)
     us = f.when(us < floor, floor).otherwise(us)
-    return ((us - f.pmod(us, f.lit(_DAY_US))) / _DAY_US).cast("int")
+    return ((us - f.pmod(us, f.lit(DAY_US))) / DAY_US).cast("int")
 
 
 class Plain:
@@ -184,21 +116,33 @@ class Plain:
 
 
 class Fitter:
-    """Writes rows of `judged` into files of the parsed table and the quarantine."""
+    """Writes rows of `judged` into files of the parsed table and the quarantine.
 
-    def __init__(self, parsed: tuple[Path, pa.Schema], quarantine: tuple[Path, pa.Schema]) -> None:
+    Rows for the quarantine come in the order of other dates than its own: they are held, up to
+    LATE_BYTES, and written date by date.
+    """
+
+    def __init__(
+        self,
+        parsed: tuple[Path, pa.Schema],
+        quarantine: tuple[Path, pa.Schema],
+        reasons: Callable[[pa.RecordBatch], pa.Array],
+    ) -> None:
         """Begin; each schema is that of the files, without the column that divides the table."""
         self._good = DateWriter(parsed[0], OWN[0], parsed[1])
         self._bad = DateWriter(quarantine[0], "date", quarantine[1])
         self._schemas = parsed[1], quarantine[1]
+        self._reasons = reasons
+        self._late: list[pa.RecordBatch] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows."""
         import pyarrow as pa
 
+        reasons = self._reasons(batch)
         fitting, unfitting = self._schemas
-        reasons = batch["reason"]
-        for date, rows in _by_date(batch.filter(reasons.is_null()), "event_date"):
+        good = batch if reasons.null_count == len(batch) else batch.filter(reasons.is_null())
+        for date, rows in _by_date(good, "event_date"):
             row = rows["row"]
             # A column that the schema has no longer stays in the table.
             has = {field.name for field in row.type}
@@ -209,13 +153,33 @@ class Fitter:
             self._good.write(
                 date, _as(fitting, [rows["partition"], rows["id"], rows["timestamp"], *fields])
             )
-        index = batch.schema.get_field_index("reason")
-        unfit = batch.set_column(index, "reason", _short(reasons)).filter(reasons.is_valid())
-        for date, rows in _by_date(unfit, "date"):
-            self._bad.write(date, _as(unfitting, [rows[name] for name in unfitting.names]))
+        if good is batch:
+            return
+        unfit = pa.RecordBatch.from_pydict(
+            {
+                "date": batch["date"],
+                **{name: batch[name] for name in unfitting.names if name != "reason"},
+                "reason": _short(reasons),
+            }
+        )
+        self._late.append(unfit.filter(reasons.is_valid()))
+        if sum(each.nbytes for each in self._late) >= LATE_BYTES:
+            self._write_late()
+
+    def _write_late(self) -> None:
+        import pyarrow as pa
+
+        late, self._late = self._late, []
+        if not late:
+            return
+        unfitting = self._schemas[1]
+        for batch in pa.Table.from_batches(late).sort_by("date").combine_chunks().to_batches():
+            for date, rows in _by_date(batch, "date"):
+                self._bad.write(date, _as(unfitting, [rows[name] for name in unfitting.names]))
 
     def finish(self) -> pa.RecordBatch:
         """Close the files; return a row for each."""
+        self._write_late()
         return _told((self._good.finish(), False), (self._bad.finish(), True))
 
     def discard(self) -> None:
@@ -269,8 +233,10 @@ def _told(*written: tuple[Sequence[WrittenFile], bool]) -> pa.RecordBatch:
 def _by_date(rows: pa.RecordBatch, column: str) -> Iterator[tuple[str, pa.RecordBatch]]:
     from pyarrow import compute
 
-    for date in rows[column].unique():
-        yield str(date.as_py()), rows.filter(compute.equal(rows[column], date))
+    dates = rows[column].unique()
+    for date in dates:
+        some = rows if len(dates) == 1 else rows.filter(compute.equal(rows[column], date))
+        yield str(date.as_py()), some
 
 
 def _as(schema: pa.Schema, arrays: Sequence[pa.Array]) -> pa.RecordBatch:
@@ -288,132 +254,3 @@ def _short(reasons: pa.Array) -> pa.Array:
     from pyarrow import compute
 
     return compute.utf8_slice_codeunits(reasons, 0, REASON_MAX)
-
-
-# --- JSON, strictly -------------------------------------------------------------------------------
-
-
-class _TwiceError(ValueError):
-    """A name is there twice in one object."""
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names: set[str] = set()
-        for name, _ in pairs:
-            if name in names:
-                raise _TwiceError(f"the name {ascii(name)[:100]} is there twice")
-            names.add(name)
-    return found
-
-
-def _never(constant: str) -> None:
-    raise ValueError(constant)  # NaN and Infinity are no JSON
-
-
-# Floats stay as they are written: their exponent tells whether Spark can round them.
-_decoder = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_never, parse_float=str)
-
-_Check = Callable[[Any], bool]
-_Fields = Sequence[tuple[str, _Check]]
-_Checks = Sequence[tuple[str, str, _Check]]  # of columns: name, what to say, what must not be
-
-
-def faults(value: Column, kind: StructType) -> Column:
-    """The `fault` of each payload, for columns of this schema; null where there is none."""
-    import pyarrow as pa
-    from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
-
-    checks = forbidden(kind)
-
-    def of(payloads: pa.Array) -> pa.Array:
-        return pa.array([fault(each, checks) for each in payloads.to_pylist()], pa.string())
-
-    # Spark goes by the hints, and cannot see a module that is imported here.
-    of.__annotations__ = {"payloads": pa.Array, "return": pa.Array}
-    function: Any = arrow_udf(of, "string")
-    found: Column = function(value)
-    return found
-
-
-def forbidden(kind: StructType) -> _Checks:
-    """What `fault` must not find in columns of this schema."""
-    from pyspark.sql.types import DecimalType, TimestampType
-
-    found = []
-    for each in kind.fields:
-        if check := _somewhere(each.dataType, DecimalType, _is_huge):
-            said = f"{each.name} is not {each.dataType.simpleString()[:200]}"
-            found.append((each.name, said, check))
-        if check := _somewhere(each.dataType, TimestampType, _is_beyond):
-            found.append((each.name, _out_of_range(each), check))
-    return found
-
-
-def _somewhere(kind: DataType, leaf: type[DataType], check: _Check) -> _Check | None:
-    """The check of a JSON value of which each value of type `leaf` is checked; None without one."""
-    from pyspark.sql.types import ArrayType, MapType, StructType
-
-    if isinstance(kind, leaf):
-        return check
-    if isinstance(kind, StructType):
-        fields = [
-            (each.name, inner)
-            for each in kind.fields
-            if (inner := _somewhere(each.dataType, leaf, check))
-        ]
-        return partial(_any_field, fields) if fields else None
-    if isinstance(kind, ArrayType):
-        item = _somewhere(kind.elementType, leaf, check)
-        return item and partial(_any_item, item)
-    if isinstance(kind, MapType):
-        item = _somewhere(kind.valueType, leaf, check)
-        return item and partial(_any_value, item)
-    return None
-
-
-def _any_field(fields: _Fields, value: Any) -> bool:
-    return isinstance(value, dict) and any(check(value.get(name)) for name, check in fields)
-
-
-def _any_item(check: _Check, value: Any) -> bool:
-    return isinstance(value, list) and any(map(check, value))
-
-
-def _any_value(check: _Check, value: Any) -> bool:
-    return isinstance(value, dict) and any(map(check, value.values()))
-
-
-def _is_huge(value: Any) -> bool:
-    """Whether a number, or a text, has so many digits that Spark would compute for long."""
-    if isinstance(value, str):
-        return len(value) > _DIGITS_MAX or _EXPONENT.search(value) is not None
-    return isinstance(value, int) and abs(value) >= _HUGE
-
-
-def _is_beyond(value: Any) -> bool:
-    """Whether Spark would make another time of a number of seconds."""
-    return isinstance(value, int) and abs(value) > _SECONDS_MAX
-
-
-def fault(payload: bytes | None, checks: _Checks = ()) -> str | None:
-    """Why a payload is no JSON object, or has what is `forbidden`; None when it is all right."""
-    if not payload:
-        return "there is no payload"
-    try:
-        found = _decoder.decode(payload.decode())
-        if b"\\ud" in payload or b"\\uD" in payload:
-            json.dumps(found, ensure_ascii=False).encode()
-    except UnicodeDecodeError:
-        return "it is not UTF-8"
-    except UnicodeEncodeError:
-        return "it has half of a character, such as \\ud800"
-    except _TwiceError as error:
-        return str(error)
-    except (ValueError, RecursionError):
-        return "it is not JSON"
-    if not isinstance(found, dict):
-        return "it is JSON, but not an object"
-    said = [why for name, why, check in checks if name in found and check(found[name])]
-    return "; ".join(said) or None

@@ -22,6 +22,7 @@ from streamqd.spark.pipelines import compact, derived, fitting, schemas, tables
 from streamqd.spark.pipelines.derived import OWN
 from streamqd.spark.pipelines.parts import WrittenFile, last_id
 from streamqd.spark.pipelines.queries import failure
+from streamqd.spark.pipelines.reasons import Reasons
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable, Owed
 
 if TYPE_CHECKING:
@@ -68,8 +69,10 @@ def parse(
         assert pair is not None
     pair.parsed.grow(columns)
     for files, ends in _chunks(raw, pair.parsed):
-        begin = partial(fitting.Fitter, _in_files(pair.parsed), _in_files(pair.quarantine))
         now_us = round(time.time() * 1e6)
+        reasons = Reasons(kind, pipeline.event_time or "", now_us)
+        tables_of = (_in_files(pair.parsed), _in_files(pair.quarantine))
+        begin = partial(fitting.Fitter, *tables_of, reasons)
         try:
             rows = _behind(session, raw, files, pair.parsed.positions)
             frame = fitting.judged(rows, kind, pipeline.event_time or "", now_us)

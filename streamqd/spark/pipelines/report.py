@@ -25,8 +25,10 @@ from streamqd.spark import rows, streams
 from streamqd.spark.pipelines import report_findings as judge
 from streamqd.spark.pipelines import report_queries as queries
 from streamqd.spark.pipelines import tables
+from streamqd.spark.pipelines.derived import QUARANTINE
 from streamqd.spark.pipelines.queries import failure
 from streamqd.spark.pipelines.report_queries import ReportScope
+from streamqd.spark.pipelines.storage import Archive
 from streamqd.store import topics as registry
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
@@ -136,7 +138,20 @@ def _topic(
         "entries": sum(each["entries"] for each in parts),
         "bytes": sum(each["bytes"] for each in parts),
         "letters": sum(each["letters"] for each in found["timeline"]),
+        "quarantine": _quarantine(scope.archive, name),
         **found,
+    }
+
+
+def _quarantine(archive: Archive | None, topic: str) -> dict[str, Any] | None:
+    """The view over a topic's quarantine, and the rows in it; None without one."""
+    table = None if archive is None else archive.derived(topic, QUARANTINE)
+    if archive is None or table is None:
+        return None
+    return {
+        "archive": str(archive.root),
+        "view": tables.view_name("quarantine", topic),
+        "rows": sum(each.rows for each in table.files()),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -29,7 +30,8 @@ _ORDER = (Severity.PROBLEM, Severity.WARNING, Severity.NOTE)
 class ReportFinding:
     """What is wrong with a topic or a group: how many messages it concerns, and what helps.
 
-    Nothing that a message holds is part of `command`: names of topics and groups only.
+    Nothing that a message holds is part of `command`: names of topics and groups, and the folder
+    that the operator named.
     """
 
     severity: Severity
@@ -149,7 +151,12 @@ def _topic(topic: Topic, groups: Sequence[GroupStatus]) -> Iterator[ReportFindin
         yield _finding(Severity.WARNING, name, what, letters, f"dlq stats {name}")
     if fields and fields["bad"]:
         what = f"{plural(fields['bad'], 'payload')} not of the schema"
-        yield _finding(Severity.WARNING, name, what, fields["bad"], f"tail {name}")
+        command, held = f"tail {name}", topic.get("quarantine")
+        if held:
+            what += f"; the quarantine holds {plural(held['rows'], 'row')}"
+            query = f'"SELECT reason, count(*) FROM {held["view"]} GROUP BY reason"'  # noqa: S608
+            command = f"pipeline sql --archive {shlex.quote(held['archive'])} {query}"
+        yield _finding(Severity.WARNING, name, what, fields["bad"], command)
     if topic["entries"] and topic["live"] and name not in {each.topic for each in groups}:
         what, command = "no group reads it", f"topic describe {name}"
         yield _finding(Severity.NOTE, name, what, topic["entries"], command)

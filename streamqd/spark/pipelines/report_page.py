@@ -7,7 +7,6 @@ Whatever comes from a message is a stranger's text: the template escapes every v
 from __future__ import annotations
 
 import datetime as dt
-import sys
 from collections.abc import Mapping
 from importlib import resources
 from typing import Any
@@ -16,24 +15,10 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from streamqd.admin.condition import in_words
+from streamqd.spark.pipelines.chart import bars
 from streamqd.words import age, harmless, memory
 
 TEXT_MAX = 300  # characters that are shown of one value
-_PLOT = {
-    "width": 480,
-    "height": 170,
-    "margin": 4,
-    "margin_right": 24,
-    "spacing": 6,
-    "show_legend": False,
-    "include_x_axis": True,
-    "x_labels_major_count": 3,
-    "y_labels_major_count": 3,
-    "show_minor_x_labels": False,
-    "show_minor_y_labels": False,
-    "truncate_label": -1,
-    "disable_xml_declaration": True,
-}
 
 
 def page(document: Mapping[str, Any]) -> str:
@@ -74,31 +59,6 @@ def _time(unix_ms: int | None) -> str | None:
 
 
 def _plot(topic: Mapping[str, Any], of: str) -> Markup:
-    """Entries or letters over time as SVG, in the page's colours. It holds numbers and times only.
-
-    '' of a topic without times, or with times that no calendar has.
-    """
-    import pygal
-
-    # What pygal adds there, for plugins of its own, breaks imports where warnings are errors.
-    sys.meta_path[:] = [each for each in sys.meta_path if type(each).__module__ != "pygal"]
+    """Entries or letters over time as SVG; '' without times, or with such as no calendar has."""
     found = {row["at_unix_ms"]: row[of] for row in topic["timeline"]}
-    marks = range(min(found), max(found) + 1, topic["width_ms"]) if found else ()
-    chart = pygal.Bar(**_PLOT)
-    chart.x_labels = [(_time(at) or "")[5:16] for at in marks]
-    counted = ((_time(at), found.get(at, 0)) for at in marks)
-    chart.add(of, [{"value": rows, "tooltip": f"{at}: {rows:,}"} for at, rows in counted])
-    chart.add_xml_filter(lambda root: _bare(root, of))
-    return Markup(chart.render(is_unicode=True))  # noqa: S704
-
-
-def _bare(root: Any, of: str) -> Any:
-    """The drawing without pygal's own style, script, links and texts for scripts."""
-    for each in list(root):
-        if each.tag in ("defs", "title") or not isinstance(each.tag, str):
-            root.remove(each)
-    for node in list(root.iter()):
-        for each in node.findall("desc"):
-            node.remove(each)
-    root.attrib.update({"class": f"plot {of}", "role": "img", "aria-label": f"{of} over time"})
-    return root
+    return Markup(bars(found, topic["width_ms"], of))  # noqa: S704 - numbers and times

@@ -9,7 +9,7 @@ from streamqd.errors import Malformed, Refused
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import DataType, StructField, StructType
 
 BAD = "__does_not_fit"  # column that Spark fills with a payload that is not of the schema
 _NAME = re.compile(r"\w[\w-]{0,254}")
@@ -19,6 +19,32 @@ _SIMPLE = (
 )
 _OTHERWISE = {"short", "integer", "long"}  # as PySpark names them
 _OF_QUERIES = "byte"  # rows of a query may have tinyint; payloads may not
+
+
+def unlike(field: StructField) -> str:
+    """The reason of a value that is not of its column's type."""
+    return f"{field.name} is not {field.dataType.simpleString()[:200]}"
+
+
+def out_of_range(field: StructField) -> str:
+    """The reason of a value, or one within it, that no JSON or no reader knows."""
+    if field.dataType.typeName() in ("date", "timestamp"):
+        return f"{field.name} is not of the years 1-9999"
+    return f"{field.name} has a value out of range"
+
+
+def derails(kind: DataType) -> bool:
+    """Return True if a value that does not fit can make Spark read later columns wrongly.
+
+    Spark is then in the middle of a map, or of a text that is not base64.
+    """
+    from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType
+
+    if isinstance(kind, StructType):
+        return any(derails(each.dataType) for each in kind.fields)
+    if isinstance(kind, ArrayType):
+        return derails(kind.elementType)
+    return isinstance(kind, MapType | BinaryType)
 
 
 def read_schema(schema: str) -> StructType:

@@ -25,6 +25,9 @@ _LITERALS = ("'", '"', "r'", 'r"')
 _URL = re.compile(r"(?:rediss?|unix)(?:\+\w+)?://", re.IGNORECASE)
 _WORD = re.compile(r"\S+")
 _TOKEN = re.compile(r"\w+|\S")
+_COLUMNS = re.compile(
+    r"create (?:or replace )?table (?:if not exists )?\S+(?: \. \S+)* \(.*\) using streamq\b"
+)
 _JOINS = re.compile(r"[\s|]*")
 _ARGUMENTS = re.compile(r"[\s|,]*")
 _CONCAT = re.compile(r"\bconcat\s*\(\s*$", re.IGNORECASE)  # its arguments are one text as well
@@ -119,11 +122,22 @@ def check(statement: str) -> None:
             "there is a password in the statement, and Spark shows those on its pages: name a"
             " passwordFile, set $STREAMQ_URL, or use streamq.toml"
         )
+    if _has_columns(statement):
+        raise Refused(
+            "a table USING streamq has the columns of its topic: write CREATE TABLE name USING"
+            " streamq OPTIONS (topic 'orders'), without columns"
+        )
     if _has_made_url(statement):
         raise Refused(
             "the url of the table is put together, and Spark would show a password in it on its"
             " pages: write it as one literal, set $STREAMQ_URL, or use streamq.toml"
         )
+
+
+def _has_columns(statement: str) -> bool:
+    """Return True for a CREATE TABLE … USING streamq with columns: Spark takes any, unasked."""
+    words = " ".join(text if kind == "" else "'" for kind, text in _tokens(statement))
+    return _COLUMNS.match(words) is not None
 
 
 def _has_made_url(statement: str) -> bool:

@@ -129,7 +129,7 @@ class Archive:
 
     def __init__(self, root: str | Path, *, create: bool = False) -> None:
         """Open the folder. Raises Refused when it is none and may not be made, Malformed."""
-        need("deltalake", "pyarrow")
+        need("deltalake", "msgspec", "pyarrow")
         root = local_folder(root)
         odd = _AMBIGUOUS.search(str(root.absolute()))
         if odd:
@@ -192,21 +192,17 @@ class Archive:
         return ArchiveTable(folder, topic)
 
     def derived(
-        self,
-        name: str,
-        kind: TableKind,
-        columns: pa.Schema | None = None,
-        note: BatchNote = NOTHING,
+        self, name: str, kind: TableKind, columns: pa.Schema | None = None
     ) -> ArchiveTable | None:
         """A table that is made of others; with `columns` it is made with these if need be.
 
-        It begins with that note. None when there is none. Raises Refused, ArchiveError.
+        None when there is none. Raises Refused, ArchiveError.
         """
         folder = self.folder(name, kind)
         if columns is not None and not _is_made(folder):
             _check_free(folder)
             with _told(folder, "written"):
-                _created(folder, name, kind, columns, note)
+                _created(folder, name, kind, columns)
         return ArchiveTable(folder, name, kind) if _is_made(folder) else None
 
 
@@ -488,9 +484,7 @@ def _check_free(folder: Path) -> None:
         raise Refused(f"{folder} is neither empty nor a table: move it away")
 
 
-def _created(
-    folder: Path, topic: str, kind: TableKind, columns: pa.Schema, note: BatchNote = NOTHING
-) -> None:
+def _created(folder: Path, topic: str, kind: TableKind, columns: pa.Schema) -> None:
     from deltalake import CommitProperties, DeltaTable
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -500,7 +494,7 @@ def _created(
         partition_by=list(kind.partitioned),
         name=topic,
         configuration=_CONFIGURATION | kind.configured(),
-        commit_properties=CommitProperties(custom_metadata={NOTE: note.text(topic)}),
+        commit_properties=CommitProperties(custom_metadata={NOTE: NOTHING.text(topic)}),
     )
     _flush_commit(folder / _LOG, 0)
     for each in (folder, *folder.parents[:2]):

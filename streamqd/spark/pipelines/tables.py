@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 COLUMNS = rows.columns(dead=False, headers=True, fields=True)
 NO_ADDRESS = "redis://localhost"
 TIMEOUT = 10.0  # seconds that one exchange with Redis may take
+_SHOWS = re.compile(r"\s*show\s+(tables|views)\b", re.IGNORECASE)
 _DERIVED = {"parsed": PARSED, "quarantine": QUARANTINE, "table": RESULTS}  # by the name of the view
 
 
@@ -181,15 +182,19 @@ def make_views(
 ) -> list[str]:
     """Make the views that a query names; return their names. Raises Refused for a clash.
 
-    Views of streams with the options of `stream`, when that is given.
+    SHOW TABLES and SHOW VIEWS name all. Views of streams with the options of `stream`, when that is
+    given.
     """
+    every = _SHOWS.match(query) is not None
     words = {word.lower() for word in re.findall(r"\w+", query)}
     made: dict[str, str] = {}
     for kind, of in _named(settings, archive):
         name = view_name(kind, of)
-        if name.lower() not in words:
+        if not every and name.lower() not in words:
             continue
         if name.lower() in made:
+            if every:
+                continue
             raise Refused(f"{name} could be {made[name.lower()]} or {of}")
         made[name.lower()] = of
         if kind in _DERIVED:

@@ -1,0 +1,109 @@
+"""Bars over time as SVG, in the colors of the page around it. Pure.
+
+It holds numbers and times only, so nothing has to be escaped.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Mapping
+
+WIDTH, HEIGHT = 440, 180  # px
+_RIGHT, _TOP, _BOTTOM = 14, 12, 38  # px around the bars; on the left is as much as labels need
+_CHARACTER = 7.5  # px of one in a label
+_LABEL = 72  # px between two labels of the time axis at least
+_ROWS = 4  # steps of the axis of counts at most
+_DAY = 86_400
+_STEPS = (
+    *(1, 2, 5, 10, 15, 30),
+    *(60 * each for each in (1, 2, 5, 10, 15, 30)),
+    *(3_600 * each for each in (1, 2, 3, 6, 12)),
+    *(_DAY * each for each in (1, 2, 7, 14, 28, 91, 182, 365, 730, 1_825, 3_650, 36_500, 365_000)),
+)  # seconds
+
+
+def bars(counts: Mapping[int, int], width_ms: int, name: str) -> str:
+    """The chart of counts by the start of their bucket (unix ms, UTC).
+
+    '' without counts, or with times that no calendar has.
+    """
+    if not counts:
+        return ""
+    first, last = min(counts), max(counts) + width_ms
+    if _moment(first) is None or _moment(last) is None:
+        return ""
+    step = count_step(max(counts.values()))
+    top = step * max(1, -(-max(counts.values()) // step))
+    left = max(34.0, 10 + _CHARACTER * len(f"{top:,}"))
+    high, wide = HEIGHT - _TOP - _BOTTOM, WIDTH - left - _RIGHT
+    floor = _TOP + high
+
+    def x(at: int) -> float:
+        return left + wide * (at - first) / (last - first)
+
+    about = f'class="plot {name}" role="img" aria-label="{name} over time"'
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" {about}>']
+    for value in range(0, top + 1, step):
+        y = floor - high * value / top
+        parts.append(f'<line class="guide" x1="{left:.1f}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}"'
+                     f' y2="{y:.1f}"/>')  # fmt: skip
+        parts.append(f'<text class="y" x="{left - 6:.1f}" y="{y + 4:.1f}">{value:,}</text>')
+    for at, count in sorted(counts.items()):
+        tall = high * count / top
+        begin, end = x(at), x(at + width_ms)
+        parts.append(
+            f'<rect x="{begin:.1f}" y="{floor - tall:.1f}" height="{tall:.1f}"'
+            f' width="{max(1.0, 0.88 * (end - begin)):.1f}">'
+            f"<title>{_moment(at):%Y-%m-%d %H:%M:%S}: {count:,}</title></rect>"
+        )
+    for at, label, under in time_labels(first, last, wide / _LABEL):
+        parts.append(f'<line class="tick" x1="{x(at):.1f}" x2="{x(at):.1f}" y1="{floor}"'
+                     f' y2="{floor + 4}"/>')  # fmt: skip
+        for text, y in ((label, floor + 17), (under, floor + 32)):
+            half = len(text) * _CHARACTER / 2
+            middle = min(max(x(at), half), WIDTH - half)  # whole at both edges
+            if text:
+                parts.append(f'<text class="x" x="{middle:.1f}" y="{y}">{text}</text>')
+    return "".join((*parts, "</svg>"))
+
+
+def count_step(most: int) -> int:
+    """The round step of an axis of counts: 1, 2 or 5 times a power of ten, four steps at most."""
+    size = 1
+    while True:
+        for factor in (1, 2, 5):
+            if factor * size * _ROWS >= most:
+                return factor * size
+        size *= 10
+
+
+def time_labels(first: int, last: int, most: float) -> Iterator[tuple[int, str, str]]:
+    """Round times (unix ms) from `first` on, before `last`: label, and the line below it.
+
+    No two are alike: a label has the resolution of the step, and the line below has the date, or
+    the year, wherever that is another than before. `most`: labels that fit.
+    """
+    span = (last - first) / 1000
+    step = next((each for each in _STEPS if span / each <= most), _STEPS[-1])
+    if step < 60:
+        form, below = "%H:%M:%S", "%Y-%m-%d"
+    elif step < _DAY:
+        form, below = "%H:%M", "%Y-%m-%d"
+    else:
+        form, below = "%m-%d", "%Y"
+    before = ""
+    for at in range(-(-first // (1000 * step)) * 1000 * step, last, 1000 * step):
+        moment = _moment(at)
+        if moment is None:
+            return
+        under = moment.strftime(below)
+        yield at, moment.strftime(form), "" if under == before else under
+        before = under
+
+
+def _moment(unix_ms: int) -> dt.datetime | None:
+    """A time in UTC; None for one that no calendar has."""
+    try:
+        return dt.datetime.fromtimestamp(unix_ms // 1000, dt.UTC)
+    except (OverflowError, ValueError, OSError):
+        return None

@@ -1,0 +1,246 @@
+"""Why converted rows do not fit their schema: a sentence for each column that is wrong.
+
+Whole columns are looked at, so a row that fits costs next to nothing, and a wrong one costs one
+more look at its payload. Spark leaves null where a value does not fit its type, so such a value is
+one that is null in the column and not in the payload.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from streamqd.spark.pipelines.schemas import BAD, derails, out_of_range, unlike
+from streamqd.spark.pipelines.strict import read
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import DataType, StructField, StructType
+
+DAY_US = 86_400_000_000
+FIRST_DAY, LAST_DAY = -719_162, 2_932_896  # of 0001 and of 9999, of 1970 on
+_NUMBER_MAX = 1000
+_LONG_NUMBER = re.compile(rb"[:,\[\s]-?\d[\d.eE+-]{1000}")
+_OTHER = "it is not of the schema"
+
+
+def last_day(now_us: int) -> int:
+    """The last day, of 1970 on, that an event's time may have: the day after now."""
+    return now_us // DAY_US + 1
+
+
+class Reasons:
+    """Says why rows of `fitting.judged` do not fit. A value: tasks get a copy each."""
+
+    def __init__(self, kind: StructType, event_time: str, now_us: int) -> None:
+        self._kind = kind
+        self._event_time = event_time
+        self._last_day = last_day(now_us)
+        self._apart = [each.name for each in kind.fields if derails(each.dataType)]
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.Array:
+        """Return the reason of each row, null for one that fits."""
+        import pyarrow as pa
+
+        faults, row = batch["fault"], batch["row"]
+        said: dict[int, list[str]] = {}
+        unfit = self._unfit(batch)
+        for field in self._kind.fields:
+            wrong = unfit.get(field.name, set())
+            told = dict.fromkeys(wrong, unlike(field))
+            for at, why in self._values(field, _field(row, field.name)):
+                told.setdefault(at, why)
+            for at, why in told.items():
+                said.setdefault(at, []).append(why)
+        wrong_rows = _true(batch["wrong"])
+        if not said and not wrong_rows and faults.null_count == len(faults):
+            return pa.nulls(len(batch), pa.string())
+        found = faults.to_pylist()
+        for at in {*wrong_rows, *said}:
+            if found[at] is None:
+                found[at] = "; ".join(said.get(at, ())) or _OTHER
+        return pa.array(found, pa.string())
+
+    def _unfit(self, batch: pa.RecordBatch) -> dict[str, set[int]]:
+        """The wrong rows of each column whose values are not of its type."""
+        import pyarrow as pa
+        from pyarrow import compute
+
+        rows = _true(compute.and_(batch["wrong"], batch["fault"].is_null()))
+        if not rows:
+            return {}
+        picked = pa.array(rows, pa.int64())
+        payloads = batch["value"].take(picked).to_pylist()
+        objects = [read(each) for each in payloads]
+        row, alone = batch["row"].take(picked), None
+        if self._apart:
+            alone = batch["alone"].take(picked)
+            row = _field(alone, 0)
+        unread = {at for at, each in enumerate(payloads) if _has_long_number(each)}
+        found: dict[str, set[int]] = {}
+        for field in self._kind.fields:
+            if field.name in self._apart:
+                assert alone is not None
+                part = _field(alone, 1 + self._apart.index(field.name))
+                lost = set(_true(_field(part, BAD).is_valid()))
+            else:
+                values = _Values(objects, field.name)
+                lost = _lost(field.dataType, _field(row, field.name), values)
+            if lost or unread:
+                found[field.name] = {rows[at] for at in lost | unread}
+        return found
+
+    def _values(self, field: StructField, column: pa.Array) -> Iterable[tuple[int, str]]:
+        """Rows whose value is of the type and must not be, and why; the first of a row counts."""
+        from pyarrow import compute
+
+        timed = field.name == self._event_time
+        if (timed or not field.nullable) and column.null_count:
+            for at in _true(column.is_null()):
+                yield at, f"{field.name} is missing"
+        for at in _outside(field.dataType, column):
+            yield at, out_of_range(field)
+        if timed:
+            days = _days(field.dataType, column)
+            for at in _true(compute.less(days, 0)):
+                yield at, f"{field.name} is before 1970"
+            for at in _true(compute.greater(days, self._last_day)):
+                yield at, f"{field.name} is in the future"
+
+
+def _has_long_number(payload: bytes) -> bool:
+    """Return True if Spark reads no column of a payload: no number may have over 1,000 characters.
+
+    Texts are not told from numbers here, so it is asked about wrong rows only.
+    """
+    return len(payload) > _NUMBER_MAX and _LONG_NUMBER.search(payload) is not None
+
+
+class _Values(Sequence[Any]):
+    """The values of a name in JSON objects, looked up when they are asked for."""
+
+    def __init__(self, objects: Sequence[Any], name: str) -> None:
+        self._objects, self._name = objects, name
+
+    def __getitem__(self, at: Any) -> Any:
+        found = self._objects[at]
+        return found.get(self._name) if isinstance(found, dict) else None
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+
+def _field(column: pa.Array, name: str | int) -> pa.Array:
+    """A field of structs, null where the struct is."""
+    from pyarrow import compute
+
+    field = column.field(name)
+    if not column.null_count:
+        return field
+    return compute.if_else(column.is_valid(), field, None)
+
+
+def _true(mask: pa.Array) -> list[int]:
+    """Where a mask is true."""
+    from pyarrow import compute
+
+    found: list[int] = compute.indices_nonzero(mask).to_pylist()
+    return found
+
+
+def _lost(kind: DataType, column: pa.Array, values: Sequence[Any]) -> set[int]:
+    """Rows whose JSON value is lost in the column, whole or in part. Not for what derails."""
+    from pyspark.sql.types import ArrayType, StructType
+
+    found: set[int] = set()
+    if column.null_count:
+        found.update(at for at in _true(column.is_null()) if values[at] is not None)
+    if isinstance(kind, StructType):
+        for each in kind.fields:
+            inner = _Values(values, each.name)
+            found |= _lost(each.dataType, _field(column, each.name), inner)
+    elif isinstance(kind, ArrayType):
+        parents: list[int] = []
+        items: list[Any] = []
+        lengths = column.value_lengths().to_pylist()
+        for at, length in enumerate(lengths):
+            value = values[at]
+            if length is None:
+                continue
+            if not isinstance(value, list) or len(value) != length:
+                found.add(at)
+                value = [None] * length
+            parents += [at] * length
+            items += value
+        inside = _lost(kind.elementType, column.flatten(), items)
+        found.update(parents[at] for at in inside)
+    return found
+
+
+def _outside(kind: DataType, column: pa.Array) -> set[int]:
+    """Rows with a time or an infinity, at any depth, that no JSON and no reader knows."""
+    from pyarrow import compute
+    from pyspark.sql.types import (
+        ArrayType,
+        DateType,
+        DoubleType,
+        FloatType,
+        MapType,
+        StructType,
+        TimestampType,
+    )
+
+    if isinstance(kind, DateType | TimestampType):
+        days = _days(kind, column)
+        bounds = compute.min_max(days)
+        low, high = bounds["min"].as_py(), bounds["max"].as_py()
+        if low is None or (low >= FIRST_DAY and high <= LAST_DAY):
+            return set()
+        beyond = compute.or_(compute.less(days, FIRST_DAY), compute.greater(days, LAST_DAY))
+        return set(_true(beyond))
+    if isinstance(kind, FloatType | DoubleType):
+        infinite = compute.is_inf(column)
+        return set(_true(infinite)) if infinite.true_count else set()
+    if isinstance(kind, StructType):
+        found: set[int] = set()
+        for each in kind.fields:
+            found |= _outside(each.dataType, _field(column, each.name))
+        return found
+    if isinstance(kind, ArrayType):
+        return _rows_of(column, _outside(kind.elementType, column.flatten()))
+    if isinstance(kind, MapType):
+        entries = column.cast(_as_list(column.type))
+        values = entries.flatten().field(1)
+        return _rows_of(entries, _outside(kind.valueType, values))
+    return set()
+
+
+def _as_list(kind: pa.MapType) -> pa.ListType:
+    import pyarrow as pa
+
+    return pa.list_(pa.struct([kind.key_field, kind.item_field]))
+
+
+def _rows_of(lists: pa.Array, inside: set[int]) -> set[int]:
+    """The rows of a column of lists in which these items are."""
+    from pyarrow import compute
+
+    if not inside:
+        return set()
+    of = compute.list_parent_indices(lists).to_pylist()
+    return {of[at] for at in inside}
+
+
+def _days(kind: DataType, column: pa.Array) -> pa.Array:
+    """The days, of 1970 on, of dates or timestamps (UTC)."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if kind.typeName() == "date":
+        return column.cast(pa.int32()).cast(pa.int64())
+    us = column.cast(pa.int64())
+    # Integer division rounds to zero: a time before 1970 belongs to the day below.
+    whole = compute.divide(us, DAY_US)
+    below = compute.less(us, compute.multiply(whole, DAY_US))
+    return compute.subtract(whole, below.cast(pa.int64()))

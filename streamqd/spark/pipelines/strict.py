@@ -1,0 +1,214 @@
+"""JSON, strictly: why a payload is not one object that Spark may convert.
+
+Spark's reader of JSON is lenient: it takes the first of two documents, the last of two names, and
+makes characters of bytes that are not UTF-8. It also computes for hours to round 1e500000000. So
+each payload is read here before Spark sees it: a fast reader proves most of them right, and an
+exact one, which has the sentences, reads the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from streamqd.spark.pipelines.schemas import out_of_range, unlike
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column
+    from pyspark.sql.types import DataType, StructType
+
+_SECONDS_MAX = (1 << 63) // 1_000_000 - 1  # Spark multiplies more into any time at all
+_DIGITS_MAX = 1000
+_HUGE = 10**_DIGITS_MAX
+# Of more than three digits: Spark removes commas, and knows digits of all scripts.
+_EXPONENT = re.compile(r"[eE][-+,]*\d[-+,\d]{3}")
+
+
+class _TwiceError(ValueError):
+    """A name is there twice in one object."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names: set[str] = set()
+        for name, _ in pairs:
+            if name in names:
+                raise _TwiceError(f"the name {ascii(name)[:100]} is there twice")
+            names.add(name)
+    return found
+
+
+def _never(constant: str) -> None:
+    raise ValueError(constant)  # NaN and Infinity are no JSON
+
+
+# Floats stay as they are written: their exponent tells whether Spark can round them.
+_decoder = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_never, parse_float=str)
+
+_Check = Callable[[Any], bool]
+_Fields = Sequence[tuple[str, _Check]]
+_Checks = Sequence[tuple[str, str, _Check]]  # of columns: name, what to say, what must not be
+
+
+def faults(value: Column, kind: StructType) -> Column:
+    """The `fault` of each payload, for columns of this schema; null where there is none."""
+    import pyarrow as pa
+    from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
+
+    checks = forbidden(kind)
+
+    def of(payloads: pa.Array) -> pa.Array:
+        return pa.array([fault(each, checks) for each in payloads.to_pylist()], pa.string())
+
+    # Spark goes by the hints, and cannot see a module that is imported here.
+    of.__annotations__ = {"payloads": pa.Array, "return": pa.Array}
+    function: Any = arrow_udf(of, "string")
+    found: Column = function(value)
+    return found
+
+
+def forbidden(kind: StructType) -> _Checks:
+    """What `fault` must not find in columns of this schema."""
+    from pyspark.sql.types import DecimalType, TimestampType
+
+    found = []
+    for each in kind.fields:
+        if check := _somewhere(each.dataType, DecimalType, _is_huge):
+            found.append((each.name, unlike(each), check))
+        if check := _somewhere(each.dataType, TimestampType, _is_beyond):
+            found.append((each.name, out_of_range(each), check))
+    return found
+
+
+def _somewhere(kind: DataType, leaf: type[DataType], check: _Check) -> _Check | None:
+    """The check of a JSON value of which each value of type `leaf` is checked; None without one."""
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if isinstance(kind, leaf):
+        return check
+    if isinstance(kind, StructType):
+        fields = [
+            (each.name, inner)
+            for each in kind.fields
+            if (inner := _somewhere(each.dataType, leaf, check))
+        ]
+        return partial(_any_field, fields) if fields else None
+    if isinstance(kind, ArrayType):
+        item = _somewhere(kind.elementType, leaf, check)
+        return item and partial(_any_item, item)
+    if isinstance(kind, MapType):
+        item = _somewhere(kind.valueType, leaf, check)
+        return item and partial(_any_value, item)
+    return None
+
+
+def _any_field(fields: _Fields, value: Any) -> bool:
+    return isinstance(value, dict) and any(check(value.get(name)) for name, check in fields)
+
+
+def _any_item(check: _Check, value: Any) -> bool:
+    return isinstance(value, list) and any(map(check, value))
+
+
+def _any_value(check: _Check, value: Any) -> bool:
+    return isinstance(value, dict) and any(map(check, value.values()))
+
+
+def _is_huge(value: Any) -> bool:
+    """Whether a number, or a text, has so many digits that Spark would compute for long."""
+    if isinstance(value, str):
+        return len(value) > _DIGITS_MAX or _EXPONENT.search(value) is not None
+    return isinstance(value, int) and abs(value) >= _HUGE
+
+
+def _is_beyond(value: Any) -> bool:
+    """Whether Spark would make another time of a number of seconds."""
+    return isinstance(value, int) and abs(value) > _SECONDS_MAX
+
+
+def fault(payload: bytes | None, checks: _Checks = ()) -> str | None:
+    """Why a payload is no JSON object, or has what is `forbidden`; None when it is all right."""
+    if not payload:
+        return "there is no payload"
+    found = proven(payload)
+    if found is None:
+        found, why = _exact(payload)
+        if why is not None:
+            return why
+    said = [why for name, why, check in checks if name in found and check(found[name])]
+    return "; ".join(said) or None
+
+
+# --- the fast reader ------------------------------------------------------------------------------
+
+_SPACE = b" \t\r\n"
+
+
+@cache
+def _fast() -> Callable[[bytes], Any]:
+    import msgspec
+
+    return msgspec.json.Decoder(float_hook=str).decode  # floats as the exact reader has them
+
+
+def proven(payload: bytes) -> dict[str, Any] | None:
+    """Return the object of a payload that is surely strict JSON; None for one in doubt.
+
+    The reader is strict but for names that are there twice: it takes the last. They are ruled out
+    by counting: there are at most as many names as colons behind a quote, wherever these are.
+    """
+    try:
+        found = _fast()(payload)
+    except (ValueError, RecursionError):  # of which msgspec's own errors are
+        return None
+    if type(found) is not dict or b"\\ud" in payload or b"\\uD" in payload:
+        return None
+    names = _names(found)
+    if names == payload.count(b":") or names == payload.translate(None, _SPACE).count(b'":'):
+        return found
+    return None
+
+
+def _names(found: dict[str, Any]) -> int:
+    """The number of names in an object and all that it holds."""
+    names = 0
+    held: list[Any] = [found]
+    while held:
+        each = held.pop()
+        if type(each) is dict:
+            names += len(each)
+            each = each.values()
+        kinds = set(map(type, each))
+        if dict in kinds or list in kinds:
+            held += [value for value in each if type(value) is dict or type(value) is list]
+    return names
+
+
+def _exact(payload: bytes) -> tuple[dict[str, Any], str | None]:
+    """The object of a payload, and why it is none."""
+    try:
+        found = _decoder.decode(payload.decode())
+        if b"\\ud" in payload or b"\\uD" in payload:
+            json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeDecodeError:
+        return {}, "it is not UTF-8"
+    except UnicodeEncodeError:
+        return {}, "it has half of a character, such as \\ud800"
+    except _TwiceError as error:
+        return {}, str(error)
+    except (ValueError, RecursionError):
+        return {}, "it is not JSON"
+    if not isinstance(found, dict):
+        return {}, "it is JSON, but not an object"
+    return found, None
+
+
+def read(payload: bytes) -> dict[str, Any]:
+    """The object of a payload that has no `fault`."""
+    found = proven(payload)
+    return _exact(payload)[0] if found is None else found
