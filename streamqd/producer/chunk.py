@@ -21,6 +21,19 @@ NOT_YET = BacklogFull("not tried yet")  # no caller sees it: the message waits b
 
 
 @dataclass(slots=True, eq=False)
+class Ahead:
+    """The chunks of one topic that wait for room ahead of another one."""
+
+    counts: set[int] = field(default_factory=set)  # the partition counts by which they are routed
+    partitions: set[int] = field(default_factory=set)  # for which their messages wait
+
+    def add(self, chunk: Chunk) -> None:
+        """Note a chunk that waits."""
+        self.counts.add(chunk.count)
+        self.partitions |= chunk.full_partitions()
+
+
+@dataclass(slots=True, eq=False)
 class Chunk:
     """Messages of one kind to one topic, in one transaction, routed by one partition count.
 
@@ -43,6 +56,7 @@ class Chunk:
     deadline: float | None = None  # set at the first attempt
     looks: int = 0
     look_at: float = 0.0
+    behind: bool = False  # all that waits here waits for messages ahead
 
     def part(self, numbers: Sequence[int]) -> Chunk:
         """Some of the messages, to be written by themselves."""
@@ -68,12 +82,18 @@ class Chunk:
                 self.results[at] = result
 
     def plan(self) -> None:
-        """After an attempt: note what still waits, and when the next one is due."""
+        """After an attempt: note what still waits, and when the next one is due.
+
+        If all of it waits for messages ahead, that is when those have found room, or the deadline.
+        """
         full = [at for at in self.waiting if isinstance(self.results[at], BacklogFull)]
         self.waiting = full
         if not full:
             return
         now, deadline = time.monotonic(), self.deadline or 0.0
+        if now < deadline and self.behind:
+            self.look_at, self.looks = deadline, max(1, self.looks)
+            return
         if now < deadline:
             pause = BACKLOG_PAUSES[min(self.looks, len(BACKLOG_PAUSES) - 1)]
             self.look_at = min(deadline, now + pause)

@@ -8,17 +8,17 @@ futures: it asks `claim` before it writes a message, and gives the results to `d
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Generic, TypeVar
 
 from streamqd.errors import RedisUnavailable, Refused
-from streamqd.producer.chunk import Chunk, Result
+from streamqd.producer.chunk import Ahead, Chunk, Result
 from streamqd.producer.encoding import Envelope, check_topic, kind_of, size_of
 from streamqd.producer.sender import CHUNK_BYTES, CHUNK_COUNT, Sender, forget_in_children
 
@@ -84,6 +84,8 @@ class SendBuffer(Generic[T]):
         # Chunks of which messages wait for room, with their batches that have no answer yet, by
         # their numbers in the chunk. In the order in which they came; only the thread uses it.
         self._waiting: dict[Chunk, dict[int, BufferedBatch[T]]] = {}
+        self._ahead: dict[str, Ahead] = {}  # of a topic: those of its chunks that wait
+        self._look_at: float | None = None  # when the next look for room is due
         self._given_up = False
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -205,7 +207,7 @@ class SendBuffer(Generic[T]):
         No batches when a look for room is due.
         """
         with self._changed:
-            look_at = min((each.look_at for each in self._waiting), default=None)
+            look_at = self._look_at
             while not self._queue:
                 if self._closed and not self._waiting:
                     return None
@@ -249,24 +251,37 @@ class SendBuffer(Generic[T]):
         self._attempt(chunk)
 
     def _look_for_room(self) -> None:
-        """Try again what waits for room, in the order in which it came."""
+        """Try again what waits for room, in the order in which it came.
+
+        One look costs time in proportion to the chunks that wait. Those behind others of their
+        partition are tried only when these have found room: they have no looks of their own.
+        """
         now = time.monotonic()
+        if not self._waiting or not (self._given_up or (self._look_at or 0.0) <= now):
+            return
+        self._ahead, self._look_at = {}, None
         for chunk in list(self._waiting):
             if self._given_up:
                 chunk.give_up()
                 self._settle(chunk)
-            elif chunk.look_at <= now:
+            elif chunk.behind or chunk.look_at <= now:
                 self._attempt(chunk)
+            else:
+                self._note_waiting(chunk)
 
     def _attempt(self, chunk: Chunk) -> None:
         """Write a chunk, but nothing that would overtake what waits for room before it."""
-        before = takewhile(lambda each: each is not chunk, self._waiting)
-        ahead = [each for each in before if each.topic == chunk.topic]
         try:
-            self._sender.attempt(chunk, ahead)
+            self._sender.attempt(chunk, self._ahead.get(chunk.topic))
         except BaseException as raised:  # noqa: BLE001 - the result of the messages
             chunk.fail(_error_of(raised))
         self._settle(chunk)
+        if chunk in self._waiting:
+            self._note_waiting(chunk)
+
+    def _note_waiting(self, chunk: Chunk) -> None:
+        self._ahead.setdefault(chunk.topic, Ahead()).add(chunk)
+        self._look_at = min(self._look_at or math.inf, chunk.look_at)
 
     def _settle(self, chunk: Chunk) -> None:
         """Answer the batches of which no message waits any more."""

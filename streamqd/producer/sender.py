@@ -30,7 +30,7 @@ from streamqd.errors import (
     UnknownOutcome,
 )
 from streamqd.model import Uid
-from streamqd.producer.chunk import NOT_YET, Chunk, Result
+from streamqd.producer.chunk import NOT_YET, Ahead, Chunk, Result
 from streamqd.producer.encoding import (
     Encoded,
     Envelope,
@@ -255,7 +255,7 @@ class Sender:
             self.attempt(chunk)
         return chunk.answer(0)
 
-    def attempt(self, chunk: Chunk, ahead: Sequence[Chunk] = ()) -> None:
+    def attempt(self, chunk: Chunk, ahead: Ahead | None = None) -> None:
         """Write what waits, but wait for no room: then the next attempt is due at `look_at`.
 
         `ahead` are the chunks of the topic that wait for room: what goes to a partition for which
@@ -264,15 +264,17 @@ class Sender:
         if chunk.deadline is None:
             chunk.deadline = chunk.since + self._backlog_wait
         end = min(time.monotonic(), chunk.deadline) + self._timeout
-        # When the topic has changed, it is not known yet where the ones ahead go.
-        if not ahead or all(each.count == chunk.count for each in ahead):
-            free = chunk.waiting
-            if ahead:
-                blocked = set().union(*(each.full_partitions() for each in ahead))
-                free = [at for at in free if chunk.partitions[at] not in blocked]
-            if free:
-                # Those of a partition that found no room are its last ones: their order is kept.
-                chunk.settle(free, self._write(chunk.part(free), end, fixed=bool(ahead)))
+        free = chunk.waiting
+        if ahead is not None:
+            # When the topic has changed, it is not known yet where the ones ahead go.
+            known = ahead.counts <= {chunk.count}
+            blocked = ahead.partitions
+            free = [at for at in free if known and chunk.partitions[at] not in blocked]
+        chunk.behind = not free
+        if free:
+            # Those of a partition that found no room are its last ones: their order is kept.
+            found = self._write(chunk.part(free), end, fixed=ahead is not None)
+            chunk.settle(free, found)
         chunk.plan()
 
     def cancel(self, uid: str) -> bool:

@@ -8,6 +8,8 @@ import threading
 import pytest
 
 from streamqd import AsyncProducer, BacklogFull, BufferedProducer, Producer
+from streamqd.producer.chunk import Chunk, Result
+from streamqd.producer.sender import Sender
 from streamqd.store import growth, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -111,3 +113,32 @@ def test_tasks_do_not_wait_for_a_partition_that_is_not_theirs(server, link, keys
 
     asyncio.run(work())
     assert payloads(link, keys) == [b"first", b"second", b"third"]
+
+
+def test_a_look_for_room_costs_in_proportion_to_what_waits(server, link, keys, monkeypatch):
+    """B6: 300 sends that wait for one partition are not compared with one another at each look."""
+    crowd(link, keys, server.url)
+    compared, tried = [0], [0]
+    full_partitions, write = Chunk.full_partitions, Sender._write
+
+    def counted(chunk: Chunk) -> set[int]:
+        compared[0] += 1
+        return full_partitions(chunk)
+
+    def noted(sender: Sender, chunk: Chunk, end: float, *, fixed: bool) -> list[Result]:
+        tried[0] += 1
+        return write(sender, chunk, end, fixed=fixed)
+
+    monkeypatch.setattr(Chunk, "full_partitions", counted)
+    monkeypatch.setattr(Sender, "_write", noted)
+    producer = BufferedProducer(
+        server.url, linger=0, max_batch=1, max_backlog=1, backlog_wait="60s"
+    )
+    full = [producer.send("access", b"x", partition=0) for _ in range(300)]
+    wait_until(lambda: tried[0] >= 10 and len(producer._buffer._waiting) == 300)
+    assert producer.send("access", b"y", partition=1).result(10)
+    assert compared[0] <= 300 * (tried[0] + 2)
+    make_room(link, keys)
+    assert full[0].result(10)
+    assert not producer.close(0)
+    assert {type(each.exception(10)) for each in full[1:]} == {BacklogFull}
