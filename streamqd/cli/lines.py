@@ -91,6 +91,25 @@ class Lines:
             raise click.UsageError(f"{path} cannot be read: {error.strerror}") from None
 
 
+class File(Lines):
+    """All bytes of a file, or of standard input, as one message: no line ends, no gzip."""
+
+    @property
+    def place(self) -> str:
+        """The file, as a sentence about it begins."""
+        return self.name
+
+    def read(self, max_bytes: int) -> Iterator[bytes]:
+        """Yield all of it. BadInputError when it is too long, or cannot be read."""
+        try:
+            whole = io.BufferedReader(_Joined(b"", self._raw), _BUFFER_BYTES).read(max_bytes + 1)
+        except OSError as error:
+            raise BadInputError(f"{self.name} cannot be read: {error}") from error
+        if len(whole) > max_bytes:
+            raise BadInputError(f"{self.name} is longer than max_message_bytes ({max_bytes:,})")
+        yield whole
+
+
 class Payload:
     """One message that is there already, in the place of `Lines`: whatever is in it, it is one."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import difflib
 import json
 import os
@@ -15,8 +16,8 @@ from typing import Any
 
 import click
 
-from streamqd.cli.arguments import DURATION, json_option
-from streamqd.cli.lines import STDIN, BadInputError, Lines, Payload
+from streamqd.cli.arguments import DURATION, Parsed, json_option
+from streamqd.cli.lines import STDIN, BadInputError, File, Lines, Payload
 from streamqd.cli.output import emit, styled
 from streamqd.cli.session import Session, pass_session
 from streamqd.config.setting import NAME, NAME_HINT
@@ -30,13 +31,27 @@ from streamqd.errors import (
 )
 from streamqd.model import Uid
 from streamqd.producer import ChunkRefused, ChunkUnknown, Outgoing, Producer
-from streamqd.producer.encoding import encoded_key
+from streamqd.producer.encoding import encoded_key, envelope_of
 from streamqd.store import topics as registry
 from streamqd.words import count
 
 EXIT_INPUT = 2
 RATE_SECONDS = 0.1  # the shortest time that a rate is shown for
 Key = Callable[[bytes], bytes | None]
+
+
+def _instant(value: object) -> float:
+    """Read a date and time, UTC unless it says otherwise, as unix seconds."""
+    try:
+        found = dt.datetime.fromisoformat(str(value).strip())
+        return found.replace(tzinfo=found.tzinfo or dt.UTC).timestamp()
+    except (ValueError, OverflowError):
+        raise ValueError(
+            "is not a time: write UTC as 2026-12-24T18:00, or pass a duration as --delay"
+        ) from None
+
+
+INSTANT = Parsed("time", _instant)
 
 
 @dataclass
@@ -68,16 +83,28 @@ class Produced:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["lines", "jsonl"]),
+    type=click.Choice(["lines", "jsonl", "file"]),
     default="lines",
     show_default=True,
-    help="jsonl: every line must be JSON. It is sent as it is.",
+    help="jsonl: every line must be JSON, sent as it is. file: all bytes are one message.",
 )
 @click.option("-k", "--key", "one_key", metavar="KEY", help="Key of every message.")
 @click.option("--key-regex", metavar="RE", help="Key: the first group, or all, of the match.")
 @click.option("--key-field", metavar="FIELD", help="Key: this field of the object (jsonl).")
 @click.option("-p", "--partition", type=click.IntRange(0), help="Send all to this partition.")
 @click.option("--delay", type=DURATION, metavar="DURATION", help="Deliver this much later.")
+@click.option(
+    "--at", type=INSTANT, metavar="TIME",
+    help="Deliver at this time, such as 2026-12-24T18:00:00Z; not with --delay.",
+)  # fmt: skip
+@click.option(
+    "--expires", type=DURATION, metavar="DURATION",
+    help="Do not handle a message later than this, counted from its delivery.",
+)  # fmt: skip
+@click.option(
+    "--dedup-id", metavar="ID",
+    help="Send nothing if this id was used within 10 minutes. For one message only.",
+)  # fmt: skip
 @click.option(
     "-H", "--header", "headers", metavar="NAME=VALUE", multiple=True,
     help="Header of every message; may be repeated.",
@@ -101,6 +128,9 @@ def produce(
     key_field: str | None,
     partition: int | None,
     delay: float | None,
+    at: float | None,
+    expires: float | None,
+    dedup_id: str | None,
     headers: tuple[str, ...],
     create: bool | None,
     as_json: bool,
@@ -110,6 +140,7 @@ def produce(
     \b
       streamqd produce orders '{"id": 1}' --key customer-7
       streamqd produce access --from access.log --key-regex '^(\\S+)'
+      streamqd produce images --from cat.png --format file --dedup-id cat-7
 
     Empty lines are skipped. It stops at the first line that cannot be sent, says how many were
     sent before it and ends with exit code 2. A topic that neither exists nor is configured may be
@@ -117,13 +148,16 @@ def produce(
     """
     if payload is not None and source is not None:
         raise click.UsageError("PAYLOAD and --from exclude each other")
+    if at is not None and delay is not None:
+        raise click.UsageError("--at and --delay exclude each other")
+    one = _dedup_id(dedup_id, one=payload is not None or form == "file")
+    shared = _shared(headers, partition, delay, at, expires, one)
     key = _key(form, one_key, key_regex, key_field)
-    shared = _headers(headers)
     if not NAME.fullmatch(topic):
         raise Malformed(f"{topic!r} cannot be the name of a topic: {NAME_HINT}")
     done = Produced(topic)
     try:
-        lines = _source(payload, source)
+        lines = _source(payload, source, form)
         _check_topic(session, topic, create)
     except (click.UsageError, StreamqdError) as error:
         text = error.format_message() if isinstance(error, click.UsageError) else str(error)
@@ -132,11 +166,13 @@ def produce(
             emit(done)
         raise
     if lines.name == STDIN and sys.stdin.isatty():
-        session.note("one message a line; Ctrl-D ends")
+        one = "one message" if form == "file" else "one message a line"
+        session.note(f"{one}; Ctrl-D ends")
     max_bytes = session.settings.daemon.max_message_bytes
-    items = _items(lines, form, key, shared, partition, max_bytes, done, skip=payload is None)
+    skip = payload is None and form != "file"
+    items = _items(lines, form, key, shared, max_bytes, done, skip=skip)
     with contextlib.closing(lines):
-        failure = _deliver(session, lines, items, delay, create, done, quiet=as_json)
+        failure = _deliver(session, lines, items, create, done, quiet=as_json)
     done.error = _sentence(failure)
     if as_json:
         emit(done)
@@ -154,7 +190,6 @@ def _deliver(
     session: Session,
     lines: Lines | Payload,
     items: Iterator[Outgoing],
-    delay: float | None,
     create: bool | None,
     done: Produced,
     *,
@@ -165,7 +200,7 @@ def _deliver(
     failure: BaseException | None = None
     try:
         with Producer(settings=session.settings, create=create is not False) as producer:
-            chunks = producer.send_chunks(done.topic, items, delay=delay)
+            chunks = producer.send_chunks(done.topic, items)
             _send(session, lines, chunks, done, quiet=quiet)
     except ChunkUnknown as error:
         done.unknown = error.unknown
@@ -211,8 +246,7 @@ def _items(
     lines: Lines | Payload,
     form: str,
     key: Key | None,
-    headers: dict[str, str],
-    partition: int | None,
+    shared: Outgoing,
     max_bytes: int,
     done: Produced,
     *,
@@ -236,7 +270,7 @@ def _items(
             raise BadInputError(f"{lines.place} {error}") from None
         if key is not None and found is None:
             done.without_key += 1
-        yield Outgoing(line, found, headers, partition)
+        yield shared._replace(value=line, key=found)
 
 
 def _parsed(line: bytes) -> Any:
@@ -276,10 +310,38 @@ class _FieldKey:
             raise ValueError(f"has a {self._field} that is no key: {error}") from None
 
 
-def _source(payload: str | None, path: str | None) -> Lines | Payload:
+def _source(payload: str | None, path: str | None, form: str) -> Lines | Payload:
     if payload is not None:
         return Payload(os.fsencode(payload))
-    return Lines("-" if path is None else path)
+    return (File if form == "file" else Lines)("-" if path is None else path)
+
+
+def _shared(
+    headers: tuple[str, ...],
+    partition: int | None,
+    delay: float | None,
+    at: float | None,
+    expires: float | None,
+    dedup_id: str | None,
+) -> Outgoing:
+    """All of a message but value and key. Raises click.UsageError."""
+    shared = Outgoing(b"", None, _headers(headers), partition, delay, at, expires, dedup_id)
+    try:
+        envelope_of(shared, sys.maxsize)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    return shared
+
+
+def _dedup_id(given: str | None, *, one: bool) -> str | None:
+    if given is not None and not one:
+        raise click.UsageError(
+            "--dedup-id is for one message, and of several only the first would be sent; pass"
+            " PAYLOAD or --format file"
+        )
+    if given == "":
+        raise click.UsageError("--dedup-id must not be empty")
+    return given
 
 
 def _check_topic(session: Session, topic: str, create: bool | None) -> None:

@@ -410,6 +410,45 @@ def test_a_line_that_is_too_long(run: Run, file: Path, link: Connection, keys: K
     assert len(entries(link, keys, "orders", 3)) == 1
 
 
+def test_produce_sends_a_whole_file_as_one_message(
+    run: Run, link: Connection, keys: Keys, tmp_path: Path
+) -> None:
+    """U11: all bytes of a binary file, also one that looks like gzip, and of standard input."""
+    raw = b"\x1f\x8b\x00\r\n\xff\n\n"
+    (tmp_path / "cat.png").write_bytes(raw)
+    run("produce", "images", "--create", "--from", str(tmp_path / "cat.png"), "--format", "file")
+    run("produce", "images", "--format", "file", typed=b"")
+    rows = link.execute("XRANGE", keys.stream("images", 0), "-", "+")
+    assert [fields[1] for _, fields in rows] == [raw, b""]
+    (tmp_path / "big").write_bytes(b"x" * ((1 << 20) + 1))
+    big = ("produce", "images", "--from", str(tmp_path / "big"), "--format", "file")
+    assert "big is longer than max_message_bytes (1,048,576)" in run(*big, code=2).stderr
+    folder = run("produce", "images", "--from", str(tmp_path), "--format", "file", code=2)
+    assert "cannot be read" in folder.stderr
+
+
+def test_produce_passes_on_when_and_how_often(run: Run, link: Connection, keys: Keys) -> None:
+    """U11: `--at`, `--expires` and `--dedup-id` are those of `send`; mistakes end with code 2."""
+    for _ in range(2):
+        run("produce", "images", "x", "--create", "--dedup-id", "x-1", "--expires", "1h")
+    [(_, fields)] = link.execute("XRANGE", keys.stream("images", 0), "-", "+")
+    assert fields == [b"payload", b"x", b"expiresAfter", b"3600000"]
+    run("produce", "images", "y", "--at", "2040-01-01T12:00:00.5")
+    run("produce", "images", "y", "--at", "2040-01-01T13:00:00.5+01:00")
+    due = link.execute("ZRANGE", keys.scheduled("images", 0), 0, -1, "WITHSCORES")[1::2]
+    assert due == [b"2209032000500"] * 2
+    for words, said in (
+        (("--from", "-", "--dedup-id", "x"), "--dedup-id is for one message"),
+        (("x", "--dedup-id", ""), "must not be empty"),
+        (("x", "--at", "12h"), "pass a duration as --delay"),
+        (("x", "--at", "2040-01-01", "--delay", "1h"), "exclude each other"),
+        (("x", "--at", "9000-01-01"), "near centuries"),
+        (("x", "--expires", "99999999h"), "hundred years"),
+    ):
+        assert said in run("produce", "images", *words, typed="a\nb\n", code=2).stderr
+    assert link.execute("XLEN", keys.stream("images", 0)) == 1
+
+
 def test_a_partition_and_a_delay(run: Run, link: Connection, keys: Keys) -> None:
     run("produce", "orders", "--from", "-", "--partition", "2", "--delay", "1h", typed="a\nb\n")
     assert link.execute("ZCARD", keys.scheduled("orders", 2)) == 2
