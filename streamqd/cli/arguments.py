@@ -33,6 +33,14 @@ def yes_option(command: Command) -> Command:
     )(command)
 
 
+def yes_accepted(command: Command) -> Command:
+    """Give a command `--yes` that asks nothing, as scripts pass it to the commands next to it."""
+    return click.option(
+        "-y", "--yes", is_flag=True, expose_value=False,
+        help="Accepted for scripts; the command never asks.",
+    )(command)  # fmt: skip
+
+
 def retired(short: str, instead: str, *, flag: bool = False) -> Callable[[Command], Command]:
     """Refuse a short option that means something else in other commands, and name the long one."""
 

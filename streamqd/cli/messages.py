@@ -20,6 +20,7 @@ from streamqd.cli.arguments import (
     json_option,
     page_options,
     unix_ms,
+    yes_accepted,
     yes_option,
 )
 from streamqd.cli.command import CommandResult, answering, connected
@@ -290,6 +291,7 @@ def _show_send(found: sends.DelayedSend, now_unix_ms: int) -> None:
 @click.argument("topic")
 @_named("[PARTITION:SEND-ID]...")
 @_filters
+@yes_accepted
 @answering
 def send_now(
     session: Session,
@@ -445,6 +447,7 @@ def list_retries(
 @_named("[ID]...")
 @_filters
 @_ATTEMPT
+@yes_accepted
 @answering
 def retry_now(
     session: Session,

@@ -205,8 +205,8 @@ def check_consumers(settings: Settings, problems: Problems) -> None:
         if other != index:
             problems.add(
                 path,
-                f"consumers[{other}] reads {_read_by(consumer)} as {consumer.group} already:"
-                " give this one another group, or remove one",
+                f"consumers[{other}] reads {_read_by(consumer)} as {consumer.group} already"
+                f" ({settings.consumers[other].place}): give this one another group, or remove one",
             )
         check_consumer(consumer, path, problems)
         handler = (*path, "handler")

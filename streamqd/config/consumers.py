@@ -242,11 +242,18 @@ class Consumer:
     )
     # Which settings somebody wrote: what @handler declares fills in the others.
     stated: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    # Where a file states it, as FILE:LINE; '' where only @handler declares it.
+    place: str = field(default="", compare=False, repr=False)
 
     @property
     def name(self) -> str:
         """`topic/group`, as `--only` takes it; of dead letters `topic/group@dlq`."""
         return f"{self.topic}/{self.unit_group}"
+
+    @property
+    def place_named(self) -> str:
+        """`topic/group, FILE:LINE`, which finds its table among many."""
+        return f"{self.topic}/{self.group}, {self.place}" if self.group else self.place
 
     @property
     def reads_letters(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from streamqd.config.topics import Topic
 from streamqd.errors import ConfigError
 
 FILE_BYTES_MAX = 4 << 20
+_HEADER = re.compile(r"""[ \t]*\[\[[ \t]*(?:consumers|"consumers"|'consumers')[ \t]*\]\]""")
 BESIDE = Path("streamq.toml")  # read when no other is named and it is there
 
 
@@ -50,17 +52,18 @@ def load(
     """
     file = path or environ.get(CONFIG_NAME) or None
     source = str(file) if file else "defaults"
-    raw = _read(Path(file)) if file else {}
+    raw, lines = _read(Path(file)) if file else ({}, [])
     base_dir = Path(file).absolute().parent if file else Path.cwd()
     problems = Problems()
     overlay(raw, overrides, environ, problems)
-    settings = _build(raw, source, TableReader(problems, base_dir))
+    settings = _build(raw, source, TableReader(problems, base_dir), lines)
     check(settings, problems, environ)
     problems.raise_if_any(settings)
     return settings
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path) -> tuple[dict[str, Any], list[int]]:
+    """Return the document, and the lines that look like headers of its consumers."""
     try:
         with file.open("rb") as opened:
             mode = os.fstat(opened.fileno()).st_mode
@@ -76,7 +79,8 @@ def _read(file: Path) -> dict[str, Any]:
     if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
         raise ConfigError([f"{file}: everybody may write it, and it names code to run: chmod o-w"])
     try:
-        return tomli.loads(content.decode())
+        text = content.decode()
+        return tomli.loads(text), _headers(text)
     except RecursionError:
         raise ConfigError([f"{file}: its arrays or tables nest too deep"]) from None
     except UnicodeDecodeError as error:
@@ -89,7 +93,13 @@ def _read(file: Path) -> dict[str, Any]:
         raise ConfigError([f"{file}: it holds a number of thousands of digits"]) from None
 
 
-def _build(raw: Mapping[str, Any], source: str, reader: TableReader) -> Settings:
+def _headers(text: str) -> list[int]:
+    return [number for number, line in enumerate(text.split("\n"), 1) if _HEADER.match(line)]
+
+
+def _build(
+    raw: Mapping[str, Any], source: str, reader: TableReader, lines: Sequence[int]
+) -> Settings:
     known = [*SECTIONS, *NAMED_SECTIONS, "consumers"]
     for name in raw:
         if name not in known:
@@ -104,7 +114,7 @@ def _build(raw: Mapping[str, Any], source: str, reader: TableReader) -> Settings
     named = {
         name: _named(name, cls, raw.get(name, {}), reader) for name, cls in NAMED_SECTIONS.items()
     }
-    consumers = _consumers(raw.get("consumers", []), reader)
+    consumers = _consumers(raw.get("consumers", []), reader, source, lines)
     return Settings(
         **sections,
         topics=_with_named_topics(named["topics"], consumers),
@@ -145,16 +155,34 @@ def _with_named_topics(
     return {**topics, **named}
 
 
-def _consumers(raw: object, reader: TableReader) -> tuple[Consumer, ...]:
+def _consumers(
+    raw: object, reader: TableReader, source: str, lines: Sequence[int]
+) -> tuple[Consumer, ...]:
     if not isinstance(raw, list):
         clause = "is not a list: write [[consumers]], with two brackets"
         reader.problems.add(("consumers",), clause)
         return ()
-    # An invalid one keeps its place, so that later sentences count as the file does.
-    return tuple(
-        _consumer(table, ("consumers", index), reader) or Consumer(topic="", group="")
-        for index, table in enumerate(raw)
-    )
+    # A line within a text may look like a header: then no line is named.
+    clear = len(lines) == len(raw)
+    found = []
+    for index, table in enumerate(raw):
+        path, place = ("consumers", index), f"{source}:{lines[index]}" if clear else source
+        named = Consumer(*_names(table), place=place)
+        reader.problems.places[path] = named.place_named
+        # An invalid one keeps its place, so that later sentences count as the file does.
+        consumer = _consumer(table, path, reader) or Consumer(topic="", group="")
+        found.append(dataclasses.replace(consumer, place=place))
+    return tuple(found)
+
+
+def _names(raw: object) -> tuple[str, str]:
+    """Topic and group of a raw table; both '' unless both are valid names."""
+    if isinstance(raw, Mapping):
+        names = raw.get("topic"), raw.get("group")
+        topic, group = (each if isinstance(each, str) else "" for each in names)
+        if NAME.fullmatch(topic) and NAME.fullmatch(group):
+            return topic, group
+    return "", ""
 
 
 def _consumer(raw: object, path: wording.Path, reader: TableReader) -> Consumer | None:
@@ -199,6 +227,7 @@ def declare_consumers(
     for index, consumer in enumerate(settings.consumers):
         merged = _merged(consumer, found.pop(consumer.name, None))
         consumers.append(merged)
+        problems.places["consumers", index] = consumer.place_named
         check_consumer(merged, ("consumers", index), problems)
         if not merged.handler and whole:
             problems.add(

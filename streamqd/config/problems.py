@@ -23,12 +23,18 @@ class Problems:
         self.sentences: list[str] = []
         # Where a value comes from, when not from the file: part of every sentence about it.
         self.origins: dict[Path, str] = {}
+        # Where a table without a name stands, and what it is about: ends every sentence about it.
+        self.places: dict[Path, str] = {}
         self._bad: set[Path] = set()
 
     def add(self, path: Path, clause: str) -> None:
         """Report that the setting at `path` ... `clause`."""
         self._bad.add(path)
-        self.sentences.append(f"{self.name(path)}: {clause}")
+        places = [
+            self.places[path[:end]] for end in range(len(path) + 1) if path[:end] in self.places
+        ]
+        place = f" ({places[0]})" if places else ""
+        self.sentences.append(f"{self.name(path)}: {clause}{place}")
 
     def ok(self, *paths: Path) -> bool:
         """Whether nothing is wrong so far with these settings, nor with the tables they are in."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,25 +100,32 @@ def misfits(consumers: Iterable[Consumer], kinds: Mapping[str, str]) -> list[str
     """
     problems = []
     for index, consumer in enumerate(consumers):
-        kind, path = kinds.get(consumer.handler), f"consumers[{index}]"
+        kind = kinds.get(consumer.handler)
         if kind is None:
             continue
-        if consumer.batch is not None and kind != BATCH:
-            problems.append(
-                f"{path}.batch: {consumer.handler} takes one message; annotate its parameter with "
-                "list[Message], or remove batch"
-            )
-        if kind == BATCH and consumer.lanes > 1:
-            problems.append(
-                f"{path}.concurrency: {consumer.handler} takes batches, which are handled one at a "
-                "time; remove concurrency, or write it for one message"
-            )
-        if kind == BATCH and consumer.on_error != REQUEUE:
-            problems.append(
-                f"{path}.on_error: {consumer.handler} takes batches, whose messages fail each by "
-                f'itself; remove "{consumer.on_error}", or write it for one message'
-            )
-        packed = kind == TYPED and consumer.codec == "msgpack"
-        if packed and importlib.util.find_spec("msgspec") is None:
-            problems.append(f'{path}.codec: "msgpack" needs msgspec: {extras.hint("msgspec")}')
+        problems += [_at(index, consumer, *each) for each in _misfits(consumer, kind)]
     return problems
+
+
+def _at(index: int, consumer: Consumer, name: str, clause: str) -> str:
+    """A problem with its setting: one of the file is found by its line, others by their names."""
+    if not consumer.place:
+        return f"@handler({consumer.name}).{name}: {clause}"
+    return f"consumers[{index}].{name}: {clause} ({consumer.place_named})"
+
+
+def _misfits(consumer: Consumer, kind: str) -> Iterator[tuple[str, str]]:
+    """Yield settings that do not go with a kind of handler, each with the reason."""
+    handler = consumer.handler
+    if consumer.batch is not None and kind != BATCH:
+        clause = "takes one message; annotate its parameter with list[Message], or remove batch"
+        yield "batch", f"{handler} {clause}"
+    if kind == BATCH and consumer.lanes > 1:
+        clause = "takes batches, which are handled one at a time; remove concurrency, or write it"
+        yield "concurrency", f"{handler} {clause} for one message"
+    if kind == BATCH and consumer.on_error != REQUEUE:
+        clause = f'whose messages fail each by itself; remove "{consumer.on_error}", or write it'
+        yield "on_error", f"{handler} takes batches, {clause} for one message"
+    packed = kind == TYPED and consumer.codec == "msgpack"
+    if packed and importlib.util.find_spec("msgspec") is None:
+        yield "codec", f'"msgpack" needs msgspec: {extras.hint("msgspec")}'

@@ -55,5 +55,5 @@ def fitted(consumer: Consumer, function: Callable[..., object], module: Any) -> 
     """The handler, ready to be called with a message. Raises HandlerLoadError, ConfigError."""
     loaded = handlers.prepared(function, consumer.handler, module, consumer.codec)
     if problems := handlers.misfits([consumer], {consumer.handler: loaded.form.kind}):
-        raise ConfigError([each.removeprefix("consumers[0].") for each in problems])
+        raise ConfigError([each.partition(").")[2] for each in problems])
     return loaded

@@ -228,7 +228,8 @@ def test_now_lets_them_be_sent(
     assert (
         verb("now", "access", "--all", "--dry-run").stdout == "2 delayed sends would be due now\n"
     )
-    assert document(verb("now", "access", "--all", "--json"))["due"] == 2
+    # U11: --yes was refused.
+    assert document(verb("now", "access", "--all", "--yes", "--json"))["due"] == 2
     wait_until(lambda: promote(link, keys) or link.execute("XLEN", keys.stream("access", 0)) == 3)
     assert verb("list", "access").stdout == "no delayed sends in access\n"
     assert verb("now", "access", second, third, code=8).stdout == "no delayed sends due now\n"

@@ -346,6 +346,7 @@ def test_retries_are_listed_by_due_time_over_all_partitions(run: Run, at: At) ->
 
 
 def test_retries_run_now(run: Run, at: At) -> None:
+    """U11: `retry now` refused --yes, which `retry cancel` takes."""
     set_aside(at(0), "1-0", "2-0")
     set_aside(at(1), "1-0", key="other")
     run("retry", "now", "access", "hits", code=2)
@@ -355,7 +356,9 @@ def test_retries_run_now(run: Run, at: At) -> None:
     run("retry", "now", "access", "hits", "9:m:1-0", code=8)
 
     one = run("retry", "now", "access", "hits", "0:m:1-0")
-    rest = document(run("retry", "now", "access", "hits", "--all", "-k", "other", "--json"))
+    rest = document(
+        run("retry", "now", "access", "hits", "--all", "-k", "other", "--json", "--yes")
+    )
 
     assert one.stdout == "1 retry due now\n"
     assert (rest["due"], rest["gone"]) == (1, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -407,6 +408,23 @@ def test_later_consumers_keep_their_number_behind_a_bad_one(place: Place) -> Non
     found = place.problems(bad + WORK + WORK + "max_age = -1")
     assert any(each.startswith("consumers[2].max_age: ") for each in found)
     assert any(each.startswith("consumers[2]: consumers[1] reads access") for each in found)
+
+
+def test_a_problem_of_a_consumer_names_its_topic_group_and_line(place: Place) -> None:
+    """U11: errors said `consumers[13]`, which nobody counts in a file."""
+    other = WORK.replace('"hits"', '"bills"')
+    found = place.problem(f"# a remark\n{WORK}\n[daemon]\n\n{other}max_attempts = -1")
+    assert re.fullmatch(r"consumers\[1\].max_attempts: .* \(access/bills, \S+:11\)", found), found
+
+    whole = place.problem(WORK.replace("[[consumers]]", "[[ 'consumers' ]]").replace("hits", "a/b"))
+    assert re.fullmatch(r"consumers\[0\].group: .* \(\S+\.toml:2\)", whole), whole
+
+
+def test_a_text_that_looks_like_a_consumer_moves_no_line(place: Place) -> None:
+    """U11: a wrong line is worse than none."""
+    text = f'[daemon]\ninstance = """\n[[consumers]]\n"""\n{WORK}max_attempts = -1'
+    found = next(each for each in place.problems(text) if each.startswith("consumers[0]"))
+    assert re.search(r"\(access/hits, \S+\.toml\)$", found), found
 
 
 def test_the_message_of_the_error_has_one_line_per_problem(place: Place) -> None:

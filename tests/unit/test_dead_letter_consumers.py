@@ -48,7 +48,7 @@ def test_a_group_and_its_namesake_for_letters_are_two(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (LETTERS + LETTERS, "consumers[0] reads the dead letters of access as hits already: give"),
+        (LETTERS + LETTERS, "consumers[0] reads the dead letters of access as hits already ("),
         (LETTERS.replace('"dlq"', '"dql"'), "consumers[0].source: "),
         (LETTERS.replace('"weblog:look"', '""'), "consumers[0].handler: is missing: write handler"),
     ],

@@ -193,11 +193,13 @@ def test_settings_that_do_not_suit_a_handler_are_named():
     base = {"topic": "t", "group": "g", "handler": "h:go"}
     several = Consumer(**base, batch=5, concurrency=4)
     (problem,) = misfits([several], {"h:go": "batch"})
-    assert problem.startswith("consumers[0].concurrency: h:go takes batches, which are handled one")
+    assert problem.startswith(
+        "@handler(t/g).concurrency: h:go takes batches, which are handled one"
+    )
     assert misfits([replace(several, order="partition")], {"h:go": "batch"}) == []
     for on_error in ("block", "hold-key"):
         (problem,) = misfits([Consumer(**base, on_error=on_error)], {"h:go": "batch"})
-        assert problem.startswith("consumers[0].on_error: h:go takes batches, whose messages fail")
+        assert problem.startswith("@handler(t/g).on_error: h:go takes batches, whose messages fail")
     assert misfits([Consumer(**base, on_error="hold-key")], {"h:go": ""}) == []
     assert len(misfits([Consumer(**base, batch=5)], {"h:go": ""})) == 1
     assert misfits([Consumer(**base, batch=5)], {}) == [], "it could not be loaded"

@@ -156,7 +156,10 @@ def test_a_burst_without_a_rate_is_a_mistake(tmp_path: Path):
     with pytest.raises(ConfigError) as raised:
         loaded(tmp_path, f"{WORK}rate_burst = 5")
     assert raised.value.problems == [
-        "consumers[0].rate_burst: does nothing without rate: write rate too, or remove it"
+        (
+            "consumers[0].rate_burst: does nothing without rate: write rate too, or remove it"
+            f" (t/g, {tmp_path}/streamq.toml:1)"
+        )
     ]
 
 
@@ -164,7 +167,10 @@ def test_an_age_that_would_do_nothing_but_start_processes_is_refused(tmp_path: P
     with pytest.raises(ConfigError) as raised:
         loaded(tmp_path, f'{WORK}max_age = "200ms"')
     assert raised.value.problems == [
-        'consumers[0].max_age: "200ms" is too small: the least is "1s", 0 is never'
+        (
+            'consumers[0].max_age: "200ms" is too small: the least is "1s", 0 is never (t/g, '
+            f"{tmp_path}/streamq.toml:1)"
+        )
     ]
     (stated,) = loaded(tmp_path, f"{WORK}max_age = 0").consumers
     assert stated.max_age == 0
