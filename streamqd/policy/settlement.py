@@ -1,12 +1,12 @@
-"""What becomes of a message that has run: whether it dies, and where it waits if not.
+"""Decide a message's next state from the outcome of its run. Pure: no Redis, no clock.
 
-Three counts never mix: failed runs (`attempt`), runs that killed their process (`crashes`), and
-releases (a drain, a rebalance), which are not seen here because they cost nothing. Limits count
-runs: with `max_attempts` 5 the fifth failure is the last; 0 means that there is no limit.
+Failed runs (`attempt`) and runs that ended their process (`crashes`) are counted apart. A release
+(a drain, a rebalance) counts as neither. Limits count runs: with `max_attempts` 5 the fifth failure
+is the last. A limit of 0 means unlimited.
 
-Of the classes in `retry_on` and `dead_on` the one that is nearest to the exception decides, in the
-order in which Python looks for methods: with `dead_on` OSError and `retry_on` ConnectionError, a
-refused connection is tried again and a missing file is dead.
+Among `retry_on` and `dead_on`, the class nearest to the exception decides, in Python's method
+resolution order. For example, with `dead_on` OSError and `retry_on` ConnectionError, a refused
+connection is retried and a missing file is dead-lettered.
 """
 
 from __future__ import annotations
@@ -41,19 +41,18 @@ def decide(
     keyed: bool = True,
     exempt: bool = False,
 ) -> Verdict:
-    """The verdict on a message whose `attempt`-th run (from 1) ended with `outcome`.
+    """Return the verdict on a message whose run number `attempt` (from 1) ended with `outcome`.
 
-    `crashes` counts the runs charged to it, `age` is the time in seconds since its first write,
-    `jitter` a number from 0 to 1 that the caller draws. `keyed` says whether it has a key,
-    `exempt` that a failure is not the message's: what its handler depends on is down.
+    `crashes` counts the crashes charged to the message. `age` is in seconds since its first write.
+    `jitter` is a random number from 0 to 1. `keyed`: the message has a key. `exempt`: a guard
+    blames a dependency of the handler for the failure, not the message.
 
-    1. What succeeded is done, what asked to be dead is dead, what was released stays as it is.
-    2. A failure is dead at once when the policy does not retry its class. A handler that raises
-       Retry has decided that itself.
-    3. Anything else is dead when a limit is reached: attempts, then crashes, then age.
-    4. The rest is tried again, after what Retry asked for, else after the policy's backoff.
-    5. An exempt failure of a class that is retried counts only against `max_age`.
-    6. Where it waits for its next run, after a release too, `waits_in_place` says.
+    1. A success is acknowledged, `Dead` is dead-lettered, and a release changes nothing.
+    2. A failure whose class the policy does not retry is dead-lettered. `Retry` skips this rule.
+    3. A message at a limit is dead-lettered: attempts, then crashes, then age.
+    4. Any other message is retried, after the delay of `Retry` or the policy's backoff.
+    5. An exempt failure of a retried class counts against `max_age` only.
+    6. `waits_in_place` decides where the message waits, after a release too.
     """
     match outcome:
         case Succeeded():
@@ -82,25 +81,25 @@ def decide(
 
 
 def before_run(crashes: int, policy: RetryPolicy) -> DeadVerdict | None:
-    """The verdict on a message that is about to run: dead when it killed too many processes."""
+    """Return the verdict on a message ahead of its run: dead after `max_crashes` crashes."""
     if policy.max_crashes and crashes >= policy.max_crashes:
         return DeadVerdict("crashes")
     return None
 
 
 def waits_in_place(on_error: str, *, keyed: bool) -> bool:
-    """Whether a message waits for its next run in its worker, where its order is kept.
+    """Return True if a message waits in its worker, which keeps its order, and not in Redis.
 
-    With hold-key a message without a key has no order to keep.
+    With hold-key, a message without a key has no order to keep.
     """
     return on_error == BLOCK or (on_error == HOLD_KEY and keyed)
 
 
 def retries(failure: Failed, policy: RetryPolicy) -> bool:
-    """Whether the policy retries this class of failure: the nearest class that it names decides.
+    """Return True if the policy retries this class of failure.
 
-    An overrun time limit is nothing that the handler raised: `retry_on` does not list it and does
-    not exclude it, but `dead_on` may name its class.
+    The handler does not raise an exceeded time limit itself. So `retry_on` never excludes it, but
+    `dead_on` may name its class.
     """
     if not policy.dead_on and not policy.retry_on:
         return True

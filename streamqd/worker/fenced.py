@@ -1,4 +1,4 @@
-"""Scripts that act for the owner of a unit: each is refused once there is a newer one."""
+"""Calls of scripts for the owner of a unit, which the server refuses after an ownership change."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from streamqd.store.scripts import Call, Reply
 
 
 class Fenced(Exception):  # noqa: N818 - a signal to the worker's loop
-    """A newer owner exists. Drop everything and end."""
+    """Another owner holds the unit. The worker drops all entries and exits."""
 
 
 class FencedCalls:
-    """Runs scripts over one connection, and judges whether the unit is still ours."""
+    """Runs the scripts of one worker over one connection, and checks the fence in each reply."""
 
     def __init__(self, link: Connection, slot: WorkerSlot) -> None:
         self.link = link
@@ -25,7 +25,7 @@ class FencedCalls:
         self._slot.add("round_trips")
         _check(reply)
         if reply.word == "SESSION":
-            # A copy of an earlier recover has come late. The unit is still ours.
+            # A late copy of an earlier recovery replaced the session. The unit is still ours.
             raise RedisUnavailable("the session is not the last one opened", sent=True)
         return reply
 

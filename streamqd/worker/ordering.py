@@ -1,4 +1,4 @@
-"""Which of the fetched entries may begin, where several run at once. No I/O."""
+"""The order in which fetched entries start, where several run at a time. No I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from streamqd.worker.entry import FetchedEntry
 
 
 class Keyed(Protocol):
-    """What is put in order: its key, None when it has none."""
+    """An entry with a key; None = without."""
 
     @property
     def key(self) -> bytes | None: ...
@@ -20,37 +20,37 @@ Entry = TypeVar("Entry", bound=Keyed)
 
 
 class Ordering(Protocol[Entry]):
-    """Entries that wait for a lane. What the concurrent executor asks of it."""
+    """Entries that wait for a lane of the concurrent executor, in the order that they keep."""
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """The number of waiting entries."""
 
     @property
     def ready(self) -> int:
-        """How many of them could begin now."""
+        """The number of waiting entries that could start now."""
 
     def add(self, entries: Iterable[Entry]) -> None:
-        """Put entries behind those that are there, in their order."""
+        """Append entries, in their order."""
 
     def take(self, count: int) -> list[Entry]:
-        """Give out the oldest entries that may begin, at most `count`."""
+        """Remove and return the oldest entries that may start, at most `count`."""
 
     def ended(self, entries: Iterable[Entry]) -> None:
-        """The runs of entries that were given out are over, however they ended."""
+        """Note that taken entries finished, with any result."""
 
     def knows(self, key: bytes | None) -> bool:
-        """Whether another entry of this key would have to wait."""
+        """Return True if another entry of this key would have to wait."""
 
     def surrender(self, entry: Entry) -> list[Entry]:
-        """Forget and return those that wait behind an entry that was given out."""
+        """Remove and return the entries that wait for the key of a taken entry."""
 
     def drop(self) -> list[Entry]:
-        """Forget and return all that wait. What was given out is over when `ended` says so."""
+        """Remove and return all waiting entries. Taken entries stay taken until `ended`."""
 
 
 class Unordered(Generic[Entry]):
-    """All may begin at once."""
+    """Every entry may start at any time."""
 
     def __init__(self) -> None:
         self._ready: deque[Entry] = deque()
@@ -69,7 +69,7 @@ class Unordered(Generic[Entry]):
         return [ready.popleft() for _ in range(min(count, len(ready)))]
 
     def ended(self, _entries: Iterable[Entry]) -> None:
-        """Nothing has waited for them."""
+        """Do nothing: no entry waits for another."""
 
     def knows(self, _key: bytes | None) -> bool:
         return False
@@ -84,11 +84,11 @@ class Unordered(Generic[Entry]):
 
 
 class ByKey(Generic[Entry]):
-    """Of those with the same key one at a time may begin; what has no key waits for nothing."""
+    """One entry of each key at a time; an entry without a key never waits."""
 
     def __init__(self) -> None:
         self._ready: deque[Entry] = deque()
-        # What waits behind each key that is ready or given out. Mostly nothing does.
+        # By key with a ready or taken entry: its waiting entries. Mostly None.
         self._behind: dict[bytes, deque[Entry] | None] = {}
         self.waiting = 0
 
