@@ -27,7 +27,7 @@ from streamqd.store.store import Store
 from streamqd.store.transport import Transport, pack
 
 FIELDS_MAX = 128  # names and values of one message at most
-WATCHED_MAX = 8  # topics watched at once: those written to last
+WATCHED_MAX = 16  # topics watched at once: those written to last. Each costs each send an HGET
 
 _GIVEN_UP = RedisUnavailable("the connection was given up", sent=True)
 _MULTI = pack(("MULTI",))

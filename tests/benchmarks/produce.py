@@ -29,6 +29,7 @@ from tests.benchmarks.quick import PAYLOAD, machine, server
 STREAM = "stream:topic:{bench:p:0}"
 CHUNK = 512  # messages of one pipeline
 TASKS = 200  # asynchronous sends under way together
+TOPICS = 10
 SINGLES = 10  # of so many messages, one is sent where each waits for its answer
 
 Send = Callable[[int], object]  # sends so many messages
@@ -124,6 +125,19 @@ def pipelined(path: str) -> Iterator[Send]:
 
 
 @contextmanager
+def in_turn(path: str) -> Iterator[Send]:
+    with Producer(f"unix://{path}") as producer:
+        for number in range(TOPICS):
+            producer.send(f"bench{number}", PAYLOAD)
+
+        def send(count: int) -> None:
+            for number in range(count):
+                producer.send(f"bench{number % TOPICS}", PAYLOAD)
+
+        yield send
+
+
+@contextmanager
 def single(path: str, **options: Any) -> Iterator[Send]:
     with Producer(f"unix://{path}", **options) as producer:
 
@@ -184,6 +198,7 @@ WAYS: dict[str, tuple[Callable[[str], AbstractContextManager[Send]], int]] = {
     "bare XADD": (bare, SINGLES),
     "pipelined XADDs": (pipelined, 1),
     "send": (single, SINGLES),
+    "send, ten topics in turn": (in_turn, SINGLES),
     "send, with max_backlog": (limited, SINGLES),
     "send_many": (many, 1),
     "buffered": (buffered, 1),
@@ -192,6 +207,7 @@ WAYS: dict[str, tuple[Callable[[str], AbstractContextManager[Send]], int]] = {
 }
 BASELINES = {
     "send": "bare XADD",
+    "send, ten topics in turn": "send",
     "send, with max_backlog": "bare XADD",
     "async, one task": "bare XADD",
     "send_many": "pipelined XADDs",

@@ -28,6 +28,7 @@ from streamqd.store import spark, topics
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.node import Node
+from streamqd.store.publishing import MessageWriter
 from streamqd.store.store import Store
 from tests.contract.desk import Desk
 from tests.support.daemon import TOPIC, Daemon
@@ -302,6 +303,20 @@ def test_topics_by_turns_are_all_watched(
     producer.send("access", b"2", key=MOVES)
 
     assert lengths(link, keys) == [12, 0, 1, 0]
+
+
+def test_sixteen_topics_by_turns_cost_one_round_trip_each(
+    producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B10: no count that is needed next was evicted, so no send asks for one."""
+    names = [f"other{number}" for number in range(16)]
+    for name in names:
+        producer.send(name, b"x")
+    asked: list[str] = []
+    monkeypatch.setattr(MessageWriter, "_watch", lambda _self, topic: asked.append(topic))
+    for name in names * 3:
+        producer.send(name, b"y")
+    assert asked == []
 
 
 # --- the whole ------------------------------------------------------------------------------------
