@@ -5,9 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 # A stamp says which dependencies are installed; it is older than pyproject.toml when they changed.
-# `dev` includes `embedded`, so whoever has the first has the second.
+# `dev-all` includes `dev`, and `dev` includes `embedded`. Without `dev-all`, tests that need its packages
+# are skipped by name.
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
+ALL_STAMP := $(VENV)/.installed-all
 DOCS_STAMP := $(VENV)/.installed-docs
 DEMO_DIR := var/demo
 # Each process has a server of its own; most of them wait for events most of the time. One that has
@@ -34,8 +36,11 @@ define COMPILE
 	xargs -n 3 -P 2 $(BIN)/pytest --collect-only -qq >/dev/null 2>&1 || true
 endef
 
+# A test that needs a package of dev-all fails where all should be installed.
+test-all test-slow test-spark: export STREAMQD_TEST_ALL := 1
+
 .DEFAULT_GOAL := help
-.PHONY: help run serve test test-all test-slow test-spark test-server image lint format docs bench soak verify lock build clean
+.PHONY: help install-all run serve test test-all test-slow test-spark test-server image lint format docs bench soak verify lock build clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,18 +55,20 @@ test: $(DEV_STAMP) ## Run what a change needs before a push, in 4 minutes (PYTES
 	$(COMPILE)
 	$(BIN)/pytest $(PARALLEL) --quick $(PYTEST_ARGS)
 
-test-all: $(DEV_STAMP) ## Run every test, on every server and as the users of etc/acl, in an hour
+install-all: $(ALL_STAMP) # What every test and every check needs
+
+test-all: $(ALL_STAMP) ## Run every test, on every server and as the users of etc/acl, in an hour
 	@status=0; \
 	for part in test test-slow test-spark "test-server ACL=1" $(SERVERS:%="test-server SERVER=%"); do \
 		$(MAKE) --no-print-directory $$part || status=1; \
 	done; \
 	exit $$status
 
-test-slow: $(DEV_STAMP) # What `make test` leaves out on its server, but for Spark
+test-slow: $(ALL_STAMP) # What `make test` leaves out on its server, but for Spark
 	$(COMPILE)
 	$(BIN)/pytest $(PARALLEL) --slow $(addprefix --ignore=,$(SPARK)) $(PYTEST_ARGS)
 
-test-spark: $(DEV_STAMP) ## Run what starts Spark: one session keeps both cores busy
+test-spark: $(ALL_STAMP) ## Run what starts Spark: one session keeps both cores busy
 	$(BIN)/pytest tests/spark $(PYTEST_ARGS)
 	$(BIN)/pytest tests/acceptance/test_spark.py $(PYTEST_ARGS)
 
@@ -82,7 +89,7 @@ endif
 image: $(DEV_STAMP)
 	PYTHON=$(BIN)/python tests/support/make_image.sh streamqd-test-server
 
-lint: $(DEV_STAMP) ## Check style, types and import layers
+lint: $(ALL_STAMP) ## Check style, types and import layers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -110,12 +117,12 @@ bench-page := -m tests.benchmarks.peers.page
 bench-growth-page := -m tests.benchmarks.growth --page
 bench-costs := -m pytest $(wildcard tests/integration/test_costs*.py)
 
-bench: $(DEV_STAMP) ## Measure: beside the peers, or NAME=quick|bounds|costs|growth|scale... (ARGS=--help)
+bench: $(ALL_STAMP) ## Measure: beside the peers, or NAME=quick|bounds|costs|growth|scale... (ARGS=--help)
 	@$(if $(filter %page,$(NAME)),$(BIN)/python -m pip install --quiet --editable '.[bench]')
 	$(if $(filter costs,$(NAME)),COSTS=1) $(BIN)/python \
 		$(or $(bench-$(NAME)),-m tests.benchmarks.$(or $(NAME),peers)) $(ARGS)
 
-soak: $(DEV_STAMP) ## Run the long tests, or NAME=spark|memory|nemesis|kill-points|hygiene
+soak: $(ALL_STAMP) ## Run the long tests, or NAME=spark|memory|nemesis|kill-points|hygiene
 	@$(if $(filter-out spark memory nemesis kill-points,$(or $(NAME),hygiene)), \
 		$(BIN)/python -m pip install --quiet --editable '.[soak]' || echo "gRPC is left out" >&2)
 	$(BIN)/python -m tests.soak $(NAME)
@@ -132,7 +139,7 @@ verify: .cache/servers/redis62/redis-server
 endif
 VERIFY := mutants model model-full faults faults-page simulation audit
 
-verify: $(DEV_STAMP) ## Prove by other means: NAME=mutants|model|model-full|faults|simulation|audit (ARGS=)
+verify: $(ALL_STAMP) ## Prove by other means: NAME=mutants|model|model-full|faults|simulation|audit (ARGS=)
 	@$(if $(filter $(NAME),$(VERIFY)),,echo "NAME is one of: $(VERIFY)" >&2; exit 2)
 	$(BIN)/python $(verify-$(NAME)) $(ARGS)
 
@@ -174,7 +181,11 @@ $(DEV_STAMP): pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@ $(RUN_STAMP)
 
-$(DOCS_STAMP): pyproject.toml $(DEV_STAMP)
+$(ALL_STAMP): pyproject.toml | $(BIN)/python
+	@$(BIN)/python -m pip install --quiet --editable '.[dev-all]'
+	@touch $@ $(DEV_STAMP) $(RUN_STAMP)
+
+$(DOCS_STAMP): pyproject.toml $(ALL_STAMP)
 	@$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	@touch $@
 

@@ -8,7 +8,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import pytest
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.support import quick, servers, users
+from tests.support import optional, quick, servers, users
 from tests.support.proxy import FaultProxy
 
 HERE = Path(__file__).parent
@@ -83,6 +83,21 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Skip a module of tests by name when a package that it imports is not installed."""
+    report = yield
+    call: pytest.CallInfo[object] | None = getattr(report, "call", None)
+    if report.failed and call is not None and call.excinfo is not None:
+        reason = optional.missing(call.excinfo.value)
+        if reason:
+            report.outcome = "skipped"
+            report.longrepr = (str(collector.path), 1, f"Skipped: {reason}")
+    return report
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -149,7 +149,7 @@ class PreciseSelector(selectors.EpollSelector):
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """Return the loop that asyncio's policy makes; asyncio's own with timers that are precise."""
+    """Return what asyncio.new_event_loop makes; asyncio's own loop gets precise timers."""
     loop = asyncio.new_event_loop()
     if type(loop) is not asyncio.SelectorEventLoop:
         return loop

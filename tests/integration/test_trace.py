@@ -14,6 +14,7 @@ from streamqd.store import members, messages
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
+from tests.support.optional import need
 from tests.support.verbs import At, Run, document
 
 UID = "access/0/1000-0"
@@ -294,6 +295,7 @@ def test_the_work_is_bounded_and_it_is_said(
     assert "there may be more" in run("trace", UID).stdout
 
 
+@need("pyarrow", "deltalake")
 def test_an_archive_that_is_none_is_refused(run: Run, handed_out: Desk, tmp_path: Any) -> None:
     """U13: looking into an archive starts no Spark, and says when there is none."""
     refused = run("trace", UID, "--archive", str(tmp_path), code=8).stderr

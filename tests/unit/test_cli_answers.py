@@ -13,6 +13,7 @@ import pytest
 from streamqd.cli import answers
 from streamqd.cli.root import cli
 from streamqd.errors import Refused
+from tests.support.optional import need
 
 TITLE = "\x1b]0;owned\x07"  # sets the title of a terminal
 
@@ -47,6 +48,7 @@ def test_csv_for_a_terminal_cannot_control_it(
     assert out.replace("\r\n", "").isprintable()
 
 
+@need("pyspark", "pyarrow")
 @pytest.mark.parametrize("verbose", [True, False])
 def test_an_error_cannot_control_a_terminal(
     verbose: bool, capsys: pytest.CaptureFixture[str]
@@ -60,6 +62,7 @@ def test_an_error_cannot_control_a_terminal(
     assert err.replace("\n", "").isprintable()
 
 
+@need("pyspark", "pyarrow")
 @pytest.mark.parametrize(
     "words",
     [
@@ -85,6 +88,7 @@ def test_bad_settings_are_told_before_java_is_started(
     assert "absent.toml: there is no such file" in capsys.readouterr().err
 
 
+@need("pyspark", "pyarrow")
 @pytest.mark.parametrize("words", [("sql", "SELECT 1"), ("shell",), ("replay", "access")])
 def test_a_missing_package_is_a_sentence(
     words: tuple[str, ...],

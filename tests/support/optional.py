@@ -1,0 +1,47 @@
+"""Tests that need a package of the extra `dev-all` are skipped by name where it is missing.
+
+`make test` installs `dev` alone. With STREAMQD_TEST_ALL=1, as `make test-all` and CI set it, all is
+installed, and a missing package fails the tests that need it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+
+from streamqd.spark import SparkMissingError
+
+PACKAGES = frozenset(
+    {
+        *("basedpyright", "deltalake", "duckdb", "django", "fastapi", "jinja2", "opentelemetry"),
+        *("pandas", "polars", "pyarrow", "pydantic", "pyspark", "sentry_sdk"),
+        *("testcontainers", "uvicorn"),
+    }
+)
+HINT = "`make test-all` installs it"
+
+
+def demanded() -> bool:
+    """Return True if every package should be installed."""
+    return os.environ.get("STREAMQD_TEST_ALL") == "1"
+
+
+def need(*packages: str) -> pytest.MarkDecorator:
+    """Return a mark that skips a test where one of the packages is missing."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    reason = f"{', '.join(missing)} is not installed: {HINT}"
+    return pytest.mark.skipif(bool(missing) and not demanded(), reason=reason)
+
+
+def missing(error: BaseException | None) -> str:
+    """Return why a module of tests could not be imported, if a package is missing; else ''."""
+    if demanded():
+        return ""
+    while error is not None:
+        name = error.name if isinstance(error, ModuleNotFoundError) else ""
+        if isinstance(error, SparkMissingError) or (name or "").partition(".")[0] in PACKAGES:
+            return f"{error}: {HINT}"
+        error = error.__cause__ or error.__context__
+    return ""
