@@ -4,7 +4,7 @@
 
 local function keep(fence, lease, token, ttl_ms, keeper)
   -- HDEL first: accepted when memory is full, and so is every write behind it.
-  redis.call('HDEL', fence, 'mark', 'session', 'solo')
+  redis.call('HDEL', fence, 'mark', 'session', 'solo', 'accused')
   local held = redis.call('HMGET', fence, 'token', 'epoch')
   if held[1] ~= token then
     local now = now_unix_ms()

@@ -3,7 +3,9 @@
 -- Take a partition for a group. The caller says which epoch it saw when it decided: a copy of this
 -- call that executes minutes late finds a later epoch and changes nothing. A fence that still has a
 -- token means that the last owner did not release: what it left is inherited, runs in solo mode,
--- and the entry that it was about to handle, if it is still pending, is charged with a crash.
+-- and the entry that it was about to handle, if it is still pending, is charged with a crash. If it
+-- was about to handle several, none is charged: they are accused, and run alone next. The first
+-- charge of an accused entry counts two crashes: the one of its round, and the one alone.
 --
 -- KEYS[1]  fence       HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  lease       STRING  streaming:mq:lease:{T:p:i}:G
@@ -37,7 +39,7 @@ local fence, lease, attempts, stream, retry = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local token, seen_epoch, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
 local owner, group, dead_token = ARGV[4], ARGV[5], ARGV[6]
 
-local held = redis.call('HMGET', fence, 'token', 'epoch', 'owner', 'mark', 'solo')
+local held = redis.call('HMGET', fence, 'token', 'epoch', 'owner', 'mark', 'solo', 'accused')
 local holder, epoch, mark = held[1], whole(held[2]), held[4]
 local leased = redis.call('GET', lease)
 if leased and leased ~= token and (dead_token == '' or leased ~= dead_token) then
@@ -51,12 +53,19 @@ if not mine and epoch ~= tonumber(seen_epoch) then
   return {'MOVED', text(epoch)}
 end
 local unclean = holder ~= false
-local victim = ''
+local victim, hits, accused = '', 1, held[6] or ''
 if unclean and not mine and mark then
   local source, id = locate(stream, retry, mark)
   if source and pending(source, group, id) then
     victim = mark
+    local named = string.find(' ' .. accused .. ' ', ' ' .. mark .. ' ', 1, true)
+    if named and (whole(redis.call('HGET', attempts, mark .. ':c')) or 0) == 0 then
+      hits = 2
+    end
     redis.call('HLEN', attempts)
+  elseif string.find(mark, ' ', 1, true) then
+    -- Two rounds at most: what was accused earlier has mostly run since.
+    accused = #accused > #mark and mark or (accused == '' and mark or accused .. ' ' .. mark)
   end
 end
 
@@ -71,13 +80,16 @@ end
 -- HDEL first: accepted when memory is full, and so is every write behind it.
 redis.call('HDEL', fence, 'mark', 'session')
 if victim ~= '' then
-  count_on(attempts, victim .. ':c', 1)
+  count_on(attempts, victim .. ':c', hits)
 end
 local now = now_unix_ms()
 epoch = math.max(epoch + 1, now)
 redis.call('HSET', fence, 'token', token, 'epoch', text(epoch), 'owner', owner, 'since', text(now))
 if unclean then
   redis.call('HSET', fence, 'solo', '1')
+  if accused ~= '' then
+    redis.call('HSET', fence, 'accused', accused)
+  end
 end
 redis.call('SET', lease, token, 'PX', ttl_ms)
 return {'OK', text(epoch), unclean and 1 or 0, victim}

@@ -24,6 +24,7 @@
 --                  ms until its next run in place is due (of the numbers: -1 = what stands
 --                  there is none) [7] 1 = there may be more in the
 --                  partition stream [8] the same in the retry stream
+--                  [9] places of a round in which a host was lost, with a space between two; '' = none
 -- Returns  FENCED  another owner, or none      [2] epoch [3] owner
 --
 -- Cost     O(count x log n) + 1 MiB of bodies at most and two more, n = pending entries
@@ -79,6 +80,7 @@ end
 local main_entries, main_more = page(stream, 'm', after_main)
 local retry_entries, retry_more = page(retry, 'r', after_retry)
 local solo = redis.call('HEXISTS', fence, 'solo')
+local accused = redis.call('HGET', fence, 'accused') or ''
 
 -- Guards end here
 if open == '1' then
@@ -96,4 +98,5 @@ return {
   retry_entries,
   main_more,
   retry_more,
+  accused,
 }

@@ -622,7 +622,7 @@ _AT_WORK = (
     CauseRule(
         "solo",
         lambda f: f.solo and f.acked <= MOVING,
-        "{unit} runs what it inherited from an owner that was lost one message at a time",
+        "{unit} runs what it inherited from an owner that was lost in rounds",
         "wait: it is how the message is found that kills its process",
     ),
     CauseRule(

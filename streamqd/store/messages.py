@@ -159,12 +159,13 @@ class Recovered(NamedTuple):
     retry: list[PendingEntry]
     more_main: bool = False
     more_retry: bool = False
+    accused: frozenset[bytes] = frozenset()  # places of a round in which a host was lost
     bad: list[BadValue] = []  # noqa: RUF012 - counters that cannot be read; never changed in place
 
     @classmethod
     def parse(cls, reply: Reply, key: str = ATTEMPTS) -> Recovered:
         """Read OK; `key` is that of the counters."""
-        solo, last_main, last_retry, main, retry, more_main, more_retry = reply.rest
+        solo, last_main, last_retry, main, retry, more_main, more_retry, accused = reply.rest
         mains = [PendingEntry.parse(entry, key, retried=False) for entry in main]
         retries = [PendingEntry.parse(entry, key, retried=True) for entry in retry]
         return cls(
@@ -175,6 +176,7 @@ class Recovered(NamedTuple):
             [entry for entry, _ in retries],
             bool(more_main),
             bool(more_retry),
+            frozenset(accused.split()),
             [one for _, found in mains + retries for one in found],
         )
 
@@ -346,12 +348,16 @@ class SettledReply(NamedTuple):
         return cls(words, due_of(tail), [])
 
 
-def solo_mark(keys: Keys, lease: Lease, session: str, place: bytes, acked: Sequence[bytes]) -> Call:
-    """Mark the inherited entry that comes next, and acknowledge those before; b'' = none is left.
+def solo_mark(
+    keys: Keys, lease: Lease, session: str, places: bytes, acked: Sequence[bytes]
+) -> Call:
+    """Mark the inherited entries that come next, and acknowledge those before; b'' = none is left.
+
+    `places` has a space between two.
 
     Entries with counters are acknowledged by `ack`, not here.
     """
-    return _fenced("solo_mark", keys, lease, session=session, place=place, acked=acked)
+    return _fenced("solo_mark", keys, lease, session=session, places=places, acked=acked)
 
 
 # --- housekeeping ----------------------------------------------------------------------------

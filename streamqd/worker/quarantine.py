@@ -1,4 +1,4 @@
-"""Quarantine: what a lost owner left is run one by one, each under a mark that outlives a host.
+"""Quarantine: what a lost owner left is run in rounds, each under a mark that outlives a host.
 
 In Redis and in the logs it is called solo mode. A turn is the right to run such an entry: a lock
 that the workers of the instance share.
@@ -52,6 +52,7 @@ class Quarantine:
         self._calls = calls
         self._guards = guards
         self._throttle = throttle
+        self.accused: frozenset[bytes] = frozenset()  # of a round in which a host was lost
         self._session = ""  # while entries of a lost owner are handled
         self._lock: int | None = None
         self._since = 0.0  # when the present turn began
@@ -71,15 +72,14 @@ class Quarantine:
         """Whether every run is marked."""
         return self._session != ""
 
-    def begin(self, entry: FetchedEntry) -> None:
-        """Settle what is done, wait for this entry's turn, and write down that it comes next.
+    def begin(self, *entries: FetchedEntry) -> None:
+        """Settle what is done, wait for the turn of a round, and write down that it comes next.
 
         Raises Stop, Fenced, RedisUnavailable.
         """
         self._context.settler.flush()
-        if self._is_suspect(entry):
-            self._suspects.add(entry.place)
-        self._begin(entry.place)
+        self._suspects.update(entry.place for entry in entries if self._is_suspect(entry))
+        self._begin(*[entry.place for entry in entries])
 
     def run_again(self, place: bytes) -> None:
         """An entry that was kept runs again now: wait for its turn. Raises as `begin`."""
@@ -118,11 +118,12 @@ class Quarantine:
             os.close(lock)
 
     def _is_suspect(self, entry: FetchedEntry) -> bool:
-        """Whether it was charged before, or the next charge would already dead-letter it."""
-        return entry.crash_count > 0 or self._context.consumer.max_crashes == 1
+        """Whether it was charged or accused, or the next charge would already dead-letter it."""
+        charged = entry.crash_count > 0 or entry.place in self.accused
+        return charged or self._context.consumer.max_crashes == 1
 
-    def _begin(self, place: bytes) -> None:
-        """Wait until nothing holds the entry back, then take its turn and mark it."""
+    def _begin(self, *places: bytes) -> None:
+        """Wait until nothing holds a round back, then take its turn and mark it."""
         channel = self._context.channel
         if self._had_seconds > SHARE_SECONDS:
             self._had_seconds = 0.0
@@ -132,11 +133,11 @@ class Quarantine:
             if self._is_held_back():
                 self._unmark()
                 self._wait_out()
-            elif not self._take_turn(alone=place in self._suspects):
+            elif not self._take_turn(alone=not self._suspects.isdisjoint(places)):
                 self._unmark()
                 channel.sleep(POLL_SECONDS)
             else:
-                self._mark(place)
+                self._mark(b" ".join(places))
                 if not self._is_held_back():
                     return
                 self.end_turn()
@@ -162,13 +163,13 @@ class Quarantine:
             self._throttle.wait(now_ns())
         channel.await_trust()
 
-    def _mark(self, place: bytes) -> None:
-        """Write durably which entry comes next, so that a host-killer is found."""
+    def _mark(self, places: bytes) -> None:
+        """Write durably which entries come next, so that a host-killer is found."""
         settler = self._context.settler
         self._marked = b""  # unknown, if there is no answer
-        call = messages.solo_mark(settler.keys, settler.lease, self._session, place, [])
+        call = messages.solo_mark(settler.keys, settler.lease, self._session, places, [])
         self._calls.run(call)
-        self._marked = place
+        self._marked = places
 
     def _unmark(self) -> None:
         """Suspect none: the last one that ran may still be pending, because it was kept."""

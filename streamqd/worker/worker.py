@@ -14,13 +14,14 @@ import logging
 import secrets
 import socket
 from collections.abc import Iterator
+from operator import attrgetter
 from random import random
 
 from streamqd import logs
 from streamqd.config import Consumer, Settings
 from streamqd.errors import HandlerLoadError, RedisRefused, RedisUnavailable, RefusalKind
 from streamqd.message import Delivery, Message
-from streamqd.model import Unit
+from streamqd.model import REQUEUE, Unit
 from streamqd.policy import rounds
 from streamqd.scoreboard import WORD_COMMAND, WorkerSlot, WorkerState, now_ns
 from streamqd.store import items, messages
@@ -52,6 +53,7 @@ DOUBT_SECONDS = 1.0  # after which a silent connection is doubted: `store/doubt.
 IDLE_CHECK_SECONDS = 30.0
 RECONNECT_SECONDS = (0.05, 2.0)  # first and longest wait between two connection attempts
 PUBLISH_NS = 1_000_000_000
+_size = attrgetter("size")
 
 
 class Step(enum.Enum):
@@ -281,9 +283,7 @@ class WorkerProcess:
         self.clock.read(self.link)
         reader.session = secrets.token_hex(8)
         opened = self._run_suspects() if self.suspects else False
-        for pending in self._pages(opened=opened):
-            self._run_pending(pending)
-            self.settler.flush()
+        self._run_others(opened=opened)
         self.quarantine.end()
         self.suspects = {}
         self.slot.suspects_left = 0
@@ -315,7 +315,38 @@ class WorkerProcess:
             for entry in pending:
                 after[entry.retried] = entry.id
             self.quarantine.open(session if page.solo else "")
+            self.quarantine.accused = page.accused
             yield pending
+
+    def _run_others(self, *, opened: bool) -> None:
+        """Handle all that is pending; in quarantine, in rounds that grow."""
+        ready: list[messages.PendingEntry] = []
+        width, growing = self._width(), 2
+        for pending in self._pages(opened=opened):
+            if not self.quarantine.is_open or width == 1:
+                self._run_pending(pending)
+                self.settler.flush()
+                continue
+            ready += pending
+            self.slot.suspects_left = len(ready)
+            while len(ready) >= growing or sum(map(_size, ready)) >= self.consumer.prefetch_bytes:
+                ready = self._run_round(ready, growing)
+                growing = min(width, 4 * growing)
+        while ready:
+            ready = self._run_round(ready, growing)
+            growing = min(width, 4 * growing)
+
+    def _width(self) -> int:
+        """Return how many inherited entries may run together.
+
+        One where a run may have to wait for anything but its lane: nothing is marked in a wait.
+        """
+        consumer = self.consumer
+        gated = self.guards is not None or bool(consumer.rate_per_second)
+        if gated or consumer.max_crashes == 1 or consumer.on_error != REQUEUE:
+            return 1
+        assert self.hooks is not None
+        return batch_size(consumer) if self.hooks.loaded.form.batch else consumer.lanes
 
     def _run_suspects(self) -> bool:
         """Run the suspects of earlier crashes in rounds, before all else that is pending.
@@ -337,13 +368,25 @@ class WorkerProcess:
             ready = self._run_round(ready)
         return True
 
-    def _run_round(self, ready: list[messages.PendingEntry]) -> list[messages.PendingEntry]:
-        """Run the first suspects together, and nothing beside them. Returns the others."""
-        largest = [1 if each.crashes else self.suspects[each.place] for each in ready]
+    def _run_round(
+        self, ready: list[messages.PendingEntry], most: int = 0
+    ) -> list[messages.PendingEntry]:
+        """Run the first suspects together, and nothing beside them. Returns the others.
+
+        `most` is the largest round of inherited entries that nobody suspects.
+        """
+        alone = self.quarantine.accused
+        largest = [
+            1 if each.crashes or each.place in alone else self.suspects.get(each.place, most)
+            for each in ready
+        ]
         count = rounds.next_round(largest)
         self._run_dry()
         self.slot.round_size = count
-        self._run_pending(ready[:count])
+        if self.quarantine.is_open:
+            self._run_marked_round(ready[:count])
+        else:
+            self._run_pending(ready[:count])
         self._run_dry()
         self.settler.flush()
         self.slot.round_size = 0
@@ -361,19 +404,8 @@ class WorkerProcess:
         if pending:
             executor.expect([entry.place for entry in pending])
         began = now_ns()
-        for position, entry in enumerate(pending):
-            self._obey(len(pending) - position)
-            index = executor.admit(position, entry.place)
-            if entry.fields is None:
-                self.verdicts.acknowledge_missing(index, entry)
-                continue
-            message = self._message(entry)
-            fetched = FetchedEntry(
-                index, entry.place, message, entry.retried, entry.crashes, entry.size
-            )
-            if self.verdicts.dead_letter_crashed(fetched, entry.context):
-                continue
-            alone = marked or entry.crashes
+        for fetched in self._admitted(pending):
+            alone = marked or fetched.crashes
             if alone:
                 self._run_dry()
             if marked:
@@ -393,6 +425,35 @@ class WorkerProcess:
             if executor.is_full():
                 self._wait()
 
+    def _run_marked_round(self, found: list[messages.PendingEntry]) -> None:
+        """Run entries together behind one mark that names all of them."""
+        executor = self.executor
+        known = {*self.settler.deferred_places, *executor.places}
+        pending = [entry for entry in found if entry.place not in known]
+        if pending:
+            executor.expect([entry.place for entry in pending])
+        if members := list(self._admitted(pending)):
+            self.quarantine.begin(*members)
+            for member in members:
+                executor.add(member)
+            executor.finish()
+            self._run_marked()
+
+    def _admitted(self, pending: list[messages.PendingEntry]) -> Iterator[FetchedEntry]:
+        """Write entries into the slot. Yield those to be run; settle the others."""
+        for position, entry in enumerate(pending):
+            self._obey(len(pending) - position)
+            index = self.executor.admit(position, entry.place)
+            if entry.fields is None:
+                self.verdicts.acknowledge_missing(index, entry)
+                continue
+            message = self._message(entry)
+            fetched = FetchedEntry(
+                index, entry.place, message, entry.retried, entry.crashes, entry.size
+            )
+            if not self.verdicts.dead_letter_crashed(fetched, entry.context):
+                yield fetched
+
     def _message(self, entry: messages.PendingEntry) -> Message:
         message = Message(self.delivery, entry.id, entry.fields or [], retried=entry.retried)
         if entry.failures:
@@ -402,10 +463,13 @@ class WorkerProcess:
         return message
 
     def _run_marked(self) -> None:
-        """Run the entry that was added. Nothing is raised: the turn lasts as long as the run."""
+        """Run the entries that were added. The turn lasts as long as they run."""
         self.executor.alone = True
         self.executor.start_ready()
-        self._finish_running(commanded=False)
+        while self.executor.running:
+            self._finish_running(commanded=False)
+            if not self.slot.words[WORD_COMMAND]:
+                self.executor.start_ready()  # those behind another of their key
         self.quarantine.end_turn()
 
     def _run_dry(self) -> None:

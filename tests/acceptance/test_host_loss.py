@@ -261,3 +261,19 @@ def test_a_power_cut_takes_what_was_not_on_the_disk_and_nothing_else(
     daemon.wait_settled()
     assert {*fresh} <= daemon.ledger.ended(GROUP)
     assert daemon.letters() == []
+
+
+def test_a_message_that_kills_its_host_is_found_in_a_round_of_several(new_host: NewDaemon):
+    """No other message of its round is charged."""
+    several = CONSUMER | {"concurrency": 8, "order": "none"}
+    daemon = new_host(consumer=several)
+    uids = daemon.send(["sleep 0.2"] * 6 + ["lose 0.1"] + ["sleep 0.2"] * 13)
+    killer = uids[6]
+
+    assert lose_again_and_again(daemon) == 1 + MAX_CRASHES
+
+    (letter,) = daemon.letters()
+    assert (letter["uid"], letter["crashes"]) == (killer, str(MAX_CRASHES))
+    assert charges(daemon) == {killer: 1}, "one charge of two crashes"
+    assert daemon.ledger.ended(GROUP) == {*uids} - {killer}
+    assert daemon.traces() == []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -109,6 +110,30 @@ def test_a_killed_supervisor_is_recovered_in_few_rounds(new_daemon: NewDaemon, s
         assert max(starts(daemon).values()) <= 2
         assert (daemon.letters(), daemon.traces()) == ([], [])
         assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "partitions", "patience"),
+    [("tasks", 1, 30), ("threads", 1, 30), ("key", 1, 30), ("batches", 1, 30), ("tasks", 4, 40)],
+)
+def test_a_lost_host_is_recovered_in_few_rounds(
+    new_daemon: NewDaemon, shape: str, partitions: int, patience: int
+):
+    options: dict[str, Any] = {"partitions": partitions}
+    lost = daemon_of(new_daemon, shape, daemon={"lease_ttl": "10s"}, **options)
+    with lost:
+        uids = work(lost, ["nap 1"] * MESSAGES)
+        lost.wait_for(lambda: lost.ledger.count("start") >= 100, what="many run")
+        lost.kill()
+        heir = daemon_of(new_daemon, shape, daemon={"lease_ttl": "10s"}, name="two", **options)
+        began = time.monotonic()
+        with heir:
+            heir.wait_settled(patience)
+            print(shape, partitions, "handled after", round(time.monotonic() - began, 1))
+            assert heir.ledger.ended(GROUP) == {*uids}
+            assert not [each for each in heir.events("lease.acquired") if each.get("suspected")]
+            assert (heir.letters(), heir.traces()) == ([], [])
+            assert heir.stop() == 0
 
 
 @pytest.mark.parametrize("poisons", [1, 2])

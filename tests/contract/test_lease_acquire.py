@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from streamqd.model import Unit
 from streamqd.store import leases, messages
 from streamqd.store.scripts import Call, Reply
@@ -99,6 +101,29 @@ def test_an_unclean_takeover_charges_the_marked_entry_once(desk: Desk) -> None:
     }
     assert desk.expect("lease_acquire", "MINE", call) == [number, 1]
     assert desk.state()["attempts"] == {"m:2-0:c": b"1"}
+
+
+def test_a_lost_round_charges_nobody_and_accuses_its_members(desk: Desk) -> None:
+    places = desk.pending("1-0", "2-0", "3-0")
+    seen = lose(desk, mark=places[0] + b" " + places[1])
+    assert desk.expect("lease_acquire", "OK", take(desk, "t2", seen))[1:] == [1, b""]
+    state = desk.state()
+    assert state["fence"]["accused"] == places[0] + b" " + places[1]
+    assert "mark" not in state["fence"]
+    assert desk.do("EXISTS", desk.attempts) == 0
+
+
+@pytest.mark.parametrize(("before", "after"), [(b"0", b"2"), (b"2", b"3")])
+def test_the_first_charge_of_an_accused_entry_counts_its_round(
+    desk: Desk, before: bytes, after: bytes
+) -> None:
+    places = desk.pending("1-0", "2-0", "3-0")
+    seen = lose(desk, mark=places[0])
+    desk.do("HSET", desk.fence, "accused", places[0] + b" " + places[1])
+    desk.do("HSET", desk.attempts, places[0] + b":c", before)
+    assert desk.expect("lease_acquire", "OK", take(desk, "t2", seen))[1:] == [1, places[0]]
+    assert desk.do("HGET", desk.attempts, places[0] + b":c") == after
+    assert desk.do("HGET", desk.attempts, places[1] + b":c") is None
 
 
 def test_a_mark_in_the_retry_stream_is_another_entry(desk: Desk) -> None:

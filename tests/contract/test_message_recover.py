@@ -32,7 +32,7 @@ def test_opens_a_session_and_lists_nothing(desk: Desk) -> None:
     rest = desk.expect("message_recover", "OK", recover(desk))
     assert Recovered.parse(Reply("OK", rest)) == (
         *(False, b"0-0", b"0-0", [], []),
-        *(False, False, []),
+        *(False, False, frozenset(), []),
     )
     assert desk.changes(before) == {"fence": {**before["fence"], "session": b"s1"}}
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from streamqd.errors import RedisRefused
 from streamqd.store import leases, messages
 from streamqd.store.scripts import Call
 from tests.contract.desk import TTL, Desk, Stream
@@ -49,6 +52,32 @@ def test_ends_solo_mode(desk: Desk) -> None:
     assert changed["fence"] == {
         name: before["fence"][name] for name in ("token", "epoch", "owner", "since", "session")
     }
+
+
+def test_marks_a_round(desk: Desk) -> None:
+    places = desk.pending("1-0", "2-0")
+    inherit(desk)
+    before = desk.state()
+    desk.expect("solo_mark", "OK", mark(desk, b" ".join(places)))
+    assert desk.changes(before) == {"fence": {**before["fence"], "mark": b"m:1-0 m:2-0"}}
+
+
+def test_the_end_of_solo_mode_forgets_the_accused(desk: Desk) -> None:
+    desk.pending("1-0")
+    inherit(desk)
+    desk.do("HSET", desk.fence, "accused", "m:1-0 m:2-0")
+    desk.expect("solo_mark", "OK", mark(desk, b""))
+    assert {"solo", "accused", "mark"}.isdisjoint(desk.state()["fence"])
+
+
+@pytest.mark.parametrize("places", [b"m:1-0 ", b" m:1-0", b"m:1-0 x:2-0", b"m:1-0  m:2-0"])
+def test_a_round_with_a_text_that_is_no_place_is_refused(desk: Desk, places: bytes) -> None:
+    desk.pending("1-0", "2-0")
+    inherit(desk)
+    before = desk.dump()
+    with pytest.raises(RedisRefused, match="not a place"):
+        desk.link.run(mark(desk, places))
+    assert desk.dump() == before
 
 
 def test_the_same_call_again_changes_nothing(desk: Desk) -> None:

@@ -22,7 +22,7 @@ from streamqd.config.consumers import Breaker
 from streamqd.handlers import Release, SoftTimeout
 from streamqd.message import Message
 from streamqd.model import Backoff
-from streamqd.scoreboard import RUNNING, WorkerSlot, now_ns
+from streamqd.scoreboard import WorkerSlot, now_ns
 from streamqd.store.client import connect
 from streamqd.worker import ExitCode, concurrent, worker
 from streamqd.worker.runs import QUICK_RUN_NS
@@ -204,20 +204,37 @@ def test_what_runs_is_not_begun_again_after_a_lost_connection(
     assert settled(desk)
 
 
-def test_inherited_entries_of_a_lost_host_run_alone(desk: Desk, life: Life, slot: WorkerSlot):
+def test_inherited_entries_of_a_lost_host_run_in_marked_rounds(desk: Desk, life: Life):
     for number in range(1, 6):
         desk.add(f"{number}-0")
     desk.fetch(5)
     desk.do("HSET", desk.fence, "solo", "1")
-    marks = []
+    marks, lock = {}, threading.Lock()
 
     def work(message: Message) -> None:
-        states = bytes(slot.states)
-        marks.append((message.id, states.count(RUNNING)))
+        with lock:
+            marks[message.id] = desk.do("HGET", desk.fence, "mark")
 
     assert life.run(life.worker("t1", max_messages=5, **SEVERAL), work) == ExitCode.RECYCLE
-    assert marks == [(f"{number}-0", 1) for number in range(1, 6)]
+    first, rest = b"m:1-0 m:2-0", b"m:3-0 m:4-0 m:5-0"
+    assert marks == {"1-0": first, "2-0": first, "3-0": rest, "4-0": rest, "5-0": rest}
     assert settled(desk)
+
+
+def test_the_accused_of_a_lost_round_run_alone(desk: Desk, life: Life):
+    for number in range(1, 6):
+        desk.add(f"{number}-0")
+    desk.fetch(5)
+    desk.do("HSET", desk.fence, "solo", "1", "accused", "m:2-0 m:3-0")
+    marks, lock = {}, threading.Lock()
+
+    def work(message: Message) -> None:
+        with lock:
+            marks[message.id] = desk.do("HGET", desk.fence, "mark")
+
+    assert life.run(life.worker("t1", max_messages=5, **SEVERAL), work) == ExitCode.RECYCLE
+    assert {name: marks[name] for name in ("2-0", "3-0")} == {"2-0": b"m:2-0", "3-0": b"m:3-0"}
+    assert len(marks) == 5
 
 
 def test_suspects_run_alone(desk: Desk, life: Life, slot: WorkerSlot):

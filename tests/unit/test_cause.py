@@ -230,7 +230,7 @@ CASES = [
         "keeps 2 messages of one held key",
     ),
     ("moving", True, facts(worker=worker(rates={"acked": 9.0}, held=2, held_keys=1)), "moves"),
-    ("solo", False, facts(solo=True), "one message at a time"),
+    ("solo", False, facts(solo=True), "in rounds"),
     ("redis-away", False, facts(members=(replace(WEST, redis_up=False),)), "does not reach Redis"),
     ("foreign-client", False, facts(foreign={"bob": 4}), "'bob' holds 4 messages"),
     (

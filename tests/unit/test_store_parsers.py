@@ -197,7 +197,9 @@ def test_figures_and_stands(kept: bytes, name: bytes, due: bytes) -> None:
 def test_counters(crashes: int, failures: int, wait_ms: int, context: bytes) -> None:
     """S6: counters of an entry that cannot be read count as none, and are named."""
     row = [b"1-0", [], crashes, failures, context, wait_ms]
-    page = messages.Recovered.parse(Reply("OK", [0, b"", b"", [row], [row], 0, 0]), "the counters")
+    page = messages.Recovered.parse(
+        Reply("OK", [0, b"", b"", [row], [row], 0, 0, b""]), "the counters"
+    )
     for entry in page.main + page.retry:
         fine(entry.crashes, 0, messages.COUNT_MAX)
         fine(entry.failures, 0, messages.COUNT_MAX)
