@@ -92,7 +92,7 @@ def _overview(session: Session) -> CommandResult:
             oldest=lambda row: ago(now, row.oldest_unix_ms),
         )
 
-    return CommandResult(rows, show if rows else "no dead letters")
+    return CommandResult({"rows": rows}, show if rows else "no dead letters")
 
 
 @dlq.command()

@@ -45,8 +45,8 @@ def list_(session: Session, *, topic: str | None) -> CommandResult:
     rows = groups.listed(session.store, topic)
     now = server_unix_ms(session.link)
     if not rows:
-        return CommandResult(rows, f"no group reads {topic or 'any topic'}")
-    return CommandResult(rows, lambda: _show_groups(rows, now))
+        return CommandResult({"rows": rows}, f"no group reads {topic or 'any topic'}")
+    return CommandResult({"rows": rows}, lambda: _show_groups(rows, now))
 
 
 def _show_groups(rows: Sequence[groups.GroupRow], now: int) -> None:

@@ -65,7 +65,7 @@ class LazyGroup(click.Group):
         module, _, attribute = self.places[name].partition(":")
         command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)
-        return equip(command)
+        return equip(_with_config(command))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -77,6 +77,28 @@ class LazyGroup(click.Group):
             raise click.NoSuchCommand(
                 error.command_name, possibilities=self.list_commands(ctx), ctx=ctx
             ) from None
+
+
+def _with_config(command: click.Command) -> click.Command:
+    """Accept `--config` after the name of a command, and of those below it, too."""
+    if not any({"-c", "--config"} & {*param.opts} for param in command.params):
+        command.params.append(
+            click.Option(
+                ["-c", "--config", "later_config_path"],
+                hidden=True, expose_value=False, callback=_take_config,
+                type=click.Path(path_type=Path),
+            )
+        )  # fmt: skip
+    if isinstance(command, click.Group) and not isinstance(command, LazyGroup):
+        for each in command.commands.values():
+            _with_config(each)
+    return command
+
+
+def _take_config(ctx: click.Context, _param: click.Parameter, value: Path | None) -> None:
+    session = ctx.find_object(Session)
+    if value is not None and session is not None:
+        session.config_path = value
 
 
 class Root(LazyGroup):
@@ -280,7 +302,8 @@ Completion of commands, options, topics, groups and instances, for bash in
     metavar="FILE",
     envvar="STREAMQ_CONFIG",
     type=click.Path(path_type=Path),
-    help="Configuration file. Default: $STREAMQ_CONFIG, else ./streamq.toml if it exists.",
+    help="Configuration file; also accepted after a command. Default: $STREAMQ_CONFIG, else"
+    " ./streamq.toml if it exists.",
 )
 @click.option(
     "-l",

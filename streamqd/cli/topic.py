@@ -51,7 +51,7 @@ def create(session: Session, *, name: str, partitions: int | None) -> CommandRes
 def list_(session: Session) -> CommandResult:
     """Show all topics."""
     rows = topics.listed(session.store)
-    return CommandResult(rows, (lambda: _show_topics(rows)) if rows else "no topics")
+    return CommandResult({"rows": rows}, (lambda: _show_topics(rows)) if rows else "no topics")
 
 
 def _show_topics(rows: list[topics.TopicRow]) -> None:

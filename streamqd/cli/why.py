@@ -40,7 +40,8 @@ def why(session: Session, *, place: str) -> CommandResult:
         for each in answers:
             _show(each.causes, each.causes[0].sentence)
 
-    return CommandResult(answers, show, 0 if all(each.moves for each in answers) else EXIT_HELD)
+    moves = all(each.moves for each in answers)
+    return CommandResult({"answers": answers}, show, 0 if moves else EXIT_HELD)
 
 
 def _show(causes: list[WaitCause], text: str) -> None:

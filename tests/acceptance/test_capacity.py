@@ -159,7 +159,9 @@ def test_one_that_is_alone_says_that_nobody_serves_the_rest(new_daemon: NewDaemo
         one.wait_for(lambda: owners(one).total() == 0, timeout=PATIENCE, what="it has given up all")
         (uid,) = one.send(["ok"], partition=0)
         told = cli(one, "why", f"{TOPIC}/0", "--json")
-        assert [each["word"] for each in json.loads(told.stdout)[0]["causes"]] == ["no-capacity"]
+        assert [each["word"] for each in json.loads(told.stdout)["answers"][0]["causes"]] == [
+            "no-capacity"
+        ]
         limit(one, 1024)
         one.wait_run(uid, "end", timeout=PATIENCE)
         one.wait_for(lambda: len(one.pids()) == PARTITIONS, timeout=PATIENCE, what="all run again")

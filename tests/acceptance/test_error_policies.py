@@ -91,7 +91,7 @@ def wait_cause(daemon: Daemon, word: str) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
 
     def named() -> bool:
-        (answer,) = json.loads(ask(daemon, "why", f"{TOPIC}/0", "--json"))
+        (answer,) = json.loads(ask(daemon, "why", f"{TOPIC}/0", "--json"))["answers"]
         found[:] = answer["causes"]
         return bool(found[0]["word"] == word)
 

@@ -47,7 +47,7 @@ def wait_cause(daemon: Daemon, word: str, place: str = PLACE, *, part: str = "")
 
     def named() -> bool:
         nonlocal answer
-        (answer,) = document(daemon, "why", place)
+        (answer,) = document(daemon, "why", place)["answers"]
         first = answer["causes"][0]
         return first["word"] == word and part in first["sentence"]
 

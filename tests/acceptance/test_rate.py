@@ -44,7 +44,7 @@ def test_a_partition_held_by_its_rate_says_so_and_a_drain_does_not_wait_for_it(
             return bool(unit["worker"] == "throttled")
 
         daemon.wait_for(held, what="status says that it is throttled")
-        (answer,) = verb(daemon, "why", f"{TOPIC}/0/{GROUP}", "--json", code=1)
+        (answer,) = verb(daemon, "why", f"{TOPIC}/0/{GROUP}", "--json", code=1)["answers"]
         assert answer["causes"][0]["word"] == "throttled"
         assert "rate of" in answer["causes"][0]["sentence"]
         assert daemon.stop() == 0

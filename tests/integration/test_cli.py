@@ -130,7 +130,7 @@ def test_creating_topics(run: Run, store: Store) -> None:
     refused = run("topic", "create", "b", "--partitions", "5", code=8)
     assert "already, with 4 partitions" in refused.stderr
     assert topics.partition_count(store, "b") == 4
-    assert [row["topic"] for row in document(run("topic", "list", "--json"))] == [
+    assert [row["topic"] for row in document(run("topic", "list", "--json"))["rows"]] == [
         "a",
         "b",
         "orders",

@@ -46,7 +46,7 @@ def test_groups_are_listed_and_described(run: Run, at: At) -> None:
     at(0).do("ZADD", at(0).delayed, 9e12, "m:1-0")
     at(1).add("5-0", stream=at(1).retry)
 
-    [row] = document(run("group", "list", "access", "--json"))
+    [row] = document(run("group", "list", "access", "--json"))["rows"]
     detail = document(run("group", "describe", "access", "hits", "--json"))
 
     assert row == {
@@ -275,7 +275,7 @@ def test_a_group_is_deleted(run: Run, at: At, link: Connection, store: Store, ke
 
     run("group", "delete", "access", "hits", "--yes", "--force")
 
-    assert [row["group"] for row in document(run("group", "list", "--json"))] == ["agents"]
+    assert [row["group"] for row in document(run("group", "list", "--json"))["rows"]] == ["agents"]
     assert topics.groups_seen(store, "access") == ["agents"]
     run("group", "delete", "access", "hits", "--yes", code=8)
 

@@ -632,7 +632,7 @@ def test_without_arguments_the_file_beside_decides_as_for_the_command_line(
 
     assert topics.partition_count(store, "access") == 3
     shown = CliRunner().invoke(cli, ["topic", "list", "--json"])
-    assert [each["topic"] for each in json.loads(shown.stdout)] == ["access"], shown.stdout
+    assert [each["topic"] for each in json.loads(shown.stdout)["rows"]] == ["access"], shown.stdout
 
 
 def test_a_named_file_counts_before_the_one_beside(server, store: Store, monkeypatch, tmp_path):

@@ -377,7 +377,7 @@ def test_only_names_a_consumer(invoke: Invoke, started: list[dict[str, Any]], on
     assert "TOPIC/GROUP" in result.stderr
 
 
-@pytest.mark.parametrize("args", [("status", "--config", "x"), ("produce", "access", "-q")])
+@pytest.mark.parametrize("args", [("status", "--log-level", "info"), ("produce", "access", "-q")])
 def test_a_global_option_behind_the_verb_is_told_where_it_belongs(
     invoke: Invoke, args: tuple[str, ...]
 ) -> None:
@@ -647,3 +647,25 @@ def test_check_says_that_the_address_of_the_pages_is_in_use(
     assert "http.bind" not in [each["about"] for each in found], "what is left lies in nobody's way"
     if kind == "unix":
         assert Path("pages.sock").is_socket(), "and is left alone"
+
+
+@pytest.mark.parametrize("path", sorted(verbs()), ids=" ".join)
+def test_each_command_accepts_config_after_its_name(path: tuple[str, ...]) -> None:
+    """U11: `streamqd topic list -c FILE` means the same as `streamqd -c FILE topic list`."""
+    names = {name for param in command_at(path).params for name in param.opts}
+    assert {"-c", "--config"} <= names
+
+
+def test_config_after_a_command_is_read(invoke: Invoke, tmp_path: Path) -> None:
+    """U11: the file that the last `--config` gives is the one that is read."""
+    (tmp_path / "a.toml").write_text(GOOD)
+    (tmp_path / "b.toml").write_text("[daemon]\nlease_tll = 3\n")
+    assert "lease_tll" in invoke("-c", "a.toml", "config", "show", "-c", "b.toml").output
+    assert "lease_tll" not in invoke("-c", "b.toml", "config", "show", "-c", "a.toml").output
+
+
+@pytest.mark.parametrize("path", [("retry", "now"), ("delayed", "now")], ids=" ".join)
+def test_commands_that_never_ask_accept_yes(path: tuple[str, ...]) -> None:
+    """U11: a script may pass `--yes` to each command that changes messages."""
+    names = {name for param in command_at(path).params for name in param.opts}
+    assert {"-y", "--yes"} <= names
