@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 ROWS = 12
+HOUSEKEEPING = "housekeeping"  # first word of the failures of the housekeeper's tasks
 _NAME_BYTES = 80
 _ROW = struct.Struct(f"<QQ{_NAME_BYTES}s")  # count, `now_ns` of the last one, name
 _COUNT = struct.Struct("<QQ")  # the beginning of a row

@@ -67,6 +67,7 @@ class Child:
     peak_rss: int = 0  # bytes; known once it has been reaped
     deaf_at: float = 0.0  # monotonic, when its end of the control socket was found closed
     problem: str = ""  # why it cannot begin, in its own words, if it said so
+    collected: Exit | None = None  # how it ended; its pid and pidfd may be another's from then on
 
     def send(self, word: bytes) -> None:
         """Send a control message; a child that is gone or deaf is noticed elsewhere."""
@@ -89,16 +90,34 @@ class Child:
         return bool(word)
 
     def kill_group(self) -> None:
-        """Kill the child with everything it started in its process group."""
-        kill_group(self.pid)
+        """Kill the child with everything it started in its process group, until it is reaped."""
+        if self.collected is None:
+            kill_group(self.pid)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the child alone."""
+        if self.collected is not None:
+            return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
 
     def reap(self) -> Exit | None:
-        """Collect the child when it has died, None while it lives."""
+        """Collect the child when it has died, None while it lives. May be repeated."""
+        if self.collected is None:
+            self.collected = self._collect()
+        if self.collected is None or self.control.fileno() < 0:
+            return self.collected
+        stack = self.take_stack()
+        for _ in range(WORDS_MAX):
+            if not self.drain():
+                break
+        self.control.close()
+        os.close(self.stacks)
+        problem = self.problem if self.collected.signal is None else ""
+        self.collected = self.collected._replace(problem=problem, stack=stack)
+        return self.collected
+
+    def _collect(self) -> Exit | None:
         result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if result is None:
             return None
@@ -107,15 +126,8 @@ class Child:
         self.kill_group()
         self.peak_rss = os.wait4(self.pid, 0)[2].ru_maxrss * 1024
         os.close(self.pidfd)
-        stack = self.take_stack()
-        os.close(self.stacks)
-        for _ in range(WORDS_MAX):
-            if not self.drain():
-                break
-        self.control.close()
-        if result.si_code == os.CLD_EXITED:
-            return Exit(result.si_status, None, problem=self.problem, stack=stack)
-        return Exit(None, result.si_status, stack=stack)
+        exited = result.si_code == os.CLD_EXITED
+        return Exit(result.si_status, None) if exited else Exit(None, result.si_status)
 
     def poll_stack(self) -> str:
         """Return the stacks that were written since and have not grown since the last call; ''."""

@@ -89,6 +89,7 @@ COUNTERS = (
     *("fetched", "acked", "retried", "dead", "failed", "timeouts", "released", "fenced", "ghosts"),
     *("reclaimed", "round_trips", "bytes", "crashes", "restarts", "charged", "recycled"),
     *("redis_errors", "parked", "given_up", "expired", "throttled_ns"),
+    "assignment_errors",
 )
 BOARD_COUNTERS = (
     *("rebalance_acquired", "rebalance_shed", "renew_late", "lease_lost", "exchanges"),
@@ -111,6 +112,7 @@ class WorkerState(enum.IntEnum):
     PAUSED = 3
     QUIET = 4
     BROKEN = 5
+    FAILED = 6  # an error of streamqd itself: the supervisor has given the assignment up
 
 
 class WorkerCommand(enum.IntEnum):

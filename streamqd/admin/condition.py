@@ -20,14 +20,15 @@ _WORKERS = {
 
 # The gravest first: what a group with several conditions is called by.
 _ORDER = (
-    *("crash-loop", "expired", "free", "gone", "circuit-open", "circuit-half-open", "flooded"),
-    *("blocked", "keys-held", "stopped", "paused", "unknown", "booting", "quiet", "throttled"),
-    *("running", "ready", "query"),
+    *("failed", "crash-loop", "expired", "free", "gone", "circuit-open", "circuit-half-open"),
+    *("flooded", "blocked", "keys-held", "stopped", "paused", "unknown", "booting", "quiet"),
+    *("throttled", "running", "ready", "query"),
 )
 
-ALARMING = frozenset(_ORDER[:9])  # an operator should look
+ALARMING = frozenset(_ORDER[:10])  # an operator should look
 
 _WORDS = {
+    "failed": "internal error",
     "crash-loop": "crash loop",
     "expired": "lease expired",
     "free": "no owner",
@@ -52,8 +53,8 @@ def condition(
     """
     if stopped and lease != "owned":
         return "stopped"
-    if lease == "free" and worker == "broken":
-        return "crash-loop"
+    if lease == "free" and worker in ("broken", "failed"):
+        return _WORKERS.get(worker, worker)
     if lease != "owned":
         return lease
     long = (run_seconds or 0.0) >= RUNNING_SECONDS

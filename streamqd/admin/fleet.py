@@ -67,15 +67,16 @@ class UnitStatus(UnitRow):
     """A unit as the partitions view shows it, and how its worker is doing.
 
     `condition` is one word for all of it: ready, running, starting, stopped, paused, free, expired,
-    circuit-open, circuit-half-open, crash-loop, blocked, keys-held, flooded, throttled or unknown
-    among them. `worker` is the state of the owner's worker process (booting, ready, paused, quiet,
-    broken …), or what a ready one waits for (blocked, full, halted, probing, flooded), '' when it
-    is not known; `waits_seconds` is how long it still waits. `held` messages of `held_keys` keys
-    wait there for a message of their key. `in_hand` are entries fetched and not handled, `rate` the
-    messages acknowledged per second, `longest_run_seconds` the age of the handler run that runs
-    now, `progress_seconds` how long ago a handler that runs has called `Message.progress`, if any
-    has. `dead_letters` are the group's own, null when they are not counted. `error` is the class of
-    the last failure, `error_seconds` ago, '' when none was in the last five minutes.
+    circuit-open, circuit-half-open, crash-loop, failed (given up after an internal error), blocked,
+    keys-held, flooded, throttled or unknown among them. `worker` is the state of the owner's worker
+    process (booting, ready, paused, quiet, broken, failed …), or what a ready one waits for
+    (blocked, full, halted, probing, flooded), '' when it is not known; `waits_seconds` is how long
+    it still waits. `held` messages of `held_keys` keys wait there for a message of their key.
+    `in_hand` are entries fetched and not handled, `rate` the messages acknowledged per second,
+    `longest_run_seconds` the age of the handler run that runs now, `progress_seconds` how long ago
+    a handler that runs has called `Message.progress`, if any has. `dead_letters` are the group's
+    own, null when they are not counted. `error` is the class of the last failure, `error_seconds`
+    ago, '' when none was in the last five minutes.
     """
 
     condition: str
@@ -188,7 +189,8 @@ def status(fleet: Fleet, topic: str | None = None) -> StatusView:
         for each in live.failures_of(name, summary):
             failures.setdefault((name, each.unit), []).append(each)
     # A worker that crashes in a loop has given its lease back: its instance tells of it.
-    broken = {unit: name for (name, unit), each in workers.items() if each.state == "broken"}
+    resting = ("broken", "failed")
+    broken = {unit: name for (name, unit), each in workers.items() if each.state in resting}
     by_topic, letters = _letters(store, topic, bad)
     units, causes = [], []
     for row in seen.units:

@@ -60,11 +60,11 @@ def error_name(error: str) -> str:
 class LiveUnit:
     """One group on one partition.
 
-    `state` is that of the owner's worker (booting, ready, paused, quiet, broken, gone), what a
-    ready one waits for (blocked, full, halted, probing, flooded, throttled), or free or expired
-    when no instance says that it owns it. `waits_seconds` is how long it will, `held` messages of
-    `held_keys` keys wait for one of their key. Rates are per second and averages of about the
-    last 10 seconds, `arriving` (entries written to the partition) of about the last 20;
+    `state` is that of the owner's worker (booting, ready, paused, quiet, broken, failed, gone),
+    what a ready one waits for (blocked, full, halted, probing, flooded, throttled), or free or
+    expired when no instance says that it owns it. `waits_seconds` is how long it will, `held`
+    messages of `held_keys` keys wait for one of their key. Rates are per second and averages of
+    about the last 10 seconds, `arriving` (entries written to the partition) of about the last 20;
     `lag_per_second` is the middle of its changes in that time. `p50_seconds` and `p99_seconds` are
     of the handler runs of about the last minute.
     `dead_letters` are the group's own, null when its owner has not counted them,

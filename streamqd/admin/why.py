@@ -21,6 +21,7 @@ from streamqd.admin.partitions import UnitRow
 from streamqd.admin.published import Fleet, FleetState
 from streamqd.admin.reading import BadValues, Unreadable, measure_each
 from streamqd.errors import Refused
+from streamqd.failures import HOUSEKEEPING
 from streamqd.model import Unit
 from streamqd.store import statistics
 from streamqd.store.members import Heartbeat, seen_of
@@ -168,6 +169,12 @@ class WaitFacts:
         """The recent failures that took a process down."""
         recent = [each for each in self.failures if each.seconds_ago <= RECENT_SECONDS]
         return [each for each in recent if each.error.startswith("process ended")]
+
+    @property
+    def housekeeping(self) -> list[LiveFailure]:
+        """The tasks of the housekeeper that fail at the unit."""
+        recent = [each for each in self.failures if each.seconds_ago <= RECENT_SECONDS]
+        return [each for each in recent if each.error.startswith(f"{HOUSEKEEPING} ")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,6 +418,10 @@ def _keeps_messages(f: WaitFacts) -> bool:
 
 
 _LATER = "look again in some seconds"
+_FIX_INTERNAL = (
+    "report the traceback of assignment.given_up in the log of {owner}; `streamqd drain {owner}`"
+    " moves the partition to another instance"
+)
 _FIX_CRASHES = "read the last worker.crashed events of the log, fix the handler, then reload"
 _FIX_LIMITS = (
     "raise LimitNOFILE, TasksMax or the memory of that service, or start another instance; it"
@@ -490,6 +501,12 @@ _UNOWNED = (
         "start an instance whose configuration has a consumer of {pair}",
     ),
     CauseRule(
+        "internal-error",
+        _in("failed"),
+        "{owner} gave {unit} up for a while after an internal error of streamqd{last}",
+        _FIX_INTERNAL,
+    ),
+    CauseRule(
         "crash-loop",
         lambda f: not f.fit,
         "the worker of {unit} crashes in a loop on {offering}, and rests{last}",
@@ -542,6 +559,12 @@ _OWNED = (
         lambda f: f.worker is None,
         "{owner} owns {unit} but has published nothing of it",
         f"{_LATER}; if it stays so, read the log of that instance",
+    ),
+    CauseRule(
+        "internal-error",
+        _in("failed"),
+        "{owner} gave {unit} up for a while after an internal error of streamqd{last}",
+        _FIX_INTERNAL,
     ),
     CauseRule(
         "crash-loop",
@@ -626,6 +649,12 @@ _AT_WORK = (
         "wait: it is how the message is found that kills its process",
     ),
     CauseRule(
+        "housekeeping",
+        lambda f: f.housekeeping,
+        "the housekeeper of {owner} fails at {unit} by an internal error: {housekeeping}",
+        "report the traceback of housekeeper.failed in the log of {owner}",
+    ),
+    CauseRule(
         "redis-away",
         lambda f: f.holder and f.holder.redis_up is False,
         "{owner}, the owner of {unit}, does not reach Redis",
@@ -700,13 +729,14 @@ _OTHERWISE = (
 _MOVES = ("idle", "falling-behind", "moving", "running")
 # These hold the unit also while nothing waits.
 _GRAVE = (
-    *("no-member", "no-offer", "crash-loop", "no-capacity", "caps-full", "owner-silent"),
-    *("changing-hands", "paused", "stopped", "drained", "circuit-open", "flood"),
+    *("no-member", "no-offer", "internal-error", "crash-loop", "no-capacity", "caps-full"),
+    *("owner-silent", "changing-hands", "paused", "stopped", "drained", "circuit-open", "flood"),
 )
 # `status` names these; it shows otherwise what operators want and what instances lack.
 _PROBLEMS = (
-    *("no-offer", "crash-loop", "no-capacity", "caps-full", "changing-hands", "owner-silent"),
-    *("blocked", "circuit-open", "flood", "keys-held", "slow-handler", "crashing", "failing"),
+    *("no-offer", "internal-error", "crash-loop", "no-capacity", "caps-full", "changing-hands"),
+    *("owner-silent", "blocked", "circuit-open", "flood", "keys-held", "slow-handler", "crashing"),
+    *("failing", "housekeeping"),
 )
 
 
@@ -740,6 +770,7 @@ def _texts(f: WaitFacts) -> dict[str, object]:
         "last_outage": _last(live.of_dependencies(f.failures)),
         "see_failed": _see_failed(f),
         "crash": f"{f.crashes[0].error}, {f.crashes[0].seconds_ago:.0f} s ago" if f.crashes else "",
+        "housekeeping": f.housekeeping[0].error if f.housekeeping else "",
         "delayed": plural(f.row.delayed, "message"),
         "next_due": _since(", the next in {} s", _until(f.next_due_unix_ms, f.now_unix_ms)),
         "unowned": plural(f.foreign.get("", 0), "message"),

@@ -28,6 +28,7 @@ from streamqd.housekeeper.batch import TimeSlice
 from streamqd.housekeeper.certificates import CertificateWatch
 from streamqd.housekeeper.dead_letter_expirer import DeadLetterExpirer
 from streamqd.housekeeper.figures import ask_time, measure
+from streamqd.housekeeper.isolation import TaskIsolation
 from streamqd.housekeeper.listener import LOOK_SECONDS as LISTEN_SECONDS
 from streamqd.housekeeper.listener import Listener
 from streamqd.housekeeper.promoter import LOOK_SECONDS, retry_promoter, send_promoter
@@ -84,10 +85,19 @@ class Housekeeper:
             board=board,
             consumers=tuple((each.topic, each.unit_group) for each in settings.consumers),
         )
-        self.summary = Summary(self.view, settings, supervisor_pid())
+        self._isolation = TaskIsolation(self.view)
+        self.summary = Summary(
+            self.view,
+            settings,
+            supervisor_pid(),
+            self._isolation.of("publish"),
+            self._isolation.failures,
+        )
         self._away = logs.Episode("redis.lost", "redis.back")
         bad = logs.bad_values()
-        self._figures = TimeSlice(lambda: measure(self._store, self.view, bad))
+        self._figures = TimeSlice(
+            lambda: measure(self._store, self.view, bad, self._isolation.of("measure"))
+        )
         self._tasks = self._table()
         self._owned: list[Unit] = []
         self._idle: list[bool] = []
@@ -95,11 +105,13 @@ class Housekeeper:
 
     def _table(self) -> list[Task]:
         store, view = self._store, self.view
-        retries = retry_promoter(store, view)
-        sends = send_promoter(store, view)
-        reclaimer = Reclaimer(store, self._settings.consumers)
-        listener = Listener(store, self._wake_supervisor)
-        trimmer = Trimmer(store, view, self._settings)
+        isolate = self._isolation.of
+        retries = retry_promoter(store, view, isolate("promote_retries"))
+        sends = send_promoter(store, view, isolate("promote_scheduled"))
+        reclaimer = Reclaimer(store, self._settings.consumers, isolate("reclaim"))
+        listener = Listener(store, self._wake_supervisor, isolate("listen"))
+        trimmer = Trimmer(store, view, self._settings, isolate("trim"))
+        expirer = DeadLetterExpirer(store, view, self._settings, isolate("expire_letters"))
 
         def promote_retries() -> float:
             return retries.turn(
@@ -121,7 +133,7 @@ class Housekeeper:
             Task("measure", 3.0, self._measure),
             Task("publish", 2.0, self._publish),
             Task("trim", 5.0, trimmer.run),
-            Task("expire_letters", 30.0, DeadLetterExpirer(store, view, self._settings).run),
+            Task("expire_letters", 30.0, expirer.run),
             Task("teach", 10.0, ScriptLoader(store.connection).run),
             Task("reclaim", reclaimer.every, lambda: reclaimer.run(view.owned())),
             *encrypted,
@@ -164,6 +176,7 @@ class Housekeeper:
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_SECONDS
             self._look()
+            self._isolation.observe()
         for task in self._tasks:
             if task.due > time.monotonic():
                 continue

@@ -8,10 +8,11 @@ on in its next one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, TypeVar
 
 from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.isolate import Isolate, directly
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
@@ -20,6 +21,7 @@ LOOKS_MAX = 16  # scripts or commands that only read in one write: each takes ab
 TURN_SECONDS = 0.3  # how long a task works before the others have their turn
 
 Target = TypeVar("Target")
+Made = TypeVar("Made")
 Steps = Generator[None, None, float | None]  # a write at each; returns when to come back sooner
 
 
@@ -44,12 +46,22 @@ def run_commands(store: Store, commands: Sequence[Sequence[Any]]) -> list[Any]:
     return replies
 
 
+def prepared(
+    targets: Iterable[Target], call: Callable[[Target], Made], isolate: Isolate[Target]
+) -> tuple[list[Target], list[Made]]:
+    """Make the calls or commands for targets; those whose call cannot be made are left out."""
+    made = [(target, isolate(target, call, target)) for target in targets]
+    pairs = [(target, each) for target, each in made if each is not None]
+    return [target for target, _ in pairs], [each for _, each in pairs]
+
+
 def run_batched(
     store: Store,
     targets: Sequence[Target],
     call: Callable[[Target], Call],
     book: Callable[[Target, Reply | RedisRefused], bool],
     rounds: int,
+    isolate: Isolate[Target] = directly,
 ) -> Generator[None, None, list[Target]]:
     """Run a script for each target, then again for those with more, and so on; a write at a step.
 
@@ -60,10 +72,12 @@ def run_batched(
     for _ in range(rounds):
         more: list[Target] = []
         for start in range(0, len(waiting), WORKS_MAX):
-            part = waiting[start : start + WORKS_MAX]
-            replies = map(_refusal, store.run_each([call(target) for target in part]))
+            part, calls = prepared(waiting[start : start + WORKS_MAX], call, isolate)
+            replies = map(_refusal, store.run_each(calls))
             more += [
-                target for target, reply in zip(part, replies, strict=True) if book(target, reply)
+                target
+                for target, reply in zip(part, replies, strict=True)
+                if isolate(target, book, target, reply)
             ]
             yield
         waiting = more

@@ -13,6 +13,7 @@ from streamqd.config import Settings
 from streamqd.errors import RedisRefused
 from streamqd.housekeeper.batch import Refusals, Steps, TimeSlice, run_batched
 from streamqd.housekeeper.topics import Topics
+from streamqd.isolate import Isolate, directly
 from streamqd.metrics.view import MetricsView
 from streamqd.store import dead
 from streamqd.store.scripts import Call, Reply
@@ -27,8 +28,15 @@ Place = tuple[str, int]  # topic, partition
 class DeadLetterExpirer:
     """Deletes expired letters of the partitions of which this instance owns anything."""
 
-    def __init__(self, store: Store, view: MetricsView, settings: Settings) -> None:
+    def __init__(
+        self,
+        store: Store,
+        view: MetricsView,
+        settings: Settings,
+        isolate: Isolate[Place] = directly,
+    ) -> None:
         self._store = store
+        self._isolate = isolate
         self._view = view
         self._topics = Topics(store, settings.topics)
         self._turns = TimeSlice(self._steps)
@@ -54,7 +62,9 @@ class DeadLetterExpirer:
             return bool(reply.rest[1])
 
         try:
-            left = yield from run_batched(self._store, waiting, self._call, book, ROUNDS_MAX)
+            left = yield from run_batched(
+                self._store, waiting, self._call, book, ROUNDS_MAX, self._isolate
+            )
         finally:
             for topic, count in expired.items():
                 logs.event("letters.expired", topic=topic, count=count)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import TypeVar
 
-from streamqd.housekeeper.batch import Refusals, Steps, read_all
+from streamqd.housekeeper.batch import Refusals, Steps, Target, prepared, read_all
+from streamqd.isolate import Isolate, directly
 from streamqd.logs import Once
 from streamqd.metrics.view import MetricsView
+from streamqd.model import Unit
 from streamqd.scoreboard import now_ns
 from streamqd.store import statistics
 from streamqd.store.client import Connection
 from streamqd.store.replies import accepted
-from streamqd.store.scripts import Reply
+from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
+
+Found = TypeVar("Found")
 
 
 def ask_time(link: Connection, view: MetricsView, key: str) -> None:
@@ -25,7 +30,12 @@ def ask_time(link: Connection, view: MetricsView, key: str) -> None:
     view.server_unix_ms = int(time[0]) * 1000 + int(time[1]) // 1000
 
 
-def measure(store: Store, view: MetricsView, bad: Once | None = None) -> Steps:
+def measure(
+    store: Store,
+    view: MetricsView,
+    bad: Once | None = None,
+    isolate: Isolate[Unit | tuple[str, int]] = directly,
+) -> Steps:
     """Read the figures of everything that this instance owns into the view, a write at a step.
 
     What is measured is as old as its beginning.
@@ -34,25 +44,26 @@ def measure(store: Store, view: MetricsView, bad: Once | None = None) -> Steps:
     units = [unit for _, unit in view.owned()]
     places = sorted({(unit.topic, unit.partition) for unit in units})
     refusals = Refusals()
-    calls = [statistics.measure_partition(store.keys, *place) for place in places]
-    replies = yield from read_all(store, calls)
-    partitions = {
-        place: statistics.partition_figures(reply, store.keys.trim(*place))
-        for place, reply in zip(places, replies, strict=True)
-        if refusals.took(reply) and isinstance(reply, Reply)
-    }
+    partitions = yield from _each(
+        store,
+        places,
+        lambda place: statistics.measure_partition(store.keys, *place),
+        lambda place, reply: statistics.partition_figures(reply, store.keys.trim(*place)),
+        refusals,
+        isolate,
+    )
     if bad is not None:
         bad.values(each.bad for each in partitions.values() if each.bad is not None)
-    calls = [statistics.measure_unit(store.keys, unit) for unit in units]
-    replies = yield from read_all(store, calls)
-    figures = {
-        unit: statistics.unit_figures(reply)
-        for unit, reply in zip(units, replies, strict=True)
-        if refusals.took(reply) and isinstance(reply, Reply)
-    }
-    view.letters = yield from _letters(store, view, partitions, refusals)
+    view.units = yield from _each(
+        store,
+        units,
+        lambda unit: statistics.measure_unit(store.keys, unit),
+        lambda _, reply: statistics.unit_figures(reply),
+        refusals,
+        isolate,
+    )
+    view.letters = yield from _letters(store, view, partitions, refusals, isolate)
     view.partitions = partitions
-    view.units = {unit: each for unit, each in figures.items() if each is not None}
     view.measured_ns = began
     refusals.raise_first()
     return None
@@ -63,19 +74,40 @@ def _letters(
     view: MetricsView,
     partitions: Mapping[tuple[str, int], statistics.PartitionFigures],
     refusals: Refusals,
+    isolate: Isolate[tuple[str, int]],
 ) -> Generator[None, None, dict[tuple[str, int], statistics.LetterCount]]:
     """Count dead letters by group, where there are some: a page of each partition at a time.
 
     What was counted stays counted, so that where nothing has happened, nothing is read again.
     """
     places = [place for place, figures in partitions.items() if figures.dead]
-    known = [view.letters.get(place, statistics.LetterCount()) for place in places]
-    pairs = zip(places, known, strict=True)
-    replies = yield from read_all(
-        store, [statistics.count_letters(store.keys, *place, each) for place, each in pairs]
+    known = {place: view.letters.get(place, statistics.LetterCount()) for place in places}
+    return (
+        yield from _each(
+            store,
+            places,
+            lambda place: statistics.count_letters(store.keys, *place, known[place]),
+            lambda place, reply: statistics.letters_counted(known[place], reply),
+            refusals,
+            isolate,
+        )
     )
-    return {
-        place: statistics.letters_counted(each, reply)
-        for place, each, reply in zip(places, known, replies, strict=True)
+
+
+def _each(
+    store: Store,
+    subjects: Sequence[Target],
+    call: Callable[[Target], Call],
+    read: Callable[[Target, Reply], Found | None],
+    refusals: Refusals,
+    isolate: Isolate[Target],
+) -> Generator[None, None, dict[Target, Found]]:
+    """Run a script that reads for each of many subjects; return what was found, where it was."""
+    asked, calls = prepared(subjects, call, isolate)
+    replies = yield from read_all(store, calls)
+    found = {
+        subject: isolate(subject, read, subject, reply)
+        for subject, reply in zip(asked, replies, strict=True)
         if refusals.took(reply) and isinstance(reply, Reply)
     }
+    return {subject: each for subject, each in found.items() if each is not None}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from streamqd.housekeeper.batch import run_commands
+from streamqd.isolate import Isolate, directly
 from streamqd.long_poll import Poll
 from streamqd.model import Unit
 from streamqd.scoreboard import WorkerSlot
@@ -27,8 +28,11 @@ Place = tuple[str, bytes]  # a stream, and the id behind which somebody waits
 class Listener:
     """Finds workers that wait and hear nothing; `wake` makes the supervisor wake them."""
 
-    def __init__(self, store: Store, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, store: Store, wake: Callable[[], None], isolate: Isolate[Unit] = directly
+    ) -> None:
         self._store = store
+        self._isolate = isolate
         self._wake = wake
         self._overdue: dict[Unit, Poll] = {}  # waits behind which the last look found an entry
 
@@ -36,14 +40,8 @@ class Listener:
         """Look at the workers that wait; return when to look again, if that is sooner."""
         waiting: dict[Unit, Poll] = {}
         for slot, unit in owned:
-            words = slot.poll
-            poll = words.waiting()
-            if poll is None or poll.since_ns == words.missed:
-                continue
-            if self._overdue.get(unit) == poll:
-                words.miss(poll)
-                self._wake()
-            else:
+            poll = self._isolate(unit, self._look, unit, slot)
+            if poll is not None:
                 waiting[unit] = poll
         places: dict[Place, list[Unit]] = {}
         for unit, poll in waiting.items():
@@ -52,6 +50,18 @@ class Listener:
         found = self._with_entries(list(places))
         self._overdue = {unit: waiting[unit] for place in found for unit in places[place]}
         return SURE_SECONDS if self._overdue else None
+
+    def _look(self, unit: Unit, slot: WorkerSlot) -> Poll | None:
+        """Return the wait of a worker, None if it does not wait or has just been told."""
+        words = slot.poll
+        poll = words.waiting()
+        if poll is None or poll.since_ns == words.missed:
+            return None
+        if self._overdue.get(unit) == poll:
+            words.miss(poll)
+            self._wake()
+            return None
+        return poll
 
     def _with_entries(self, places: Sequence[Place]) -> list[Place]:
         """Those of the places that have an entry behind them."""

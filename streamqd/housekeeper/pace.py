@@ -12,9 +12,10 @@ from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
+from streamqd.isolate import Isolate, directly
 from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
-from streamqd.scoreboard import BUCKETS, now_ns
+from streamqd.scoreboard import BUCKETS, WorkerSlot, now_ns
 
 TREND_SECONDS = 20.0  # a trend is an average that forgets over about this long
 DRIFT_LOOKS = 7  # a drift is the middle of the changes between so many looks
@@ -138,7 +139,8 @@ def _quantile(counts: Sequence[float], share: float) -> float:
 class Pace:
     """What the summary says of the pace, from look to look."""
 
-    def __init__(self) -> None:
+    def __init__(self, isolate: Isolate[Unit] = directly) -> None:
+        self._isolate = isolate
         self.arriving = Trend()
         self.lag = Drift()
         self._measured_ns = 0
@@ -158,8 +160,11 @@ class Pace:
             }
             self.lag.observe(lags, now)
         now = now_ns()
-        for slot, _ in view.named():
-            self.latency.observe(slot.index, *slot.histogram("handle"), now)
+        for slot, unit in view.named():
+            self._isolate(unit, self._observe_latency, slot, now)
+
+    def _observe_latency(self, slot: WorkerSlot, now: int) -> None:
+        self.latency.observe(slot.index, *slot.histogram("handle"), now)
 
     def document(self, index: int, unit: Unit) -> dict[str, float | None]:
         """The fields of one unit: rates per second, durations in seconds, null when not known."""

@@ -62,13 +62,16 @@ def render(summary: dict[str, Any], reasons: list[str]) -> str:
     )
 
 
+_BAD = ("broken", "failed", "gone")
+
+
 def _row(unit: dict[str, Any], now_unix_ms: float) -> str:
     counters, rates = unit["counters"], unit["rates"]
     since, oldest = unit["since_unix_ms"], unit["oldest_seconds"]
     state = escape(unit["state"])
     cells = [
         f"<td>{escape(unit['topic'])}/{unit['partition']}/{escape(unit['group'])}</td>",
-        f'<td class="word{" bad" if unit["state"] in ("broken", "gone") else ""}">{state}</td>',
+        f'<td class="word{" bad" if unit["state"] in _BAD else ""}">{state}</td>',
         _cell(age(now_unix_ms - since) if since else None),
         _cell(unit["lag"]),
         _cell(unit["pending"]),

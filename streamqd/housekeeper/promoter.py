@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Hashable, Mapping
-from typing import Generic, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 from streamqd import logs
 from streamqd.errors import RedisRefused
 from streamqd.housekeeper import batch
 from streamqd.housekeeper.batch import Refusals, run_batched
+from streamqd.isolate import Isolate, directly
 from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import now_ns
@@ -29,6 +30,8 @@ LIVELY_SECONDS = 60.0  # how long ago is lately
 LOOK_SECONDS = 0.2  # how often the hints of the workers are read, and all targets gone through
 
 Target = TypeVar("Target", bound=Hashable)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Promoter(Generic[Target]):
@@ -52,6 +55,7 @@ class Promoter(Generic[Target]):
         measured: Callable[[Target], int | None],
         moved: Callable[[Target, int], None],
         look: float = LOOK_SECONDS,
+        isolate: Isolate[Target] = directly,
     ) -> None:
         """`measured`: the next due time by the view's figures. `look`: seconds between looks."""
         self._store = store
@@ -60,6 +64,7 @@ class Promoter(Generic[Target]):
         self._measured = measured
         self._moved = moved
         self._look = look
+        self._isolate = isolate
         self._look_at = 0.0  # when to look again
         self._looked_ns = 0  # how old the figures were at the last look
         self._wanted: set[Target] = set()  # whom to ask at once
@@ -88,9 +93,11 @@ class Promoter(Generic[Target]):
         self._look_at, self._looked_ns = clock + self._look, self._view.measured_ns
         for known in self._asked.keys() - targets.keys():
             self._forget(known)
-        wants = self._wants
+        isolate, wants = self._isolate, self._wants
         self._wanted = {
-            target for target, hint in targets.items() if wants(target, hint, clock, now)
+            target
+            for target, hint in targets.items()
+            if isolate(target, wants, target, hint, clock, now)
         }
         horizon = self._horizon_unix_ms()
         self._near = {
@@ -106,13 +113,25 @@ class Promoter(Generic[Target]):
         until = time.monotonic() + batch.TURN_SECONDS
         # Who has waited longest comes first: nobody keeps the others from it.
         waiting = sorted(self._wanted, key=lambda target: self._asked.get(target, 0.0))
-        for _ in run_batched(self._store, waiting, self._call, self._book, ROUNDS_MAX):
+        steps = run_batched(self._store, waiting, self._call, self._book, ROUNDS_MAX, self._try)
+        for _ in steps:
             if time.monotonic() >= until:
                 break
         if self._wanted:
             return 0.0
         self._refusals.raise_first()
         return self._next_turn()
+
+    def _try(
+        self, target: Target, do: Callable[P, T], /, *args: P.args, **named: P.kwargs
+    ) -> T | None:
+        found = self._isolate(target, do, *args, **named)
+        if found is None:
+            # What is known of it may be half of it: it is asked again after its rest.
+            self._wanted.discard(target)
+            self._near.pop(target, None)
+            self._forget(target)
+        return found
 
     def _wants(self, target: Target, hint: int, clock: float, now: int) -> bool:
         """Whether something is due `now`, or may be."""
@@ -177,7 +196,9 @@ class Promoter(Generic[Target]):
             known.pop(target, None)
 
 
-def retry_promoter(store: Store, view: MetricsView) -> Promoter[Unit]:
+def retry_promoter(
+    store: Store, view: MetricsView, isolate: Isolate[Unit] = directly
+) -> Promoter[Unit]:
     """Promote due retries into the retry streams."""
 
     def measured(unit: Unit) -> int | None:
@@ -187,12 +208,15 @@ def retry_promoter(store: Store, view: MetricsView) -> Promoter[Unit]:
     def moved(unit: Unit, count: int) -> None:
         view.count("promoted", (unit.topic, str(unit.partition), unit.group), count)
 
-    return Promoter(
-        store, view, lambda unit: messages.promote_retries(store.keys, unit, PAGE), measured, moved
-    )
+    def call(unit: Unit) -> Call:
+        return messages.promote_retries(store.keys, unit, PAGE)
+
+    return Promoter(store, view, call, measured, moved, isolate=isolate)
 
 
-def send_promoter(store: Store, view: MetricsView) -> Promoter[tuple[str, int]]:
+def send_promoter(
+    store: Store, view: MetricsView, isolate: Isolate[tuple[str, int]] = directly
+) -> Promoter[tuple[str, int]]:
     """Promote due `delay=` sends into the partitions."""
 
     def measured(place: tuple[str, int]) -> int | None:
@@ -206,4 +230,4 @@ def send_promoter(store: Store, view: MetricsView) -> Promoter[tuple[str, int]]:
         return messages.promote_scheduled(store.keys, *place, PAGE)
 
     # There are no hints, so new figures and what is due are all that there is to look at.
-    return Promoter(store, view, call, measured, moved, look=POLL_SECONDS)
+    return Promoter(store, view, call, measured, moved, look=POLL_SECONDS, isolate=isolate)

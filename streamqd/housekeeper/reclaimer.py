@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from streamqd import logs
 from streamqd.config import Consumer
 from streamqd.housekeeper.batch import run_commands
+from streamqd.isolate import Isolate, directly
 from streamqd.model import Unit
 from streamqd.scoreboard import WorkerSlot
 from streamqd.store.store import Store
@@ -41,8 +42,11 @@ class Reclaimer:
     again, for the oldest entries are there, and they are idle first.
     """
 
-    def __init__(self, store: Store, consumers: Iterable[Consumer]) -> None:
+    def __init__(
+        self, store: Store, consumers: Iterable[Consumer], isolate: Isolate[Unit] = directly
+    ) -> None:
         self._store = store
+        self._isolate = isolate
         self._idle = {(each.topic, each.unit_group): each.reclaim_idle for each in consumers}
         self._walks: dict[GroupWalk, bytes] = {}  # how far each is; whose turn it is comes first
         self._list_at = 0.0  # when the consumers are listed again, if that takes so long
@@ -64,10 +68,15 @@ class Reclaimer:
             for walk, at in self._walks.items()
             if walk.unit in slots and not _is_flagged(slots[walk.unit])
         }
-        walks = list(self._walks)[:PAGES_MAX]
-        pages = run_commands(self._store, [self._command(walk) for walk in walks])
-        for walk, rows in zip(walks, pages, strict=True):
-            self._book(walk, rows if isinstance(rows, list) else [], slots[walk.unit])
+        made = [
+            (walk, self._isolate(walk.unit, self._command, walk))
+            for walk in list(self._walks)[:PAGES_MAX]
+        ]
+        asked = [(walk, command) for walk, command in made if command is not None]
+        pages = run_commands(self._store, [command for _, command in asked])
+        for (walk, _), rows in zip(asked, pages, strict=True):
+            page = rows if isinstance(rows, list) else []
+            self._isolate(walk.unit, self._book, walk, page, slots[walk.unit])
         return GO_ON_SECONDS if self._walks else None
 
     def _list(self, slots: Mapping[Unit, WorkerSlot]) -> None:
@@ -81,16 +90,10 @@ class Reclaimer:
             for key in (self._store.keys.source(*unit), self._store.keys.retry_stream(*unit))
         ]
         replies = run_commands(self._store, [("XPENDING", key, unit.group) for unit, key in places])
-        found = []
+        found: list[GroupWalk] = []
         for (unit, key), pending in zip(places, replies, strict=True):
-            if not isinstance(pending, list):
-                continue
-            held = {name: int(count) for name, count in pending[3] or () if name}
-            found += [
-                GroupWalk(unit, key, name, behind=False) for name in held if name != OUR_CONSUMER
-            ]
-            if int(pending[0]) > sum(held.values()):
-                _raise_flag(slots[unit], unit, b"")
+            if isinstance(pending, list):
+                found += self._isolate(unit, _foreign, unit, key, pending, slots[unit]) or ()
         there = set(found)
         kept = {
             walk: at for walk, at in self._walks.items() if walk._replace(behind=False) in there
@@ -111,6 +114,14 @@ class Reclaimer:
             rest = walk._replace(behind=True)
             if walk.behind or rest not in self._walks:
                 self._walks[rest] = rows[-1][0]
+
+
+def _foreign(unit: Unit, key: str, pending: list[Any], slot: WorkerSlot) -> list[GroupWalk]:
+    """Return the walks through what other consumers hold of a stream."""
+    held = {name: int(count) for name, count in pending[3] or () if name}
+    if int(pending[0]) > sum(held.values()):
+        _raise_flag(slot, unit, b"")
+    return [GroupWalk(unit, key, name, behind=False) for name in held if name != OUR_CONSUMER]
 
 
 def _is_flagged(slot: WorkerSlot) -> bool:

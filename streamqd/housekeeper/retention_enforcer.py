@@ -13,6 +13,7 @@ from streamqd import logs
 from streamqd.config import Topic
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.housekeeper.batch import Refusals, run_batched
+from streamqd.isolate import Isolate, directly
 from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
 from streamqd.store import retention
@@ -31,8 +32,15 @@ Loss = tuple[str, int, str, str]  # topic, partition, group, unread or pending
 class RetentionEnforcer:
     """Drops the oldest of a partition, then settles what its groups had in flight of that."""
 
-    def __init__(self, store: Store, view: MetricsView, groups: Mapping[str, list[str]]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        view: MetricsView,
+        groups: Mapping[str, list[str]],
+        isolate: Isolate[Place | Unit] = directly,
+    ) -> None:
         self._store = store
+        self._isolate = isolate
         self._view = view
         self._groups = groups
         self._seen: set[Place] = set()
@@ -65,6 +73,7 @@ class RetentionEnforcer:
             lambda place: self._call(place, places[place]),
             lambda place, reply: self._book(place, reply, refusals, losses, ghosts),
             ROUNDS_MAX,
+            self._isolate,
         )
         unsettled = yield from self._settle(ghosts, refusals, losses)
         return bool(left or unsettled)
@@ -128,6 +137,7 @@ class RetentionEnforcer:
             lambda unit: retention.settle_ghosts(self._store.keys, unit, GHOSTS),
             book,
             ROUNDS_MAX,
+            self._isolate,
         )
         for unit in left:
             self._seen.discard((unit.topic, unit.partition))

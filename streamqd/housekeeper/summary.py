@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -15,6 +16,7 @@ import psutil
 from streamqd.config import Settings
 from streamqd.housekeeper.pace import Pace
 from streamqd.idle_reason import WORDS
+from streamqd.isolate import Isolate, directly
 from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import (
@@ -37,29 +39,31 @@ _RATED = [COUNTERS.index(name) for name in RATED]
 class Rates:
     """Counts per second of every slot, smoothed."""
 
-    def __init__(self) -> None:
+    def __init__(self, isolate: Isolate[Unit] = directly) -> None:
+        self._isolate = isolate
         self._seen: dict[int, tuple[list[int], int]] = {}
         self._rates: dict[int, list[float]] = {}
 
     def observe(self, view: MetricsView) -> None:
         """Take the counters as they are now."""
         now = now_ns()
-        for slot, _ in view.named():
-            counters = slot.counters.tolist()
-            values = [counters[index] for index in _RATED]
-            if slot.index not in self._seen:
-                self._rates[slot.index] = [0.0] * len(RATED)
-            else:
-                before, then = self._seen[slot.index]
-                seconds = max(1e-3, (now - then) / 1e9)
-                share = 1 - math.exp(-seconds / RATE_SECONDS)
-                self._rates[slot.index] = [
-                    rate + share * ((value - old) / seconds - rate)
-                    for rate, value, old in zip(
-                        self._rates[slot.index], values, before, strict=True
-                    )
-                ]
-            self._seen[slot.index] = (values, now)
+        for slot, unit in view.named():
+            self._isolate(unit, self._take, slot, now)
+
+    def _take(self, slot: WorkerSlot, now: int) -> None:
+        counters = slot.counters.tolist()
+        values = [counters[index] for index in _RATED]
+        if slot.index not in self._seen:
+            self._rates[slot.index] = [0.0] * len(RATED)
+        else:
+            before, then = self._seen[slot.index]
+            seconds = max(1e-3, (now - then) / 1e9)
+            share = 1 - math.exp(-seconds / RATE_SECONDS)
+            self._rates[slot.index] = [
+                rate + share * ((value - old) / seconds - rate)
+                for rate, value, old in zip(self._rates[slot.index], values, before, strict=True)
+            ]
+        self._seen[slot.index] = (values, now)
 
     def of(self, slot: WorkerSlot) -> dict[str, float]:
         """Return the rates of a slot per second, by counter name."""
@@ -70,14 +74,24 @@ class Rates:
 class Summary:
     """Makes the document from the view. `pid` is the supervisor's."""
 
-    def __init__(self, view: MetricsView, settings: Settings, pid: int) -> None:
+    def __init__(
+        self,
+        view: MetricsView,
+        settings: Settings,
+        pid: int,
+        isolate: Isolate[Unit] = directly,
+        tasks: Callable[[Unit], list[dict[str, Any]]] = lambda _: [],
+    ) -> None:
+        """`tasks` returns the failures of the housekeeper's tasks at a unit."""
+        self._isolate = isolate
+        self._tasks = tasks
         self._view = view
         self._settings = settings
         self._pid = pid
         self._host = socket.gethostname()
         self._started = round(psutil.Process(pid).create_time() * 1000)
-        self.rates = Rates()
-        self.pace = Pace()
+        self.rates = Rates(isolate)
+        self.pace = Pace(isolate)
         self._consumers = {(each.topic, each.unit_group): each for each in settings.consumers}
 
     def observe(self) -> None:
@@ -89,11 +103,12 @@ class Summary:
         """Return the summary as plain values."""
         view = self._view
         board = view.board
-        units = [
-            self._unit(slot, unit)
+        shown = [
+            self._isolate(unit, self._unit, slot, unit)
             for slot, unit in view.named()
-            if slot.owned or slot.state == WorkerState.BROKEN
+            if slot.owned or slot.state in (WorkerState.BROKEN, WorkerState.FAILED)
         ]
+        units = [each for each in shown if each is not None]
         units.sort(key=lambda each: (each["topic"], each["group"], each["partition"]))
         return {
             "instance": view.instance,
@@ -148,7 +163,7 @@ class Summary:
             "rate": slot.rate_micro / 1e6 or None,
             "progress_seconds": _progress(slot, longest.started_ns) if longest else None,
             "running": longest.place.decode("ascii", "replace") if longest else None,
-            "failures": self._failures(slot),
+            "failures": [*self._tasks(unit), *self._failures(slot)],
             **self.pace.document(slot.index, unit),
             "rates": self.rates.of(slot),
             "counters": dict(zip(COUNTERS, slot.counters.tolist(), strict=False)),

@@ -14,6 +14,7 @@ from streamqd.errors import RedisRefused
 from streamqd.housekeeper.batch import Refusals, Steps, TimeSlice, run_batched
 from streamqd.housekeeper.retention_enforcer import RetentionEnforcer
 from streamqd.housekeeper.topics import Topics
+from streamqd.isolate import Isolate, directly
 from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
 from streamqd.store import retention
@@ -32,8 +33,15 @@ Place = tuple[str, int]  # topic, partition
 class Trimmer:
     """Trims the streams of what this instance owns; the floor is found by the script."""
 
-    def __init__(self, store: Store, view: MetricsView, settings: Settings) -> None:
+    def __init__(
+        self,
+        store: Store,
+        view: MetricsView,
+        settings: Settings,
+        isolate: Isolate[Place | Unit] = directly,
+    ) -> None:
         self._store = store
+        self._isolate = isolate
         self._view = view
         self._configured = tuple(settings.topics)
         self._topics = Topics(store, settings.topics)
@@ -41,7 +49,7 @@ class Trimmer:
         for consumer in settings.consumers:
             if not consumer.reads_letters:
                 self._groups.setdefault(consumer.topic, []).append(consumer.group)
-        self._dropper = RetentionEnforcer(store, view, self._groups)
+        self._dropper = RetentionEnforcer(store, view, self._groups, isolate)
         self._refused: set[Place] = set()
         self._held: dict[Place, tuple[str, int]] = {}  # as in the view, which gets copies
         self._turns = TimeSlice(self._steps)
@@ -66,6 +74,7 @@ class Trimmer:
             lambda stream: self._call(stream, places),
             lambda stream, reply: self._book(stream, reply, refusals),
             ROUNDS_MAX,
+            self._isolate,
         )
         more = yield from self._dropper.steps(places, refusals)
         refusals.raise_first()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 EVENTS: dict[str, str] = {
+    "assignment.given_up": "streamqd failed at one partition and group (`error`, a traceback"
+    " follows). Its worker was killed and its lease given back; what was not acknowledged runs"
+    " again. It is tried again after `seconds`; all others continue. Report the traceback.",
     "burst.settled": "Everything is settled and --burst was given; the daemon ends.",
     "capacity.raised": "The system lets this instance start processes again: the fleet gives it as"
     " many partitions as it can serve (`partitions`; none is no limit).",
@@ -28,7 +31,8 @@ EVENTS: dict[str, str] = {
     " emptied); it was made again, so that nothing unread is skipped. Its owner lets it go on"
     " where it was.",
     "housekeeper.exited": "The housekeeper ended unexpectedly; it is started again.",
-    "housekeeper.failed": "One housekeeping task failed; the others go on.",
+    "housekeeper.failed": "One housekeeping task failed, or failed at one partition (`partition`);"
+    " the others continue.",
     "housekeeper.recovered": "A housekeeping task that had failed works again.",
     "housekeeper.started": "The housekeeper runs.",
     "housekeeper.stopped": "The housekeeper was told to stop, or lost its supervisor.",

@@ -227,6 +227,11 @@ METRICS: tuple[Metric, ...] = (
         "Handler runs that raised (result error) or overran the soft time limit (timeout).",
     ),
     _counter("crashes", _slot("crashes"), "Worker processes that died."),
+    _counter(
+        "assignment_errors",
+        _slot("assignment_errors"),
+        "Internal errors of the supervisor about the partition and group, which it gave up then.",
+    ),
     _counter("charged", _slot("charged"), "Crashes charged to the message that was running."),
     _counter("restarts", _slot("restarts"), "Worker processes started in place of one that ended."),
     _counter(

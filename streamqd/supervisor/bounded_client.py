@@ -25,7 +25,7 @@ BACKOFF_SECONDS = (0.1, 2.0)
 LISTEN_SECONDS = (1.0, 60.0)  # first and longest pause between two tries to subscribe
 SPENT_SECONDS = 3.0  # after the end of a pause; a node that is wanted is asked within a tick
 
-Answer = Callable[[Reply | RedisRefused], None]
+Answer = Callable[[Reply | RedisRefused], object]
 Calls = list[tuple[Call, Answer]]
 
 _ALL = "*"  # for the nodes of which none answered

@@ -20,6 +20,7 @@ from typing import Any
 
 from streamqd import logs
 from streamqd.errors import BadValue, RedisUnavailable, StreamqdError
+from streamqd.isolate import Isolate, directly
 from streamqd.model import Unit
 from streamqd.policy.rebalance import MemberView, PartitionView
 from streamqd.store import leases, topics
@@ -46,8 +47,9 @@ class ClusterState:
 class OwnershipCache:
     """The last look at each unit that somebody held then."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: Keys, isolate: Isolate[Unit] = directly) -> None:
         self._keys = keys
+        self._isolate = isolate
         self._held: dict[Unit, LeaseView] = {}
         self.bad: list[BadValue] = []  # of the last look: the units are missing in what it returned
 
@@ -60,28 +62,37 @@ class OwnershipCache:
         `ttl` is that of an earlier look. Raises what `ask` raises.
         """
         held = {unit: view for unit, view in self._held.items() if view.owner in live}
-        known = [unit for unit in units if unit in held]
         found: dict[Unit, LeaseView] = {}
         silent: set[Unit] = set()
-        glances = ask(known, [leases.glance(self._keys, unit) for unit in known])
+        glance = {unit: self._isolate(unit, leases.glance, self._keys, unit) for unit in held}
+        known = [unit for unit in units if glance.get(unit)]
+        glances = ask(known, [command for unit in known if (command := glance[unit])])
         for unit, token in zip(known, glances, strict=True):
             if isinstance(token, RedisUnavailable):
                 silent.add(unit)
             elif token == held[unit].token.encode():
                 found[unit] = held[unit]
         self.bad = []
-        rest = [unit for unit in units if unit not in found and unit not in silent]
-        replies = ask(rest, [each for unit in rest for each in leases.view(self._keys, unit)])
+        left = [unit for unit in units if unit not in found and unit not in silent]
+        views = {unit: self._isolate(unit, leases.view, self._keys, unit) for unit in left}
+        rest = [unit for unit in left if views[unit]]
+        replies = ask(rest, [each for unit in rest for each in views[unit] or ()])
         for unit, fence, ttl in zip(rest, replies[::2], replies[1::2], strict=True):
             if not (isinstance(fence, StreamqdError) or isinstance(ttl, StreamqdError)):
-                try:
-                    found[unit] = LeaseView.parse(fence, ttl, self._keys.fence(*unit))
-                except BadValue as error:
-                    self.bad.append(error)
+                view = self._isolate(unit, self._read, unit, fence, ttl)
+                if view is not None:
+                    found[unit] = view
         self._held = {
             unit: view for unit, view in found.items() if view.token and view.ttl is not None
         }
         return found
+
+    def _read(self, unit: Unit, fence: Any, ttl: Any) -> LeaseView | None:
+        try:
+            return LeaseView.parse(fence, ttl, self._keys.fence(*unit))
+        except BadValue as error:
+            self.bad.append(error)
+            return None
 
 
 class TopicPresence:

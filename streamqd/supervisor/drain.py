@@ -145,7 +145,7 @@ class BurstCheck:
         for unit, reply in zip(units, replies, strict=True):
             if isinstance(reply, RedisRefused):
                 return None
-            found = messages.Snapshot.parse(reply)
+            found = self.leases.isolate(unit, messages.Snapshot.parse, reply)
             if found is None or any(
                 (
                     found.unread,

@@ -17,7 +17,8 @@ from typing import Any
 
 from streamqd import logs, registration
 from streamqd.config import Settings
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import BadValue, RedisRefused, RedisUnavailable
+from streamqd.isolate import Isolate, directly
 from streamqd.model import Unit
 from streamqd.policy import heartbeats
 from streamqd.policy.rebalance import PartitionView
@@ -26,7 +27,7 @@ from streamqd.store import leases, messages
 from streamqd.store.client import connect
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
-from streamqd.supervisor.bounded_client import BoundedClient, Calls, PubSubListener
+from streamqd.supervisor.bounded_client import Answer, BoundedClient, Calls, PubSubListener
 from streamqd.supervisor.cluster_state import ClusterState, OwnershipCache, TopicPresence
 from streamqd.supervisor.membership import Membership
 from streamqd.supervisor.partition import PartitionState, Phase
@@ -46,9 +47,15 @@ class LeaseManager:
     """Owns the supervisor's two connections: one to ask, one on which wake-ups arrive."""
 
     def __init__(
-        self, settings: Settings, board: Scoreboard, lock_id: str, names: Resolver | None = None
+        self,
+        settings: Settings,
+        board: Scoreboard,
+        lock_id: str,
+        names: Resolver | None = None,
+        isolate: Isolate[Unit] = directly,
     ) -> None:
         self.board = board
+        self.isolate = isolate
         self.keys = Keys(settings.keys.control, settings.keys.streams)
         self.ttl = settings.daemon.lease_ttl
         self.me = settings.daemon.instance
@@ -69,7 +76,7 @@ class LeaseManager:
         self._view_due = False
         self._wake_ups: list[tuple[str, ...]] = []  # to be published
         self._topics: Collection[str] = {each.topic for each in settings.consumers}
-        self._ownership = OwnershipCache(self.keys)
+        self._ownership = OwnershipCache(self.keys, isolate)
         self._presence = TopicPresence(self.keys)
         self._bad_fences = logs.bad_values()
         self._scheduler = RenewalScheduler(self.interval)
@@ -142,7 +149,11 @@ class LeaseManager:
         self, now: float, partitions: Mapping[Unit, PartitionState], offers: Sequence[Unit]
     ) -> Calls:
         self._jitter = random()
-        calls_of = partial(self._calls_of, now_ns())
+        sent_ns = now_ns()
+
+        def calls_of(partition: PartitionState, due: float) -> Calls:
+            return self.isolate(partition.unit, self._calls_of, sent_ns, partition, due) or []
+
         calls = self._scheduler.next(now, self.membership.beat_at, partitions, calls_of)
         calls = [each for each in calls if not self.client.rests(each[0].key, now)]
         if now >= self.membership.beat_at:
@@ -156,15 +167,27 @@ class LeaseManager:
     def _calls_of(self, sent_ns: int, partition: PartitionState, due: float) -> Calls:
         call = partition.intent(self.keys, self.ttl, self.me)
         if call is not None:
-            return [(call, partial(self._on_intent, partition, sent_ns))]
+            return [(call, self._answer(partition, partial(self._on_intent, partition, sent_ns)))]
         calls: Calls = []
         if partition.phase is Phase.HELD and not partition.groups_ready:
             call = messages.ensure_group(self.keys, partition.unit, "0")
-            calls.append((call, partial(self._on_group, partition)))
+            calls.append((call, self._answer(partition, partial(self._on_group, partition))))
         if partition.phase is Phase.HELD and due >= partition.renew_at:
             call = leases.renew(self.keys, partition.lease, self.ttl)
-            calls.append((call, partial(self._on_renew, partition, sent_ns)))
+            on_renew = partial(self._on_renew, partition, sent_ns)
+            calls.append((call, self._answer(partition, on_renew)))
         return calls
+
+    def _answer(self, partition: PartitionState, take: Answer) -> Answer:
+        """Take the answer in isolation; a value that cannot be read is logged and asked again."""
+
+        def heard(reply: Reply | RedisRefused) -> None:
+            try:
+                take(reply)
+            except BadValue as bad:
+                logs.bad_value(bad)
+
+        return lambda reply: self.isolate(partition.unit, heard, reply)
 
     # --- answers ---
 

@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 from streamqd import logs
 from streamqd.cgroups import CONTROL_GROUPS, memory_file
+from streamqd.isolate import Isolate, directly
+from streamqd.model import Unit
 from streamqd.process import Child, Exit
 from streamqd.scoreboard import RunningEntry, WorkerState, now_ns
 from streamqd.supervisor.partition import PartitionState
@@ -58,7 +60,8 @@ class LimitsExceeded(NamedTuple):
 class Limits:
     """Judges all workers by their limits, look by look."""
 
-    def __init__(self) -> None:
+    def __init__(self, isolate: Isolate[Unit] = directly) -> None:
+        self._isolate = isolate
         self._measured_at = 0.0
         self._looked_ns = 0
         self._frozen: list[tuple[int, int]] = []  # from, to
@@ -77,25 +80,49 @@ class Limits:
         if measure:
             self._measured_at = now
         for partition in partitions:
-            child = partition.child
-            if child is None or partition.kill is not None:
+            if partition.child is None or partition.kill is not None:
                 continue
-            _note_ready(partition, child, now)
-            running = partition.slot.running
-            self._note_run(partition, now, running=bool(running))
-            if not running:
-                ended, idle = self._idle_trouble(partition, child, now, boot_timeout)
-                actions += ended
-                if not idle:
-                    continue
-            if partition.ready_at:
-                if measure:
-                    replacements += self._memory(partition, child, now)
-                replacements += self._life(partition, now)
-            found, due = self._time(partition, running, now)
-            actions += found
-            next_at = min(next_at, due)
+            found = self._isolate(
+                partition.unit,
+                self._look,
+                partition,
+                partition.child,
+                now,
+                boot_timeout,
+                measure=measure,
+            )
+            if found is not None:
+                actions += found.actions
+                replacements += found.replacements
+                next_at = min(next_at, found.next_at)
         return LimitsExceeded(actions, replacements, next_at)
+
+    def _look(
+        self,
+        partition: PartitionState,
+        child: Child,
+        now: float,
+        boot_timeout: float,
+        *,
+        measure: bool,
+    ) -> LimitsExceeded:
+        """Judge one worker."""
+        later = now + MEASURE_SECONDS
+        actions: list[Action] = []
+        replacements: list[Replacement] = []
+        _note_ready(partition, child, now)
+        running = partition.slot.running
+        self._note_run(partition, now, running=bool(running))
+        if not running:
+            actions, idle = self._idle_trouble(partition, child, now, boot_timeout)
+            if not idle:
+                return LimitsExceeded(actions, replacements, later)
+        if partition.ready_at:
+            if measure:
+                replacements += self._memory(partition, child, now)
+            replacements += self._life(partition, now)
+        found, due = self._time(partition, running, now)
+        return LimitsExceeded(actions + found, replacements, due)
 
     def _idle_trouble(
         self, partition: PartitionState, child: Child, now: float, boot_timeout: float

@@ -420,6 +420,26 @@ class PartitionState:
             self.release_after = True
         return child
 
+    def fail(self, until: float, problem: str) -> None:
+        """Give the unit up until `until` (monotonic), whatever state it is in.
+
+        Its processes must have been taken away. Nothing is acknowledged or charged for them: what
+        is pending runs again.
+        """
+        assert self.child is self.standby is None
+        self.kill, self.stop_reason = None, ""
+        self.broken_until = self.start_at = until
+        self.last_exit, self.exits = problem, []
+        self.suspects, self.uncharged = {}, 0
+        self._done, self._charged, self._context = [], None, b""
+        lease, known = self.lease, self.phase not in (Phase.FREE, Phase.RELEASING)
+        self.become_free()
+        if known:
+            self.phase, self.lease = Phase.RELEASING, lease
+        self.slot.clear()
+        self.slot.standby_pid = self.slot.warm_pid = 0
+        self.slot.state = WorkerState.FAILED
+
     def became_ready(self, now: float, rss: int) -> None:
         """Note that the process has booted, and how much memory it had then."""
         self.ready_at = now
@@ -512,6 +532,11 @@ class PartitionState:
     def owned(self) -> bool:
         """Whether a lease must be renewed for it."""
         return self.phase in (Phase.HELD, Phase.REFENCING)
+
+    @property
+    def crashed(self) -> bool:
+        """Whether it rests because its processes crashed, and not after an error of ours."""
+        return self.slot.state != WorkerState.FAILED
 
     @property
     def releasable(self) -> bool:

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from streamqd.isolate import Isolate, directly
 from streamqd.model import Unit
 
 
@@ -149,7 +150,7 @@ _RANK_OF_REASON = MappingProxyType({"drain": _DRAIN, "lost": _LOST, "shed": _HAN
 _BESIDE = (DismissStandby, KillStandby, InterruptRun, PauseWorker, WakeWorker)
 
 
-def merge(wishes: Iterable[Action]) -> list[Action]:
+def merge(wishes: Iterable[Action], isolate: Isolate[Unit] = directly) -> list[Action]:
     """Return the actions of a tick: of each partition the wish that comes first, see above.
 
     A standby that should end is not adopted; the next tick forks a worker instead.
@@ -163,7 +164,9 @@ def merge(wishes: Iterable[Action]) -> list[Action]:
         if isinstance(wish, _BESIDE):
             beside.append(wish)
             continue
-        rank = _rank(wish)
+        rank = isolate(wish.unit, _rank, wish)
+        if rank is None:
+            continue
         before = chosen.get(wish.unit)
         if before is None or rank < before[0]:
             chosen[wish.unit] = rank, wish

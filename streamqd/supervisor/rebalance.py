@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from streamqd.isolate import Isolate, directly
 from streamqd.model import Unit
 from streamqd.policy.rebalance import Constraints, Rebalancer
 from streamqd.supervisor.cluster_state import ClusterState
@@ -21,6 +22,7 @@ def decide(
     blocked: Collection[Unit],
     room: int,
     constraints: Constraints,
+    isolate: Isolate[Unit] = directly,
 ) -> tuple[list[Action], bool]:
     """Return what a fresh view of the fleet moves, and whether another look should follow soon.
 
@@ -46,7 +48,7 @@ def decide(
         for unit in decision.acquire
     ]
     for unit in decision.shed:
-        actions += shed(partitions[unit])
+        actions += isolate(unit, shed, partitions[unit]) or ()
     return actions, decision.more
 
 

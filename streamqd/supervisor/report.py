@@ -14,6 +14,7 @@ from streamqd.housekeeper.health import HOUSEKEEPER_SECONDS
 from streamqd.model import Unit
 from streamqd.notify import Notifier
 from streamqd.scoreboard import InstanceFlags, Scoreboard, now_ns
+from streamqd.supervisor.isolation import Isolation
 from streamqd.supervisor.partition import PartitionState, Phase
 
 EXTEND_SECONDS = 20.0  # what a start or a drain that makes progress asks for, again and again
@@ -109,24 +110,30 @@ class StatusReporter:
             self._notifier.extend_timeout(EXTEND_SECONDS)
 
 
-def dump(partitions: Mapping[Unit, PartitionState]) -> None:
+def dump(partitions: Mapping[Unit, PartitionState], isolation: Isolation) -> None:
     """Log every unit's state and this process's stack, and ask all workers for theirs."""
-    for partition in partitions.values():
-        logs.event(
-            "state",
-            unit=partition.unit,
-            phase=partition.phase.value,
-            epoch=partition.lease.epoch,
-            child=partition.child.pid if partition.child else None,
-            worker=partition.slot.state,
-            in_hand=partition.slot.unfinished,
-            last_exit=partition.last_exit or None,
-        )
+    isolation.each(partitions.values(), _log_state)
     with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         logs.stack(file.read().decode(), child=os.getpid())
     logs.flush(1.0)
-    for partition in partitions.values():
-        if partition.child is not None:
-            partition.child.signal(signal.SIGUSR2)
+    isolation.each(partitions.values(), _ask_stack)
+
+
+def _log_state(partition: PartitionState) -> None:
+    logs.event(
+        "state",
+        unit=partition.unit,
+        phase=partition.phase.value,
+        epoch=partition.lease.epoch,
+        child=partition.child.pid if partition.child else None,
+        worker=partition.slot.state,
+        in_hand=partition.slot.unfinished,
+        last_exit=partition.last_exit or None,
+    )
+
+
+def _ask_stack(partition: PartitionState) -> None:
+    if partition.child is not None:
+        partition.child.signal(signal.SIGUSR2)

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from streamqd import logs
 from streamqd.config.schema import Daemon
+from streamqd.isolate import Isolate, directly
 from streamqd.model import Unit
 from streamqd.policy import restart
 from streamqd.supervisor.limits import MAX_MESSAGES
@@ -93,7 +94,8 @@ class RollingReplacement:
     `observe` decides which that is and how far it has come; `wishes` only reads.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, isolate: Isolate[Unit] = directly) -> None:
+        self._isolate = isolate
         self._wanted: dict[Unit, str] = {}  # why, in order
         self._current: _Replacing | None = None
         self._deaths: list[restart.WorkerExit] = []
@@ -126,6 +128,12 @@ class RollingReplacement:
             self._current = None
         self._wanted.clear()
 
+    def drop(self, unit: Unit) -> None:
+        """Forget one worker: its unit was given up."""
+        self._wanted.pop(unit, None)
+        if self._current is not None and self._current.partition.unit == unit:
+            self._current = None
+
     # --- a roll: all workers, one by one ---
 
     def roll(self, units: list[Unit]) -> None:
@@ -140,7 +148,7 @@ class RollingReplacement:
         """
         if self._rolling is not None:
             # A worker that lives for few messages may be wanted replaced again at once.
-            if self.is_wanted(self._rolling, "reload"):
+            if self._isolate(self._rolling, self.is_wanted, self._rolling, "reload"):
                 return None
             unit, self._rolling = self._rolling, None
             problem = self._failed.get(unit)
@@ -150,7 +158,7 @@ class RollingReplacement:
         while self._roll:
             unit = self._roll.pop(0)
             if partitions[unit].child is not None:
-                self.request(unit, "reload")
+                self._isolate(unit, self.request, unit, "reload")
                 self._rolling = unit
                 return None
         return RollResult()
@@ -164,7 +172,11 @@ class RollingReplacement:
         replacing = self._current
         if replacing is None:
             self._begin(partitions, given)
-        elif _is_over(replacing, given):
+        else:
+            self._isolate(replacing.partition.unit, self._go_on, replacing, given)
+
+    def _go_on(self, replacing: _Replacing, given: Circumstances) -> None:
+        if _is_over(replacing, given):
             self._current = None
         elif replacing.partition.standby is not None:
             self._follow(replacing, given.now)
@@ -256,11 +268,14 @@ class RollingReplacement:
         current = None if self._current is None else self._current.partition
         actions: list[Action] = []
         for partition in partitions:
-            actions += _end_of_quiet(partition, now)
+            actions += self._isolate(partition.unit, _end_of_quiet, partition, now) or ()
             if partition.standby is not None and partition is not current:
                 actions.append(DismissStandby(partition.unit))
         if self._current is not None:
-            actions += _step(self._current, now, boot_timeout)
+            step = self._isolate(
+                self._current.partition.unit, _step, self._current, now, boot_timeout
+            )
+            actions += step or ()
         return actions
 
 

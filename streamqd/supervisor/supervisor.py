@@ -11,7 +11,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from streamqd import fork_hygiene, logs, process, startup
@@ -27,6 +27,7 @@ from streamqd.scoreboard import HEAD_BYTES, WorkerCommand
 from streamqd.supervisor import plan, process_capacity, rebalance, report
 from streamqd.supervisor.control import Control
 from streamqd.supervisor.drain import EXIT_CRASH_LOOP, EXIT_TWIN, BurstCheck, Drain
+from streamqd.supervisor.isolation import Isolation
 from streamqd.supervisor.lease_manager import LeaseManager
 from streamqd.supervisor.limits import MAX_MESSAGES, Limits, OomMonitor, Replacement
 from streamqd.supervisor.partition import ExitAssessment, PartitionState, Phase
@@ -76,14 +77,17 @@ class Supervisor:
         file = ScoreboardFile(settings.daemon, lock)
         self.board = file.make(len(_units_of(settings, counts)))
         self.resolver = Resolver()
-        self.leases = LeaseManager(settings, self.board, lock.identity, self.resolver)
+        self.partitions: dict[Unit, PartitionState] = {}
+        self.isolation = Isolation(self.partitions, settings.daemon.crash_backoff, self._let_go)
+        isolate = self.isolation.run
+        self.leases = LeaseManager(settings, self.board, lock.identity, self.resolver, isolate)
         forget = [self.leases.link.detach, self.leases.wakes.link.detach]
         if embedded is not None:
             forget.append(embedded.detach)
         self.resolver.forget = forget
-        self.pool = WorkerPool(settings, self.board, forget, [lock.fileno()])
+        self.pool = WorkerPool(settings, self.board, forget, [lock.fileno()], isolate=isolate)
         self.oom_monitor = OomMonitor()
-        self.partitions: dict[Unit, PartitionState] = {}
+        self.replacement = RollingReplacement(isolate)
         self.unwanted: frozenset[Unit] = frozenset()  # known units that a reload took out
         self.counts = dict(counts)  # of each topic; of one that cannot be read, not yet
         self._offer(settings, counts)
@@ -101,8 +105,7 @@ class Supervisor:
         self.capacity = Capacity()
         self.control = Control(daemon.instance)
         self.drain = Drain(self.notifier)
-        self.replacement = RollingReplacement()
-        self.limits = Limits()
+        self.limits = Limits(isolate)
         self.reload = Reload(load, only, forget, self.notifier)
         self.watcher = Watcher(settings.source, watched, forget) if watched else None
         self.reregister = Reregister(forget)
@@ -124,7 +127,12 @@ class Supervisor:
         alone = len(running) <= 1
         for unit, found in file.resumable.items():
             if unit in self.partitions:
-                self.partitions[unit].resume(found, alone=alone)
+                self.isolation.run(unit, self.partitions[unit].resume, found, alone=alone)
+
+    def _let_go(self, partition: PartitionState) -> None:
+        """Take away what works for an assignment that is given up, and what is planned for it."""
+        self.pool.let_go(partition)
+        self.replacement.drop(partition.unit)
 
     # --- life ---
 
@@ -165,7 +173,7 @@ class Supervisor:
     def _tick(self) -> None:
         now = time.monotonic()
         seen = self._observe(now)
-        self._apply(plan.merge(self._wishes(seen)))
+        self._apply(plan.merge(self._wishes(seen), self.isolation.run))
         self._keep_up(now)
         self._exchange()
         if self.drain.begun and self.exit_code is None:
@@ -181,6 +189,7 @@ class Supervisor:
         """Take signals, the ends of children, and what the last exchange with Redis has brought."""
         for number in self.signals.take():
             self._signal(number)
+        self.isolation.observe(now)
         self._reap(now)
         partitions = self.partitions.values()
         self.pool.abandon_unkillable(partitions, now)
@@ -197,7 +206,7 @@ class Supervisor:
         exceeded = self.limits.observe(partitions, now, daemon.boot_timeout)
         self._next_look = exceeded.next_at
         for found in exceeded.replacements:
-            self._want_replaced(found)
+            self.isolation.run(found.partition.unit, self._want_replaced, found)
         moves: list[Action] = []
         if not self.drain.begun:
             process_capacity.observe(self.capacity, now, partitions, self.pool.refusal)
@@ -228,6 +237,7 @@ class Supervisor:
             blocked=self.pool.unkillable,
             room=room,
             constraints=self.control.constraints(),
+            isolate=self.isolation.run,
         )
         if more:
             self.leases.membership.beat_by(now + MORE_SECONDS)
@@ -271,7 +281,7 @@ class Supervisor:
             wishes += process_capacity.wishes(now, partitions)
             wishes += self._starts(now)
             for unit in self.unwanted:
-                wishes += rebalance.shed(self.partitions[unit])
+                wishes += self.isolation.run(unit, rebalance.shed, self.partitions[unit]) or ()
             # Another instance may be able to run it; this one looks again after the cool-down.
             broken = [each for each in partitions if each.broken_until > now and each.releasable]
             wishes += [plan.ReleaseLease(each.unit, "broken") for each in broken]
@@ -280,7 +290,8 @@ class Supervisor:
                 # The unit was lost while its worker ran: Redis refuses what it still does.
                 wishes.append(plan.StopWorker(each.unit, "lost"))
         wishes += self.replacement.wishes(partitions, now, self.settings.daemon.boot_timeout)
-        wishes += self._commands(partitions)
+        for each in partitions:
+            wishes += self.isolation.run(each.unit, self._commands, each) or ()
         return wishes + seen.exceeded
 
     def _starts(self, now: float) -> list[Action]:
@@ -294,17 +305,16 @@ class Supervisor:
                     starts.append(plan.AdoptStandby(unit))
         return starts
 
-    def _commands(self, partitions: Iterable[PartitionState]) -> list[Action]:
-        """Workers that do not know yet that they should pause or go on, or look up."""
+    def _commands(self, partition: PartitionState) -> list[Action]:
+        """Return the commands for a worker that should pause, resume or look up."""
         commands: list[Action] = []
-        for each in partitions:
-            if each.child is None:
-                continue
-            paused = self._is_paused(each)
-            if each.slot.command == (WorkerCommand.NONE if paused else WorkerCommand.PAUSE):
-                commands.append(plan.PauseWorker(each.unit, paused))
-            if each.housekeeping != each.relayed:
-                commands.append(plan.WakeWorker(each.unit, each.housekeeping))
+        if partition.child is None:
+            return commands
+        paused, unit = self._is_paused(partition), partition.unit
+        if partition.slot.command == (WorkerCommand.NONE if paused else WorkerCommand.PAUSE):
+            commands.append(plan.PauseWorker(unit, paused))
+        if partition.housekeeping != partition.relayed:
+            commands.append(plan.WakeWorker(unit, partition.housekeeping))
         return commands
 
     # --- apply ---
@@ -313,18 +323,11 @@ class Supervisor:
         forked: list[PartitionState] = []
         for action in actions:
             partition = self.partitions[action.unit]
-            self._change(action, partition)
+            self.isolation.run(action.unit, self._change, action, partition)
             if isinstance(action, plan.ForkWorker):
                 forked.append(partition)
-        for partition in forked:
-            # Not between two forks: see `plan.merge`.
-            if partition.child is not None:
-                logs.event(
-                    "worker.started",
-                    unit=partition.unit,
-                    child=partition.child.pid,
-                    epoch=partition.lease.epoch,
-                )
+        # Not between two forks: see `plan.merge`.
+        self.isolation.each(forked, _log_started)
         if self.drain.kill_reason:
             self.pool.kill_dismissed()
 
@@ -426,11 +429,13 @@ class Supervisor:
             due.append(now)
         free = [one for one in partitions if one.startable and one.standby is None]
         due += [partition.start_at for partition in free]
-        children = self._children()
+        children: list[tuple[Child, Unit | None]] = [*self._children()]
         if self.pool.housekeeper is not None:
-            children.append(self.pool.housekeeper)
-        channels = {child.control.fileno(): child for child in children if not child.deaf_at}
-        descriptors = [self.signals.fileno(), *channels, *(child.pidfd for child in children)]
+            children.append((self.pool.housekeeper, None))
+        channels = {
+            child.control.fileno(): (child, unit) for child, unit in children if not child.deaf_at
+        }
+        descriptors = [self.signals.fileno(), *channels, *(child.pidfd for child, _ in children)]
         wake = self.leases.wakes.link.node.fileno()
         if wake is not None:
             descriptors.append(wake)
@@ -438,7 +443,11 @@ class Supervisor:
             if descriptor == wake:
                 self.leases.drain_wakes()
             elif descriptor in channels:
-                channels[descriptor].drain()
+                child, unit = channels[descriptor]
+                if unit is None:
+                    child.drain()
+                else:
+                    self.isolation.run(unit, child.drain)
 
     # --- what is offered ---
 
@@ -458,6 +467,7 @@ class Supervisor:
     def _adopt(self, settings: Settings, counts: Mapping[str, int]) -> None:
         """Use a reloaded configuration from now on; running workers keep what they have."""
         self.settings = self.pool.settings = settings
+        self.isolation.policy = settings.daemon.crash_backoff
         self.leases.configure(settings)
         self.rebalancer.delay = settings.daemon.rebalance_delay
         self.rebalancer.hold = settings.daemon.rebalance_hold
@@ -510,7 +520,7 @@ class Supervisor:
         elif number is signal.SIGHUP:
             self.reload.request()
         elif number is signal.SIGUSR1:
-            report.dump(self.partitions)
+            report.dump(self.partitions, self.isolation)
         elif number in (signal.SIGTSTP, signal.SIGCONT):
             self.paused = number is signal.SIGTSTP
 
@@ -566,10 +576,7 @@ class Supervisor:
     def _reap(self, now: float) -> None:
         """Take the ends of children. What a worker leaves is settled under a new token."""
         self.oom_monitor.look(now)
-        for partition in self.partitions.values():
-            self._reap_worker(partition, now)
-            self._reap_standby(partition, now)
-            partition.note_quiet(now)
+        self.isolation.each(self.partitions.values(), self._reap_children, now)
         self.pool.tend_dismissed(now)
         self._log_stacks(now)
         # Only those that our children left behind: everything that we started is in `known`.
@@ -580,8 +587,13 @@ class Supervisor:
         if now < self._stacks_at:
             return
         self._stacks_at = now + STACKS_SECONDS
-        for child in self._children():
-            logs.stack(child.poll_stack(), child=child.pid, about=child.title)
+        for child, unit in self._children():
+            self.isolation.run(unit, _log_stack, child)
+
+    def _reap_children(self, partition: PartitionState, now: float) -> None:
+        self._reap_worker(partition, now)
+        self._reap_standby(partition, now)
+        partition.note_quiet(now)
 
     def _reap_worker(self, partition: PartitionState, now: float) -> None:
         child = partition.child
@@ -641,16 +653,16 @@ class Supervisor:
         elif partition.phase is Phase.FREE:
             self.leases.look_again()
 
-    def _children(self) -> list[Child]:
-        """Workers, standbys, and those that end beside the work."""
+    def _children(self) -> list[tuple[Child, Unit]]:
+        """Return workers, standbys, and those that end beside the work, each with its unit."""
         partitions = self.partitions.values()
-        found = [each.child for each in partitions if each.child is not None]
-        found += [each.standby for each in partitions if each.standby is not None]
-        return found + [one.child for one in self.pool.dismissed]
+        found = [(each.child, each.unit) for each in partitions if each.child is not None]
+        found += [(each.standby, each.unit) for each in partitions if each.standby is not None]
+        return found + [(one.child, one.partition.unit) for one in self.pool.dismissed]
 
     def _known_pids(self) -> set[int]:
-        known = {child.pid for child in self._children()}
-        known |= {child.pid for child in self.pool.unkillable.values()}
+        known = {child.pid for child, _ in self._children()}
+        known |= {child.pid for children in self.pool.unkillable.values() for child in children}
         if self.pool.housekeeper is not None:
             known.add(self.pool.housekeeper.pid)
         if self.watcher is not None and self.watcher.child is not None:
@@ -687,7 +699,8 @@ class Supervisor:
         if self.burst is not None:
             self._end_burst(now, self.burst)
         wanted = self.wanted_units()
-        broken = [each for unit in wanted if (each := self.partitions[unit]).broken_until > now]
+        rested = [self.partitions[unit] for unit in wanted]
+        broken = [each for each in rested if each.broken_until > now and each.crashed]
         if broken and len(broken) == len(wanted):
             causes = list(dict.fromkeys(each.last_exit for each in broken))
             more = [f"{len(causes) - CAUSES_MAX} more"] if len(causes) > CAUSES_MAX else []
@@ -718,6 +731,20 @@ class Supervisor:
         )
         logs.flush()
         self.board.add("log_dropped", logs.dropped() - self.board.counter("log_dropped"))
+
+
+def _log_started(partition: PartitionState) -> None:
+    if partition.child is not None:
+        logs.event(
+            "worker.started",
+            unit=partition.unit,
+            child=partition.child.pid,
+            epoch=partition.lease.epoch,
+        )
+
+
+def _log_stack(child: Child) -> None:
+    logs.stack(child.poll_stack(), child=child.pid, about=child.title)
 
 
 def _units_of(settings: Settings, counts: Mapping[str, int]) -> dict[Unit, Consumer]:

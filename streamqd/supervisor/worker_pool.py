@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -15,6 +16,7 @@ from random import random
 
 from streamqd import housekeeper, logs, process
 from streamqd.config import Settings
+from streamqd.isolate import Isolate, directly
 from streamqd.model import Lease, Unit
 from streamqd.process import Child
 from streamqd.scoreboard import Scoreboard, WorkerCommand, WorkerState, now_ns
@@ -68,9 +70,10 @@ class WorkerPool:
     housekeeper: Child | None = None
     housekeeper_at: float = 0.0
     refusal: str = ""  # what the system said last when it refused a process
+    isolate: Isolate[Unit] = directly
     _forks: logs.Episode = field(default_factory=lambda: logs.Episode("fork.failed", "fork.back"))
     _replaced_at: float = 0.0
-    unkillable: dict[Unit, Child] = field(default_factory=dict)  # killed, but not dying
+    unkillable: dict[Unit, list[Child]] = field(default_factory=dict)  # killed, not yet ended
     dismissed: list[Dismissed] = field(default_factory=list)
 
     # --- starting ---
@@ -201,28 +204,31 @@ class WorkerPool:
     def tend_dismissed(self, now: float) -> None:
         """Collect the dismissed that have ended; kill those that do not."""
         for one in list(self.dismissed):
-            slot, exit_ = one.partition.slot, one.child.reap()
-            if slot.standby_pid == one.child.pid and (exit_ is not None or one.killed_at):
-                slot.standby_pid = 0
-            if exit_ is None:
-                if not one.killed_at and now - one.since > ON_STOP_SECONDS:
-                    one.killed_at = now
-                    self._log_killed(one.partition, one.child, "on_stop")
-                    one.child.kill_group()
-                continue
-            self.dismissed.remove(one)
-            if slot.leaving_pid == one.child.pid:
-                slot.leaving_pid = 0
-            well = exit_.code in ORDERLY or one.reason == "unneeded"
-            logs.event(
-                "worker.exited",
-                logging.INFO if well else logging.WARNING,
-                unit=one.partition.unit,
-                child=one.child.pid,
-                how=str(exit_),
-                reason=one.reason or None,
-            )
-            logs.stack(exit_.stack, unit=one.partition.unit, child=one.child.pid)
+            self.isolate(one.partition.unit, self._tend, one, now)
+
+    def _tend(self, one: Dismissed, now: float) -> None:
+        slot, exit_ = one.partition.slot, one.child.reap()
+        if slot.standby_pid == one.child.pid and (exit_ is not None or one.killed_at):
+            slot.standby_pid = 0
+        if exit_ is None:
+            if not one.killed_at and now - one.since > ON_STOP_SECONDS:
+                one.killed_at = now
+                self._log_killed(one.partition, one.child, "on_stop")
+                one.child.kill_group()
+            return
+        self.dismissed.remove(one)
+        if slot.leaving_pid == one.child.pid:
+            slot.leaving_pid = 0
+        well = exit_.code in ORDERLY or one.reason == "unneeded"
+        logs.event(
+            "worker.exited",
+            logging.INFO if well else logging.WARNING,
+            unit=one.partition.unit,
+            child=one.child.pid,
+            how=str(exit_),
+            reason=one.reason or None,
+        )
+        logs.stack(exit_.stack, unit=one.partition.unit, child=one.child.pid)
 
     def ending(self, now: float) -> int:
         """How many dismissed processes are still there, other than those that cannot be killed."""
@@ -368,13 +374,35 @@ class WorkerPool:
 
     def abandon_unkillable(self, partitions: Iterable[PartitionState], now: float) -> None:
         """Go on without processes that SIGKILL has not ended; collect those that ended since."""
-        for unit, killed in list(self.unkillable.items()):
-            if killed.reap() is not None:
-                del self.unkillable[unit]
+        for unit in list(self.unkillable):
+            self.isolate(unit, self._collect_unkillable, unit)
         for partition in partitions:
-            if partition.kill is None or now - partition.killed_at < UNKILLABLE_SECONDS:
-                continue
-            child = partition.abandon()
-            if child is not None:
-                self.unkillable[partition.unit] = child
-                logs.event("worker.undead", logging.ERROR, unit=partition.unit, child=child.pid)
+            self.isolate(partition.unit, self._abandon, partition, now)
+
+    def _collect_unkillable(self, unit: Unit) -> None:
+        left = [child for child in self.unkillable[unit] if child.reap() is None]
+        if left:
+            self.unkillable[unit] = left
+        else:
+            del self.unkillable[unit]
+
+    def _abandon(self, partition: PartitionState, now: float) -> None:
+        if partition.kill is None or now - partition.killed_at < UNKILLABLE_SECONDS:
+            return
+        child = partition.abandon()
+        if child is not None:
+            self.unkillable.setdefault(partition.unit, []).append(child)
+            logs.event("worker.undead", logging.ERROR, unit=partition.unit, child=child.pid)
+
+    def let_go(self, partition: PartitionState) -> None:
+        """Kill the processes of a partition that is given up, and collect them later.
+
+        It is not acquired before they have ended, for they write to its slot.
+        """
+        children = [each for each in (partition.child, partition.standby) if each is not None]
+        if children:
+            self.unkillable.setdefault(partition.unit, []).extend(children)
+        partition.child = partition.standby = None
+        for child in children:
+            with contextlib.suppress(OSError):
+                child.kill_group()

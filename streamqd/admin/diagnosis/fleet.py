@@ -13,6 +13,7 @@ from streamqd.admin.diagnosis.partitions import numbers
 from streamqd.admin.instances import YOUNG_SECONDS
 from streamqd.admin.partitions import by_group, holder
 from streamqd.admin.why import as_argument
+from streamqd.model import Unit
 from streamqd.store.directives import EVERYBODY, Directive, Scope
 from streamqd.words import plural, roughly, spans
 
@@ -159,16 +160,14 @@ def _stopped(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 def _crash_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """Workers crash in a loop."""
     broken: dict[tuple[str, str], dict[int, str]] = {}
+    failed = _in_state(facts, "failed")
     crashing = [
-        (unit, name) for name, seen in facts.fleet.state.live.items() for unit in seen.broken
+        (unit, name)
+        for name, seen in facts.fleet.state.live.items()
+        for unit in seen.broken
+        if (unit, name) not in failed
     ]
-    crashing += [
-        (each.unit, name)
-        for name, summary in facts.fleet.summaries.items()
-        for each in live.units_of(name, summary)
-        if each.state == "broken"
-    ]
-    for unit, name in crashing:
+    for unit, name in crashing + _in_state(facts, "broken"):
         broken.setdefault((unit.topic, unit.group), {})[unit.partition] = name
     for (topic, group), where in broken.items():
         first = min(where)
@@ -180,6 +179,30 @@ def _crash_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             about=f"{topic}/{group}",
             evidence={"partitions": {str(number): who for number, who in where.items()}},
         )
+
+
+@check("fleet.assignment-failed", Severity.PROBLEM, Need.FLEET)
+def _failed_assignments(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """An instance gave an assignment up after an error of streamqd itself."""
+    for unit, name in _in_state(facts, "failed"):
+        yield CheckResult(
+            f"{name} gave {unit} up for a while after an internal error of streamqd; its other"
+            " partitions continue",
+            f"report the traceback of `assignment.given_up` in the log of {name};"
+            f" `streamqd drain {name}` moves the partition to another instance",
+            about=str(unit),
+            evidence={"instance": name, "unit": list(unit)},
+        )
+
+
+def _in_state(facts: DiagnosisFacts, state: str) -> list[tuple[Unit, str]]:
+    """Return the units whose worker is published in a state, each with its instance."""
+    return [
+        (each.unit, name)
+        for name, summary in facts.fleet.summaries.items()
+        for each in live.units_of(name, summary)
+        if each.state == state
+    ]
 
 
 @check("fleet.short-lease", Severity.WARNING, Need.SERVER)

@@ -1,0 +1,110 @@
+"""The seam of the housekeeper: an error about one partition or unit leaves the others their turn.
+
+All tasks run what they do for one subject through it. After an unexpected error the task leaves the
+subject alone for a while, and continues with the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+
+from streamqd import logs
+from streamqd.errors import BadValue, RedisRefused, RedisUnavailable
+from streamqd.failures import HOUSEKEEPING
+from streamqd.isolate import Isolate
+from streamqd.metrics.view import MetricsView
+from streamqd.model import Backoff, Unit
+from streamqd.policy import backoff
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Subject = Unit | tuple[str, int]  # a unit, or a partition: topic and number
+
+BACKOFF = Backoff(kind="exponential", base=2.0, max=60.0, jitter="none")
+
+
+@dataclass
+class _Failing:
+    """A subject that a task leaves alone until `until` (monotonic)."""
+
+    until: float = 0.0
+    last: float = 0.0  # monotonic, of the last error
+    error: str = ""  # its class
+    trouble: logs.Episode = field(
+        default_factory=lambda: logs.Episode("housekeeper.failed", "housekeeper.recovered")
+    )
+
+
+class TaskIsolation:
+    """Counts and logs errors about one subject, and lets the task rest there.
+
+    One for all tasks; the thread that serves HTTP uses it too.
+    """
+
+    def __init__(self, view: MetricsView) -> None:
+        self._view = view
+        self._failing: dict[tuple[str, Subject], _Failing] = {}
+
+    def of(self, task: str) -> Isolate[Subject]:
+        """Return the seam of a task. It raises RedisUnavailable and RedisRefused: they are its."""
+
+        def run(
+            subject: Subject, do: Callable[P, T], /, *args: P.args, **named: P.kwargs
+        ) -> T | None:
+            failing = self._failing.get((task, subject)) if self._failing else None
+            if failing is not None and time.monotonic() < failing.until:
+                return None
+            try:
+                return do(*args, **named)
+            except (RedisUnavailable, RedisRefused):
+                raise
+            except Exception as error:  # noqa: BLE001 - it may be any: the others continue
+                self._failed(task, subject, error)
+                return None
+
+        return run
+
+    def observe(self) -> None:
+        """Note which subjects have worked again since their rest was over."""
+        now = time.monotonic()
+        for (task, subject), failing in list(self._failing.items()):
+            if now > failing.until + BACKOFF.base:
+                failing.trouble.recovered(task=task, **_named(subject))
+                del self._failing[task, subject]
+
+    def failures(self, unit: Unit) -> list[dict[str, Any]]:
+        """Return what fails at a unit or its partition, as the summary shows failures."""
+        now, subjects = time.monotonic(), (unit, (unit.topic, unit.partition))
+        return [
+            {
+                "error": f"{HOUSEKEEPING} {task}: {failing.error}",
+                "count": failing.trouble.failures,
+                "seconds_ago": round(now - failing.last, 1),
+            }
+            for (task, subject), failing in list(self._failing.items())
+            if subject in subjects
+        ]
+
+    def _failed(self, task: str, subject: Subject, error: Exception) -> None:
+        failing = self._failing.setdefault((task, subject), _Failing())
+        known = isinstance(error, BadValue)
+        self._view.count("failures", (self._view.instance, task))
+        failing.trouble.failed(
+            logging.WARNING if known else logging.ERROR,
+            exc=None if known else error,
+            task=task,
+            error=f"{type(error).__name__}: {error}",
+            **_named(subject),
+        )
+        failing.error, failing.last = type(error).__name__, time.monotonic()
+        failing.until = failing.last + backoff.delay(BACKOFF, failing.trouble.failures, 1.0)
+
+
+def _named(subject: Subject) -> dict[str, Any]:
+    if isinstance(subject, Unit):
+        return {"unit": subject}
+    return {"topic": subject[0], "partition": subject[1]}

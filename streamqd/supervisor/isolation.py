@@ -1,0 +1,111 @@
+"""The seam through which everything about one assignment passes, so an error harms it alone.
+
+The supervisor and its parts run what they do for one assignment through `Isolate`: each call,
+answer, action, fork and exit. After an unexpected error the assignment is given up for a while, and
+the loop continues with the others. What concerns the whole fleet is not isolated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from random import random
+from typing import Concatenate, ParamSpec, TypeVar
+
+from streamqd import logs
+from streamqd.model import Backoff, Unit
+from streamqd.policy import backoff
+from streamqd.scoreboard import WorkerState, now_ns
+from streamqd.supervisor.partition import PartitionState
+
+CALM_SECONDS = 60.0  # without an error, after which the backoff starts again from its base
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Isolation:
+    """Gives up an assignment after an unexpected error, with a backoff that grows."""
+
+    def __init__(
+        self,
+        partitions: Mapping[Unit, PartitionState],
+        policy: Backoff,
+        let_go: Callable[[PartitionState], None],
+    ) -> None:
+        """`let_go` takes the processes of an assignment away, and drops what was planned for it."""
+        self._partitions = partitions
+        self.policy = policy  # a reload replaces it
+        self._let_go = let_go
+        self._failed: dict[Unit, tuple[int, float]] = {}  # errors in a row; until when it rests
+        self._owed: dict[Unit, tuple[float, str]] = {}  # not at rest yet: until when, and why
+
+    def run(self, unit: Unit, do: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> T | None:
+        """Return `do(...)`; after an error give the assignment up and return None."""
+        try:
+            return do(*args, **named)
+        except Exception as error:  # noqa: BLE001 - it may be any: the other assignments continue
+            self._give_up(unit, error)
+            return None
+
+    def each(
+        self,
+        partitions: Iterable[PartitionState],
+        do: Callable[Concatenate[PartitionState, P], object],
+        /,
+        *args: P.args,
+        **named: P.kwargs,
+    ) -> None:
+        """Run a function for each of the assignments."""
+        for partition in partitions:
+            self.run(partition.unit, do, partition, *args, **named)
+
+    def observe(self, now: float) -> None:
+        """End the rest of assignments whose time has come; finish what giving up still owes."""
+        for unit in list(self._owed):
+            self._let_rest(unit)
+        for unit, (_, until) in list(self._failed.items()):
+            partition = self._partitions.get(unit)
+            if now >= until and partition is not None:
+                if partition.slot.state == WorkerState.FAILED:
+                    partition.slot.state = WorkerState.GONE
+                if now >= until + CALM_SECONDS:
+                    del self._failed[unit]
+
+    def _give_up(self, unit: Unit, error: Exception) -> None:
+        now = time.monotonic()
+        errors, rests_until = self._failed.get(unit, (0, 0.0))
+        problem = f"{type(error).__name__}: {error}"
+        if now < rests_until:
+            # It rests already, and not even its release works: its lease runs out.
+            self._owed[unit] = rests_until, problem
+            self._let_rest(unit)
+            return
+        seconds = backoff.delay(self.policy, errors + 1, random())
+        self._failed[unit] = errors + 1, now + seconds
+        self._owed[unit] = now + seconds, problem
+        self._let_rest(unit)
+        # Perhaps it is the log that fails.
+        with contextlib.suppress(Exception):
+            logs.event(
+                "assignment.given_up",
+                logging.ERROR,
+                exc=error,
+                unit=unit,
+                seconds=round(seconds, 1),
+                error=problem,
+            )
+
+    def _let_rest(self, unit: Unit) -> None:
+        """Take its processes away and let it rest; what fails is tried again at the next tick."""
+        until, problem = self._owed[unit]
+        partition = self._partitions.get(unit)
+        with contextlib.suppress(Exception):
+            if partition is not None:
+                self._let_go(partition)
+                partition.fail(until, problem)
+                partition.slot.failures.note(f"internal {problem.partition(':')[0]}", now_ns())
+                partition.slot.add("assignment_errors")
+            del self._owed[unit]

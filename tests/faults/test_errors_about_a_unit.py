@@ -1,0 +1,178 @@
+"""B3: an internal error about one unit harms that unit alone, wherever it comes from.
+
+The calls that the supervisor makes for a unit are found by watching a daemon through a life with
+everything in it. So a new call that is not isolated fails here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from streamqd.model import Unit
+from tests.support import unit_errors
+from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.unit_errors import Places, Site
+
+NewDaemon = Callable[..., Daemon]
+PARTITIONS = 3
+VICTIM = Unit(TOPIC, 1, GROUP)
+OTHERS_SECONDS = 2.0  # in which the others must have handled a message
+MISSED_MAX = 8
+STEP_SECONDS = 1.5  # after which another way is taken to a call
+FAST = {"kind": "fixed", "base": "50ms", "jitter": "none"}
+# Where an error is not logged: in the log, and in what lets a unit go after an error.
+SILENT: set[str] = {"logs:event"}
+TOLD = {"supervisor": "assignment.given_up", "housekeeper": "housekeeper.failed"}
+
+
+class Life:
+    """A daemon under watch, and the steps of a life with everything in it."""
+
+    def __init__(self, new_daemon: NewDaemon, folder: Path) -> None:
+        self.missed: list[Site] = []  # calls that are made only where two processes race
+        self.daemon = new_daemon(
+            partitions=PARTITIONS,
+            daemon={"crash_backoff": FAST, "crash_loop": 1000, "lease_ttl": "5s"},
+            consumer={
+                "timeout": "200ms",
+                "hard_timeout": "400ms",
+                "max_attempts": 2,
+                "backoff": FAST,
+            },
+        )
+        self.places = Places(folder / "sites")
+        self.daemon.module = unit_errors.__name__
+        self.daemon.environment[unit_errors.VARIABLE] = str(self.places.sites)
+
+    def steps(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        yield "at rest", lambda: None
+        yield "a crash", lambda: self.send_to_victim("segv")
+        yield "a time limit", lambda: self.send_to_victim("sleep 0.3")
+        yield "a hard time limit", lambda: self.send_to_victim("hold")
+        yield "a dump", lambda: self.daemon.signal(signal.SIGUSR1)
+        yield "a pause", self.pause
+        yield "a reload", self.reload
+        yield "an internal error", self.fail
+
+    def send_to_victim(self, payload: str) -> None:
+        self.daemon.send([payload], partition=VICTIM.partition)
+
+    def pause(self) -> None:
+        self.daemon.signal(signal.SIGTSTP)
+        time.sleep(0.6)  # a tick
+        self.daemon.signal(signal.SIGCONT)
+
+    def reload(self) -> None:
+        mark = self.daemon.mark()
+        self.daemon.signal(signal.SIGHUP)
+        self.daemon.wait_for(
+            lambda: (
+                self.daemon.events("reload.done", mark)
+                or self.daemon.events("reload.stopped", mark)
+            ),
+            what="the end of the reload",
+            timeout=30.0,
+        )
+
+    def fail(self) -> None:
+        site = Site("supervisor", "supervisor.partition:PartitionState.note_quiet")
+        self.places.arm(site, VICTIM, first=True)
+        self.daemon.wait_for(lambda: not self.places.first_path.exists(), what="the first strike")
+
+    def strike(self, site: Site, step: Callable[[], None]) -> None:
+        """Let a call raise, in a step in which it is made, or as the unit gets going again."""
+        self.places.arm(site, VICTIM)
+        step()
+        deadline = time.monotonic() + STEP_SECONDS
+        while not self.places.struck and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if not self.places.struck:
+            self.fail()
+        deadline = time.monotonic() + 2 * STEP_SECONDS
+        while not self.places.struck and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if not self.places.struck:
+            self.places.disarm()
+            self.missed.append(site)
+
+    def strike_at(self, site: Site, step: Callable[[], None]) -> float:
+        """Strike once, and see that all units work; return how long the others took."""
+        if site.role == "housekeeper":
+            self.replace_housekeeper()  # one that leaves no unit alone yet
+        mark = self.daemon.mark()
+        self.strike(site, step)
+        took = self.others_work(str(site), retried=site.role == "housekeeper")
+        if site.name not in SILENT and site not in self.missed:
+            told = self.daemon.wait_event(TOLD[site.role], after=mark)
+            assert (told["topic"], told["partition"]) == (VICTIM.topic, VICTIM.partition)
+            assert "StruckError" in told["traceback"]
+        assert not self.daemon.events("housekeeper.exited", mark)
+        self.victim_works(str(site))
+        return took
+
+    def replace_housekeeper(self) -> None:
+        mark = self.daemon.mark()
+        os.kill(self.daemon.titles()["streamqd: housekeeper"], signal.SIGKILL)
+        self.daemon.wait_event("housekeeper.started", after=mark)
+
+    def others_work(self, after: str, *, retried: bool) -> float:
+        """Send a message to each of the other units; return how long all of them took.
+
+        `retried`: one that fails once, so that the housekeeper must bring it back.
+        """
+        payload, runs = ("fail", 2) if retried else ("ok", 1)
+        began = time.monotonic()
+        for number in range(PARTITIONS):
+            if number != VICTIM.partition:
+                (uid,) = self.daemon.send([payload], partition=number)
+                self.daemon.wait_for(
+                    lambda uid=uid: len(self.daemon.ledger.of(uid, "start")) >= runs,
+                    timeout=OTHERS_SECONDS,
+                    what=f"the others work after {after}",
+                )
+        return time.monotonic() - began
+
+    def victim_works(self, after: str) -> None:
+        (uid,) = self.daemon.send(["ok"], partition=VICTIM.partition)
+        self.daemon.wait_for(
+            lambda: self.daemon.ledger.of(uid, "end"), what=f"the unit works after {after}"
+        )
+
+
+@pytest.fixture
+def life(new_daemon: NewDaemon, tmp_path: Path) -> Iterator[Life]:
+    made = Life(new_daemon, tmp_path)
+    with made.daemon:
+        yield made
+
+
+@pytest.mark.promise
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("role", ["supervisor", "housekeeper"])
+def test_errors_of_every_call_for_a_unit_are_its_own(life: Life, role: str) -> None:
+    """B3: after an error of any call for a unit the others continue, and so does it, later."""
+    steps: list[tuple[Callable[[], None], list[Site]]] = []
+    known: set[Site] = set()
+    for name, step in life.steps():
+        step()
+        life.victim_works(name)
+        found = life.places.read()
+        steps.append((step, [each for each in found if each not in known and each.role == role]))
+        known |= found.keys()
+    alone = [str(site) for site, isolated in life.places.read().items() if not isolated]
+    assert "\n".join(sorted(alone)) == "", "calls for a unit without isolation"
+    slowest = 0.0
+    for step, sites in steps:
+        for site in sites:
+            slowest = max(slowest, life.strike_at(site, step))
+    calls = sum(len(sites) for _, sites in steps)
+    assert calls >= 15
+    print(f"{calls} calls of the {role}; the others took {slowest:.2f} s at most")
+    assert len(life.missed) <= MISSED_MAX, life.missed
+    assert life.daemon.stop() == 0

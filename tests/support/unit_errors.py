@@ -1,0 +1,226 @@
+"""Errors about one unit: a daemon whose functions can be made to raise for one of its units.
+
+    python -m tests.support.unit_errors --config streamq.toml …
+
+runs `streamqd` with a wrapper around every function that is called for a unit: one of its arguments
+is the unit, or something of it. The list of these calls is written to the file that UNIT_ERRORS
+names as they come: role, name, and whether the call was isolated. A file `STRIKE` beside it, with a
+role, a name and a unit, makes that call raise, once.
+
+Nothing of this is in streamqd itself: the wrappers are put in place before it forks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import pkgutil
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from streamqd.logs.lines import process
+from streamqd.model import Unit
+
+VARIABLE = "UNIT_ERRORS"
+ROLES = ("supervisor", "housekeeper")
+PARTS = (
+    *("supervisor", "housekeeper", "store", "policy", "logs", "scoreboard", "process"),
+    *("registration", "failures", "long_poll", "idle_reason"),
+)
+# The seam itself, and what it does after an error: striking there would be a second fault.
+SEAM = "isolation"
+
+
+class StruckError(Exception):
+    """The error that is raised: no code of streamqd expects it."""
+
+
+class Site(NamedTuple):
+    """A function that is called for a unit in one of the processes."""
+
+    role: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.name}"
+
+
+class Places:
+    """The files by which a test and a daemon tell each other of calls and strikes."""
+
+    def __init__(self, path: Path) -> None:
+        self.sites = path
+        self.strike_path = path.with_name("STRIKE")
+        self.first_path = path.with_name("STRIKE-FIRST")  # another strike, which leads to the other
+
+    def read(self) -> dict[Site, bool]:
+        """The calls so far, and whether each was isolated whenever it came."""
+        found: dict[Site, bool] = {}
+        if self.sites.exists():
+            for line in self.sites.read_text().splitlines():
+                role, name, isolated = line.split()
+                site = Site(role, name)
+                found[site] = found.get(site, True) and isolated == "isolated"
+        return found
+
+    def arm(self, site: Site, unit: Unit, *, first: bool = False) -> None:
+        words = [site.role, site.name, "/".join(map(str, unit))]
+        draft = self.strike_path.with_suffix(".draft")
+        draft.write_text(" ".join(words))
+        draft.replace(self.first_path if first else self.strike_path)
+
+    @property
+    def struck(self) -> bool:
+        """Whether the strike that was armed last has come."""
+        return not self.strike_path.exists()
+
+
+def subject(value: object) -> tuple[str, int, str] | None:
+    """The unit that a value is, or is about; of a partition of all groups the group is ''."""
+    if isinstance(value, Unit):
+        return tuple(value)
+    if type(value) is tuple and len(value) == 2 and type(value[1]) is int:
+        return (*value, "") if isinstance(value[0], str) else None
+    if type(value) in _OPAQUE:
+        return None
+    title = getattr(value, "title", None)
+    if isinstance(title, str) and title.startswith("streamqd: worker "):
+        place, _, group = title.removeprefix("streamqd: worker ").rpartition(" ")
+        topic, _, partition = place.rpartition("/")
+        return topic, int(partition), group
+    for name in ("unit", "partition"):
+        found = getattr(value, name, None)
+        if isinstance(found, Unit) or (name == "partition" and hasattr(found, "unit")):
+            return subject(found)
+    return None
+
+
+_OPAQUE = (str, bytes, int, float, bool, list, dict, set, frozenset, type(None))
+
+
+class Watch:
+    """Sees the calls for units in this process."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._isolated: list[tuple[str, int]] = []
+        self._seen: set[tuple[str, str, bool]] = set()
+        self._pid = 0  # of the process that is at work: its children are not
+
+    def seam(self, function: FunctionType) -> Callable[..., Any]:
+        """See what is isolated: `run` of the supervisor, what `of` returns in the housekeeper."""
+        if function.__name__ == "run":
+            return self._isolating(function, 1)
+        if function.__name__ == "of":
+            return wraps(function)(lambda *args: self._isolating(function(*args), 0))
+        return function
+
+    def _isolating(self, run: Callable[..., Any], place: int) -> Callable[..., Any]:
+        @wraps(run)
+        def isolated(*args: Any, **named: Any) -> Any:
+            found = subject(args[place])
+            assert found is not None, args
+            self._isolated.append(found[:2])
+            try:
+                return run(*args, **named)
+            finally:
+                self._isolated.pop()
+
+        return isolated
+
+    def turn(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """See that the process is at work: what it did before is its start."""
+
+        @wraps(function)
+        def begun(*args: Any) -> Any:
+            self._pid = os.getpid()
+            return function(*args)
+
+        return begun
+
+    def call(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def watched(*args: Any, **named: Any) -> Any:
+            role = process.role
+            if role in ROLES and self._pid == os.getpid():
+                for value in (*args, *named.values()):
+                    found = subject(value)
+                    if found is not None:
+                        self._note(role, name, found)
+                        break
+            return function(*args, **named)
+
+        return watched
+
+    def _note(self, role: str, name: str, unit: tuple[str, int, str]) -> None:
+        isolated = unit[:2] in self._isolated
+        if (role, name, isolated) not in self._seen:
+            self._seen.add((role, name, isolated))
+            word = "isolated" if isolated else "alone"
+            with self._places.sites.open("a") as file:
+                file.write(f"{role} {name} {word}\n")
+        for path in (self._places.first_path, self._places.strike_path):
+            try:
+                armed = path.read_text().split()
+            except OSError:
+                continue
+            place = armed[2].rpartition("/")
+            names = [f"{unit[0]}/{unit[1]}", unit[2] or place[2]]
+            if armed[:2] == [role, name] and [place[0], place[2]] == names:
+                path.unlink()
+                raise StruckError(name)
+
+
+def install(path: Path) -> None:
+    """Put the wrappers in place, in all modules that know a function."""
+    watch = Watch(Places(path))
+    streamqd = importlib.import_module("streamqd")
+    for found in pkgutil.walk_packages(streamqd.__path__, "streamqd."):
+        if found.name.split(".")[1] in PARTS:
+            importlib.import_module(found.name)
+    modules = [each for name, each in sys.modules.items() if name.startswith("streamqd.")]
+    replaced: dict[object, Callable[..., Any]] = {}
+    for module in modules:
+        if module.__name__.split(".")[1] in PARTS:
+            own = [v for v in vars(module).values() if _module_of(v) == module.__name__]
+            for value in own:
+                if isinstance(value, FunctionType):
+                    replaced[value] = _wrapped(watch, module, value)
+                elif inspect.isclass(value):
+                    _watch_methods(watch, module, value)
+    for module in modules:
+        for name, value in list(vars(module).items()):
+            if isinstance(value, FunctionType) and value in replaced:
+                setattr(module, name, replaced[value])
+
+
+def _module_of(value: object) -> str:
+    return str(getattr(value, "__module__", ""))
+
+
+def _watch_methods(watch: Watch, module: ModuleType, owner: type) -> None:
+    for name, method in list(vars(owner).items()):
+        if isinstance(method, FunctionType) and not name.startswith("__"):
+            setattr(owner, name, _wrapped(watch, module, method))
+
+
+def _wrapped(watch: Watch, module: ModuleType, function: FunctionType) -> Callable[..., Any]:
+    area = module.__name__.removeprefix("streamqd.")
+    name = f"{area}:{function.__qualname__}"
+    if area.endswith(f".{SEAM}"):
+        return watch.seam(function)
+    if name in ("housekeeper.promoter:Promoter._try", "housekeeper.promoter:Promoter._forget"):
+        return function  # a part of the seam, and what it calls after an error
+    if name in ("supervisor.supervisor:Supervisor._tick", "housekeeper:Housekeeper._round"):
+        return watch.turn(function)
+    return function if inspect.isgeneratorfunction(function) else watch.call(name, function)
+
+
+if __name__ == "__main__":
+    install(Path(os.environ[VARIABLE]))
+    importlib.import_module("streamqd.cli").main()
