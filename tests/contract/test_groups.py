@@ -120,6 +120,7 @@ def test_the_keeper_is_left_alone_by_force_too(busy: Desk) -> None:
 
 def test_by_force_the_owner_loses_it(busy: Desk) -> None:
     epoch = busy.own("t1")
+    busy.do("HSET", busy.fence, "session", "s1", "solo", "1", "accused", "m:1-0 m:2-0")
 
     busy.expect("group_reset", "OK", reset(busy, "0-0", force=True))
 
@@ -208,6 +209,7 @@ def test_a_part_is_smaller_than_what_may_go_at_once(full_hands: Desk) -> None:
 def test_meanwhile_nobody_else_has_it(full_hands: Desk) -> None:
     epoch = full_hands.own("t1")
     full_hands.do("HSET", full_hands.fence, "session", "s1", "mark", "m:1-0", "solo", "1")
+    full_hands.do("HSET", full_hands.fence, "accused", "m:1-0 m:2-0")
 
     full_hands.expect("group_reset", "MORE", reset(full_hands, "0-0", force=True, limit=2))
 
@@ -259,9 +261,11 @@ def test_retries_that_are_dropped_are_forgotten_in_parts(full_hands: Desk) -> No
 
 def test_a_group_goes_in_parts_too(full_hands: Desk) -> None:
     full_hands.own("t1")
+    full_hands.do("HSET", full_hands.fence, "solo", "1", "accused", "m:1-0 m:2-0")
     call = delete(full_hands, force=True, limit=6)
 
     assert full_hands.expect("group_delete", "MORE", call) == []
+    assert full_hands.state()["fence"].keys() == {"token", "epoch", "owner", "since"}
 
     assert positions(full_hands, "stream") == {"hits": ("5-0", {})}
     assert list(positions(full_hands, "retry")["hits"][1]) == ["8-0", "9-0"]

@@ -113,6 +113,37 @@ def test_a_lost_round_charges_nobody_and_accuses_its_members(desk: Desk) -> None
     assert desk.do("EXISTS", desk.attempts) == 0
 
 
+@pytest.mark.parametrize(
+    ("earlier", "mark", "accused"),
+    [
+        (b"m:1-0", b"m:2-0 m:3-0", b"m:1-0 m:2-0 m:3-0"),
+        (b"m:1-0 m:2-0", b"m:3-0 m:4-0", b"m:1-0 m:2-0 m:3-0 m:4-0"),
+        (b"m:1-0 m:2-0 m:3-0", b"m:4-0 m:5-0", b"m:4-0 m:5-0"),
+    ],
+    ids=["shorter", "as-long", "longer"],
+)
+def test_a_second_lost_round_joins_the_accused_unless_they_are_more_than_it(
+    desk: Desk, earlier: bytes, mark: bytes, accused: bytes
+) -> None:
+    desk.pending(*(f"{n}-0" for n in range(1, 6)))
+    seen = lose(desk, mark=mark)
+    desk.do("HSET", desk.fence, "accused", earlier)
+    assert desk.expect("lease_acquire", "OK", take(desk, "t2", seen))[1:] == [1, b""]
+    assert desk.state()["fence"]["accused"] == accused
+    assert desk.do("EXISTS", desk.attempts) == 0
+
+
+@pytest.mark.parametrize("mark", [b"", b"m:1-0", b"m:3-0"], ids=["none", "accused", "other"])
+def test_the_accused_stay_accused_over_a_loss_that_accuses_nobody_new(
+    desk: Desk, mark: bytes
+) -> None:
+    desk.pending("1-0", "2-0", "3-0")
+    seen = lose(desk, mark=mark)
+    desk.do("HSET", desk.fence, "accused", "m:1-0 m:2-0")
+    desk.expect("lease_acquire", "OK", take(desk, "t2", seen))
+    assert desk.state()["fence"]["accused"] == b"m:1-0 m:2-0"
+
+
 @pytest.mark.parametrize(("before", "after"), [(b"0", b"2"), (b"2", b"3")])
 def test_the_first_charge_of_an_accused_entry_counts_its_round(
     desk: Desk, before: bytes, after: bytes

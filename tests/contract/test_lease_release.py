@@ -19,6 +19,7 @@ def view(desk: Desk) -> leases.LeaseView:
 def test_frees_the_unit_and_keeps_the_epoch(desk: Desk) -> None:
     desk.own("t1")
     desk.do("HSET", desk.fence, "mark", "m:1-0", "session", "s1", "solo", "1")
+    desk.do("HSET", desk.fence, "accused", "m:1-0 m:2-0")
     before = desk.state()
     desk.expect("lease_release", "OK", release(desk))
     kept = {name: before["fence"][name] for name in ("epoch", "since")}
