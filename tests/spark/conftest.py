@@ -23,12 +23,15 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 DEADLINE = 90  # seconds for one query
+PATIENCE = 300  # seconds for one test: a Spark of its own starts in some, and they wait up to 240
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in Path(item.path).parents:
             item.add_marker(pytest.mark.spark)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(PATIENCE))
 
 
 @pytest.fixture(autouse=True)

@@ -31,7 +31,6 @@ from tests.support.servers import Server
 from tests.support.spark_process import QUICK
 
 deltalake = pytest.importorskip("deltalake")
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 START = 1_763_683_195_000  # five seconds before a midnight, UTC

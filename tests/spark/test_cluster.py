@@ -17,7 +17,6 @@ from tests.support.servers import free_port
 from tests.support.spark_process import CLUSTER, family, need_spark, spark_home
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.timeout(300)]
 PATIENCE = 120.0
 JOB = """
 import sys

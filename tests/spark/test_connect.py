@@ -35,7 +35,6 @@ spark.stop()
 """
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.skipif(
     importlib.util.find_spec("grpc") is None,
     reason="grpcio is not installed: pip install 'pyspark[connect]'",

@@ -20,7 +20,6 @@ from tests.support.spark_process import QUICK, family, need_spark, pipeline, sai
 from tests.support.waiting import wait_until
 
 deltalake = pytest.importorskip("deltalake")
-pytestmark = [pytest.mark.timeout(300)]
 
 
 def test_every_run_retries_an_outage_and_names_a_dead_jvm(

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from tests.spark.conftest import Shop
 
 deltalake = pytest.importorskip("deltalake")
-pytestmark = [pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 START = 1_763_683_195_000  # five seconds before a midnight, UTC

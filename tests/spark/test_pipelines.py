@@ -35,8 +35,6 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from tests.spark.conftest import Shop
 
-pytestmark = [pytest.mark.timeout(300)]
-
 
 @pytest.fixture
 def settings(shop: Shop) -> config.Settings:

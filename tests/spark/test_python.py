@@ -25,7 +25,6 @@ except streamq.SparkMissingError as error:
 """
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("moment", "printed"), [("early", "3\n"), ("late", "PYSPARK_PYTHON=")])
 def test_workers_run_this_python_or_it_is_said(
     shop: Shop, tmp_path: Path, moment: str, printed: str

@@ -19,7 +19,6 @@ from tests.support import exact_judge
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.timeout(300)]
 
 NOW_US = 1_763_683_195_000_000
 DEEP = """

@@ -32,7 +32,6 @@ from tests.support.servers import Server
 if TYPE_CHECKING:
     from tests.spark.conftest import Shop
 
-pytestmark = [pytest.mark.timeout(300)]
 
 BEGIN, STEP = 1_763_600_000_000, 7919  # unix ms of the first entry, ms between two
 PARTITIONS = 3

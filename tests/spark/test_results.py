@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tests.spark.conftest import Shop
 
 deltalake = pytest.importorskip("deltalake")
-pytestmark = [pytest.mark.timeout(300)]
 
 QUERY = "SELECT id, string(value) AS line, key FROM topic_orders WHERE id_ms % 2 = 0"
 

@@ -14,7 +14,6 @@ from tests.spark.conftest import Shop
 from tests.support.spark_process import QUICK, need_spark
 from tests.support.terminal import Terminal
 
-pytestmark = [pytest.mark.timeout(300)]
 PATIENCE = 120.0
 REFUSED = 8
 
