@@ -8,8 +8,9 @@ stays until it is taken back, also while no instance runs.
 from __future__ import annotations
 
 import difflib
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from streamqd.admin import audit, live, published, topics
@@ -19,9 +20,13 @@ from streamqd.errors import Refused
 from streamqd.idle_reason import WORDS
 from streamqd.model import Unit
 from streamqd.policy.rebalance import MemberView, place
-from streamqd.store import directives
+from streamqd.store import directives, members
 from streamqd.store import topics as registry
 from streamqd.store.directives import Directive, DirectiveChange, Scope
+from streamqd.store.members import Heartbeat
+from streamqd.words import plural
+
+LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +328,94 @@ def reload(fleet: Fleet, instance: str | None, why: str, *, dry_run: bool = Fals
     return Steered(name, done.at_unix_ms, True, False)
 
 
+# --- instances that are gone for good -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """An instance that was taken out of the fleet, or would be.
+
+    `ownerless` counts partitions whose last owner it was, and which nobody owns since. `orders` are
+    the directives to it, which stay. `topics` are those that it offered.
+    """
+
+    instance: str
+    host: str
+    pid: int | None
+    silent_seconds: float
+    ownerless: int
+    orders: list[str]
+    topics: list[str]
+    dry_run: bool
+
+
+def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
+    """Take a dead instance out of the fleet. Refused while it lives, or while its leases last.
+
+    Its heartbeats are watched for half a ttl: by the clock alone, which may have jumped, all could
+    look silent. Its leases are not ended, because others tell by its entry how long those may last.
+    """
+    state = published.fleet_state(fleet)
+    beat = _member(fleet, state, instance)
+    nonce, seen = beat.info.get("nonce"), members.seen_of(beat)
+    if not isinstance(nonce, str):
+        raise Refused(
+            f"what {instance} says of itself cannot be read, so that its run is not known;"
+            " a living instance forgets it by itself, `streamqd doctor` names the value"
+        )
+    ttl = max(fleet.stale, seen.ttl or 0.0)
+    deadline = time.monotonic() + ttl / 2
+    while True:
+        now, moved = state.now_unix_ms, beat.beat_unix_ms
+        if now - moved <= ttl * 1000:
+            raise _alive(instance, (now - moved) / 1000)
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(LOOK_SECONDS)
+        state = published.fleet_state(fleet)
+        beat = _member(fleet, state, instance)
+        if (beat.beat_unix_ms, beat.info.get("nonce")) != (moved, nonce):
+            raise _alive(instance, (state.now_unix_ms - beat.beat_unix_ms) / 1000)
+    units = _of_pairs(fleet, seen.member.offers)
+    views = lease_views(fleet.store, units, BadValues())
+    last = [held for held in views if held.token and held.owner == instance]
+    lives = [held.ttl for held in last if held.ttl]
+    if lives:
+        raise Refused(
+            f"{instance} still holds {plural(len(lives), 'partition')}, whose leases last"
+            f" {max(lives):.0f} s more; they are not ended by force, so try again then"
+        )
+    if not dry_run:
+        reply = fleet.store.run(members.leave(fleet.store.keys, fleet.name, instance, nonce))
+        if reply.word == "OTHER":
+            raise _alive(instance, 0.0)
+    return Forgotten(
+        instance=instance,
+        host=str(beat.info.get("host", "")),
+        pid=published.whole(beat.info.get("pid")),
+        silent_seconds=(state.now_unix_ms - beat.beat_unix_ms) / 1000,
+        ownerless=len(last),
+        orders=[row.name for row in rows(state) if instance in (row.target, row.to)],
+        topics=sorted({unit.topic for unit in units}),
+        dry_run=dry_run,
+    )
+
+
+def _member(fleet: Fleet, state: FleetState, instance: str) -> Heartbeat:
+    for beat in state.beats:
+        if beat.instance == instance:
+            return beat
+    there = ", ".join(sorted(state.silent)) or "none"
+    raise Refused(f"no instance {instance} is in the fleet {fleet.name}; silent are: {there}")
+
+
+def _alive(instance: str, seconds: float) -> Refused:
+    return Refused(
+        f"the instance {instance} lives, its last heartbeat is {max(0.0, seconds):.1f} s old: stop"
+        " it, and it leaves the fleet by itself"
+    )
+
+
 # --- clearing -------------------------------------------------------------------------------------
 
 
@@ -434,7 +527,10 @@ def plan(fleet: Fleet, state: FleetState) -> list[PlannedMove]:
 
 def offered(fleet: Fleet, state: FleetState) -> list[Unit]:
     """Every unit that a living member offers."""
-    pairs = {pair for seen in state.live.values() for pair in seen.member.offers}
+    return _of_pairs(fleet, {pair for seen in state.live.values() for pair in seen.member.offers})
+
+
+def _of_pairs(fleet: Fleet, pairs: Set[tuple[str, str]]) -> list[Unit]:
     counts = {
         topic: registry.partition_count(fleet.store, topic) or 0
         for topic in {topic for topic, _ in pairs}

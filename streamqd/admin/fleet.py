@@ -346,7 +346,16 @@ def _problems(
     now: int,
 ) -> list[str]:
     seen = InstancesSeen(now, instances)
-    problems = [each.what for each in judged(INSTANCE_CHECKS, seen) if each.severity != "note"]
+    problems = [
+        each.what
+        + (
+            f"; gone for good: `streamqd forget {each.about}`"
+            if each.check == "fleet.silent"
+            else ""
+        )
+        for each in judged(INSTANCE_CHECKS, seen)
+        if each.severity != "note"
+    ]
     if all(each.state == "silent" for each in instances):
         problems.insert(0, nobody(fleet).what)
     problems += [text for _, text in why.summed_up(causes)]

@@ -124,7 +124,8 @@ def silent(facts: SeesInstances) -> Iterator[CheckResult]:
                 f"the instance {each.instance} has been silent for {roughly(silence)} without"
                 " having left the fleet",
                 "see whether it was killed, is stopped, or does not reach Redis: `systemctl status"
-                f" streamqd` on {each.host or 'its host'}; it is forgotten by itself after a while",
+                f" streamqd` on {each.host or 'its host'}; if it is gone for good: `streamqd forget"
+                f" {each.instance}`",
                 about=each.instance,
                 evidence={
                     "silent_seconds": round(silence),

@@ -256,6 +256,44 @@ def show_departure(departure: Departure) -> None:
         click.echo("no message was running when it last reported")
 
 
+@click.command(short_help="Take a dead instance out of the fleet.")
+@click.argument("instance")
+@dry_run_option
+@yes_option
+@answering
+def forget(session: Session, *, instance: str, dry_run: bool, yes: bool) -> CommandResult:
+    """Take an instance that is gone for good out of the fleet, where `status` shows it as silent.
+
+    Refused while it lives: its heartbeats are watched for half of lease_ttl. Refused too while
+    leases of its partitions last: they are not ended by force. What it had not finished is handled
+    by the next owner. If it was only stopped and comes back, it joins again.
+
+    \b
+    Example:
+      streamqd forget web-7 --dry-run
+    """
+    fleet = session.fleet
+    done = directives.forget(fleet, instance, dry_run=True)
+    if not dry_run:
+        confirm(f"Forget {instance}, silent for {age(done.silent_seconds * 1000)}?", yes)
+        done = directives.forget(fleet, instance)
+        for topic in done.topics:
+            session.record(topic, "forget", {"instance": instance}, {})
+
+    def show() -> None:
+        verb = "would be" if dry_run else "is"
+        silence = age(done.silent_seconds * 1000)
+        click.echo(printable(f"{instance} {verb} forgotten; it was silent for {silence}"))
+        if done.ownerless:
+            what = count(done.ownerless, "partition")
+            click.echo(f"nobody owns {what} that it owned: an instance that offers them takes them")
+        if done.orders:
+            names = ", ".join(done.orders)
+            click.echo(printable(f"directives to it stay (`streamqd control clear`): {names}"))
+
+    return CommandResult(done, show)
+
+
 # --- configuration and code -----------------------------------------------------------------------
 
 

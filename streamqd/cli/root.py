@@ -253,7 +253,9 @@ SECTIONS = {
     "Look": ("status", "partitions", "pending", "top", "trace", "why", "doctor"),
     "Failed messages": ("dlq", "retry"),
     "Topics and groups": ("topic", "group", "trim"),
-    "Steer the fleet": (*("pause", "resume", "move", "drain", "rebalance", "reload", "control"),),
+    "Steer the fleet": (
+        *("pause", "resume", "move", "drain", "forget", "rebalance", "reload", "control"),
+    ),
     "Spark": ("pipeline",),
 }
 _FILES = {
@@ -261,7 +263,7 @@ _FILES = {
     "config": ("config",),
     "dlq": ("dlq",),
     "doctor": ("doctor",),
-    "fleet": ("control", "drain", "move", "pause", "rebalance", "reload", "resume"),
+    "fleet": ("control", "drain", "forget", "move", "pause", "rebalance", "reload", "resume"),
     "group": ("group",),
     "init": ("init",),
     "messages": ("delayed", "pending", "retry", "tail"),

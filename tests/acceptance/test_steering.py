@@ -7,6 +7,7 @@ import http.client
 import json
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -249,3 +250,39 @@ def test_a_drained_instance_is_ready_and_a_stopping_one_is_not(new_daemon: NewDa
         )
         (one.folder / "gate").touch()
         assert one.wait() == 0
+
+
+def test_a_dead_instance_is_forgotten_and_a_living_one_never(new_daemon: NewDaemon):
+    """U11: a silent instance stayed as a line that nobody could dismiss."""
+    one, two = (new_daemon(name=name, daemon=CALM) for name in "ab")
+    with one, two:
+        refused = verb(one, "forget", "b", "--yes", code=8)
+        assert "the instance b lives" in refused
+        assert "no instance x is in the fleet" in verb(one, "forget", "x", "--yes", code=8)
+
+        two.kill()
+        one.wait_for(lambda: "streamqd forget b" in verb_of(one, "status", "--json"), what="silent")
+        assert "streamqd forget b" in verb_of(one, "doctor", "--only", "fleet.silent", "--json")
+        planned = document(one, "forget", "b", "--dry-run")
+        assert (planned["instance"], planned["dry_run"]) == ("b", True)
+        assert "pass --yes" in verb(one, "forget", "b", code=8)
+        assert {each["instance"] for each in document(one, "status")["instances"]} == {"a", "b"}
+        assert "b is forgotten" in verb(one, "forget", "b", "--yes")
+        assert {each["instance"] for each in document(one, "status")["instances"]} == {"a"}
+        assert "forget" in verb(one, "dlq", "audit", TOPIC)
+        verb(one, "forget", "b", "--yes", code=8)
+
+        mark = two.mark()
+        two.start()
+        two.wait_event("ready", after=mark)
+        two.signal(signal.SIGSTOP)
+        one.wait_for(lambda: "streamqd forget b" in verb_of(one, "status", "--json"), what="silent")
+        timer = threading.Timer(0.5, two.signal, [signal.SIGCONT])
+        timer.start()
+        assert "the instance b lives" in verb(one, "forget", "b", "--yes", code=8)
+        timer.join()
+
+
+def verb_of(daemon: Daemon, *words: str) -> str:
+    """Run a verb, whatever its exit code; return what it prints."""
+    return CliRunner().invoke(cli, ["--config", str(daemon.config_path), *words]).output

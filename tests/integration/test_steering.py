@@ -246,6 +246,41 @@ def test_a_drain_tells_what_will_wait(run: Run, beat: Beat, link: Connection, ke
     run("drain", "a", "--undo", code=8)
 
 
+def test_what_may_not_be_forgotten(
+    run: Run, beat: Beat, own: Any, link: Connection, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """U11: neither a run that came back meanwhile, nor one whose leases last, nor a junk entry."""
+    beat("a", ttl=0.2)
+    run("drain", "a")
+    own(1, "a")
+    link.execute("ZADD", keys.members("default"), 1, "a")
+    said = run("forget", "a", "--yes", code=8).stderr
+    assert "a still holds 1 partition, whose leases last" in said
+    link.execute("DEL", keys.lease("orders", 1, "bill"))
+    before = Desk(link, keys).dump()
+    planned = document(run("forget", "a", "--dry-run", "--json"))
+    assert (planned["ownerless"], planned["orders"]) == (1, ["drain:a"])
+    assert Desk(link, keys).dump() == before
+
+    leave = members.leave
+
+    def after_its_return(keys: Keys, fleet: str, instance: str, nonce: str) -> Any:
+        info = {"nonce": "n2", "offers": PAIRS}
+        link.execute("HSET", keys.info(fleet), instance, json.dumps(info))
+        return leave(keys, fleet, instance, nonce)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(members, "leave", after_its_return)
+        assert "the instance a lives" in run("forget", "a", "--yes", code=8).stderr
+    assert link.execute("ZSCORE", keys.members("default"), "a") is not None
+    run("forget", "a", "--yes")
+    assert link.execute("ZSCORE", keys.members("default"), "a") is None
+
+    link.execute("ZADD", keys.members("default"), 1, "junk")
+    link.execute("HSET", keys.info("default"), "junk", "[1]")
+    assert "cannot be read" in run("forget", "junk", "--yes", code=8).stderr
+
+
 def test_a_reload_of_some_and_of_all(run: Run, beat: Beat, link: Connection, keys: Keys) -> None:
     assert "is alive" in run("reload", code=8).stderr
     beat("b")

@@ -388,6 +388,7 @@ def test_names_are_completed(file: Path, at: At, link: Connection, keys: Keys) -
     assert offered("retry", "list", "access", "") == ["hits"]
     assert offered("group", "describe", "access", "") == ["hits"]
     assert offered("drain", "w") == ["web-1"]
+    assert offered("forget", "w") == ["web-1"]
     assert offered("move", "access/0/hits", "w") == ["web-1"]
     assert offered("pause", "acc") == ["access"]
     assert offered("move", "access/1") == ["access/1/hits"]

@@ -107,7 +107,7 @@ def test_there_are_these_verbs() -> None:
         *("retry", "retry list", "retry now", "retry cancel"),
         *("dlq", "dlq list", "dlq stats", "dlq show", "dlq replay", "dlq purge", "dlq export"),
         *("dlq audit", "config", "config show", "config schema"),
-        *("pause", "resume", "move", "drain", "rebalance", "reload"),
+        *("pause", "resume", "move", "drain", "forget", "rebalance", "reload"),
         *("control", "control list", "control clear"),
         *("pipeline", "pipeline archive", "pipeline compact", "pipeline replay"),
         *("pipeline run", "pipeline sql", "pipeline shell", "pipeline report"),
