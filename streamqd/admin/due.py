@@ -20,7 +20,7 @@ from streamqd.store.retries import Delayed, rows
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
-PAGE = 200
+PAGE = 64
 BATCH = 64  # messages that are changed by one call
 FIRST, LAST = " ", "\U0010ffff"  # before and behind every place
 

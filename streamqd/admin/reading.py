@@ -17,13 +17,15 @@ from streamqd.errors import BadValue, Malformed, RedisRefused, RefusalKind, Refu
 from streamqd.model import Unit
 from streamqd.store import leases, untrusted
 from streamqd.store.client import Connection
+from streamqd.store.items import BYTES_MAX
 from streamqd.store.leases import LeaseView
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
 SEQ_MAX = (1 << 64) - 1  # largest second part of an id
 LAST_ID = b"%d-%d" % (SEQ_MAX, SEQ_MAX)  # anybody may have written it
-PAGE_MAX = 100  # entries with their bodies of one reply
+PAGE_MAX = 64  # entries with their bodies of one reply
+PAGE_FIRST = 16  # of a walk's first reply: the size of the bodies is not known yet
 BATCH = 256  # commands of one exchange
 _OURS = "what streamqd writes there"
 # The server as a whole does not serve: there is nothing to go on with.
@@ -208,8 +210,9 @@ def _upper(partition: int, before: Place | None) -> str:
 
 
 def _backwards(
-    store: Store, partition: int, stream: str, upper: str, lower: str, size: int
+    store: Store, partition: int, stream: str, upper: str, lower: str, most: int
 ) -> Iterator[Entry]:
+    size = min(PAGE_FIRST, most)
     while True:
         page = _page(store, "XREVRANGE", stream, upper, lower, size)
         for raw_id, raw_fields in page:
@@ -217,12 +220,17 @@ def _backwards(
         if len(page) < size:
             return
         upper = f"({page[-1][0].decode()}"
+        size = next_size(page, most)
 
 
 def forwards(
     store: Store, stream: str, *, after: Id | None = None, until: Id | None = None, size: int
 ) -> Iterator[list[tuple[Id, dict[bytes, bytes]]]]:
-    """Yield pages of a stream, oldest first, of entries behind `after` and not beyond `until`."""
+    """Yield pages of a stream, oldest first, of entries behind `after` and not beyond `until`.
+
+    A page has `size` entries at most, and fewer at first and of large bodies.
+    """
+    most, size = size, min(PAGE_FIRST, size)
     lower = "-" if after is None else behind(str(after).encode())
     upper = "+" if until is None else str(until)
     while lower:
@@ -232,6 +240,17 @@ def forwards(
         if len(page) < size:
             return
         lower = behind(page[-1][0])
+        size = next_size(page, most)
+
+
+def next_size(page: Sequence[Any], most: int) -> int:
+    """Return the number of entries to ask for behind `page`, which is not empty.
+
+    At most `most`, twice the number of this page, and BYTES_MAX of bodies as large as its mean. One
+    entry may be larger.
+    """
+    taken = sum(len(part) for _, fields in page for part in fields)
+    return max(1, min(most, 2 * len(page), BYTES_MAX * len(page) // max(1, taken)))
 
 
 def behind(raw_id: bytes) -> str:

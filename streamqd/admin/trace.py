@@ -23,8 +23,8 @@ from streamqd.store import retries, tracing
 from streamqd.store.fetch import CONSUMER
 
 CALLS_MAX = 40  # of one stream: 20,000 entries
-PAGES_MAX = 50  # of the delayed retries of a group: 10,000 retries
-PAGE = 200
+PAGES_MAX = 160  # of the delayed retries of a group: 10,000 retries
+PAGE = 64
 _UID = re.compile(r"([^/]+)/([0-9]{1,9})/([0-9A-Za-z_-]{1,64})")
 
 # What is the present state of a message in a group: the first that holds.

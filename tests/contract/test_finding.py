@@ -118,7 +118,7 @@ def test_more_groups_than_there_can_be_are_not_counted(desk: Desk) -> None:
     names = [(f"{n}-0", f"g{n}") for n in range(statistics.GROUPS_MAX + 1)]
     bury(desk, *names)
     known = LetterCount()
-    for _ in range(5):
+    for _ in range(8):
         known = count(desk, known)
         assert known.of("g1") is None
         assert len(known.by_group) <= statistics.GROUPS_MAX + statistics.LETTERS_AT_ONCE

@@ -18,7 +18,7 @@ from streamqd.admin import audit, dead_letters
 from streamqd.admin.dead_letters import DeadLetterFilter, Target
 from streamqd.admin.dead_letters.passes import ReplayPace, fields_of
 from streamqd.admin.dead_letters.selection import pages
-from streamqd.admin.reading import server_unix_ms
+from streamqd.admin.reading import PAGE_MAX, server_unix_ms
 from streamqd.errors import RedisUnavailable, Refused, TopicMissing
 from streamqd.message import Delivery, Message
 from streamqd.model import Unit
@@ -218,7 +218,7 @@ def test_what_dies_during_a_replay_is_not_replayed(
 
     assert done.replayed == 150
     assert done.began_unix_ms >= now
-    assert len(left(link, keys)) == 4
+    assert len(left(link, keys)) == 8, "two for each of the pages of 16, 32, 64 and 38 letters"
 
 
 def test_a_limit_counts_what_was_replayed(
@@ -393,7 +393,9 @@ def test_a_step_that_runs_late_does_nothing_more(
 
 
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.DROP_REPLY])
-@pytest.mark.parametrize("nth", [1, 60, 150])
+@pytest.mark.parametrize(
+    ("nth", "whole", "page"), [(1, 0, 16), (60, 16 + 32, 64), (150, 16 + 32 + 64, 64)]
+)
 def test_a_replay_that_loses_redis_says_how_far_it_came(
     link: Connection,
     store: Store,
@@ -403,6 +405,8 @@ def test_a_replay_that_loses_redis_says_how_far_it_came(
     shaky: Connection,
     fault: Fault,
     nth: int,
+    whole: int,
+    page: int,
 ) -> None:
     plain(at(1), 1)
     dead_letters.replay(store, TOPIC, DeadLetterFilter())
@@ -412,9 +416,8 @@ def test_a_replay_that_loses_redis_says_how_far_it_came(
     first = dead_letters.replay(Store(shaky, keys), TOPIC, DeadLetterFilter())
     second = dead_letters.replay(store, TOPIC, DeadLetterFilter())
 
-    whole = 100 if nth > 100 else 0
-    assert (first.ended, first.replayed, first.unknown) == ("failed", whole, 100)
-    assert first.replayed + second.replayed <= 200 <= whole + 100 + second.replayed
+    assert (first.ended, first.replayed, first.unknown) == ("failed", whole, page)
+    assert first.replayed + second.replayed <= 200 <= whole + page + second.replayed
     uids = [message.uid for message in messages_in(at(0), at(0).retry, retried=True)]
     assert len(uids) == len(set(uids)) == 200
     assert left(link, keys) == []
@@ -430,9 +433,9 @@ def test_a_replay_that_is_told_to_stop_ends_between_two_batches(
         store, TOPIC, DeadLetterFilter(), stop=lambda: len(steps) == 2, progress=steps.append
     )
 
-    assert (done.replayed, done.unknown, done.ended) == (200, 0, "stopped")
-    assert (done.first_id, done.last_id) == ("0:1-0", "0:200-0")
-    assert len(left(link, keys)) == 50
+    assert (done.replayed, done.unknown, done.ended) == (16 + 32, 0, "stopped")
+    assert (done.first_id, done.last_id) == ("0:1-0", "0:48-0")
+    assert len(left(link, keys)) == 250 - 48
 
 
 def test_a_letter_on_its_way_goes_nowhere_else(
@@ -474,8 +477,8 @@ def test_a_purge_that_loses_redis_can_be_done_again(
     first = dead_letters.purge(Store(shaky, keys), TOPIC, DeadLetterFilter())
     second = dead_letters.purge(store, TOPIC, DeadLetterFilter())
 
-    assert (first.purged, first.unknown, first.ended) == (100, 100, "failed")
-    assert (second.purged, second.ended) == (50, "done")
+    assert (first.purged, first.unknown, first.ended) == (16, 32, "failed")
+    assert (second.purged, second.ended) == (250 - 48, "done")
     assert left(link, keys) == []
 
 
@@ -684,5 +687,5 @@ def test_a_choice_says_what_it_chooses() -> None:
 def test_a_walk_gives_out_bounded_pages(store: Store, at: At) -> None:
     plain(at(0), 450)
     alive = [len(page) for page in pages(store, TOPIC, DeadLetterFilter(group="hits"))]
-    assert max(alive) == 100
+    assert max(alive) == PAGE_MAX
     assert sum(alive) == 450

@@ -25,6 +25,7 @@ from streamqd.store import (
     publishing,
     scripts,
     spark,
+    statistics,
     untrusted,
 )
 from streamqd.store.keys import Keys
@@ -292,6 +293,13 @@ def test_every_limit_of_a_call_takes_what_callers_send() -> None:
         module, _, limit = name.partition(".")
         most = getattr(importlib.import_module(f"streamqd.store.{module}"), limit)
         assert max(sizes, default=0) <= most, name
+
+
+def test_pages_of_admin_commands_are_short() -> None:
+    """S2: a call that reads bodies asks for 64 rows at most, one that counts letters for 200."""
+    assert max(due.PAGE, due.BATCH, trace.PAGE, reading.PAGE_MAX) <= 64
+    assert reading.PAGE_FIRST <= 16, "nothing is known of the bodies yet"
+    assert statistics.LETTERS_AT_ONCE <= 200
 
 
 def test_two_reads_fit_into_a_worker_s_table() -> None:
