@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -754,3 +755,18 @@ def test_the_page_escapes_what_it_shows(
     assert text.count("&lt;script&gt;") >= 4
     assert "src=" not in text
     assert "href=" not in text
+
+
+def test_the_page_counts_the_dead_letters_of_the_group(
+    desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
+) -> None:
+    """U10: the column was headed "dead (all groups)", and showed the group's own."""
+    for group in (desk.unit.group, "another", "another"):
+        desk.do("XADD", desk.dlq, "*", "payload", "x", "group", group)
+    deque(measure(desk.store, view), maxlen=0)
+    document = housekeeper.Summary(view, settings_for(server), os.getpid()).document()
+    text = page.render(document, [])
+    headings = re.findall(r"<th[^>]*>([^<]*)</th>", text)
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", text)
+    assert dict(zip(headings, cells, strict=True))["dead letters"] == "1"
+    assert not any("all groups" in each for each in headings)
