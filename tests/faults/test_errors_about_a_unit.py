@@ -98,7 +98,7 @@ class Life:
         while not self.places.struck and time.monotonic() < deadline:
             time.sleep(0.01)
         if not self.places.struck:
-            self.places.disarm()
+            self.places.strike_path.unlink(missing_ok=True)
             self.missed.append(site)
 
     def strike_at(self, site: Site, step: Callable[[], None]) -> float:
