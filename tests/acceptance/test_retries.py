@@ -207,7 +207,7 @@ def test_every_way_to_die_leaves_a_letter_that_says_everything(make: NewDaemon):
             "not-retried": script("fail", "key"),
         }
         uids = {
-            reason: f"{TOPIC}/0/" + sender.send(TOPIC, text, key=reason, headers={"trace": "t1"})
+            reason: sender.send(TOPIC, text, key=reason, headers={"trace": "t1"})
             for reason, text in payloads.items()
         }
         daemon.wait_for(lambda: len(daemon.letters()) == 3, what="three letters")

@@ -116,6 +116,18 @@ def test_an_instance_that_cannot_start_processes(surgery: Surgery) -> None:
     surgery.silent("fleet.limited")
 
 
+def test_failed_assignment_is_named_with_its_instance(surgery: Surgery) -> None:
+    """B3: doctor names the assignment that was given up, and not as a crash loop."""
+    surgery.silent("fleet.assignment-failed")
+    surgery.publish(
+        units=[{"topic": TOPIC, "partition": 1, "group": GROUP, "state": "failed"}, {"state": []}]
+    )
+    found = surgery.finding("fleet.assignment-failed")
+    assert found["evidence"] == {"instance": "one", "unit": [TOPIC, 1, GROUP]}
+    assert "assignment.given_up" in found["mend"]
+    surgery.silent("fleet.crash-loop")
+
+
 def test_a_crash_loop(surgery: Surgery) -> None:
     surgery.silent("fleet.crash-loop")
     surgery.publish(
