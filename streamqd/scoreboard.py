@@ -201,6 +201,7 @@ class WorkerSlot:
     probe_seq = _Field(48)  # the run with which it probes the circuit of its group, 0 = none
     suspects_left = _Field(57)  # that have not run since a crash; set by the supervisor at a fork
     round_size = _Field(58)  # how many of them run now
+    suspects = _Field(59)  # how many there were, with those that have run
     # written by every worker of the group, in the slot of its first partition
     outage_ns = _Field(54)  # when the circuit was last open
     outage_turn = _Field(55)  # whose turn it was to try, by slot index plus 1; 0 = it is closed

@@ -22,7 +22,7 @@ _WORKERS = {
 _ORDER = (
     *("failed", "crash-loop", "expired", "free", "gone", "circuit-open", "circuit-half-open"),
     *("flooded", "blocked", "keys-held", "stopped", "paused", "unknown", "booting", "quiet"),
-    *("throttled", "running", "ready", "query"),
+    *("throttled", "recovering", "running", "ready", "query"),
 )
 
 ALARMING = frozenset(_ORDER[:10])  # an operator should look
@@ -64,6 +64,12 @@ def condition(
         # It is paused when the message that runs has ended.
         return "running" if long else "paused"
     return _WORKERS.get(worker, worker)
+
+
+def recovery(left: int | None, of: int | None, size: int | None) -> str:
+    """How far the run of suspects in rounds is. `size` 0: no round runs at the moment."""
+    this_round = f", round of {size:,}" if size else ""
+    return f"{left or 0:,} of {of or 0:,} suspects left{this_round}"
 
 
 def gravity(word: str) -> int:

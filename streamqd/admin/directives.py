@@ -587,7 +587,7 @@ def _owned(fleet: Fleet, topic: str, group: str) -> dict[Unit, str]:
 
 
 # States of a worker that has not stopped for a pause.
-_UNPAUSED = ("ready", "booting", "quiet", *WORDS.values())
+_UNPAUSED = ("ready", "recovering", "booting", "quiet", *WORDS.values())
 
 
 def not_paused(fleet: Fleet, scope: Scope, since_unix_ms: int) -> list[str]:

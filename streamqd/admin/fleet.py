@@ -10,7 +10,7 @@ from typing import Any
 
 from streamqd.admin import directives, live, partitions, published, topics, why
 from streamqd.admin.checks import judged
-from streamqd.admin.condition import condition, gravity
+from streamqd.admin.condition import condition, gravity, recovery
 from streamqd.admin.directives import DirectiveRow
 from streamqd.admin.instances import InstancesSeen, LiveInstance, instance_of, nobody
 from streamqd.admin.live import LiveFailure, LiveUnit
@@ -68,11 +68,13 @@ class UnitStatus(UnitRow):
 
     `condition` is one word for all of it: ready, running, starting, stopped, paused, free, expired,
     circuit-open, circuit-half-open, crash-loop, failed (given up after an internal error), blocked,
-    keys-held, flooded, throttled or unknown among them. `worker` is the state of the owner's worker
-    process (booting, ready, paused, quiet, broken, failed …), or what a ready one waits for
-    (blocked, full, halted, probing, flooded), '' when it is not known; `waits_seconds` is how long
-    it still waits. `held` messages of `held_keys` keys wait there for a message of their key.
-    `in_hand` are entries fetched and not handled, `rate` the messages acknowledged per second,
+    keys-held, flooded, throttled, recovering or unknown among them. `worker` is the state of the
+    owner's worker process (booting, ready, paused, quiet, broken, failed …), or what a ready one
+    waits for (blocked, full, halted, probing, flooded, throttled), or recovering, '' when it is not
+    known; `waits_seconds` is how long it still waits. A recovering one has still to run
+    `suspects_left` of `suspects` messages of a crash or a lost host, and runs `round_size` of them
+    now. `held` messages of `held_keys` keys wait there for a message of their key. `in_hand` are
+    entries fetched and not handled, `rate` the messages acknowledged per second,
     `longest_run_seconds` the age of the handler run that runs now, `progress_seconds` how long ago
     a handler that runs has called `Message.progress`, if any has. `dead_letters` are the group's
     own, null when they are not counted. `error` is the class of the last failure, `error_seconds`
@@ -88,6 +90,9 @@ class UnitStatus(UnitRow):
     progress_seconds: float | None
     held: int | None
     held_keys: int | None
+    suspects_left: int | None
+    suspects: int | None
+    round_size: int | None
     waits_seconds: float | None
     dead_letters: int | None
     error: str
@@ -100,8 +105,8 @@ class GroupStatus:
 
     `condition` is the gravest of its partitions' (see `UnitStatus`), in `condition_partitions` of
     them; `longest_run_seconds` is how long the longest run lasts that runs now. `reason` says why
-    it is paused or stopped, or what failed last, '' for nothing. `lag` and `dead_letters` are null
-    when they are not known of every partition.
+    it is paused or stopped, how far it is with its suspects, or what failed last, '' for nothing.
+    `lag` and `dead_letters` are null when they are not known of every partition.
     """
 
     topic: str
@@ -233,7 +238,7 @@ _OF_INSTANCES = (
 # What a unit has of its owner's worker, under the same name.
 _OF_WORKERS = (
     *("in_hand", "longest_run_seconds", "lag_per_second", "progress_seconds", "held", "held_keys"),
-    "waits_seconds",
+    *("suspects_left", "suspects", "round_size", "waits_seconds"),
 )
 
 
@@ -311,6 +316,10 @@ def _reason(alike: list[UnitStatus], control: Directives) -> str:
         return pause[1].why
     if first.condition in _FAILING:
         return _last_error(alike)
+    if first.condition == "recovering":
+        figures = ((each.suspects_left, each.suspects, each.round_size) for each in alike)
+        left, of, sizes = zip(*figures, strict=True)
+        return recovery(known_sum(left), known_sum(of), max(size or 0 for size in sizes))
     return ""
 
 

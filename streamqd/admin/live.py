@@ -61,16 +61,18 @@ class LiveUnit:
     """One group on one partition.
 
     `state` is that of the owner's worker (booting, ready, paused, quiet, broken, failed, gone),
-    what a ready one waits for (blocked, full, halted, probing, flooded, throttled), or free or
-    expired when no instance says that it owns it. `waits_seconds` is how long it will, `held`
-    messages of `held_keys` keys wait for one of their key. Rates are per second and averages of
-    about the last 10 seconds, `arriving` (entries written to the partition) of about the last 20;
-    `lag_per_second` is the middle of its changes in that time. `p50_seconds` and `p99_seconds` are
-    of the handler runs of about the last minute.
+    what a ready one waits for (blocked, full, halted, probing, flooded, throttled), recovering
+    while it runs suspects, or free or expired when no instance says that it owns it.
+    `waits_seconds` is how long it will, `held` messages of `held_keys` keys wait for one of their
+    key. Rates are per second and averages of about the last 10 seconds, `arriving` (entries written
+    to the partition) of about the last 20; `lag_per_second` is the middle of its changes in that
+    time. `p50_seconds` and `p99_seconds` are of the handler runs of about the last minute.
     `dead_letters` are the group's own, null when its owner has not counted them,
-    `partition_dead_letters` those of all groups on the partition.
-    `longest_run_seconds` is how long the run has lasted that runs now, `running` its place, and
-    `progress_seconds` how long ago a handler that runs has called `Message.progress`, if any has.
+    `partition_dead_letters` those of all groups on the partition. `suspects_left` of `suspects`
+    messages of a crash or a lost host are still to be run in rounds, of which one of `round_size`
+    runs now. `longest_run_seconds` is how long the run has lasted that runs now, `running` its
+    place, and `progress_seconds` how long ago a handler that runs has called `Message.progress`, if
+    any has.
     """
 
     topic: str
@@ -103,6 +105,9 @@ class LiveUnit:
     rate: float | None  # runs per second that may begin, null when there is no limit
     held: int | None
     held_keys: int | None
+    suspects_left: int | None
+    suspects: int | None
+    round_size: int | None
     running: str
     timeout: float | None
     hard_timeout: float | None
@@ -280,6 +285,7 @@ def unit_of(owner: str, raw: dict[str, Any]) -> LiveUnit:
 _WHOLE = (
     *("lag", "pending", "delayed", "in_hand", "dead_letters"),
     *("oldest_unread_unix_ms", "next_due_unix_ms", "held", "held_keys"),
+    *("suspects_left", "suspects", "round_size"),
 )
 _REAL = (
     *("oldest_seconds", "arriving", "lag_per_second", "p50_seconds", "p99_seconds"),

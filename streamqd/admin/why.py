@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from streamqd.admin import groups, live, partitions, published, topics
 from streamqd.admin.backlog import other_clients
-from streamqd.admin.condition import RUNNING_SECONDS, STEADY, STUCK_SECONDS
+from streamqd.admin.condition import RUNNING_SECONDS, STEADY, STUCK_SECONDS, recovery
 from streamqd.admin.growth import OWNER as GROWTH
 from streamqd.admin.instances import LiveInstance
 from streamqd.admin.live import LiveDirective, LiveFailure, LiveUnit, LiveView
@@ -643,8 +643,14 @@ _AT_WORK = (
         "fix the handler or its dependency{see_failed}",
     ),
     CauseRule(
+        "recovering",
+        _in("recovering"),
+        "{unit} is recovering on {owner}: {recovery}",
+        "wait: it is how the message is found that kills its process",
+    ),
+    CauseRule(
         "solo",
-        lambda f: f.solo and f.acked <= MOVING,
+        lambda f: f.solo and f.acked <= MOVING and not _in("recovering")(f),
         "{unit} runs what it inherited from an owner that was lost in rounds",
         "wait: it is how the message is found that kills its process",
     ),
@@ -726,7 +732,7 @@ _OTHERWISE = (
     ),
 )
 
-_MOVES = ("idle", "falling-behind", "moving", "running")
+_MOVES = ("idle", "falling-behind", "moving", "running", "recovering")
 # These hold the unit also while nothing waits.
 _GRAVE = (
     *("no-member", "no-offer", "internal-error", "crash-loop", "no-capacity", "caps-full"),
@@ -798,6 +804,7 @@ def _texts_of(worker: LiveUnit) -> dict[str, object]:
         "rate": f"{worker.rate or 0:g}",
         "held": f"{worker.held or 0:,} messages of {keys}{full}",
         "hard_timeout": limit,
+        "recovery": recovery(worker.suspects_left, worker.suspects, worker.round_size),
         "next": _since(", the next try in {} s", worker.waits_seconds),
         "progress": _since(" (it reported progress {} s ago)", worker.progress_seconds),
     }

@@ -9,7 +9,7 @@ import click
 
 from streamqd.admin import fleet
 from streamqd.admin import partitions as admin_partitions
-from streamqd.admin.condition import STEADY, in_words
+from streamqd.admin.condition import STEADY, in_words, recovery
 from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.output import ago, epoch, listing, owner, printable, sentence, table, unreadable
 from streamqd.cli.session import Session
@@ -116,13 +116,16 @@ def _total(seen: fleet.StatusView) -> tuple[Any, ...]:
 
 def _group_state(each: fleet.GroupStatus) -> str:
     """The gravest state of the group; why it is so stands above the table."""
-    text = _state(each.condition, each.longest_run_seconds)
+    text = _state(each.condition, each.longest_run_seconds, each.reason)
     if each.condition_partitions < each.partitions:
         text += f" ({each.condition_partitions} of {each.partitions})"
     return text
 
 
-def _state(condition: str, run_seconds: float | None) -> str:
+def _state(condition: str, run_seconds: float | None, progress: str) -> str:
+    """`progress` is how far a recovery is."""
+    if condition == "recovering":
+        return f"recovering: {progress}"
     if condition == "running":
         return f"running {age((run_seconds or 0.0) * 1000)}"
     return in_words(condition)
@@ -137,9 +140,14 @@ def _show_units(seen: fleet.StatusView) -> None:
         pend=lambda each: each.pending,
         delay=lambda each: each.delayed,
         oldest=lambda each: ago(seen.now_unix_ms, each.oldest_unix_ms),
-        state=lambda each: _state(each.condition, each.longest_run_seconds),
+        state=_unit_state,
         owner=lambda each: each.owner or "-",
     )
+
+
+def _unit_state(each: fleet.UnitStatus) -> str:
+    progress = recovery(each.suspects_left, each.suspects, each.round_size)
+    return _state(each.condition, each.longest_run_seconds, progress)
 
 
 def _behind(now_unix_ms: int, group: fleet.Behind) -> str:

@@ -157,6 +157,7 @@ class Summary:
             "oldest_unread_unix_ms": unread,
             "next_due_unix_ms": figures.next_due_unix_ms if figures else None,
             **_waits(slot),
+            **_recovery(slot),
             "handler": consumer.handler if consumer else "",
             "timeout": consumer.timeout if consumer else None,
             "hard_timeout": consumer.hard_timeout if consumer else None,
@@ -188,8 +189,10 @@ def worker_state(slot: WorkerSlot) -> str:
         state = WorkerState(slot.state)
     except ValueError:
         return "unknown"
-    waits = WORDS.get(slot.waits.read().kind) if state is WorkerState.READY else None
-    return waits or state.name.lower()
+    if state is WorkerState.READY:
+        waits = WORDS.get(slot.waits.read().kind)
+        return waits or ("recovering" if slot.suspects_left else "ready")
+    return state.name.lower()
 
 
 def _progress(slot: WorkerSlot, since_ns: int) -> float | None:
@@ -211,6 +214,16 @@ def _waits(slot: WorkerSlot) -> dict[str, Any]:
         "held_keys": waits.held_keys if slot.pid else 0,
         "circuit_openings": waits.opened,
         "flood_stops": waits.flooded,
+    }
+
+
+def _recovery(slot: WorkerSlot) -> dict[str, int]:
+    """How far a worker is with the suspects of a crash or a lost host: see `policy/rounds.py`."""
+    left = slot.suspects_left if slot.pid else 0
+    return {
+        "suspects_left": left,
+        "suspects": max(left, slot.suspects) if left else 0,
+        "round_size": slot.round_size if left else 0,
     }
 
 

@@ -108,7 +108,8 @@ class WorkerPool:
         slot.state = WorkerState.BOOTING
         slot.command = WorkerCommand.PAUSE if paused else WorkerCommand.NONE
         slot.rss = slot.rss_baseline = 0
-        slot.suspects_left, slot.round_size = len(partition.suspects), 0
+        slot.suspects_left = slot.suspects = len(partition.suspects)
+        slot.round_size = 0
 
     def _fork_worker(self, partition: PartitionState, assignment: Assignment) -> Child | None:
         settings, consumer, slot = self.settings, partition.consumer, partition.slot

@@ -321,14 +321,15 @@ class WorkerProcess:
     def _run_others(self, *, opened: bool) -> None:
         """Handle all that is pending; in quarantine, in rounds that grow."""
         ready: list[messages.PendingEntry] = []
-        width, growing = self._width(), 2
+        width, growing, listed = self._width(), 2, 0
         for pending in self._pages(opened=opened):
             if not self.quarantine.is_open or width == 1:
                 self._run_pending(pending)
                 self.settler.flush()
                 continue
             ready += pending
-            self.slot.suspects_left = len(ready)
+            listed += len(pending)
+            self.slot.suspects_left, self.slot.suspects = len(ready), listed
             while len(ready) >= growing or sum(map(_size, ready)) >= self.consumer.prefetch_bytes:
                 ready = self._run_round(ready, growing)
                 growing = min(width, 4 * growing)

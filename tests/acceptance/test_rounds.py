@@ -7,6 +7,7 @@ what a recovery takes, and far below what it takes to run the suspects one by on
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -15,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.daemon import GROUP, Daemon
+from tests.acceptance.test_operator_questions import ask
+from tests.support.daemon import GROUP, TOPIC, Daemon
 
 NewDaemon = Callable[..., Daemon]
 
@@ -95,6 +97,26 @@ def test_a_killed_worker_is_recovered_in_few_rounds(new_daemon: NewDaemon, shape
         assert max(starts(daemon).values()) <= 2
         assert "charged" not in daemon.wait_event("worker.crashed")
         assert (daemon.letters(), daemon.traces()) == ([], [])
+        assert daemon.stop() == 0
+
+
+def test_status_and_why_tell_how_far_a_recovery_is(new_daemon: NewDaemon):
+    with daemon_of(new_daemon, "tasks") as daemon:
+        work(daemon, ["nap 4"] * TOGETHER)
+        daemon.wait_for(lambda: daemon.ledger.count("start") == TOGETHER, what="all run")
+        os.kill(daemon.pids()[0], signal.SIGKILL)
+        told = rf"recovering.*: (64|{TOGETHER}) of {TOGETHER} suspects left, round of 64"
+
+        def tells(*words: str) -> bool:
+            said = " ".join(ask(daemon, *words)[1].split())
+            return re.search(told, said) is not None
+
+        for words in (("status",), ("status", TOPIC), ("why", f"{TOPIC}/0")):
+            daemon.wait_for(lambda words=words: tells(*words), what=f"{words} tells it")
+        daemon.wait_settled(30)
+        daemon.wait_for(
+            lambda: "recovering" not in ask(daemon, "status")[1], what="the recovery is over"
+        )
         assert daemon.stop() == 0
 
 

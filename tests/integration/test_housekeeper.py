@@ -741,6 +741,21 @@ def test_an_instance_tells_the_dead_letters_of_each_group(
     assert told() == (0, 0)
 
 
+def test_an_instance_tells_how_far_a_recovery_is(
+    view: MetricsView, slot: WorkerSlot, server: Server
+) -> None:
+    def told() -> tuple[int, int, int]:
+        [unit] = housekeeper.Summary(view, settings_for(server), os.getpid()).document()["units"]
+        return unit["suspects_left"], unit["suspects"], unit["round_size"]
+
+    slot.pid, slot.suspects, slot.round_size = 4711, 128, 16
+    assert told() == (0, 0, 0)
+    slot.suspects_left = 37
+    assert told() == (37, 128, 16)
+    slot.pid = 0
+    assert told() == (0, 0, 0)
+
+
 # --- the page -------------------------------------------------------------------------------------
 
 

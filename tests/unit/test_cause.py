@@ -231,6 +231,21 @@ CASES = [
     ),
     ("moving", True, facts(worker=worker(rates={"acked": 9.0}, held=2, held_keys=1)), "moves"),
     ("solo", False, facts(solo=True), "in rounds"),
+    (
+        "recovering",
+        True,
+        facts(
+            solo=True,
+            worker=worker(state="recovering", suspects_left=37, suspects=128, round_size=16),
+        ),
+        "is recovering on west: 37 of 128 suspects left, round of 16",
+    ),
+    (
+        "recovering",
+        True,
+        facts(worker=worker(state="recovering", suspects_left=1, suspects=1280, round_size=0)),
+        "1 of 1,280 suspects left",
+    ),
     ("redis-away", False, facts(members=(replace(WEST, redis_up=False),)), "does not reach Redis"),
     ("foreign-client", False, facts(foreign={"bob": 4}), "'bob' holds 4 messages"),
     (

@@ -21,6 +21,7 @@ from streamqd.admin.condition import condition, gravity, in_words
         ("owned", "full", None, "", "keys-held"),
         ("owned", "broken", None, "", "crash-loop"),
         ("owned", "throttled", None, "", "throttled"),
+        ("owned", "recovering", 12.0, "", "recovering"),
         ("owned", "", None, "", "unknown"),
         ("free", "", None, "", "free"),
         ("free", "broken", None, "", "crash-loop"),

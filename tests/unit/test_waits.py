@@ -68,6 +68,19 @@ def test_the_state_of_a_ready_worker_says_what_it_waits_for(
     assert worker_state(slot) == "paused"
 
 
+def test_a_ready_worker_with_suspects_left_is_recovering_unless_it_waits(slot: WorkerSlot):
+    slot.suspects_left = 3
+    assert worker_state(slot) == "recovering"
+    slot.waits.begin(Wait.OPEN)
+    assert worker_state(slot) == "halted"
+    slot.waits.end()
+    slot.state = WorkerState.PAUSED
+    assert worker_state(slot) == "paused"
+    slot.state = WorkerState.READY
+    slot.suspects_left = 0
+    assert worker_state(slot) == "ready"
+
+
 @pytest.mark.parametrize("other", [Wait.OPEN, Wait.PROBING, Wait.RATED])
 def test_that_held_keys_fill_the_hand_is_said_when_nothing_else_is(slot: WorkerSlot, other: Wait):
     waits = slot.waits

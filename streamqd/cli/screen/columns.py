@@ -17,7 +17,7 @@ from streamqd.words import age, short
 
 NAME_MIN = 18  # columns of the partition's name that are always kept
 GAP = 1
-CALM = ("ready", "running")
+CALM = ("ready", "running", "recovering")
 
 
 class Cell(NamedTuple):
