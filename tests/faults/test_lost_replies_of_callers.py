@@ -72,6 +72,7 @@ NEED_NO_SCENE = {
     "cluster|slots": "reads the map of a cluster, which is asked for again",
     "config|get": LOOKS,
     "info": LOOKS,
+    "latency|latest": LOOKS,
     "slowlog|get": LOOKS,
     "type": LOOKS,
     "discard": "ends the doctor's trial of rights, in which nothing was executed",

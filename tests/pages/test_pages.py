@@ -86,7 +86,7 @@ def test_the_handler_of_the_readme_handles(state_dir: Path, reader: Reader) -> N
 
     client, _, request = line.partition(" ")
     shown = (
-        f"access/… {client} requested {request!r}\n"
+        f"access/… {client!r} requested {request!r}\n"
         'message.dead … reason=dead error="streamqd.handlers.Dead: no request" at=…\n'
     )
     reader.obey(Fence("text", [FIRST], {}, shown, 0))

@@ -16,7 +16,7 @@ import pytest
 
 from streamqd import config
 from streamqd.cli import answers
-from streamqd.errors import HandlerLoadError, Refused, TopicMissing
+from streamqd.errors import HandlerLoadError, RedisRefused, Refused, TopicMissing
 from streamqd.spark import read_topic
 from streamqd.spark.form import OptionsError
 from streamqd.spark.pipelines import queries, standing, tables
@@ -247,9 +247,10 @@ def test_a_replay_that_a_task_could_not_end_is_told_in_a_sentence(
 ) -> None:
     shop.topic("again", 1)
     shop.link.execute("SET", shop.keys.stream("again", 0), "no stream")
-    with pytest.raises(PipelineError) as told:
+    with pytest.raises(RedisRefused) as told:
         replay(settings, shop.spark, "access", ReplayFilter(), archive=archive, target="again")
     assert str(told.value).startswith("WRONGTYPE")
+    assert told.value.code == "WRONGTYPE"
     assert "\n" not in str(told.value)
 
 

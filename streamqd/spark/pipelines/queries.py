@@ -64,7 +64,7 @@ def wait(queries: Sequence[StreamingQuery], look: Callable[[], None] = lambda: N
 
 @contextlib.contextmanager
 def in_a_sentence() -> Iterator[None]:
-    """Raise what Spark raises inside as PipelineError, without the stack of Java."""
+    """Raise the error that `failure` makes of an error of Spark, without the stack of Java."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
