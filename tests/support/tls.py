@@ -35,10 +35,14 @@ def certificates(folder: Path) -> Path:
 
 
 def expired(folder: Path) -> Path:
-    """Make a certificate for the server's key that ended yesterday; return its path."""
+    """Make a certificate for the server's key that has ended; return its path."""
     openssl = shutil.which("openssl")
     assert openssl is not None
-    signed_by_ca = "-CA ca.pem -CAkey ca.key -CAcreateserial -days -1 -extfile names"
+    # `x509` has either: from 3.4 on dates, and no number of days below 1.
+    known = subprocess.run([openssl, "x509", "-help"], check=True, capture_output=True, text=True)
+    dates = "-not_before 20200101000000Z -not_after 20200102000000Z"
+    ended = dates if "-not_after" in known.stdout + known.stderr else "-days -1"
+    signed_by_ca = f"-CA ca.pem -CAkey ca.key -CAcreateserial {ended} -extfile names"
     command = f"x509 -req -in server.csr {signed_by_ca} -out expired.pem"
     subprocess.run([openssl, *command.split()], cwd=folder, check=True, capture_output=True)
     return folder / "expired.pem"
