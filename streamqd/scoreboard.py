@@ -28,6 +28,7 @@ import struct
 import time
 import zlib
 from collections.abc import Collection
+from pathlib import Path
 from typing import NamedTuple
 
 from streamqd import failures
@@ -493,6 +494,8 @@ class Scoreboard:
         counters = self._view[_WORDS * 8 : (_WORDS + _COUNTERS) * 8]
         self._counters: memoryview[int] = counters.cast("Q")
         self.size = slots
+        # Where the file of the scoreboard before this one was put aside, if it could not be used.
+        self.refused_file: Path | None = None
         self._slots: dict[int, WorkerSlot] = {}
         self._allotted: dict[Unit, WorkerSlot] = {}
 

@@ -122,7 +122,13 @@ class Summary:
             "redis_up": view.redis_up,
             "counters": {name: board.counter(name) for name in BOARD_COUNTERS},
             "units": units,
+            "refused_board": self._refused_board(),
         }
+
+    def _refused_board(self) -> str:
+        """Return the name of a predecessor's scoreboard that was put aside and is still there."""
+        path = self._view.board.refused_file
+        return str(path) if path is not None and path.exists() else ""
 
     def _unit(self, slot: WorkerSlot, unit: Unit) -> dict[str, Any]:
         figures = self._view.units.get(unit)
