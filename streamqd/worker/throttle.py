@@ -19,7 +19,7 @@ BURST_SECONDS = 0.02
 
 
 class RateLimiter:
-    """The rate of one worker. Whoever is about to run handlers asks it last."""
+    """The rate of one worker: a gate."""
 
     def __init__(self, rate: Rate, context: WorkerContext) -> None:
         slot = self._slot = context.slot
@@ -35,18 +35,14 @@ class RateLimiter:
         """How many runs may begin at once."""
         return self._rate.burst
 
-    def acquire(self, now: int, runs: int = 1) -> int:
-        """Wait until `runs` may begin, note that they do, and return that instant.
+    def await_open(self, now: int, runs: int = 1) -> int:
+        """Wait until `runs` may start, and return that instant.
 
         Nothing may come between this and the runs: the distance of two is that of two answers.
         """
-        now = self.wait(now, runs)
-        self.begun(now, runs)
-        return now
-
-    def wait(self, now: int, runs: int = 1) -> int:
-        """Wait until `runs` may begin, and return that instant."""
-        while left := self.left_ns(now, runs):
+        if now > self._slot.words[WORD_TRUSTED_UNTIL]:
+            now = self._channel.await_trust()
+        while left := self.held_ns(now, runs):
             self._settler.flush()
             if left > SHORT_NS:
                 self._channel.sleep((left - SHORT_NS) / 1e9, self._slot.unfinished)
@@ -57,16 +53,25 @@ class RateLimiter:
                 now = self._channel.await_trust()
         return now
 
-    def left_ns(self, now: int, runs: int = 1) -> int:
-        """How long it is until `runs` may begin, 0 for now. Whoever asks is held by the rate."""
+    def held_ns(self, now: int, runs: int = 1) -> int:
+        """Return how long it is until `runs` may start, 0 for now. Shows that the rate waits."""
         left = self._rate.wait(self._slot.rate_due_ns, now, runs)
         if left and not self._since_ns:
             self._since_ns = now
             self._waits.begin(Wait.RATED, now + left)
         return left
 
-    def begun(self, now: int, runs: int = 1) -> None:
-        """Note that `runs` begin now."""
+    def admits(self, _running: int) -> bool:
+        """Return True: a run that is not held may start beside any other."""
+        return True
+
+    @property
+    def one_by_one(self) -> bool:
+        """False: the rate counts starts."""
+        return False
+
+    def started(self, now: int, runs: int = 1) -> None:
+        """Note that `runs` start now."""
         self._slot.rate_due_ns = self._rate.after(self._slot.rate_due_ns, now, runs)
         if self._since_ns:
             self._slot.add("throttled_ns", now - self._since_ns)
