@@ -187,6 +187,7 @@ class WorkerSlot:
     rss = _Field(8)
     rss_baseline = _Field(9)
     standby_pid, leaving_pid = _Field(21), _Field(22)  # the worker after this one, and before it
+    partitions = _Field(26)  # of the topic, as this supervisor knows it
     warm_pid = _Field(23)  # set by the standby: it has booted, and waits for its assignment
     # written by the worker; `state` and the batch by the supervisor while no worker uses the slot
     state = _Field(1)

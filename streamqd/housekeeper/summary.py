@@ -168,6 +168,7 @@ class Summary:
             "timeout": consumer.timeout if consumer else None,
             "hard_timeout": consumer.hard_timeout if consumer else None,
             "rate": slot.rate_micro / 1e6 or None,
+            "rate_per": consumer.rate_per if consumer else None,
             "progress_seconds": _progress(slot, longest.started_ns) if longest else None,
             "running": longest.place.decode("ascii", "replace") if longest else None,
             "failures": [*self._tasks(unit), *self._failures(slot)],

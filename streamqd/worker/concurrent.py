@@ -54,7 +54,9 @@ class ConcurrentExecutor:
         self._ordering = ORDERINGS[context.consumer.order]()
         self._held = held
         self._bytes_max = context.settings.daemon.max_message_bytes
-        self._rated = rated(context.consumer)
+        self._rated = rated(
+            context.consumer, context.consumer.rate_per_second(context.slot.partitions)
+        )
         self._ack_each = context.consumer.ack == EACH
         self._running: dict[int, FetchedEntry] = {}  # by run sequence
         self._bytes_in_hand = 0

@@ -111,7 +111,11 @@ class WorkerProcess:
         self.calls = FencedCalls(self.link, slot)
         batch_max = 1 if assignment.cautious else consumer.prefetch_max
         self.prefetch = PrefetchController(
-            consumer, settings.daemon.max_message_bytes, batch_max, consumer.prefetch_max
+            consumer,
+            settings.daemon.max_message_bytes,
+            batch_max,
+            consumer.prefetch_max,
+            consumer.rate_per_second(slot.partitions),
         )
         self.trouble = logs.Episode("worker.stalled", "worker.resumed")
         self._bad = logs.bad_values()
@@ -346,7 +350,7 @@ class WorkerProcess:
         One where a run may have to wait for anything but its lane: nothing is marked in a wait.
         """
         consumer = self.consumer
-        gated = self.guards is not None or bool(consumer.rate_per_second)
+        gated = self.guards is not None or bool(consumer.rate)
         if gated or consumer.max_crashes == 1 or consumer.on_error != REQUEUE:
             return 1
         assert self.hooks is not None
