@@ -71,13 +71,6 @@ class RefusalKind(Enum):
 
 
 _KINDS = {word: kind for kind in RefusalKind for word in kind.value}
-
-
-def kind_of(code: str) -> RefusalKind:
-    """Return what an error reply says by its first word."""
-    return _KINDS.get(code, RefusalKind.OTHER)
-
-
 _TRANSIENT = (
     RefusalKind.AWAY,
     RefusalKind.BUSY,
@@ -96,7 +89,7 @@ class RedisRefused(StreamqdError):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
-        self.kind = kind_of(code)
+        self.kind = _KINDS.get(code, RefusalKind.OTHER)
 
     @property
     def transient(self) -> bool:

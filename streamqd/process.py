@@ -46,7 +46,12 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 _DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTSTP, signal.SIGUSR1)
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_tgkill = getattr(_libc, "tgkill", None)  # glibc 2.30 and later
 
+
+# A thread that gets it writes its own stack, also in the middle of C code. Every other process and
+# program ignores it.
+STACK_OF_THREAD = signal.SIGURG
 
 LAST_WORDS = b"failed: "  # what a child that cannot begin sends before its reason
 LAST_WORDS_BYTES = 2000
@@ -100,6 +105,11 @@ class Child:
             return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
+
+    def ask_stack(self, thread: int) -> None:
+        """Have a thread of the child write its stack, see `poll_stack`; nothing if it is gone."""
+        if self.collected is None and _tgkill is not None:
+            _tgkill(self.pid, thread, int(STACK_OF_THREAD))
 
     def reap(self) -> Exit | None:
         """Collect the child when it has died, None while it lives. May be repeated."""
@@ -275,6 +285,7 @@ def _child(
         set_title(title)
         faulthandler.enable(stacks)
         _show_stacks_at(signal.SIGUSR2, stacks)
+        faulthandler.register(STACK_OF_THREAD, stacks, all_threads=False)
         code = run(child_end)
     except BaseException as error:  # noqa: BLE001 - the last frame of the process
         sys.excepthook(type(error), error, error.__traceback__)  # into the log, where there is one

@@ -28,7 +28,6 @@ import struct
 import time
 import zlib
 from collections.abc import Collection
-from pathlib import Path
 from typing import NamedTuple
 
 from streamqd import failures
@@ -36,9 +35,10 @@ from streamqd.idle_reason import IdleReason
 from streamqd.long_poll import PollWords
 from streamqd.model import ENTRIES_MAX, Lease, Unit
 
-LAYOUT = 1  # of the bytes of a board: a change of what is where, or of what it means, is a new one
+LAYOUT = 2  # of the bytes of a board: a change of what is where, or of what it means, is a new one
 SLOT_COUNT = 4096
 RUNNING_MAX = 128  # entries that may be running at once in one worker
+LOOP_BEAT_SECONDS = 0.125  # between two beats of an event loop with open runs
 PLACE_BYTES_MAX = 44  # "m:" + 20 digits + "-" + 20 digits + separator
 
 _WORDS = 64
@@ -59,7 +59,9 @@ _OFFSET_NAME = _OFFSET_RUNNING + RUNNING_MAX * 2 * 8
 _OFFSET_LEASE = _OFFSET_NAME + _NAME_BYTES
 _LEASE_BYTES = 128
 _OFFSET_FAILURES = _OFFSET_LEASE + _LEASE_BYTES
-_OFFSET_SEQUENCES = _OFFSET_FAILURES + failures.BYTES
+_OFFSET_BLOCKER = _OFFSET_FAILURES + failures.BYTES
+_BLOCKER_BYTES = 256
+_OFFSET_SEQUENCES = _OFFSET_BLOCKER + _BLOCKER_BYTES
 _OFFSET_STATES = _OFFSET_SEQUENCES + RUNNING_MAX * 8
 _OFFSET_PLACES = _OFFSET_STATES + ENTRIES_MAX
 _USED_BYTES = _OFFSET_PLACES + ENTRIES_MAX * PLACE_BYTES_MAX
@@ -90,7 +92,7 @@ COUNTERS = (
     *("fetched", "acked", "retried", "dead", "failed", "timeouts", "released", "fenced", "ghosts"),
     *("reclaimed", "round_trips", "bytes", "crashes", "restarts", "charged", "recycled"),
     *("redis_errors", "parked", "given_up", "expired", "throttled_ns"),
-    "assignment_errors",
+    *("assignment_errors", "loop_blocked"),
 )
 BOARD_COUNTERS = (
     *("rebalance_acquired", "rebalance_shed", "renew_late", "lease_lost", "exchanges"),
@@ -187,7 +189,8 @@ class WorkerSlot:
     rss = _Field(8)
     rss_baseline = _Field(9)
     standby_pid, leaving_pid = _Field(21), _Field(22)  # the worker after this one, and before it
-    partitions = _Field(26)  # of the topic, as this supervisor knows it
+    loop_blocked_ns = _Field(26)  # since when the event loop has not turned; 0 = it turns
+    loop_turned_ns = _Field(27)  # when it turned again after it was blocked last; 0 = never
     warm_pid = _Field(23)  # set by the standby: it has booted, and waits for its assignment
     # written by the worker; `state` and the batch by the supervisor while no worker uses the slot
     state = _Field(1)
@@ -200,6 +203,8 @@ class WorkerSlot:
     rate_due_ns = _Field(24)  # state of the rate, kept from worker to worker; 0 = there is none
     rate_micro = _Field(25)  # runs per second that may begin, in millionths; 0 = no limit
     beat_ns = _Field(17)  # when a handler has last reported progress
+    loop_thread = _Field(11)  # thread ID of the event loop
+    loop_beat_ns = _Field(19)  # when the event loop turned last; 0 = no coroutine runs
     probe_seq = _Field(48)  # the run with which it probes the circuit of its group, 0 = none
     suspects_left = _Field(57)  # that have not run since a crash; set by the supervisor at a fork
     round_size = _Field(58)  # how many of them run now
@@ -230,7 +235,8 @@ class WorkerSlot:
         self.lanes: memoryview[int] = view[_OFFSET_RUNNING:_OFFSET_NAME].cast("Q")
         self._name = view[_OFFSET_NAME:_OFFSET_LEASE]
         self._lease = view[_OFFSET_LEASE:_OFFSET_FAILURES]
-        self.failures = failures.RecentFailures(view[_OFFSET_FAILURES:_OFFSET_SEQUENCES])
+        self.failures = failures.RecentFailures(view[_OFFSET_FAILURES:_OFFSET_BLOCKER])
+        self._blocker = view[_OFFSET_BLOCKER:_OFFSET_SEQUENCES]
         self.sequences: memoryview[int] = view[_OFFSET_SEQUENCES:_OFFSET_STATES].cast("Q")
         self.states = view[_OFFSET_STATES:_OFFSET_PLACES]
         self._places = view[_OFFSET_PLACES:_USED_BYTES]
@@ -267,6 +273,16 @@ class WorkerSlot:
     def beat(self) -> None:
         """Note that a handler makes progress."""
         self.beat_ns = now_ns()
+
+    @property
+    def blocker(self) -> str:
+        """The code that blocked the event loop last, as `FILE:LINE in FUNCTION`; '' = unknown."""
+        return bytes(self._blocker).rstrip(b"\0").decode("utf-8", "replace")
+
+    def note_blocker(self, place: str) -> None:
+        """Note the code that blocks the event loop. Its end is kept if it is too long."""
+        raw = place.encode("utf-8", "replace")[-_BLOCKER_BYTES:]
+        self._blocker[:] = raw.ljust(_BLOCKER_BYTES, b"\0")
 
     def leave(self) -> None:
         """In a forked child: have memory of our own, all zero, in the place of the shared page.
@@ -452,6 +468,7 @@ class WorkerSlot:
         self.command = WorkerCommand.NONE
         self.soft_kill_seq = 0
         self.poll.end()
+        self.loop_beat_ns = 0
         # Lanes of a worker that ran several are nothing to the next one.
         self.lanes[:] = memoryview(bytes(8 * 2 * RUNNING_MAX)).cast("Q")
         self.sequences[:] = memoryview(bytes(8 * RUNNING_MAX)).cast("Q")
@@ -495,8 +512,6 @@ class Scoreboard:
         counters = self._view[_WORDS * 8 : (_WORDS + _COUNTERS) * 8]
         self._counters: memoryview[int] = counters.cast("Q")
         self.size = slots
-        # Where the file of the scoreboard before this one was put aside, if it could not be used.
-        self.refused_file: Path | None = None
         self._slots: dict[int, WorkerSlot] = {}
         self._allotted: dict[Unit, WorkerSlot] = {}
 

@@ -70,7 +70,9 @@ class LiveUnit:
     `dead_letters` are the group's own, null when its owner has not counted them,
     `partition_dead_letters` those of all groups on the partition. `suspects_left` of `suspects`
     messages of a crash or a lost host are still to be run in rounds, of which one of `round_size`
-    runs now. `longest_run_seconds` is how long the run has lasted that runs now, `running` its
+    runs now. The event loop of the worker is blocked for `loop_blocked_seconds`, 0 while it turns,
+    or was until `loop_blocked_seconds_ago`, by the code `loop_blocker` (FILE:LINE in FUNCTION).
+    `longest_run_seconds` is how long the run has lasted that runs now, `running` its
     place, and `progress_seconds` how long ago a handler that runs has called `Message.progress`, if
     any has.
     """
@@ -103,12 +105,14 @@ class LiveUnit:
     progress_seconds: float | None
     waits_seconds: float | None
     rate: float | None  # runs per second that may begin, null when there is no limit
-    rate_per: str  # "partition", or "group" where the rate is a share; '' when not known
     held: int | None
     held_keys: int | None
     suspects_left: int | None
     suspects: int | None
     round_size: int | None
+    loop_blocked_seconds: float | None
+    loop_blocked_seconds_ago: float | None
+    loop_blocker: str
     running: str
     timeout: float | None
     hard_timeout: float | None
@@ -276,8 +280,8 @@ def unit_of(owner: str, raw: dict[str, Any]) -> LiveUnit:
         handler=str(raw.get("handler", "")),
         paused=False,
         stopped=False,
+        loop_blocker=str(raw.get("loop_blocker") or ""),
         running=str(raw.get("running") or ""),
-        rate_per=str(raw.get("rate_per") or ""),
         acked=published.rate(raw, "acked"),
         failed=published.rate(raw, "failed"),
         **numbers,
@@ -292,7 +296,7 @@ _WHOLE = (
 _REAL = (
     *("oldest_seconds", "arriving", "lag_per_second", "p50_seconds", "p99_seconds"),
     *("mean_seconds", "longest_run_seconds", "progress_seconds", "waits_seconds", "rate"),
-    *("timeout", "hard_timeout"),
+    *("timeout", "hard_timeout", "loop_blocked_seconds", "loop_blocked_seconds_ago"),
 )
 
 

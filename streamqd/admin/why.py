@@ -613,14 +613,23 @@ _AT_WORK = (
     CauseRule(
         "throttled",
         _in("throttled"),
-        "{unit} is held on {owner} by its rate of {rate}",
-        "wait, or raise the rate of the consumer{more_rate}",
+        "{unit} is held on {owner} by its rate of {rate} runs/s, which the group has in each"
+        " partition",
+        "wait, or raise the rate of the consumer; more partitions have more rate",
     ),
     CauseRule(
         "keys-held",
         _keeps_messages,
         "the worker of {unit} on {owner} keeps {held}{next}{last}",
         "fix what the first message of each fails of; held_max is how many it may keep",
+    ),
+    CauseRule(
+        "loop-blocked",
+        lambda f: f.worker and f.worker.loop_blocked_seconds,
+        "a coroutine has blocked the event loop of {unit} on {owner} for {blocked}{blocker}: no"
+        " other coroutine there continues",
+        "await something that does not block, or move that call to a thread with asyncio.to_thread;"
+        " loop.blocked in the log of {owner} has the stack",
     ),
     CauseRule(
         "slow-handler",
@@ -740,8 +749,8 @@ _GRAVE = (
 # `status` names these; it shows otherwise what operators want and what instances lack.
 _PROBLEMS = (
     *("no-offer", "internal-error", "crash-loop", "no-capacity", "caps-full", "changing-hands"),
-    *("owner-silent", "blocked", "circuit-open", "flood", "keys-held", "slow-handler", "crashing"),
-    *("failing", "housekeeping"),
+    *("owner-silent", "blocked", "circuit-open", "flood", "keys-held", "loop-blocked"),
+    *("slow-handler", "crashing", "failing", "housekeeping"),
 )
 
 
@@ -797,15 +806,14 @@ def _texts(f: WaitFacts) -> dict[str, object]:
 def _texts_of(worker: LiveUnit) -> dict[str, object]:
     full = ", as many as it may, and reads no more" if worker.state == "full" else ""
     keys = "one held key" if worker.held_keys == 1 else f"{worker.held_keys or 0:,} held keys"
-    shared = worker.rate_per == "group"
-    share = "its share of the group's rate" if shared else "which each partition of the group has"
     limit = "the limit ends it by itself" if worker.hard_timeout else "no hard_timeout ends it"
     return {
         "state": worker.state,
-        "rate": f"{worker.rate or 0:g} runs/s, {share}",
-        "more_rate": "" if shared else "; more partitions have more rate",
+        "rate": f"{worker.rate or 0:g}",
         "held": f"{worker.held or 0:,} messages of {keys}{full}",
         "hard_timeout": limit,
+        "blocked": lasting(worker.loop_blocked_seconds or 0.0),
+        "blocker": f" at {worker.loop_blocker}" if worker.loop_blocker else "",
         "recovery": recovery(worker.suspects_left, worker.suspects, worker.round_size),
         "next": _since(", the next try in {} s", worker.waits_seconds),
         "progress": _since(" (it reported progress {} s ago)", worker.progress_seconds),

@@ -131,6 +131,13 @@ class Daemon:
     boot_timeout: Seconds = setting(
         60.0, "How long a worker may take to import its handler and become ready.", min=1, max=3_600
     )
+    loop_blocked_after: Seconds = setting(
+        1.0,
+        "How long a coroutine may block the event loop of its worker before the event loop.blocked"
+        " names the code. 0: it is never named.",
+        min=0,
+        max=3_600,
+    )
     weight: int = setting(
         1,
         "Share of the partitions that this instance takes, compared with the others'.",

@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import random
+import select
 import signal
 import socket
 import time
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 
-from streamqd import logs, process
+from streamqd import logs
 from streamqd.config import Settings
 from streamqd.errors import BadValue, RedisRefused, RedisUnavailable, RefusalKind, SilentConnection
 from streamqd.housekeeper import health, page
@@ -258,7 +259,8 @@ class Housekeeper:
 
     def _stop_requested(self, seconds: float) -> bool:
         """Wait for a word of the supervisor; its silence forever is a word too."""
-        if not process.wait_readable([self._control.fileno()], seconds):
+        readable, _, _ = select.select([self._control], [], [], seconds)
+        if not readable:
             return False
         try:
             word = self._control.recv(64, socket.MSG_DONTWAIT)

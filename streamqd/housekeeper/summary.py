@@ -122,13 +122,7 @@ class Summary:
             "redis_up": view.redis_up,
             "counters": {name: board.counter(name) for name in BOARD_COUNTERS},
             "units": units,
-            "refused_board": self._refused_board(),
         }
-
-    def _refused_board(self) -> str:
-        """Return the name of a predecessor's scoreboard that was put aside and is still there."""
-        path = self._view.board.refused_file
-        return str(path) if path is not None and path.exists() else ""
 
     def _unit(self, slot: WorkerSlot, unit: Unit) -> dict[str, Any]:
         figures = self._view.units.get(unit)
@@ -164,11 +158,11 @@ class Summary:
             "next_due_unix_ms": figures.next_due_unix_ms if figures else None,
             **_waits(slot),
             **_recovery(slot),
+            **_loop(slot),
             "handler": consumer.handler if consumer else "",
             "timeout": consumer.timeout if consumer else None,
             "hard_timeout": consumer.hard_timeout if consumer else None,
             "rate": slot.rate_micro / 1e6 or None,
-            "rate_per": consumer.rate_per if consumer else None,
             "progress_seconds": _progress(slot, longest.started_ns) if longest else None,
             "running": longest.place.decode("ascii", "replace") if longest else None,
             "failures": [*self._tasks(unit), *self._failures(slot)],
@@ -231,6 +225,17 @@ def _recovery(slot: WorkerSlot) -> dict[str, int]:
         "suspects_left": left,
         "suspects": max(left, slot.suspects) if left else 0,
         "round_size": slot.round_size if left else 0,
+    }
+
+
+def _loop(slot: WorkerSlot) -> dict[str, Any]:
+    """Since when the event loop of a worker is blocked, when it was last, and by which code."""
+    blocked = slot.loop_blocked_ns if slot.pid else 0
+    turned = slot.loop_turned_ns
+    return {
+        "loop_blocked_seconds": round(_seconds_since(blocked), 1) if blocked else 0.0,
+        "loop_blocked_seconds_ago": round(_seconds_since(turned), 1) if turned else None,
+        "loop_blocker": slot.blocker if blocked or turned else "",
     }
 
 

@@ -50,6 +50,11 @@ EVENTS: dict[str, str] = {
     "letter.given_up": "The consumer of a dead letter gave it up; it stays a dead letter.",
     "letters.expired": "Dead letters older than dlq_retention were deleted.",
     "log.dropped": "Lines were dropped because nobody read them.",
+    "loop.blocked": "A coroutine blocks the event loop of its worker for `seconds`: no other"
+    " coroutine of the partition continues. `file`, `line` and `function` name the code; without"
+    " them another thread of the worker holds the interpreter. `running` messages run, the oldest"
+    " are `messages`; the stack of the loop follows. The event is repeated after twice the time.",
+    "loop.resumed": "An event loop that was blocked turns again, after `seconds`.",
     "message.dead": "A message was moved to the dead-letter stream.",
     "message.expired": "A message was past the time that its producer gave it; it was not handled.",
     "message.ghost": "A pending entry had been trimmed by someone else; it was acknowledged.",
@@ -82,8 +87,7 @@ EVENTS: dict[str, str] = {
     "scoreboard.private": "The scoreboard has no file in memory: should the supervisor be killed,"
     " what its workers had finished in the last moments is handled again.",
     "scoreboard.refused": "The file of a killed supervisor, or a partition in it, is torn or"
-    " foreign. It was ignored: messages that were in flight may be handled again. A file is"
-    " renamed; delete it when the cause is clear.",
+    " foreign; it was ignored, and what it tells of may be handled again.",
     "signal": "A signal arrived.",
     "solo.unlocked": "The state directory takes no locks; a suspect of a lost host is not alone.",
     "stack.dumped": "A fatal signal such as SIGSEGV stopped a process (`child`), or SIGUSR1 asked"

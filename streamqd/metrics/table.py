@@ -232,6 +232,11 @@ METRICS: tuple[Metric, ...] = (
         _slot("assignment_errors"),
         "Internal errors of the supervisor about the partition and group, which it gave up then.",
     ),
+    _counter(
+        "loop_blocked",
+        _slot("loop_blocked"),
+        "How often a coroutine blocked the event loop of its worker for loop_blocked_after.",
+    ),
     _counter("charged", _slot("charged"), "Crashes charged to the message that was running."),
     _counter("restarts", _slot("restarts"), "Worker processes started in place of one that ended."),
     _counter(

@@ -30,6 +30,7 @@ from streamqd.supervisor.drain import EXIT_CRASH_LOOP, EXIT_TWIN, BurstCheck, Dr
 from streamqd.supervisor.isolation import Isolation
 from streamqd.supervisor.lease_manager import LeaseManager
 from streamqd.supervisor.limits import MAX_MESSAGES, Limits, OomMonitor, Replacement
+from streamqd.supervisor.loop_watch import LoopWatch
 from streamqd.supervisor.partition import ExitAssessment, PartitionState, Phase
 from streamqd.supervisor.plan import Action
 from streamqd.supervisor.reload import Reload, Validated
@@ -106,6 +107,7 @@ class Supervisor:
         self.control = Control(daemon.instance)
         self.drain = Drain(self.notifier)
         self.limits = Limits(isolate)
+        self.loop_watch = LoopWatch(isolate)
         self.reload = Reload(load, only, forget, self.notifier)
         self.watcher = Watcher(settings.source, watched, forget) if watched else None
         self.reregister = Reregister(forget)
@@ -204,7 +206,8 @@ class Supervisor:
         """Let the parts that have a memory take note of what is to be seen."""
         daemon, partitions = self.settings.daemon, self.partitions.values()
         exceeded = self.limits.observe(partitions, now, daemon.boot_timeout)
-        self._next_look = exceeded.next_at
+        loops_at = self.loop_watch.observe(partitions, now, daemon.loop_blocked_after)
+        self._next_look = min(exceeded.next_at, loops_at)
         for found in exceeded.replacements:
             self.isolation.run(found.partition.unit, self._want_replaced, found)
         moves: list[Action] = []
@@ -458,10 +461,8 @@ class Supervisor:
         wanted = _units_of(settings, self.counts)
         for unit, consumer in wanted.items():
             partition = self.partitions.get(unit)
-            slot = self.board.allot(unit)
-            slot.partitions = self.counts[unit.topic]
             if partition is None:
-                self.partitions[unit] = PartitionState(unit, consumer, slot)
+                self.partitions[unit] = PartitionState(unit, consumer, self.board.allot(unit))
             else:
                 partition.consumer = consumer
         self.unwanted = frozenset(self.partitions.keys() - wanted.keys())
@@ -590,7 +591,8 @@ class Supervisor:
             return
         self._stacks_at = now + STACKS_SECONDS
         for child, unit in self._children():
-            self.isolation.run(unit, _log_stack, child)
+            if not self.loop_watch.asks(unit):
+                self.isolation.run(unit, _log_stack, child)
 
     def _reap_children(self, partition: PartitionState, now: float) -> None:
         self._reap_worker(partition, now)

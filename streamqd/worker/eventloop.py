@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import select
 import selectors
 import sys
@@ -21,11 +20,12 @@ from typing import Any
 
 from streamqd import logs
 from streamqd.logs import Handled
+from streamqd.scoreboard import WorkerSlot
 from streamqd.worker.forks import family
+from streamqd.worker.loop_beat import LoopBeat
 
 CLOSE_SECONDS = 5.0  # what tasks that a handler has left behind may take to be cancelled
-
-_libc = ctypes.CDLL(None)
+DESCRIPTOR_MAX = 1023  # select takes no higher one
 
 Work = Callable[[], object]  # returns the coroutine; called in the loop's thread
 
@@ -139,39 +139,13 @@ def maker_of_tasks(name: str) -> Callable[[Coroutine[Any, Any, None]], asyncio.T
     return partial(asyncio.Task, loop=loop, name=name)
 
 
-class _PollDescriptor(ctypes.Structure):
-    """C's `struct pollfd`."""
-
-    _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short))
-
-
-class _TimeSpec(ctypes.Structure):
-    """C's `struct timespec`."""
-
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-
 class PreciseSelector(selectors.EpollSelector):
-    """Waits no longer than it is told; `epoll` itself waits for whole milliseconds, rounded up.
-
-    It may return early with nothing: the loop then asks for the rest, which is below a millisecond.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._poll = select.poll()
-        self._poll.register(self.fileno(), select.POLLIN)
-        self._time = _TimeSpec(0, 0)
-        self._polled = _PollDescriptor(self.fileno(), select.POLLIN, 0)
+    """Waits no longer than it is told; `epoll` itself waits for whole milliseconds, rounded up."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait for events, at most that many seconds, and return what is ready."""
-        if timeout and timeout > 0:
-            if milliseconds := int(timeout * 1000):
-                self._poll.poll(milliseconds)
-            else:
-                self._time.nanoseconds = int(timeout * 1e9)
-                _libc.ppoll(ctypes.byref(self._polled), 1, ctypes.byref(self._time), None)
+        if timeout and timeout > 0 and self.fileno() <= DESCRIPTOR_MAX:
+            select.select([self.fileno()], [], [], timeout)
             timeout = 0
         return super().select(timeout)
 
@@ -193,6 +167,7 @@ class EventLoop:
         self._thread = threading.Thread(target=self._turn, name="event loop", daemon=True)
         self._thread.start()
         self._waited: CoroutineRun | None = None
+        self._beat: LoopBeat | None = None
         family.loops.add(self)
 
     def halt(self) -> None:
@@ -202,12 +177,22 @@ class EventLoop:
             ready.clear()
         self._loop.stop()
 
+    def show(self, slot: WorkerSlot | None) -> None:
+        """Show in a worker's slot that the loop turns, from now on; None: in no slot any more."""
+        if self._beat is not None:
+            self._beat.close()
+        self._beat = None if slot is None else LoopBeat(self._loop, slot, self._thread.native_id)
+
     def begin(self, runs: list[CoroutineRun]) -> None:
         """Start coroutines: together they cost one wake-up of the loop."""
+        if self._beat is not None:
+            self._beat.want()
         self._loop.call_soon_threadsafe(_start, runs)
 
     def call(self, function: Callable[..., object], *given: object) -> None:
         """Call a function in the loop's thread."""
+        if self._beat is not None:
+            self._beat.want()
         self._loop.call_soon_threadsafe(function, *given)
 
     def soon(self, call: Callable[[], object]) -> None:

@@ -10,6 +10,7 @@ from streamqd import handlers, logs
 from streamqd.config import Consumer, Settings
 from streamqd.errors import HandlerLoadError
 from streamqd.model import Unit
+from streamqd.scoreboard import WorkerSlot
 from streamqd.worker.eventloop import EventLoop
 
 
@@ -60,6 +61,11 @@ class Hooks:
         if self.loop is None or not self.loaded.form.asynchronous:
             return None
         return self.loop.interrupt_waited
+
+    def show_loop(self, slot: WorkerSlot | None) -> None:
+        """Show in a slot that the event loop turns, if there is one; None: in no slot any more."""
+        if self.loop is not None:
+            self.loop.show(slot)
 
     def start(self, context: handlers.Context) -> None:
         """Run `on_start`. Raises HandlerLoadError when it fails."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,9 +15,10 @@ from streamqd.admin.partitions import by_group, holder
 from streamqd.admin.why import as_argument
 from streamqd.model import Unit
 from streamqd.store.directives import EVERYBODY, Directive, Scope
-from streamqd.words import plural, roughly, spans
+from streamqd.words import lasting, plural, roughly, spans
 
 PAUSED_SECONDS = 3_600.0
+BLOCKED_SECONDS = 900.0  # for so long an event loop that was blocked is worth a warning
 ROUND_TRIPS = 50  # of the server, which a lease should be worth: 10 for each renewal
 
 
@@ -196,19 +196,29 @@ def _failed_assignments(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
-@check("fleet.refused-board", Severity.WARNING, Need.FLEET)
-def _refused_boards(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """An instance could not use the scoreboard file of a killed supervisor, and put it aside."""
+@check("fleet.loop-blocked", Severity.WARNING, Need.FLEET)
+def _blocked_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """A coroutine blocks the event loop of its worker, or did in the last 15 minutes."""
     for name, summary in facts.fleet.summaries.items():
-        path = summary.get("refused_board")
-        if isinstance(path, str) and path:
+        for each in live.units_of(name, summary):
+            now, ago = each.loop_blocked_seconds or 0.0, each.loop_blocked_seconds_ago
+            if not now and (ago is None or ago > BLOCKED_SECONDS):
+                continue
+            at = f" at {each.loop_blocker}" if each.loop_blocker else ""
+            when = f"for {lasting(now)}" if now else f"until {lasting(ago or 0.0)} ago"
+            verb = "has blocked" if now else "blocked"
             yield CheckResult(
-                f"{name} could not use the scoreboard file that its killed supervisor left, and"
-                f" put it aside as {path}: messages that were in flight then are handled again",
-                f"on the host of {name}: `rm {shlex.quote(path)}`; attach the file to a bug report"
-                " unless `scoreboard.refused` in the log shows that another version wrote it",
-                about=name,
-                evidence={"file": path},
+                f"a coroutine {verb} the event loop of {each.name} on {name} {when}{at}: no other"
+                " coroutine of the partition continues then",
+                "await something that does not block, or move that call to a thread with"
+                f" asyncio.to_thread; `loop.blocked` in the log of {name} has the stack",
+                about=each.name,
+                evidence={
+                    "instance": name,
+                    "loop_blocked_seconds": now,
+                    "loop_blocked_seconds_ago": ago,
+                    "loop_blocker": each.loop_blocker,
+                },
             )
 
 

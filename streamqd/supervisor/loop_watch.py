@@ -1,0 +1,189 @@
+"""Finds event loops that do not turn, and names the code that blocks them.
+
+A worker's loop shows in the slot that it turns (`worker/loop_beat.py`). If it is silent for
+`loop_blocked_after`, its thread is asked for its stack by a signal, which reaches it in C code too.
+Nothing is done to the run: ending it is the business of the time limits.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import sysconfig
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from streamqd import logs, worker
+from streamqd.isolate import Isolate, directly
+from streamqd.model import Unit
+from streamqd.process import Child
+from streamqd.scoreboard import LOOP_BEAT_SECONDS, now_ns
+from streamqd.supervisor.partition import PartitionState
+
+MESSAGES_MAX = 8  # running messages that one event names
+STACK_LOOK_SECONDS = 0.02  # between two looks for a stack that was asked for
+STACK_SECONDS = 0.3  # how long a stack may take to come
+
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+_HEADER = "Stack (most recent call first)"
+_LIBRARY = tuple({str(Path(sysconfig.get_path(name))) + "/" for name in ("stdlib", "platstdlib")})
+_PACKAGES = tuple({str(Path(sysconfig.get_path(name))) + "/" for name in ("purelib", "platlib")})
+_OURS = str(Path(worker.__file__).parent) + "/"
+
+
+class Frame(NamedTuple):
+    """One line of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+@dataclass
+class _Silence:
+    """A loop that does not turn: since when, in which process, and how far its report is."""
+
+    child: Child
+    beat_ns: int  # its last beat
+    report_at: float = 0.0  # monotonic, not earlier
+    asked_at: float = 0.0  # monotonic, when its stack was asked for; 0 = not yet
+    reported: bool = False
+    doubted: bool = False  # its stack showed no code of a handler
+
+
+@dataclass
+class LoopWatch:
+    """Watches the event loops of all workers, look by look."""
+
+    isolate: Isolate[Unit] = directly
+    _silent: dict[Unit, _Silence] = field(default_factory=dict)
+
+    def observe(self, partitions: Iterable[PartitionState], now: float, after: float) -> float:
+        """Report loops that do not turn for `after` seconds; 0 = none. Return when to look again.
+
+        `now` and the result are monotonic times in seconds.
+        """
+        next_at = math.inf
+        for partition in partitions:
+            found = self.isolate(partition.unit, self._look, partition, now, after or math.inf)
+            next_at = min(next_at, found or math.inf)
+        return next_at
+
+    def asks(self, unit: Unit) -> bool:
+        """Return True if the worker of a unit was asked for a stack, which `observe` takes."""
+        found = self._silent.get(unit)
+        return found is not None and found.asked_at > 0
+
+    def _look(self, partition: PartitionState, now: float, after: float) -> float:
+        child, beat_ns = partition.child, partition.slot.loop_beat_ns
+        silence = self._silent.get(partition.unit)
+        if silence and (silence.child is not child or silence.beat_ns != beat_ns):
+            self._end(partition, silence)
+            silence = None
+        if child is None or not beat_ns:
+            return math.inf
+        seconds = (now_ns() - beat_ns) / 1e9
+        # The last beat may be older than the block, by as much as is between two beats.
+        left = after + LOOP_BEAT_SECONDS - seconds
+        if left > 0:
+            return now + left
+        if silence is None:
+            silence = self._silent[partition.unit] = _Silence(child, beat_ns)
+        if now < silence.report_at:
+            return silence.report_at
+        if not silence.asked_at:
+            silence.asked_at = now
+            child.ask_stack(partition.slot.loop_thread)
+            return now + STACK_LOOK_SECONDS
+        stack = child.poll_stack()
+        if not stack and now - silence.asked_at < STACK_SECONDS:
+            return now + STACK_LOOK_SECONDS
+        silence.asked_at = 0.0
+        frame = blocking_frame(stack)
+        if stack and frame is None and not silence.doubted:
+            # Perhaps the whole host was slow, and the loop is about to turn.
+            silence.doubted = True
+            silence.report_at = now + after
+        else:
+            silence.report_at = now + seconds  # each report follows after twice the time
+            self._report(partition, silence, seconds, frame, stack)
+        return silence.report_at
+
+    def _report(
+        self,
+        partition: PartitionState,
+        silence: _Silence,
+        seconds: float,
+        frame: Frame | None,
+        stack: str,
+    ) -> None:
+        slot = partition.slot
+        if not silence.reported:
+            silence.reported = True
+            slot.add("loop_blocked")
+        slot.note_blocker(str(frame or ""))
+        slot.loop_blocked_ns = silence.beat_ns
+        running = sorted(slot.running, key=lambda each: each.sequence)
+        logs.event(
+            "loop.blocked",
+            logging.WARNING,
+            trace=stack,
+            unit=partition.unit,
+            child=silence.child.pid,
+            seconds=round(seconds, 1),
+            file=frame and frame.file,
+            line=frame and frame.line,
+            function=frame and frame.function,
+            running=len(running),
+            messages=[_name(partition.unit, each.place) for each in running[:MESSAGES_MAX]],
+        )
+
+    def _end(self, partition: PartitionState, silence: _Silence) -> None:
+        """Note that a loop turns again, or that its process is gone."""
+        del self._silent[partition.unit]
+        if not silence.reported:
+            return
+        now = partition.slot.loop_turned_ns = now_ns()
+        partition.slot.loop_blocked_ns = 0
+        if silence.child is partition.child:
+            seconds = round((now - silence.beat_ns) / 1e9, 1)
+            logs.event(
+                "loop.resumed", unit=partition.unit, child=silence.child.pid, seconds=seconds
+            )
+
+
+def blocking_frame(stack: str) -> Frame | None:
+    """Return the frame of a loop's stack that blocks it: the innermost of the user's own code.
+
+    Of an application that is itself an installed package, it is the outermost frame. None if the
+    stack holds nothing but the loop, which then waits for another thread.
+    """
+    found = [
+        Frame(file, int(line), function)
+        for file, line, function in _FRAME.findall(stack.rpartition(_HEADER)[2])
+    ]
+    # Packages lie below the library, but are none of it.
+    others = [
+        each
+        for each in found
+        if not each.file.startswith((_OURS, "<frozen "))
+        and (each.file.startswith(_PACKAGES) or not each.file.startswith(_LIBRARY))
+    ]
+    own = [each for each in others if not each.file.startswith(_PACKAGES)]
+    if own:
+        return own[0]
+    return others[-1] if others else None
+
+
+def _name(unit: Unit, place: bytes) -> str:
+    """Return a message's uid; of a retry, or of a dead letter, its place."""
+    kind, _, entry_id = place.decode("ascii", "replace").partition(":")
+    if kind != "m" or unit.reads_letters:
+        return f"{kind}:{entry_id}"
+    return f"{unit.topic}/{unit.partition}/{entry_id}"

@@ -1,0 +1,61 @@
+"""The beat of a worker's event loop: a time in the slot, by which others see that the loop turns.
+
+The supervisor watches it (`supervisor/loop_watch.py`), because a thread of this process could not:
+C code that blocks the loop may hold the interpreter. The loop beats by a timer of its own while
+runs are open, so messages cost nothing and an idle worker is not woken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from streamqd.scoreboard import LOOP_BEAT_SECONDS, RUNNING, WorkerSlot, now_ns
+
+
+class LoopBeat:
+    """One loop's beat in one slot. `want` and `close` are called by the main thread."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, slot: WorkerSlot, thread: int | None
+    ) -> None:
+        """`thread` is the thread ID of the loop."""
+        self._loop = loop
+        self._slot: WorkerSlot | None = slot
+        self._timer: asyncio.TimerHandle | None = None
+        self._beating = False
+        slot.loop_thread = thread or 0
+        slot.loop_beat_ns = 0
+
+    def want(self) -> None:
+        """Beat while runs are open. To be called when a run is RUNNING in the slot, ahead of it."""
+        if not self._beating and self._slot is not None:
+            self._beating = True
+            self._slot.loop_beat_ns = now_ns()
+            self._loop.call_soon_threadsafe(self._turn)
+
+    def close(self) -> None:
+        """Write nothing into the slot any more."""
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            slot.loop_beat_ns = 0
+
+    def _turn(self) -> None:
+        """Beat, and beat again later; in the loop's thread."""
+        if self._timer is not None:
+            self._timer.cancel()  # `want` came while the last turn found nothing that runs
+            self._timer = None
+        slot = self._slot
+        if slot is None:
+            return
+        if not _runs(slot):
+            slot.loop_beat_ns = 0
+            self._beating = False
+            if not _runs(slot):  # else `want` may have seen that it was beating still
+                return
+            self._beating = True
+        slot.loop_beat_ns = now_ns()
+        self._timer = self._loop.call_later(LOOP_BEAT_SECONDS, self._turn)
+
+
+def _runs(slot: WorkerSlot) -> bool:
+    return RUNNING in bytes(slot.states[: slot.in_hand])

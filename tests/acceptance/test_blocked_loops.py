@@ -1,0 +1,132 @@
+"""A coroutine that blocks the event loop of its worker: the log, `why` and `doctor` name the code.
+
+The handler notes when it blocks. No time is a bar: the event must come while the loop is blocked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.test_operator_questions import ask, document, wait_cause
+from tests.support.daemon import GROUP, TOPIC, Daemon
+
+NewDaemon = Callable[..., Daemon]
+
+pytestmark = pytest.mark.slow
+
+COMMON = """
+import asyncio, re, time
+from pathlib import Path
+from streamqd import Message
+
+async def obey(message: Message) -> None:
+    word = message.text()
+    if word == "wait":
+        await asyncio.sleep(1)
+    elif word == "away":
+        await asyncio.to_thread(hold)
+    else:
+        Path("blocks").write_text(f"{time.time()}")
+        block()
+
+def hold() -> None:
+    Path("blocks").write_text(f"{time.time()}")
+    re.match(r"(a|aa)+$", "a" * 60 + "b")
+"""
+SLEEPS = "\ndef block() -> None:\n    time.sleep(3)\n"
+# The regular expression needs centuries, and holds the interpreter.
+FOR_EVER = '\ndef block() -> None:\n    re.match(r"(a|aa)+$", "a" * 200 + "b")\n'
+SEVERAL: dict[str, Any] = {"concurrency": 50, "order": "none"}
+
+
+def line_of(daemon: Daemon, text: str) -> int:
+    (line,) = [
+        number
+        for number, each in enumerate(daemon.module_path.read_text().splitlines(), 1)
+        if text in each
+    ]
+    return line
+
+
+def seconds_of_block(folder: Path, event: dict[str, Any]) -> float:
+    """How long after the beginning of the block the event was written."""
+    then = time.strptime(event["ts"].partition(".")[0].rstrip("Z"), "%Y-%m-%dT%H:%M:%S")
+    fraction = float(f"0.{event['ts'].partition('.')[2].rstrip('Z')}")
+    return float(calendar_time(then) + fraction - float((folder / "blocks").read_text()))
+
+
+def calendar_time(utc: time.struct_time) -> int:
+    import calendar
+
+    return calendar.timegm(utc)
+
+
+@pytest.mark.parametrize("options", [SEVERAL, {}], ids=["several", "one"])
+def test_a_blocked_loop_is_reported_with_its_code(
+    new_daemon: NewDaemon, options: dict[str, Any]
+) -> None:
+    """S4: one of 50 coroutines sleeps for 3 s; so does the only one of a worker."""
+    with new_daemon(code=COMMON + SLEEPS, consumer=options) as daemon:
+        uids = daemon.send(["block"] + ["wait"] * (49 if options else 0))
+        event = daemon.wait_event("loop.blocked")
+        assert (event["file"], event["function"]) == (str(daemon.module_path), "block")
+        assert event["line"] == line_of(daemon, "time.sleep(3)")
+        assert (event["topic"], event["partition"], event["group"]) == (TOPIC, 0, GROUP)
+        assert event["child"] in daemon.pids().values()
+        assert event["running"] == len(event["messages"]) or event["running"] > 8
+        assert set(event["messages"]) <= set(uids)
+        assert "in obey" in event["traceback"]
+        assert 1 <= event["seconds"] < 3
+        print(f"named {seconds_of_block(daemon.folder, event):.2f} s after the block began")
+        resumed = daemon.wait_event("loop.resumed")
+        assert resumed["seconds"] >= 2.9
+        daemon.wait_settled()
+        assert len(daemon.events("loop.blocked")) <= 2, "after 1, 2 and 4 seconds, and it took 3"
+
+
+def test_a_loop_blocked_for_ever_in_c_code_is_reported_less_and_less(
+    new_daemon: NewDaemon,
+) -> None:
+    """S4: the C code holds the interpreter, so no thread of the worker could report it."""
+    with new_daemon(code=COMMON + FOR_EVER, consumer=SEVERAL, http="127.0.0.1:0") as daemon:
+        daemon.send(["block"])
+        daemon.wait_for(lambda: len(daemon.events("loop.blocked")) == 3, what="three reports")
+        first, second, third = daemon.events("loop.blocked")
+        assert first["function"] == second["function"] == third["function"] == "block"
+        assert second["seconds"] >= 2 * first["seconds"] - 0.2
+        assert third["seconds"] >= 2 * second["seconds"] - 0.2
+        print(f"named {seconds_of_block(daemon.folder, first):.2f} s after the block began")
+
+        answer = wait_cause(daemon, "loop-blocked")
+        at = f"{daemon.module_path}:{line_of(daemon, '* 200')} in block"
+        assert at in answer["causes"][0]["sentence"]
+        assert not answer["moves"]
+        code, said = ask(daemon, "doctor")
+        assert at in " ".join(said.split()), (code, said)
+        found = [each for each in document(daemon, "doctor")["findings"] if "loop" in each["check"]]
+        assert [each["about"] for each in found] == [f"{TOPIC}/0/{GROUP}"]
+
+
+def test_a_thread_that_holds_the_interpreter_is_no_code_of_the_loop(
+    new_daemon: NewDaemon,
+) -> None:
+    """S4: the loop waits for another thread; no line of the handler is accused."""
+    with new_daemon(code=COMMON + SLEEPS, consumer=SEVERAL) as daemon:
+        daemon.send(["away"])
+        event = daemon.wait_event("loop.blocked")
+        assert "file" not in event
+        assert event["seconds"] >= 2
+
+
+def test_no_loop_is_reported_at_zero(new_daemon: NewDaemon) -> None:
+    with new_daemon(
+        code=COMMON + SLEEPS, consumer=SEVERAL, daemon={"loop_blocked_after": 0}
+    ) as daemon:
+        daemon.send(["block"])
+        daemon.wait_settled()
+        assert daemon.events("loop.blocked") == []
