@@ -41,8 +41,16 @@ pytestmark = [
 
 PATIENCE = 150.0  # seconds, for what Spark takes a few of when it has a machine for itself
 HOW_TO, REFERENCE = ROOT / "docs" / "how-to", ROOT / "docs" / "reference"
-READ, ARCHIVE, REPORT = (
-    HOW_TO / f"{name}.md" for name in ("read-from-spark", "archive-and-replay", "report-on-topics")
+READ, ARCHIVE, PARSE, QUERY, REPLAY, REPORT = (
+    HOW_TO / f"{name}.md"
+    for name in (
+        "read-from-spark",
+        "archive-topics",
+        "parse-payloads",
+        "query-with-sql",
+        "replay-messages",
+        "report-on-topics",
+    )
 )
 OPTIONS = REFERENCE / "spark-options.md"
 SECURE = "secure = {"
@@ -57,7 +65,7 @@ SPARK = re.compile(r"streamqd pipeline|import spark|streamqd\.spark|spark\.read"
 AT = 1_763_632_800_000  # 2025-11-20T10:00:00Z
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 LETTER = "1795255351300-0"  # the id that docs/how-to/report-on-topics.md shows, in partition 2
-DELETED = "1763683205000-0"  # the id that docs/how-to/archive-and-replay.md deletes, partition 3
+DELETED = "1763683205000-0"  # the id that docs/how-to/parse-payloads.md deletes, partition 3
 
 
 class Guide:
@@ -255,7 +263,8 @@ def test_the_guide_to_archives_is_true(typing: Guide) -> None:
     pytest.importorskip("duckdb")
     pytest.importorskip("polars")
 
-    typing.follow(ARCHIVE)
+    for page in (ARCHIVE, PARSE, QUERY, REPLAY):  # each uses the archive of those before it
+        typing.follow(page)
 
     deleted = [
         row
@@ -308,7 +317,9 @@ def test_the_block_about_tls(shop: Shop, state_dir: Path) -> None:
 
 
 def test_every_block_is_typed_or_left_out_with_a_reason() -> None:
-    pages = {page: [*fences(page)] for page in (READ, ARCHIVE, REPORT, OPTIONS)}
+    pages = {
+        page: [*fences(page)] for page in (READ, ARCHIVE, PARSE, QUERY, REPLAY, REPORT, OPTIONS)
+    }
     every = [first_line(fence) for found in pages.values() for fence in found]
     assert len(every) > 30
     assert [each for each in LEFT_OUT if every.count(each) != 1] == []
@@ -323,7 +334,7 @@ def test_every_block_is_typed_or_left_out_with_a_reason() -> None:
 
 def test_no_other_page_has_blocks_for_spark() -> None:
     """test_tutorial.py types the tutorial and the README, whose code the Chinese one repeats."""
-    typed = {READ, ARCHIVE, REPORT, TUTORIALS["first-archive"]}
+    typed = {READ, ARCHIVE, PARSE, QUERY, REPLAY, REPORT, TUTORIALS["first-archive"]}
     typed |= {README, ROOT / "docs" / "README.zh-CN.md"}
     found = [
         f"{page.name}:{fence.line}"
