@@ -15,9 +15,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from streamqd.errors import BadValue, Malformed, RedisRefused, RefusalKind, Refused
 from streamqd.model import Unit
-from streamqd.store import leases, untrusted
+from streamqd.store import leases, tracing, untrusted
 from streamqd.store.client import Connection
-from streamqd.store.items import BYTES_MAX
 from streamqd.store.leases import LeaseView
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
@@ -25,7 +24,6 @@ from streamqd.store.store import Store
 SEQ_MAX = (1 << 64) - 1  # largest second part of an id
 LAST_ID = b"%d-%d" % (SEQ_MAX, SEQ_MAX)  # anybody may have written it
 PAGE_MAX = 64  # entries with their bodies of one reply
-PAGE_FIRST = 16  # of a walk's first reply: the size of the bodies is not known yet
 BATCH = 256  # commands of one exchange
 _OURS = "what streamqd writes there"
 # The server as a whole does not serve: there is nothing to go on with.
@@ -210,17 +208,14 @@ def _upper(partition: int, before: Place | None) -> str:
 
 
 def _backwards(
-    store: Store, partition: int, stream: str, upper: str, lower: str, most: int
+    store: Store, partition: int, stream: str, upper: str, lower: str, size: int
 ) -> Iterator[Entry]:
-    size = min(PAGE_FIRST, most)
-    while True:
-        page = _page(store, "XREVRANGE", stream, upper, lower, size)
+    more = True
+    while more:
+        page, more = _page(store, stream, upper, lower, size, newest=True)
         for raw_id, raw_fields in page:
             yield Entry(partition, read_id(raw_id), pairs(raw_fields))
-        if len(page) < size:
-            return
-        upper = f"({page[-1][0].decode()}"
-        size = next_size(page, most)
+            upper = f"({raw_id.decode()}"
 
 
 def forwards(
@@ -228,29 +223,16 @@ def forwards(
 ) -> Iterator[list[tuple[Id, dict[bytes, bytes]]]]:
     """Yield pages of a stream, oldest first, of entries behind `after` and not beyond `until`.
 
-    A page has `size` entries at most, and fewer at first and of large bodies.
+    A page has `size` entries at most, and BYTES_MAX of bodies or one more.
     """
-    most, size = size, min(PAGE_FIRST, size)
     lower = "-" if after is None else behind(str(after).encode())
     upper = "+" if until is None else str(until)
-    while lower:
-        page = _page(store, "XRANGE", stream, lower, upper, size)
+    more = bool(lower)
+    while more:
+        page, more = _page(store, stream, lower, upper, size, newest=False)
         if page:
+            lower = f"({page[-1][0].decode()}"
             yield [(read_id(raw_id), pairs(fields)) for raw_id, fields in page]
-        if len(page) < size:
-            return
-        lower = behind(page[-1][0])
-        size = next_size(page, most)
-
-
-def next_size(page: Sequence[Any], most: int) -> int:
-    """Return the number of entries to ask for behind `page`, which is not empty.
-
-    At most `most`, twice the number of this page, and BYTES_MAX of bodies as large as its mean. One
-    entry may be larger.
-    """
-    taken = sum(len(part) for _, fields in page for part in fields)
-    return max(1, min(most, 2 * len(page), BYTES_MAX * len(page) // max(1, taken)))
 
 
 def behind(raw_id: bytes) -> str:
@@ -258,14 +240,17 @@ def behind(raw_id: bytes) -> str:
     return "" if raw_id == LAST_ID else f"({raw_id.decode()}"
 
 
-def _page(store: Store, command: str, stream: str, first: str, last: str, size: int) -> list[Any]:
+def _page(
+    store: Store, stream: str, first: str, last: str, size: int, *, newest: bool
+) -> tuple[list[Any], bool]:
+    """Read a page; return its entries, and True if there may be more behind it."""
     try:
-        page: list[Any] = store.execute(command, stream, first, last, "COUNT", size)
+        entries, more = store.run(tracing.page(stream, first, last, size, newest=newest)).rest
     except RedisRefused as error:
-        if error.code != "WRONGTYPE":
+        if "WRONGTYPE" not in str(error):
             raise
         raise _of_another_type(stream) from error
-    return page
+    return entries, bool(more)
 
 
 P = ParamSpec("P")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from streamqd.admin import topics
 from streamqd.admin.reading import (
+    PAGE_MAX,
     SEQ_MAX,
     Entry,
     Id,
@@ -22,7 +23,7 @@ from streamqd.admin.reading import (
 from streamqd.store.store import Store
 
 BLOCK_MS = 1000  # one wait for new messages; the connection's timeout must be longer
-READ_COUNT = 100
+READ_COUNT = 16  # messages of one partition and one reply: XREAD has no limit in bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Tail:
 
     def _pages(self, partition: int, stream: str, after: Id) -> Iterator[Entry]:
         until = self._positions[stream]  # where following begins
-        for page in forwards(self._store, stream, after=after, until=until, size=READ_COUNT):
+        for page in forwards(self._store, stream, after=after, until=until, size=PAGE_MAX):
             yield from (Entry(partition, *each) for each in page)
 
     def follow(self) -> Iterator[list[TailedEntry]]:

@@ -17,6 +17,8 @@ from streamqd.store.replies import accepted
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
+LETTERS_SECONDS = 0.15  # counting of dead letters in one measurement
+
 Found = TypeVar("Found")
 
 
@@ -76,22 +78,31 @@ def _letters(
     refusals: Refusals,
     isolate: Isolate[tuple[str, int]],
 ) -> Generator[None, None, dict[tuple[str, int], statistics.LetterCount]]:
-    """Count dead letters by group, where there are some: a page of each partition at a time.
+    """Count dead letters by group, where there are some: pages of each partition in turn.
 
-    What was counted stays counted, so that where nothing has happened, nothing is read again.
+    Counted letters stay counted, so that only new ones are read. Starts no page later than
+    LETTERS_SECONDS after the first one; the next measurement continues.
     """
-    places = [place for place, figures in partitions.items() if figures.dead]
-    known = {place: view.letters.get(place, statistics.LetterCount()) for place in places}
-    return (
-        yield from _each(
-            store,
-            places,
-            lambda place: statistics.count_letters(store.keys, *place, known[place]),
-            lambda place, reply: statistics.letters_counted(known[place], reply),
-            refusals,
-            isolate,
-        )
-    )
+    left = [place for place, figures in partitions.items() if figures.dead]
+    known = {place: view.letters.get(place, statistics.LetterCount()) for place in left}
+
+    def ask(place: tuple[str, int]) -> Call:
+        return statistics.count_letters(store.keys, *place, known[place])
+
+    def read(place: tuple[str, int], reply: Reply) -> statistics.LetterCount:
+        return statistics.letters_counted(known[place], reply)
+
+    until = now_ns() + int(LETTERS_SECONDS * 1e9)
+    while left:
+        counted = yield from _each(store, left, ask, read, refusals, isolate)
+        for place in left:  # one that was refused is not known
+            del known[place]
+        known |= counted
+        # A count that starts again, because letters were removed, waits for the next measurement.
+        left = [place for place, one in counted.items() if one.after and not one.whole]
+        if now_ns() >= until:
+            break
+    return known
 
 
 def _each(

@@ -177,7 +177,7 @@ def unit_figures(reply: Reply) -> UnitFigures | None:
     )
 
 
-LETTERS_AT_ONCE = 200  # dead letters that one call counts
+LETTERS_AT_ONCE = 500  # dead letters that one call counts
 GROUP_BYTES_MAX = 256  # of the name of a group in a dead letter
 GROUPS_MAX = 1_000  # that letters may name; with more, nothing is known
 

@@ -1,4 +1,4 @@
-"""Finding the copies of a message: retries, dead letters, replays. Writes nothing."""
+"""Read streams: pages with bodies, and the copies of one message. Writes nothing."""
 
 from __future__ import annotations
 
@@ -15,6 +15,16 @@ class Copy(NamedTuple):
 
     id: str
     fields: dict[bytes, bytes]
+
+
+def page(stream: str, first: str, last: str, count: int, *, newest: bool) -> Call:
+    """Read at most `count` entries from `first` to `last`, and BYTES_MAX of bodies or one more.
+
+    Both ends are written as for XRANGE, or with `newest` as for XREVRANGE.
+    """
+    return scripts.get("stream_page").call(
+        {"stream": stream}, first=first, last=last, count=count, newest=newest
+    )
 
 
 def find(stream: str, original: str, begin: str) -> Call:

@@ -349,6 +349,12 @@ def message_find(desk: Desk) -> Call:
     return tracing.find(desk.dlq, "1-0", "0-1")
 
 
+def stream_page(desk: Desk) -> Call:
+    desk.groups()
+    desk.add("1-0", "payload", "x")
+    return tracing.page(desk.stream, "-", "+", 10, newest=False)
+
+
 def retry_page(desk: Desk) -> Call:
     _set_aside(desk)
     return retries.page(desk.keys, desk.unit, (0, ""), 10)
@@ -594,6 +600,7 @@ WHEN_FULL: dict[Scenario, str] = {
     group_reset: "OK",
     group_delete: "OK",
     retry_page: "OK",
+    stream_page: "OK",
     message_find: "OK",
     retry_hasten: "OOM",
     retry_cancel: "OOM",

@@ -33,6 +33,7 @@ READ_ONLY = (
     scenarios.group_ensure_there,
     scenarios.stream_step,
     scenarios.retry_page,
+    scenarios.stream_page,
     scenarios.message_find,
 )
 

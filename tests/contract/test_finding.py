@@ -1,4 +1,4 @@
-"""message_find and letters_measure: reading streams without their bodies, a page at a time."""
+"""message_find, letters_measure, stream_page: reading streams, a page at a time."""
 
 from __future__ import annotations
 
@@ -81,6 +81,25 @@ def test_the_greatest_id_ends_a_search_and_a_count(desk: Desk) -> None:
     known = count(desk)
     assert known.of("hits") == 8
     assert count(desk, known).of("hits") == 8
+
+
+def test_a_page_has_the_entries_between_its_ends(desk: Desk) -> None:
+    """S2: rows, ends and order are those of XRANGE and XREVRANGE."""
+    for number in range(1, 8):
+        desk.add(f"{number}-0", "payload", str(number))
+
+    def ids(first: str, last: str, count: int, *, newest: bool) -> tuple[list[str], int]:
+        call = tracing.page(desk.stream, first, last, count, newest=newest)
+        entries, more = desk.expect("stream_page", "OK", call)
+        assert all(fields == [b"payload", entry_id[:-2]] for entry_id, fields in entries)
+        return [entry_id.decode() for entry_id, _ in entries], more
+
+    assert ids("-", "+", 3, newest=False) == (["1-0", "2-0", "3-0"], 1)
+    assert ids("(3-0", "6-0", 9, newest=False) == (["4-0", "5-0", "6-0"], 0)
+    assert ids("+", "-", 2, newest=True) == (["7-0", "6-0"], 1)
+    assert ids("(2-0", "-", 9, newest=True) == (["1-0"], 0)
+    desk.do("DEL", desk.stream)
+    assert ids("-", "+", 3, newest=False) == ([], 0)
 
 
 def test_letters_are_counted_by_group_and_only_new_ones_again(desk: Desk) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from streamqd.admin.reading import PAGE_FIRST, PAGE_MAX, Entry, forwards, newest_first
+from streamqd.admin.reading import LAST_ID, PAGE_MAX, Entry, forwards, newest_first
 from streamqd.store.client import Connection
 from streamqd.store.items import BYTES_MAX
 from streamqd.store.keys import Keys
+from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
 STREAM = Keys().dlq("orders", 0)
@@ -25,11 +26,11 @@ class Watched(Store):
 
     pages: list[tuple[int, int]] = field(default_factory=list)
 
-    def execute(self, *words: Any) -> Any:
-        found = Store.execute(self, *words)
-        if words[0] in ("XRANGE", "XREVRANGE"):
-            self.pages.append((len(found), taken(found)))
-        return found
+    def run(self, call: Call) -> Reply:
+        reply = Store.run(self, call)
+        assert call.script.name == "stream_page"
+        self.pages.append((len(reply.rest[0]), taken(reply.rest[0])))
+        return reply
 
 
 def taken(page: Sequence[Any]) -> int:
@@ -55,30 +56,34 @@ def onwards(store: Watched) -> list[str]:
 
 
 @pytest.mark.parametrize("listed", [backwards, onwards])
-def test_a_walk_asks_for_few_large_entries_at_a_time(link: Connection, listed: Any) -> None:
-    """S2: behind the first page, a page has BYTES_MAX of bodies at most; none is passed over."""
+def test_a_page_of_large_entries_ends_at_the_bound(link: Connection, listed: Any) -> None:
+    """S2: a page has BYTES_MAX of bodies or one more, the first page too; none is passed over."""
     store = filled(link, [LARGE] * 50)
     assert listed(store) == [f"{number}-0" for number in range(1, 51)]
-    rows = [count for count, _ in store.pages]
-    assert rows[0] == PAGE_FIRST
-    assert max(size for _, size in store.pages[1:]) <= BYTES_MAX
+    assert [count for count, _ in store.pages] == [4] * 12 + [2]
 
 
 @pytest.mark.parametrize("listed", [backwards, onwards])
-def test_a_walk_asks_for_short_pages_of_small_entries(link: Connection, listed: Any) -> None:
-    """S2: a page doubles up to PAGE_MAX rows."""
+def test_a_page_of_small_entries_has_page_max_rows(link: Connection, listed: Any) -> None:
+    """S2: small entries are bounded by rows."""
     store = filled(link, [10] * COUNT)
     assert listed(store) == [f"{number}-0" for number in range(1, COUNT + 1)]
-    assert [count for count, _ in store.pages][:4] == [PAGE_FIRST, 32, PAGE_MAX, PAGE_MAX]
-    assert max(count for count, _ in store.pages) == PAGE_MAX
+    assert [count for count, _ in store.pages] == [PAGE_MAX] * 4 + [COUNT - 4 * PAGE_MAX]
 
 
 @pytest.mark.parametrize("listed", [backwards, onwards])
-def test_a_walk_recovers_from_an_entry_beyond_the_bound(link: Connection, listed: Any) -> None:
-    """S2: behind an entry larger than BYTES_MAX the walk goes on with few, and grows again."""
-    sizes = [10] * 100 + [8 * BYTES_MAX] + [10] * 100
+def test_a_page_of_mixed_entries_has_one_body_too_many(link: Connection, listed: Any) -> None:
+    """S2: large entries behind small ones: a page sized by the mean before it took 64 of them."""
+    sizes = ([10] * 20 + [8 * BYTES_MAX] * 3) * 3
     store = filled(link, sizes)
     assert len(listed(store)) == len(sizes)
-    (at,) = [at for at, (_, size) in enumerate(store.pages) if size > BYTES_MAX]
-    assert store.pages[at + 1][0] < store.pages[at][0]
-    assert store.pages[-1][0] > store.pages[at + 1][0]
+    assert max(size for _, size in store.pages) < 9 * BYTES_MAX
+    assert all(size - 8 * BYTES_MAX < BYTES_MAX for _, size in store.pages)
+
+
+@pytest.mark.parametrize("listed", [backwards, onwards])
+def test_a_walk_ends_at_the_last_id_of_all(link: Connection, listed: Any) -> None:
+    """Nothing can follow the last id; a range behind it is an error of the server."""
+    store = filled(link, [10])
+    link.execute("XADD", STREAM, LAST_ID, "payload", "x")
+    assert listed(store) == ["1-0", LAST_ID.decode()]
