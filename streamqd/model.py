@@ -11,7 +11,7 @@ QUERIES = "spark:"  # begins the names of groups that only show how far a Spark 
 
 # What commands call themselves where they keep a unit for a moment, as an owner does.
 TOPIC_GROW = "topic-grow"
-KEEPERS = frozenset({TOPIC_GROW, "group-reset", "group-delete", "topic-renew"})
+KEEPERS = frozenset({TOPIC_GROW, "group-reset", "group-delete"})
 
 # Entries that one worker has in flight at most: two streams x 256, and room for concurrency. Every
 # table, list and argument that must take all of them is as long as this.

@@ -34,7 +34,7 @@ Progress = Callable[[int], None]
 # The kinds of control keys that carry the tag of a partition.
 _OF_PARTITIONS = (
     *("lease", "fence", "retry", "retry:item", "delayed", "delayed:item"),
-    *("attempts", "dedup", "trim", "sink", "moving", "renewal"),
+    *("attempts", "dedup", "trim", "sink", "moving"),
 )
 
 
@@ -131,7 +131,7 @@ def _batches(store: Store, topic: str, found: Doomed) -> Iterator[list[str | byt
     of_units = (keys.lease, keys.retry, keys.retry_items, keys.retry_stream, keys.attempts)
     of_partitions = (
         *(keys.stream, keys.dlq, keys.trim, keys.scheduled, keys.scheduled_items),
-        *(keys.moving, keys.fresh, keys.renewal),
+        keys.moving,
     )
     # Without a fence every call of an owner is refused.
     names: list[str | bytes] = [keys.fence(*unit) for unit in units]
@@ -164,7 +164,7 @@ def pattern(keys: Keys, topic: str) -> re.Pattern[bytes]:
     kinds = "|".join(_OF_PARTITIONS)
     whole = (
         rf"{control}:(?:{kinds}):{tag}(?::.*)?"
-        rf"|{streams}:{tag}(?::dlq|:renewal|:retry:.*)?"
+        rf"|{streams}:{tag}(?::dlq|:retry:.*)?"
         rf"|{control}:pipeline:\{{{re.escape(topic)}\}}:.*"
         rf"|{control}:topic:\{{{re.escape(topic)}\}}:audit"
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from streamqd.admin import directives, growth, renewal, topics, topics_deletion, topics_settings
+from streamqd.admin import directives, growth, topics, topics_deletion, topics_settings
 from streamqd.cli.arguments import retired, yes_option
 from streamqd.cli.command import EXIT_WAITING, CommandResult, answering
 from streamqd.cli.output import at_least, confirm, listing, table, unreadable
@@ -324,37 +324,3 @@ def _left(done: growth.Progress) -> str:
         if not row.done
     ]
     return f"{done.topic}: {', '.join(behind)}"
-
-
-# --- a fresh stream -------------------------------------------------------------------------------
-
-
-@topic.command()
-@click.argument("name", metavar="TOPIC")
-@click.option("-p", "--partition", type=click.IntRange(0), required=True, help="Which one.")
-@click.option("--force", is_flag=True, help="Take the partition away from its owners.")
-@yes_option
-@answering
-def renew(session: Session, *, name: str, partition: int, force: bool, yes: bool) -> CommandResult:
-    """Move a partition to a fresh stream, because its last id leaves no room for more.
-
-    A client that writes an id of its own choice can use up all ids, or most of them: `doctor` names
-    such a partition. Messages keep their order and their ids, but for ids that are a day and more
-    ahead of the clock. Groups keep their position and what is handed out. Refused while a partition
-    is owned; with --force its owners lose it, and what their workers still do is not recorded.
-    Interrupted, the same command goes on with it.
-    """
-    renewal.check(session.store, name, partition, force=force)
-    confirm(f"Move partition {partition} of {name} to a fresh stream?", yes)
-    done = renewal.renew(session.store, name, partition, force=force)
-    what = {"partition": partition, "force": force, "last_id": done.last_id}
-    counts = {"messages": done.messages, "pending": done.pending, "lost": done.lost}
-    session.record(name, "topic renew", what, counts)
-    # An instance that hears it takes the partition at once, others with their next look.
-    session.link.pipeline([("PUBLISH", session.keys.wake(session.fleet.name), "renew")])
-    lost = f", {count(done.lost, 'pending message')} had been trimmed" if done.lost else ""
-    return CommandResult(
-        done,
-        f"partition {partition} of {name} renewed: {count(done.messages, 'message')},"
-        f" {done.pending:,} pending, last id {done.last_id}{lost}",
-    )

@@ -102,14 +102,6 @@ class Keys:
         """
         return f"{self.control}:trim:{{{topic}:p:{partition}}}"
 
-    def fresh(self, topic: str, partition: int) -> str:
-        """STREAM: what of a partition without room for ids has been copied, until the swap."""
-        return f"{self.streams}:{{{topic}:p:{partition}}}:renewal"
-
-    def renewal(self, topic: str, partition: int) -> str:
-        """HASH limit, after, `id:<old>` = new id, `group:<G>`: how far such a copy is."""
-        return f"{self.control}:renewal:{{{topic}:p:{partition}}}"
-
     def staged(self, topic: str, partition: int, query: str, attempt: str) -> str:
         """STREAM + PX: rows of one attempt of a Spark task, until its batch is published."""
         return f"{self.control}:sink:{{{topic}:p:{partition}}}:{query}:{attempt}"

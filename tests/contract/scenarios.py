@@ -25,7 +25,6 @@ from streamqd.store import (
     topics,
     tracing,
 )
-from streamqd.store import renewal as renewing
 from streamqd.store.scripts import Call
 from tests.contract.desk import OWNER, TTL, Desk
 
@@ -526,30 +525,6 @@ def _failing(desk: Desk) -> tuple[bytes, bytes]:
     return main, retried
 
 
-def renewal_copy(desk: Desk) -> Call:
-    """A part is copied already; the last id of all is next."""
-    desk.pending("1-0", LAST_ID)
-    desk.do("XADD", desk.keys.fresh("access", 0), "1-0", "payload", "x")
-    renewal = desk.keys.renewal("access", 0)
-    desk.do("HSET", renewal, "limit", "9000000000000-0", "after", "1-0")
-    return renewing.copy(desk.keys, "access", 0)
-
-
-def renewal_group(desk: Desk) -> Call:
-    """Everything is copied; of what is handed out one has a new id."""
-    renewal_copy(desk)
-    desk.link.run(renewing.copy(desk.keys, "access", 0))
-    desk.own("t1")
-    desk.do("HSET", desk.attempts, f"m:{LAST_ID}:c", "1")
-    return renewing.group(desk.keys, desk.unit, force=True, token="t2")
-
-
-def renewal_swap(desk: Desk) -> Call:
-    desk.link.run(renewal_group(desk))
-    desk.do("HSET", desk.trim, "archived", "1-0")
-    return renewing.swap(desk.keys, "access", 0)
-
-
 # What happens to each when memory is full: those that must not wait for memory are accepted.
 WHEN_FULL: dict[Scenario, str] = {
     message_fetch: "OK",
@@ -594,9 +569,6 @@ WHEN_FULL: dict[Scenario, str] = {
     growth_switch: "OOM",
     growth_mark: "OOM",
     growth_end: "OK",
-    renewal_copy: "OOM",
-    renewal_group: "OK",
-    renewal_swap: "OOM",
     group_reset: "OK",
     group_delete: "OK",
     retry_page: "OK",

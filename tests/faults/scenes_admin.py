@@ -14,7 +14,6 @@ from streamqd.model import Unit
 from streamqd.store import directives, members, topics
 from streamqd.store.store import Store
 from tests.contract.desk import Desk
-from tests.contract.scenarios import LAST_ID
 from tests.faults.rehearsal import Scene, Stage
 
 TOPIC, GROUP = "access", "hits"
@@ -98,37 +97,6 @@ def seed(stage: Stage) -> None:
             desk.add(f"{entry}-0", *letter, "originalPartition", str(number), stream=desk.dlq)
 
 
-def leave_no_room(stage: Stage) -> None:
-    """Write the last of all ids: one group has it in hand, the other has not read it."""
-    desk = Desk(stage.link, stage.keys, Unit(TOPIC, 0, GROUP))
-    desk.add(LAST_ID)
-    desk.do("XREADGROUP", "GROUP", "legacy", "them", "COUNT", 9, "STREAMS", desk.stream, ">")
-    desk.do("HSET", Desk(stage.link, stage.keys, LEGACY).attempts, f"m:{LAST_ID}:c", "1")
-
-
-def judge_renewed(stage: Stage) -> None:
-    """Every entry is there once, each group goes on where it was, and no step is left over."""
-    desk = Desk(stage.link, stage.keys, Unit(TOPIC, 0, GROUP))
-    entries, groups = desk.read_stream(desk.stream)
-    ids = [f"{number}-0" for number in range(1, 5)]
-    assert [each["payload"].decode() for each in entries.values()] == [
-        f"body of {each}" for each in (*ids, LAST_ID)
-    ]
-    *kept, last = entries
-    assert kept == ids
-    assert last != LAST_ID
-    assert groups == {
-        GROUP: ("3-0", {"3-0": "w"}),
-        "legacy": (last, dict.fromkeys((*ids, last), "them")),
-    }
-    legacy = Desk(stage.link, stage.keys, LEGACY)
-    assert desk.do("HGET", legacy.attempts, f"m:{last}:c") == b"1"
-    assert not desk.do("EXISTS", stage.keys.fresh(TOPIC, 0), stage.keys.renewal(TOPIC, 0))
-    assert not desk.do("EXISTS", desk.lease, legacy.lease), "it is kept from its owners"
-    desk.do("XADD", desk.stream, "*", "payload", "later")
-    assert len(desk.fetch()) == 3
-
-
 def scene_of(
     line: str,
     *good: int,
@@ -160,10 +128,5 @@ def scene_of(
     return scene
 
 
-CHANGING: tuple[Scene, ...] = (
-    *(scene_of(line, DONE) for line in VERBS),
-    scene_of(
-        "topic renew access --partition 0 --yes", DONE, prepare=leave_no_room, judge=judge_renewed
-    ),
-)
+CHANGING: tuple[Scene, ...] = tuple(scene_of(line, DONE) for line in VERBS)
 LOOKING: tuple[Scene, ...] = tuple(scene_of(line, DONE, PROBLEMS) for line in READING)

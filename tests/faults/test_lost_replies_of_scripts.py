@@ -36,13 +36,12 @@ AGAIN: dict[Scenario, str] = {
     scenarios.member_leave: "GONE",
     scenarios.message_publish: "DUP",
     scenarios.pipeline_lease_drop: "LOST",
-    scenarios.renewal_swap: "GONE",
     scenarios.sink_begin: "BEGUN",
     scenarios.topic_configure: "CHANGED",
     scenarios.topic_create: "EXISTS",
 }
 # Each beat is a new one, each order has a time of its own, and a group is kept from then on.
-ANOTHER_TIME = {scenarios.member_beat, scenarios.control_change, scenarios.renewal_group}
+ANOTHER_TIME = {scenarios.member_beat, scenarios.control_change}
 
 
 def measures(desk: Desk) -> dict[str, Call]:

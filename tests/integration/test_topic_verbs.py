@@ -178,7 +178,6 @@ def test_every_key_of_a_partition_is_known_to_the_deletion(keys: Keys) -> None:
         ),
         *(keys.staged("access", 3, "q", "a"), keys.pipeline("access", "archive")),
         *(keys.moving("access", 3), keys.audit("access")),
-        *(keys.fresh("access", 3), keys.renewal("access", 3)),
     ]
     of_groups = ("retry_stream", "lease", "fence", "retry", "retry_items", "attempts")
     built += [getattr(keys, name)("access", 3, "hits") for name in of_groups]

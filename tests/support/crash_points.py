@@ -109,10 +109,7 @@ ELSEWHERE = {
         "one step of a command that may be given again",
     ),
     **dict.fromkeys(
-        (
-            *("growth_begin", "growth_mark", "growth_switch", "growth_end"),
-            *("renewal_copy", "renewal_group", "renewal_swap"),
-        ),
+        ("growth_begin", "growth_mark", "growth_switch", "growth_end"),
         "steps of a command that goes on where another has stopped",
     ),
     **dict.fromkeys(

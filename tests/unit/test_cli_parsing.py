@@ -94,7 +94,6 @@ def test_there_are_these_verbs() -> None:
         *("topic", "topic create", "topic list", "topic describe", "topic settings"),
         *(
             "topic grow",
-            "topic renew",
             "topic delete",
             "trim",
             "doctor",

@@ -239,8 +239,8 @@ def _no_room(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
         yield CheckResult(
             f"{what}; a client has written an id of its own choice (`XADD` without `*`)",
-            f"`streamqd topic renew {each.topic} --partition {each.partition}` moves what is there"
-            " to a fresh stream; let that client write with `*`",
+            f"create a topic under another name and send to it; once {each.topic} has no lag, no"
+            f" pending messages and no retries, run `streamqd topic delete {each.topic}`",
             about=place,
             evidence={"partition": each.partition, "last_id": str(last), "full": full},
             severity=None if full else Severity.WARNING,
