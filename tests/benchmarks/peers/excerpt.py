@@ -44,7 +44,7 @@ UNITS = ("", " ms", " ms", " µs", " MiB")
 ENGLISH = """\
 {table}
 
-Medians of {rounds} rounds on {date}, {cores} cores ({cpu}), {server}. See
+Medians of {rounds} rounds on {date}, {cores} cores ({cpu}), {server}: \
 [Benchmarks](docs/explanation/benchmarks.md).
 """
 CHINESE = """\
