@@ -71,6 +71,13 @@ class RefusalKind(Enum):
 
 
 _KINDS = {word: kind for kind in RefusalKind for word in kind.value}
+
+
+def kind_of(code: str) -> RefusalKind:
+    """Return what an error reply says by its first word."""
+    return _KINDS.get(code, RefusalKind.OTHER)
+
+
 _TRANSIENT = (
     RefusalKind.AWAY,
     RefusalKind.BUSY,
@@ -89,7 +96,7 @@ class RedisRefused(StreamqdError):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
-        self.kind = _KINDS.get(code, RefusalKind.OTHER)
+        self.kind = kind_of(code)
 
     @property
     def transient(self) -> bool:

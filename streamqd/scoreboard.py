@@ -28,6 +28,7 @@ import struct
 import time
 import zlib
 from collections.abc import Collection
+from pathlib import Path
 from typing import NamedTuple
 
 from streamqd import failures
@@ -189,8 +190,9 @@ class WorkerSlot:
     rss = _Field(8)
     rss_baseline = _Field(9)
     standby_pid, leaving_pid = _Field(21), _Field(22)  # the worker after this one, and before it
-    loop_blocked_ns = _Field(26)  # since when the event loop has not turned; 0 = it turns
-    loop_turned_ns = _Field(27)  # when it turned again after it was blocked last; 0 = never
+    partitions = _Field(26)  # of the topic, as this supervisor knows it
+    loop_blocked_ns = _Field(27)  # since when the event loop has not turned; 0 = it turns
+    loop_turned_ns = _Field(28)  # when it turned again after it was blocked last; 0 = never
     warm_pid = _Field(23)  # set by the standby: it has booted, and waits for its assignment
     # written by the worker; `state` and the batch by the supervisor while no worker uses the slot
     state = _Field(1)
@@ -512,6 +514,8 @@ class Scoreboard:
         counters = self._view[_WORDS * 8 : (_WORDS + _COUNTERS) * 8]
         self._counters: memoryview[int] = counters.cast("Q")
         self.size = slots
+        # Where the file of the scoreboard before this one was put aside, if it could not be used.
+        self.refused_file: Path | None = None
         self._slots: dict[int, WorkerSlot] = {}
         self._allotted: dict[Unit, WorkerSlot] = {}
 

@@ -106,6 +106,23 @@ def test_nothing_private_of_a_dependency_is_imported():
     assert private == [], "use what the library documents"
 
 
+def test_nothing_waits_by_select():
+    """B4: `select` takes no descriptor of 1,024 or more; wait by `process.wait_readable`."""
+    found = [
+        f"{name(path)}:{node.lineno}"
+        for path in PACKAGE
+        for node in nodes(path)
+        if (
+            isinstance(node, ast.Attribute)
+            and node.attr == "select"
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "select"
+        )
+        or "select.select" in {*_imported(node)}
+    ]
+    assert found == []
+
+
 def test_generated_files_are_current():
     """Mend it with `make docs`."""
     run(sys.executable, "docs/generate.py", "--check")

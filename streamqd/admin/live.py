@@ -105,6 +105,7 @@ class LiveUnit:
     progress_seconds: float | None
     waits_seconds: float | None
     rate: float | None  # runs per second that may begin, null when there is no limit
+    rate_per: str  # "partition", or "group" where the rate is a share; '' when not known
     held: int | None
     held_keys: int | None
     suspects_left: int | None
@@ -282,6 +283,7 @@ def unit_of(owner: str, raw: dict[str, Any]) -> LiveUnit:
         stopped=False,
         loop_blocker=str(raw.get("loop_blocker") or ""),
         running=str(raw.get("running") or ""),
+        rate_per=str(raw.get("rate_per") or ""),
         acked=published.rate(raw, "acked"),
         failed=published.rate(raw, "failed"),
         **numbers,

@@ -613,9 +613,8 @@ _AT_WORK = (
     CauseRule(
         "throttled",
         _in("throttled"),
-        "{unit} is held on {owner} by its rate of {rate} runs/s, which the group has in each"
-        " partition",
-        "wait, or raise the rate of the consumer; more partitions have more rate",
+        "{unit} is held on {owner} by its rate of {rate}",
+        "wait, or raise the rate of the consumer{more_rate}",
     ),
     CauseRule(
         "keys-held",
@@ -806,10 +805,13 @@ def _texts(f: WaitFacts) -> dict[str, object]:
 def _texts_of(worker: LiveUnit) -> dict[str, object]:
     full = ", as many as it may, and reads no more" if worker.state == "full" else ""
     keys = "one held key" if worker.held_keys == 1 else f"{worker.held_keys or 0:,} held keys"
+    shared = worker.rate_per == "group"
+    share = "its share of the group's rate" if shared else "which each partition of the group has"
     limit = "the limit ends it by itself" if worker.hard_timeout else "no hard_timeout ends it"
     return {
         "state": worker.state,
-        "rate": f"{worker.rate or 0:g}",
+        "rate": f"{worker.rate or 0:g} runs/s, {share}",
+        "more_rate": "" if shared else "; more partitions have more rate",
         "held": f"{worker.held or 0:,} messages of {keys}{full}",
         "hard_timeout": limit,
         "blocked": lasting(worker.loop_blocked_seconds or 0.0),

@@ -138,7 +138,10 @@ LOOKS: dict[str, Look] = {
 
 
 def _session(ctx: click.Context) -> Session:
-    named = ctx.find_root().params.get("config_path")
+    """Make a session with the `--config` that is typed, after the command or before it."""
+    typed = ctx.find_object(Session)
+    named = typed.config_path if typed else None
+    named = named or ctx.find_root().params.get("config_path")
     return Session(config_path=Path(named) if named else config.find(), timeout=SECONDS)
 
 

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from streamqd.config.consumers import Consumer
+from streamqd.config.consumers import GROUP, Consumer
 from streamqd.config.endpoint import url_fault
 from streamqd.config.exposure import check_exposure, exposed
 from streamqd.config.pipelines import Pipeline
@@ -243,6 +243,8 @@ def check_consumer(consumer: Consumer, path: TomlPath, problems: Problems) -> No
         problems.add(
             (*path, "rate_burst"), "does nothing without rate: write rate too, or remove it"
         )
+    if consumer.rate_per == GROUP and not consumer.rate and problems.ok((*path, "rate")):
+        problems.add((*path, "rate_per"), "does nothing without rate: write rate too, or remove it")
     if 0 < consumer.max_age < AGE_MIN and problems.ok((*path, "max_age")):
         problems.add(
             (*path, "max_age"),

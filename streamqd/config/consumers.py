@@ -18,6 +18,8 @@ from streamqd.model import (
     RetryPolicy,
 )
 
+PARTITION, GROUP = "partition", "group"  # what a rate limits
+
 _RATE = Shape(
     re.compile(rf"(?=[0-9.]*[1-9]){RATE_PATTERN}"),
     'write a number per s, m or h, such as "100/s", "5/m" or "0.5/s"',
@@ -141,9 +143,16 @@ class Consumer:
     )
     rate: str | None = setting(
         None,
-        'Runs that may begin in each partition of the group, such as "100/s", "5/m" or "0.5/s";'
-        " retries count too. Empty: no limit.",
+        'Runs that may start, such as "100/s", "5/m" or "0.5/s"; retries count too. Empty: no'
+        " limit.",
         shape=_RATE,
+    )
+    rate_per: str = setting(
+        PARTITION,
+        "What the rate limits. partition: each partition of the group. group: all its partitions"
+        " together, on any number of instances; each gets an equal share, so the total stays when"
+        " the topic grows.",
+        choices=(GROUP, PARTITION),
     )
     rate_burst: int | None = setting(
         None,
@@ -265,10 +274,13 @@ class Consumer:
         """The group as units, keys and views name it: `group`, of dead letters `group@dlq`."""
         return self.group + LETTERS if self.reads_letters else self.group
 
-    @property
-    def rate_per_second(self) -> float:
-        """Runs per second that may begin in a partition, 0 when there is no limit."""
-        return parse_rate(self.rate) if self.rate else 0.0
+    def rate_per_second(self, partitions: int) -> float:
+        """Return the runs per second that may start in one partition; 0: no limit.
+
+        `partitions` is the partition count of the topic; 0: not known, counts as 1.
+        """
+        rate = parse_rate(self.rate) if self.rate else 0.0
+        return rate / max(1, partitions) if self.rate_per == GROUP else rate
 
     @property
     def lanes(self) -> int:

@@ -1,7 +1,7 @@
 """A handler that keeps to a rate, because the service behind it takes no more.
 
-The mail service allows 600 letters a minute. A rate is for each partition of the group, so with
-four partitions each of them gets a quarter. Retries are runs like any other, and count.
+The mail service allows 600 letters a minute. With `rate_per = "group"`, each of four partitions
+gets a quarter of that. Retries are runs like any other, and count.
 
 Run it: `streamqd --config mailings.toml` with `handlers = ["streamqd.examples.mailings"]` and
 `[topics.mailings] partitions = 4`, then `streamqd produce mailings ann@example.com`.
@@ -23,7 +23,7 @@ def on_start(context: Context) -> None:
     _folder.mkdir(parents=True, exist_ok=True)
 
 
-@handler(topic="mailings", group="post", rate="150/m", rate_burst=5)
+@handler(topic="mailings", group="post", rate="600/m", rate_per="group", rate_burst=5)
 def post(msg: Message) -> None:
     """Send one letter. `uid` keeps the service from sending it twice."""
     (_folder / msg.uid.replace("/", "-")).write_text(f"To: {msg.text()}\n")

@@ -54,6 +54,7 @@ class HandlerOptions(TypedDict, total=False):
     order: Literal["key", "none", "partition"] | None
     ack: Literal["batched", "each"] | None
     rate: str | None
+    rate_per: Literal["group", "partition"] | None
     rate_burst: int | None
     max_attempts: int | None
     max_crashes: int | None

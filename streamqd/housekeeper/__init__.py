@@ -11,7 +11,6 @@ import contextlib
 import json
 import logging
 import random
-import select
 import signal
 import socket
 import time
@@ -19,7 +18,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 
-from streamqd import logs
+from streamqd import logs, process
 from streamqd.config import Settings
 from streamqd.errors import BadValue, RedisRefused, RedisUnavailable, RefusalKind, SilentConnection
 from streamqd.housekeeper import health, page
@@ -259,8 +258,7 @@ class Housekeeper:
 
     def _stop_requested(self, seconds: float) -> bool:
         """Wait for a word of the supervisor; its silence forever is a word too."""
-        readable, _, _ = select.select([self._control], [], [], seconds)
-        if not readable:
+        if not process.wait_readable([self._control.fileno()], seconds):
             return False
         try:
             word = self._control.recv(64, socket.MSG_DONTWAIT)

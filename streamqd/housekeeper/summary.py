@@ -122,7 +122,13 @@ class Summary:
             "redis_up": view.redis_up,
             "counters": {name: board.counter(name) for name in BOARD_COUNTERS},
             "units": units,
+            "refused_board": self._refused_board(),
         }
+
+    def _refused_board(self) -> str:
+        """Return the name of a predecessor's scoreboard that was put aside and is still there."""
+        path = self._view.board.refused_file
+        return str(path) if path is not None and path.exists() else ""
 
     def _unit(self, slot: WorkerSlot, unit: Unit) -> dict[str, Any]:
         figures = self._view.units.get(unit)
@@ -163,6 +169,7 @@ class Summary:
             "timeout": consumer.timeout if consumer else None,
             "hard_timeout": consumer.hard_timeout if consumer else None,
             "rate": slot.rate_micro / 1e6 or None,
+            "rate_per": consumer.rate_per if consumer else None,
             "progress_seconds": _progress(slot, longest.started_ns) if longest else None,
             "running": longest.place.decode("ascii", "replace") if longest else None,
             "failures": [*self._tasks(unit), *self._failures(slot)],

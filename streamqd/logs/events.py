@@ -87,7 +87,8 @@ EVENTS: dict[str, str] = {
     "scoreboard.private": "The scoreboard has no file in memory: should the supervisor be killed,"
     " what its workers had finished in the last moments is handled again.",
     "scoreboard.refused": "The file of a killed supervisor, or a partition in it, is torn or"
-    " foreign; it was ignored, and what it tells of may be handled again.",
+    " foreign. It was ignored: messages that were in flight may be handled again. A file is"
+    " renamed; delete it when the cause is clear.",
     "signal": "A signal arrived.",
     "solo.unlocked": "The state directory takes no locks; a suspect of a lost host is not alone.",
     "stack.dumped": "A fatal signal such as SIGSEGV stopped a process (`child`), or SIGUSR1 asked"

@@ -96,7 +96,8 @@ class Drain:
         """Return the code when everything has ended, None while something is left to do."""
         if any(each.child is not None for each in partitions) or ending:
             return None
-        owed = any(each.phase is not Phase.FREE for each in partitions)
+        # What is refused for a bad value stays refused: its lease runs out by itself.
+        owed = any(each.phase is not Phase.FREE and not each.is_stuck for each in partitions)
         # While Redis does not answer, waiting longer than the drain was given is of no use: the
         # leases run out by themselves.
         patient = now < self.deadline or (redis_ok and now < self.deadline + RELEASE_SECONDS)

@@ -231,8 +231,8 @@ class LeaseManager:
             partition.refusal = ""
 
     def _refused(self, partition: PartitionState, what: str, error: RedisRefused) -> None:
-        if partition.refusal != error.code:
-            partition.refusal = error.code
+        if (partition.refusal, partition.refused) != (error.code, what):
+            partition.refusal, partition.refused = error.code, what
             bad = error.code == "BADVALUE"
             name, level = ("redis.bad_value", logging.WARNING) if bad else _REFUSED
             logs.event(name, level, unit=partition.unit, what=what, error=str(error))

@@ -28,7 +28,7 @@ from random import random
 from typing import NamedTuple
 
 from streamqd.config import Consumer, Daemon
-from streamqd.errors import RedisRefused
+from streamqd.errors import RedisRefused, RefusalKind, kind_of
 from streamqd.model import ENTRIES_MAX, Lease, Unit
 from streamqd.policy import restart, rounds
 from streamqd.process import Child, Exit
@@ -115,6 +115,7 @@ class PartitionState:
     broken_until: float = 0.0
     last_exit: str = ""
     refusal: str = ""  # code of the error reply that is being repeated, so it is logged once
+    refused: str = ""  # the phase in which it was refused, or group
     started: float = 0.0
     soft_limited: int = 0  # run sequence that got its soft limit
     relayed: tuple[int, int] = (0, 0)  # what the housekeeper wanted when the worker was woken last
@@ -568,6 +569,12 @@ class PartitionState:
             return False
         waiting = self.phase not in (Phase.FREE, Phase.HELD)
         return waiting or (self.phase is Phase.HELD and not self.groups_ready)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Return True if its call is refused for a value in Redis, which only a repair ends."""
+        of_a_key = kind_of(self.refusal) is RefusalKind.OF_A_KEY
+        return of_a_key and self.refused == self.phase.value
 
     @property
     def ready(self) -> bool:

@@ -36,6 +36,7 @@ from streamqd.scoreboard import (
 
 SUFFIX = ".board"
 DRAFT = ".draft"  # of a file that is not whole yet
+REFUSED = ".refused"  # of the last file that could not be used
 SWEPT_MAX = 256  # files of a folder that a start looks at
 _MAGIC = b"streamqd scoreboard\n"
 _HEADER = struct.Struct("<20sII")  # magic, then length and check sum of the JSON behind it
@@ -85,13 +86,15 @@ class ScoreboardFile:
         if self._path is None:
             logs.event("scoreboard.private", logging.WARNING, problem="no memory file system")
             return Scoreboard()
-        self._read(self._path)
-        draft = self._path.with_suffix(DRAFT)
+        path = self._path
+        self._read(path)
+        draft = path.with_suffix(DRAFT)
         try:
             with contextlib.suppress(FileNotFoundError):
                 draft.unlink()
             descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
             board = Scoreboard(descriptor=descriptor)
+            board.refused_file = path.with_suffix(REFUSED)
             board.head(packed(self._header))
             for index in range(units):
                 board.reserve(index, HEAD_BYTES)
@@ -105,8 +108,13 @@ class ScoreboardFile:
 
     def publish(self) -> None:
         """Let the next supervisor find the new board: it holds all that was in the old one."""
-        if self._path is not None:
+        if self._path is None:
+            return
+        try:
             self._path.with_suffix(DRAFT).replace(self._path)
+        except OSError as error:
+            logs.event("scoreboard.private", logging.WARNING, problem=str(error))
+            self._path = None
 
     def remove(self) -> None:
         """Leave nothing: no unit is held any more."""
@@ -120,7 +128,10 @@ class ScoreboardFile:
         except FileNotFoundError:
             return
         except (ScoreboardFileRefused, OSError) as error:
-            logs.event("scoreboard.refused", logging.WARNING, file=str(path), problem=str(error))
+            self._put_aside(path, str(error))
+            return
+        except Exception as error:  # noqa: BLE001 - no file may keep the daemon from starting
+            self._put_aside(path, f"{type(error).__name__}: {error}", error)
             return
         for unit, problem in found.torn:
             logs.event(
@@ -132,6 +143,22 @@ class ScoreboardFile:
             )
         self.resumable = {each.lease.unit: each for each in found.partitions}
         logs.event("scoreboard.found", file=str(path), units=len(self.resumable))
+
+    def _put_aside(self, path: Path, problem: str, bug: Exception | None = None) -> None:
+        """Rename a file that cannot be used, so that no later start reads it; log its new name."""
+        aside = path.with_suffix(REFUSED)
+        try:
+            path.replace(aside)
+            remedy = f"it is {aside} now; delete it, or attach it to a bug report"
+        except OSError as error:
+            remedy = f"delete it: it cannot be renamed to {aside} ({error.strerror})"
+        logs.event(
+            "scoreboard.refused",
+            logging.WARNING,
+            exc=bug,
+            file=str(path),
+            problem=f"{problem}; {remedy}",
+        )
 
 
 class FoundScoreboard(NamedTuple):
@@ -279,7 +306,7 @@ def _read_slots(descriptor: int, indexes: Iterable[int]) -> FoundScoreboard:
             if unit in found:
                 raise ValueError("it is there twice")
             batch = slot.checked_batch()
-        except ValueError as error:
+        except Exception as error:  # noqa: BLE001 - no slot may keep the others from being used
             torn.append((unit, f"slot {index} is torn: {error}"))
             continue
         found[unit] = ResumablePartition(*lease, batch.done, batch.running)
@@ -289,11 +316,9 @@ def _read_slots(descriptor: int, indexes: Iterable[int]) -> FoundScoreboard:
 def _sweep(place: Path) -> None:
     """Remove the files of instances whose lock is gone: they are never read again."""
     with contextlib.suppress(OSError):
-        found = [path for path in place.iterdir() if path.suffix in (SUFFIX, DRAFT)]
+        found = [path for path in place.iterdir() if path.suffix in (SUFFIX, DRAFT, REFUSED)]
         for path in sorted(found)[:SWEPT_MAX]:
-            with contextlib.suppress(
-                OSError, ScoreboardFileRefused, ValueError, KeyError, TypeError
-            ):
+            with contextlib.suppress(Exception):  # whatever is in it: it is not ours to use
                 if not _has_lock(path):
                     path.unlink()
 

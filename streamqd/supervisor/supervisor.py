@@ -461,8 +461,10 @@ class Supervisor:
         wanted = _units_of(settings, self.counts)
         for unit, consumer in wanted.items():
             partition = self.partitions.get(unit)
+            slot = self.board.allot(unit)
+            slot.partitions = self.counts[unit.topic]
             if partition is None:
-                self.partitions[unit] = PartitionState(unit, consumer, self.board.allot(unit))
+                self.partitions[unit] = PartitionState(unit, consumer, slot)
             else:
                 partition.consumer = consumer
         self.unwanted = frozenset(self.partitions.keys() - wanted.keys())

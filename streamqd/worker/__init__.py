@@ -9,10 +9,10 @@ An *executor* has the fetched entries (`entry`) and runs them: `serial` one mess
 by `runs` or in `batches`, `concurrent` several at once, in the `lanes`. `ordering` says which of
 several may begin; `blocking` and `held_keys` let what has failed run again before what follows it.
 
-`verdicts` makes of a run's end a settlement, and `settler` tells Redis. `guards` and `throttle` say
-when a run may begin; `quarantine` lets what a lost owner left run alone, and `reclaim` takes over
-what other clients left. `hooks` holds the user's code, `eventloop` what runs its coroutines,
-`forks` keeps its children from being workers, and `soft_limit` interrupts it.
+`verdicts` makes of a run's end a settlement, and `settler` tells Redis. The `gates` (`guards`,
+`throttle`) say when a run may start. `quarantine` runs what a lost owner left in rounds, `reclaim`
+takes over what other clients left. `hooks` holds the user's code, `eventloop` what runs its
+coroutines, `forks` keeps its children from being workers, and `soft_limit` interrupts it.
 
 `context` has the objects of which a worker has one each. No part knows the worker itself.
 """

@@ -15,9 +15,8 @@ from streamqd.scoreboard import DONE, FAILED, RUNNING, WORD_RUN_SEQ, now_ns
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.control_channel import ExitCode, Stop
 from streamqd.worker.entry import FetchedEntry
-from streamqd.worker.guards import Guards
+from streamqd.worker.gates import Gates
 from streamqd.worker.runs import RunPace
-from streamqd.worker.throttle import RateLimiter
 from streamqd.worker.verdicts import Verdicts
 
 BATCH = 100  # messages at once, where the consumer does not say
@@ -36,19 +35,19 @@ class BatchRunner:
         context: WorkerContext,
         function: Callable[..., object],
         verdicts: Verdicts,
-        guards: Guards | None,
-        throttle: RateLimiter | None,
+        gates: Gates,
+        burst: int,
     ) -> None:
+        """`burst`: how many messages may start at a time at most; 0 for any number."""
         self._context = context
         self._function = function
         self._verdicts = verdicts
-        self._guards = guards
-        self._pace = RunPace(context, throttle)
+        self._gates = gates
+        self._pace = RunPace(context)
         self._last_run_ns = 0
         self._taken: list[FetchedEntry] = []
         self._size = batch_size(context.consumer)
-        if throttle is not None:
-            self._size = min(self._size, throttle.burst)
+        self._size = min(self._size, burst or self._size)
         self._size = min(self._size, context.consumer.max_messages or self._size)
 
     def handle(self, entry: FetchedEntry) -> None:
@@ -56,8 +55,7 @@ class BatchRunner:
         if entry.message.expires_at is not None and self._verdicts.skip_expired(entry):
             return
         self._taken.append(entry)
-        alone = self._guards is not None and self._guards.probing
-        if alone or len(self._taken) >= self._size:
+        if self._gates.one_by_one or len(self._taken) >= self._size:
             self.finish()
 
     def run_many(self, _messages: list[Message], _start: int, _first: int, _retried: bool) -> int:
@@ -66,8 +64,6 @@ class BatchRunner:
 
     def begin(self) -> None:
         """Forget what was collected of an earlier read."""
-        if self._guards is not None:
-            self._guards.acquire()
         self._taken = []
 
     @property
@@ -83,10 +79,8 @@ class BatchRunner:
         now, settler = now_ns(), self._context.settler
         if settler.items or settler.since_ns:
             now = self._pace.settle_first(now, self._last_run_ns)
-        now = self._pace.await_turn(now, len(batch))
+        now = self._gates.await_turn(now, len(batch))
         self._note(batch, self._run(batch, now))
-        if self._guards is not None:
-            self._guards.acquire(more=self._context.slot.unfinished > 0)
         limit, handled = self._context.consumer.max_messages, self._context.counts.handled
         if limit and handled >= limit:
             raise Stop(ExitCode.RECYCLE)

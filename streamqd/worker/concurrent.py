@@ -22,13 +22,12 @@ from streamqd.scoreboard import (
 from streamqd.store.fetch import FetchResult
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.entry import FetchedEntry
-from streamqd.worker.guards import Guards
+from streamqd.worker.gates import Gates
 from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.lanes import Lanes
 from streamqd.worker.ordering import ORDERINGS
 from streamqd.worker.prefetch import WORK_IN_HAND_NS, rated
 from streamqd.worker.runs import ACK_DELAY_NS, QUICK_RUN_NS
-from streamqd.worker.throttle import RateLimiter
 from streamqd.worker.verdicts import Verdicts
 
 
@@ -42,8 +41,7 @@ class ConcurrentExecutor:
         context: WorkerContext,
         lanes: Lanes,
         verdicts: Verdicts,
-        guards: Guards | None,
-        throttle: RateLimiter | None,
+        gates: Gates,
         held: HeldKeys | None,
     ) -> None:
         self._context = context
@@ -52,12 +50,13 @@ class ConcurrentExecutor:
         self._settler = context.settler
         self._lanes = lanes
         self._verdicts = verdicts
-        self._guards = guards
-        self._throttle = throttle
+        self._gates = gates
         self._ordering = ORDERINGS[context.consumer.order]()
         self._held = held
         self._bytes_max = context.settings.daemon.max_message_bytes
-        self._rated = rated(context.consumer)
+        self._rated = rated(
+            context.consumer, context.consumer.rate_per_second(context.slot.partitions)
+        )
         self._ack_each = context.consumer.ack == EACH
         self._running: dict[int, FetchedEntry] = {}  # by run sequence
         self._bytes_in_hand = 0
@@ -228,12 +227,8 @@ class ConcurrentExecutor:
 
     @property
     def throttled(self) -> float:
-        """Seconds for which the rate, or a circuit, holds what could begin; 0 when nothing does."""
-        if not self._ordering.ready:
-            return 0.0
-        if self._guards is not None and (left := self._guards.seconds()):
-            return left
-        return 0.0 if self._throttle is None else self._throttle.left_ns(now_ns()) / 1e9
+        """Seconds for which a gate holds what could begin; 0 when none does."""
+        return self._gates.held_ns(now_ns()) / 1e9 if self._ordering.ready else 0.0
 
     def patience(self, seconds: float) -> float:
         """Shorten a wait to the moment when an entry could start or must be settled."""
@@ -287,8 +282,7 @@ class ConcurrentExecutor:
     @property
     def _begins_at_once(self) -> bool:
         """Whether nothing but lanes decides what begins."""
-        gated = self._guards is not None or self._throttle is not None
-        return not (self._may_expire or gated)
+        return not (self._may_expire or self._gates.any)
 
     def _begin_each(self) -> list[FetchedEntry]:
         begun = []
@@ -298,8 +292,7 @@ class ConcurrentExecutor:
                 self._all_over([entry])
             else:
                 self._mark_running([entry])
-                if self._throttle is not None:
-                    self._throttle.begun(entry.started_ns)
+                self._gates.started(entry.started_ns)
                 begun.append(entry)
         return begun
 
@@ -313,12 +306,9 @@ class ConcurrentExecutor:
         return min(free, max(0, limit - self._context.counts.handled - len(self._running)))
 
     def _may_begin(self) -> bool:
-        guards = self._guards
         if not self._ordering.ready or not self._startable:
             return False
-        if guards is None and self._throttle is None:
-            return True
-        return not self.throttled and (guards is None or guards.room(len(self._running)) != 0)
+        return self._gates.admits(len(self._running))
 
     def _mark_running(self, entries: list[FetchedEntry]) -> None:
         """Give entries their lanes, RUNNING before they begin: if we die in between, they ran."""
@@ -341,8 +331,6 @@ class ConcurrentExecutor:
         """Note the verdicts on the runs that have ended."""
         if ended := self._lanes.ends.take():
             self._collect(ended)
-        if self._guards is not None:
-            self._guards.hear()
 
     def _collect(self, ended: list[FetchedEntry]) -> None:
         slot, free, running, counts = self._slot, self._free, self._running, self._context.counts

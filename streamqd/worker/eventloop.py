@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import select
 import selectors
 import sys
@@ -25,7 +26,8 @@ from streamqd.worker.forks import family
 from streamqd.worker.loop_beat import LoopBeat
 
 CLOSE_SECONDS = 5.0  # what tasks that a handler has left behind may take to be cancelled
-DESCRIPTOR_MAX = 1023  # select takes no higher one
+
+_libc = ctypes.CDLL(None)
 
 Work = Callable[[], object]  # returns the coroutine; called in the loop's thread
 
@@ -139,13 +141,39 @@ def maker_of_tasks(name: str) -> Callable[[Coroutine[Any, Any, None]], asyncio.T
     return partial(asyncio.Task, loop=loop, name=name)
 
 
+class _PollDescriptor(ctypes.Structure):
+    """C's `struct pollfd`."""
+
+    _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short))
+
+
+class _TimeSpec(ctypes.Structure):
+    """C's `struct timespec`."""
+
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
 class PreciseSelector(selectors.EpollSelector):
-    """Waits no longer than it is told; `epoll` itself waits for whole milliseconds, rounded up."""
+    """Waits no longer than it is told; `epoll` itself waits for whole milliseconds, rounded up.
+
+    It may return early with nothing: the loop then asks for the rest, which is below a millisecond.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._poll = select.poll()
+        self._poll.register(self.fileno(), select.POLLIN)
+        self._time = _TimeSpec(0, 0)
+        self._polled = _PollDescriptor(self.fileno(), select.POLLIN, 0)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait for events, at most that many seconds, and return what is ready."""
-        if timeout and timeout > 0 and self.fileno() <= DESCRIPTOR_MAX:
-            select.select([self.fileno()], [], [], timeout)
+        if timeout and timeout > 0:
+            if milliseconds := int(timeout * 1000):
+                self._poll.poll(milliseconds)
+            else:
+                self._time.nanoseconds = int(timeout * 1e9)
+                _libc.ppoll(ctypes.byref(self._polled), 1, ctypes.byref(self._time), None)
             timeout = 0
         return super().select(timeout)
 

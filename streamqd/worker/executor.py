@@ -14,14 +14,13 @@ from streamqd.worker.blocking import BlockedPartition
 from streamqd.worker.concurrent import ConcurrentExecutor
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.entry import FetchedEntry
-from streamqd.worker.guards import Guards
+from streamqd.worker.gates import Gates
 from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.hooks import Hooks
 from streamqd.worker.lanes import Lanes, TaskLanes, ThreadLanes
 from streamqd.worker.quarantine import Quarantine
 from streamqd.worker.runs import SingleRunner
 from streamqd.worker.serial import Runner, SerialExecutor
-from streamqd.worker.throttle import RateLimiter
 from streamqd.worker.verdicts import Verdicts
 
 
@@ -127,23 +126,23 @@ def executor_for(
     context: WorkerContext,
     hooks: Hooks,
     verdicts: Verdicts,
-    guards: Guards | None,
-    throttle: RateLimiter | None,
+    gates: Gates,
     quarantine: Quarantine,
+    burst: int,
 ) -> Executor:
-    """Make the executor that a consumer asks for."""
+    """Make the executor that a consumer asks for. `burst` as of `BatchRunner`."""
     consumer, on_error = context.consumer, context.consumer.on_error
     held = HeldKeys(context, quarantine) if on_error == HOLD_KEY else None
     if consumer.lanes > 1:
-        return ConcurrentExecutor(context, _lanes(context, hooks), verdicts, guards, throttle, held)
+        return ConcurrentExecutor(context, _lanes(context, hooks), verdicts, gates, held)
     context.limit.interrupt = hooks.interrupt
     context.limit.listen()
     runner: Runner
     if hooks.loaded.form.batch:
-        runner = BatchRunner(context, hooks.function, verdicts, guards, throttle)
+        runner = BatchRunner(context, hooks.function, verdicts, gates, burst)
     else:
         in_place = BlockedPartition(context, quarantine) if on_error == BLOCK else held
-        runner = SingleRunner(context, hooks.function, verdicts, guards, throttle, in_place)
+        runner = SingleRunner(context, hooks.function, verdicts, gates, in_place)
     return SerialExecutor(context, runner, verdicts, held)
 
 

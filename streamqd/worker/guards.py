@@ -30,6 +30,7 @@ from streamqd.worker.context import WorkerContext
 
 # Two workers read the server's clock differently, by a round trip at most.
 CLOCK_SECONDS = 0.1
+SHORTEST_NS = 1_000_000  # wait of a worker that must pause, before it is asked again
 GLANCE_SECONDS = (0.01, 1.0)  # between two looks whether others have closed the circuit
 RESUME_SECONDS = 1.0  # how often a worker that stands still looks for a `resume`
 TURN_SECONDS = 0.05  # between two turns to probe, if there is time enough for all of them
@@ -214,6 +215,7 @@ class Guards:
         if not counts:
             message.forgiven_at = unix
         self._keep_circuit()
+        self._unsaid = True
         if self._circuit.state is CircuitState.OPEN and outage.failed():
             self._waits.count_opening()
             logs.event(
@@ -239,7 +241,7 @@ class Guards:
         self._waits.keep(SETTLED_SO_FAR, self._settled)
         if self._unsaid:
             self._unsaid = False
-            self.seconds()
+            self._seconds()
         if self.probing:
             self._hear()
 
@@ -288,8 +290,11 @@ class Guards:
 
     # --- being asked ---
 
-    def seconds(self) -> float:
-        """How long nothing may be begun, 0 for now. Then it is asked again: others may be first."""
+    def held_ns(self, _now: int, _runs: int = 1) -> int:
+        """Return for how long nothing may start, 0 for now. Then ask again: others may be first."""
+        return SHORTEST_NS if self.must_pause else int(self._seconds() * 1e9)
+
+    def _seconds(self) -> float:
         if self._circuit.state is not CircuitState.OPEN:
             return 0.0
         later = self._outage.later(self._breaker.probe_every)
@@ -303,45 +308,53 @@ class Guards:
         """Whether no more than one message may be tried at once."""
         return self._circuit.state is not CircuitState.CLOSED
 
-    def room(self, running: int) -> int | None:
-        """How many more messages may begin beside those that run; None for any number.
-
-        Whoever has room for one takes the turn: it must have one.
-        """
+    def admits(self, running: int) -> bool:
+        """Return True if a run may start beside `running` others. It takes the probe turn."""
         if self.probing and not running:
             self.hear()
         if not self.probing:
-            return None
+            return True
         if running or self._left():
-            return 0
+            return False
         self._probe()
-        return 1
+        return True
 
-    def acquire(self, *, more: bool = True) -> None:
-        """Wait, in a worker that runs nothing, until something may begin. Raises Stop, Fenced.
+    @property
+    def one_by_one(self) -> bool:
+        """True while the circuit is not closed."""
+        if self.probing:
+            self.hear()
+        return self.probing
 
-        If nothing `more` is in hand, leave the probe turn to another worker.
+    def await_open(self, now: int, _runs: int = 1) -> int:
+        """Wait, in a worker that runs nothing, until a run may start, as a probe if need be.
+
+        Returns that instant. Raises Stop, Fenced, RedisUnavailable, RedisRefused.
         """
         if self.must_pause:
-            self._stand_still()
+            self.stand_still()
+            now = now_ns()
         if not (self.probing or self._group_is_open):
-            return
+            return now
+        if self._successes > self._probe_from and self._circuit.state is CircuitState.HALF_OPEN:
+            return now  # the probe succeeded: the next look closes the circuit
         self.hear()
-        if not more:
-            self._left()
-            return
         while left := self._left():
             self._settler.flush()
             self._channel.sleep(left, self._slot.unfinished)
             self.hear()
         if self.probing:
             self._probe()
+        return now_ns()
+
+    def started(self, _now: int, _runs: int = 1) -> None:
+        """Do nothing: a start that is a probe is noted when it is admitted."""
 
     def _left(self) -> float:
-        """Like `seconds`; also ends our probe if another worker has taken the turn."""
+        """Like `_seconds`; also ends our probe if another worker has taken the turn."""
         if self._circuit.state is CircuitState.HALF_OPEN and not self._outage.mine:
             self._circuit.rest()
-        return self.seconds()
+        return self._seconds()
 
     def _probe(self) -> None:
         """Let the next run be a probe."""
@@ -350,7 +363,7 @@ class Guards:
         self._probe_from, self._probe_of = self._successes, self._outage.openings
         self._waits.begin(Wait.PROBING)
 
-    def _stand_still(self) -> None:
+    def stand_still(self) -> None:
         """Pause the partition as an operator would, and wait until an operator resumes it.
 
         Called again after a lost connection; a pause that was written is not written again.

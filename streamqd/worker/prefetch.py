@@ -21,14 +21,22 @@ class PrefetchController:
     """The number of entries of each stream for the next read, from the entries seen so far."""
 
     def __init__(
-        self, consumer: Consumer, max_message_bytes: int, batch_max: int, later_max: int = 0
+        self,
+        consumer: Consumer,
+        max_message_bytes: int,
+        batch_max: int,
+        later_max: int = 0,
+        per_second: float = 0.0,
     ) -> None:
-        """Ask for at most `batch_max` at first, for `later_max` after CAUTIOUS_ENTRIES."""
+        """Ask for at most `batch_max` at first, for `later_max` after CAUTIOUS_ENTRIES.
+
+        `per_second` is the rate of the partition; 0: no limit.
+        """
         self._bytes_max = consumer.prefetch_bytes
         self._least = max(consumer.batch or 1, consumer.lanes)  # what one call, or all lanes, take
         self.batch_max = batch_max
         self._later_max = later_max or batch_max
-        self._rated = rated(consumer)
+        self._rated = rated(consumer, per_second)
         self._eaten = 0
         self._safe = max(1, consumer.prefetch_bytes // max(1, max_message_bytes))
         self._entry_bytes = 0.0  # moving mean
@@ -53,13 +61,12 @@ class PrefetchController:
         self.count = min(count, self._safe) if max(size, received) > self._bytes_max else count
 
 
-def rated(consumer: Consumer) -> int:
-    """Return how many entries the rate of a consumer allows within a second, or in one call.
+def rated(consumer: Consumer, per_second: float) -> int:
+    """Return how many entries the rate of a partition allows within a second, or in one call.
 
     Further entries stay in the stream, where another worker may fetch them.
     """
-    rate = consumer.rate_per_second
-    return max(consumer.batch or 1, int(rate)) if rate else COUNT_MAX
+    return max(consumer.batch or 1, int(per_second)) if per_second else COUNT_MAX
 
 
 def bytes_of(entries: list[Any], total: int) -> int:

@@ -23,13 +23,12 @@ import weakref
 from streamqd import logs
 from streamqd.errors import Refused
 from streamqd.paths import below
-from streamqd.scoreboard import WORD_COMMAND, WORD_TRUSTED_UNTIL, now_ns
+from streamqd.scoreboard import WORD_COMMAND, now_ns
 from streamqd.store import messages
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.fenced import FencedCalls
-from streamqd.worker.guards import Guards
-from streamqd.worker.throttle import RateLimiter
+from streamqd.worker.gates import Gates
 
 POLL_SECONDS = 0.05  # how often a turn is asked for: the lock's own queue could not be left
 SHARE_SECONDS = 1.0  # of turns, after which a worker lets those go first that ask for one
@@ -45,13 +44,11 @@ class Quarantine:
         self,
         context: WorkerContext,
         calls: FencedCalls,
-        guards: Guards | None,
-        throttle: RateLimiter | None,
+        gates: Gates,
     ) -> None:
         self._context = context
         self._calls = calls
-        self._guards = guards
-        self._throttle = throttle
+        self._gates = gates
         self.accused: frozenset[bytes] = frozenset()  # of a round in which a host was lost
         self._session = ""  # while entries of a lost owner are handled
         self._lock: int | None = None
@@ -143,25 +140,13 @@ class Quarantine:
                 self.end_turn()
 
     def _is_held_back(self) -> bool:
-        """Whether a run would wait: for an order's end, for trust, the rate or the guards."""
-        words, now = self._context.slot.words, now_ns()
-        guards, throttle = self._guards, self._throttle
-        return bool(
-            words[WORD_COMMAND]
-            or now > words[WORD_TRUSTED_UNTIL]
-            or (guards is not None and (guards.must_pause or guards.room(0) == 0))
-            or (throttle is not None and throttle.left_ns(now))
-        )
+        """Return True if a run would wait: for the end of a command, for trust or for a gate."""
+        return bool(self._context.slot.words[WORD_COMMAND]) or not self._gates.are_open(now_ns())
 
     def _wait_out(self) -> None:
         """Wait for all that could hold a run back. Nothing runs, so none of it comes again soon."""
-        channel = self._context.channel
-        channel.check(self._context.slot.unfinished)
-        if self._guards is not None:
-            self._guards.acquire()
-        if self._throttle is not None:
-            self._throttle.wait(now_ns())
-        channel.await_trust()
+        self._context.channel.check(self._context.slot.unfinished)
+        self._gates.await_open(now_ns())
 
     def _mark(self, places: bytes) -> None:
         """Write durably which entries come next, so that a host-killer is found."""

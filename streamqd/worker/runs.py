@@ -27,8 +27,7 @@ from streamqd.store.messages import place_of
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.control_channel import ExitCode, Stop
 from streamqd.worker.entry import FetchedEntry
-from streamqd.worker.guards import Guards
-from streamqd.worker.throttle import RateLimiter
+from streamqd.worker.gates import Gates
 from streamqd.worker.verdicts import Verdicts
 
 ACK_DELAY_NS = 20_000_000  # no run begins while the end of another is older and not settled
@@ -37,13 +36,10 @@ QUICK_RUN_NS = 2_000_000  # after a run shorter than this its end may wait for t
 
 
 class RunPace:
-    """What comes between two runs: what has ended is settled, and the next one may have to wait."""
+    """What comes between two runs: what has ended is settled."""
 
-    def __init__(self, context: WorkerContext, throttle: RateLimiter | None) -> None:
-        self._words = context.slot.words
-        self._channel = context.channel
+    def __init__(self, context: WorkerContext) -> None:
         self._settler = context.settler
-        self._throttle = throttle
         self._ack_each = context.consumer.ack == EACH
         self._settling_ns = QUICK_RUN_NS // ACK_SHARE  # what settling took last
 
@@ -60,13 +56,6 @@ class RunPace:
             self._settling_ns = settled - now
             return settled
         return now
-
-    def await_turn(self, now: int, runs: int = 1) -> int:
-        """Wait until the lease is sure and the rate allows runs; return that instant."""
-        if now > self._words[WORD_TRUSTED_UNTIL]:
-            # Looked at last: what comes before may take as long as Redis lets it.
-            now = self._channel.await_trust()
-        return now if self._throttle is None else self._throttle.acquire(now, runs)
 
 
 class InPlace(Protocol):
@@ -93,17 +82,15 @@ class SingleRunner:
         context: WorkerContext,
         function: Callable[..., object],
         verdicts: Verdicts,
-        guards: Guards | None,
-        throttle: RateLimiter | None,
+        gates: Gates,
         in_place: InPlace | None,
     ) -> None:
         self._context = context
         self._function = function
         self._verdicts = verdicts
-        self._guards = guards
-        self._throttle = throttle
+        self._gates = gates
         self._in_place = in_place
-        self._pace = RunPace(context, throttle)
+        self._pace = RunPace(context)
         self._last_run_ns = 0
         self._kept = False  # whether the message of the last run that failed waits in its place
         self._ack_each = context.consumer.ack == EACH
@@ -150,9 +137,10 @@ class SingleRunner:
         The hot path: what does not change from one message to the next is looked up once.
         """
         context, function, current, pace = self._context, self._function, logs.current, self._pace
+        gates, gated = self._gates, self._gates.any
         slot, settler, counts, soft = context.slot, context.settler, context.counts, context.limit
         words, states, lanes, times = slot.words, slot.states, slot.lanes, counts.times
-        limit, throttled = context.consumer.max_messages, self._throttle is not None
+        limit = context.consumer.max_messages
         quick_ns = -1 if self._ack_each else QUICK_RUN_NS
         sequence, elapsed = words[WORD_RUN_SEQ], self._last_run_ns
         counters = entry is not None and entry.has_counters
@@ -162,8 +150,8 @@ class SingleRunner:
             now = clock_gettime_ns(CLOCK_BOOTTIME)
             if settler.since_ns and (elapsed > quick_ns or now - settler.since_ns > ACK_DELAY_NS):
                 now = pace.settle_first(now, elapsed)
-            if throttled or now > words[WORD_TRUSTED_UNTIL]:
-                now = pace.await_turn(now)
+            if gated or now > words[WORD_TRUSTED_UNTIL]:
+                now = gates.await_turn(now)
             lanes[1] = now
             words[WORD_RUN_SEQ] = sequence = sequence + 1
             states[index] = RUNNING
@@ -203,7 +191,7 @@ class SingleRunner:
         return len(messages)
 
     def _failed(self, entry: FetchedEntry, error: BaseException) -> bool:
-        """Note the verdict on a run that has failed, before the guards let others run.
+        """Note the verdict on a run that has failed.
 
         Returns whether the message is kept for another run.
         """
@@ -212,15 +200,11 @@ class SingleRunner:
             assert self._in_place is not None
             self._in_place.keep(entry)
         elif self._in_place is not None:
-            self._in_place.forget(entry)  # first: the guards may lose the connection
-        if self._guards is not None:
-            self._guards.acquire(more=self._context.slot.unfinished > 0)
+            self._in_place.forget(entry)
         return self._kept
 
     def begin(self) -> None:
-        """Entries of a new read have come; those of the one before are forgotten."""
-        if self._guards is not None:
-            self._guards.acquire()
+        """Entries of a new read have come; those of the one before are forgotten: nothing is."""
 
     @property
     def collected(self) -> int:

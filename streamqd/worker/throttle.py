@@ -19,34 +19,42 @@ BURST_SECONDS = 0.02
 
 
 class RateLimiter:
-    """The rate of one worker. Whoever is about to run handlers asks it last."""
+    """The rate of one worker: a gate."""
 
-    def __init__(self, rate: Rate, context: WorkerContext) -> None:
+    def __init__(self, context: WorkerContext, burst: int) -> None:
+        """`burst` is the least that may start at a time if `rate_burst` is not set."""
         slot = self._slot = context.slot
-        self._rate = rate
+        self._consumer = context.consumer
+        self._least = burst
+        self._use(slot.partitions)
         self._channel = context.channel
         self._settler = context.settler
         self._waits = slot.waits
-        slot.rate_due_ns = rate.inherited(slot.rate_due_ns, now_ns())
         self._since_ns = 0  # when the present wait began, 0 = nobody waits
+
+    def _use(self, partitions: int) -> None:
+        """Compute the rate of this partition. With `rate_per = "group"`, it is an equal share."""
+        self._partitions = partitions
+        per_second = self._consumer.rate_per_second(partitions)
+        least = max(self._least, int(per_second * BURST_SECONDS))
+        self._rate = Rate(per_second, self._consumer.rate_burst or least)
+        slot = self._slot
+        slot.rate_micro = round(per_second * 1e6)
+        slot.rate_due_ns = self._rate.inherited(slot.rate_due_ns, now_ns())
 
     @property
     def burst(self) -> int:
         """How many runs may begin at once."""
         return self._rate.burst
 
-    def acquire(self, now: int, runs: int = 1) -> int:
-        """Wait until `runs` may begin, note that they do, and return that instant.
+    def await_open(self, now: int, runs: int = 1) -> int:
+        """Wait until `runs` may start, and return that instant.
 
         Nothing may come between this and the runs: the distance of two is that of two answers.
         """
-        now = self.wait(now, runs)
-        self.begun(now, runs)
-        return now
-
-    def wait(self, now: int, runs: int = 1) -> int:
-        """Wait until `runs` may begin, and return that instant."""
-        while left := self.left_ns(now, runs):
+        if now > self._slot.words[WORD_TRUSTED_UNTIL]:
+            now = self._channel.await_trust()
+        while left := self.held_ns(now, runs):
             self._settler.flush()
             if left > SHORT_NS:
                 self._channel.sleep((left - SHORT_NS) / 1e9, self._slot.unfinished)
@@ -57,16 +65,27 @@ class RateLimiter:
                 now = self._channel.await_trust()
         return now
 
-    def left_ns(self, now: int, runs: int = 1) -> int:
-        """How long it is until `runs` may begin, 0 for now. Whoever asks is held by the rate."""
+    def held_ns(self, now: int, runs: int = 1) -> int:
+        """Return how long it is until `runs` may start, 0 for now. Shows that the rate waits."""
+        if self._slot.partitions != self._partitions:  # the topic has grown
+            self._use(self._slot.partitions)
         left = self._rate.wait(self._slot.rate_due_ns, now, runs)
         if left and not self._since_ns:
             self._since_ns = now
             self._waits.begin(Wait.RATED, now + left)
         return left
 
-    def begun(self, now: int, runs: int = 1) -> None:
-        """Note that `runs` begin now."""
+    def admits(self, _running: int) -> bool:
+        """Return True: a run that is not held may start beside any other."""
+        return True
+
+    @property
+    def one_by_one(self) -> bool:
+        """False: the rate counts starts."""
+        return False
+
+    def started(self, now: int, runs: int = 1) -> None:
+        """Note that `runs` start now."""
         self._slot.rate_due_ns = self._rate.after(self._slot.rate_due_ns, now, runs)
         if self._since_ns:
             self._slot.add("throttled_ns", now - self._since_ns)
@@ -80,11 +99,7 @@ def rate_limiter_of(context: WorkerContext, burst: int) -> RateLimiter | None:
     `burst` holds where the consumer does not say how much may begin at once, or what comes in
     some milliseconds when that is more: nothing wakes up in time to the microsecond.
     """
-    consumer, slot = context.consumer, context.slot
-    per_second = consumer.rate_per_second
-    slot.rate_micro = round(per_second * 1e6)
-    if not per_second:
-        slot.rate_due_ns = 0
-        return None
-    least = max(burst, int(per_second * BURST_SECONDS))
-    return RateLimiter(Rate(per_second, consumer.rate_burst or least), context)
+    if context.consumer.rate:
+        return RateLimiter(context, burst)
+    context.slot.rate_micro = context.slot.rate_due_ns = 0
+    return None

@@ -146,8 +146,8 @@ class Verdicts:
         self._fail(entry, None, context | fields)
         self._say_end(self._dead_lines, message, why[0], why[1])
         self._settler.flush()
-        if self._guards is not None and self._consumer.lanes == 1:
-            self._guards.acquire(more=self._slot.unfinished > 0)
+        if self._guards is not None and self._guards.must_pause and self._consumer.lanes == 1:
+            self._guards.stand_still()
 
     def _acknowledge(self, entry: FetchedEntry) -> None:
         self._slot.states[entry.index] = DONE

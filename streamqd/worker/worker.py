@@ -36,6 +36,7 @@ from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.executor import Executor, check_form, executor_for
 from streamqd.worker.fenced import Fenced, FencedCalls
 from streamqd.worker.forks import family
+from streamqd.worker.gates import Gates
 from streamqd.worker.guards import Guards, guards_of
 from streamqd.worker.hooks import Hooks, boot
 from streamqd.worker.prefetch import PrefetchController
@@ -110,7 +111,11 @@ class WorkerProcess:
         self.calls = FencedCalls(self.link, slot)
         batch_max = 1 if assignment.cautious else consumer.prefetch_max
         self.prefetch = PrefetchController(
-            consumer, settings.daemon.max_message_bytes, batch_max, consumer.prefetch_max
+            consumer,
+            settings.daemon.max_message_bytes,
+            batch_max,
+            consumer.prefetch_max,
+            consumer.rate_per_second(slot.partitions),
         )
         self.trouble = logs.Episode("worker.stalled", "worker.resumed")
         self._bad = logs.bad_values()
@@ -183,13 +188,15 @@ class WorkerProcess:
             *(self.settler, self.clock, self.counts, self.limit),
         )
         burst = batch_size(self.consumer) if hooks.loaded.form.batch else 1
-        throttle = rate_limiter_of(context, burst)
+        rate = rate_limiter_of(context, burst)
         guards = self.guards = guards_of(context)
+        gates = Gates(context, guards, rate)
         self.verdicts = Verdicts(context, guards, hooks.loaded.redact)
-        self.quarantine = Quarantine(context, self.calls, guards, throttle)
+        self.quarantine = Quarantine(context, self.calls, gates)
         self.reclaim = Reclaim(context, self.calls)
         self.executor = executor_for(
-            context, hooks, self.verdicts, guards, throttle, self.quarantine
+            *(context, hooks, self.verdicts, gates, self.quarantine),
+            0 if rate is None else rate.burst,
         )
         self.reader = Reader(self.unit, self.fetcher, self.calls, self.keys, self.slot)
 
@@ -345,7 +352,7 @@ class WorkerProcess:
         One where a run may have to wait for anything but its lane: nothing is marked in a wait.
         """
         consumer = self.consumer
-        gated = self.guards is not None or bool(consumer.rate_per_second)
+        gated = self.guards is not None or bool(consumer.rate)
         if gated or consumer.max_crashes == 1 or consumer.on_error != REQUEUE:
             return 1
         assert self.hooks is not None
@@ -576,9 +583,11 @@ class WorkerProcess:
         self.executor.collect()
         if 0 < self.consumer.max_messages <= self.counts.handled:
             raise Stop(ExitCode.RECYCLE)
-        if self.guards is not None and self.guards.must_pause:
-            self._finish_running(commanded=False)
-            self.guards.acquire(more=False)
+        if self.guards is not None:
+            self.guards.hear()
+            if self.guards.must_pause:
+                self._finish_running(commanded=False)
+                self.guards.stand_still()
         if now_ns() - self._published_ns > PUBLISH_NS:
             self._publish()
 

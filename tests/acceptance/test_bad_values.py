@@ -7,6 +7,9 @@ machine under load.
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -224,3 +227,33 @@ def test_a_topic_whose_entry_was_deleted_is_registered_again(new_daemon: Make) -
         daemon.wait_run(uid, "end", PROMISED * UNDER_LOAD)
         assert daemon.events("group.restored") == []
         assert daemon.stop() == 0
+
+
+def _crash_with_bad_epoch(daemon: Daemon) -> None:
+    """Let the rotation of the token be refused: it is due after the death of the worker."""
+    daemon.link.execute("HSET", KEYS.fence(*ONE), "epoch", "zzz")
+    os.kill(daemon.pids()[0], signal.SIGKILL)
+    daemon.wait_event("redis.bad_value", what="refencing")
+
+
+def _lease_of_wrong_type(daemon: Daemon) -> None:
+    """Let the release be refused: it is due when the worker has stopped."""
+    daemon.link.execute("DEL", KEYS.lease(*ONE))
+    daemon.link.execute("HSET", KEYS.lease(*ONE), "spoiled", 1)
+
+
+@pytest.mark.parametrize("spoil", [_crash_with_bad_epoch, _lease_of_wrong_type])
+def test_drain_does_not_wait_for_a_value_that_stays_bad(
+    new_daemon: Make, spoil: Callable[[Daemon], None]
+) -> None:
+    """C4: it ended with 6, and only 5 s after the drain's time, with no handler running."""
+    daemon = new_daemon(partitions=2, daemon={"lease_ttl": "3s", "drain_timeout": "25s"})
+    with daemon:
+        daemon.wait_event("worker.ready", partition=0)
+        spoil(daemon)
+        (uid,) = daemon.send(["ok"], partition=1)
+        daemon.wait_run(uid, "end", PROMISED * UNDER_LOAD)
+        began = time.monotonic()
+        assert daemon.stop(timeout=25.0) == 0
+        print(f"stopped after {time.monotonic() - began:.1f} s")
+        assert daemon.link.execute("HGET", KEYS.fence(TOPIC, 1, GROUP), "token") is None, "released"

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from streamqd.admin import growth
 from streamqd.config import load
 from streamqd.producer import Producer
 from tests.integration.test_throttle import within
@@ -68,6 +69,47 @@ def test_a_handover_goes_through_a_rate_and_does_not_start_it_anew(new_daemon: N
         assert daemon.ledger.audit(GROUP) == Audit()
         late = 1 + int(20 * max_lateness(daemon))
         assert within([int(each.at * 1e9) for each in starts], 20, 2 + late)
+        assert daemon.stop() == 0
+
+
+def test_the_rate_of_a_group_stays_when_its_topic_grows(new_daemon: NewDaemon):
+    """U11: with `rate_per = "group"`, twice the partitions start no more runs per second.
+
+    Every partition may start one run at once, and recorded starts may be late.
+    """
+    daemon = new_daemon(partitions=2, consumer={"rate": "40/s", "rate_per": "group"})
+
+    def rates() -> list[float]:
+        return [unit["rate"] for unit in verb(daemon, "top", "--json", "--once")["units"]]
+
+    with daemon:
+        daemon.send(["ok"] * 60)
+        daemon.wait_settled()
+        daemon.wait_for(lambda: rates() == [20.0, 20.0], what="each of two partitions has a half")
+        daemon.wait_for(
+            lambda: growth.grow(daemon.store, TOPIC, 4).done, what="the topic has grown"
+        )
+        daemon.write_config(topics={TOPIC: {"partitions": 4}})
+        daemon.signal(signal.SIGHUP)
+        daemon.wait_event("reload.done")
+        daemon.partitions = 4
+        daemon.wait_for(lambda: rates() == [10.0] * 4, what="each of four partitions has a quarter")
+        daemon.send(["ok"], partition=0)  # its producer learns the new count with this one
+        daemon.send(["ok"] * 60)
+        daemon.wait_settled()
+        starts = daemon.ledger.records("start")
+        assert len({each.uid for each in starts}) == 121
+        late = 1 + int(40 * max_lateness(daemon))
+        assert within(sorted(int(each.at * 1e9) for each in starts), 40, 4 + late)
+        daemon.send(["ok"] * 200)
+
+        def held() -> bool:
+            units = verb(daemon, "top", "--json", "--once")["units"]
+            return units[0]["state"] == "throttled"
+
+        daemon.wait_for(held, what="partition 0 waits for its share")
+        (answer,) = verb(daemon, "why", f"{TOPIC}/0/{GROUP}", "--json", code=1)["answers"]
+        assert "10 runs/s, its share of the group's rate" in answer["causes"][0]["sentence"]
         assert daemon.stop() == 0
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from streamqd.cli import cli
 from streamqd.model import Unit
 from streamqd.scoreboard import BOARD_BYTES, HEADER_OFFSET, SLOT_BYTES
 from streamqd.supervisor import scoreboard_file
@@ -260,7 +262,7 @@ def _other_layout(header: dict[str, Any]) -> None:
 def test_a_foreign_file_is_refused_and_named(
     new_daemon: NewDaemon, runtime: Path, change: Callable[[dict[str, Any]], None]
 ):
-    """C5: a file of another boot, fleet or version is named in the log, and nothing of it used."""
+    """C5, B1: a file of another boot, fleet or version is named in the log and put aside."""
 
     def tamper(path: Path) -> None:
         header = header_of(path)
@@ -307,7 +309,7 @@ def _torn_token(path: Path) -> None:
 def test_a_torn_file_is_refused_and_named(
     new_daemon: NewDaemon, runtime: Path, tamper: Callable[[Path], None]
 ):
-    """C5: nothing in a torn file, or one that others could have written, is believed."""
+    """C5, B1: a torn file, or one that others could have written, is put aside unused."""
     refusal(new_daemon, runtime, tamper)
 
 
@@ -322,6 +324,7 @@ def refusal(new_daemon: NewDaemon, runtime: Path, tamper: Callable[[Path], None]
         daemon.start()
         refused = daemon.wait_event("scoreboard.refused", after=mark)
         assert refused["file"] == str(path)
+        named_aside(daemon, path, str(refused["problem"]))
         daemon.wait_run(running, count=2)
         assert daemon.events("lease.resumed", mark) == []
         assert crashes(daemon, running) == 0
@@ -330,6 +333,24 @@ def refusal(new_daemon: NewDaemon, runtime: Path, tamper: Callable[[Path], None]
         assert daemon.stop() == 0
         assert list(runtime.glob(f"*{scoreboard_file.SUFFIX}")) == []
     return str(refused["problem"])
+
+
+def named_aside(daemon: Daemon, path: Path, problem: str) -> None:
+    """Check that a file that cannot be used is renamed, and that the log and doctor name it."""
+    aside = path.with_suffix(scoreboard_file.REFUSED)
+    if "slot" in problem:  # the rest of the file was used
+        assert not aside.exists()
+        return
+    assert f"it is {aside} now; delete it" in problem
+    assert os.path.lexists(aside)
+    daemon.wait_for(lambda: str(aside) in doctor_says(daemon), what="doctor names the file")
+    aside.unlink()
+    daemon.wait_for(lambda: str(aside) not in doctor_says(daemon), what="doctor is content")
+
+
+def doctor_says(daemon: Daemon) -> str:
+    words = ["--config", str(daemon.config_path), "doctor", "--only", "fleet.refused-board"]
+    return CliRunner().invoke(cli, words).output
 
 
 def test_a_full_memory_file_system_costs_no_process(new_daemon: NewDaemon, runtime: Path):

@@ -128,6 +128,18 @@ def test_failed_assignment_is_named_with_its_instance(surgery: Surgery) -> None:
     surgery.silent("fleet.crash-loop")
 
 
+def test_refused_scoreboard_file_is_named_until_deleted(surgery: Surgery) -> None:
+    """B1: doctor names a scoreboard file that an instance could not use and put aside."""
+    surgery.silent("fleet.refused-board")
+    surgery.publish(refused_board="/run/streamqd/one 1.refused")
+    found = surgery.finding("fleet.refused-board")
+    assert found["about"] == "one"
+    assert "rm '/run/streamqd/one 1.refused'" in found["mend"]
+    for spoiled in ("", None, 7, ["/"]):
+        surgery.publish(refused_board=spoiled)
+        surgery.silent("fleet.refused-board")
+
+
 def test_a_crash_loop(surgery: Surgery) -> None:
     surgery.silent("fleet.crash-loop")
     surgery.publish(

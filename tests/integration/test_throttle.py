@@ -82,6 +82,25 @@ def test_the_next_worker_goes_on_where_the_last_one_was(desk: Desk, life: Life, 
     assert within(journal.starts, 20, 2)
 
 
+def test_a_worker_takes_its_new_share_when_the_topic_grows(
+    desk: Desk, life: Life, journal: Journal, slot: WorkerSlot
+):
+    """U11: the share follows the partition count that the supervisor writes, without a restart."""
+    fill(desk, 30)
+    slot.partitions = 2
+
+    def work(_message: Message) -> None:
+        journal.note()
+        if len(journal.starts) == 15:
+            slot.partitions = 4
+
+    worker = life.worker("t1", rate="400/s", rate_per="group", rate_burst=1, max_messages=30)
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    assert within(journal.starts[:15], 200, 1)
+    assert within(journal.starts[15:], 100, 1)
+    assert slot.rate_micro == 100_000_000
+
+
 BATCHES = "tests.integration.test_throttle:take"
 _takers: list[Any] = []
 

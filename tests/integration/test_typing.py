@@ -16,6 +16,7 @@ from click.shell_completion import BashComplete
 
 from streamqd.admin.reading import server_unix_ms
 from streamqd.cli import cli
+from streamqd.cli.session import Session
 from streamqd.dead_letter import REASONS
 from streamqd.message import LAST_ERROR
 from streamqd.store import messages, topics
@@ -396,6 +397,11 @@ def test_names_are_completed(file: Path, at: At, link: Connection, keys: Keys) -
     assert offered("why", "acc") == ["access"]
     assert offered("why", "access/1") == ["access/1", "access/1/hits"]
     assert offered("prod") == ["produce"]
+
+    # U11: a `--config` after the command counts, ahead of one before it.
+    late = BashComplete(cli, {"obj": Session()}, "streamqd", "_STREAMQD_COMPLETE")
+    for words in (["tail", "--config", str(file)], ["-c", "no.toml", "tail", "-c", str(file)]):
+        assert [each.value for each in late.get_completions(words, "ac")] == ["access"]
 
 
 def test_completion_never_holds_a_shell(complete: Callable[..., list[str]], tmp_path: Path) -> None:

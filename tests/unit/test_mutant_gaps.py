@@ -202,6 +202,31 @@ def test_a_drain_lets_the_running_message_finish_and_releases() -> None:
     assert drain.look() == EXIT_DRAINED
 
 
+@pytest.mark.parametrize(
+    ("code", "refused", "ends"),
+    [
+        ("BADVALUE", "releasing", EXIT_DRAINED),
+        ("WRONGTYPE", "releasing", EXIT_DRAINED),
+        ("BADVALUE", "group", None),  # the release itself was not refused yet
+        ("OOM", "releasing", None),
+        ("NOPERM", "releasing", None),
+    ],
+)
+def test_drain_waits_only_for_calls_that_may_still_succeed(
+    code: str, refused: str, ends: int | None
+) -> None:
+    """C4: a call that is refused for a bad value is not waited for, others are."""
+    scene = Scene()
+    drain = DrainOf(scene)
+    assert drain.look() is None
+    scene.slot.post_batch([])
+    scene.slot.state = WorkerState.QUIET
+    scene.holding.ended(Exit(ExitCode.STOPPED, None))
+    scene.holding.refusal, scene.holding.refused = code, refused
+    assert drain.look() == ends
+    assert drain.look(drain.drain.deadline - 0.1) == ends
+
+
 def test_only_the_deadline_of_a_drain_kills_and_it_charges_nobody() -> None:
     scene = Scene()
     drain = DrainOf(scene)

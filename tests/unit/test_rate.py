@@ -135,11 +135,11 @@ def test_a_rate_is_read_from_a_file_and_from_a_declaration(
     tmp_path: Path, text: str, per_second: float
 ):
     (stated,) = loaded(tmp_path, f'{WORK}rate = "{text}"\nrate_burst = 7').consumers
-    assert stated.rate_per_second == pytest.approx(per_second)
+    assert stated.rate_per_second(1) == pytest.approx(per_second)
     assert stated.rate_burst == 7
     declared = {"topic": "t", "group": "d", "handler": "m:g", "rate": text}
     *_, other = config.declare_consumers(loaded(tmp_path, WORK), [declared]).consumers
-    assert other.rate_per_second == pytest.approx(per_second)
+    assert other.rate_per_second(1) == pytest.approx(per_second)
     assert other.rate_burst is None
 
 
@@ -158,6 +158,26 @@ def test_a_burst_without_a_rate_is_a_mistake(tmp_path: Path):
     assert raised.value.problems == [
         (
             "consumers[0].rate_burst: does nothing without rate: write rate too, or remove it"
+            f" (t/g, {tmp_path}/streamq.toml:1)"
+        )
+    ]
+
+
+def test_a_rate_of_a_group_is_shared_by_its_partitions(tmp_path: Path):
+    """U11: each partition gets an equal share; of an unknown count, the whole rate."""
+    (shared,) = loaded(tmp_path, f'{WORK}rate = "12/s"\nrate_per = "group"').consumers
+    assert [shared.rate_per_second(count) for count in (0, 1, 4, 8)] == [12.0, 12.0, 3.0, 1.5]
+    (each,) = loaded(tmp_path, f'{WORK}rate = "12/s"').consumers
+    assert each.rate_per_second(8) == 12.0
+
+
+def test_a_rate_per_group_without_a_rate_is_a_mistake(tmp_path: Path):
+    """U11: `check` names a `rate_per` that limits nothing."""
+    with pytest.raises(ConfigError) as raised:
+        loaded(tmp_path, f'{WORK}rate_per = "group"')
+    assert raised.value.problems == [
+        (
+            "consumers[0].rate_per: does nothing without rate: write rate too, or remove it"
             f" (t/g, {tmp_path}/streamq.toml:1)"
         )
     ]

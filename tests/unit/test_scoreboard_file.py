@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import random
 import struct
 import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from streamqd import logs
+from streamqd.config import Daemon
+from streamqd.model import Lease, Unit
+from streamqd.scoreboard import BOARD_BYTES, SLOT_BYTES, WorkerSlot
+from streamqd.startup import InstanceLock
 from streamqd.supervisor import scoreboard_file
+from streamqd.supervisor.scoreboard_file import ScoreboardFile
+
+UNITS = [Unit("orders", number, "mail") for number in range(3)]
 
 
 def test_a_header_is_read_as_it_was_written():
@@ -21,3 +33,155 @@ def test_a_header_whose_check_sum_is_right_and_whose_text_is_not_is_refused(told
     raw = struct.pack("<20sII", magic, len(told), zlib.crc32(told)) + told
     with pytest.raises(scoreboard_file.ScoreboardFileRefused, match="not a scoreboard"):
         scoreboard_file.unpacked(raw)
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory in memory that this test has for itself."""
+    place = scoreboard_file.folder(os.environ, os.geteuid())
+    if place is None:
+        pytest.skip("no memory file system can be written")
+    own = place / f"test-{os.getpid()}-{tmp_path.name}"
+    own.mkdir(mode=0o700)
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(own))
+    yield own
+    for each in own.iterdir():
+        each.rmdir() if each.is_dir() else each.unlink()
+    own.rmdir()
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Iterator[InstanceLock]:
+    made = InstanceLock(tmp_path, "one")
+    assert made.acquire() is None
+    yield made
+    made.release()
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The problems that the log names."""
+    found: list[str] = []
+
+    def note(name: str, _level: int = 0, **fields: object) -> None:
+        if name == "scoreboard.refused":
+            found.append(str(fields["problem"]))
+
+    monkeypatch.setattr(logs, "event", note)
+    return found
+
+
+def start(lock: InstanceLock) -> ScoreboardFile:
+    """Read the file of the last supervisor and replace it, as a start does."""
+    file = ScoreboardFile(Daemon(instance="one"), lock)
+    board = file.make(len(UNITS))
+    for unit in UNITS:
+        slot = board.allot(unit)
+        slot.note_lease(Lease(unit, "a" * 32, 7))
+        slot.restore([b"m:1-0"], [b"m:2-0"])
+    file.publish()
+    return file
+
+
+def board_in(memory: Path) -> Path:
+    (found,) = memory.glob(f"*{scoreboard_file.SUFFIX}")
+    return found
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyError, MemoryError, AssertionError])
+def test_unreadable_board_is_put_aside_whatever_is_raised(
+    memory: Path,
+    lock: InstanceLock,
+    told: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[Exception],
+):
+    """B1: any error while the file is read renames it, is logged once, and the start goes on."""
+    start(lock)
+
+    def fail(_raw: bytes) -> dict[str, object]:
+        raise error("found while reading")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(scoreboard_file, "unpacked", fail)
+        assert start(lock).resumable == {}
+    aside = board_in(memory).with_suffix(scoreboard_file.REFUSED)
+    (problem,) = told
+    assert f"{error.__name__}: " in problem
+    assert f"it is {aside} now; delete it" in problem
+    assert aside.stat().st_size
+    assert set(start(lock).resumable) == set(UNITS), "the file after it is read again"
+    assert len(told) == 1
+
+
+def test_unreadable_slot_costs_only_its_own_unit(
+    memory: Path, lock: InstanceLock, told: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """B1: an unexpected error about one slot leaves the other units resumable."""
+    start(lock)
+    read = WorkerSlot.checked_batch
+
+    def fail(slot: WorkerSlot) -> object:
+        if slot.unit == UNITS[1]:
+            raise RuntimeError("found while reading")
+        return read(slot)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(WorkerSlot, "checked_batch", fail)
+        assert set(start(lock).resumable) == {UNITS[0], UNITS[2]}
+    assert told == ["slot 1 is torn: found while reading"]
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("obstacle", [_folder, _pipe])
+def test_board_that_is_no_file_is_put_aside(
+    memory: Path, lock: InstanceLock, told: list[str], obstacle: Callable[[Path], None]
+):
+    """B1: a directory in the place of the file kept the daemon from every start."""
+    start(lock)
+    obstacle(board_in(memory))
+    assert start(lock).resumable == {}
+    assert "not a plain file" in told[0]
+    assert board_in(memory).is_file()
+
+
+def test_board_that_cannot_be_renamed_does_not_end_the_start(
+    memory: Path, lock: InstanceLock, told: list[str]
+):
+    """B1: directories in both places leave the daemon without a file, not without a start."""
+    start(lock)
+    path = board_in(memory)
+    _folder(path)
+    aside = path.with_suffix(scoreboard_file.REFUSED)
+    aside.mkdir()
+    (aside / "kept").mkdir()
+    try:
+        assert start(lock).resumable == {}
+        assert "cannot be renamed" in told[0]
+    finally:
+        (aside / "kept").rmdir()
+
+
+def test_random_bytes_in_a_board_never_end_a_start(
+    memory: Path, lock: InstanceLock, told: list[str]
+):
+    """B1: 300 boards with random bytes in random places are used in part, or put aside."""
+    start(lock)
+    drawn = random.Random(20)
+    sizes = [1, 8, 64, 4096]
+    for _ in range(300):
+        with board_in(memory).open("r+b") as file:
+            for _ in range(drawn.randint(1, 4)):
+                file.seek(drawn.randrange(BOARD_BYTES + len(UNITS) * SLOT_BYTES))
+                file.write(drawn.randbytes(drawn.choice(sizes)))
+        assert set(start(lock).resumable) <= set(UNITS)
+    assert told, "some of them were noticed"

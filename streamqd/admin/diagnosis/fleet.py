@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -194,6 +195,22 @@ def _failed_assignments(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             about=str(unit),
             evidence={"instance": name, "unit": list(unit)},
         )
+
+
+@check("fleet.refused-board", Severity.WARNING, Need.FLEET)
+def _refused_boards(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """An instance could not use the scoreboard file of a killed supervisor, and put it aside."""
+    for name, summary in facts.fleet.summaries.items():
+        path = summary.get("refused_board")
+        if isinstance(path, str) and path:
+            yield CheckResult(
+                f"{name} could not use the scoreboard file that its killed supervisor left, and"
+                f" put it aside as {path}: messages that were in flight then are handled again",
+                f"on the host of {name}: `rm {shlex.quote(path)}`; attach the file to a bug report"
+                " unless `scoreboard.refused` in the log shows that another version wrote it",
+                about=name,
+                evidence={"file": path},
+            )
 
 
 @check("fleet.loop-blocked", Severity.WARNING, Need.FLEET)

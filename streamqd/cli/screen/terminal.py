@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import sys
 import termios
@@ -17,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
+from streamqd import process
 from streamqd.cli.screen.columns import Cell
 
 # Alternate screen, no cursor, no wrapping at the right edge: a full last column must not scroll.
@@ -114,7 +114,7 @@ class Terminal:
 
     def wait(self, seconds: float) -> bytes:
         """Wait for keys, a signal or a `wake`; return what was typed. EOFError: it is gone."""
-        ready, _, _ = select.select([self._in, self._wake_read], [], [], max(0.0, seconds))
+        ready = process.wait_readable([self._in, self._wake_read], seconds)
         if self._wake_read in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)

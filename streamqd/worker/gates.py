@@ -1,0 +1,93 @@
+"""Gates: what may hold back the start of a run. Each start asks them, in their order.
+
+A gate holds back all runs alike, such as the circuit breaker (`guards`) or the rate (`throttle`).
+The gates of one entry are different: it may have expired, be too large or have crashed too often
+(`verdicts`), or its order may keep it (`blocking`, `held_keys`).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from streamqd.scoreboard import WORD_TRUSTED_UNTIL, now_ns
+from streamqd.worker.context import WorkerContext
+
+
+class Gate(Protocol):
+    """One reason to wait before a run starts. Times are `now_ns`. Main thread only."""
+
+    def held_ns(self, now: int, runs: int = 1) -> int:
+        """Return for how long `runs` may not start, 0 for now. No I/O."""
+
+    def admits(self, running: int) -> bool:
+        """Return True if a run may start beside `running` others. It must start then."""
+
+    @property
+    def one_by_one(self) -> bool:
+        """True while only one message may run at a time."""
+
+    def await_open(self, now: int, runs: int = 1) -> int:
+        """Wait until `runs` may start, and return that instant. Nothing runs meanwhile.
+
+        Raises Stop, Fenced, RedisUnavailable, RedisRefused.
+        """
+
+    def started(self, now: int, runs: int = 1) -> None:
+        """Note that `runs` start now."""
+
+
+class Gates:
+    """The gates of one worker, and the trust in its lease, which every run needs."""
+
+    def __init__(self, context: WorkerContext, *gates: Gate | None) -> None:
+        """`gates`: the rate comes last, because nothing may come between it and a run."""
+        self._words = context.slot.words
+        self._channel = context.channel
+        self._gates = [gate for gate in gates if gate is not None]
+        self.any = bool(self._gates)
+
+    def held_ns(self, now: int) -> int:
+        """Return for how long a gate holds back the next run, 0 for now."""
+        for gate in self._gates:
+            if left := gate.held_ns(now):
+                return left
+        return 0
+
+    def admits(self, running: int) -> bool:
+        """Return True if a run may start beside `running` others. It must start then."""
+        if self.held_ns(now_ns()):
+            return False
+        return all(gate.admits(running) for gate in self._gates)
+
+    @property
+    def one_by_one(self) -> bool:
+        """True while only one message may run at a time."""
+        return any(gate.one_by_one for gate in self._gates)
+
+    def are_open(self, now: int) -> bool:
+        """Return True if a run, alone, would start without waiting."""
+        return now <= self._words[WORD_TRUSTED_UNTIL] and self.admits(0)
+
+    def await_open(self, now: int, runs: int = 1) -> int:
+        """Wait until the lease is sure and every gate is open, and return that instant.
+
+        The lease comes after the waits that may take as long as Redis lets them. Raises Stop,
+        Fenced, RedisUnavailable, RedisRefused.
+        """
+        for gate in self._gates:
+            now = gate.await_open(now, runs)
+        if now > self._words[WORD_TRUSTED_UNTIL]:
+            now = self._channel.await_trust()
+        return now
+
+    def await_turn(self, now: int, runs: int = 1) -> int:
+        """Wait as `await_open`, and note that `runs` start then."""
+        now = self.await_open(now, runs)
+        for gate in self._gates:
+            gate.started(now, runs)
+        return now
+
+    def started(self, now: int) -> None:
+        """Note that a run starts that `admits` has allowed."""
+        for gate in self._gates:
+            gate.started(now)
