@@ -42,6 +42,7 @@ from streamqd.supervisor.watcher import Watched, Watcher
 from streamqd.supervisor.worker_pool import WorkerPool
 
 TICK_SECONDS = 0.5
+FORK_SECONDS = 0.25  # after which the forks of a tick wait for the next one
 CAUSES_MAX = 3  # named when all partitions crash
 STACKS_SECONDS = 0.5  # between two looks at what the fault handlers of children wrote
 EMBEDDED_RETRY_SECONDS = 1.0
@@ -117,6 +118,7 @@ class Supervisor:
         self.paused = False
         self.exit_code: int | None = None
         self._fleet_seen = False
+        self._forks_wait = False  # the last tick has left some to the next one
         self._announced: Mapping[str, object] = {}  # of the capacity
         self._next_look = 0.0
         self._exchanged_at = 0.0
@@ -324,7 +326,14 @@ class Supervisor:
 
     def _apply(self, actions: list[Action]) -> None:
         forked: list[PartitionState] = []
+        until = 0.0  # monotonic, for forks
+        self._forks_wait = False
         for action in actions:
+            if isinstance(action, plan.ForkWorker | plan.ForkStandby):
+                until = until or time.monotonic() + self._fork_seconds()
+                if time.monotonic() > until:
+                    self._forks_wait = True  # it is wished again at the next tick
+                    continue
             partition = self.partitions[action.unit]
             self.isolation.run(action.unit, self._change, action, partition)
             if isinstance(action, plan.ForkWorker):
@@ -333,6 +342,10 @@ class Supervisor:
         self.isolation.each(forked, _log_started)
         if self.drain.kill_reason:
             self.pool.kill_dismissed()
+
+    def _fork_seconds(self) -> float:
+        """Return for how long a tick may fork: renewals of leases wait meanwhile."""
+        return min(FORK_SECONDS, self.leases.interval / 2)
 
     def _change(self, action: Action, partition: PartitionState) -> None:
         """Do one thing of the plan."""
@@ -416,8 +429,9 @@ class Supervisor:
         if not count:
             return
         before = self.capacity.limit
-        if self.pool.try_processes(count):
-            self.capacity.tried(now, running, count, len(self.wanted_units()))
+        tried = self.pool.try_processes(count, self._fork_seconds())
+        if tried:
+            self.capacity.tried(now, running, tried, len(self.wanted_units()))
         else:
             self.capacity.refused(now, before or 0, self.pool.refusal)
         if before != self.capacity.limit:
@@ -428,6 +442,8 @@ class Supervisor:
         now = time.monotonic()
         due = [now + TICK_SECONDS, self._next_look, self.leases.next_at()]
         partitions = self.partitions.values()
+        if self._forks_wait:
+            due.append(now)
         if self.leases.news or (self.leases.ok and any(each.wants_exchange for each in partitions)):
             due.append(now)
         free = [one for one in partitions if one.startable and one.standby is None]

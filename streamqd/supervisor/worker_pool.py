@@ -129,25 +129,29 @@ class WorkerPool:
         self._forks.recovered()
         return child
 
-    def try_processes(self, count: int) -> bool:
-        """Tell whether `count` more processes can be started at once: start them, and end them."""
+    def try_processes(self, count: int, seconds: float) -> int:
+        """Start up to `count` more processes and end them; return how many, 0 after a refusal.
+
+        Some `seconds` after the first no further one is started.
+        """
         children: list[Child] = []
+        until = time.monotonic() + seconds
         try:
-            for _ in range(count):
+            while len(children) < count and (not children or time.monotonic() < until):
                 _keep_descriptors()
                 children.append(
                     process.spawn(_wait_for_the_end, title="streamqd: trial", forget=self.forget)
                 )
         except OSError as error:
             self.refusal = str(error)
-            return False
+            return 0
         finally:
             for child in children:
                 child.kill_group()
             for child in children:
                 process.wait_readable([child.pidfd], UNKILLABLE_SECONDS)
                 child.reap()
-        return True
+        return len(children)
 
     # --- a worker that follows on another ---
 

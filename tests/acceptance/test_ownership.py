@@ -11,6 +11,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 
 import pytest
 
@@ -381,3 +382,41 @@ def test_the_leases_of_a_killed_predecessor_are_taken_at_once(new_daemon: NewDae
             "HGET", daemon.keys.attempts(*Unit(TOPIC, 0, GROUP)), f"{place}:c"
         )
         assert charged == b"1", "what ran is charged"
+
+
+SLOW_FORKS = """
+import os, time
+
+
+def slow():
+    with open("forks", "a") as file:
+        file.write(f"{time.time()}\\n")
+    time.sleep(0.15)
+
+
+os.register_at_fork(before=slow)
+"""
+BESIDE = 4  # forks of no worker: the housekeeper, and short tasks
+
+
+def test_slow_forks_are_spread_over_ticks(new_daemon: NewDaemon):
+    """C7: all forks that were due came in one tick, and no lease was renewed meanwhile.
+
+    A tick logs its workers after the last fork, so the log shows how many forks a tick has made.
+    """
+    count = 24
+    daemon = new_daemon(partitions=count, daemon={"lease_ttl": "3s", "preload": ["slow_forks"]})
+    (daemon.folder / "slow_forks.py").write_text(SLOW_FORKS)
+    with daemon:
+        daemon.wait_for(
+            lambda: len(daemon.events("worker.ready")) == count, what="all workers", timeout=60
+        )
+        logged = [datetime.fromisoformat(each["ts"]) for each in daemon.events("worker.started")]
+        forks = [float(line) for line in (daemon.folder / "forks").read_text().split()]
+        ahead = [
+            sum(each < at.timestamp() for each in forks) - number
+            for number, at in enumerate(logged)
+        ]
+        assert max(ahead) <= 2 + BESIDE
+        print(f"late: {len(daemon.events('lease.late'))} of {count} leases")
+        assert daemon.stop() == 0
