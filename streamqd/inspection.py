@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from streamqd.config import Settings, topology
 from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
-from streamqd.store import certificates
 from streamqd.store.client import Connection, ServerFacts, server_facts
 
 _STARTING = (RefusalKind.AWAY, RefusalKind.BUSY)  # it may answer in a moment
@@ -27,10 +25,7 @@ def ask_servers(
     deadline, waiting = time.monotonic() + patience, False
     while True:
         try:
-            found = [
-                replace(server_facts(node), certificates=(*certificates.ends_of(node).items(),))
-                for node in link.masters()
-            ]
+            found = [server_facts(node) for node in link.masters()]
             if not any(facts.loading for facts in found):
                 return found
             error: Exception = RedisUnavailable("it is still loading its data", sent=False)
@@ -97,7 +92,6 @@ def _check(facts: ServerFacts, settings: Settings) -> tuple[list[str], list[str]
     skew = abs(facts.time - time.time())
     if skew > settings.daemon.lease_ttl / 2:
         warnings.append(f"its clock is {skew:.1f} s off this host's; times in logs will not match")
-    warnings += certificates.warnings(dict(facts.certificates), time.time())
     return problems, warnings
 
 

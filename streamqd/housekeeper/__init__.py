@@ -24,7 +24,6 @@ from streamqd.errors import BadValue, RedisRefused, RedisUnavailable, RefusalKin
 from streamqd.housekeeper import health, page
 from streamqd.housekeeper.access import JSON_TYPE, Access
 from streamqd.housekeeper.batch import TimeSlice
-from streamqd.housekeeper.certificates import CertificateWatch
 from streamqd.housekeeper.dead_letter_expirer import DeadLetterExpirer
 from streamqd.housekeeper.figures import ask_time, measure
 from streamqd.housekeeper.isolation import TaskIsolation
@@ -120,8 +119,6 @@ class Housekeeper:
         def promote_scheduled() -> float:
             return sends.turn(lambda: {(unit.topic, unit.partition): 0 for _, unit in view.owned()})
 
-        certificates = CertificateWatch(self._settings, view)
-        encrypted = [Task("certificates", 3_600.0, certificates.run)] if certificates.wanted else []
         return [
             # First, because what is due is compared with the clock that it reads.
             Task("probe", 2.0, self._probe),
@@ -135,7 +132,6 @@ class Housekeeper:
             Task("expire_letters", 30.0, expirer.run),
             Task("teach", 10.0, ScriptLoader(store.connection).run),
             Task("reclaim", reclaimer.every, lambda: reclaimer.run(view.owned())),
-            *encrypted,
         ]
 
     def run(self) -> int:

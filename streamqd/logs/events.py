@@ -107,7 +107,6 @@ EVENTS: dict[str, str] = {
     "steer.stop": "An operator has stopped a group: no instance owns a partition of it.",
     "steer.undrain": "An instance may own partitions again.",
     "steer.unmove": "A partition may be anywhere again.",
-    "tls.expiring": "A certificate on the way to Redis ends within three weeks, or has ended.",
     "topic.lost": "A topic has no entry in Redis any more; it gets one again.",
     "topic.restored": "A topic was written to Redis again, with the partitions that it had.",
     "topics.refused": "Topics and groups cannot be registered again; it is tried every 2 s.",

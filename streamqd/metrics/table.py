@@ -339,14 +339,6 @@ METRICS: tuple[Metric, ...] = (
         " @archive. Absent while nothing is kept from being trimmed.",
     ),
     _gauge(
-        "certificate_end_timestamp_seconds",
-        Source(
-            (*INSTANCE, "certificate"),
-            lambda view: [((view.instance, name), end) for name, end in view.certificates.items()],
-        ),
-        "When a certificate on the way to Redis ends. Absent without TLS.",
-    ),
-    _gauge(
         "query_lag",
         _query(lambda q: q.lag),
         "Entries that a Spark query has not read, by the position that it shows. Absent while the"

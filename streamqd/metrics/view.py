@@ -30,7 +30,6 @@ class MetricsView:
     _tally_lock: Lock = field(default_factory=Lock)
     # What the floor keeps from being trimmed: who holds it, and when that entry was written.
     held: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
-    certificates: Mapping[str, float] = field(default_factory=dict)  # whose -> end, unix seconds
     server_unix_ms: int = 0  # the server's clock when it was asked last
     asked_ns: int = 0  # and ours; 0 before the first answer
     measured_ns: int = 0  # our clock when the figures were measured last; 0 before

@@ -207,7 +207,6 @@ class ServerFacts:
     address: str = ""
     replicas: int = 0
     needs_replicas: bool = False  # min-replicas-to-write is set
-    certificates: tuple[tuple[str, float], ...] = ()  # whose, and when it ends, in unix seconds
 
 
 def server_facts(link: Connection) -> ServerFacts:

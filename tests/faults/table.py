@@ -252,8 +252,8 @@ ROWS = (
     Row(
         "F36",
         "A host name does not resolve, a certificate expires or is replaced.",
-        "Connecting is tried again later and later; a reload reads new certificates; expiry is"
-        " told before it comes.",
+        "Connecting is tried again later and later; an expired certificate is refused by name; a"
+        " reload reads new certificates.",
         not_on=_WITHOUT_TLS,
     ),
     Row(

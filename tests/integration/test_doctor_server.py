@@ -7,22 +7,17 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from streamqd.admin.checks import Severity
-from streamqd.admin.diagnosis import chosen, facts, fleet, server
-from streamqd.admin.diagnosis.facts import DiagnosisFacts, ServerHealth
-from streamqd.config import Settings
+from streamqd.admin.diagnosis import facts, fleet, server
 from streamqd.store.client import Connection, connect
 from tests.benchmarks import bounds
-from tests.support import tls
 from tests.support.clock import HOUR, Clock, seconds_ahead
-from tests.support.servers import ProcessServer, needed
+from tests.support.servers import ProcessServer
 from tests.support.servers import Server as RunningServer
 from tests.support.surgery import Surgery
 from tests.support.waiting import wait_until
@@ -201,42 +196,6 @@ def test_a_server_with_known_flaws(
     found = surgery.finding("server.flaws")
     assert found["evidence"]["mended"] == "99.1.2"
     assert f"update it to {product} 99.1.2" in found["mend"]
-
-
-def test_certificates(surgery: Surgery) -> None:
-    surgery.silent("server.certificate")
-    (check,) = chosen(["server.certificate"])
-    seen = DiagnosisFacts(
-        Settings(), 0, server=ServerHealth(certificates={"the server a:1": 30 * 86_400.0})
-    )
-    assert list(check.judge(seen)) == []
-    for day, severity in ((10, None), (31, Severity.PROBLEM)):
-        [found] = check.judge(replace(seen, now_unix_ms=day * 86_400_000))
-        assert found.severity == severity
-        assert "certificate of the server a:1" in found.what
-        assert "1970-01-31" in found.what
-        assert "SIGHUP" in found.mend
-
-
-@pytest.mark.fault("F36")
-def test_certificates_that_end_or_have_ended(tmp_path: Path) -> None:
-    """Those of the tests live for two days; the client's own ended yesterday."""
-    folder = needed(tls.certificates, tmp_path)
-    # Who does not look at it does not refuse it: nobody has noticed so far.
-    running = needed(tls.start, folder, tls_auth_clients="no")
-    link = connect(running.settings, timeout=10.0, name="test")  # by its socket
-    surgery = Surgery(tmp_path, f"rediss://127.0.0.1:{running.port}", link)
-    own = {"ca_file": "ca.pem", "cert_file": tls.expired(folder).name, "key_file": "server.key"}
-    surgery.write(redis="".join(f'{name} = "{file}"\n' for name, file in own.items()))
-    found = surgery.run("--only", "server.certificate", code=1)["findings"]
-    link.close()
-    running.close()
-    severities = {each["evidence"]["certificate"]: each["severity"] for each in found}
-    assert severities == {
-        f"the server 127.0.0.1:{running.port}": "warning",
-        str(folder / "ca.pem"): "warning",
-        str(folder / "expired.pem"): "problem",
-    }
 
 
 def test_versions(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:

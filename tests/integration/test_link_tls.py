@@ -5,24 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from streamqd import config, inspection
-from streamqd.admin.diagnosis import facts
-from streamqd.admin.reading import BadValues
+from streamqd import config
 from streamqd.errors import RedisUnavailable
-from streamqd.housekeeper.certificates import AGAIN_SECONDS, CertificateWatch
-from streamqd.metrics import Exporter, MetricsView
-from streamqd.scoreboard import Scoreboard
-from streamqd.store.certificates import WARN_SECONDS, end_of, ends_of, warnings
 from streamqd.store.client import Connection, connect
-from streamqd.store.keys import Keys
-from streamqd.store.store import Store
 from tests.support import tls
 from tests.support.servers import ProcessServer, needed
 
@@ -135,73 +126,6 @@ def test_an_expired_certificate_is_refused_until_it_is_replaced(
     finally:
         open_one.execute("CONFIG", "SET", "tls-cert-file", str(certificates / "server.pem"))
     assert open_link(settings).execute("PING") == b"PONG"
-
-
-@pytest.mark.fault("F36")
-def test_the_end_of_a_certificate_is_told_before_it_comes(
-    settings: config.Redis, open_link: Open, certificates: Path, tmp_path: Path
-) -> None:
-    """By the metric and a line in the log; when a daemon starts, and by the doctor."""
-    link, now = open_link(settings), time.time()
-    found = ends_of(link)
-    assert found.keys() == {
-        f"the server {link.address}",
-        str(certificates / "server.pem"),
-        str(certificates / "ca.pem"),
-    }
-    assert all(0 < end - now < 3 * 86_400 for end in found.values()), "made for two days"
-    assert warnings(found, now - WARN_SECONDS) == []
-    assert len(warnings(found, now)) == 3
-    assert all("ends on" in text for text in warnings(found, now))
-    assert all("ended on" in text for text in warnings(found, now + 3 * 86_400))
-
-    chain = tmp_path / "chain.pem"
-    chain.write_text("# ours\n" + "".join((certificates / n).read_text() for n in CHAIN))
-    several = replace(settings, cert_file=chain, ca_file=tmp_path / "several.pem")
-    shutil.copy(certificates / "ca.pem", several.ca_file)
-    with several.ca_file.open("a") as file:
-        file.write((certificates / "other.pem").read_text())
-    assert str(chain) in ends_of(open_link(several))
-    assert str(several.ca_file) not in ends_of(open_link(several)), "which one is meant?"
-
-    _, told = inspection.check_servers(inspection.ask_servers(link, 0.0), config.Settings())
-    assert sum("certificate of" in text for text in told) == 3
-    assert facts.gather_server(Store(link, Keys()), BadValues()).certificates == found
-
-    view = MetricsView("one", Scoreboard(1))
-    watch = CertificateWatch(replace(config.Settings(), redis=settings), view)
-    assert watch.wanted
-    watch.run()
-    assert view.certificates == found
-    assert b"streamqd_certificate_end_timestamp_seconds{" in Exporter(view).render()[0]
-    assert not CertificateWatch(config.Settings(), view).wanted
-
-
-def test_a_server_that_takes_no_connection_for_a_look_at_certificates_is_not_lost(
-    settings: config.Redis,
-) -> None:
-    view = MetricsView("one", Scoreboard(1))
-    assert CertificateWatch(replace(config.Settings(), redis=settings), view).run() is None
-    known = view.certificates
-    assert len(known) == 3
-    refused = replace(settings, url="rediss://127.0.0.1:1")
-    assert CertificateWatch(replace(config.Settings(), redis=refused), view).run() == AGAIN_SECONDS
-    assert view.certificates == known, "the housekeeper's own connection may be as good as before"
-
-
-def test_the_end_of_a_certificate_is_read_from_both_forms_of_time() -> None:
-    def item(tag: int, *parts: bytes) -> bytes:
-        body = b"".join(parts)
-        return bytes((tag, 0x82)) + len(body).to_bytes(2) + body
-
-    for tag, text in ((0x17, b"491231235959Z"), (0x18, b"20491231235959Z")):
-        times = item(0x30, item(0x17, b"250101000000Z"), item(tag, text))
-        for version in ([], [item(0xA0, item(0x02, b"\x02"))]):
-            signed = item(0x30, *version, item(0x02, b"\x01"), item(0x30), item(0x30), times)
-            assert end_of(item(0x30, signed)) == 2_524_607_999.0
-    for damaged in (b"", b"\x30", b"\x30\x02\x30\x00", item(0x30, item(0x30, item(0x02)))):
-        with pytest.raises(ValueError, match="not a certificate"):
-            end_of(damaged)
 
 
 def test_certificate_for_another_name_is_refused(settings: config.Redis, open_link: Open) -> None:

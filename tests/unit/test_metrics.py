@@ -64,7 +64,6 @@ def view(board: Scoreboard) -> MetricsView:
             ),
         },
         units={UNIT: figures()},
-        certificates={"/etc/client.pem": NOW / 1000},
         server_unix_ms=NOW,
         asked_ns=now_ns(),
         redis_up=True,
@@ -248,7 +247,6 @@ def test_names_and_texts() -> None:
         assert metric.help.endswith(".")
         assert set(metric.labels) <= {
             *("topic", "partition", "group", "consumer", "result", "task", "version", "python"),
-            "certificate",
         }
     assert not any("partition" in m.labels for m in METRICS if m.kind == "histogram")
 

@@ -35,7 +35,6 @@ from streamqd.admin.topics_settings import readable
 from streamqd.config import Settings, Topic
 from streamqd.model import Unit
 from streamqd.store import leases, members, scripts, statistics, untrusted
-from streamqd.store.certificates import ends_of
 from streamqd.store.directives import Directives
 from streamqd.store.keys import Keys
 from streamqd.store.leases import LeaseView
@@ -68,7 +67,6 @@ class ServerHealth:
     slow: Sequence[SlowCommand] = ()
     syncing_seconds: float = 0.0  # a sync of the append-only file was seen to take this long
     disk_latency_ms: Mapping[str, int] = field(default_factory=dict)  # event of LATENCY -> worst
-    certificates: Mapping[str, float] = field(default_factory=dict)  # whose -> end, unix seconds
 
     def number(self, name: str) -> int:
         """A figure of INFO; 0 when there is none."""
@@ -301,7 +299,6 @@ def gather_server(store: Store, bad: BadValues) -> ServerHealth:
         round_trip_ms=trip,
         skew_seconds=skew,
         slow=_slow(slow or (), store.keys),
-        certificates=ends_of(store.connection),
     )
 
 

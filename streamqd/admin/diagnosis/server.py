@@ -12,7 +12,6 @@ from streamqd import embedded, extras
 from streamqd.admin.checks import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import DiagnosisFacts
 from streamqd.admin.permissions import by_command
-from streamqd.store import certificates
 from streamqd.words import plural, roughly
 
 # Of each line of versions the first one without a flaw that clients can use to run code on the host
@@ -278,21 +277,6 @@ def _flaws(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             " only clients log in that you trust (docs/how-to/secure.md)",
             evidence={f"{product}_version": version, "mended": fix},
         )
-
-
-@check("server.certificate", Severity.WARNING, Need.SERVER)
-def _certificates(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A certificate on the way to the server ends within three weeks."""
-    now = facts.now_unix_ms / 1000
-    for name, end in facts.server.certificates.items():
-        for what in certificates.warnings({name: end}, now):
-            yield CheckResult(
-                what,
-                "renew it where it was issued, replace the file, and send SIGHUP to the daemon; the"
-                " server reads its own again by `redis-cli CONFIG SET tls-cert-file FILE`",
-                evidence={"certificate": name, "ends_unix": end},
-                severity=Severity.PROBLEM if end < now else None,
-            )
 
 
 @check("server.version", Severity.PROBLEM, Need.SERVER)
