@@ -56,22 +56,17 @@ class BatchRunner:
             return
         self._taken.append(entry)
         if self._gates.one_by_one or len(self._taken) >= self._size:
-            self.finish()
+            self.run_collected()
 
     def run_many(self, _messages: list[Message], _start: int, _first: int, _retried: bool) -> int:
         """Run none: each is collected."""
         return 0
 
-    def begin(self) -> None:
-        """Forget what was collected of an earlier read."""
+    def drop_collected(self) -> None:
+        """Forget what was collected. It stays pending."""
         self._taken = []
 
-    @property
-    def collected(self) -> int:
-        """How many messages wait for their run."""
-        return len(self._taken)
-
-    def finish(self) -> None:
+    def run_collected(self) -> None:
         """Run the handler for what was collected."""
         batch, self._taken = self._taken, []
         if not batch:

@@ -21,20 +21,18 @@ from streamqd.scoreboard import (
 )
 from streamqd.store.fetch import FetchResult
 from streamqd.worker.context import WorkerContext
-from streamqd.worker.entry import FetchedEntry
+from streamqd.worker.entry import NOWHERE, FetchedEntry
 from streamqd.worker.gates import Gates
 from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.lanes import Lanes
 from streamqd.worker.ordering import ORDERINGS
-from streamqd.worker.prefetch import WORK_IN_HAND_NS, rated
-from streamqd.worker.runs import ACK_DELAY_NS, QUICK_RUN_NS
+from streamqd.worker.prefetch import WORK_IN_HAND_NS, PrefetchController, rated
+from streamqd.worker.runs import QUICK_RUN_NS
 from streamqd.worker.verdicts import Verdicts
 
 
 class ConcurrentExecutor:
     """Knows every fetched entry: those that wait, and those that run. Its lanes do the work."""
-
-    inline = False  # its lanes run beside the loop of the worker
 
     def __init__(
         self,
@@ -43,6 +41,7 @@ class ConcurrentExecutor:
         verdicts: Verdicts,
         gates: Gates,
         held: HeldKeys | None,
+        prefetch: PrefetchController,
     ) -> None:
         self._context = context
         self._consumer: Consumer = context.consumer
@@ -53,6 +52,7 @@ class ConcurrentExecutor:
         self._gates = gates
         self._ordering = ORDERINGS[context.consumer.order]()
         self._held = held
+        self._prefetch = prefetch
         self._bytes_max = context.settings.daemon.max_message_bytes
         self._rated = rated(
             context.consumer, context.consumer.rate_per_second(context.slot.partitions)
@@ -61,8 +61,6 @@ class ConcurrentExecutor:
         self._running: dict[int, FetchedEntry] = {}  # by run sequence
         self._bytes_in_hand = 0
         self._run_ns = 0.0  # moving mean
-        self.alone = False  # while set, fetch nothing new
-        self._failed_late = False  # a run that was not quick failed since the last settlement
         self._may_expire = False  # whether a message that has come might have an end
         self._free = list(range(context.consumer.lanes))
         self._indexes: list[int] = []  # some that are free
@@ -73,42 +71,30 @@ class ConcurrentExecutor:
 
     # --- what comes ---
 
-    def restart(self) -> None:
-        """Begin with a list of what is pending: drop what has not begun. It stays pending."""
-        self.alone = False
-        self.collect()
+    def drop_unstarted(self) -> None:
+        """Drop what has not started, because a list of what is pending comes. It stays pending."""
+        self.take_ended()
         for entry in self._ordering.drop():
             self._slot.states[entry.index] = CLEARED
             self._bytes_in_hand -= entry.size
         if self._held is not None:
             self._held.restart(self._running.values())
 
-    def expect(self, places: list[bytes]) -> None:
-        """Entries come one by one: each gets its index when it is admitted."""
+    def admit(self, entries: list[FetchedEntry]) -> None:
+        """Take entries that were pending before into hand."""
+        self._may_expire |= any(entry.message.expires_at is not None for entry in entries)
+        self._index(entries)
+        self._line_up(entries)
 
-    def admit(self, _position: int, place: bytes) -> int:
-        """Write an entry into the slot; return its index."""
-        return self._admit_all([place])[0]
-
-    def add(self, entry: FetchedEntry) -> None:
-        """Let an entry that was pending before wait for its turn."""
-        self._may_expire |= entry.message.expires_at is not None
-        self._add_all([entry])
-
-    def finish(self) -> None:
-        """No more comes for now: each entry runs when its turn comes."""
-
-    def take(self, fetched: FetchResult) -> tuple[int, int]:
-        """Take what was read into hand.
-
-        Returns its bytes, and the nanoseconds that it will take by what others took.
-        """
+    def admit_read(self, fetched: FetchResult) -> None:
+        """Take what was read into hand. Each entry runs when its turn comes."""
         retried, main = fetched.retried, fetched.main
         size = self._take_stream(retried, True) + self._take_stream(main, False)
         total = len(retried) + len(main)
         self._slot.add("fetched", total)
         self._slot.add("bytes", size)
-        return size, int(self._run_ns * total / self._consumer.lanes)
+        took_ns = int(self._run_ns * total / self._consumer.lanes)  # as others took
+        self._prefetch.observe(total, size, took_ns, fetched.received)
 
     def _take_stream(self, entries: list[Entry], retried: bool) -> int:
         """Take the entries that were read of one stream into hand. Returns their size in bytes."""
@@ -123,32 +109,32 @@ class ConcurrentExecutor:
         step = 1 if max(sizes) > bytes_max else len(found)
         for start in range(0, len(found), step):
             part = found[start : start + step]
-            places = [prefix + message.id_bytes for message, _ in part]
-            indexes = self._admit_all(places)
             taken = [
-                FetchedEntry(index, place, message, retried, 0, size)
-                for index, place, (message, size) in zip(indexes, places, part, strict=True)
+                FetchedEntry(NOWHERE, prefix + message.id_bytes, message, retried, 0, size)
+                for message, size in part
             ]
+            self._index(taken)
             if taken[0].size > bytes_max and self._verdicts.dead_letter_oversized(taken[0]):
                 continue
-            self._add_all(taken)
+            self._line_up(taken)
         return sum(sizes)
 
-    def _admit_all(self, places: list[bytes]) -> list[int]:
-        """Write entries into the slot; return their indexes. There must be room for them."""
-        count = len(places)
+    def _index(self, entries: list[FetchedEntry]) -> None:
+        """Write entries into the slot. There must be room for them."""
+        count = len(entries)
         if count > len(self._indexes):
             states = enumerate(bytes(self._slot.states))
             self._indexes = [index for index, state in states if state == CLEARED]
         indexes, self._indexes = self._indexes[:count], self._indexes[count:]
-        if places and indexes[-1] - indexes[0] < count:  # side by side: the usual case
-            self._slot.put(indexes[0], *places)
+        for entry, index in zip(entries, indexes, strict=True):
+            entry.index = index
+        if entries and indexes[-1] - indexes[0] < count:  # side by side: the usual case
+            self._slot.put(indexes[0], *[entry.place for entry in entries])
         else:
-            for index, place in zip(indexes, places, strict=True):
-                self._slot.put(index, place)
-        return indexes
+            for entry in entries:
+                self._slot.put(entry.index, entry.place)
 
-    def _add_all(self, entries: list[FetchedEntry]) -> None:
+    def _line_up(self, entries: list[FetchedEntry]) -> None:
         """Let entries wait for their turn, or with their key where that is held."""
         if self._held is None:
             self._bytes_in_hand += sum([entry.size for entry in entries])
@@ -159,22 +145,17 @@ class ConcurrentExecutor:
                 self._bytes_in_hand += entry.size
                 self._ordering.add([entry])
 
-    # --- what the reader asks ---
+    # --- what is in hand, and how much more may come ---
 
     @property
     def running(self) -> int:
-        """How many handlers run."""
+        """The number of handlers that run."""
         return len(self._running)
 
     @property
-    def waiting(self) -> int:
-        """How many fetched entries have not begun."""
-        return self._ordering.waiting
-
-    @property
-    def busy(self) -> bool:
-        """Whether any fetched entry runs, or has yet to."""
-        return bool(self._running or self._ordering.waiting)
+    def in_hand(self) -> int:
+        """The number of entries that run or have yet to, without those that are held."""
+        return len(self._running) + self._ordering.waiting
 
     @property
     def places(self) -> Iterable[bytes]:
@@ -183,81 +164,72 @@ class ConcurrentExecutor:
         return [*(entry.place for entry in self._running.values()), *held]
 
     @property
-    def about_to_begin(self) -> int:
-        """How many `start_ready` would begin now; 0 where it may do anything else, or wait."""
+    def startable(self) -> int:
+        """The number of entries that `start` would start now; 0 where it may do I/O, or wait."""
         if self._ack_each or self._held is not None or not self._begins_at_once:
             return 0
-        return min(self._startable, self._ordering.ready)
+        return min(self._lanes_free, self._ordering.ready)
 
-    @property
-    def _waiting_on(self) -> int:
-        """How many wait and are not about to begin."""
-        return self._ordering.waiting - self.about_to_begin
-
-    @property
     def room(self) -> int:
-        """How many more entries of each stream may come into hand."""
+        """Return how many more entries of each stream may come into hand; 0 when it is full."""
+        if self._is_full():
+            return 0
+        waiting, held = self._ordering.waiting, self._held
         # A read may bring twice as many.
-        room = min(self._consumer.prefetch_max - self._waiting_on, self._free_indexes // 2)
-        return room if self._held is None else min(room, self._held.room(self.waiting))
+        room = min(self._consumer.prefetch_max - waiting + self.startable, self._free_indexes // 2)
+        return max(1, room if held is None else min(room, held.room(waiting)))
+
+    def _is_full(self) -> bool:
+        """Return True if nothing more may come into hand, by number or by bytes."""
+        consumer, waiting = self._consumer, self._ordering.waiting
+        full = self._held is not None and self._held.is_full(waiting)
+        full |= self._bytes_in_hand >= consumer.prefetch_bytes
+        return full or waiting - self.startable >= consumer.prefetch_max
 
     def wants(self, count: int) -> bool:
-        """Whether fewer than `count` will be ready, and what is ready does not last for long.
+        """Return True if there is room, fewer than `count` are ready, and soon none will be.
 
         Quick handlers find the next ones there when their lanes are free. What is slow lies in the
         stream until a lane is free, and what the rate lets wait, where another worker may get it.
         """
+        if self._is_full():
+            return False
         if self._held is not None:
             # There are lanes for what is due when fewer are ready than lanes free.
             return bool(self._free) and self._ordering.ready <= self._consumer.lanes // 2
-        quick, begin = self._run_ns < WORK_IN_HAND_NS, self.about_to_begin
+        quick, begin = self._run_ns < WORK_IN_HAND_NS, self.startable
         ready = self._ordering.ready - begin
         return (quick or len(self._free) > begin) and ready < min(count, self._rated)
-
-    def is_full(self) -> bool:
-        """Whether nothing more may come into hand, by number or by bytes."""
-        full = self._waiting_on >= self._consumer.prefetch_max
-        full = full or self._bytes_in_hand >= self._consumer.prefetch_bytes
-        return full if self._held is None else self._held.is_full(self.waiting) or full
 
     @property
     def _free_indexes(self) -> int:
         """How many more entries could be in hand."""
         return bytes(self._slot.states).count(CLEARED)
 
-    @property
-    def throttled(self) -> float:
-        """Seconds for which a gate holds what could begin; 0 when none does."""
-        return self._gates.held_ns(now_ns()) / 1e9 if self._ordering.ready else 0.0
-
-    def patience(self, seconds: float) -> float:
-        """Shorten a wait to the moment when an entry could start or must be settled."""
-        if since := self._settler.since_ns:
-            if self._owes_failure:
-                return 0.0
-            due_ns = since + ACK_DELAY_NS - now_ns()
-            seconds = min(seconds, max(0.0, due_ns / 1e9) + 0.001)
-        if self._held is not None and not self.alone and self._wants_due(self._held):
-            seconds = self._held.patience(seconds)
-        if not self._free or not self._ordering.ready:
-            return seconds
-        if throttled := self.throttled:
-            return min(seconds, throttled)
-        return 0.0 if self._may_begin() else seconds  # what held it a moment ago may be over
+    def next_due(self, now: int, *, held: bool = True) -> int | None:
+        """Return when an entry in hand may start, `held` or not; None: not before an event."""
+        due = None
+        if held and self._held is not None and self._wants_due(self._held):
+            due = self._held.next_due()
+        if self._free and self._ordering.ready:
+            gated = self._gates.held_ns(now)
+            if gated or self._may_start():  # what held it a moment ago may be over
+                due = min(due or now + gated, now + gated)
+        return due
 
     # --- running ---
 
-    def start_ready(self) -> None:
-        """Begin with as many entries as there are lanes for, also with what is due."""
+    def start(self, *, held: bool = True) -> None:
+        """Start as many entries as there are lanes for, also `held` ones that are due."""
         if self._ack_each and self._settler.since_ns:
-            self._settler.flush()  # each end is settled before its lane begins again
-        if self._held is not None and not self.alone:
+            self._settler.flush()  # each end is settled before its lane starts again
+        if held and self._held is not None:
             self._take_due(self._held)
         ordering = self._ordering
         if ordering.ready and now_ns() > self._slot.words[WORD_TRUSTED_UNTIL]:
             self._context.channel.await_trust()
         if self._begins_at_once:
-            begun = ordering.take(self._startable)
+            begun = ordering.take(self._lanes_free)
             self._mark_running(begun)
         else:
             begun = self._begin_each()
@@ -269,13 +241,13 @@ class ConcurrentExecutor:
         while self._wants_due(held) and self._free_indexes and (found := held.take(1)):
             entry = found[0]
             held.begin_again(entry)
-            entry.index = self.admit(0, entry.place)
+            self._index([entry])
             entry.interrupted = False
             self._bytes_in_hand += entry.size
             self._ordering.add([entry])
 
     def _wants_due(self, held: HeldKeys) -> bool:
-        if not held.keys or (held.one_by_one and self.busy):
+        if not held.keys or (held.one_by_one and self.in_hand):
             return False
         return self._ordering.ready < len(self._free)
 
@@ -286,7 +258,7 @@ class ConcurrentExecutor:
 
     def _begin_each(self) -> list[FetchedEntry]:
         begun = []
-        while self._may_begin():
+        while self._may_start():
             (entry,) = self._ordering.take(1)
             if entry.message.expires_at is not None and self._verdicts.skip_expired(entry):
                 self._all_over([entry])
@@ -297,16 +269,16 @@ class ConcurrentExecutor:
         return begun
 
     @property
-    def _startable(self) -> int:
-        """How many may begin at most, by the free lanes and by the life of the process."""
+    def _lanes_free(self) -> int:
+        """How many may start at most, by the free lanes and by the life of the process."""
         free, limit = len(self._free), self._consumer.max_messages
         if not limit:
             return free
         # The process ends when those that run have ended.
         return min(free, max(0, limit - self._context.counts.handled - len(self._running)))
 
-    def _may_begin(self) -> bool:
-        if not self._ordering.ready or not self._startable:
+    def _may_start(self) -> bool:
+        if not self._ordering.ready or not self._lanes_free:
             return False
         return self._gates.admits(len(self._running))
 
@@ -327,7 +299,7 @@ class ConcurrentExecutor:
 
     # --- ends ---
 
-    def collect(self) -> None:
+    def take_ended(self) -> None:
         """Note the verdicts on the runs that have ended."""
         if ended := self._lanes.ends.take():
             self._collect(ended)
@@ -349,7 +321,8 @@ class ConcurrentExecutor:
             else:
                 self._note_end(entry, entry.end)
                 # The same rule as for one message at a time: only quick failures wait.
-                self._failed_late |= elapsed > QUICK_RUN_NS
+                if elapsed > QUICK_RUN_NS:
+                    self._settler.hurry()
             # Last: while a verdict is found the entry runs, by its start and its number.
             lanes[2 * lane + 1] = sequences[lane] = 0
             free.append(lane)
@@ -378,27 +351,6 @@ class ConcurrentExecutor:
             self._bytes_in_hand -= sum([other.size for other in behind])
             self._held.keep(entry, behind)
         self._judged = None
-
-    def settle(self, *, read_follows: bool) -> None:
-        """Settle what is due. Acknowledgements alone ride on a read that may follow."""
-        settler = self._settler
-        due, self._failed_late = self.settling_is_due, False
-        if due:
-            if not (read_follows and settler.only_plain_acks):
-                settler.flush()
-        elif settler.items and not settler.since_ns:
-            settler.flush_verdicts()
-
-    @property
-    def settling_is_due(self) -> bool:
-        """Return True if a result waited for ACK_DELAY_NS, or a run that was not quick failed."""
-        since = self._settler.since_ns
-        return since > 0 and (self._owes_failure or now_ns() - since > ACK_DELAY_NS)
-
-    @property
-    def _owes_failure(self) -> bool:
-        """Return True if a run that was not quick failed and is not settled yet."""
-        return self._failed_late and not self._settler.only_plain_acks
 
     def _on_soft_limit(self, _number: int, _frame: object) -> None:
         # All runs have one limit: those that began before the one that is meant are over it too.

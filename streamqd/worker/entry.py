@@ -7,6 +7,8 @@ from asyncio import Task
 from streamqd.message import Message, remembered
 from streamqd.worker.eventloop import CoroutineRun
 
+NOWHERE = -1  # the index of an entry that is not in the slot's batch
+
 
 class FetchedEntry:
     """What a run of one message needs, and what is known of it before its handler gets hold of it.

@@ -18,6 +18,7 @@ from streamqd.worker.gates import Gates
 from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.hooks import Hooks
 from streamqd.worker.lanes import Lanes, TaskLanes, ThreadLanes
+from streamqd.worker.prefetch import PrefetchController
 from streamqd.worker.quarantine import Quarantine
 from streamqd.worker.runs import SingleRunner
 from streamqd.worker.serial import Runner, SerialExecutor
@@ -25,98 +26,60 @@ from streamqd.worker.verdicts import Verdicts
 
 
 class Executor(Protocol):
-    """Takes entries, runs the handler for them, and settles how that ended."""
+    """Has the entries in hand and runs the handler for them. Main thread only.
 
-    alone: bool  # while set, begin with nothing but what was added
-
-    @property
-    def inline(self) -> bool:
-        """Whether handlers run inside these calls; else beside the loop."""
+    How a run ended goes to the verdicts, and from there to the settler.
+    """
 
     @property
     def wake_fds(self) -> tuple[int, ...]:
-        """Descriptors that are readable when a run has ended."""
+        """File descriptors that are readable when a run has ended."""
 
-    # --- entries that were pending before ---
+    # --- what comes ---
 
-    def restart(self) -> None:
-        """A list of what is pending begins: drop what has not begun. It stays pending."""
+    def admit(self, entries: list[FetchedEntry]) -> None:
+        """Take entries that were pending before into hand."""
 
-    def expect(self, places: list[bytes]) -> None:
-        """These entries come, one by one."""
+    def admit_read(self, fetched: FetchResult) -> None:
+        """Take what was read into hand."""
 
-    def admit(self, position: int, place: bytes) -> int:
-        """Write the next of them into the slot. Returns its index there."""
+    def drop_unstarted(self) -> None:
+        """Drop what has not started, because a list of what is pending comes. It stays pending."""
 
-    def add(self, entry: FetchedEntry) -> None:
-        """Run one of them, or let it wait for its run."""
+    # --- running ---
 
-    def finish(self) -> None:
-        """No more of them come: run what was only collected."""
+    def start(self, *, held: bool = True) -> None:
+        """Start what can start, also `held` entries that are due."""
 
-    # --- entries that were read ---
-
-    def take(self, fetched: FetchResult) -> tuple[int, int]:
-        """Run them, or let them wait for their runs.
-
-        Returns their bytes, and the nanoseconds that they took or will take, both about.
-        """
-
-    # --- at each turn of the loop ---
-
-    def collect(self) -> None:
+    def take_ended(self) -> None:
         """Note the verdicts on the runs that have ended."""
 
-    def start_ready(self) -> None:
-        """Begin with what can begin."""
-
-    def settle(self, *, read_follows: bool) -> None:
-        """Settle what is due. Acknowledgements alone may ride on a read that follows."""
-
-    # --- what it has ---
+    # --- what is in hand, and how much more may come ---
 
     @property
-    def busy(self) -> bool:
-        """Whether any fetched entry runs, or has yet to."""
+    def in_hand(self) -> int:
+        """The number of entries that run or have yet to, without those that are held."""
 
     @property
     def running(self) -> int:
-        """How many handlers run."""
+        """The number of handlers that run."""
 
     @property
-    def waiting(self) -> int:
-        """How many fetched entries have not begun."""
+    def startable(self) -> int:
+        """The number of entries that `start` would start now; 0 where it may do I/O, or wait."""
 
     @property
     def places(self) -> Iterable[bytes]:
         """The places of what stays in hand when the connection is lost."""
 
-    @property
-    def settling_is_due(self) -> bool:
-        """Whether something has waited for its settlement for long enough."""
-
-    # --- how much more it takes, and when ---
-
-    @property
-    def about_to_begin(self) -> int:
-        """How many `start_ready` would begin while a read is on its way, without I/O."""
-
-    @property
-    def throttled(self) -> float:
-        """Seconds for which the rate, or a circuit, holds what could begin; 0 when nothing does."""
-
-    @property
     def room(self) -> int:
-        """How many more entries of each stream may come into hand."""
+        """Return how many more entries of each stream may come into hand; 0 when it is full."""
 
     def wants(self, count: int) -> bool:
-        """Whether more should come, where fewer than `count` are ready."""
+        """Return True if there is room, and fewer than `count` are ready."""
 
-    def is_full(self) -> bool:
-        """Whether nothing more may come into hand."""
-
-    def patience(self, seconds: float) -> float:
-        """Shorten a wait to the moment when an entry could begin, or must be settled."""
+    def next_due(self, now: int, *, held: bool = True) -> int | None:
+        """Return when an entry in hand may start, `held` or not; None: not before an event."""
 
     def close(self) -> None:
         """Give up what it needs. Nothing runs any more."""
@@ -128,13 +91,15 @@ def executor_for(
     verdicts: Verdicts,
     gates: Gates,
     quarantine: Quarantine,
+    prefetch: PrefetchController,
     burst: int,
 ) -> Executor:
     """Make the executor that a consumer asks for. `burst` as of `BatchRunner`."""
     consumer, on_error = context.consumer, context.consumer.on_error
     held = HeldKeys(context, quarantine) if on_error == HOLD_KEY else None
     if consumer.lanes > 1:
-        return ConcurrentExecutor(context, _lanes(context, hooks), verdicts, gates, held)
+        lanes = _lanes(context, hooks)
+        return ConcurrentExecutor(context, lanes, verdicts, gates, held, prefetch)
     context.limit.interrupt = hooks.interrupt
     context.limit.listen()
     runner: Runner
@@ -143,7 +108,7 @@ def executor_for(
     else:
         in_place = BlockedPartition(context, quarantine) if on_error == BLOCK else held
         runner = SingleRunner(context, hooks.function, verdicts, gates, in_place)
-    return SerialExecutor(context, runner, verdicts, held)
+    return SerialExecutor(context, runner, verdicts, held, prefetch)
 
 
 def _lanes(context: WorkerContext, hooks: Hooks) -> Lanes:

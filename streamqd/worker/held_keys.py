@@ -273,10 +273,10 @@ class HeldKeys:
         key = self._blocker.take(now_ns())
         return [] if key is None else self._blocker.line(key, longest)
 
-    def patience(self, seconds: float) -> float:
-        """Shorten a wait to the moment when a key is due."""
+    def next_due(self) -> int | None:
+        """Return when the next key is due (`now_ns`), None when none waits."""
         due = self._blocker.next_due()
-        return seconds if due is None else min(seconds, max(0.0, (due - now_ns()) / 1e9))
+        return None if due is None else int(due)
 
     # --- what others see ---
 

@@ -203,16 +203,10 @@ class SingleRunner:
             self._in_place.forget(entry)
         return self._kept
 
-    def begin(self) -> None:
-        """Entries of a new read have come; those of the one before are forgotten: nothing is."""
+    def run_collected(self) -> None:
+        """Do nothing: `handle` runs each message at once."""
 
-    @property
-    def collected(self) -> int:
-        """How many messages wait for their run: none, where `handle` runs each at once."""
-        return 0
-
-    def finish(self) -> None:
-        """Run what `handle` has only collected: nothing, where it runs each at once."""
+    drop_collected = run_collected
 
 
 def is_due(ran: int, waited: int, settling: int) -> bool:

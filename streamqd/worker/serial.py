@@ -1,4 +1,4 @@
-"""Messages one after the other: what comes into hand runs at once, in the main thread.
+"""Messages one after the other, in the main thread.
 
 The slot's batch is what was read last, or listed. All of it has ended, or is kept by its order,
 before the next read is sent; acknowledgements ride on that read.
@@ -16,7 +16,7 @@ from streamqd.store.messages import place_of
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.held_keys import HeldKeys
-from streamqd.worker.prefetch import bytes_of
+from streamqd.worker.prefetch import PrefetchController, bytes_of
 from streamqd.worker.verdicts import Verdicts
 
 DUE_MAX = 128  # held messages that come into hand at once, and of one key
@@ -24,9 +24,6 @@ DUE_MAX = 128  # held messages that come into hand at once, and of one key
 
 class Runner(Protocol):
     """Calls the handler for the entries of the batch: one by one, or many at once."""
-
-    def begin(self) -> None:
-        """Entries of a new read, or list, have come; those of the one before are forgotten."""
 
     def run_many(self, messages: list[Message], start: int, first: int, retried: bool) -> int:
         """Run the handler for messages that came just now, from `start` on.
@@ -38,22 +35,19 @@ class Runner(Protocol):
     def handle(self, entry: FetchedEntry) -> None:
         """Run the handler for an entry of the batch, or collect it."""
 
-    @property
-    def collected(self) -> int:
-        """How many entries wait for their run."""
+    def run_collected(self) -> None:
+        """Run what `handle` has collected: no more comes for now."""
 
-    def finish(self) -> None:
-        """Run what was collected."""
+    def drop_collected(self) -> None:
+        """Forget what `handle` has collected. It stays pending."""
 
 
 class SerialExecutor:
-    """Runs messages as they come, over the one connection of its worker."""
+    """Runs messages one after the other, over the one connection of its worker."""
 
-    inline = True  # it runs handlers inside the loop of the worker
     wake_fds: tuple[int, ...] = ()
-    running = 0
-    about_to_begin = 0
-    throttled = 0.0
+    running = 0  # outside of `start`
+    startable = 0  # `start` does I/O
 
     def __init__(
         self,
@@ -61,64 +55,109 @@ class SerialExecutor:
         runner: Runner,
         verdicts: Verdicts,
         held: HeldKeys | None,
+        prefetch: PrefetchController,
     ) -> None:
-        self.alone = False
         self._context = context
         self._slot = context.slot
         self._settler = context.settler
         self._runner = runner
         self._verdicts = verdicts
         self._held = held
+        self._prefetch = prefetch
         self._bytes_max = context.settings.daemon.max_message_bytes
+        self._listed: list[FetchedEntry] = []
+        self._read: FetchResult | None = None
 
     # --- what comes ---
 
-    def restart(self) -> None:
-        """Begin with a list of what is pending: no entry is left but those held."""
-        self.alone = False
+    def drop_unstarted(self) -> None:
+        """Drop what has not started, because a list of what is pending comes. It stays pending."""
+        self._listed, self._read = [], None
+        self._runner.drop_collected()
         if self._held is not None:
             self._held.restart()
 
-    def expect(self, places: list[bytes], *, read: bool = False) -> None:
-        """Write a new batch into the slot. `read`: one read brought all of it."""
-        self._runner.begin()
-        self._settler.begin_batch(places, read=read)
+    def admit(self, entries: list[FetchedEntry]) -> None:
+        """Take entries that were pending before into hand. Nothing else may be in hand."""
+        self._settler.begin_batch([entry.place for entry in entries])
+        for index, entry in enumerate(entries):
+            entry.index = index
+        self._listed = entries
 
-    def admit(self, position: int, _place: bytes) -> int:
-        """Return the index in the slot of an entry that was expected."""
-        return position
+    def admit_read(self, fetched: FetchResult) -> None:
+        """Take what was read into hand: the retry stream's entries, then the partition's."""
+        places = [b"r:" + entry[0] for entry in fetched.retried]
+        places += [b"m:" + entry[0] for entry in fetched.main]
+        self._settler.begin_batch(places, read=True)
+        self._slot.add("fetched", len(places))
+        self._read = fetched
 
-    def add(self, entry: FetchedEntry) -> None:
-        """Handle an entry that was pending before."""
-        self._runner.handle(entry)
+    # --- what is in hand, and how much more may come ---
 
-    def finish(self) -> None:
-        """Run what was only collected: no more comes for now."""
-        self._runner.finish()
+    @property
+    def in_hand(self) -> int:
+        """The number of entries that have yet to run, without those that are held."""
+        return self._slot.unfinished if self._listed or self._read else 0
 
-    def take(self, fetched: FetchResult) -> tuple[int, int]:
-        """Handle what was read: the retry stream's entries, then the partition's.
+    @property
+    def places(self) -> Iterable[bytes]:
+        """The places of what stays in hand when the connection is lost."""
+        return () if self._held is None else self._held.places
 
-        Returns its bytes, about, and the nanoseconds that it took.
+    def room(self) -> int:
+        """Return how many more entries of each stream may come into hand; 0 when it is full."""
+        if self._held is None:
+            return self._context.consumer.prefetch_max
+        return 0 if self._held.is_full() else max(1, self._held.room())
+
+    def wants(self, _count: int) -> bool:
+        """Return True if there is room: all that was in hand has run, or is held."""
+        return self._held is None or not self._held.is_full()
+
+    def next_due(self, _now: int, *, held: bool = True) -> int | None:
+        """Return when a `held` entry is due; None: not before an event."""
+        return None if self._held is None or not held else self._held.next_due()
+
+    # --- running ---
+
+    def take_ended(self) -> None:
+        """Do nothing: `start` returns when all that it started has ended."""
+
+    def start(self, *, held: bool = True) -> None:
+        """Run all that is in hand, and `held` messages that are due.
+
+        Raises Stop, Fenced, RedisUnavailable, RedisRefused: what has not run stays pending.
         """
-        retried, main = fetched.retried, fetched.main
-        places = [b"r:" + entry[0] for entry in retried]
-        places += [b"m:" + entry[0] for entry in main]
-        self.expect(places, read=True)
-        total = len(places)
-        self._slot.add("fetched", total)
+        listed, self._listed = self._listed, []
+        if listed:
+            began = now_ns()
+            for entry in listed:
+                if entry.index:  # the first may be marked: nothing comes between
+                    self._context.channel.check(self._slot.unfinished)
+                self._runner.handle(entry)
+            self._runner.run_collected()
+            size = sum([entry.size for entry in listed])
+            self._prefetch.observe(len(listed), size, now_ns() - began)
+        fetched, self._read = self._read, None
+        if fetched is not None:
+            self._run_read(fetched)
+        if held and self._held is not None:
+            self._run_due(self._held)
+
+    def _run_read(self, fetched: FetchResult) -> None:
+        retried, main, began = fetched.retried, fetched.main, now_ns()
+        total = len(retried) + len(main)
         size = bytes_of(retried or main, total)
         self._slot.add("bytes", size)
-        began = now_ns()
         for first, was_retried, entries in ((0, True, retried), (len(retried), False, main)):
             if entries:
                 self._context.channel.check(total - first)
-                self._take_stream(entries, first, was_retried, fetched.received)
-        self._runner.finish()
-        return size, now_ns() - began
+                self._run_stream(entries, first, was_retried, fetched.received)
+        self._runner.run_collected()
+        self._prefetch.observe(total, size, now_ns() - began, fetched.received)
 
-    def _take_stream(self, entries: list[Entry], first: int, retried: bool, received: int) -> None:
-        """Handle the entries of one stream. They are at `first` of the batch and after it."""
+    def _run_stream(self, entries: list[Entry], first: int, retried: bool, received: int) -> None:
+        """Run the entries of one stream. They are at `first` of the batch and after it."""
         context, slot, runner = self._context, self._slot, self._runner
         messages, may_expire = of_read(context.delivery, entries, retried)
         oversized = received > self._bytes_max  # there may be some
@@ -136,24 +175,11 @@ class SerialExecutor:
                     runner.handle(entry)
             position += ran or 1
 
-    # --- running ---
-
-    def collect(self) -> None:
-        """Nothing: what has begun has ended."""
-
-    def start_ready(self) -> None:
-        """Run what was collected, and the held messages that are due.
-
-        Of each held key those behind the first run too, until one of them fails.
-        """
-        self._runner.finish()
-        if self._held is not None and not self.alone:
-            self._run_due(self._held)
-
     def _run_due(self, held: HeldKeys) -> None:
-        """Run the held messages that are due, not too many at once.
+        """Run the held messages that are due, of each key up to the first that fails.
 
-        What is due again meanwhile waits until something was read: it must not starve other keys.
+        Not too many at a time: what is due again in between waits until something was read,
+        because it must not starve other keys.
         """
         lines: list[list[FetchedEntry]] = []
         count = 0
@@ -163,7 +189,7 @@ class SerialExecutor:
         if not lines:
             return
         self._settler.flush()
-        self.expect([kept.place for line in lines for kept in line])
+        self._settler.begin_batch([kept.place for line in lines for kept in line])
         first = 0
         for line in lines:
             self._run_line(held, line, first)
@@ -182,51 +208,5 @@ class SerialExecutor:
                 break
         held.go_on(line[0].key)
 
-    def settle(self, *, read_follows: bool) -> None:
-        """Settle what was not done; acknowledgements alone ride on the read that follows."""
-        if not read_follows:
-            self._settler.flush()
-        elif not self._settler.only_plain_acks:
-            self._settler.flush_verdicts()
-
-    @property
-    def settling_is_due(self) -> bool:
-        """Whether the next read must go out at once, for what rides on it."""
-        return self._settler.acks_owed
-
-    # --- what the reader asks ---
-
-    @property
-    def busy(self) -> bool:
-        """Whether any fetched entry has yet to run."""
-        return self._runner.collected > 0
-
-    @property
-    def waiting(self) -> int:
-        """How many fetched entries have not begun."""
-        return self._slot.unfinished
-
-    @property
-    def places(self) -> Iterable[bytes]:
-        """The places of what stays in hand when the connection is lost."""
-        return () if self._held is None else self._held.places
-
-    def wants(self, _count: int) -> bool:
-        """Whether more entries should come into hand."""
-        return True
-
-    def is_full(self) -> bool:
-        """Whether nothing more may come into hand."""
-        return self._held is not None and self._held.is_full()
-
-    @property
-    def room(self) -> int:
-        """How many more entries of each stream may come into hand."""
-        return self._context.consumer.prefetch_max if self._held is None else self._held.room()
-
-    def patience(self, seconds: float) -> float:
-        """How much of a wait is over before a fetched entry could begin."""
-        return seconds if self._held is None else self._held.patience(seconds)
-
     def close(self) -> None:
-        """Give up what it needs: nothing."""
+        """Do nothing: it needs nothing."""

@@ -1,8 +1,8 @@
 """Settling: acknowledgements, retries, dead letters and failure counts, sent to Redis in parts.
 
 `policy.settlement` decides, `Settler` carries the decision out. It alone holds what is not settled
-yet, knows each entry's index in the slot, and cuts everything into calls of a bounded length. It
-does not decide when: the executors and the loop do.
+yet, knows each entry's index in the slot, when it is due, and cuts everything into calls of a
+bounded length.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from streamqd.store.messages import place_of
 from streamqd.store.replies import accepted
 from streamqd.store.scripts import Call, Reply
 from streamqd.worker.dead_letters import within_limit
+from streamqd.worker.entry import NOWHERE, FetchedEntry
 from streamqd.worker.fenced import FencedCalls
 
 BATCH_MAX = 128  # entries of one script; bounds how long one call occupies the server
+GRACE_NS = 1_000_000  # after an acknowledgement is due, a wait for events ends
 DEFER_SECONDS = 1.0  # between two attempts to settle entries that the server refused
 
 # The server takes no writes for now. Any other refusal may concern one entry or one key.
@@ -44,7 +46,7 @@ class FailedEntry(NamedTuple):
     """
 
     place: bytes
-    at: int  # index in the slot
+    at: int  # index in the slot, or NOWHERE
     delay: float | None  # seconds; None = dead
     fields: dict[bytes, bytes]
     body: list[bytes]
@@ -72,6 +74,7 @@ class Settler:
     keys: Keys
     lease: Lease
     slot: WorkerSlot
+    linger_ns: int = 0  # longest wait of an acknowledgement for a read that takes it along
 
     def __post_init__(self) -> None:
         self._calls = FencedCalls(self.link, self.slot)
@@ -83,6 +86,7 @@ class Settler:
         self.items: list[FailedEntry] = []
         self._read = 0  # number of the current read, see `FailedEntry`
         self.since_ns = 0  # when the oldest unsettled verdict was noted; 0 = none
+        self._hurried = False  # a failure must not wait for `linger_ns`
         # By place: failures of entries that wait in place, and when they run again.
         self._notes: dict[bytes, tuple[int, int]] = {}
         self.kept = 0  # entries that wait in place for a later run
@@ -102,10 +106,20 @@ class Settler:
             self.since_ns = now
 
     def fail(self, item: FailedEntry, now: int) -> None:
-        """Note that an entry is to be retried or dead-lettered."""
+        """Note that an entry is to be retried or dead-lettered: a crash charges nothing now."""
+        self._mark(item.at, FAILED)
         self.items.append(item._replace(read=self._read) if self._read else item)
         if not self.since_ns:
             self.since_ns = now
+
+    def skip(self, entry: FetchedEntry) -> None:
+        """Note that an entry is to be acknowledged without a run."""
+        self._mark(entry.index, DONE)
+        self.ack(entry.place[2:], entry.index, now_ns(), entry.retried, entry.has_counters)
+
+    def _mark(self, index: int, state: int) -> None:
+        if index != NOWHERE:
+            self.slot.states[index] = state
 
     def note(self, place: bytes, failures: int, due: int, now: int) -> None:
         """Note the failures of an entry that waits in place, and when it runs again."""
@@ -143,6 +157,38 @@ class Settler:
         self.items = [item._replace(at=at, read=0) for at, item in enumerate(self.items, first)]
         for item in self.items:
             self.slot.states[item.at] = FAILED
+
+    # --- when ---
+
+    def hurry(self) -> None:
+        """Note that the failures noted so far must not wait: their runs were not quick."""
+        self._hurried = True
+
+    def is_due(self, now: int) -> bool:
+        """Return True if something must be settled now, with a read or without."""
+        since = self.since_ns
+        return since > 0 and (self._owes_failure or now - since >= self.linger_ns)
+
+    def next_due(self, now: int) -> int | None:
+        """Return when something must be settled (`now_ns`), None if nothing is owed."""
+        if not self.since_ns:
+            return None
+        return now if self._owes_failure else self.since_ns + self.linger_ns + GRACE_NS
+
+    @property
+    def _owes_failure(self) -> bool:
+        return self._hurried and not self.only_plain_acks
+
+    def settle(self, *, read_follows: bool) -> None:
+        """Settle what is due. Plain acknowledgements ride on the read, if one follows.
+
+        Raises as `flush`.
+        """
+        due, self._hurried = self.is_due(now_ns()), False
+        if due and not read_follows:
+            self.flush()
+        elif (due or (self.items and not self.since_ns)) and not self.only_plain_acks:
+            self.flush_verdicts()
 
     # --- settling ---
 
@@ -211,7 +257,7 @@ class Settler:
             self._calls.run(call)
             self.slot.add("acked", len(part))
             for _, index in part:
-                self.slot.states[index] = CLEARED
+                self._mark(index, CLEARED)
             del self._with_counters[: len(part)]
 
     def _write_notes(self) -> None:
@@ -276,7 +322,7 @@ class Settler:
                 continue
             # GONE: an earlier copy of this call moved it, or a client acknowledged it.
             moved += word == "MOVED"
-            self.slot.states[item.at] = CLEARED
+            self._mark(item.at, CLEARED)
         self.slot.add("dead" if dead else "retried", moved)
         due = settled.next_due_unix_ms
         if due is not None:

@@ -25,11 +25,11 @@ from streamqd.model import (
 )
 from streamqd.policy import settlement
 from streamqd.policy.fingerprint import fingerprint
-from streamqd.scoreboard import CLEARED, DONE, FAILED, now_ns
+from streamqd.scoreboard import CLEARED, now_ns
 from streamqd.store.messages import PendingEntry
 from streamqd.worker import dead_letters
 from streamqd.worker.context import WorkerContext
-from streamqd.worker.entry import FetchedEntry
+from streamqd.worker.entry import NOWHERE, FetchedEntry
 from streamqd.worker.guards import Guards
 from streamqd.worker.settler import FailedEntry
 
@@ -92,21 +92,18 @@ class Verdicts:
         if expires_at is None or self._clock.time() < expires_at:
             return False
         self._slot.add("expired")
-        self._acknowledge(entry)
+        self._settler.skip(entry)
         self._expired_lines.event(
             unit=self._delivery.unit, uid=message.uid, attempt=message.attempt
         )
         return True
 
-    def acknowledge_missing(self, index: int, entry: PendingEntry) -> None:
-        """Acknowledge an entry that somebody has trimmed away."""
+    def acknowledge_missing(self, entry: PendingEntry) -> None:
+        """Acknowledge a listed entry that was trimmed away."""
         self._slot.add("ghosts")
         place = entry.place.decode()
         logs.event("message.ghost", logging.WARNING, unit=self._delivery.unit, place=place)
-        self._slot.states[index] = DONE
-        self._settler.ack(
-            entry.id, retried=entry.retried, index=index, has_counters=True, now=now_ns()
-        )
+        self._settler.ack(entry.id, NOWHERE, now_ns(), entry.retried, has_counters=True)
 
     def dead_letter_crashed(self, entry: FetchedEntry, context: bytes) -> bool:
         """Dead-letter a message that has killed its process too often, or is too large.
@@ -148,10 +145,6 @@ class Verdicts:
         self._settler.flush()
         if self._guards is not None and self._guards.must_pause and self._consumer.lanes == 1:
             self._guards.stand_still()
-
-    def _acknowledge(self, entry: FetchedEntry) -> None:
-        self._slot.states[entry.index] = DONE
-        self._settler.ack(entry.place[2:], entry.index, now_ns(), entry.retried, entry.has_counters)
 
     # --- after a run that has failed ---
 
@@ -273,13 +266,12 @@ class Verdicts:
         return max(0.0, self._clock.time() - since)
 
     def _fail(self, entry: FetchedEntry, delay: float | None, fields: dict[bytes, bytes]) -> None:
-        message, index = entry.message, entry.index
+        message = entry.message
         if delay is None:
             fields |= dead_letters.withheld(message, self._consumer.dlq_body)
             if self._guards is not None:
                 self._guards.died()
-        item = FailedEntry(entry.place, index, delay, fields, message._fields, entry.size)
-        self._slot.states[index] = FAILED  # the verdict is found: a crash charges nothing now
+        item = FailedEntry(entry.place, entry.index, delay, fields, message._fields, entry.size)
         self._settler.fail(item, now_ns())
 
     def _give_up(
@@ -287,7 +279,7 @@ class Verdicts:
     ) -> None:
         """Acknowledge a dead letter: as a letter again it would come back forever. It is kept."""
         self._slot.add("given_up")
-        self._acknowledge(entry)
+        self._settler.skip(entry)
         self._say_end(self._given_up_lines, entry.message, reason, error, judged)
 
     def catch_up(self) -> None:

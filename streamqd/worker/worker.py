@@ -32,7 +32,7 @@ from streamqd.worker.assignment import Assignment, Reconnect
 from streamqd.worker.batches import batch_size
 from streamqd.worker.context import RunCounts, ServerClock, WorkerContext
 from streamqd.worker.control_channel import ControlChannel, ExitCode, Stop
-from streamqd.worker.entry import FetchedEntry
+from streamqd.worker.entry import NOWHERE, FetchedEntry
 from streamqd.worker.executor import Executor, check_form, executor_for
 from streamqd.worker.fenced import Fenced, FencedCalls
 from streamqd.worker.forks import family
@@ -43,6 +43,7 @@ from streamqd.worker.prefetch import PrefetchController
 from streamqd.worker.quarantine import Quarantine
 from streamqd.worker.reader import REPLY_SECONDS, Reader
 from streamqd.worker.reclaim import Reclaim
+from streamqd.worker.runs import ACK_DELAY_NS
 from streamqd.worker.settler import DEFER_SECONDS, Settler
 from streamqd.worker.soft_limit import SoftLimit
 from streamqd.worker.throttle import rate_limiter_of
@@ -100,7 +101,7 @@ class WorkerProcess:
         # Where runs go on during a read, what has ended is settled beside it.
         apart = consumer.lanes > 1
         settling = new_link(settings, self.unit, ":settle") if apart else self.link
-        self.settler = Settler(settling, self.keys, lease, slot)
+        self.settler = Settler(settling, self.keys, lease, slot, ACK_DELAY_NS if apart else 0)
         self.delivery = Delivery(self.unit, settings.daemon.instance, lease.epoch, slot.beat)
         self.suspects = assignment.suspects
         self.channel = ControlChannel(slot, control, self.settler.try_to_flush)
@@ -195,7 +196,7 @@ class WorkerProcess:
         self.quarantine = Quarantine(context, self.calls, gates)
         self.reclaim = Reclaim(context, self.calls)
         self.executor = executor_for(
-            *(context, hooks, self.verdicts, gates, self.quarantine),
+            *(context, hooks, self.verdicts, gates, self.quarantine, self.prefetch),
             0 if rate is None else rate.burst,
         )
         self.reader = Reader(self.unit, self.fetcher, self.calls, self.keys, self.slot)
@@ -287,7 +288,7 @@ class WorkerProcess:
         reader = self.reader
         reader.poll.forget()
         self.quarantine.open("")
-        self.executor.restart()
+        self.executor.drop_unstarted()
         self.settler.flush()
         self.clock.read(self.link)
         reader.session = secrets.token_hex(8)
@@ -393,10 +394,10 @@ class WorkerProcess:
         count = rounds.next_round(largest)
         self._run_dry()
         self.slot.round_size = count
-        if self.quarantine.is_open:
-            self._run_marked_round(ready[:count])
-        else:
+        if not self.quarantine.is_open:
             self._run_pending(ready[:count])
+        elif members := self._runnable(ready[:count]):
+            self._run_marked(members)
         self._run_dry()
         self.settler.flush()
         self.slot.round_size = 0
@@ -408,61 +409,50 @@ class WorkerProcess:
 
         In quarantine each of them gets a durable mark, and a turn.
         """
-        executor, marked = self.executor, self.quarantine.is_open
-        known = {*self.settler.deferred_places, *executor.places}
-        pending = [entry for entry in found if entry.place not in known]
-        if pending:
-            executor.expect([entry.place for entry in pending])
-        began = now_ns()
-        for fetched in self._admitted(pending):
-            alone = marked or fetched.crashes
-            if alone:
-                self._run_dry()
-            if marked:
-                self.quarantine.begin(fetched)
-            executor.add(fetched)
-            if marked:
-                self._run_marked()
-            if alone:
-                self._run_dry()
-        executor.finish()
-        if pending and executor.inline:
-            size = sum(entry.size for entry in pending)
-            self.prefetch.observe(len(pending), size, now_ns() - began)
-            self._publish()
-        while executor.is_full():
+        executor, together = self.executor, list[FetchedEntry]()
+        for entry in self._runnable(found):
+            if not (entry.crashes or self.quarantine.is_open):
+                together.append(entry)
+                continue
+            self._admit_dry(together)
+            together = []
+            if self.quarantine.is_open:
+                self._run_marked([entry])
+            else:
+                self._admit_dry([entry])
+        if together:
+            executor.admit(together)
             self._advance()
-            if executor.is_full():
+        while not executor.room():
+            self._advance()
+            if not executor.room():
                 self._wait()
 
-    def _run_marked_round(self, found: list[messages.PendingEntry]) -> None:
-        """Run entries together behind one mark that names all of them."""
-        executor = self.executor
-        known = {*self.settler.deferred_places, *executor.places}
-        pending = [entry for entry in found if entry.place not in known]
-        if pending:
-            executor.expect([entry.place for entry in pending])
-        if members := list(self._admitted(pending)):
-            self.quarantine.begin(*members)
-            for member in members:
-                executor.add(member)
-            executor.finish()
-            self._run_marked()
+    def _admit_dry(self, entries: list[FetchedEntry]) -> None:
+        """Run entries, and nothing beside them, after all that is in hand."""
+        self._run_dry()
+        if entries:
+            self.executor.admit(entries)
+            self._run_dry()
 
-    def _admitted(self, pending: list[messages.PendingEntry]) -> Iterator[FetchedEntry]:
-        """Write entries into the slot. Yield those to be run; settle the others."""
-        for position, entry in enumerate(pending):
-            self._obey(len(pending) - position)
-            index = self.executor.admit(position, entry.place)
+    def _runnable(self, found: list[messages.PendingEntry]) -> list[FetchedEntry]:
+        """Return the entries that are to be run and not known yet. Settles the others."""
+        known = {*self.settler.deferred_places, *self.executor.places}
+        runnable = []
+        for entry in found:
+            if entry.place in known:
+                continue
+            self._obey()
             if entry.fields is None:
-                self.verdicts.acknowledge_missing(index, entry)
+                self.verdicts.acknowledge_missing(entry)
                 continue
             message = self._message(entry)
             fetched = FetchedEntry(
-                index, entry.place, message, entry.retried, entry.crashes, entry.size
+                NOWHERE, entry.place, message, entry.retried, entry.crashes, entry.size
             )
             if not self.verdicts.dead_letter_crashed(fetched, entry.context):
-                yield fetched
+                runnable.append(fetched)
+        return runnable
 
     def _message(self, entry: messages.PendingEntry) -> Message:
         message = Message(self.delivery, entry.id, entry.fields or [], retried=entry.retried)
@@ -472,26 +462,31 @@ class WorkerProcess:
             message.due_in_place_ns = now_ns() + entry.wait_ms * 1_000_000
         return message
 
-    def _run_marked(self) -> None:
-        """Run the entries that were added. The turn lasts as long as they run."""
-        self.executor.alone = True
-        self.executor.start_ready()
-        while self.executor.running:
+    def _run_marked(self, entries: list[FetchedEntry]) -> None:
+        """Run entries behind one mark that names all of them. Their turn lasts until they ended."""
+        executor = self.executor
+        self._run_dry()
+        self.quarantine.begin(*entries)
+        executor.admit(entries)
+        executor.start(held=False)
+        while executor.running:
             self._finish_running(commanded=False)
             if not self.slot.words[WORD_COMMAND]:
-                self.executor.start_ready()  # those behind another of their key
+                executor.start(held=False)  # those behind another of their key
         self.quarantine.end_turn()
+        self._run_dry()
 
     def _run_dry(self) -> None:
-        """Handle all entries that were added, and nothing beside them."""
+        """Run all that is in hand, and nothing beside it; then settle it."""
         executor = self.executor
-        executor.alone = True
-        while executor.busy:
-            self._advance()
-            if executor.running or executor.throttled:
-                self._wait()
-        executor.collect()
-        executor.alone = False
+        while executor.in_hand:
+            self._look()
+            executor.start(held=False)
+            self.settler.settle(read_follows=False)
+            if executor.in_hand:
+                self._wait(held=False)
+        executor.take_ended()
+        self.settler.flush()
 
     # --- serve ---
 
@@ -510,8 +505,10 @@ class WorkerProcess:
         if self._reads_ahead(empty):
             return self._read()
         waiting = self.reader.poll.waiting
-        if not (waiting and self.executor.inline):  # else the connection is taken
+        if not self._is_link_taken:
             self._go_on()
+            if self._must_look():
+                return None
         match self._next_step(empty):
             case Step.LIST_PENDING:
                 self._begin_again()
@@ -534,9 +531,8 @@ class WorkerProcess:
         """Return True if a read goes out first, and entries start while Redis answers."""
         if empty or self.verdicts.released or self.reclaim.wanted:
             return False
-        executor = self.executor
         return bool(
-            executor.about_to_begin and self.settler.only_plain_acks and self._wants(self._lanes)
+            self.executor.startable and self.settler.only_plain_acks and self._wants(self._lanes)
         )
 
     def _next_step(self, empty: bool) -> Step:
@@ -552,23 +548,20 @@ class WorkerProcess:
         """
         if self.verdicts.released:
             return Step.LIST_PENDING
-        executor, wants = self.executor, self._wants(self._lanes)
+        wants = self._wants(self._lanes)
         reclaims = self.reclaim.wanted
         if reclaims and self.reclaim.is_turn(reading=wants):
             return Step.RECLAIM
         if self.reader.poll.waiting:
             return Step.ANSWER
-        due = executor.settling_is_due
+        due = self.settler.is_due(now_ns())
         if not (wants or (due and self.settler.only_plain_acks and self._takes_along())):
             return Step.WAIT
         return Step.POLL if empty and not (due or reclaims) else Step.READ
 
     def _wants(self, count: int) -> bool:
-        """Return True if a read may bring entries: fewer than `count` are ready, with room."""
-        executor = self.executor
-        if self.reader.poll.waiting or executor.alone or executor.is_full():
-            return False
-        return executor.wants(count)
+        """Return True if a read may bring entries, because fewer than `count` are ready."""
+        return not self.reader.poll.waiting and self.executor.wants(count)
 
     def _takes_along(self) -> bool:
         """Return True if a read may go out for its acknowledgements alone.
@@ -580,7 +573,7 @@ class WorkerProcess:
     def _look(self) -> None:
         """Obey, and note what has ended."""
         self._obey()
-        self.executor.collect()
+        self.executor.take_ended()
         if 0 < self.consumer.max_messages <= self.counts.handled:
             raise Stop(ExitCode.RECYCLE)
         if self.guards is not None:
@@ -591,11 +584,16 @@ class WorkerProcess:
         if now_ns() - self._published_ns > PUBLISH_NS:
             self._publish()
 
+    def _must_look(self) -> bool:
+        """Return True if nothing may be read before `_look`: a run can last for hours."""
+        must_pause = self.guards is not None and self.guards.must_pause
+        return must_pause or self.slot.words[WORD_COMMAND] != 0
+
     def _go_on(self) -> None:
-        """Begin with what can begin, and settle what is due."""
-        self.executor.start_ready()
-        due = self.executor.settling_is_due
-        self.executor.settle(read_follows=due and self._takes_along())
+        """Start what can start, and settle what is due."""
+        self.executor.start()
+        due = self.settler.is_due(now_ns())
+        self.settler.settle(read_follows=due and self._takes_along())
 
     def _advance(self) -> None:
         """Obey, note what has ended, begin with what can begin, settle what is due."""
@@ -611,11 +609,8 @@ class WorkerProcess:
         self.slot.progress_ns = now
         self.verdicts.catch_up()
 
-    def _obey(self, unstarted: int = 0) -> None:
-        """When the supervisor wants a stop or a pause, begin nothing and let the runs end.
-
-        `unstarted` entries are released beside those of the executor.
-        """
+    def _obey(self) -> None:
+        """When the supervisor wants a stop or a pause, start nothing and let the runs end."""
         if not self.slot.words[WORD_COMMAND]:
             return
         self._finish_running()
@@ -624,7 +619,7 @@ class WorkerProcess:
             # Whatever the long poll has moved meanwhile is found by listing.
             self.reader.poll.forget()
             self.link.close()
-        self.channel.check(unstarted if self.executor.inline else self.executor.waiting)
+        self.channel.check(self.executor.in_hand)
         if waited:
             raise Reconnect
 
@@ -632,7 +627,7 @@ class WorkerProcess:
         """Wait for the runs to end; `commanded`: as long as the supervisor commands something."""
         while self.executor.running and (self.slot.words[WORD_COMMAND] or not commanded):
             self._wait()
-            self.executor.collect()
+            self.executor.take_ended()
             with contextlib.suppress(Fenced):
                 self.settler.try_to_flush()
 
@@ -653,23 +648,35 @@ class WorkerProcess:
         """The longest wait in seconds until the worker must send something to Redis."""
         return DEFER_SECONDS if self.settler.items else BLOCK_SECONDS
 
-    def _patience(self, *, polling: bool) -> float:
+    @property
+    def _is_link_taken(self) -> bool:
+        """True while a long poll has the connection that settling needs.
+
+        Such a poll ends in time for what is due next, see `_start_poll`.
+        """
+        return self.reader.poll.waiting and self.settler.link is self.link
+
+    def _patience(self, *, held: bool = True) -> float:
         """Return the seconds that the loop may wait for an event.
 
-        At most until something is to be settled, could start or must be checked. `polling`: a long
-        poll is under way. For an inline executor the poll itself ends in time, see `_start_poll`.
+        At most until something is to be settled, could start (`held` entries too) or is to be
+        checked.
         """
-        seconds = self._longest_wait
-        if not (polling and self.executor.inline):
-            seconds = self.executor.patience(seconds)
-        return min(seconds, self.reader.poll.left() + 0.001) if polling else seconds
+        seconds, poll, now = self._longest_wait, self.reader.poll, now_ns()
+        if poll.waiting:
+            seconds = min(seconds, poll.left() + 0.001)
+        if not self._is_link_taken:
+            for due in (self.settler.next_due(now), self.executor.next_due(now, held=held)):
+                if due is not None:
+                    seconds = min(seconds, max(0.0, (due - now) / 1e9))
+        return seconds
 
-    def _wait(self, *descriptors: int) -> set[int]:
+    def _wait(self, *descriptors: int, held: bool = True) -> set[int]:
         """Wait for the end of a run, for a descriptor, or for `_patience`.
 
         Returns the descriptors that are readable.
         """
-        seconds = self._patience(polling=bool(descriptors))
+        seconds = self._patience(held=held)
         return self.channel.await_any([*self.executor.wake_fds, *descriptors], seconds)
 
     # --- reading ---
@@ -689,15 +696,15 @@ class WorkerProcess:
             settler.flush()
             if settler.items:
                 self.channel.sleep(0.2)
-        return max(1, min(room, self.prefetch.batch_max, self.executor.room))
+        return max(1, min(room, self.prefetch.batch_max, self.executor.room()))
 
     def _read(self) -> FetchResult:
         """Read once. Acknowledgements ride on the read; entries start while Redis answers."""
         settler, executor, reader = self.settler, self.executor, self.reader
         count = min(self.prefetch.count, self._await_room())
         reader.send(settler.main_acks, settler.retry_acks, count)
-        if executor.about_to_begin:
-            executor.start_ready()  # it must not add to what is acknowledged
+        if executor.startable:
+            executor.start()  # it must not add to what is acknowledged
         fetched = reader.receive()
         if fetched.executed and settler.acks_owed:
             settler.acks_confirmed(now_ns())
@@ -711,10 +718,9 @@ class WorkerProcess:
 
     def _start_poll(self) -> None:
         """Send a read that waits at the server for new entries."""
-        if self.executor.inline:  # it needs the connection, too
-            seconds = max(0.001, self._patience(polling=False))
-        else:
-            seconds = self._longest_wait
+        seconds = self._longest_wait
+        if self.settler.link is self.link:
+            seconds = max(0.001, self._patience())
         self.reader.start_poll(min(self.prefetch.count, self._await_room()), seconds)
 
     def _answer(self) -> FetchResult | None:
@@ -736,10 +742,7 @@ class WorkerProcess:
             return
         self._idle_since = 0
         self.reader.heard(retried[-1][0] if retried else b"", main[-1][0] if main else b"")
-        size, took_ns = self.executor.take(fetched)
-        self.prefetch.observe(len(retried) + len(main), size, took_ns, fetched.received)
-        if self.executor.inline:
-            self._publish()
+        self.executor.admit_read(fetched)
         if self.clock.is_old(now_ns()):
             self.clock.read(self.link)
 
@@ -747,7 +750,7 @@ class WorkerProcess:
         """See whether all that is pending is known here, from time to time."""
         now = now_ns()
         # What a rate, a circuit or a held key lets wait is pending, too.
-        if self.executor.busy or self.settler.owed:
+        if self.executor.in_hand or self.settler.owed:
             self._idle_since = 0
             return
         self._publish()

@@ -14,7 +14,8 @@ import pytest
 
 from streamqd.message import Message
 from streamqd.scoreboard import RUNNING, WorkerSlot
-from streamqd.worker import ExitCode, concurrent
+from streamqd.worker import ExitCode
+from streamqd.worker import worker as worker_module
 from streamqd.worker.concurrent import ConcurrentExecutor
 from streamqd.worker.eventloop import EventLoop, PreciseSelector, new_loop
 from tests.contract.desk import Desk
@@ -211,7 +212,7 @@ def test_a_failure_is_settled_before_the_next_read(
 ):
     """However few come with each read, so that lanes are always free and the next is due."""
     # A fast machine is at the end before a failure has waited for long enough beside other ends.
-    monkeypatch.setattr(concurrent, "ACK_DELAY_NS", 0)
+    monkeypatch.setattr(worker_module, "ACK_DELAY_NS", 0)
     for number in range(1, 201):
         desk.add(f"{number}-0")
     _retried.clear()

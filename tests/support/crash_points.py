@@ -35,7 +35,6 @@ from streamqd.store.scripts import Call, Reply, Script
 from streamqd.supervisor.partition import PartitionState
 from streamqd.supervisor.worker_pool import WorkerPool
 from streamqd.worker.hooks import Hooks
-from streamqd.worker.serial import SerialExecutor
 from streamqd.worker.settler import Settler
 from streamqd.worker.verdicts import Verdicts
 from streamqd.worker.worker import WorkerProcess
@@ -203,7 +202,7 @@ def place() -> None:
     _around(Fetcher, "receive_round", after=_answered)
     _around(WorkerProcess, "__init__", after=_know_own)
     _around_handler()
-    _around(SerialExecutor, "expect", after=lambda *_: reached("batch-posted"))
+    _around(Settler, "begin_batch", after=lambda *_: reached("batch-posted"))
     _around(Verdicts, "failed", before=lambda *_: reached("verdict-begins"))
     _around(Settler, "ack", before=lambda *_: reached("verdict-noted"))
     _around(Settler, "fail", before=lambda *_: reached("verdict-noted"))
