@@ -13,9 +13,13 @@ QUERIES = "spark:"  # begins the names of groups that only show how far a Spark 
 TOPIC_GROW = "topic-grow"
 KEEPERS = frozenset({TOPIC_GROW, "group-reset", "group-delete"})
 
-# Entries that one worker has in flight at most: two streams x 256, and room for concurrency. Every
-# table, list and argument that must take all of them is as long as this.
-ENTRIES_MAX = 1024
+LANES_MAX = 4096  # coroutines that one worker runs at a time
+THREADS_MAX = 128  # threads, each with a stack of its own
+
+# Entries that one worker has in flight at most: two streams x 256, and those that run. Every table,
+# list and argument that must take all of them is as long as this.
+FETCHED_MAX = 2 * 256
+ENTRIES_MAX = FETCHED_MAX + LANES_MAX
 
 # What happens to a message that is to be tried again: `on_error`.
 REQUEUE, BLOCK, HOLD_KEY = "requeue", "block", "hold-key"

@@ -34,11 +34,10 @@ from typing import NamedTuple
 from streamqd import failures
 from streamqd.idle_reason import IdleReason
 from streamqd.long_poll import PollWords
-from streamqd.model import ENTRIES_MAX, Lease, Unit
+from streamqd.model import ENTRIES_MAX, FETCHED_MAX, LANES_MAX, Lease, Unit
 
 LAYOUT = 2  # of the bytes of a board: a change of what is where, or of what it means, is a new one
 SLOT_COUNT = 4096
-RUNNING_MAX = 128  # entries that may be running at once in one worker
 LOOP_BEAT_SECONDS = 0.125  # between two beats of an event loop with open runs
 PLACE_BYTES_MAX = 44  # "m:" + 20 digits + "-" + 20 digits + separator
 
@@ -51,23 +50,30 @@ _BUCKET_COUNT = 34
 # bit_length, far cheaper per message than a search.
 BUCKETS: tuple[float, ...] = tuple((1 << (10 + k)) / 1e9 for k in range(_BUCKET_COUNT - 1))
 
-# Fields read before a worker has run come first; the places follow.
+
+def _paged(offset: int) -> int:
+    """Return the beginning of the next page."""
+    return -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+# Fields read before a worker has run come first. Behind them are four tables, as long as the
+# greatest concurrency needs. Each begins a page: of those of most workers only some are touched.
 _OFFSET_COUNTERS = _WORDS * 8
 _OFFSET_HISTOGRAMS = _OFFSET_COUNTERS + _COUNTERS * 8
 _HISTOGRAM_WORDS = _BUCKET_COUNT + 1  # the last word is the sum in ns
-_OFFSET_RUNNING = _OFFSET_HISTOGRAMS + 2 * _HISTOGRAM_WORDS * 8
-_OFFSET_NAME = _OFFSET_RUNNING + RUNNING_MAX * 2 * 8
+_OFFSET_NAME = _OFFSET_HISTOGRAMS + 2 * _HISTOGRAM_WORDS * 8
 _OFFSET_LEASE = _OFFSET_NAME + _NAME_BYTES
 _LEASE_BYTES = 128
 _OFFSET_FAILURES = _OFFSET_LEASE + _LEASE_BYTES
 _OFFSET_BLOCKER = _OFFSET_FAILURES + failures.BYTES
 _BLOCKER_BYTES = 256
-_OFFSET_SEQUENCES = _OFFSET_BLOCKER + _BLOCKER_BYTES
-_OFFSET_STATES = _OFFSET_SEQUENCES + RUNNING_MAX * 8
-_OFFSET_PLACES = _OFFSET_STATES + ENTRIES_MAX
+HEAD_BYTES = _paged(_OFFSET_BLOCKER + _BLOCKER_BYTES)
+_OFFSET_STATES = HEAD_BYTES
+_OFFSET_SEQUENCES = _paged(_OFFSET_STATES + ENTRIES_MAX)
+_OFFSET_LANES = _paged(_OFFSET_SEQUENCES + LANES_MAX * 8)
+_OFFSET_PLACES = _paged(_OFFSET_LANES + LANES_MAX * 2 * 8)
 _USED_BYTES = _OFFSET_PLACES + ENTRIES_MAX * PLACE_BYTES_MAX
-HEAD_BYTES = -(-_OFFSET_PLACES // mmap.PAGESIZE) * mmap.PAGESIZE
-SLOT_BYTES = -(-_USED_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
+SLOT_BYTES = _paged(_USED_BYTES)
 BOARD_BYTES = mmap.PAGESIZE
 HEADER_OFFSET = 1024  # in the board's page: what a file says of itself
 
@@ -105,6 +111,11 @@ BOARD_COUNTERS = (
 def now_ns() -> int:
     """Return the clock of all deadlines: it counts suspended time and all processes share it."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def entries_of(lanes: int) -> int:
+    """Return how many entries a worker of so many lanes may have in flight."""
+    return FETCHED_MAX + max(FETCHED_MAX, lanes)
 
 
 class WorkerState(enum.IntEnum):
@@ -166,6 +177,7 @@ class RecordedLease(NamedTuple):
 WORD_TRUSTED_UNTIL, WORD_COMMAND, WORD_RUN_SEQ = 5, 6, 10
 _GENERATION, _IN_HAND = 12, 13
 _PLACES_SIZE = 18  # bytes of the places in hand
+_LANES = 28  # how many a worker uses that runs several messages at a time
 
 
 class WorkerSlot:
@@ -226,21 +238,21 @@ class WorkerSlot:
     def __init__(self, view: memoryview, index: int, board: Scoreboard) -> None:
         self.index, self.board = index, board
         self._unit: Unit | None = None
-        self._reserved = False
+        self._reserved = 0  # lanes for which there is memory
         self.words: memoryview[int] = view[:_OFFSET_COUNTERS].cast("Q")
         self.poll = PollWords(self.words[self._POLL])
         self.waits = IdleReason(self.words[self._WAITS])
         self.counters: memoryview[int] = view[_OFFSET_COUNTERS:_OFFSET_HISTOGRAMS].cast("Q")
-        histograms = view[_OFFSET_HISTOGRAMS:_OFFSET_RUNNING].cast("Q")
+        histograms = view[_OFFSET_HISTOGRAMS:_OFFSET_NAME].cast("Q")
         self.handle_histogram: memoryview[int] = histograms[:_HISTOGRAM_WORDS]
         self.ack_histogram: memoryview[int] = histograms[_HISTOGRAM_WORDS:]
-        self.lanes: memoryview[int] = view[_OFFSET_RUNNING:_OFFSET_NAME].cast("Q")
+        self.lanes: memoryview[int] = view[_OFFSET_LANES:_OFFSET_PLACES].cast("Q")
         self._name = view[_OFFSET_NAME:_OFFSET_LEASE]
         self._lease = view[_OFFSET_LEASE:_OFFSET_FAILURES]
         self.failures = failures.RecentFailures(view[_OFFSET_FAILURES:_OFFSET_BLOCKER])
-        self._blocker = view[_OFFSET_BLOCKER:_OFFSET_SEQUENCES]
-        self.sequences: memoryview[int] = view[_OFFSET_SEQUENCES:_OFFSET_STATES].cast("Q")
-        self.states = view[_OFFSET_STATES:_OFFSET_PLACES]
+        self._blocker = view[_OFFSET_BLOCKER : _OFFSET_BLOCKER + _BLOCKER_BYTES]
+        self.sequences: memoryview[int] = view[_OFFSET_SEQUENCES:_OFFSET_LANES].cast("Q")
+        self.states = view[_OFFSET_STATES : _OFFSET_STATES + ENTRIES_MAX]
         self._places = view[_OFFSET_PLACES:_USED_BYTES]
 
     @property
@@ -346,12 +358,17 @@ class WorkerSlot:
         self.words[_IN_HAND] = len(places)
         self.words[_GENERATION] = generation + 2
 
-    def open_table(self) -> None:
-        """Make the batch a table: entries come and go one by one, each at an index of its own."""
-        self.states[:] = bytes([CLEARED]) * ENTRIES_MAX
-        self._places[:] = _NO_PLACE * ENTRIES_MAX
-        self.words[_PLACES_SIZE] = len(self._places)
-        self.words[_IN_HAND] = ENTRIES_MAX
+    def open_table(self, lanes: int) -> None:
+        """Make the batch a table: entries come and go one by one, each at an index of its own.
+
+        It is as long as `lanes` that run at a time need, see `entries_of`.
+        """
+        count = entries_of(lanes)
+        self.states[:count] = bytes([CLEARED]) * count
+        self._places[: count * PLACE_BYTES_MAX] = _NO_PLACE * count
+        self.words[_LANES] = lanes
+        self.words[_PLACES_SIZE] = count * PLACE_BYTES_MAX
+        self.words[_IN_HAND] = count
 
     def put(self, index: int, *places: bytes) -> None:
         """Write entries into the table, from a CLEARED index on. Their states become WAITING."""
@@ -387,8 +404,8 @@ class WorkerSlot:
 
     def _read_places(self) -> list[bytes]:
         raw = bytes(self._places[: self.words[_PLACES_SIZE]])
-        if len(raw) < len(self._places):
-            return raw.split(b" ")
+        if len(raw) != self.words[_IN_HAND] * PLACE_BYTES_MAX:
+            return raw.split(b" ")  # a batch, whose places have no separator behind the last
         # A table. By width, for a place that was being written may be two halves.
         starts = range(0, len(raw), PLACE_BYTES_MAX)
         return [raw[start : start + PLACE_BYTES_MAX].rstrip() for start in starts]
@@ -411,12 +428,13 @@ class WorkerSlot:
         indexes = [i for i, state in enumerate(bytes(self.states[:count])) if state == RUNNING]
         if not indexes:
             return []
-        lanes, latest = self.lanes.tolist(), self.run_seq
+        used, latest = self._lanes_used, self.run_seq
+        lanes = self.lanes[: 2 * used].tolist()
         # An unused lane reads (0, 0), which must not pass for the start of entry 0.
         runs = {
             i: (start, sequence or latest)
             for i, start, sequence in zip(
-                lanes[0::2], lanes[1::2], self.sequences.tolist(), strict=True
+                lanes[0::2], lanes[1::2], self.sequences[:used].tolist(), strict=True
             )
             if start
         }
@@ -442,7 +460,11 @@ class WorkerSlot:
         return batch
 
     def restore(self, done: list[bytes], running: list[bytes]) -> None:
-        """Write what a predecessor had finished, and what it ran, as the batch of this slot."""
+        """Write what a predecessor had finished, and what it ran, as the batch of this slot.
+
+        Raises OSError if there is no memory for it.
+        """
+        self.reserve(max(1, len(done) + len(running) - FETCHED_MAX))
         self.post_batch([*done, *running])
         self.states[: len(done)] = bytes([DONE]) * len(done)
         self.states[len(done) : len(done) + len(running)] = bytes([RUNNING]) * len(running)
@@ -472,22 +494,37 @@ class WorkerSlot:
         self.poll.end()
         self.loop_beat_ns = 0
         # Lanes of a worker that ran several are nothing to the next one.
-        self.lanes[:] = memoryview(bytes(8 * 2 * RUNNING_MAX)).cast("Q")
-        self.sequences[:] = memoryview(bytes(8 * RUNNING_MAX)).cast("Q")
+        if not self.run_seq:
+            return  # no worker used the slot, and its tables may have no memory
+        used = self._lanes_used
+        self.lanes[: 2 * used] = memoryview(bytes(8 * 2 * used)).cast("Q")
+        self.sequences[:used] = memoryview(bytes(8 * used)).cast("Q")
+        self.words[_LANES] = 0
 
     def clear(self) -> None:
         """Forget the batch and the process; counters stay. Called after the death was settled."""
         self.forget_batch()
         self.vacate()
 
-    def reserve(self) -> None:
-        """Make sure that a worker can write anywhere in the slot. Raises OSError.
+    @property
+    def _lanes_used(self) -> int:
+        return min(max(1, self.words[_LANES]), LANES_MAX)
 
-        A page that a full file system cannot give kills whoever writes to it.
+    def reserve(self, lanes: int) -> None:
+        """Make sure that a worker of so many lanes can write all of its slot. Raises OSError.
+
+        A page that a full file system cannot give kills the process that writes to it.
         """
-        if not self._reserved:
-            self.board.reserve(self.index, SLOT_BYTES)
-            self._reserved = True
+        if lanes > self._reserved:
+            count = entries_of(lanes)
+            self.board.reserve(self.index, HEAD_BYTES + count)
+            for offset, size in (
+                (_OFFSET_SEQUENCES, 8 * lanes),
+                (_OFFSET_LANES, 16 * lanes),
+                (_OFFSET_PLACES, PLACE_BYTES_MAX * count),
+            ):
+                self.board.reserve(self.index, size, offset)
+            self._reserved = lanes
 
 
 class Scoreboard:
@@ -553,10 +590,11 @@ class Scoreboard:
             self.used += 1
         return self._allotted[unit]
 
-    def reserve(self, index: int, size: int) -> None:
-        """Take the memory of the first `size` bytes of a slot now. Raises OSError."""
+    def reserve(self, index: int, size: int, offset: int = 0) -> None:
+        """Take the memory of `size` bytes of a slot from an offset on now. Raises OSError."""
         if self._descriptor >= 0:
-            os.posix_fallocate(self._descriptor, BOARD_BYTES + index * SLOT_BYTES, size)
+            start = BOARD_BYTES + index * SLOT_BYTES + offset
+            os.posix_fallocate(self._descriptor, start, size)
 
     def head(self, raw: bytes) -> None:
         """Write what the file says of itself. Raises ValueError when it is too long."""

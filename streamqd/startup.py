@@ -121,7 +121,7 @@ def everything_wrong(error: ConfigError) -> ConfigError:
     problems = list(error.problems)
     found = _probed(settings)
     problems += [f"handlers: {problem}" for problem in found.problems]
-    problems += handlers.misfits(settings.consumers, found.kinds)
+    problems += handlers.misfits(settings.consumers, found.traits)
     misread = any(problem.startswith("redis.") for problem in error.problems)
     if not misread and settings.redis.url != embedded.URL:
         with _connected(settings) as link:
@@ -150,9 +150,9 @@ def complete(settings: Settings, found: handlers.Probe, only: frozenset[str]) ->
     try:
         settings = config.declare_consumers(settings, found.declared, whole=found.whole)
     except ConfigError as error:
-        problems += error.problems + handlers.misfits(error.salvaged.consumers, found.kinds)
+        problems += error.problems + handlers.misfits(error.salvaged.consumers, found.traits)
         return Prepared(settings, problems)
-    problems += handlers.misfits(settings.consumers, found.kinds)
+    problems += handlers.misfits(settings.consumers, found.traits)
     if not found.whole:
         # What the module would have declared is not known: nothing can be said to be missing.
         return Prepared(settings, problems, tuple(found.sources))

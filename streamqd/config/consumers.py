@@ -12,8 +12,10 @@ from streamqd.model import (
     BLOCK,
     EACH,
     HOLD_KEY,
+    LANES_MAX,
     LETTERS,
     REQUEUE,
+    THREADS_MAX,
     Backoff,
     RetryPolicy,
 )
@@ -124,9 +126,9 @@ class Consumer:
     concurrency: int = setting(
         1,
         "Messages of one partition that are handled at once, in coroutines or threads of its"
-        " worker.",
+        f" worker. Threads: {THREADS_MAX} at most.",
         min=1,
-        max=128,
+        max=LANES_MAX,
     )
     order: str = setting(
         "key",

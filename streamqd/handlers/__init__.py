@@ -22,7 +22,7 @@ from streamqd.handlers.outcomes import (
     outcome_of,
     text_of,
 )
-from streamqd.handlers.probing import Probe, examine, misfits, probe
+from streamqd.handlers.probing import Probe, examine, misfits, probe, too_many_threads
 from streamqd.handlers.redaction import TOO_SLOW, passed, redacted
 from streamqd.handlers.signatures import Signature, is_async
 from streamqd.handlers.verdicts import (
@@ -72,4 +72,5 @@ __all__ = [
     "probe",
     "redacted",
     "text_of",
+    "too_many_threads",
 ]

@@ -13,20 +13,20 @@ from streamqd.config import Consumer, open_to_all
 from streamqd.errors import HandlerLoadError
 from streamqd.handlers.declaration import declared
 from streamqd.handlers.loading import import_module, import_paths, load, own_sources
-from streamqd.handlers.signatures import BATCH, TYPED
-from streamqd.model import REQUEUE
+from streamqd.handlers.signatures import ASYNC, BATCH, TYPED
+from streamqd.model import REQUEUE, THREADS_MAX
 from streamqd.subprocess_task import SubprocessTask
 
 
 class Probe(NamedTuple):
     """What a probe child found: what the modules declare, and every problem.
 
-    `kinds` names the handlers that could be loaded: reference -> batch, typed, or nothing special.
+    `traits` are those of the handlers that could be loaded, by reference: see `Signature.traits`.
     """
 
     declared: list[dict[str, Any]]
     problems: list[str]
-    kinds: dict[str, str] = {}  # noqa: RUF012 - it is only read
+    traits: dict[str, list[str]] = {}  # noqa: RUF012 - it is only read
     sources: list[str] = []  # noqa: RUF012 - files of the user's modules, for `--reload`
     whole: bool = True  # False: a module that may declare handlers could not be imported
 
@@ -59,7 +59,7 @@ def examine(modules: list[str], references: list[str], base_dir: Path) -> Probe:
     """Import modules and resolve references in this process, which must be one to throw away."""
     problems = []
     whole = True
-    kinds: dict[str, str] = {}
+    traits: dict[str, list[str]] = {}
     known = frozenset(sys.modules)
     declared.clear()
     import_paths(base_dir)
@@ -71,13 +71,13 @@ def examine(modules: list[str], references: list[str], base_dir: Path) -> Probe:
             whole = False
     for reference in [*(found["handler"] for found in declared), *references]:
         try:
-            kinds[reference] = load(reference, base_dir).form.kind
+            traits[reference] = load(reference, base_dir).form.traits
         except HandlerLoadError as error:
             problems.append(str(error))
     wanted = {name.partition(":")[0] for name in [*modules, *references]}
     problems += _open_code(wanted)
     sources = own_sources(known, wanted)
-    return Probe(list(declared), list(dict.fromkeys(problems)), kinds, sources, whole)
+    return Probe(list(declared), list(dict.fromkeys(problems)), traits, sources, whole)
 
 
 def _open_code(names: Iterable[str]) -> list[str]:
@@ -93,17 +93,17 @@ def _open_code(names: Iterable[str]) -> list[str]:
     return problems
 
 
-def misfits(consumers: Iterable[Consumer], kinds: Mapping[str, str]) -> list[str]:
+def misfits(consumers: Iterable[Consumer], traits: Mapping[str, list[str]]) -> list[str]:
     """Return the settings that do not go with the handlers that they are given to.
 
-    Of a handler that is not in `kinds` nothing is known.
+    Of a handler that is not in `traits` nothing is known.
     """
     problems = []
     for index, consumer in enumerate(consumers):
-        kind = kinds.get(consumer.handler)
-        if kind is None:
+        found = traits.get(consumer.handler)
+        if found is None:
             continue
-        problems += [_at(index, consumer, *each) for each in _misfits(consumer, kind)]
+        problems += [_at(index, consumer, *each) for each in _misfits(consumer, found)]
     return problems
 
 
@@ -114,18 +114,30 @@ def _at(index: int, consumer: Consumer, name: str, clause: str) -> str:
     return f"consumers[{index}].{name}: {clause} ({consumer.place_named})"
 
 
-def _misfits(consumer: Consumer, kind: str) -> Iterator[tuple[str, str]]:
-    """Yield settings that do not go with a kind of handler, each with the reason."""
-    handler = consumer.handler
-    if consumer.batch is not None and kind != BATCH:
+def too_many_threads(lanes: int, *, asynchronous: bool) -> str:
+    """Return what is wrong with `lanes` messages of a handler at a time, as a clause; '' = fine."""
+    if asynchronous or lanes <= THREADS_MAX:
+        return ""
+    return (
+        f"is no coroutine, and a worker runs {THREADS_MAX} threads at most; set concurrency to"
+        f" {THREADS_MAX} or less, or write the handler with async def"
+    )
+
+
+def _misfits(consumer: Consumer, traits: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield settings that do not go with the traits of a handler, each with the reason."""
+    handler, batch = consumer.handler, BATCH in traits
+    if consumer.batch is not None and not batch:
         clause = "takes one message; annotate its parameter with list[Message], or remove batch"
         yield "batch", f"{handler} {clause}"
-    if kind == BATCH and consumer.lanes > 1:
+    if batch and consumer.lanes > 1:
         clause = "takes batches, which are handled one at a time; remove concurrency, or write it"
         yield "concurrency", f"{handler} {clause} for one message"
-    if kind == BATCH and consumer.on_error != REQUEUE:
+    elif clause := too_many_threads(consumer.lanes, asynchronous=ASYNC in traits):
+        yield "concurrency", f"{handler} {clause}"
+    if batch and consumer.on_error != REQUEUE:
         clause = f'whose messages fail each by itself; remove "{consumer.on_error}", or write it'
         yield "on_error", f"{handler} takes batches, {clause} for one message"
-    packed = kind == TYPED and consumer.codec == "msgpack"
+    packed = TYPED in traits and consumer.codec == "msgpack"
     if packed and importlib.util.find_spec("msgspec") is None:
         yield "codec", f'"msgpack" needs msgspec: {extras.hint("msgspec")}'

@@ -12,7 +12,7 @@ from typing import Any
 from streamqd.errors import HandlerLoadError
 from streamqd.message import Message
 
-BATCH, TYPED = "batch", "typed"
+BATCH, TYPED, ASYNC = "batch", "typed", "async"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,10 @@ class Signature:
     with_message: bool = False  # the message comes second, after the payload
 
     @property
-    def kind(self) -> str:
-        """Say it in a word: batch, typed, or '' for one message."""
-        return BATCH if self.batch else TYPED if self.payload is not None else ""
+    def traits(self) -> list[str]:
+        """Say it in words: batch, typed, async; none of them for a function of one message."""
+        said = {BATCH: self.batch, TYPED: self.payload is not None, ASYNC: self.asynchronous}
+        return [word for word, true in said.items() if true]
 
 
 def form_of(function: Callable[..., object], reference: str) -> Signature:

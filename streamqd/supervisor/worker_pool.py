@@ -119,7 +119,7 @@ class WorkerPool:
             return live(assignment, settings, consumer, slot, control)
 
         try:
-            slot.reserve()
+            slot.reserve(consumer.lanes)
             _keep_descriptors()
             child = process.spawn(run, title=assignment.title, forget=self.forget, keep=self.keep)
         except OSError as error:

@@ -54,6 +54,6 @@ def consumer_of(
 def fitted(consumer: Consumer, function: Callable[..., object], module: Any) -> handlers.Loaded:
     """The handler, ready to be called with a message. Raises HandlerLoadError, ConfigError."""
     loaded = handlers.prepared(function, consumer.handler, module, consumer.codec)
-    if problems := handlers.misfits([consumer], {consumer.handler: loaded.form.kind}):
+    if problems := handlers.misfits([consumer], {consumer.handler: loaded.form.traits}):
         raise ConfigError([each.partition(").")[2] for each in problems])
     return loaded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -32,11 +33,12 @@ class Assignment(NamedTuple):
     def packed(self) -> bytes:
         """Return what a standby must know beyond its unit, for its control socket."""
         suspects = {place.decode("latin-1"): most for place, most in self.suspects.items()}
-        return json.dumps([self.lease.token, self.lease.epoch, self.cautious, suspects]).encode()
+        raw = json.dumps([self.lease.token, self.lease.epoch, self.cautious, suspects]).encode()
+        return zlib.compress(raw, 1)  # of thousands of suspects, or no socket takes it at once
 
     def unpacked(self, raw: bytes) -> Assignment:
         """Return this assignment with what `packed` has said."""
-        token, epoch, cautious, suspects = json.loads(raw)
+        token, epoch, cautious, suspects = json.loads(zlib.decompress(raw))
         places = {place.encode("latin-1"): most for place, most in suspects.items()}
         return Assignment(Lease(self.lease.unit, token, epoch), cautious, places)
 

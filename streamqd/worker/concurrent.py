@@ -66,7 +66,8 @@ class ConcurrentExecutor:
         self._indexes: list[int] = []  # some that are free
         self._judged: FetchedEntry | None = None  # whose verdict is being found
         self.wake_fds = (lanes.ends.wake_fd,)  # readable when a run has ended
-        context.slot.open_table()
+        context.slot.open_table(context.consumer.lanes)
+        self._table = context.slot.states[: context.slot.in_hand]
         context.limit.listen(self._on_soft_limit)
 
     # --- what comes ---
@@ -123,7 +124,7 @@ class ConcurrentExecutor:
         """Write entries into the slot. There must be room for them."""
         count = len(entries)
         if count > len(self._indexes):
-            states = enumerate(bytes(self._slot.states))
+            states = enumerate(bytes(self._table))
             self._indexes = [index for index, state in states if state == CLEARED]
         indexes, self._indexes = self._indexes[:count], self._indexes[count:]
         for entry, index in zip(entries, indexes, strict=True):
@@ -204,7 +205,7 @@ class ConcurrentExecutor:
     @property
     def _free_indexes(self) -> int:
         """How many more entries could be in hand."""
-        return bytes(self._slot.states).count(CLEARED)
+        return bytes(self._table).count(CLEARED)
 
     def next_due(self, now: int, *, held: bool = True) -> int | None:
         """Return when an entry in hand may start, `held` or not; None: not before an event."""

@@ -27,7 +27,7 @@ from streamqd.worker.forks import family
 
 TRUST_POLL_SECONDS = 0.05
 BREATH_SECONDS = 5.0  # longest wait after which a worker shows that it lives
-WORD_BYTES_MAX = 65_536
+WORD_BYTES_MAX = 160_000  # of an assignment with ENTRIES_MAX suspects, packed
 
 
 class ExitCode(enum.IntEnum):

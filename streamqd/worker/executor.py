@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from streamqd import handlers
 from streamqd.config import Consumer
 from streamqd.errors import HandlerLoadError
 from streamqd.model import BLOCK, HOLD_KEY, REQUEUE
@@ -122,7 +123,10 @@ def _lanes(context: WorkerContext, hooks: Hooks) -> Lanes:
 
 def check_form(consumer: Consumer, hooks: Hooks) -> None:
     """Raise HandlerLoadError when a consumer asks for what its handler cannot do."""
-    if not hooks.loaded.form.batch:
+    form = hooks.loaded.form
+    if clause := handlers.too_many_threads(consumer.lanes, asynchronous=form.asynchronous):
+        raise HandlerLoadError(f"{consumer.handler} {clause}")
+    if not form.batch:
         return
     if consumer.lanes > 1:
         raise HandlerLoadError(

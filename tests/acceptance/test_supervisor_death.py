@@ -360,7 +360,7 @@ def test_a_full_memory_file_system_costs_no_process(new_daemon: NewDaemon, runti
     daemon = new_daemon(partitions=2, code=COMMON + SYNC)
     daemon.within = [
         *("unshare", "--user", "--map-root-user", "--mount", "--"),
-        *("sh", "-c", f'mount -t tmpfs -o size=16k,mode=700 none {full} && exec "$@"', "sh"),
+        *("sh", "-c", f'mount -t tmpfs -o size=8k,mode=700 none {full} && exec "$@"', "sh"),
     ]
     daemon.environment["RUNTIME_DIRECTORY"] = str(full)
     try:

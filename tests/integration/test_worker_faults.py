@@ -19,7 +19,7 @@ from streamqd import handlers, logs
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.handlers import Retry, SoftTimeout
 from streamqd.message import Message
-from streamqd.model import ENTRIES_MAX
+from streamqd.model import ENTRIES_MAX, LANES_MAX
 from streamqd.scoreboard import DONE, WorkerCommand, WorkerSlot, WorkerState
 from streamqd.store import messages
 from streamqd.worker import ExitCode
@@ -235,7 +235,7 @@ def test_one_item_that_is_refused_does_not_hold_those_in_its_batch(desk: Desk, s
 @pytest.mark.parametrize("count", [600, ENTRIES_MAX])
 def test_settler_acknowledges_counted_entries_in_parts(desk: Desk, slot: WorkerSlot, count: int):
     """B2: acknowledgements that clear counters go in calls of a bounded length."""
-    slot.open_table()
+    slot.open_table(LANES_MAX)
     ids = [f"{number}-0" for number in range(1, count + 1)]
     places = desk.pending(*ids)
     settler = Settler(desk.link, desk.keys, desk.leased("t1"), slot)

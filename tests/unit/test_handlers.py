@@ -183,7 +183,7 @@ def test_a_probe_finds_what_is_declared_and_leaves_this_process_clean(write: Wri
             }
         ],
         [],
-        kinds={"h4:go": ""},
+        traits={"h4:go": []},
         sources=[str(folder / "h4.py")],
     )
     assert "h4" not in sys.modules
@@ -208,7 +208,7 @@ def test_a_module_that_prints_does_not_spoil_the_answer(
     monkeypatch.setattr(sys, "stdout", os.fdopen(1, "w", closefd=False))  # as without pytest
     write("h7", "print('{\"declared\": 1}', flush=True)\ndef go(m): pass\n")
     found = handlers.probe(["h7"], ["h7:go"], folder, 20.0)
-    assert found == Probe([], [], {"h7:go": ""}, [str(folder / "h7.py")])
+    assert found == Probe([], [], {"h7:go": []}, [str(folder / "h7.py")])
     assert capfd.readouterr().out == '{"declared": 1}\n'
 
 

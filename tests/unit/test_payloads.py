@@ -192,18 +192,31 @@ def test_a_generator_is_no_handler(function: Callable[..., object]):
 def test_settings_that_do_not_suit_a_handler_are_named():
     base = {"topic": "t", "group": "g", "handler": "h:go"}
     several = Consumer(**base, batch=5, concurrency=4)
-    (problem,) = misfits([several], {"h:go": "batch"})
+    (problem,) = misfits([several], {"h:go": ["batch"]})
     assert problem.startswith(
         "@handler(t/g).concurrency: h:go takes batches, which are handled one"
     )
-    assert misfits([replace(several, order="partition")], {"h:go": "batch"}) == []
+    assert misfits([replace(several, order="partition")], {"h:go": ["batch"]}) == []
     for on_error in ("block", "hold-key"):
-        (problem,) = misfits([Consumer(**base, on_error=on_error)], {"h:go": "batch"})
+        (problem,) = misfits([Consumer(**base, on_error=on_error)], {"h:go": ["batch"]})
         assert problem.startswith("@handler(t/g).on_error: h:go takes batches, whose messages fail")
-    assert misfits([Consumer(**base, on_error="hold-key")], {"h:go": ""}) == []
-    assert len(misfits([Consumer(**base, batch=5)], {"h:go": ""})) == 1
+    assert misfits([Consumer(**base, on_error="hold-key")], {"h:go": []}) == []
+    assert len(misfits([Consumer(**base, batch=5)], {"h:go": []})) == 1
     assert misfits([Consumer(**base, batch=5)], {}) == [], "it could not be loaded"
-    assert misfits([Consumer(**base, codec="msgpack")], {"h:go": "typed"}) == []
+    assert misfits([Consumer(**base, codec="msgpack")], {"h:go": ["typed"]}) == []
+
+
+def test_more_threads_than_128_are_refused_in_one_sentence():
+    """S2: coroutines may be 4,096."""
+    many = Consumer(topic="t", group="g", handler="h:go", concurrency=129)
+    (problem,) = misfits([many], {"h:go": []})
+    assert problem == (
+        "@handler(t/g).concurrency: h:go is no coroutine, and a worker runs 128 threads at most;"
+        " set concurrency to 128 or less, or write the handler with async def"
+    )
+    assert misfits([replace(many, concurrency=128)], {"h:go": ["typed"]}) == []
+    assert misfits([replace(many, concurrency=4_096)], {"h:go": ["async"]}) == []
+    assert misfits([replace(many, order="partition")], {"h:go": []}) == []
 
 
 # --- decoding -------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from streamqd import scoreboard
 from streamqd.idle_reason import CIRCUIT, FLOOD, SETTLED_SO_FAR
-from streamqd.model import Unit
+from streamqd.model import LANES_MAX, Unit
 from streamqd.scoreboard import (
     BOARD_COUNTERS,
     BUCKETS,
@@ -29,6 +29,7 @@ from streamqd.scoreboard import (
     WorkerCommand,
     WorkerSlot,
     WorkerState,
+    entries_of,
 )
 
 UNIT = Unit("access", 3, "hits")
@@ -173,7 +174,7 @@ def test_an_empty_batch_is_empty(slot: WorkerSlot):
 
 def test_more_entries_than_fit_are_refused_before_anything_is_written(slot: WorkerSlot):
     slot.post_batch(PLACES)
-    with pytest.raises(ValueError, match="1025 entries"):
+    with pytest.raises(ValueError, match=f"{ENTRIES_MAX + 1} entries"):
         slot.post_batch([b"m:1-1"] * (ENTRIES_MAX + 1))
     assert slot.unfinished == len(PLACES)
 
@@ -188,7 +189,8 @@ def test_the_longest_places_fit(slot: WorkerSlot):
 
 
 def test_several_may_run_at_once_each_with_its_start_and_sequence(slot: WorkerSlot):
-    slot.post_batch(PLACES)
+    slot.open_table(2)
+    slot.put(0, *PLACES)
     for lane, index in enumerate((1, 3)):
         slot.lanes[2 * lane], slot.lanes[2 * lane + 1] = index, 100 + lane
         slot.sequences[lane] = 7 + lane
@@ -207,7 +209,7 @@ def test_a_batch_runs_in_one_lane(slot: WorkerSlot):
 
 
 def test_in_a_table_entries_come_and_go_one_by_one(slot: WorkerSlot):
-    slot.open_table()
+    slot.open_table(LANES_MAX)
     assert slot.batch() == Batch([], [])
     assert slot.unfinished == 0
     longest = b"r:18446744073709551615-18446744073709551615"
@@ -226,8 +228,57 @@ def test_in_a_table_entries_come_and_go_one_by_one(slot: WorkerSlot):
     assert slot.unfinished == 2
 
 
+@pytest.mark.parametrize("lanes", [2, 128, 600, LANES_MAX])
+def test_a_table_is_as_long_as_its_lanes_need(slot: WorkerSlot, lanes: int):
+    """S2: a worker of few lanes takes the memory of few, and is read as one."""
+    slot.open_table(lanes)
+    last = entries_of(lanes) - 1
+    assert slot.in_hand == last + 1
+    slot.put(last, PLACES[0])
+    slot.states[last], slot.run_seq = RUNNING, 9
+    slot.lanes[2 * lanes - 2], slot.lanes[2 * lanes - 1] = last, 100
+    slot.sequences[lanes - 1] = 9
+    assert slot.running == [RunningEntry(PLACES[0], 100, 9)]
+    assert slot.unsettled() == [PLACES[0]]
+    assert slot.checked_batch() == Batch([], [PLACES[0]])
+    slot.vacate()
+    assert set(slot.lanes.tolist()) == set(slot.sequences.tolist()) == {0}
+    assert slot.batch() == Batch([], [PLACES[0]])
+
+
+def test_a_worker_takes_the_memory_that_its_lanes_need():
+    """S2: a slot for 4,096 coroutines is large, and there are up to 4,096 slots."""
+    descriptor = os.memfd_create("board")
+    try:
+        board = scoreboard.Scoreboard(4, descriptor)
+
+        def taken() -> int:
+            return os.fstat(descriptor).st_blocks * 512
+
+        few, many, none = (board.allot(Unit("orders", number, "bill")) for number in range(3))
+        before = taken()
+        few.reserve(128)
+        few.reserve(1)
+        assert taken() - before <= 72 << 10
+        few.open_table(128)
+        few.clear()
+        assert taken() - before <= 72 << 10, "nothing was written beside it"
+        none.clear()
+        assert none.running == []
+        assert taken() - before <= 72 << 10, "no worker used it"
+        many.reserve(LANES_MAX)
+        whole = taken()
+        many.open_table(LANES_MAX)
+        many.run_seq = 1
+        many.clear()
+        none.restore([PLACES[0]], [])
+        assert taken() - whole <= 72 << 10
+    finally:
+        os.close(descriptor)
+
+
 def test_several_entries_come_into_a_table_at_once(slot: WorkerSlot):
-    slot.open_table()
+    slot.open_table(LANES_MAX)
     slot.put(3, PLACES[3])
     slot.put(4, *PLACES[:3])
     assert slot.unfinished == 4

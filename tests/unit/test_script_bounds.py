@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import random
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,10 @@ from streamqd.admin import due, reading, trace
 from streamqd.admin import retention as admin_retention
 from streamqd.config import Consumer
 from streamqd.housekeeper import dead_letter_expirer, promoter, retention_enforcer, trimmer
-from streamqd.model import ENTRIES_MAX, Unit
+from streamqd.model import ENTRIES_MAX, Lease, Unit
 from streamqd.policy import silence
 from streamqd.process import Exit
-from streamqd.scoreboard import DONE, Scoreboard
+from streamqd.scoreboard import DONE, Scoreboard, entries_of
 from streamqd.store import (
     dead,
     directives,
@@ -31,7 +33,8 @@ from streamqd.store import (
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
 from streamqd.supervisor.partition import PartitionState
-from streamqd.worker import dead_letters, serial, settler, worker
+from streamqd.worker import control_channel, dead_letters, serial, settler, worker
+from streamqd.worker.assignment import Assignment
 
 LUA_UNPACK_MAX = 7_999  # values; the server's LUAI_MAXCSTACK is 8,000
 LUA = Path(__file__).parents[2] / "lua"
@@ -298,23 +301,45 @@ def test_pages_of_admin_commands_are_short() -> None:
 
 def test_two_reads_fit_into_a_worker_s_table() -> None:
     """B1: a read brings up to `prefetch_max` of each stream while as many run."""
-    assert 2 * largest("prefetch_max") + largest("concurrency") <= ENTRIES_MAX
-    assert serial.DUE_MAX <= ENTRIES_MAX
+    lanes = largest("concurrency")
+    assert 2 * largest("prefetch_max") + lanes <= entries_of(lanes) == ENTRIES_MAX
+    # One read, what was not settled of the one before, and held messages that are due.
+    assert 3 * largest("prefetch_max") + serial.DUE_MAX <= entries_of(1)
 
 
 def test_limits_that_belong_together_agree() -> None:
     """B1, B2: what one side can hold, the other side takes."""
     slot = Scoreboard(1).allot(Unit("orders", 0, "bill"))
-    slot.open_table()
+    slot.open_table(largest("concurrency"))
     assert slot.in_hand == ENTRIES_MAX, "the table of a worker"
     partition = PartitionState(
         slot.unit, Consumer(topic="orders", group="bill", handler="m:f"), slot
     )
     partition.take(1)
     partition.answered(Reply("OK", [b"2", 0, b""]), 0.0)
-    slot.open_table()
+    slot.open_table(largest("concurrency"))
     slot.put(0, *[b"m:%d-0" % number for number in range(ENTRIES_MAX)])
     slot.states[:] = bytes([DONE]) * ENTRIES_MAX
     partition.ended(Exit(None, 9))
     call = partition.intent(Keys("streaming:mq", "stream:topic"), 10.0, "one")
     assert call is not None, "a refence takes a full table"
+
+
+def test_an_assignment_of_all_suspects_fits_into_one_word() -> None:
+    """S2: a standby gets them over its socket, and without them it would never begin."""
+    chance = random.Random(1)
+    places = [
+        b"%c:%d-%d" % (chance.choice(b"mr"), chance.getrandbits(64), chance.getrandbits(64))
+        for _ in range(ENTRIES_MAX)
+    ]
+    suspects = {place: chance.randrange(1, ENTRIES_MAX) for place in places}
+    lease = Lease(Unit("orders", 0, "bill"), "0" * 32, 2**63)
+    packed = Assignment(lease, cautious=True, suspects=suspects).packed()
+    assert len(packed) <= control_channel.WORD_BYTES_MAX
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        assert ours.send(packed, socket.MSG_DONTWAIT) == len(packed)
+        found = Assignment(lease, cautious=False).unpacked(
+            theirs.recv(control_channel.WORD_BYTES_MAX)
+        )
+    assert found.suspects == suspects

@@ -1,0 +1,127 @@
+"""4,096 coroutines at a time in one worker: the promises of 128 hold, and the memory is bounded.
+
+Handlers take a second, as a call of another service does. Rates are printed; no rate is a bar.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+from streamqd.model import LANES_MAX
+from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.waiting import wait_until
+
+NewDaemon = Callable[..., Daemon]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+CODE = """
+import asyncio, os, time
+from streamqd import Message
+
+file = os.open("runs", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+async def obey(message: Message) -> None:
+    await asyncio.sleep(1)
+    os.write(file, f"{message.uid} {time.time()}\\n".encode())
+"""
+RSS_MAX = 250 << 20
+BODY = "x" * 100
+
+
+def daemon_of(new_daemon: NewDaemon, **options: Any) -> Daemon:
+    consumer = {"concurrency": LANES_MAX, "order": "key", **options}
+    return new_daemon(code=CODE, consumer=consumer, daemon={"lease_ttl": "60s"})
+
+
+def runs(daemon: Daemon) -> Counter[str]:
+    """How often each message was handled to its end."""
+    return Counter(line.split()[0] for line in lines(daemon))
+
+
+def lines(daemon: Daemon) -> list[str]:
+    """Each end of a run: its message, and the time."""
+    file = daemon.folder / "runs"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def worker(daemon: Daemon) -> psutil.Process:
+    (pid,) = daemon.pids().values()
+    return psutil.Process(pid)
+
+
+def work(daemon: Daemon, rounds: int) -> list[str]:
+    """Send messages that all wait when the worker begins; return their uids."""
+    daemon.pause()
+    uids = daemon.send([BODY] * (rounds * LANES_MAX))
+    daemon.signal(signal.SIGCONT)
+    return uids
+
+
+def test_4096_coroutines_run_at_a_time(new_daemon: NewDaemon) -> None:
+    """S2: all lanes run, in bounded memory, and SIGTERM ends them in order."""
+    with daemon_of(new_daemon) as daemon:
+        uids = work(daemon, 5)
+        wait_until(lambda: runs(daemon), timeout=30, what="the first end")
+        peak = 0
+
+        def settled() -> bool:
+            nonlocal peak
+            peak = max(peak, worker(daemon).memory_info().rss)
+            return daemon.unsettled() == 0
+
+        wait_until(settled, timeout=60, every=0.2, what="every message")
+        assert runs(daemon) == Counter(uids)
+        ends = sorted(float(line.split()[1]) for line in lines(daemon))
+        rate = (len(ends) - LANES_MAX) / (ends[-1] - ends[LANES_MAX - 1])
+        print(f"{rate:,.0f} messages/s behind the first round, {peak / 2**20:.0f} MiB resident")
+        assert peak < RSS_MAX
+
+        uids = daemon.send([BODY] * LANES_MAX)
+        wait_until(lambda: daemon.pending() == LANES_MAX, timeout=30, what="all of them in flight")
+        assert daemon.stop() == 0
+        last = max(float(line.split()[1]) for line in lines(daemon))
+        print(f"the daemon exited {time.time() - last:.2f} s after the last run")
+        assert daemon.unsettled() == 0
+        assert runs(daemon).keys() >= set(uids)
+
+
+def test_4096_coroutines_recover_from_a_kill(new_daemon: NewDaemon) -> None:
+    """S2: all suspects run again in rounds, and none is charged."""
+    with daemon_of(new_daemon) as daemon:
+        uids = work(daemon, 2)
+        wait_until(lambda: daemon.pending() >= LANES_MAX, timeout=30, what="all lanes in use")
+        killed = time.monotonic()
+        worker(daemon).kill()
+        wait_until(lambda: len(runs(daemon)) == len(uids), timeout=60, what="every message")
+        print(f"all handled {time.monotonic() - killed:.1f} s after the kill")
+        daemon.wait_settled()
+        assert daemon.letters() == []
+        assert daemon.events("worker.charged") == []
+        assert max(runs(daemon).values()) <= 2
+
+
+def test_the_payload_in_flight_bounds_4096_coroutines(new_daemon: NewDaemon) -> None:
+    """S2: `prefetch_bytes` holds for messages that run, too."""
+    with daemon_of(new_daemon, prefetch_bytes="1MB") as daemon:
+        daemon.pause()
+        daemon.send(["x" * 10_000] * 1_000)
+        daemon.signal(signal.SIGCONT)
+        most = 0
+
+        def settled() -> bool:
+            nonlocal most
+            most = max(most, daemon.pending())
+            return daemon.unsettled() == 0
+
+        wait_until(settled, timeout=60, what="every message")
+        # One read beyond the bound: its entries had come when the bound was reached.
+        assert 0 < most <= 1_000_000 // 10_000 + 256
+        assert (daemon.units()[0].topic, daemon.units()[0].group) == (TOPIC, GROUP)
