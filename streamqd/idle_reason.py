@@ -12,7 +12,7 @@ from typing import NamedTuple
 _KIND, _UNTIL_NS, _HELD, _HELD_KEYS, _OPENED, _FLOODED = range(6)
 
 # What the guards of one worker leave to those of the next, as integers from 0.
-CIRCUIT, FLOOD, SETTLED_SO_FAR = range(6, 8), range(10, 13), range(13, 14)
+CIRCUIT, FLOOD, SETTLED_SO_FAR = range(6, 10), range(10, 13), range(13, 14)
 
 
 class Wait(enum.IntEnum):

@@ -9,8 +9,7 @@ supervisor's life, so counters survive a crashed worker. Untouched slots cost no
 There are no locks. While a process works in a slot, each field has one writer: the worker, the
 supervisor or the housekeeper, as `WorkerSlot` says. Once it has ended, is quiet or was abandoned,
 the supervisor also writes what the worker had written: its state, its batch, some counters and the
-recent failures. Two more have several writers: the three words of a group's outage
-(`worker/guards.py`), and `warm_pid`, which a standby sets and the supervisor clears.
+recent failures. `warm_pid` has two writers too: a standby sets it, and the supervisor clears it.
 
 A slot also holds the fetched batch: the places of all entries in flight, written once per batch,
 and one state byte per entry. After a worker's death the supervisor reads from it what had finished
@@ -36,7 +35,7 @@ from streamqd.idle_reason import IdleReason
 from streamqd.long_poll import PollWords
 from streamqd.model import ENTRIES_MAX, FETCHED_MAX, LANES_MAX, Lease, Unit
 
-LAYOUT = 2  # of the bytes of a board: a change of what is where, or of what it means, is a new one
+LAYOUT = 3  # of the bytes of a board: a change of what is where, or of what it means, is a new one
 SLOT_COUNT = 4096
 LOOP_BEAT_SECONDS = 0.125  # between two beats of an event loop with open runs
 PLACE_BYTES_MAX = 44  # "m:" + 20 digits + "-" + 20 digits + separator
@@ -219,21 +218,16 @@ class WorkerSlot:
     beat_ns = _Field(17)  # when a handler has last reported progress
     loop_thread = _Field(11)  # thread ID of the event loop
     loop_beat_ns = _Field(19)  # when the event loop turned last; 0 = no coroutine runs
-    probe_seq = _Field(48)  # the run with which it probes the circuit of its group, 0 = none
     suspects_left = _Field(57)  # that have not run since a crash; set by the supervisor at a fork
     round_size = _Field(58)  # how many of them run now
     suspects = _Field(59)  # how many there were, with those that have run
-    # written by every worker of the group, in the slot of its first partition
-    outage_ns = _Field(54)  # when the circuit was last open
-    outage_turn = _Field(55)  # whose turn it was to try, by slot index plus 1; 0 = it is closed
-    outage_openings = _Field(56)  # how often it has opened
     # written by the housekeeper
     reclaim_requested = _Field(20)
     # written once, when the slot gets its unit
     _name_length = _Field(30)
     # what other files divide up
     _POLL = slice(31, 37)
-    _WAITS = slice(40, 54)  # but for `probe_seq`
+    _WAITS = slice(40, 54)
 
     def __init__(self, view: memoryview, index: int, board: Scoreboard) -> None:
         self.index, self.board = index, board

@@ -322,7 +322,7 @@ def useless(settings: Settings, registered: Collection[str]) -> list[tuple[str, 
 
 
 def _of_breaker(consumer: Consumer) -> list[str]:
-    """Say when one message that always fails can halt its group for good."""
+    """Say when one message that always fails can halt its partition for good."""
     breaker, attempts = consumer.breaker, consumer.max_attempts
     # The first failure is free, so a message dies of the one after max_attempts.
     early = 0 < breaker.failures <= attempts + 1 and attempts
@@ -330,7 +330,7 @@ def _of_breaker(consumer: Consumer) -> list[str]:
         return []
     said = (
         f"breaker.failures: one message of {consumer.name} that always fails may open the circuit"
-        f" before max_attempts = {attempts} ends it, and halts a group that has nothing else:"
+        f" before max_attempts = {attempts} ends it, and halts a partition that has nothing else:"
         f" write more than {attempts + 1} failures, or retry_max_age"
     )
     return [said]

@@ -35,19 +35,19 @@ _CLASS = Shape(re.compile(DOTTED_NAME), "write the names of exception classes")
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """A circuit breaker: failures that are not the message's fault stop the group."""
+    """A circuit breaker: failures that are not the message's fault stop a partition."""
 
     failures: int = setting(
         0,
-        "Failures of the classes in `on`, within `window`, that open it: of all partitions of the"
-        " group in one instance. 0: it never opens.",
+        "Failures of the classes in `on`, within `window`, that open the circuit of a partition. 0:"
+        " it never opens.",
         min=0,
         max=10_000,
     )
     window: Seconds = setting(30.0, "The time in which the failures count.", min=0.1, max=86_400)
     probe_every: Seconds = setting(
         10.0,
-        "How long nothing is begun while it is open, before one message of the group is tried.",
+        "How long nothing is begun while it is open, before one message of the partition is tried.",
         min=0.01,
         max=3_600,
     )

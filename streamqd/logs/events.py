@@ -11,8 +11,8 @@ EVENTS: dict[str, str] = {
     " many partitions as it can serve (`partitions`; none is no limit).",
     "capacity.reduced": "The system refuses processes (`error`): partitions were given up, and the"
     " fleet knows how many this instance can serve.",
-    "circuit.closed": "A dependency works again: all partitions of the group here go on.",
-    "circuit.opened": "A dependency is down (`breaker`): the group tries one message at a time.",
+    "circuit.closed": "The circuit of a partition closed, because a message succeeded.",
+    "circuit.opened": "A dependency is down (`breaker`): one message at a time is tried.",
     "config.warning": "A setting, or the server's configuration, is allowed but unwise.",
     "crash_loop": "Every partition of this instance crashes in a loop; the daemon gives up.",
     "drain.begun": "The daemon stops fetching and finishes what is running.",

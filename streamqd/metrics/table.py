@@ -436,13 +436,13 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "circuit_open",
         _waits(lambda waits: float(waits.kind in (Wait.OPEN, Wait.PROBING))),
-        "1 while messages of the partition wait for the open circuit of their group, or one of them"
-        " is tried, because a dependency is down (setting breaker).",
+        "1 while the circuit of the partition is open or one message is tried, because a dependency"
+        " is down (setting breaker).",
     ),
     _counter(
         "circuit_openings",
         _slots(lambda slot: _waiting(slot).opened),
-        "How often the partition was the one that opened the circuit of its group here.",
+        "How often the circuit of the partition opened.",
     ),
     _counter(
         "flood_stops",

@@ -10,9 +10,8 @@ nobody knows at its failure which it is. So the first such failure of a message 
 a later one counts as an attempt, unless the circuit was open in between. So as long as an outage
 opens the circuit it costs no attempt, also if it comes again and again.
 
-The circuit is that of a group: what its partitions know of each other's failures counts as well as
-what a worker has seen itself, and they take turns to probe. What must not be forgotten with its
-worker is a `CircuitMemory`. Each message carries by itself when a failure of it was last forgiven.
+Each worker has a circuit of its own. What must not be forgotten with its worker is a
+`CircuitMemory`. Each message carries by itself when a failure of it was last forgiven.
 """
 
 from __future__ import annotations
@@ -33,20 +32,23 @@ class CircuitState(enum.IntEnum):
 
 
 class CircuitMemory(NamedTuple):
-    """What the next worker of a partition begins with: the failures that count, the oldest one."""
+    """What the next worker of a partition starts with.
+
+    The failures that count and the oldest one, when the circuit was last open (0: never), and
+    True if it is not closed.
+    """
 
     failures: int = 0
     since: float = 0.0
+    opened: float = 0.0
+    is_open: bool = False
 
 
 NOTHING = CircuitMemory()
 
 
 class Circuit:
-    """One partition's part of the circuit. Times are seconds of one clock that the caller passes.
-
-    `heard` keeps it at one with the circuit of its group.
-    """
+    """The circuit of one worker. Times are seconds above 0 of one clock that the caller passes."""
 
     def __init__(
         self, failures: int, window: float, probe_every: float, memory: CircuitMemory = NOTHING
@@ -59,31 +61,29 @@ class Circuit:
         self._failed = deque([memory.since] * memory.failures, maxlen=failures)
         # The last failure of each message, and how many runs had succeeded by then.
         self._last: OrderedDict[str, tuple[float, int]] = OrderedDict()
-        self._opened = float("-inf")  # when it was last known to be open
-        self.state = CircuitState.CLOSED
+        self._opened = memory.opened or float("-inf")  # when it was last known to be open
+        self.state = CircuitState.OPEN if memory.is_open else CircuitState.CLOSED
 
     @property
     def memory(self) -> CircuitMemory:
-        """What the next circuit of this partition is to begin with."""
-        failed = self._failed
-        return CircuitMemory(len(failed), failed[0] if failed else 0.0)
+        """What the next circuit of this partition is to start with."""
+        failed, is_open = self._failed, self.state is not CircuitState.CLOSED
+        return CircuitMemory(
+            len(failed), failed[0] if failed else 0.0, max(0.0, self._opened), is_open
+        )
 
-    def failed(
-        self, uid: str, now: float, successes: int, forgiven: float | None = None, others: int = 0
-    ) -> bool:
+    def failed(self, uid: str, now: float, successes: int, forgiven: float | None = None) -> bool:
         """Note a failure of the dependency. Returns whether it counts as the message's attempt.
 
-        `successes` is how many runs of the group have succeeded so far, `forgiven` when a failure
-        of the message was last forgiven, as far as it says so itself. `others` are the failures of
-        other partitions that count.
+        `successes` is how many runs have succeeded so far, `forgiven` when a failure of the message
+        was last forgiven, as far as it says so itself.
         """
         before, at = self._last.pop(uid, (forgiven, successes))
         if before is None or at == successes:
             self._failed.append(now)
         while self._failed and now - self._failed[0] > self._window:
             self._failed.popleft()
-        many = len(self._failed) + others >= self._limit
-        if self.state is not CircuitState.CLOSED or many:
+        if self.state is not CircuitState.CLOSED or len(self._failed) >= self._limit:
             self.state = CircuitState.OPEN
             self._opened = now
         self._last[uid] = (now, successes)
@@ -91,27 +91,18 @@ class Circuit:
             self._last.popitem(last=False)
         return before is not None and before > self._opened
 
-    def heard(self, *, is_open: bool, opened: float) -> None:
-        """Take over what the group knows: whether it is open, and when it last was."""
-        self._opened = max(self._opened, opened)
-        if is_open and self.state is CircuitState.CLOSED:
-            self.state = CircuitState.OPEN
-        elif not is_open and self.state is not CircuitState.CLOSED:
-            self.state = CircuitState.CLOSED
-            self._failed.clear()
-        while self._failed and self._failed[0] <= opened:
-            self._failed.popleft()
+    def close(self) -> None:
+        """Start everything again: a probe has succeeded. Failures are counted anew."""
+        self.state = CircuitState.CLOSED
+        self._failed.clear()
 
-    def wait(self, now: float, later: float = 0.0) -> float:
-        """Seconds until something may be begun, 0 for now. `later`: what others get for theirs."""
+    def wait(self, now: float) -> float:
+        """Return the seconds until something may start, 0 for now."""
         if self.state is not CircuitState.OPEN:
             return 0.0
-        return max(0.0, self._opened + self._probe_every + later - now)
+        return max(0.0, self._opened + self._probe_every - now)
 
-    def probe(self) -> None:
-        """One message is tried now."""
+    def probe(self, now: float) -> None:
+        """Try one message now."""
         self.state = CircuitState.HALF_OPEN
-
-    def rest(self) -> None:
-        """Another partition tries one meanwhile."""
-        self.state = CircuitState.OPEN
+        self._opened = now

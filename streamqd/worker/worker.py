@@ -577,7 +577,7 @@ class WorkerProcess:
         if 0 < self.consumer.max_messages <= self.counts.handled:
             raise Stop(ExitCode.RECYCLE)
         if self.guards is not None:
-            self.guards.hear()
+            self.guards.look()
             if self.guards.must_pause:
                 self._finish_running(commanded=False)
                 self.guards.stand_still()

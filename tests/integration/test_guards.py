@@ -15,12 +15,11 @@ from streamqd.config.consumers import Breaker, FloodGuard
 from streamqd.handlers import Dead
 from streamqd.idle_reason import Wait
 from streamqd.message import Message
-from streamqd.model import Backoff, Unit
+from streamqd.model import Backoff
 from streamqd.scoreboard import RUNNING, WorkerCommand, WorkerSlot, now_ns
 from streamqd.store import directives, messages
 from streamqd.store.client import Connection, connect
 from streamqd.worker import ExitCode
-from streamqd.worker.guards import Outage
 from tests.contract.desk import UNIT, Desk
 from tests.support.life import Life
 from tests.support.proxy import Fault, FaultProxy, Trigger
@@ -273,67 +272,8 @@ def test_no_probe_begins_while_a_run_from_before_goes_on(
     assert slot.counter("acked") == 20
 
 
-@pytest.mark.parametrize("kind", [ONE, SEVERAL], ids=["one at a time", "four at a time"])
-def test_a_probe_that_told_nothing_gives_the_turn_to_whoever_takes_it(
-    desk: Desk, life: Life, slot: WorkerSlot, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-):
-    """A turn lasts longer than the test. The circuit was open before, so the first is due."""
-    monkeypatch.setattr("streamqd.worker.guards.GLANCE_SECONDS", (0.01, 0.01))
-    sibling = Outage(slot.board.allot(Unit(UNIT.topic, 7, UNIT.group)))
-    assert sibling.failed()
-    slot.outage_ns = 0
-    waits, probes = slot.waits, []
-    breaker = replace(BREAKER, probe_every=20.0)
-
-    def work(message: Message) -> None:
-        probes.append((message.id, waits.read().kind))
-        sibling.probe(again=False)
-        raise KeyError
-
-    def waits_for(turn: float) -> bool:
-        seen = waits.read()
-        return seen.kind is Wait.OPEN and seen.until_ns / 1e9 >= turn + breaker.probe_every
-
-    def play() -> None:
-        wait_until(lambda: probes, what="a probe")
-        for _ in range(3):
-            turn = sibling.opened
-            wait_until(lambda: waits_for(turn), what="it waits for the other")  # noqa: B023
-            sibling.probe(again=False)
-        life.stop()
-
-    player = threading.Thread(target=play)
-    player.start()
-    worker = life.worker("t1", **OPENS | kind | {"breaker": breaker})
-    assert life.run(worker, work) == ExitCode.STOPPED
-    player.join()
-    assert probes == [("1-0", Wait.PROBING)]
-
-
-def test_a_probe_of_an_outage_that_is_over_does_not_close_the_circuit_of_the_next(
-    desk: Desk, life: Life, slot: WorkerSlot
-):
-    """Others have closed it for that probe's success, and one of them has opened it again."""
-    sibling = Outage(slot.board.allot(Unit(UNIT.topic, 7, UNIT.group)))
-    waits, seen, told = slot.waits, {}, []
-
-    def work(message: Message) -> None:
-        seen[message.id] = waits.read().kind
-        if message.id == "5-0":
-            told.extend((sibling.proved, sibling.close(), sibling.failed()))
-        if message.id in ("1-0", "2-0", "3-0", "5-0"):
-            raise ConnectionError
-
-    worker = life.worker("t1", max_messages=7, prefetch_bytes=64 << 20, **OPENS)
-    assert life.run(worker, work) == ExitCode.RECYCLE
-    assert seen["4-0"] is Wait.PROBING
-    assert told == [True, True, True]
-    assert seen["6-0"] is Wait.PROBING, "it is still open"
-    assert slot.counter("acked") == 3
-
-
 @pytest.mark.parametrize("kind", [ONE, BATCH], ids=["one at a time", "batches"])
-def test_who_has_nothing_to_try_leaves_the_turn_to_others(
+def test_a_circuit_without_a_message_to_try_stays_open(
     link: Connection, keys: Any, new_life: Callable[[str], Life], slot: WorkerSlot, server: Server,
     kind: dict[str, Any],
 ):  # fmt: skip
@@ -342,7 +282,7 @@ def test_who_has_nothing_to_try_leaves_the_turn_to_others(
     desk.own("t1")
     for number in range(1, 4):
         desk.add(f"{number}-0")
-    waits, outage = slot.waits, Outage(slot)
+    waits = slot.waits
     runs: list[str] = []
     seen = []
 
@@ -353,9 +293,9 @@ def test_who_has_nothing_to_try_leaves_the_turn_to_others(
 
     def play() -> None:
         wait_until(lambda: waits.read().kind is Wait.OPEN, what="the circuit is open")
-        opened, due = outage.opened, waits.read().until_ns
+        due = waits.read().until_ns
         wait_until(lambda: now_ns() > due + 100_000_000, what="a probe would be due")
-        seen.append((waits.read().kind, outage.opened == opened))
+        seen.append(waits.read().kind)
         desk.add("4-0")
         wait_until(lambda: slot.counter("acked"), what="what has come is tried")
         life.stop()
@@ -370,7 +310,7 @@ def test_who_has_nothing_to_try_leaves_the_turn_to_others(
         more["batch"] = 3
     assert life.run(life.worker("t1", **more), work) == ExitCode.STOPPED
     player.join()
-    assert seen == [(Wait.OPEN, True)]
+    assert seen == [Wait.OPEN]
     assert runs[3:] == ["4-0"]
     assert waits.read().kind is Wait.NOTHING
 

@@ -138,7 +138,7 @@ def test_an_open_circuit_is_shown_by_the_next_worker_before_anything_comes(
     desk.add("2-0")
     calm = life.worker("t1", max_messages=1)
     assert life.run(calm, lambda _message: None) == ExitCode.RECYCLE
-    assert waits.kept(CIRCUIT) == [0, 0]
+    assert waits.kept(CIRCUIT) == [0, 0, 0, 0]
 
 
 def test_a_flood_is_noticed_however_often_the_worker_is_replaced(

@@ -30,8 +30,7 @@ def test_so_many_failures_within_the_window_open_it():
     assert one.state is CircuitState.OPEN
     assert one.wait(10.0) == 5.0
     assert one.wait(14.0) == 1.0
-    assert one.wait(14.0, later=2.0) == 3.0, "others are first"
-    assert one.wait(15.0) == one.wait(99.0) == one.wait(18.0, later=2.0) == 0
+    assert one.wait(15.0) == one.wait(99.0) == 0
 
 
 def test_failures_outside_the_window_do_not():
@@ -41,20 +40,12 @@ def test_failures_outside_the_window_do_not():
         assert one.state is CircuitState.CLOSED
 
 
-def test_what_failed_in_other_partitions_counts_too():
-    one = circuit()
-    one.failed("a", 0.0, 0, others=1)
-    assert one.state is CircuitState.CLOSED
-    one.failed("b", 0.0, 0, others=1)
-    assert one.state is CircuitState.OPEN
-
-
 def test_after_a_while_one_message_is_tried_and_its_success_closes_it():
     one = opened()
-    one.probe()
+    one.probe(5.0)
     assert one.state is CircuitState.HALF_OPEN
     assert one.wait(5.0) == 0
-    one.heard(is_open=False, opened=5.0)
+    one.close()
     assert one.state is CircuitState.CLOSED
     for uid in "de":
         one.failed(uid, 5.1, 1)
@@ -66,46 +57,10 @@ def test_a_probe_that_fails_opens_it_again_at_once():
     for number in range(1, 10):
         at = number * 5.0
         assert one.wait(at) == 0
-        one.probe()
-        one.heard(is_open=True, opened=at)
-        assert one.state is CircuitState.HALF_OPEN, "it was this one that opened it so late"
+        one.probe(at)
         assert not one.failed("a", at, 0), "it costs nothing"
         assert one.state is CircuitState.OPEN
         assert one.wait(at) == 5.0
-
-
-def test_a_circuit_that_another_partition_has_opened_waits_as_long_as_that_one():
-    one = circuit()
-    one.failed("a", 1.0, 0)
-    one.heard(is_open=True, opened=2.0)
-    assert one.state is CircuitState.OPEN
-    assert one.wait(3.0) == 4.0
-    one.heard(is_open=True, opened=6.0)
-    assert one.wait(7.0) == 4.0, "its probe has failed"
-    assert not one.failed("b", 7.5, 0), "it had begun before"
-    assert one.wait(8.0) == 4.5
-    one.heard(is_open=False, opened=7.5)
-    assert one.state is CircuitState.CLOSED
-    assert not one.failed("a", 9.0, 1), "it was open since the first failure"
-    assert one.failed("a", 9.1, 1)
-
-
-def test_an_outage_that_was_over_before_anybody_looked_is_known_by_its_end():
-    one = circuit()
-    one.failed("a", 1.0, 0)
-    one.failed("b", 1.0, 0)
-    one.heard(is_open=False, opened=2.0)
-    assert one.memory == NOTHING, "they were part of it"
-    assert not one.failed("a", 3.0, 0)
-    assert one.state is CircuitState.CLOSED
-
-
-def test_who_gives_its_turn_to_another_waits_again():
-    one = opened()
-    one.probe()
-    one.rest()
-    one.heard(is_open=True, opened=6.0)
-    assert one.wait(7.0) == 4.0
 
 
 def test_the_first_failure_is_free_and_later_ones_count():
@@ -120,7 +75,8 @@ def test_a_failure_before_the_circuit_opened_is_forgiven():
     assert one.failed("a", 0.1, 0), "nobody knows yet"
     one.failed("b", 0.2, 0)
     assert one.state is CircuitState.OPEN
-    one.heard(is_open=False, opened=5.2)
+    one.probe(5.2)
+    one.close()
     assert not one.failed("a", 6.0, 1), "the circuit was open in between"
     assert one.failed("a", 6.1, 1)
 
@@ -147,13 +103,18 @@ def test_the_next_circuit_goes_on_where_this_one_was():
     assert one.memory == NOTHING
     one.failed("a", 1.0, 0)
     one.failed("b", 3.0, 0)
-    assert one.memory == CircuitMemory(2, 1.0)
+    assert one.memory == CircuitMemory(2, 1.0, 0.0, False)
     after = Circuit(3, 10.0, 5.0, one.memory)
     assert not after.failed("c", 11.0, 0)
     assert after.state is CircuitState.OPEN
     last = Circuit(3, 10.0, 5.0, after.memory)
-    last.heard(is_open=True, opened=11.0)
+    assert last.state is CircuitState.OPEN
     assert last.wait(12.0) == 4.0
+    last.probe(16.0)
+    assert last.memory.is_open, "its probe has no result yet"
+    last.close()
+    assert Circuit(3, 10.0, 5.0, last.memory).state is CircuitState.CLOSED
+    assert last.memory == CircuitMemory(0, 0.0, 16.0, False)
 
 
 def test_of_a_circuit_before_all_failures_are_as_old_as_the_oldest():
@@ -166,8 +127,7 @@ def test_of_a_circuit_before_all_failures_are_as_old_as_the_oldest():
 def test_a_message_that_was_forgiven_by_another_circuit_pays():
     assert circuit().failed("a", 9.0, 0, forgiven=8.0)
     for forgiven, pays in ((5.1, True), (4.9, False)):
-        one = circuit()
-        one.heard(is_open=False, opened=5.0)
+        one = Circuit(3, 10.0, 5.0, CircuitMemory(opened=5.0))
         assert one.failed("a", 9.0, 0, forgiven=forgiven) is pays
     one = circuit()
     one.failed("a", 9.0, 0)
@@ -196,22 +156,21 @@ def test_however_often_a_dependency_goes_down_no_message_pays_twice_for_one_outa
 ):
     """Between two openings a message pays for all of its failures but the first."""
     one = circuit(failures=limit, window=5.0, probe_every=1.0)
-    now, last_open, successes = 0.0, float("-inf"), 0  # it has never been open
+    now, successes = 0.0, 0
     since_open: dict[str, int] = {}
     for uid, step, succeeds in runs:
         now += step
         now += one.wait(now)
         if one.state is CircuitState.OPEN:
-            one.probe()
-            last_open = now
+            one.probe(now)
         if succeeds:
             successes += 1
-            one.heard(is_open=False, opened=last_open)
+            if one.state is CircuitState.HALF_OPEN:
+                one.close()
             assert one.state is CircuitState.CLOSED
             continue
         counts = one.failed(uid, now, successes)
         if one.state is CircuitState.OPEN:
-            last_open = now
             since_open.clear()
             assert not counts
         else:
