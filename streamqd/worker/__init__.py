@@ -19,17 +19,21 @@ coroutines, `forks` keeps its children from being workers, and `soft_limit` inte
 
 from __future__ import annotations
 
+import logging
 import socket
 
+from streamqd import logs
 from streamqd.config import Consumer, Settings
+from streamqd.errors import HandlerLoadError
 from streamqd.scoreboard import WorkerSlot
 from streamqd.worker import forks
+from streamqd.worker.assembly import assemble
 from streamqd.worker.assignment import STOP, Assignment
-from streamqd.worker.control_channel import ExitCode
+from streamqd.worker.control_channel import ControlChannel, ExitCode
 from streamqd.worker.standby import prepare
 from streamqd.worker.worker import WorkerProcess
 
-__all__ = ["STOP", "Assignment", "ExitCode", "WorkerProcess", "live"]
+__all__ = ["STOP", "Assignment", "ExitCode", "WorkerProcess", "assemble", "live"]
 
 
 def live(
@@ -49,9 +53,15 @@ def live(
             if isinstance(ready, ExitCode):
                 return ready
             assignment, booted = ready.assignment, ready.booted
-        worker = WorkerProcess(assignment, settings, consumer, slot, control, booted)
+        worker = assemble(assignment, settings, consumer, slot, control, booted)
+        forks.family.end_child()  # `on_start` may fork too
         mine.links = lambda: (worker.link, worker.settler.link)
         return worker.run()
+    except HandlerLoadError as error:
+        unit = assignment.lease.unit
+        logs.event("worker.boot_failed", logging.ERROR, unit=unit, error=str(error))
+        ControlChannel(slot, control, lambda: None).fail(str(error))
+        return ExitCode.BOOT_FAILED
     finally:
         # However a child of a handler, or of a hook, has come here: it is not the worker.
         forks.family.end_child()

@@ -11,7 +11,7 @@ import time
 
 from streamqd.errors import RedisRefused, RedisUnavailable, SilentConnection
 from streamqd.long_poll import PollWords
-from streamqd.model import Lease, Unit
+from streamqd.model import Lease
 from streamqd.scoreboard import WorkerSlot, now_ns
 from streamqd.store import messages
 from streamqd.store.client import Connection
@@ -97,18 +97,21 @@ class Reader:
     Holds the ids up to which the group has read, and the session of the present connection.
     """
 
-    def __init__(
-        self, unit: Unit, fetcher: Fetcher, calls: FencedCalls, keys: Keys, slot: WorkerSlot
-    ) -> None:
-        self._unit = unit
-        self._fetcher = fetcher
-        self._calls = calls
-        self._keys = keys
+    def __init__(self, link: Connection, keys: Keys, lease: Lease, slot: WorkerSlot) -> None:
+        self.link = link
+        self.keys = keys
+        self.lease = lease
+        self.calls = FencedCalls(link, slot)
+        self.fetcher = Fetcher(link, keys, lease)
         self._slot = slot
-        self.poll = LongPoll(calls.link, fetcher, slot.poll)
+        self.poll = LongPoll(link, self.fetcher, slot.poll)
         self.session = ""
         self.last_main = b"0-0"
         self.last_retry = b"0-0"
+
+    def watch(self) -> bool:
+        """Watch the fence for the next read. Returns False when it has another token."""
+        return self.fetcher.watch()
 
     def heard(self, retry: bytes, main: bytes) -> None:
         """Note the ids up to which the group has read; b'' leaves one unchanged."""
@@ -119,12 +122,12 @@ class Reader:
 
         `receive` must follow.
         """
-        self._fetcher.send_round(main_acks, retry_acks, count)
+        self.fetcher.send_round(main_acks, retry_acks, count)
         self._slot.add("round_trips")
 
     def receive(self) -> FetchResult:
         """Return the answer to `send`. Raises Fenced, RedisRefused, RedisUnavailable."""
-        return self._fetcher.receive_round(polled=False)
+        return self.fetcher.receive_round(polled=False)
 
     def start_poll(self, count: int, seconds: float) -> None:
         """Send a read that waits up to `seconds` at the server for new entries."""
@@ -141,18 +144,18 @@ class Reader:
         if fetched.error == "OOM":
             return None
         if fetched.error:
-            message = f"reading {self._unit} was refused: {fetched.error}"
+            message = f"reading {self.lease.unit} was refused: {fetched.error}"
             raise RedisRefused(fetched.error, message)
         # Advance past the ids that the poll reported, so that the next one ignores them.
         self.heard(*fetched.reported)
         return fetched
 
-    def read_by_script(self, lease: Lease, count: int) -> FetchResult:
+    def read_by_script(self, count: int) -> FetchResult:
         """Read `count` entries of each stream by a script: most servers take it with full memory.
 
         Raises Fenced, RedisRefused, RedisUnavailable.
         """
-        call = messages.fetch(self._keys, lease, self.session, count)
-        retried, main = self._calls.run(call).rest
+        call = messages.fetch(self.keys, self.lease, self.session, count)
+        retried, main = self.calls.run(call).rest
         received = sum(sum(map(len, fields)) for _, fields in retried + main)
         return FetchResult(True, True, 0, retried, main, "", received)

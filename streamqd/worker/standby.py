@@ -8,21 +8,20 @@ that tells that it is warm.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 from typing import NamedTuple
 
-from streamqd import logs, process
+from streamqd import process
 from streamqd.config import Consumer, Settings
-from streamqd.errors import HandlerLoadError, RedisUnavailable
+from streamqd.errors import RedisUnavailable
 from streamqd.scoreboard import WorkerSlot
 from streamqd.store.client import Connection
+from streamqd.worker.assembly import new_link
 from streamqd.worker.assignment import STOP, Assignment
 from streamqd.worker.control_channel import ControlChannel, ExitCode
 from streamqd.worker.forks import family
 from streamqd.worker.hooks import Hooks, boot
-from streamqd.worker.worker import new_link
 
 
 class StandbyResult(NamedTuple):
@@ -39,16 +38,12 @@ def prepare(
     slot: WorkerSlot,
     control: socket.socket,
 ) -> StandbyResult | ExitCode:
-    """Boot, say so, and wait for the assignment. An exit code when there is none to wait for."""
+    """Boot, say so, and wait for the assignment. An exit code when there is none to wait for.
+
+    Raises HandlerLoadError.
+    """
     channel = ControlChannel(slot, control, lambda: None)
-    try:
-        hooks = boot(settings, consumer, assignment.lease.unit)
-    except HandlerLoadError as error:
-        logs.event(
-            "worker.boot_failed", logging.ERROR, unit=assignment.lease.unit, error=str(error)
-        )
-        channel.fail(str(error))
-        return ExitCode.BOOT_FAILED
+    hooks = boot(settings, consumer, assignment.lease.unit)
     family.end_child()
     link = new_link(settings, assignment.lease.unit)
     with contextlib.suppress(RedisUnavailable):

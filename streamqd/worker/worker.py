@@ -12,41 +12,34 @@ import contextlib
 import enum
 import logging
 import secrets
-import socket
 from collections.abc import Iterator
 from operator import attrgetter
 from random import random
 
 from streamqd import logs
-from streamqd.config import Consumer, Settings
-from streamqd.errors import HandlerLoadError, RedisRefused, RedisUnavailable, RefusalKind
-from streamqd.message import Delivery, Message
-from streamqd.model import REQUEUE, Unit
+from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
+from streamqd.message import Message
+from streamqd.model import REQUEUE
 from streamqd.policy import rounds
-from streamqd.scoreboard import WORD_COMMAND, WorkerSlot, WorkerState, now_ns
+from streamqd.policy.rounds import Suspects
+from streamqd.scoreboard import WORD_COMMAND, WorkerState, now_ns
 from streamqd.store import items, messages
-from streamqd.store.client import Connection, connect
-from streamqd.store.fetch import Fetcher, FetchResult
-from streamqd.store.keys import Keys
-from streamqd.worker.assignment import Assignment, Reconnect
+from streamqd.store.fetch import FetchResult
+from streamqd.worker.assignment import Reconnect
 from streamqd.worker.batches import batch_size
-from streamqd.worker.context import RunCounts, ServerClock, WorkerContext
-from streamqd.worker.control_channel import ControlChannel, ExitCode, Stop
+from streamqd.worker.context import WorkerContext
+from streamqd.worker.control_channel import ExitCode, Stop
 from streamqd.worker.entry import NOWHERE, FetchedEntry
-from streamqd.worker.executor import Executor, check_form, executor_for
-from streamqd.worker.fenced import Fenced, FencedCalls
+from streamqd.worker.executor import Executor
+from streamqd.worker.fenced import Fenced
 from streamqd.worker.forks import family
-from streamqd.worker.gates import Gates
-from streamqd.worker.guards import Guards, guards_of
-from streamqd.worker.hooks import Hooks, boot
+from streamqd.worker.guards import Guards
+from streamqd.worker.hooks import Hooks
 from streamqd.worker.prefetch import PrefetchController
 from streamqd.worker.quarantine import Quarantine
-from streamqd.worker.reader import REPLY_SECONDS, Reader
+from streamqd.worker.reader import Reader
 from streamqd.worker.reclaim import Reclaim
-from streamqd.worker.runs import ACK_DELAY_NS
-from streamqd.worker.settler import DEFER_SECONDS, Settler
-from streamqd.worker.soft_limit import SoftLimit
-from streamqd.worker.throttle import rate_limiter_of
+from streamqd.worker.settler import DEFER_SECONDS
 from streamqd.worker.verdicts import RELEASE_SECONDS, Verdicts
 
 BLOCK_SECONDS = 15.0  # longest wait of one long poll
@@ -69,55 +62,34 @@ class Step(enum.Enum):
     READ = enum.auto()
 
 
-def new_link(settings: Settings, unit: Unit, suffix: str = "") -> Connection:
-    """Make a connection of a worker, which is not opened yet."""
-    fence = Keys(settings.keys.control, settings.keys.streams).fence(*unit)
-    name = f"streamqd:{unit}{suffix}"
-    return connect(settings.redis, timeout=REPLY_SECONDS, name=name, key=fence, doubt=DOUBT_SECONDS)
-
-
 class WorkerProcess:
-    """Handles one unit from boot to exit."""
+    """Handles one unit from its first connection to its exit. See `assembly` for the parts."""
 
     def __init__(
         self,
-        assignment: Assignment,
-        settings: Settings,
-        consumer: Consumer,
-        slot: WorkerSlot,
-        control: socket.socket,
-        booted: tuple[Hooks, Connection] | None = None,
+        context: WorkerContext,
+        hooks: Hooks,
+        reader: Reader,
+        executor: Executor,
+        verdicts: Verdicts,
+        guards: Guards | None,
+        quarantine: Quarantine,
+        prefetch: PrefetchController,
+        suspects: Suspects,
     ) -> None:
-        """`booted`: what a standby has prepared already, with its connection."""
-        lease = self.lease = assignment.lease
-        self.unit = lease.unit
-        self.settings = settings
-        self.consumer = consumer
-        self.slot = slot
-        self.keys = Keys(settings.keys.control, settings.keys.streams)
-        self.hooks: Hooks | None
-        self.hooks, self.link = booted or (None, new_link(settings, self.unit))
-        self.fetcher = Fetcher(self.link, self.keys, lease)
-        # Where runs go on during a read, what has ended is settled beside it.
-        apart = consumer.lanes > 1
-        settling = new_link(settings, self.unit, ":settle") if apart else self.link
-        self.settler = Settler(settling, self.keys, lease, slot, ACK_DELAY_NS if apart else 0)
-        self.delivery = Delivery(self.unit, settings.daemon.instance, lease.epoch, slot.beat)
-        self.suspects = assignment.suspects
-        self.channel = ControlChannel(slot, control, self.settler.try_to_flush)
-        self.clock = ServerClock()
-        self.counts = RunCounts()
-        self._lanes = consumer.lanes
-        self.limit = SoftLimit(slot, consumer.timeout)
-        self.calls = FencedCalls(self.link, slot)
-        batch_max = 1 if assignment.cautious else consumer.prefetch_max
-        self.prefetch = PrefetchController(
-            consumer,
-            settings.daemon.max_message_bytes,
-            batch_max,
-            consumer.prefetch_max,
-            consumer.rate_per_second(slot.partitions),
-        )
+        """`suspects`: of earlier crashes. They run before all else."""
+        self.context = context
+        self.slot, self.channel, self.settler = context.slot, context.channel, context.settler
+        self.consumer, self.lease, self.unit = context.consumer, reader.lease, context.unit
+        self.hooks = hooks
+        self.reader, self.link = reader, reader.link
+        self.executor = executor
+        self.verdicts = verdicts
+        self.guards = guards
+        self.quarantine = quarantine
+        self.reclaim = Reclaim(context, reader.calls)
+        self.prefetch = prefetch
+        self.suspects = suspects
         self.trouble = logs.Episode("worker.stalled", "worker.resumed")
         self._bad = logs.bad_values()
         self.reconnect_wait = 0.0  # 0 = the last round was completed
@@ -125,24 +97,8 @@ class WorkerProcess:
         self._published_ns = 0
         self._idle_since = 0
 
-    # Made at boot, when the handler is known.
-    executor: Executor
-    reader: Reader
-    verdicts: Verdicts
-    quarantine: Quarantine
-    reclaim: Reclaim
-    guards: Guards | None
-
-    def run(self) -> int:
+    def run(self) -> ExitCode:
         """Live until stopped. Returns the exit code."""
-        self.slot.state = WorkerState.BOOTING
-        try:
-            self._boot()
-        except HandlerLoadError as error:
-            logs.event("worker.boot_failed", logging.ERROR, unit=self.unit, error=str(error))
-            self.channel.fail(str(error))
-            return ExitCode.BOOT_FAILED
-        family.end_child()  # `on_start` may fork too
         try:
             return self._live()
         finally:
@@ -171,35 +127,12 @@ class WorkerProcess:
         if code is ExitCode.RECYCLE:
             self.slot.add("recycled")
         self._publish()
-        assert self.hooks is not None
         self.hooks.show_loop(None)
         # From here on the slot may be a successor's: no entry is left, nothing is written.
         self.slot.state = WorkerState.QUIET
         self.channel.wake_supervisor()
         self.hooks.stop()
         return code
-
-    def _boot(self) -> None:
-        """Import the handler, and put the worker together that it needs."""
-        hooks = self.hooks = self.hooks or boot(self.settings, self.consumer, self.unit)
-        check_form(self.consumer, hooks)
-        hooks.show_loop(self.slot)
-        context = WorkerContext(
-            *(self.settings, self.consumer, self.delivery, self.slot, self.channel),
-            *(self.settler, self.clock, self.counts, self.limit),
-        )
-        burst = batch_size(self.consumer) if hooks.loaded.form.batch else 1
-        rate = rate_limiter_of(context, burst)
-        guards = self.guards = guards_of(context)
-        gates = Gates(context, guards, rate)
-        self.verdicts = Verdicts(context, guards, hooks.loaded.redact)
-        self.quarantine = Quarantine(context, self.calls, gates)
-        self.reclaim = Reclaim(context, self.calls)
-        self.executor = executor_for(
-            *(context, hooks, self.verdicts, gates, self.quarantine, self.prefetch),
-            0 if rate is None else rate.burst,
-        )
-        self.reader = Reader(self.unit, self.fetcher, self.calls, self.keys, self.slot)
 
     def _work(self) -> ExitCode:
         """Serve until something ends it; every trouble with the connection leads back to attach."""
@@ -244,7 +177,7 @@ class WorkerProcess:
         while reply is None:
             in_hand = {*self.slot.unsettled(), *self.settler.deferred_places, *self.executor.places}
             call = messages.restore_group(
-                self.keys,
+                self.reader.keys,
                 self.lease,
                 self.reader.last_main,
                 self.reader.last_retry,
@@ -273,7 +206,7 @@ class WorkerProcess:
     def _superseded(self) -> ExitCode:
         """Say that a newer owner exists; every fetched entry is its business now."""
         self.slot.add("fenced")
-        logs.event("fenced", logging.WARNING, unit=self.unit, epoch=self.delivery.epoch)
+        logs.event("fenced", logging.WARNING, unit=self.unit, epoch=self.lease.epoch)
         return ExitCode.FENCED
 
     # --- attach: what is pending comes first ---
@@ -290,7 +223,7 @@ class WorkerProcess:
         self.quarantine.open("")
         self.executor.drop_unstarted()
         self.settler.flush()
-        self.clock.read(self.link)
+        self.context.clock.read(self.link)
         reader.session = secrets.token_hex(8)
         opened = self._run_suspects() if self.suspects else False
         self._run_others(opened=opened)
@@ -298,7 +231,7 @@ class WorkerProcess:
         self.suspects = {}
         self.slot.suspects_left = 0
         self._listed = True
-        if not self.fetcher.watch():
+        if not reader.watch():
             raise Fenced
 
     def _pages(self, *, opened: bool = False) -> Iterator[list[messages.PendingEntry]]:
@@ -308,7 +241,7 @@ class WorkerProcess:
         over = False
         while not over:
             call = messages.recover(
-                self.keys,
+                self.reader.keys,
                 self.lease,
                 session,
                 open=not opened,
@@ -316,7 +249,9 @@ class WorkerProcess:
                 after_retry=after[True],
                 count=self._page(),
             )
-            page = messages.Recovered.parse(self.calls.run(call), self.keys.attempts(*self.unit))
+            page = messages.Recovered.parse(
+                reader.calls.run(call), self.reader.keys.attempts(*self.unit)
+            )
             if page.bad:
                 self._bad.values(page.bad)
             opened = True
@@ -356,7 +291,6 @@ class WorkerProcess:
         gated = self.guards is not None or bool(consumer.rate)
         if gated or consumer.max_crashes == 1 or consumer.on_error != REQUEUE:
             return 1
-        assert self.hooks is not None
         return batch_size(consumer) if self.hooks.loaded.form.batch else consumer.lanes
 
     def _run_suspects(self) -> bool:
@@ -455,7 +389,8 @@ class WorkerProcess:
         return runnable
 
     def _message(self, entry: messages.PendingEntry) -> Message:
-        message = Message(self.delivery, entry.id, entry.fields or [], retried=entry.retried)
+        delivery, fields = self.context.delivery, entry.fields or []
+        message = Message(delivery, entry.id, fields, retried=entry.retried)
         if entry.failures:
             message.failures_in_place = entry.failures
         if entry.wait_ms:
@@ -531,9 +466,7 @@ class WorkerProcess:
         """Return True if a read goes out first, and entries start while Redis answers."""
         if empty or self.verdicts.released or self.reclaim.wanted:
             return False
-        return bool(
-            self.executor.startable and self.settler.only_plain_acks and self._wants(self._lanes)
-        )
+        return bool(self.executor.startable and self.settler.only_plain_acks and self._wants())
 
     def _next_step(self, empty: bool) -> Step:
         """Choose the next step: the first line of this table that applies.
@@ -548,7 +481,7 @@ class WorkerProcess:
         """
         if self.verdicts.released:
             return Step.LIST_PENDING
-        wants = self._wants(self._lanes)
+        wants = self._wants()
         reclaims = self.reclaim.wanted
         if reclaims and self.reclaim.is_turn(reading=wants):
             return Step.RECLAIM
@@ -559,22 +492,22 @@ class WorkerProcess:
             return Step.WAIT
         return Step.POLL if empty and not (due or reclaims) else Step.READ
 
-    def _wants(self, count: int) -> bool:
-        """Return True if a read may bring entries, because fewer than `count` are ready."""
-        return not self.reader.poll.waiting and self.executor.wants(count)
+    def _wants(self, count: int = 0) -> bool:
+        """Return True if a read may bring entries: fewer than `count` are ready, or than lanes."""
+        return not self.reader.poll.waiting and self.executor.wants(count or self.consumer.lanes)
 
     def _takes_along(self) -> bool:
         """Return True if a read may go out for its acknowledgements alone.
 
         No lane asked for the entries that it brings. With those in hand they must fit in one read.
         """
-        return self._wants(max(self.prefetch.count, self._lanes))
+        return self._wants(max(self.prefetch.count, self.consumer.lanes))
 
     def _look(self) -> None:
         """Obey, and note what has ended."""
         self._obey()
         self.executor.take_ended()
-        if 0 < self.consumer.max_messages <= self.counts.handled:
+        if 0 < self.consumer.max_messages <= self.context.counts.handled:
             raise Stop(ExitCode.RECYCLE)
         if self.guards is not None:
             self.guards.look()
@@ -605,7 +538,7 @@ class WorkerProcess:
         if self.guards is not None:
             self.guards.look()
         now = self._published_ns = now_ns()
-        self.counts.publish(self.slot)
+        self.context.counts.publish(self.slot)
         self.slot.progress_ns = now
         self.verdicts.catch_up()
 
@@ -714,7 +647,7 @@ class WorkerProcess:
         """Settle and read by scripts, because the server's memory is full."""
         self.settler.flush()
         share = max(1, count * items.BYTES_MAX // self.consumer.prefetch_bytes)
-        return self.reader.read_by_script(self.lease, min(count, share))
+        return self.reader.read_by_script(min(count, share))
 
     def _start_poll(self) -> None:
         """Send a read that waits at the server for new entries."""
@@ -743,8 +676,8 @@ class WorkerProcess:
         self._idle_since = 0
         self.reader.heard(retried[-1][0] if retried else b"", main[-1][0] if main else b"")
         self.executor.admit_read(fetched)
-        if self.clock.is_old(now_ns()):
-            self.clock.read(self.link)
+        if self.context.clock.is_old(now_ns()):
+            self.context.clock.read(self.link)
 
     def _idle(self) -> None:
         """See whether all that is pending is known here, from time to time."""

@@ -24,7 +24,7 @@ from streamqd.message import Message
 from streamqd.model import Backoff
 from streamqd.scoreboard import WorkerSlot, now_ns
 from streamqd.store.client import connect
-from streamqd.worker import ExitCode
+from streamqd.worker import ExitCode, assembly
 from streamqd.worker import worker as worker_module
 from streamqd.worker.runs import QUICK_RUN_NS
 from tests.contract.desk import Desk
@@ -97,7 +97,7 @@ def test_slow_failure_of_a_lane_is_settled_without_delay(
     desk: Desk, life: Life, monkeypatch: pytest.MonkeyPatch, on_error: str
 ):
     """C3: like one message at a time, lanes delay only the settlement of quick failures."""
-    monkeypatch.setattr(worker_module, "ACK_DELAY_NS", 60 * 10**9)
+    monkeypatch.setattr(assembly, "ACK_DELAY_NS", 60 * 10**9)
     desk.add("1-0", "payload", "bad", "key", "a")
     desk.add("2-0", "payload", "good", "key", "b")
     other = connect(life.settings.redis, timeout=5.0, name="test:other")
@@ -452,7 +452,7 @@ def test_acknowledgements_that_have_waited_ride_on_a_read(
     desk: Desk, life: Life, monkeypatch: pytest.MonkeyPatch
 ):
     """Whatever has ended has waited for long enough here. Scripts open a life and end it."""
-    monkeypatch.setattr(worker_module, "ACK_DELAY_NS", 0)
+    monkeypatch.setattr(assembly, "ACK_DELAY_NS", 0)
     for number in range(1, 301):
         desk.add(f"{number}-0")
     desk.do("CONFIG", "RESETSTAT")
@@ -467,7 +467,7 @@ def test_a_held_key_runs_again_although_acknowledgements_ride_on_reads(
     desk: Desk, life: Life, monkeypatch: pytest.MonkeyPatch
 ):
     """What they bring takes no lane from what is due, however much lies in the stream."""
-    monkeypatch.setattr(worker_module, "ACK_DELAY_NS", 0)
+    monkeypatch.setattr(assembly, "ACK_DELAY_NS", 0)
     for number in range(1, 401):
         desk.add(f"{number}-0", "payload", "x", "key", f"k{number}")
     runs: list[tuple[str, int]] = []

@@ -14,8 +14,7 @@ import pytest
 
 from streamqd.message import Message
 from streamqd.scoreboard import RUNNING, WorkerSlot
-from streamqd.worker import ExitCode
-from streamqd.worker import worker as worker_module
+from streamqd.worker import ExitCode, assembly
 from streamqd.worker.concurrent import ConcurrentExecutor
 from streamqd.worker.eventloop import EventLoop, PreciseSelector, new_loop
 from tests.contract.desk import Desk
@@ -181,7 +180,7 @@ def test_the_next_are_asked_for_before_those_in_hand_begin(
         prefetch_bytes=1 << 30,
         **{**SEVERAL, **settings},
     )
-    fetcher = worker.fetcher
+    fetcher = worker.reader.fetcher
     monkeypatch.setattr(fetcher, "send_round", told("ask ", fetcher.send_round))
     monkeypatch.setattr(fetcher, "receive_round", told("answer ", fetcher.receive_round))
     begin = ConcurrentExecutor._mark_running
@@ -212,7 +211,7 @@ def test_a_failure_is_settled_before_the_next_read(
 ):
     """However few come with each read, so that lanes are always free and the next is due."""
     # A fast machine is at the end before a failure has waited for long enough beside other ends.
-    monkeypatch.setattr(worker_module, "ACK_DELAY_NS", 0)
+    monkeypatch.setattr(assembly, "ACK_DELAY_NS", 0)
     for number in range(1, 201):
         desk.add(f"{number}-0")
     _retried.clear()

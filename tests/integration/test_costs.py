@@ -145,7 +145,6 @@ def test_a_worker_without_messages_costs_six_commands_a_long_poll(
     desk.pending()
     desk.own("t1")
     one = life.worker("t1")
-    one._boot()
     one._attach()
     with meter.measuring() as cost:
         for _ in range(10):

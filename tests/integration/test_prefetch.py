@@ -9,8 +9,7 @@ import pytest
 from streamqd.message import Message
 from streamqd.scoreboard import CLEARED, WorkerSlot
 from streamqd.store import leases
-from streamqd.worker import ExitCode, concurrent, prefetch
-from streamqd.worker import worker as worker_module
+from streamqd.worker import ExitCode, assembly, concurrent, prefetch
 from tests.contract.desk import Desk
 from tests.support.life import Life
 
@@ -34,7 +33,7 @@ def test_acknowledgements_bring_nothing_that_would_lie_behind_slow_runs(
     """Whatever a run takes is long here, and has waited for long enough for its settlement."""
     monkeypatch.setattr(prefetch, "WORK_IN_HAND_NS", 1)
     monkeypatch.setattr(concurrent, "WORK_IN_HAND_NS", 1)
-    monkeypatch.setattr(worker_module, "ACK_DELAY_NS", 0)
+    monkeypatch.setattr(assembly, "ACK_DELAY_NS", 0)
     for number in range(1, 101):
         desk.add(f"{number}-0")
     in_hand: list[int] = []

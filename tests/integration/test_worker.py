@@ -19,7 +19,7 @@ from streamqd.scoreboard import Scoreboard, WorkerCommand, WorkerState, now_ns
 from streamqd.store import leases, messages
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
-from streamqd.worker import Assignment, ExitCode, WorkerProcess
+from streamqd.worker import Assignment, ExitCode, live
 from tests.contract.desk import UNIT, Desk
 from tests.support import users
 from tests.support.daemon import toml
@@ -108,7 +108,7 @@ class Bench:
         self.trust(TTL if trusted else -1.0)
 
         def run(control: Any) -> int:
-            return WorkerProcess(orders, settings, settings.consumers[0], self.slot, control).run()
+            return live(orders, settings, settings.consumers[0], self.slot, control)
 
         forget = [self.link.detach, self.desk.link.detach]
         self.child = process.spawn(run, title="test: worker", forget=forget)

@@ -443,7 +443,7 @@ def test_the_age_of_a_message_is_told_by_the_servers_clock(
 
 def test_the_servers_clock_is_read_again_when_the_reading_is_old(desk: Desk, life: Life):
     worker = life.worker("t1", retry_max_age=60.0)
-    clock = worker.clock
+    clock = worker.context.clock
     assert not clock.is_old(1 << 60)
     clock.read(desk.link)
     read = clock._read_ns
@@ -604,7 +604,7 @@ def test_a_soft_limit_at_the_last_moment_of_a_run_does_not_reach_beyond_it(
 
     flags.clear()
     flags.append(False)
-    worker.limit.__class__ = Late
+    worker.context.limit.__class__ = Late
 
     def work(_message: Message) -> None:
         slot.soft_kill_seq = slot.run_seq

@@ -83,7 +83,7 @@ LOST_AND_LATE = (
             "                self._attach()\n                self._serve()",
             (
                 "                if self.link.node.opened:\n"
-                "                    self.fetcher.watch()\n"
+                "                    self.reader.watch()\n"
                 "                else:\n"
                 "                    self._attach()\n"
                 "                self._serve()"
@@ -388,7 +388,8 @@ LIMITS = (
             "message = self._message(entry)",
             (
                 'fields = [*entry.fields, b"retryCount", b"1"]\n'
-                "            message = Message(self.delivery, entry.id, fields, retried=True)"
+                "            delivery = self.context.delivery\n"
+                "            message = Message(delivery, entry.id, fields, retried=True)"
             ),
         ),
         tests={

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from streamqd.message import Message
-from streamqd.worker import ExitCode, concurrent, prefetch, runs, worker
+from streamqd.worker import ExitCode, assembly, concurrent, prefetch, runs
 from tests.contract.desk import Desk
 from tests.support.costs import Cost, Meter
 from tests.support.life import Life, Work
@@ -32,7 +32,7 @@ PATIENCE = 60.0  # seconds that thousands of messages may take beside load
 MS = 1_000_000
 CLOCKS: tuple[tuple[Any, str, int, int], ...] = (
     (runs, "ACK_DELAY_NS", 5 * MS, 100 * MS),
-    (worker, "ACK_DELAY_NS", 5 * MS, 100 * MS),
+    (assembly, "ACK_DELAY_NS", 5 * MS, 100 * MS),
     (runs, "QUICK_RUN_NS", 1 * MS, 10 * MS),
     (prefetch, "WORK_IN_HAND_NS", 100 * MS, 5_000 * MS),
     (concurrent, "WORK_IN_HAND_NS", 100 * MS, 5_000 * MS),

@@ -21,7 +21,7 @@ from streamqd.handlers import Failures
 from streamqd.message import Message
 from streamqd.model import Backoff, Lease
 from streamqd.scoreboard import WorkerCommand, WorkerSlot
-from streamqd.worker import Assignment, WorkerProcess
+from streamqd.worker import Assignment, WorkerProcess, assemble
 from tests.contract.desk import UNIT
 from tests.support import users
 
@@ -63,7 +63,7 @@ class Life:
         """A worker that has not begun; `changed` are settings of its consumer."""
         consumer = replace(self.settings.consumers[0], **changed)
         orders = Assignment(Lease(UNIT, token, 7), cautious)
-        return WorkerProcess(orders, self.settings, consumer, self.slot, self._own)
+        return assemble(orders, self.settings, consumer, self.slot, self._own)
 
     def run(self, worker: WorkerProcess, work: Work, patience: float = PATIENCE) -> int:
         """Let it live until it ends, or for `patience` seconds; return its exit code."""

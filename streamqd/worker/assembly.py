@@ -1,0 +1,94 @@
+"""Puts a worker together: the user's code, the connections, and one of each part."""
+
+from __future__ import annotations
+
+import socket
+
+from streamqd.config import Consumer, Settings
+from streamqd.message import Delivery
+from streamqd.model import Unit
+from streamqd.scoreboard import WorkerSlot, WorkerState
+from streamqd.store.client import Connection, connect
+from streamqd.store.keys import Keys
+from streamqd.worker.assignment import Assignment
+from streamqd.worker.batches import batch_size
+from streamqd.worker.context import RunCounts, ServerClock, WorkerContext
+from streamqd.worker.control_channel import ControlChannel
+from streamqd.worker.executor import check_form, executor_for
+from streamqd.worker.gates import Gates
+from streamqd.worker.guards import guards_of
+from streamqd.worker.hooks import Hooks, boot
+from streamqd.worker.prefetch import PrefetchController
+from streamqd.worker.quarantine import Quarantine
+from streamqd.worker.reader import REPLY_SECONDS, Reader
+from streamqd.worker.runs import ACK_DELAY_NS
+from streamqd.worker.settler import Settler
+from streamqd.worker.soft_limit import SoftLimit
+from streamqd.worker.throttle import rate_limiter_of
+from streamqd.worker.verdicts import Verdicts
+from streamqd.worker.worker import WorkerProcess
+
+DOUBT_SECONDS = 1.0  # after which a silent connection is doubted: `store/doubt.py`
+
+
+def new_link(settings: Settings, unit: Unit, suffix: str = "") -> Connection:
+    """Make a connection of a worker, which is not opened yet."""
+    fence = Keys(settings.keys.control, settings.keys.streams).fence(*unit)
+    name = f"streamqd:{unit}{suffix}"
+    return connect(settings.redis, timeout=REPLY_SECONDS, name=name, key=fence, doubt=DOUBT_SECONDS)
+
+
+def assemble(
+    assignment: Assignment,
+    settings: Settings,
+    consumer: Consumer,
+    slot: WorkerSlot,
+    control: socket.socket,
+    booted: tuple[Hooks, Connection] | None = None,
+) -> WorkerProcess:
+    """Import the handler and make its worker. Raises HandlerLoadError.
+
+    `booted`: what a standby has prepared already, with its connection.
+    """
+    slot.state = WorkerState.BOOTING
+    lease = assignment.lease
+    hooks, link = booted or (boot(settings, consumer, lease.unit), new_link(settings, lease.unit))
+    check_form(consumer, hooks)
+    hooks.show_loop(slot)
+    keys = Keys(settings.keys.control, settings.keys.streams)
+    # Where runs go on during a read, what has ended is settled beside it.
+    apart = consumer.lanes > 1
+    settling = new_link(settings, lease.unit, ":settle") if apart else link
+    settler = Settler(settling, keys, lease, slot, ACK_DELAY_NS if apart else 0)
+    context = WorkerContext(
+        settings,
+        consumer,
+        Delivery(lease.unit, settings.daemon.instance, lease.epoch, slot.beat),
+        slot,
+        ControlChannel(slot, control, settler.try_to_flush),
+        settler,
+        ServerClock(),
+        RunCounts(),
+        SoftLimit(slot, consumer.timeout),
+    )
+    reader = Reader(link, keys, lease, slot)
+    rate = rate_limiter_of(context, batch_size(consumer) if hooks.loaded.form.batch else 1)
+    guards = guards_of(context)
+    gates = Gates(context, guards, rate)
+    verdicts = Verdicts(context, guards, hooks.loaded.redact)
+    quarantine = Quarantine(context, reader.calls, gates)
+    prefetch = PrefetchController(
+        consumer,
+        settings.daemon.max_message_bytes,
+        1 if assignment.cautious else consumer.prefetch_max,
+        consumer.prefetch_max,
+        consumer.rate_per_second(slot.partitions),
+    )
+    executor = executor_for(
+        *(context, hooks, verdicts, gates, quarantine, prefetch),
+        0 if rate is None else rate.burst,
+    )
+    return WorkerProcess(
+        *(context, hooks, reader, executor, verdicts),
+        *(guards, quarantine, prefetch, assignment.suspects),
+    )
