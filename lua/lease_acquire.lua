@@ -2,10 +2,10 @@
 --
 -- Take a partition for a group. The caller says which epoch it saw when it decided: a copy of this
 -- call that executes minutes late finds a later epoch and changes nothing. A fence that still has a
--- token means that the last owner did not release: what it left is inherited, runs in solo mode,
--- and the entry that it was about to handle, if it is still pending, is charged with a crash. If it
--- was about to handle several, none is charged: they are accused, and run alone next. The first
--- charge of an accused entry counts two crashes: the one of its round, and the one alone.
+-- token means that the last owner did not release: what it left is inherited and runs in solo mode.
+-- The entries that it was about to handle are accused, and run alone next. An entry that was accused
+-- or charged before ran alone: if it is still pending, it is charged. The first charge of an accused
+-- entry counts three crashes: the loss that left it behind, the one of its round, and the one alone.
 --
 -- KEYS[1]  fence       HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  lease       STRING  streaming:mq:lease:{T:p:i}:G
@@ -57,12 +57,12 @@ local victim, hits, accused = '', 1, held[6] or ''
 if unclean and not mine and mark then
   local source, id = locate(stream, retry, mark)
   if source and pending(source, group, id) then
-    victim = mark
-    local named = string.find(' ' .. accused .. ' ', ' ' .. mark .. ' ', 1, true)
-    if named and (whole(redis.call('HGET', attempts, mark .. ':c')) or 0) == 0 then
-      hits = 2
+    local charged = (whole(redis.call('HGET', attempts, mark .. ':c')) or 0) > 0
+    if charged or string.find(' ' .. accused .. ' ', ' ' .. mark .. ' ', 1, true) then
+      victim, hits = mark, charged and 1 or 3
+    else
+      accused = accused == '' and mark or accused .. ' ' .. mark
     end
-    redis.call('HLEN', attempts)
   elseif string.find(mark, ' ', 1, true) then
     -- Two rounds at most: what was accused earlier has mostly run since.
     accused = #accused > #mark and mark or (accused == '' and mark or accused .. ' ' .. mark)

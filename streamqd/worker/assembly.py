@@ -72,11 +72,15 @@ def assemble(
         SoftLimit(slot, consumer.timeout),
     )
     reader = Reader(link, keys, lease, slot)
-    rate = rate_limiter_of(context, batch_size(consumer) if hooks.loaded.form.batch else 1)
+    batches = hooks.loaded.form.batch
+    rate = rate_limiter_of(context, batch_size(consumer) if batches else 1)
     guards = guards_of(context)
     gates = Gates(context, guards, rate)
     verdicts = Verdicts(context, guards, hooks.loaded.redact)
-    quarantine = Quarantine(context, reader.calls, gates)
+    width = batch_size(consumer) if batches else consumer.lanes
+    if batches and rate is not None:
+        width = min(width, rate.burst)
+    quarantine = Quarantine(context, reader.calls, gates, width=width, batches=batches)
     prefetch = PrefetchController(
         consumer,
         settings.daemon.max_message_bytes,

@@ -46,10 +46,10 @@ class Gates:
         self._gates = [gate for gate in gates if gate is not None]
         self.any = bool(self._gates)
 
-    def held_ns(self, now: int) -> int:
-        """Return for how long a gate holds back the next run, 0 for now."""
+    def held_ns(self, now: int, runs: int = 1) -> int:
+        """Return for how long a gate holds back the next `runs`, 0 for now."""
         for gate in self._gates:
-            if left := gate.held_ns(now):
+            if left := gate.held_ns(now, runs):
                 return left
         return 0
 
@@ -64,9 +64,10 @@ class Gates:
         """True while only one message may run at a time."""
         return any(gate.one_by_one for gate in self._gates)
 
-    def are_open(self, now: int) -> bool:
-        """Return True if a run, alone, would start without waiting."""
-        return now <= self._words[WORD_TRUSTED_UNTIL] and self.admits(0)
+    def are_open(self, now: int, runs: int = 1) -> bool:
+        """Return True if `runs`, beside no other, would start without waiting."""
+        trusted = now <= self._words[WORD_TRUSTED_UNTIL]
+        return trusted and not self.held_ns(now, runs) and self.admits(0)
 
     def await_open(self, now: int, runs: int = 1) -> int:
         """Wait until the lease is sure and every gate is open, and return that instant.

@@ -4,11 +4,13 @@ In Redis and in the logs it is called solo mode. A turn is the right to run such
 that the workers of the instance share.
 
 A mark is a suspicion. When a host is lost, each of its partitions may leave one, and at most one of
-them is the cause. So whoever has been charged before runs alone from then on: of all workers of the
-instance that have inherited entries only its own handles one, and the next loss blames nobody else.
+them is the cause. So a loss accuses the messages of all marks, and charges none. An accused or
+charged message runs alone: its worker is the only one of the instance that handles an inherited
+entry. The next loss charges this message, and no other.
 
-Nobody is marked, and nobody has a turn, while nothing runs: whatever holds a run back is waited for
-before its turn, and the next wait, whatever it is for, ends the turn.
+A worker has a mark and a turn only while one of its messages runs. It first waits for everything
+that holds a run back, then for its turn. Where members of a round wait for a rate or a guard while
+no other runs, the turn ends, and a new mark names only the members that are left.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import weakref
 from streamqd import logs
 from streamqd.errors import Refused
 from streamqd.paths import below
-from streamqd.scoreboard import WORD_COMMAND, now_ns
+from streamqd.scoreboard import RUNNING, WORD_COMMAND, now_ns
 from streamqd.store import messages
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.entry import FetchedEntry
@@ -45,7 +47,12 @@ class Quarantine:
         context: WorkerContext,
         calls: FencedCalls,
         gates: Gates,
+        *,
+        width: int,
+        batches: bool,
     ) -> None:
+        """`width`: the largest round. `batches`: one call of the handler takes a whole round."""
+        self.width, self._batches = width, batches
         self._context = context
         self._calls = calls
         self._gates = gates
@@ -57,7 +64,7 @@ class Quarantine:
         self._suspects: set[bytes] = set()  # places; also of what is kept in hand
         self._marked = NOBODY
         self._logged_unlocked = False  # that there are no turns
-        context.channel.before_wait = self.end_turn
+        context.channel.before_wait = self._before_wait
         _everyone.add(self)
 
     def open(self, session: str) -> None:
@@ -85,8 +92,8 @@ class Quarantine:
             self._begin(place)
 
     def nothing_runs(self) -> None:
-        """The entry that was begun last is kept for a later run: suspect none meanwhile."""
-        if self._session:
+        """An entry is kept for a later run: suspect no message if no other runs now."""
+        if self._session and not self._runs:
             self.end_turn()
             self._mark(NOBODY)
 
@@ -108,6 +115,15 @@ class Quarantine:
         self.disown()
         self._had_seconds += time.monotonic() - self._since
 
+    def _before_wait(self) -> None:
+        """End the turn at a wait, unless messages of the round run during it."""
+        if self._lock is not None and not self._runs:
+            self.end_turn()
+
+    @property
+    def _runs(self) -> bool:
+        return RUNNING in bytes(self._context.slot.states)
+
     def disown(self) -> None:
         """Let go of the lock in a forked process. The turn is its parent's."""
         lock, self._lock = self._lock, None
@@ -115,9 +131,8 @@ class Quarantine:
             os.close(lock)
 
     def _is_suspect(self, entry: FetchedEntry) -> bool:
-        """Whether it was charged or accused, or the next charge would already dead-letter it."""
-        charged = entry.crash_count > 0 or entry.place in self.accused
-        return charged or self._context.consumer.max_crashes == 1
+        """Return True if it was charged or accused."""
+        return entry.crash_count > 0 or entry.place in self.accused
 
     def _begin(self, *places: bytes) -> None:
         """Wait until nothing holds a round back, then take its turn and mark it."""
@@ -126,27 +141,29 @@ class Quarantine:
             self._had_seconds = 0.0
             self._unmark()
             channel.sleep(2 * POLL_SECONDS)
+        runs = len(places) if self._batches else 1  # that begin at the same time
         while True:
-            if self._is_held_back():
+            if self._is_held_back(runs):
                 self._unmark()
-                self._wait_out()
+                self._wait_out(runs)
             elif not self._take_turn(alone=not self._suspects.isdisjoint(places)):
                 self._unmark()
                 channel.sleep(POLL_SECONDS)
             else:
                 self._mark(b" ".join(places))
-                if not self._is_held_back():
+                if not self._is_held_back(runs):
                     return
                 self.end_turn()
 
-    def _is_held_back(self) -> bool:
-        """Return True if a run would wait: for the end of a command, for trust or for a gate."""
-        return bool(self._context.slot.words[WORD_COMMAND]) or not self._gates.are_open(now_ns())
+    def _is_held_back(self, runs: int) -> bool:
+        """Return True if `runs` would wait: for the end of a command, for trust or for a gate."""
+        words = self._context.slot.words
+        return bool(words[WORD_COMMAND]) or not self._gates.are_open(now_ns(), runs)
 
-    def _wait_out(self) -> None:
+    def _wait_out(self, runs: int) -> None:
         """Wait for all that could hold a run back. Nothing runs, so none of it comes again soon."""
         self._context.channel.check(self._context.slot.unfinished)
-        self._gates.await_open(now_ns())
+        self._gates.await_open(now_ns(), runs)
 
     def _mark(self, places: bytes) -> None:
         """Write durably which entries come next, so that a host-killer is found."""

@@ -19,14 +19,12 @@ from random import random
 from streamqd import logs
 from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
 from streamqd.message import Message
-from streamqd.model import REQUEUE
 from streamqd.policy import rounds
 from streamqd.policy.rounds import Suspects
-from streamqd.scoreboard import WORD_COMMAND, WorkerState, now_ns
+from streamqd.scoreboard import WAITING, WORD_COMMAND, WorkerState, now_ns
 from streamqd.store import items, messages
 from streamqd.store.fetch import FetchResult
 from streamqd.worker.assignment import Reconnect
-from streamqd.worker.batches import batch_size
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.control_channel import ExitCode, Stop
 from streamqd.worker.entry import NOWHERE, FetchedEntry
@@ -266,7 +264,8 @@ class WorkerProcess:
     def _run_others(self, *, opened: bool) -> None:
         """Handle all that is pending; in quarantine, in rounds that grow."""
         ready: list[messages.PendingEntry] = []
-        width, growing, listed = self._width(), 2, 0
+        width, listed = self.quarantine.width, 0
+        growing = min(width, 2)
         for pending in self._pages(opened=opened):
             if not self.quarantine.is_open or width == 1:
                 self._run_pending(pending)
@@ -281,17 +280,6 @@ class WorkerProcess:
         while ready:
             ready = self._run_round(ready, growing)
             growing = min(width, 4 * growing)
-
-    def _width(self) -> int:
-        """Return how many inherited entries may run together.
-
-        One where a run may have to wait for anything but its lane: nothing is marked in a wait.
-        """
-        consumer = self.consumer
-        gated = self.guards is not None or bool(consumer.rate)
-        if gated or consumer.max_crashes == 1 or consumer.on_error != REQUEUE:
-            return 1
-        return batch_size(consumer) if self.hooks.loaded.form.batch else consumer.lanes
 
     def _run_suspects(self) -> bool:
         """Run the suspects of earlier crashes in rounds, before all else that is pending.
@@ -326,6 +314,8 @@ class WorkerProcess:
             for each in ready
         ]
         count = rounds.next_round(largest)
+        if self.guards is not None and self.guards.one_by_one:
+            count = 1
         self._run_dry()
         self.slot.round_size = count
         if not self.quarantine.is_open:
@@ -334,6 +324,7 @@ class WorkerProcess:
             self._run_marked(members)
         self._run_dry()
         self.settler.flush()
+        self._await_capacity()
         self.slot.round_size = 0
         self.slot.suspects_left = max(1, self.slot.suspects_left - count)
         return ready[count:]
@@ -357,9 +348,13 @@ class WorkerProcess:
         if together:
             executor.admit(together)
             self._advance()
-        while not executor.room():
+        self._await_capacity()
+
+    def _await_capacity(self) -> None:
+        """Run messages in hand, held ones too, until more may come into hand."""
+        while not self.executor.room():
             self._advance()
-            if not executor.room():
+            if not self.executor.room():
                 self._wait()
 
     def _admit_dry(self, entries: list[FetchedEntry]) -> None:
@@ -398,16 +393,27 @@ class WorkerProcess:
         return message
 
     def _run_marked(self, entries: list[FetchedEntry]) -> None:
-        """Run entries behind one mark that names all of them. Their turn lasts until they ended."""
-        executor = self.executor
+        """Run entries behind one mark that names all of them, and nothing beside them.
+
+        Their turn lasts while one of them runs. If a gate holds the others back then, the rest of
+        the round gets a turn and a mark of its own.
+        """
+        executor, states = self.executor, self.slot.states
         self._run_dry()
-        self.quarantine.begin(*entries)
         executor.admit(entries)
-        executor.start(held=False)
-        while executor.running:
-            self._finish_running(commanded=False)
-            if not self.slot.words[WORD_COMMAND]:
-                executor.start(held=False)  # those behind another of their key
+        while left := [each for each in entries if states[each.index] == WAITING]:
+            self.quarantine.begin(*left)
+            executor.start(held=False)
+            while executor.running:
+                self._wait(held=False)
+                executor.take_ended()
+                with contextlib.suppress(Fenced):
+                    self.settler.try_to_flush()
+                if not self.slot.words[WORD_COMMAND]:
+                    executor.start(held=False)
+            self._check_life()
+            if not executor.in_hand:
+                break
         self.quarantine.end_turn()
         self._run_dry()
 
@@ -507,8 +513,7 @@ class WorkerProcess:
         """Obey, and note what has ended."""
         self._obey()
         self.executor.take_ended()
-        if 0 < self.consumer.max_messages <= self.context.counts.handled:
-            raise Stop(ExitCode.RECYCLE)
+        self._check_life()
         if self.guards is not None:
             self.guards.look()
             if self.guards.must_pause:
@@ -516,6 +521,11 @@ class WorkerProcess:
                 self.guards.stand_still()
         if now_ns() - self._published_ns > PUBLISH_NS:
             self._publish()
+
+    def _check_life(self) -> None:
+        """Raise Stop after `max_messages`."""
+        if 0 < self.consumer.max_messages <= self.context.counts.handled:
+            raise Stop(ExitCode.RECYCLE)
 
     def _must_look(self) -> bool:
         """Return True if nothing may be read before `_look`: a run can last for hours."""
@@ -599,7 +609,11 @@ class WorkerProcess:
         if poll.waiting:
             seconds = min(seconds, poll.left() + 0.001)
         if not self._is_link_taken:
-            for due in (self.settler.next_due(now), self.executor.next_due(now, held=held)):
+            # During a command nothing starts.
+            start = (
+                None if self.slot.words[WORD_COMMAND] else self.executor.next_due(now, held=held)
+            )
+            for due in (self.settler.next_due(now), start):
                 if due is not None:
                     seconds = min(seconds, max(0.0, (due - now) / 1e9))
         return seconds

@@ -177,7 +177,12 @@ def test_an_instance_that_stands_still_at_any_point_and_comes_back_when_another_
 
     # What the first instance still wants to settle shall be in the hands of the second one.
     contested = {number for number, row in enumerate(rows) if row.point in CONTESTED}
-    suspected = {number for number, row in enumerate(rows) if row.paused.charged}  # they wait
+    # A charged or accused message waits for its turn, alone.
+    suspected = {
+        number
+        for number, row in enumerate(rows)
+        if row.paused.charged or row.point == "solo_mark-called"
+    }
     free = {*range(len(rows))} - contested - suspected
     for number in contested:
         strikes.arm("handler-begins", number, "STOP")

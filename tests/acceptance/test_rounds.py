@@ -59,11 +59,20 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "hold-key": (TASKS, SEVERAL | {"order": "key", "on_error": "hold-key"}),
     "batches": (BATCHES, {"batch": 100}),
 }
+# A run may have to wait for more than its lane: a rate of 200 a second, a closed circuit breaker.
+RATE: dict[str, Any] = {"rate": "200/s"}
+BREAKER: dict[str, Any] = {"breaker": {"failures": 5, "window": "10s"}}
+GATED: dict[str, tuple[str, dict[str, Any]]] = {
+    "rate": (TASKS, SEVERAL | RATE),
+    "rate-of-batches": (BATCHES, {"batch": 100} | RATE),
+    "breaker": (THREADS, SEVERAL | BREAKER),
+    "breaker-of-batches": (BATCHES, {"batch": 100} | BREAKER),
+}
 each_shape = pytest.mark.parametrize("shape", SHAPES)
 
 
 def daemon_of(new_daemon: NewDaemon, shape: str, **options: Any) -> Daemon:
-    code, consumer = SHAPES[shape]
+    code, consumer = (SHAPES | GATED)[shape]
     consumer = {"max_crashes": MAX_CRASHES} | consumer
     return new_daemon(code=COMMON + code, consumer=consumer, **options)
 
@@ -136,7 +145,7 @@ def test_a_killed_supervisor_is_recovered_in_few_rounds(new_daemon: NewDaemon, s
 
 @pytest.mark.parametrize(
     ("shape", "partitions", "patience"),
-    [("tasks", 1, 30), ("threads", 1, 30), ("key", 1, 30), ("batches", 1, 30), ("tasks", 4, 40)],
+    [*((shape, 1, 30) for shape in (*SHAPES, *GATED)), ("tasks", 4, 40)],
 )
 def test_a_lost_host_is_recovered_in_few_rounds(
     new_daemon: NewDaemon, shape: str, partitions: int, patience: int

@@ -62,6 +62,7 @@ class Both:
                 assert paired(entry.fields) == self.model.body(name, place)
                 assert entry.crashes == int(group.attempts.get(f"{place}:c", 0))
             assert page.solo == group.solo
+            assert page.accused == {place.encode() for place in group.accused}
             assert page.last_main.decode() == group.last_main
             assert page.last_retry.decode() == group.last_retry
         return reply.word
@@ -109,15 +110,15 @@ class Both:
         return _agree(reply, word)
 
     def solo_mark(
-        self, name: str, token: str, session: str, place: str, acked: tuple[str, ...]
+        self, name: str, token: str, session: str, places: str, acked: tuple[str, ...]
     ) -> str:
         unit = self.desks[name].unit
         reply = self.link.run(
             messages.solo_mark(
-                self.keys, Lease(unit, token), session, place.encode(), _bytes(acked)
+                self.keys, Lease(unit, token), session, places.encode(), _bytes(acked)
             )
         )
-        return _agree(reply, self.model.solo_mark(name, token, session, place, acked))
+        return _agree(reply, self.model.solo_mark(name, token, session, places, acked))
 
     def replay(self, name: str, letter: str) -> str:
         call = dead.replay(self.keys, "access", 0, letter, name, {b"crashCount": b"0"})

@@ -31,13 +31,28 @@ class Model:
         if group.epoch != seen:
             return "MOVED"
         unclean = group.token != ""
-        if unclean and group.mark in group.pending:
-            self._charge(name, group.mark)
+        if unclean:
+            self._suspect(name, group.mark.split())
         assert epoch > group.epoch
         group.session = group.mark = ""
         group.solo = group.solo or unclean
         group.token, group.lease, group.epoch = token, token, epoch
         return "OK"
+
+    def _suspect(self, name: str, marked: list[str]) -> None:
+        """Charge the entry that ran alone when the owner was lost, or accuse the entries marked."""
+        group = self.now.groups[name]
+        if len(marked) > 1:
+            earlier = " ".join(group.accused)
+            kept = [] if len(earlier) > len(" ".join(marked)) else group.accused
+            group.accused = [*kept, *marked]
+        elif marked and marked[0] in group.pending:
+            (place,) = marked
+            crashes = int(group.attempts.get(f"{place}:c", 0))
+            if crashes or place in group.accused:
+                self._charge(name, place, 1 if crashes else 3)
+            else:
+                group.accused = [*group.accused, place]
 
     def renew(self, name: str, token: str) -> str:
         group = self.now.groups[name]
@@ -75,7 +90,7 @@ class Model:
         if group.lease == token:
             group.lease = ""
         group.token = group.session = group.mark = ""
-        group.solo = False
+        group.solo, group.accused = False, []
         return "OK"
 
     # --- reading ---
@@ -157,7 +172,7 @@ class Model:
         return "OK", words
 
     def solo_mark(
-        self, name: str, token: str, session: str, place: str, acked: tuple[str, ...]
+        self, name: str, token: str, session: str, places: str, acked: tuple[str, ...]
     ) -> str:
         group = self.now.groups[name]
         if group.token != token:
@@ -166,8 +181,9 @@ class Model:
             return "SESSION"
         for done in acked:
             self._ack(name, done)
-        group.mark = place
-        group.solo = group.solo and place != ""
+        group.mark = places
+        if not places:
+            group.solo, group.accused = False, []
         return "OK"
 
     # --- no owner needed ---
@@ -236,12 +252,12 @@ class Model:
             self.acked[name].add(self.payload(name, place))
             del group.pending[place]
 
-    def _charge(self, name: str, place: str) -> None:
+    def _charge(self, name: str, place: str, crashes: int = 1) -> None:
         group = self.now.groups[name]
         key = f"{place}:c"
-        group.attempts[key] = b"%d" % (int(group.attempts.get(key, 0)) + 1)
+        group.attempts[key] = b"%d" % (int(group.attempts.get(key, 0)) + crashes)
         which = (name, self.payload(name, place))
-        self.charges[which] = self.charges.get(which, 0) + 1
+        self.charges[which] = self.charges.get(which, 0) + crashes
 
     def _forget(self, group: Group, place: str) -> None:
         for what in ("c", "f", "last"):

@@ -19,6 +19,7 @@ class Group:
     session: str = ""
     mark: str = ""
     solo: bool = False
+    accused: list[str] = field(default_factory=list)
     lease: str = ""
     last_main: str = "0-0"
     last_retry: str = "0-0"
@@ -85,6 +86,7 @@ def _group(info: Fields, replies: list[Any]) -> Group:
         session=held.get("session", ""),
         mark=held.get("mark", ""),
         solo="solo" in held,
+        accused=held.get("accused", "").split(),
         lease=(lease or b"").decode(),
         last_main=info["last-delivered-id"].decode(),
         last_retry=paired(retry_groups[0])["last-delivered-id"].decode(),

@@ -202,11 +202,19 @@ class Play:
             return
         name, actor = chosen
         held = sorted(actor.hand)
-        place = self.draw.choice(held) if held and self.draw.random() < 0.9 else ""
-        acked = [p for p in held if p != place and not actor.hand[p][1]][: self.draw.randint(0, 1)]
+        marked: list[str] = []
+        accused = [p for p in self.model.now.groups[name].accused if p in held]
+        if accused and self.draw.random() < 0.5:
+            marked = [self.draw.choice(accused)]
+        elif held and self.draw.random() < 0.9:
+            count = self.draw.randint(2, 3) if self.draw.random() < 0.3 else 1
+            marked = self.draw.sample(held, min(len(held), count))
+        others = [p for p in held if p not in marked and not actor.hand[p][1]]
+        acked = others[: self.draw.randint(0, 1)]
         for done in acked:
             del actor.hand[done]
-        self.make(Op("solo_mark", name, (actor.token, actor.session, place, tuple(acked))))
+        arguments = (actor.token, actor.session, " ".join(marked), tuple(acked))
+        self.make(Op("solo_mark", name, arguments))
 
     # --- without an owner ---
 

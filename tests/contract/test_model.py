@@ -54,6 +54,21 @@ MUTATIONS = {
         "source and pending(source, group, id)",
         "source",
     ),
+    "a lost round that accuses none of its members": (
+        "lease_acquire",
+        "string.find(mark, ' ', 1, true)",
+        "false",
+    ),
+    "a first charge that forgets the losses before it": (
+        "lease_acquire",
+        "charged and 1 or 3",
+        "1",
+    ),
+    "a charge of an entry that never ran alone": (
+        "lease_acquire",
+        "if charged or string.find",
+        "if true or string.find",
+    ),
     "settling without the fence": ("settle_ack", "if refusal then", "if false then"),
     "retrying without the fence": ("settle_retry", "if refusal then", "if false then"),
     "marking without the session": ("solo_mark", "~= session", "== false"),

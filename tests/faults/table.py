@@ -196,9 +196,9 @@ ROWS = (
     Row(
         "F27",
         "A message kills the whole host.",
-        "Inherited entries run alone under a durable mark, the killer is charged from its second"
-        " host on and becomes a dead letter. An innocent one that ran may be charged once and is"
-        " not dead-lettered for it.",
+        "Inherited entries run in rounds under a durable mark. A second loss accuses the entries of"
+        " the marks, which run alone then. The killer is charged at its third host and becomes a"
+        " dead letter. No other message is charged.",
     ),
     Row(
         "F28",

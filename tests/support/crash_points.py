@@ -205,7 +205,7 @@ def place() -> None:
     _around(Settler, "begin_batch", after=lambda *_: reached("batch-posted"))
     _around(Verdicts, "failed", before=lambda *_: reached("verdict-begins"))
     _around(Settler, "ack", before=lambda *_: reached("verdict-noted"))
-    _around(Settler, "fail", before=lambda *_: reached("verdict-noted"))
+    _around(Settler, "fail", after=lambda *_: reached("verdict-noted"))
     _around(PartitionState, "ended", before=_at("worker-ended"), after=_at("worker-judged", 1))
     _around(WorkerPool, "start_worker", after=_at("worker-forked", 2))
     _around_reclaimer()

@@ -104,9 +104,9 @@ ROWS = [
     Row("ride-unsent", "ok", FREE, UNACKED),
     Row("ride-sent", "ok"),
     Row("ride-answered", "ok"),
-    # A mark is a suspicion: an owner that only stood still leaves one too.
+    # A mark accuses, and charges none before its entry has run alone.
     Row("solo_mark-calls", "fail", after=VICTIM, source="inherited"),
-    Row("solo_mark-called", "fail", FREE, CHARGED, VICTIM, "inherited"),
+    Row("solo_mark-called", "fail", after=VICTIM, source="inherited"),
     Row("solo_end-calls", "dead", source="inherited"),
     Row("solo_end-called", "fail", source="inherited"),
     Row("message_reclaim-calls", "dead", source="foreign"),
