@@ -25,11 +25,11 @@ class BlockedPartition:
         self._settler = context.settler
         self._quarantine = quarantine
 
-    def admitted(self, _messages: list[Message], _start: int) -> int:
+    def count_free(self, _messages: list[Message], _start: int) -> int:
         """How many new messages may run one after the other: none, for each may have to wait."""
         return 0
 
-    def admits(self, entry: FetchedEntry) -> bool:
+    def may_run(self, entry: FetchedEntry) -> bool:
         """Wait until a message that has failed before is due. Then it may run."""
         if entry.due_ns:
             self._wait(entry)

@@ -25,7 +25,7 @@ from streamqd.worker.entry import NOWHERE, FetchedEntry
 from streamqd.worker.gates import Gates
 from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.lanes import Lanes
-from streamqd.worker.ordering import ORDERINGS
+from streamqd.worker.ordering import Ordering
 from streamqd.worker.prefetch import WORK_IN_HAND_NS, PrefetchController, rated
 from streamqd.worker.runs import QUICK_RUN_NS
 from streamqd.worker.verdicts import Verdicts
@@ -38,6 +38,7 @@ class ConcurrentExecutor:
         self,
         context: WorkerContext,
         lanes: Lanes,
+        ordering: Ordering[FetchedEntry],
         verdicts: Verdicts,
         gates: Gates,
         held: HeldKeys | None,
@@ -50,7 +51,7 @@ class ConcurrentExecutor:
         self._lanes = lanes
         self._verdicts = verdicts
         self._gates = gates
-        self._ordering = ORDERINGS[context.consumer.order]()
+        self._ordering = ordering
         self._held = held
         self._prefetch = prefetch
         self._bytes_max = context.settings.daemon.max_message_bytes
@@ -142,7 +143,7 @@ class ConcurrentExecutor:
             self._ordering.add(entries)
             return
         for entry in entries:
-            if self._held.admits(entry, queued=self._ordering.knows(entry.key)):
+            if self._held.may_run(entry, queued=self._ordering.knows(entry.key)):
                 self._bytes_in_hand += entry.size
                 self._ordering.add([entry])
 

@@ -19,6 +19,7 @@ from streamqd.worker.gates import Gates
 from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.hooks import Hooks
 from streamqd.worker.lanes import Lanes, TaskLanes, ThreadLanes
+from streamqd.worker.ordering import ORDERINGS
 from streamqd.worker.prefetch import PrefetchController
 from streamqd.worker.quarantine import Quarantine
 from streamqd.worker.runs import SingleRunner
@@ -100,7 +101,8 @@ def executor_for(
     held = HeldKeys(context, quarantine) if on_error == HOLD_KEY else None
     if consumer.lanes > 1:
         lanes = _lanes(context, hooks)
-        return ConcurrentExecutor(context, lanes, verdicts, gates, held, prefetch)
+        ordering = ORDERINGS[consumer.order]()
+        return ConcurrentExecutor(context, lanes, ordering, verdicts, gates, held, prefetch)
     context.limit.interrupt = hooks.interrupt
     context.limit.listen()
     runner: Runner

@@ -153,7 +153,7 @@ class HeldKeys:
 
     # --- before a run ---
 
-    def admitted(self, messages: list[Message], start: int) -> int:
+    def count_free(self, messages: list[Message], start: int) -> int:
         """How many new messages, from `start` on, may run one after the other."""
         blocker = self._blocker
         if blocker.keys:
@@ -162,7 +162,7 @@ class HeldKeys:
                     return position - start
         return len(messages) - start
 
-    def admits(self, entry: FetchedEntry, *, queued: bool = False) -> bool:
+    def may_run(self, entry: FetchedEntry, *, queued: bool = False) -> bool:
         """Whether a message may run now; else it waits with its key.
 
         `queued`: another one of its key waits for its run, or runs.
@@ -191,7 +191,7 @@ class HeldKeys:
     def begin_again(self, entry: FetchedEntry) -> None:
         """Wait for the turn of a message that was taken for a lane, and mark it; it begins next.
 
-        A message that has a batch of its own is asked for with `admits` instead. Raises Stop,
+        A message that has a batch of its own is asked for with `may_run` instead. Raises Stop,
         Fenced, RedisUnavailable, RedisRefused: the message has not begun then, see `restart`.
         """
         self._quarantine.run_again(entry.place)

@@ -61,10 +61,10 @@ class RunPace:
 class InPlace(Protocol):
     """Lets a message that has failed run again in its place, before what must not pass it."""
 
-    def admitted(self, messages: list[Message], start: int) -> int:
+    def count_free(self, messages: list[Message], start: int) -> int:
         """How many new messages, from `start` on, may run one after the other."""
 
-    def admits(self, entry: FetchedEntry) -> bool:
+    def may_run(self, entry: FetchedEntry) -> bool:
         """Whether an entry may run now. It may wait for that; else the entry is kept elsewhere."""
 
     def keep(self, entry: FetchedEntry) -> None:
@@ -100,7 +100,7 @@ class SingleRunner:
         if self._in_place is None:
             self._run(entry)
             return
-        while self._in_place.admits(entry) and self._run(entry):
+        while self._in_place.may_run(entry) and self._run(entry):
             pass
 
     def _run(self, entry: FetchedEntry) -> bool:
@@ -117,7 +117,7 @@ class SingleRunner:
         has to wait, or is not for many, and is for `handle`.
         """
         in_place = self._in_place
-        count = len(messages) - start if in_place is None else in_place.admitted(messages, start)
+        count = len(messages) - start if in_place is None else in_place.count_free(messages, start)
         if not count:
             return 0
         return self._run_each(messages[start : start + count], first + start, retried)
