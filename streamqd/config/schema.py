@@ -131,6 +131,13 @@ class Daemon:
     boot_timeout: Seconds = setting(
         60.0, "How long a worker may take to import its handler and become ready.", min=1, max=3_600
     )
+    event_loop: str = setting(
+        "asyncio",
+        "What runs async handlers. asyncio: the loop of asyncio, or of the policy that a handler"
+        " module sets. uvloop: a faster loop, which needs the extra uvloop and rounds timers up to"
+        " whole milliseconds.",
+        choices=("asyncio", "uvloop"),
+    )
     loop_blocked_after: Seconds = setting(
         1.0,
         "How long a coroutine may block the event loop of its worker before the event loop.blocked"

@@ -19,7 +19,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from streamqd import logs
+from streamqd import extras, logs
+from streamqd.errors import HandlerLoadError
 from streamqd.logs import Handled
 from streamqd.scoreboard import WorkerSlot
 from streamqd.worker.forks import family
@@ -178,8 +179,20 @@ class PreciseSelector(selectors.EpollSelector):
         return super().select(timeout)
 
 
-def new_loop() -> asyncio.AbstractEventLoop:
-    """Return what asyncio.new_event_loop makes; asyncio's own loop gets precise timers."""
+def new_loop(kind: str = "asyncio") -> asyncio.AbstractEventLoop:
+    """Return what asyncio.new_event_loop makes; asyncio's own loop gets precise timers.
+
+    `kind` is `daemon.event_loop`. Raises HandlerLoadError if uvloop cannot be imported.
+    """
+    if kind == "uvloop":
+        try:
+            import uvloop
+        except ImportError as error:
+            raise HandlerLoadError(
+                f'daemon.event_loop "uvloop" cannot be imported ({error}); {extras.hint("uvloop")}'
+            ) from error
+        made: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        return made
     loop = asyncio.new_event_loop()
     if type(loop) is not asyncio.SelectorEventLoop:
         return loop
@@ -190,8 +203,9 @@ def new_loop() -> asyncio.AbstractEventLoop:
 class EventLoop:
     """The loop and its thread. Its methods are called by the main thread."""
 
-    def __init__(self) -> None:
-        self._loop = new_loop()
+    def __init__(self, kind: str = "asyncio") -> None:
+        """Start a loop of a `kind` that `daemon.event_loop` names. Raises HandlerLoadError."""
+        self._loop = new_loop(kind)
         self._thread = threading.Thread(target=self._turn, name="event loop", daemon=True)
         self._thread.start()
         self._waited: CoroutineRun | None = None

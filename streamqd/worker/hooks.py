@@ -19,9 +19,8 @@ def boot(settings: Settings, consumer: Consumer, unit: Unit) -> Hooks:
     output = logs.output_of_handlers()
     if output is not None:
         output.stand_by()
-    hooks = Hooks(
-        consumer, handlers.load(consumer.handler, settings.base_dir, consumer.codec), unit
-    )
+    loaded = handlers.load(consumer.handler, settings.base_dir, consumer.codec)
+    hooks = Hooks(consumer, loaded, unit, settings.daemon.event_loop)
     logs.mark_records(consumer.handler, unit)
     if output is not None:
         output.follow(settings.log.level)
@@ -38,14 +37,17 @@ def boot(settings: Settings, consumer: Consumer, unit: Unit) -> Hooks:
 class Hooks:
     """What was loaded, with the event loop that it needs, if it needs one."""
 
-    def __init__(self, consumer: Consumer, loaded: handlers.Loaded, unit: Unit) -> None:
+    def __init__(
+        self, consumer: Consumer, loaded: handlers.Loaded, unit: Unit, event_loop: str = "asyncio"
+    ) -> None:
+        """Start the event loop, if there is something async. Raises HandlerLoadError."""
         self._reference = consumer.handler
         self._unit = unit
         self.loaded = loaded
         started, stopped = self.loaded.on_start, self.loaded.on_stop
         asynchronous = self.loaded.form.asynchronous
         asynchronous = asynchronous or handlers.is_async(started) or handlers.is_async(stopped)
-        self.loop = EventLoop() if asynchronous else None
+        self.loop = EventLoop(event_loop) if asynchronous else None
 
     @property
     def function(self) -> Callable[..., object]:

@@ -147,6 +147,7 @@ def daemon_work(
     *,
     groups: Sequence[str] = ("g",),
     bodies: Sequence[bytes] = (quick.PAYLOAD,),
+    env: dict[str, str] | None = None,
 ) -> Work:
     """The daemon, paused while the backlog is written, from its first message to its last.
 
@@ -154,7 +155,7 @@ def daemon_work(
     messages have so many keys.
     """
     redis.Redis(unix_socket_path=path).flushall()
-    with quick.daemon(path, handler, extra=extra) as process:
+    with quick.daemon(path, handler, extra=extra, env=env) as process:
         quick.wait_ready(path, groups=groups)
         process.send_signal(signal.SIGTSTP)
         quick.wait(lambda: quick.states(path) == {"PAUSED"})

@@ -17,7 +17,7 @@ PACKAGES = frozenset(
     {
         *("basedpyright", "deltalake", "duckdb", "django", "fastapi", "jinja2", "opentelemetry"),
         *("pandas", "polars", "pyarrow", "pydantic", "pyspark", "sentry_sdk"),
-        *("testcontainers", "uvicorn"),
+        *("testcontainers", "uvicorn", "uvloop"),
     }
 )
 HINT = "`make test-all` installs it"

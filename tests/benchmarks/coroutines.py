@@ -1,0 +1,169 @@
+"""`make bench NAME=coroutines`: async handlers beside a loop of redis.asyncio, in turns.
+
+The loop is what a team writes without streamqd: it reads with XREADGROUP, starts one task for each
+message, and acknowledges with the next read, on the same event loop. It has no order of keys, no
+fence, no retries and no metrics. A process for each of two partitions, on this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import json
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import redis
+import redis.asyncio
+
+from tests.benchmarks import quick
+from tests.benchmarks.bars import Bar, Meter, Work, show
+from tests.benchmarks.paths import SLEEP
+from tests.benchmarks.quick import PARTITIONS
+from tests.benchmarks.throughput import daemon_work
+from tests.support.machine import machine
+
+LANES = 256  # messages at a time, on both sides; as many as a read brings
+KEYS = 1000
+LOOPS = {"asyncio": 1.0, "uvloop": 1.2}  # what is to be reached beside the loop of redis.asyncio
+HANDLERS = ("later", "waiting")  # one that is over at once, one that waits for 10 ms
+
+
+def main() -> None:
+    """Run all measurements and print JSON and the bars."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--messages", type=int, default=100_000)
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--output", type=Path)
+    options = arguments.parse_args()
+    results: dict[str, Any] = {"machine": machine(), "messages": options.messages}
+    bars: list[Bar] = []
+    with quick.server(aof=False) as path:
+        for handler in HANDLERS:
+            for loop, least in LOOPS.items():
+                count = options.messages // (1 if handler == "later" else 4)
+                kinds = _kinds(path, count, handler, loop)
+                works = _in_turns(kinds, options.rounds)
+                results[f"{handler}, {loop}"] = {
+                    name: _figures(each) for name, each in works.items()
+                }
+                for order in ("key", "none"):
+                    ratio = _ratio(works[f'order = "{order}"'], works["redis.asyncio"])
+                    bars.append(Bar(f'{handler}, {loop}, order = "{order}"', ratio, least))
+    print(json.dumps(results, indent=2))
+    results["bars"] = show(bars)
+    if options.output:
+        options.output.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def _kinds(path: str, count: int, handler: str, loop: str) -> dict[str, Callable[[], Work]]:
+    def ours(order: str) -> Work:
+        extra = f'concurrency = {LANES}\norder = "{order}"\n'
+        env = {"STREAMQ_DAEMON__EVENT_LOOP": loop}
+        return daemon_work(path, count, handler, extra, KEYS, env=env)
+
+    return {
+        "redis.asyncio": lambda: bare(path, count, handler, loop),
+        'order = "key"': lambda: ours("key"),
+        'order = "none"': lambda: ours("none"),
+    }
+
+
+def _in_turns(kinds: dict[str, Callable[[], Work]], rounds: int) -> dict[str, list[Work]]:
+    works: dict[str, list[Work]] = {name: [] for name in kinds}
+    for number in range(rounds):
+        # The first finds the machine as the round before has left it: take turns in that.
+        for name in sorted(kinds, reverse=bool(number % 2)):
+            works[name].append(kinds[name]())
+    return works
+
+
+def _figures(works: list[Work]) -> dict[str, float]:
+    middle = Work(*(statistics.median(column) for column in zip(*works, strict=True)))
+    return {
+        "messages/s": round(middle.rate),
+        "worker CPU, us/message": round(middle.workers_us, 2),
+        "Redis CPU, us/message": round(middle.server_us, 2),
+    }
+
+
+def _ratio(ours: list[Work], theirs: list[Work]) -> float:
+    pairs = zip(ours, theirs, strict=True)
+    return round(statistics.median(each.rate / other.rate for each, other in pairs), 3)
+
+
+# --- the loop of redis.asyncio --------------------------------------------------------------------
+
+
+def bare(path: str, count: int, handler: str, loop: str) -> Work:
+    """Handle `count` messages by redis.asyncio, from the first message to the last."""
+    client = redis.Redis(unix_socket_path=path)
+    client.flushall()
+    streams = [f"bare:{number}" for number in range(PARTITIONS)]
+    quick.fill(path, streams, count, keys=KEYS)
+    for name in streams:
+        client.xgroup_create(name, "g", id="0")
+    context = multiprocessing.get_context("fork")
+    gate, spent = context.Barrier(PARTITIONS + 1), context.SimpleQueue()
+    workers = [
+        context.Process(target=_worker, args=(path, name, handler, loop, gate, spent))
+        for name in streams
+    ]
+    for worker in workers:
+        worker.start()
+    gate.wait()
+    meter = Meter([quick.server_pid(path)])
+    seconds = sum(spent.get() for _ in workers)
+    rate, server_us = count / (time.monotonic() - meter.began), meter.us(count)
+    for worker in workers:
+        worker.join()
+    return Work(rate, seconds * 1e6 / count, server_us)
+
+
+def _worker(path: str, stream: str, handler: str, loop: str, gate: Any, spent: Any) -> None:
+    made = importlib.import_module(loop).new_event_loop()
+    asyncio.set_event_loop(made)
+    spent.put(made.run_until_complete(_serve(path, stream, handler, gate)))
+
+
+async def _serve(path: str, stream: str, handler: str, gate: Any) -> float:
+    client = redis.asyncio.Redis(unix_socket_path=path, protocol=2)
+    await client.ping()
+    gate.wait()
+    began = time.process_time()
+    loop, done = asyncio.get_running_loop(), list[bytes]()
+    running: set[asyncio.Task[None]] = set()
+
+    async def handle(entry_id: bytes) -> None:
+        if handler == "waiting":
+            await asyncio.sleep(SLEEP)
+        done.append(entry_id)
+
+    while True:
+        room = LANES - len(running)
+        pipe, acked = client.pipeline(transaction=False), len(done)
+        if acked:
+            pipe.execute_command("XACK", stream, "g", *done)
+            del done[:acked]
+        pipe.execute_command(
+            *("XREADGROUP", "GROUP", "g", "w", "COUNT", room, "STREAMS", stream, ">")
+        )
+        found = (await pipe.execute())[-1]
+        entries = found[0][1] if isinstance(found, list) and found else []
+        for entry in entries:
+            task = loop.create_task(handle(entry[0]))
+            running.add(task)
+            task.add_done_callback(running.discard)
+        if not entries and not running and not done:
+            return time.process_time() - began
+        if len(running) == LANES or (running and not entries):
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+
+
+if __name__ == "__main__":
+    main()
