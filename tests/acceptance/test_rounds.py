@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from streamqd import config
 from tests.acceptance.test_operator_questions import ask
 from tests.support.daemon import GROUP, TOPIC, Daemon
 
@@ -129,16 +130,26 @@ def test_status_and_why_tell_how_far_a_recovery_is(new_daemon: NewDaemon):
         assert daemon.stop() == 0
 
 
-@pytest.mark.parametrize("shape", ["tasks", "batches"])
-def test_a_killed_supervisor_is_recovered_in_few_rounds(new_daemon: NewDaemon, shape: str):
-    with daemon_of(new_daemon, shape) as daemon:
+@pytest.mark.parametrize(
+    ("shape", "partitions"),
+    [("tasks", 1), ("batches", 1), ("tasks", 4), ("hold-key", 4), ("batches", 4)],
+)
+def test_a_killed_supervisor_is_recovered_in_few_rounds(
+    new_daemon: NewDaemon, shape: str, partitions: int
+):
+    """With the default lease: the restarted supervisor proves that the old processes are gone."""
+    lease = {"lease_ttl": f"{config.Daemon().lease_ttl:g}s"}
+    with daemon_of(new_daemon, shape, partitions=partitions, daemon=lease) as daemon:
         uids = work(daemon, ["nap 1"] * MESSAGES)
         daemon.wait_for(lambda: daemon.ledger.count("start") >= 100, what="many run")
         daemon.kill()
+        began = time.monotonic()
         daemon.start()
         daemon.wait_settled(20)
+        print(shape, partitions, "handled after", round(time.monotonic() - began, 1))
         assert daemon.ledger.ended(GROUP) == {*uids}
         assert max(starts(daemon).values()) <= 2
+        assert not [each for each in daemon.events("lease.acquired") if each.get("suspected")]
         assert (daemon.letters(), daemon.traces()) == ([], [])
         assert daemon.stop() == 0
 

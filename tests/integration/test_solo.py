@@ -23,6 +23,7 @@ from streamqd.store.client import connect
 from streamqd.store.keys import Keys
 from streamqd.worker import ExitCode
 from streamqd.worker.entry import FetchedEntry
+from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.quarantine import Quarantine
 from streamqd.worker.worker import WorkerProcess
 from tests.contract.desk import Desk
@@ -348,6 +349,73 @@ def test_a_held_message_that_has_ended_is_suspected_no_more(
     assert [name for name, _ in runs] == names
     assert all(f"m:{name}".encode() in mark.split() for name, mark in runs)
     assert while_waiting == {(NOBODY, True)}
+
+
+@pytest.mark.fault("F27")
+@pytest.mark.parametrize(
+    ("kind", "alone", "started", "first_mark"),
+    [
+        (SEVERAL | {"rate": "1/h", "rate_burst": 1}, "", ["1-0"], b"m:1-0 m:2-0"),
+        (BATCHES | {"rate": "1/h", "rate_burst": 2}, "m:1-0", ["1-0"], b"m:1-0"),
+    ],
+    ids=["lanes", "a batch"],
+)
+def test_the_rest_of_a_round_that_a_rate_holds_back_has_no_mark_and_no_turn(
+    desk: Desk, life: Life, slot: WorkerSlot, turns: Turns, look: Callable[[], bytes],
+    kind: dict[str, Any], alone: str, started: list[str], first_mark: bytes,
+):  # fmt: skip
+    """A batch of two has one start left, which is one too few."""
+    if alone:
+        desk.do("HSET", desk.fence, "accused", alone)
+    runs: list[tuple[str, bytes]] = []
+    seen: list[tuple[bytes, bool]] = []
+
+    def watch() -> None:
+        held_by_rate(slot, life)
+        wait_until(turns.free, what="the turn is free")
+        seen.append((look(), turns.free()))
+        life.stop()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        code = life.run(
+            life.worker("t1", **kind), lambda message: runs.append((message.id, look()))
+        )
+    finally:
+        watcher.join()
+    assert code == ExitCode.STOPPED
+    assert [name for name, _ in runs] == started
+    assert runs[0][1] == first_mark
+    assert seen == [(NOBODY, True)]
+
+
+def test_a_member_that_is_held_leaves_the_mark_and_the_turn_to_those_that_run(
+    desk: Desk, life: Life, turns: Turns, look: Callable[[], bytes],
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    desk.add("4-0", "payload", "x", "key", "another")
+    desk.fetch(1)
+    desk.do("XACK", desk.stream, desk.unit.group, "2-0", "3-0")
+    held, seen = threading.Event(), []
+    kept = HeldKeys.ended
+
+    def work(message: Message) -> None:
+        if message.id == "1-0" and message.attempt == 1:
+            raise ValueError
+        if message.id == "4-0":
+            held.wait(5.0)
+            seen.append((look(), turns.free()))
+
+    def ended(keys: HeldKeys, entries: list[FetchedEntry]) -> None:
+        kept(keys, entries)
+        held.set()
+
+    options: dict[str, Any] = SEVERAL | {"order": "key", "on_error": "hold-key"}
+    worker = life.worker("t1", max_messages=3, backoff=AT_ONCE, **options)
+    monkeypatch.setattr(HeldKeys, "ended", ended)
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    assert seen == [(b"m:1-0 m:4-0", False)]
 
 
 # --- whose turn it is -----------------------------------------------------------------------------

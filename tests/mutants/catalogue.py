@@ -199,6 +199,101 @@ DEATH = (
         },
     ),
     mutant(
+        "rounds that do not become smaller",
+        "a round that crashes is halved, so its crashes are bounded",
+        "streamqd/policy/rounds.py",
+        ("largest = max(1, len(running) // 2)", "largest = len(running)"),
+        tests={"unit/test_rounds.py": "test_a_lone_kill_costs_two_rounds"},
+    ),
+    mutant(
+        "a suspect of two crashes that joins the larger round",
+        "an innocent message starts 8 times at most",
+        "streamqd/policy/rounds.py",
+        ("min(largest, suspects.get(place, largest))", "largest"),
+        tests={"unit/test_rounds.py": "test_a_suspect_of_two_crashes_keeps_the_smaller_round"},
+    ),
+    mutant(
+        "a round that is larger than one of its members allows",
+        "a suspect joins rounds of its size at most",
+        "streamqd/policy/rounds.py",
+        ("if count >= most:", "if count > most:"),
+        tests={"unit/test_rounds.py": "test_a_lone_kill_costs_two_rounds"},
+    ),
+    mutant(
+        "a crash of a lone message that counts as progress",
+        "only a crash that makes rounds smaller is no step to a crash loop",
+        "streamqd/policy/rounds.py",
+        ("len(running) > 1 and all(", "all("),
+        tests={"unit/test_rounds.py": "test_a_crash_narrows_only_among_known_suspects"},
+    ),
+    mutant(
+        "an accused message that shares its turn",
+        "an accused message runs alone on its instance, so that its charge is exact",
+        "streamqd/worker/quarantine.py",
+        ("entry.crash_count > 0 or entry.place in self.accused", "entry.crash_count > 0"),
+        tests={
+            "integration/test_solo.py": (
+                "test_a_worker_that_ends_has_no_turn_when_it_says_so[stop-one at a time]"
+            )
+        },
+    ),
+    mutant(
+        "a mark that only names the first of its round",
+        "the mark names every message that runs when a host is lost",
+        "streamqd/worker/worker.py",
+        ("self.quarantine.begin(*left)", "self.quarantine.begin(left[0])"),
+        tests={
+            "integration/test_solo.py": (
+                "test_a_member_that_is_held_leaves_the_mark_and_the_turn_to_those_that_run"
+            )
+        },
+    ),
+    mutant(
+        "a held message that takes the mark of those that run",
+        "the mark names every message that runs when a host is lost",
+        "streamqd/worker/quarantine.py",
+        ("if self._session and not self._runs:", "if self._session:"),
+        tests={
+            "integration/test_solo.py": (
+                "test_a_member_that_is_held_leaves_the_mark_and_the_turn_to_those_that_run"
+            )
+        },
+    ),
+    mutant(
+        "a batch that waits for its rate behind its mark",
+        "no message is accused for a wait",
+        "streamqd/worker/gates.py",
+        ("trusted and not self.held_ns(now, runs) and", "trusted and"),
+        tests={
+            "integration/test_solo.py": (
+                "test_the_rest_of_a_round_that_a_rate_holds_back_has_no_mark_and_no_turn[a batch]"
+            )
+        },
+    ),
+    mutant(
+        "a loss that charges a message that did not run alone",
+        "a lost mark accuses, and only an accused or charged message is charged",
+        "lua/lease_acquire.lua",
+        ("if charged or string.find(", "if true or string.find("),
+        tests={
+            "contract/test_lease_acquire.py": (
+                "test_a_lost_entry_that_nobody_accused_is_accused_and_not_charged"
+            )
+        },
+    ),
+    mutant(
+        "a first charge that forgets the losses before it",
+        "a message that kills hosts is a dead letter after the third",
+        "lua/lease_acquire.lua",
+        ("charged and 1 or 3", "1"),
+        tests={
+            "contract/test_lease_acquire.py": [
+                "test_the_first_charge_of_an_accused_entry_counts_three_losses[0-3]",
+                "test_an_unclean_takeover_charges_the_accused_entry_once",
+            ]
+        },
+    ),
+    mutant(
         "a held message that a lane runs again without a mark",
         "what a lost host has left runs one by one, each under a mark",
         "streamqd/worker/concurrent.py",
