@@ -21,10 +21,12 @@ from streamqd.worker.hooks import Hooks, boot
 from streamqd.worker.prefetch import PrefetchController
 from streamqd.worker.quarantine import Quarantine
 from streamqd.worker.reader import REPLY_SECONDS, Reader
+from streamqd.worker.recovery import Recovery
 from streamqd.worker.runs import ACK_DELAY_NS
 from streamqd.worker.settler import Settler
 from streamqd.worker.soft_limit import SoftLimit
 from streamqd.worker.throttle import rate_limiter_of
+from streamqd.worker.turns import Turns
 from streamqd.worker.verdicts import Verdicts
 from streamqd.worker.worker import WorkerProcess
 
@@ -92,7 +94,9 @@ def assemble(
         *(context, hooks, verdicts, gates, quarantine, prefetch),
         0 if rate is None else rate.burst,
     )
-    return WorkerProcess(
-        *(context, hooks, reader, executor, verdicts),
-        *(guards, quarantine, prefetch, assignment.suspects),
+    turns = Turns(context, reader, executor, verdicts, guards, prefetch)
+    recovery = Recovery(
+        *(context, reader, executor, verdicts, guards, prefetch),
+        *(quarantine, turns, assignment.suspects),
     )
+    return WorkerProcess(context, hooks, reader, executor, verdicts, prefetch, turns, recovery)

@@ -36,8 +36,8 @@ from streamqd.store.items import BYTES_MAX, portions
 from streamqd.store.keys import Keys
 from streamqd.store.messages import ITEMS_MAX, PLACES_MAX
 from streamqd.store.scripts import Call
+from streamqd.worker.recovery import RECOVER_PAGE
 from streamqd.worker.settler import BATCH_MAX
-from streamqd.worker.worker import RECOVER_PAGE
 from tests.benchmarks.quick import machine
 from tests.contract.desk import OWNER, TTL, Desk
 from tests.contract.scenarios import drop_all, trim_all

@@ -16,7 +16,7 @@ from streamqd.message import Message
 from streamqd.model import Backoff, Lease
 from streamqd.scoreboard import Scoreboard
 from streamqd.store import leases
-from streamqd.worker import worker
+from streamqd.worker import turns, worker
 from streamqd.worker.control_channel import ExitCode
 from tests.contract.desk import OWNER, TTL, UNIT, Desk
 from tests.faults.rehearsal import Stage
@@ -125,7 +125,7 @@ def judge(desk: Desk, book: Ledger) -> None:
 @contextmanager
 def _hurried() -> Iterator[None]:
     """Waits of a worker that this cannot wait for."""
-    waits = mock.patch.multiple(worker, BLOCK_SECONDS=0.02, DEFER_SECONDS=0.02)
+    waits = mock.patch.multiple(turns, BLOCK_SECONDS=0.02, DEFER_SECONDS=0.02)
     pauses = {"RECONNECT_SECONDS": (0.001, 0.01), "IDLE_CHECK_SECONDS": 0.0}
     with waits, mock.patch.multiple(worker, **pauses):
         yield

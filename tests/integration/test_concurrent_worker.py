@@ -24,7 +24,7 @@ from streamqd.message import Message
 from streamqd.model import Backoff
 from streamqd.scoreboard import WorkerSlot, now_ns
 from streamqd.store.client import connect
-from streamqd.worker import ExitCode, assembly
+from streamqd.worker import ExitCode, assembly, turns
 from streamqd.worker import worker as worker_module
 from streamqd.worker.runs import QUICK_RUN_NS
 from tests.contract.desk import Desk
@@ -242,8 +242,8 @@ def test_suspects_run_alone(desk: Desk, life: Life, slot: WorkerSlot):
     for number in range(1, 7):
         desk.add(f"{number}-0")
     desk.fetch(6)
-    worker = life.worker("t1", max_messages=6, **SEVERAL)
-    worker.suspects = {b"m:2-0": 1, b"m:5-0": 1}
+    suspects = {b"m:2-0": 1, b"m:5-0": 1}
+    worker = life.worker("t1", suspects=suspects, max_messages=6, **SEVERAL)
     seen = {}
 
     def work(message: Message) -> None:
@@ -363,7 +363,7 @@ def test_what_waits_in_hand_is_no_reason_to_connect_anew(
 ):
     """However long it waits, it is pending because it is in hand, and not because it got lost."""
     monkeypatch.setattr(worker_module, "IDLE_CHECK_SECONDS", 0.0)
-    monkeypatch.setattr(worker_module, "BLOCK_SECONDS", 0.01)
+    monkeypatch.setattr(turns, "BLOCK_SECONDS", 0.01)
     for number in range(1, 7):
         desk.add(f"{number}-0", "payload", "x", "key", f"k{number % 5}")
     other = connect(life.settings.redis, timeout=5.0, name="test:other")

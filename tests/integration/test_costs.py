@@ -23,7 +23,7 @@ from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from streamqd.worker import worker
+from streamqd.worker import turns
 from tests.contract.desk import Desk
 from tests.support import users
 from tests.support.costs import FEW, MANY, Cost, Meter, Page, backlog, beside, pending
@@ -141,7 +141,7 @@ def test_what_lies_between_verdicts_is_not_read_again(handled: Handling, desk: D
 def test_a_worker_without_messages_costs_six_commands_a_long_poll(
     desk: Desk, life: Life, meter: Meter, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "BLOCK_SECONDS", 0.001)
+    monkeypatch.setattr(turns, "BLOCK_SECONDS", 0.001)
     desk.pending()
     desk.own("t1")
     one = life.worker("t1")

@@ -20,6 +20,7 @@ from streamqd.store.keys import Keys
 from streamqd.supervisor.lease_manager import TOGETHER, LeaseManager
 from streamqd.supervisor.partition import PartitionState, Phase
 from streamqd.worker import worker
+from streamqd.worker.turns import BLOCK_SECONDS
 from tests.contract.desk import Desk
 from tests.support import users
 from tests.support.costs import FEW, MANY, Cost, Meter, Page, backlog, beside, pending
@@ -162,7 +163,7 @@ def test_a_turn_of_the_housekeeper_is_bounded(
     every = {task.name: task.every for task in keeper._tasks}
     idle = sum(sent[name] / every[name] for name in sent) / UNITS
     # Six commands of a long poll, two that compare what is pending, and a renewal.
-    idle += 6 / worker.BLOCK_SECONDS + 2 / worker.IDLE_CHECK_SECONDS
+    idle += 6 / BLOCK_SECONDS + 2 / worker.IDLE_CHECK_SECONDS
     idle += 1 / (keeper._settings.daemon.lease_ttl / 5)
     assert idle <= IDLE_MAX
     page.say("An idle partition", f"{idle:.1f} commands are sent in a second")

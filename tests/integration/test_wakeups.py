@@ -19,8 +19,7 @@ from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.supervisor.bounded_client import PubSubListener
 from streamqd.supervisor.lease_manager import LeaseManager
-from streamqd.worker import ExitCode
-from streamqd.worker import worker as worker_module
+from streamqd.worker import ExitCode, turns
 from tests.contract.desk import Desk
 from tests.support.life import Life
 from tests.support.servers import ProcessServer, Server
@@ -36,7 +35,7 @@ def test_entries_of_a_foreign_consumer_do_not_wait_for_the_long_poll(
     kind: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(worker_module, "BLOCK_SECONDS", 600.0)  # far beyond the life's patience
+    monkeypatch.setattr(turns, "BLOCK_SECONDS", 600.0)  # far beyond the life's patience
     desk = Desk(link, keys)
     desk.groups()
     desk.own("t1")

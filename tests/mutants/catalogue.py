@@ -478,12 +478,12 @@ LIMITS = (
     mutant(
         "a release that spends an attempt",
         "attempts count failed runs, nothing else",
-        "streamqd/worker/worker.py",
+        "streamqd/worker/recovery.py",
         (
             "message = self._message(entry)",
             (
                 'fields = [*entry.fields, b"retryCount", b"1"]\n'
-                "            delivery = self.context.delivery\n"
+                "            delivery = self._context.delivery\n"
                 "            message = Message(delivery, entry.id, fields, retried=True)"
             ),
         ),

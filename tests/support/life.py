@@ -20,6 +20,7 @@ from streamqd.config import Consumer, Daemon, Settings
 from streamqd.handlers import Failures
 from streamqd.message import Message
 from streamqd.model import Backoff, Lease
+from streamqd.policy.rounds import Suspects
 from streamqd.scoreboard import WorkerCommand, WorkerSlot
 from streamqd.worker import Assignment, WorkerProcess, assemble
 from tests.contract.desk import UNIT
@@ -59,10 +60,17 @@ class Life:
         self._peer = peer
         self._own = own
 
-    def worker(self, token: str, *, cautious: bool = False, **changed: Any) -> WorkerProcess:
+    def worker(
+        self,
+        token: str,
+        *,
+        cautious: bool = False,
+        suspects: Suspects | None = None,
+        **changed: Any,
+    ) -> WorkerProcess:
         """A worker that has not begun; `changed` are settings of its consumer."""
         consumer = replace(self.settings.consumers[0], **changed)
-        orders = Assignment(Lease(UNIT, token, 7), cautious)
+        orders = Assignment(Lease(UNIT, token, 7), cautious, suspects or {})
         return assemble(orders, self.settings, consumer, self.slot, self._own)
 
     def run(self, worker: WorkerProcess, work: Work, patience: float = PATIENCE) -> int:

@@ -33,7 +33,7 @@ from streamqd.store import (
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
 from streamqd.supervisor.partition import PartitionState
-from streamqd.worker import control_channel, dead_letters, serial, settler, worker
+from streamqd.worker import control_channel, dead_letters, recovery, serial, settler
 from streamqd.worker.assignment import Assignment
 
 LUA_UNPACK_MAX = 7_999  # values; the server's LUAI_MAXCSTACK is 8,000
@@ -271,7 +271,7 @@ FEEDERS: dict[str, list[int]] = {
     "leases.ENTRIES_MAX": [ENTRIES_MAX],
     "messages.ITEMS_MAX": [
         settler.BATCH_MAX,
-        worker.RECOVER_PAGE,
+        recovery.RECOVER_PAGE,
         promoter.PAGE,
         largest("prefetch_max"),  # a page of fetch, recover and reclaim, and a read
     ],

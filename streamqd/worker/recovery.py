@@ -1,0 +1,274 @@
+"""Recovery: what is pending comes first, oldest first, before anything new is read.
+
+Entries are pending because an owner died, a connection was lost, a handler released them, or
+another client left them. Suspects of a crash, and what a lost owner left, run in rounds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from operator import attrgetter
+
+from streamqd import logs
+from streamqd.message import Message
+from streamqd.policy import rounds
+from streamqd.policy.rounds import Suspects
+from streamqd.scoreboard import WAITING, WORD_COMMAND, now_ns
+from streamqd.store import messages
+from streamqd.worker.context import WorkerContext
+from streamqd.worker.entry import NOWHERE, FetchedEntry
+from streamqd.worker.executor import Executor
+from streamqd.worker.fenced import Fenced
+from streamqd.worker.guards import Guards
+from streamqd.worker.prefetch import PrefetchController
+from streamqd.worker.quarantine import Quarantine
+from streamqd.worker.reader import Reader
+from streamqd.worker.reclaim import Reclaim
+from streamqd.worker.turns import Turns
+from streamqd.worker.verdicts import Verdicts
+
+RECOVER_PAGE = 64  # pending entries listed at a time, at most
+_size = attrgetter("size")
+
+
+class Recovery:
+    """Runs the pending entries of one unit. Main thread only."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        reader: Reader,
+        executor: Executor,
+        verdicts: Verdicts,
+        guards: Guards | None,
+        prefetch: PrefetchController,
+        quarantine: Quarantine,
+        turns: Turns,
+        suspects: Suspects,
+    ) -> None:
+        """`suspects`: of earlier crashes. They run before all else."""
+        self._context = context
+        self._slot, self._settler, self._consumer = context.slot, context.settler, context.consumer
+        self._reader = reader
+        self._executor = executor
+        self._verdicts = verdicts
+        self._guards = guards
+        self._prefetch = prefetch
+        self._quarantine = quarantine
+        self._turns = turns
+        self._suspects = suspects
+        self._bad_values = logs.bad_values()
+
+    def run_all(self) -> None:
+        """Open a session, and run every pending entry. Raises as a read does.
+
+        A read of an older connection that executes late is refused, because the session is in the
+        fence by then, or its entries are in these lists.
+        """
+        self._quarantine.open("")
+        self._executor.drop_unstarted()
+        self._settler.flush()
+        self._context.clock.read(self._reader.link)
+        self._reader.session = secrets.token_hex(8)
+        opened = self._run_suspects() if self._suspects else False
+        self._run_others(opened=opened)
+        self._quarantine.end()
+        self._suspects = {}
+        self._slot.suspects_left = 0
+
+    def leave(self) -> None:
+        """End the turn of what runs: the worker exits."""
+        self._quarantine.end_turn()
+
+    def take_over(self, reclaim: Reclaim) -> None:
+        """Take over entries of other clients, one page of each stream."""
+        self._settler.flush()
+        for retried in reclaim.pages():
+            found = reclaim.take(retried, self._reader.session, self._page())
+            if found:
+                self._run_pending(found)
+                self._settler.flush()
+
+    def _pages(self, *, opened: bool = False) -> Iterator[list[messages.PendingEntry]]:
+        """List what is pending, oldest first. `opened`: the session is in the fence already."""
+        reader, session = self._reader, self._reader.session
+        after = {False: b"", True: b""}
+        over = False
+        while not over:
+            call = messages.recover(
+                reader.keys,
+                self._reader.lease,
+                session,
+                open=not opened,
+                after_main=after[False],
+                after_retry=after[True],
+                count=self._page(),
+            )
+            page = messages.Recovered.parse(
+                reader.calls.run(call), reader.keys.attempts(*self._context.unit)
+            )
+            if page.bad:
+                self._bad_values.values(page.bad)
+            opened = True
+            reader.heard(page.last_retry, page.last_main)
+            pending, over = page.in_order()
+            for entry in pending:
+                after[entry.retried] = entry.id
+            self._quarantine.open(session if page.solo else "")
+            self._quarantine.accused = page.accused
+            yield pending
+
+    def _run_others(self, *, opened: bool) -> None:
+        """Handle all that is pending; in quarantine, in rounds that grow."""
+        ready: list[messages.PendingEntry] = []
+        width, listed = self._quarantine.width, 0
+        growing = min(width, 2)
+        for pending in self._pages(opened=opened):
+            if not self._quarantine.is_open or width == 1:
+                self._run_pending(pending)
+                self._settler.flush()
+                continue
+            ready += pending
+            listed += len(pending)
+            self._slot.suspects_left, self._slot.suspects = len(ready), listed
+            while len(ready) >= growing or sum(map(_size, ready)) >= self._consumer.prefetch_bytes:
+                ready = self._run_round(ready, growing)
+                growing = min(width, 4 * growing)
+        while ready:
+            ready = self._run_round(ready, growing)
+            growing = min(width, 4 * growing)
+
+    def _run_suspects(self) -> bool:
+        """Run the suspects of earlier crashes in rounds, before all else that is pending.
+
+        Returns whether a session was opened.
+        """
+        ready: list[messages.PendingEntry] = []
+        size, size_max = 0, self._consumer.prefetch_bytes
+        for pending in self._pages():
+            if self._quarantine.is_open:
+                return True  # all that is inherited runs behind marks
+            found = [entry for entry in pending if entry.place in self._suspects]
+            ready += found
+            size += sum(entry.size for entry in found)
+            while ready and size >= size_max:
+                ready = self._run_round(ready)
+                size = sum(entry.size for entry in ready)
+        while ready:
+            ready = self._run_round(ready)
+        return True
+
+    def _run_round(
+        self, ready: list[messages.PendingEntry], most: int = 0
+    ) -> list[messages.PendingEntry]:
+        """Run the first suspects together, and nothing beside them. Returns the others.
+
+        `most` is the largest round of inherited entries that nobody suspects.
+        """
+        alone = self._quarantine.accused
+        largest = [
+            1 if each.crashes or each.place in alone else self._suspects.get(each.place, most)
+            for each in ready
+        ]
+        count = rounds.next_round(largest)
+        if self._guards is not None and self._guards.one_by_one:
+            count = 1
+        self._turns.run_dry()
+        self._slot.round_size = count
+        if not self._quarantine.is_open:
+            self._run_pending(ready[:count])
+        elif members := self._runnable(ready[:count]):
+            self._run_marked(members)
+        self._turns.run_dry()
+        self._settler.flush()
+        self._turns.await_capacity()
+        self._slot.round_size = 0
+        self._slot.suspects_left = max(1, self._slot.suspects_left - count)
+        return ready[count:]
+
+    def _run_pending(self, found: list[messages.PendingEntry]) -> None:
+        """Handle entries that were pending before, those alone that must be alone.
+
+        In quarantine each of them gets a durable mark, and a turn.
+        """
+        executor, together = self._executor, list[FetchedEntry]()
+        for entry in self._runnable(found):
+            if not (entry.crashes or self._quarantine.is_open):
+                together.append(entry)
+                continue
+            self._admit_dry(together)
+            together = []
+            if self._quarantine.is_open:
+                self._run_marked([entry])
+            else:
+                self._admit_dry([entry])
+        if together:
+            executor.admit(together)
+            self._turns.advance()
+        self._turns.await_capacity()
+
+    def _admit_dry(self, entries: list[FetchedEntry]) -> None:
+        """Run entries, and nothing beside them, after all that is in hand."""
+        self._turns.run_dry()
+        if entries:
+            self._executor.admit(entries)
+            self._turns.run_dry()
+
+    def _runnable(self, found: list[messages.PendingEntry]) -> list[FetchedEntry]:
+        """Return the entries that are to be run and not known yet. Settles the others."""
+        known = {*self._settler.deferred_places, *self._executor.places}
+        runnable = []
+        for entry in found:
+            if entry.place in known:
+                continue
+            self._turns.obey()
+            if entry.fields is None:
+                self._verdicts.acknowledge_missing(entry)
+                continue
+            message = self._message(entry)
+            fetched = FetchedEntry(
+                NOWHERE, entry.place, message, entry.retried, entry.crashes, entry.size
+            )
+            if not self._verdicts.dead_letter_crashed(fetched, entry.context):
+                runnable.append(fetched)
+        return runnable
+
+    def _message(self, entry: messages.PendingEntry) -> Message:
+        delivery, fields = self._context.delivery, entry.fields or []
+        message = Message(delivery, entry.id, fields, retried=entry.retried)
+        if entry.failures:
+            message.failures_in_place = entry.failures
+        if entry.wait_ms:
+            message.due_in_place_ns = now_ns() + entry.wait_ms * 1_000_000
+        return message
+
+    def _run_marked(self, entries: list[FetchedEntry]) -> None:
+        """Run entries behind one mark that names all of them, and nothing beside them.
+
+        Their turn lasts while one of them runs. If a gate holds the others back then, the rest of
+        the round gets a turn and a mark of its own.
+        """
+        executor, states = self._executor, self._slot.states
+        self._turns.run_dry()
+        executor.admit(entries)
+        while left := [each for each in entries if states[each.index] == WAITING]:
+            self._quarantine.begin(*left)
+            executor.start(held=False)
+            while executor.running:
+                self._turns.wait(held=False)
+                executor.take_ended()
+                with contextlib.suppress(Fenced):
+                    self._settler.try_to_flush()
+                if not self._slot.words[WORD_COMMAND]:
+                    executor.start(held=False)
+            self._turns.check_life()
+            if not executor.in_hand:
+                break
+        self._quarantine.end_turn()
+        self._turns.run_dry()
+
+    def _page(self) -> int:
+        """Return how many pending entries may be listed at a time. Waits as `await_room`."""
+        return min(RECOVER_PAGE, self._prefetch.count, self._turns.await_room())

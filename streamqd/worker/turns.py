@@ -1,0 +1,199 @@
+"""One turn of a worker's loop, which serving and recovery share, and every wait of the loop.
+
+A turn obeys the supervisor, notes the runs that ended, starts what can start, and settles what is
+due. `worker` adds the reads, `recovery` what is pending.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from streamqd.scoreboard import WORD_COMMAND, now_ns
+from streamqd.worker.assignment import Reconnect
+from streamqd.worker.context import WorkerContext
+from streamqd.worker.control_channel import ExitCode, Stop
+from streamqd.worker.executor import Executor
+from streamqd.worker.fenced import Fenced
+from streamqd.worker.guards import Guards
+from streamqd.worker.prefetch import PrefetchController
+from streamqd.worker.reader import Reader
+from streamqd.worker.settler import DEFER_SECONDS
+from streamqd.worker.verdicts import Verdicts
+
+BLOCK_SECONDS = 15.0  # longest wait of one long poll
+PUBLISH_NS = 1_000_000_000
+
+
+class Turns:
+    """The turns of one worker. Main thread only."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        reader: Reader,
+        executor: Executor,
+        verdicts: Verdicts,
+        guards: Guards | None,
+        prefetch: PrefetchController,
+    ) -> None:
+        self._context = context
+        self._slot, self._channel, self._settler = context.slot, context.channel, context.settler
+        self._consumer = context.consumer
+        self._reader, self._link = reader, reader.link
+        self._executor = executor
+        self._verdicts = verdicts
+        self._guards = guards
+        self._prefetch = prefetch
+        self._published_ns = 0
+
+    def look(self) -> None:
+        """Obey, and note what has ended."""
+        self.obey()
+        self._executor.take_ended()
+        self.check_life()
+        if self._guards is not None:
+            self._guards.look()
+            if self._guards.must_pause:
+                self.finish_running(commanded=False)
+                self._guards.stand_still()
+        if now_ns() - self._published_ns > PUBLISH_NS:
+            self.publish()
+
+    def obey(self) -> None:
+        """When the supervisor wants a stop or a pause, start nothing and let the runs end."""
+        if not self._slot.words[WORD_COMMAND]:
+            return
+        self.finish_running()
+        waited = self._reader.poll.waiting
+        if waited:
+            # Whatever the long poll has moved meanwhile is found by listing.
+            self._reader.poll.forget()
+            self._link.close()
+        self._channel.check(self._executor.in_hand)
+        if waited:
+            raise Reconnect
+
+    def check_life(self) -> None:
+        """Raise Stop after `max_messages`."""
+        if 0 < self._consumer.max_messages <= self._context.counts.handled:
+            raise Stop(ExitCode.RECYCLE)
+
+    def must_look(self) -> bool:
+        """Return True if nothing may be read before `look`: a run can last for hours."""
+        must_pause = self._guards is not None and self._guards.must_pause
+        return must_pause or self._slot.words[WORD_COMMAND] != 0
+
+    def publish(self) -> None:
+        """Bring what others see of the runs up to date."""
+        if self._guards is not None:
+            self._guards.look()
+        now = self._published_ns = now_ns()
+        self._context.counts.publish(self._slot)
+        self._slot.progress_ns = now
+        self._verdicts.catch_up()
+
+    def start_and_settle(self) -> None:
+        """Start what can start, and settle what is due."""
+        self._executor.start()
+        due = self._settler.is_due(now_ns())
+        self._settler.settle(read_follows=due and self.takes_along())
+
+    def advance(self) -> None:
+        """Obey, note what has ended, begin with what can begin, settle what is due."""
+        self.look()
+        self.start_and_settle()
+
+    # --- waiting ---
+
+    def await_capacity(self) -> None:
+        """Run messages in hand, held ones too, until more may come into hand."""
+        while not self._executor.room():
+            self.advance()
+            if not self._executor.room():
+                self.wait()
+
+    def finish_running(self, *, commanded: bool = True) -> None:
+        """Wait for the runs to end; `commanded`: as long as the supervisor commands something."""
+        while self._executor.running and (self._slot.words[WORD_COMMAND] or not commanded):
+            self.wait()
+            self._executor.take_ended()
+            with contextlib.suppress(Fenced):
+                self._settler.try_to_flush()
+
+    def run_dry(self) -> None:
+        """Run all that is in hand, and nothing beside it; then settle it."""
+        executor = self._executor
+        while executor.in_hand:
+            self.look()
+            executor.start(held=False)
+            self._settler.settle(read_follows=False)
+            if executor.in_hand:
+                self.wait(held=False)
+        executor.take_ended()
+        self._settler.flush()
+
+    def wait(self, *descriptors: int, held: bool = True) -> set[int]:
+        """Wait for the end of a run, for a descriptor, or for `patience`.
+
+        Returns the descriptors that are readable.
+        """
+        seconds = self.patience(held=held)
+        return self._channel.await_any([*self._executor.wake_fds, *descriptors], seconds)
+
+    def patience(self, *, held: bool = True) -> float:
+        """Return the seconds that the loop may wait for an event.
+
+        At most until something is to be settled, could start (`held` entries too) or is to be
+        checked.
+        """
+        seconds, poll, now = self.longest_wait, self._reader.poll, now_ns()
+        if poll.waiting:
+            seconds = min(seconds, poll.left() + 0.001)
+        if not self.is_link_taken:
+            # During a command nothing starts.
+            start = (
+                None if self._slot.words[WORD_COMMAND] else self._executor.next_due(now, held=held)
+            )
+            for due in (self._settler.next_due(now), start):
+                if due is not None:
+                    seconds = min(seconds, max(0.0, (due - now) / 1e9))
+        return seconds
+
+    @property
+    def longest_wait(self) -> float:
+        """The longest wait in seconds until the worker must send something to Redis."""
+        return DEFER_SECONDS if self._settler.items else BLOCK_SECONDS
+
+    @property
+    def is_link_taken(self) -> bool:
+        """True while a long poll has the connection that settling needs.
+
+        Such a poll ends in time for what is due next, see `_start_poll`.
+        """
+        return self._reader.poll.waiting and self._settler.link is self._link
+
+    # --- how much more may come ---
+
+    def wants(self, count: int = 0) -> bool:
+        """Return True if a read may bring entries: fewer than `count` are ready, or than lanes."""
+        return not self._reader.poll.waiting and self._executor.wants(count or self._consumer.lanes)
+
+    def takes_along(self) -> bool:
+        """Return True if a read may go out for its acknowledgements alone.
+
+        No lane asked for the entries that it brings. With those in hand they must fit in one read.
+        """
+        return self.wants(max(self._prefetch.count, self._consumer.lanes))
+
+    def await_room(self) -> int:
+        """Return how many more entries of each stream may come into hand, at least 1.
+
+        Waits while Redis refuses retries and dead letters. Acknowledgements are still sent, because
+        they free memory.
+        """
+        settler, most = self._settler, self._consumer.prefetch_max
+        while (room := most - len(settler.items)) <= 0:
+            settler.flush()
+            if settler.items:
+                self._channel.sleep(0.2)
+        return max(1, min(room, self._prefetch.batch_max, self._executor.room()))
