@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
+from streamqd import config
+from streamqd.registration import ensure_topics
 from streamqd.store import messages, scripts
 from tests.support import crash_points, kill_matrix
 from tests.support.crash_points import Strikes
-from tests.support.daemon import GROUP, TOPIC, UNREAD_MAX, Daemon
+from tests.support.daemon import GROUP, OBEDIENT, TOPIC, UNREAD_MAX, Daemon
 from tests.support.kill_matrix import (
     BLOCKED,
     ROWS,
@@ -113,6 +115,95 @@ def test_a_worker_that_is_killed_at_any_point(
             last = blamed if row.killed.charged and not row.crashed else None
             assert crashes(daemon, number) == [*first, last], row
         assert daemon.stop() == 0
+
+
+# --- rounds ---------------------------------------------------------------------------------------
+
+
+# Each step of a round, and how often it is passed before: five inherited messages are two rounds.
+STEPS = [
+    *(("solo_mark-calls", 0), ("solo_mark-called", 0), ("batch-posted", 0)),
+    *(("handler-begins", 0), ("handler-ended", 0), ("verdict-noted", 0)),
+    *(("settle_ack-calls", 0), ("settle_ack-called", 0)),
+    *(("solo_mark-calls", 1), ("solo_mark-called", 1), ("handler-begins", 1)),
+    *(("solo_end-calls", 0), ("solo_end-called", 0)),
+]
+IN_BATCHES = kill_matrix.CONSUMER | {"handler": "work:many", "batch": 4}
+BATCHES = """
+
+def many(messages: list[Message]) -> None:
+    for message in messages:
+        obey(message)
+"""
+
+
+def inherit_rounds(daemon: Daemon) -> list[str]:
+    """Let an owner of each partition be lost with five messages; return all of them."""
+    ensure_topics(daemon.link, config.load(daemon.config_path))
+    uids = []
+    for number in range(len(STEPS)):
+        uids += daemon.send(["ok"] * 5, number)
+        kill_matrix.lose_owner(daemon, number)
+    return uids
+
+
+def judge_rounds(daemon: Daemon, uids: list[str]) -> None:
+    """Each message has ended, starts once more at most, and none is charged."""
+    starts = Counter(each.uid for each in daemon.ledger.records("start"))
+    assert daemon.ledger.ended(GROUP) == {*uids}
+    assert max(starts.values()) <= 2
+    assert daemon.letters() == []
+    assert [key for key in daemon.traces() if not key.startswith("stream:")] == []
+
+
+@pytest.mark.fault("F1", "F27")
+def test_a_worker_that_is_killed_at_any_step_of_a_round_charges_no_message(
+    new_struck: NewDaemon, strikes: Strikes
+):
+    code = OBEDIENT.read_text() + BATCHES
+    daemon = new_struck(partitions=len(STEPS), consumer=IN_BATCHES, code=code)
+    uids = inherit_rounds(daemon)
+    for number, (point, after) in enumerate(STEPS):
+        strikes.arm(point, number, "KILL", after)
+    with daemon:
+        daemon.wait_for(
+            lambda: all(strikes.struck(point, number) for number, (point, _) in enumerate(STEPS)),
+            timeout=PATIENCE, what="every step has struck",
+        )  # fmt: skip
+        daemon.wait_settled(PATIENCE)
+        judge_rounds(daemon, uids)
+        for number, step in enumerate(STEPS):
+            assert crashes(daemon, number) == [None], step
+        assert daemon.stop() == 0
+
+
+@pytest.mark.fault("F7", "F27")
+def test_a_host_that_is_lost_at_any_step_of_a_round_charges_no_message(
+    new_struck: NewDaemon, strikes: Strikes
+):
+    code = OBEDIENT.read_text() + BATCHES
+    a, b = (
+        new_struck(partitions=len(STEPS), consumer=IN_BATCHES, code=code, name=name)
+        for name in ("one", "two")
+    )
+    uids = inherit_rounds(a)
+    for number, (point, after) in enumerate(STEPS):
+        strikes.arm(point, number, "STOP", after)
+    a.start()
+    a.wait_for(
+        lambda: all(strikes.struck(point, number) for number, (point, _) in enumerate(STEPS)),
+        timeout=PATIENCE, what="every step has struck",
+    )  # fmt: skip
+    freeze(a)
+    for each in a.session():
+        each.kill()
+    a.wait(PATIENCE)
+    with b:
+        b.wait_settled(PATIENCE)
+        judge_rounds(b, uids)
+        assert [each for each in b.events("lease.acquired") if each.get("suspected")] == []
+        assert b.events("worker.crashed") == []
+        assert b.stop() == 0
 
 
 # --- a group that somebody destroys ---------------------------------------------------------------
