@@ -5,26 +5,35 @@
 --
 -- KEYS[1]  scheduled  ZSET    streaming:mq:delayed:{T:p:i}            score = due, unix ms
 -- KEYS[2]  items      HASH    streaming:mq:delayed:item:{T:p:i}       send id -> packed fields
--- KEYS[3]? dedup      STRING  streaming:mq:dedup:{T:p:i}:<id>         only with a dedup id
+-- KEYS[3]? meta       HASH    streaming:mq:topic:{T}:meta             not on a cluster: another slot
+-- KEYS[4]? dedup      STRING  streaming:mq:dedup:{T:p:i}:<id>         only with a dedup id
 --
--- ARGV[1]  delay_ms   int     wait from now, unless there is an instant
--- ARGV[2]  at_ms      int     the instant, unix ms; one that has passed is due at once. -1 = none
--- ARGV[3]  send_id    str     new, random; used again only to repeat this very call
--- ARGV[4]  window_ms  int     how long the dedup id is remembered
--- ARGV[5..] fields    list    names and values
+-- ARGV[1]  partitions int     the number of partitions by which the message was routed
+-- ARGV[2]  delay_ms   int     wait from now, unless there is an instant
+-- ARGV[3]  at_ms      int     the instant, unix ms; one that has passed is due at once. -1 = none
+-- ARGV[4]  send_id    str     new, random; used again only to repeat this very call
+-- ARGV[5]  window_ms  int     how long the dedup id is remembered
+-- ARGV[6..] fields    list    names and values
 --
 -- Returns  OK   scheduled, now or by an earlier copy of this call     [2] due, unix ms
 -- Returns  DUP  the dedup id was used before     [2] send id or entry id of that message
+-- Returns  MOVED  the topic has another number of partitions, or is gone    [2] the number, or ''
 --
 -- Cost     O(log n) + size of the body, n = scheduled messages
 -- Repeat   safe until the message is due; after that only with a dedup id
 -- @include _clock
+-- @include _routed
 -- @include _fields
 -- @include _lists
 
-local scheduled, items, dedup = KEYS[1], KEYS[2], KEYS[3]
-local delay_ms, at_ms = tonumber(ARGV[1]), tonumber(ARGV[2])
-local send_id, window_ms, fields = ARGV[3], ARGV[4], slice(ARGV, 5, #ARGV)
+local scheduled, items, meta, dedup = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local partitions, delay_ms, at_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local send_id, window_ms, fields = ARGV[4], ARGV[5], slice(ARGV, 6, #ARGV)
+
+local present = moved(meta, scheduled, partitions)
+if present then
+  return {'MOVED', present}
+end
 
 redis.call('HLEN', items)
 local earlier_due = redis.call('ZSCORE', scheduled, send_id)

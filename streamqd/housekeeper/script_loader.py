@@ -1,7 +1,7 @@
 """Loading into the server the scripts of producers, who may be forbidden to bring their own.
 
-A producer whose user has EVALSHA and not EVAL can deduplicate and schedule once the server knows
-the two scripts. A restart of the server, and SCRIPT FLUSH, forget them.
+A producer whose user has EVALSHA and not EVAL can send once the server knows
+the scripts. A restart of the server, and SCRIPT FLUSH, forget them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.store import scripts
 from streamqd.store.client import Connection
 
-PRODUCER_SCRIPTS = ("message_publish", "message_schedule")
+PRODUCER_SCRIPTS = ("message_append", "message_publish", "message_schedule")
 
 
 class ScriptLoader:

@@ -47,8 +47,9 @@ class Chunk:
     partitions: list[int] = field(default_factory=list)  # where each goes
     # Of each batch its begin and end, and the error of the message that ended it.
     batches: list[tuple[int, int, Exception | None]] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)  # of scripts; none where XADD writes them
-    commands: list[Any] = field(default_factory=list)  # those that write them where they go now
+    calls: list[Call] = field(default_factory=list)  # of scripts, that write them
+    numbers: list[Sequence[int]] = field(default_factory=list)  # of each call: its messages
+    commands: list[Any] = field(default_factory=list)  # the calls as the writer takes them
     transaction: Transaction | None = None  # one that was sent ahead
     results: list[Result] = field(default_factory=list)
     waiting: Sequence[int] = ()  # numbers of messages

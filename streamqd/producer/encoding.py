@@ -1,4 +1,4 @@
-"""Encoding: a message as the fields of an entry, and as the command that writes it.
+"""Encoding: a message as the fields of an entry.
 
 Nothing here touches Redis, a clock or a thread: every kind of producer encodes with it, in the
 thread that sends.
@@ -9,11 +9,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
-
-import hiredis
 
 from streamqd.errors import MessageTooLarge
 
@@ -54,7 +52,6 @@ class Outgoing(NamedTuple):
 
 _ALONE = Outgoing(b"")[1:]  # the other fields of a message that is only a value
 _PAYLOAD = b"payload"
-_EMPTY = b"$0\r\n\r\n"  # an argument without bytes, packed
 
 
 @dataclasses.dataclass(slots=True)
@@ -190,31 +187,6 @@ def batches(
         yield batch
     if failure is not None:
         raise failure
-
-
-def appends(streams: Iterable[str], envelopes: Sequence[Envelope]) -> list[tuple[Any, ...]]:
-    """The commands that add messages, each to its stream, with ids of the server's."""
-    return [_append(*each) for each in zip(streams, envelopes, strict=True)]
-
-
-def packed_appends(streams: Iterable[str], envelopes: Sequence[Envelope]) -> list[bytes]:
-    """The commands of `appends` as the server reads them."""
-    heads: dict[str, bytes] = {}  # how a message that is only a payload begins
-    packed: list[bytes] = []
-    for stream, envelope in zip(streams, envelopes, strict=True):
-        if type(envelope) is not bytes:
-            packed.append(hiredis.pack_command(_append(stream, envelope)))
-            continue
-        head = heads.get(stream)
-        if head is None:
-            command = _append(stream, b"")
-            head = heads[stream] = hiredis.pack_command(command).removesuffix(_EMPTY)
-        packed.append(b"%b$%d\r\n%b\r\n" % (head, len(envelope), envelope))
-    return packed
-
-
-def _append(stream: str, envelope: Envelope) -> tuple[Any, ...]:
-    return ("XADD", stream, "*", *expanded(envelope).fields)
 
 
 def check_topic(topic: object) -> None:

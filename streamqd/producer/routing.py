@@ -18,7 +18,7 @@ from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind, Refused
 from streamqd.policy.partitioning import crc32_partition, jump_partition
 from streamqd.producer.encoding import Envelope, expanded
 from streamqd.store import topics
-from streamqd.store.publishing import ClusterWriter, MessageWriter
+from streamqd.store.publishing import MessageWriter
 from streamqd.store.store import Store
 
 _log = logging.getLogger("streamqd.producer")
@@ -95,7 +95,7 @@ class Router:
         self,
         settings: config.Settings,
         store: Store,
-        writer: MessageWriter | ClusterWriter,
+        writer: MessageWriter,
         partitioner: Partitioner | Mapping[str, Partitioner],
         *,
         create: bool,

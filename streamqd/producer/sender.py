@@ -34,28 +34,26 @@ from streamqd.producer.chunk import NOT_YET, Ahead, Chunk, Result
 from streamqd.producer.encoding import (
     Encoded,
     Envelope,
-    appends,
     batches,
     check_topic,
     envelope_of,
     expanded,
     kind_of,
-    packed_appends,
 )
 from streamqd.producer.options import checked
 from streamqd.producer.routing import Partitioner, Router
 from streamqd.store import publishing, scheduled, scripts
 from streamqd.store.client import connect
 from streamqd.store.keys import Keys
-from streamqd.store.publishing import ClusterWriter, MessageWriter
+from streamqd.store.publishing import MessageWriter
 from streamqd.store.replies import accepted
-from streamqd.store.scripts import Call
+from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
-from streamqd.store.transport import pack
 
 CHUNK_COUNT = 512  # messages of one transaction at most
 CHUNK_BYTES = 1 << 20  # and about this many bytes
 PAUSES = (0.05, 0.2, 0.5)  # seconds before each repetition of a send that is safe to repeat
+HEADS_MAX = 4096  # calls of which the arguments ahead of the messages are kept
 REROUTES_MAX = 100  # of one transaction: each time the topic has changed under it
 DEDUP_WINDOW = 600.0
 _UID = re.compile(r"([^/]+)/([0-9]{1,9})/([!-~]{1,200})")
@@ -120,10 +118,8 @@ class Sender:
         connection = connect(settings.redis, timeout=self._timeout, name="streamqd:producer")
         self._connection = connection
         self._keys = keys = Keys(settings.keys.control, settings.keys.streams)
-        self._spread = bool(connection.together(("{a}", "{b}"))[1:])  # over several nodes
-        self._writer: MessageWriter | ClusterWriter = (
-            ClusterWriter(connection, keys) if self._spread else MessageWriter(connection, keys)
-        )
+        self._writer = MessageWriter(connection, keys)
+        self._heads: dict[tuple[str, int, int, bool], Call] = {}  # calls without their messages
         store = Store(connection, keys)
         self._router = Router(settings, store, self._writer, partitioner, create=create)
         self._pid = os.getpid()
@@ -307,7 +303,7 @@ class Sender:
 
     def _start(self, chunk: Chunk) -> None:
         """Send a chunk and leave the answer to `finish`; write it if it cannot simply be sent."""
-        if chunk.envelopes and self._connection.connected and not self._spread:
+        if chunk.envelopes and self._connection.connected and not self._writer.spread:
             with contextlib.suppress(RedisUnavailable, RedisRefused):  # nothing was written
                 end = chunk.since + self._timeout
                 chunk.transaction = self._alone(end, lambda: self._post(chunk))
@@ -316,7 +312,7 @@ class Sender:
 
     def _write(self, chunk: Chunk, end: float, *, fixed: bool) -> list[Result]:
         """Write a chunk; each node of a cluster gets its own: one may answer, another not."""
-        if not self._spread:
+        if not self._writer.spread:
             return self._repeat(chunk, end, fixed=fixed)
         parts: dict[str, list[int]] = {}
         for at, partition in enumerate(chunk.partitions):
@@ -387,18 +383,11 @@ class Sender:
                 self._reroute(chunk, end)
             elif transaction.lost is not None:
                 raise RedisUnavailable(str(transaction.lost), sent=transaction.lost.sent)
-            elif not chunk.calls:
-                return transaction.replies
             elif not by_source and any(map(_unknown_script, transaction.replies)):
                 by_source = True  # a server that does not know the script knows it for no message
-                self._prepare(chunk, by_source=True)
+                chunk.commands = self._writer.packed(chunk.calls, by_source=True)
             else:
-                return [
-                    _explained(raw, by_source)
-                    if isinstance(raw, RedisRefused)
-                    else scripts.reply(call, raw)
-                    for call, raw in zip(chunk.calls, transaction.replies, strict=True)
-                ]
+                return _of_messages(chunk, transaction.replies, by_source=by_source)
         text = f"the topic {chunk.topic} keeps changing; nothing was sent"
         raise RedisUnavailable(text, sent=False)
 
@@ -429,27 +418,62 @@ class Sender:
             self._prepare(chunk)
         return self._writer.post(chunk.topic, chunk.count, chunk.commands)
 
-    def _prepare(self, chunk: Chunk, *, by_source: bool = False) -> None:
-        """Make the commands that write the messages where they go now. Redis is not asked."""
-        if self._max_backlog is None and kind_of(chunk.envelopes[0]) == "plain":
-            streams = {each: self._keys.stream(chunk.topic, each) for each in set(chunk.partitions)}
-            make = appends if self._spread else packed_appends
-            chunk.commands = make(map(streams.__getitem__, chunk.partitions), chunk.envelopes)
-            return
-        chunk.calls = [
-            self._call(chunk.topic, partition, expanded(envelope))
-            for partition, envelope in zip(chunk.partitions, chunk.envelopes, strict=True)
-        ]
-        commands = [scripts.command(call, by_source=by_source) for call in chunk.calls]
-        chunk.commands = commands if self._spread else [*map(pack, commands)]
+    def _prepare(self, chunk: Chunk) -> None:
+        """Make the commands that write the messages where they go now. Redis is not asked.
 
-    def _call(self, topic: str, partition: int, message: Encoded) -> Call:
-        place = (self._keys, topic, partition)
-        sent = (message.fields, message.dedup_id or "", self._window)
+        Messages of one partition go into one call, unless each needs keys of its own.
+        """
+        if kind_of(chunk.envelopes[0]) == "plain":
+            places: dict[int, list[int]] = {}
+            for at, partition in enumerate(chunk.partitions):
+                places.setdefault(partition, []).append(at)
+            chunk.numbers = [*places.values()]
+            chunk.calls = [
+                self._plain(chunk, partition, numbers) for partition, numbers in places.items()
+            ]
+        else:
+            chunk.numbers = [[at] for at in range(len(chunk.envelopes))]
+            chunk.calls = [
+                self._call(chunk, partition, expanded(envelope))
+                for partition, envelope in zip(chunk.partitions, chunk.envelopes, strict=True)
+            ]
+        chunk.commands = self._writer.packed(chunk.calls)
+
+    def _plain(self, chunk: Chunk, partition: int, numbers: Sequence[int]) -> Call:
+        """The call that writes messages to a partition."""
+        envelopes = [chunk.envelopes[at] for at in numbers]
+        topic, count = chunk.topic, chunk.count
+        if self._max_backlog is not None:
+            fields = [expanded(each).fields for each in envelopes]
+            return publishing.publish(
+                *(self._keys, topic, partition, fields, "", 0.0, self._max_backlog),
+                partitions=count,
+                meta=self._writer.meta(topic),
+            )
+        alone = set(map(type, envelopes)) == {bytes}
+        head = self._heads.get((topic, partition, count, alone))
+        if head is None:
+            meta = self._writer.meta(topic)
+            head = publishing.append(self._keys, topic, partition, count, meta, alone=alone)
+            if len(self._heads) >= HEADS_MAX:
+                self._heads.clear()
+            self._heads[topic, partition, count, alone] = head
+        messages = (
+            envelopes if alone else publishing.flat([expanded(each).fields for each in envelopes])
+        )
+        return Call(head.script, head.key, (*head.argv, *messages))
+
+    def _call(self, chunk: Chunk, partition: int, message: Encoded) -> Call:
+        place = (self._keys, chunk.topic, partition)
+        known: Any = {"partitions": chunk.count, "meta": self._writer.meta(chunk.topic)}
+        sent = (message.dedup_id or "", self._window)
         if not message.send_id:
-            return publishing.publish(*place, *sent, self._max_backlog)
+            fields = [message.fields]
+            return publishing.publish(*place, fields, *sent, self._max_backlog, **known)
         return publishing.schedule(
-            *place, message.delay, message.send_id, *sent, at_unix_ms=message.at_unix_ms
+            *(*place, message.delay, message.send_id, message.fields, *sent),
+            at_unix_ms=message.at_unix_ms,
+            **known,
         )
 
     def _reroute(self, chunk: Chunk, end: float) -> None:
@@ -485,6 +509,27 @@ def _parts(uid: str) -> tuple[str, int, str]:
 # --- what a reply means ---------------------------------------------------------------------------
 
 
+def _of_messages(chunk: Chunk, replies: Sequence[Any], *, by_source: bool) -> list[Any]:
+    """Return the reply for each message: its entry's id, RedisRefused, or a Reply."""
+    found: list[Any] = [None] * len(chunk.envelopes)
+    for numbers, call, raw in zip(chunk.numbers, chunk.calls, replies, strict=True):
+        each: Sequence[Any]
+        if isinstance(raw, RedisRefused):
+            each = [_explained(raw, by_source)] * len(numbers)
+        else:
+            reply = scripts.reply(call, raw)
+            if reply.word == "OK" and isinstance(reply.rest[0], list):
+                ids = reply.rest[0]
+                last = ids[-1]
+                rest = last if isinstance(last, RedisRefused) else Reply("FULL", reply.rest[1:])
+                each = [*ids, *[rest] * (len(numbers) - len(ids))]
+            else:
+                each = [reply] * len(numbers)
+        for at, one in zip(numbers, each, strict=True):
+            found[at] = one
+    return found
+
+
 def _for_the_moment(reply: Any) -> bool:
     return isinstance(reply, RedisRefused) and reply.transient
 
@@ -504,8 +549,9 @@ def _explained(reply: RedisRefused, by_source: bool) -> RedisRefused:
         )
     else:
         text = (
-            "this Redis user may not run scripts, which dedup_id, delay, at and max_backlog need:"
-            " send without them, or give it the permissions of etc/acl/producer-scripts.acl"
+            "this Redis user may not run the script that this message needs: give it the"
+            " permissions of etc/acl/producer.acl, or of etc/acl/producer-scripts.acl for"
+            " dedup_id, delay, at and max_backlog"
         )
     return RedisRefused(reply.code, f"{text} ({reply})")
 

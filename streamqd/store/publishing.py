@@ -1,18 +1,16 @@
-"""Writing messages: the transactions of producers, and the scripts for all that an XADD cannot do.
+"""Writing messages: the calls of the scripts that do it, and the one connection that carries them.
 
-A message that goes where its key belonged a moment ago would break the order of the key. So every
-write is a transaction under WATCH of the topic's meta key: when that has changed since the count
-was read (the topic has grown, or was deleted), the server does nothing, and the caller routes
-again. The next WATCH and the count that goes with it travel behind each transaction in the same
-write, so this costs no round trip: the same device as the fetch of a worker.
+A message that goes where its key belonged earlier would break the order of the key. So each script
+that writes gets the topic's meta key and the partition count by which the messages were routed, and
+compares the two in the step in which it writes. When the topic has grown or is gone, it writes
+nothing and answers MOVED with the present count, and the caller routes again. Nothing has to be
+kept between two writes, so any number of topics costs the same, one round trip for each write.
 
-Scripts (dedup ids, backlog limits, delays) are queued in the same transaction; `publish` and
-`schedule` build their calls. `fields` are flat: name, value, name, value …
+`fields` are flat: name, value, name, value …
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,13 +19,12 @@ from streamqd.errors import BadValue, ContractError, RedisRefused, RedisUnavaila
 from streamqd.store import scripts, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
-from streamqd.store.replies import accepted, missing_of
+from streamqd.store.replies import missing_of
 from streamqd.store.scripts import Call
 from streamqd.store.store import Store
 from streamqd.store.transport import Transport, pack
 
 FIELDS_MAX = 128  # names and values of one message at most
-WATCHED_MAX = 16  # topics watched at once: those written to last. Each costs each send an HGET
 
 _GIVEN_UP = RedisUnavailable("the connection was given up", sent=True)
 _MULTI = pack(("MULTI",))
@@ -36,13 +33,14 @@ _EXEC = pack(("EXEC",))
 
 @dataclass(slots=True, eq=False)
 class Transaction:
-    """A transaction that is sent, and its answer once that is read.
+    """Calls on one topic that are sent together, and their answers once these are read.
 
-    `replies` answer its commands; None when the count has changed and nothing was done. `lost` is
+    `replies` answer the calls; None when the count has changed and nothing was done. `lost` is
     the error when the answer did not come: then nothing is known. One that is never read is lost.
     """
 
-    commands: int
+    topic: str
+    calls: int
     on: Transport | None = None  # the connection on which it was sent
     replies: list[Any] | None = field(default_factory=list)
     lost: RedisUnavailable | None = _GIVEN_UP
@@ -52,83 +50,128 @@ class Transaction:
 
 
 class MessageWriter:
-    """Writes to topics, over one connection to one server.
+    """Writes to topics over one connection, and knows their partition counts as of the last answer.
 
-    Knows the partition counts of topics as of the last WATCH. One transaction at most has no answer
-    yet; in between anything may happen: another use, the end of the connection, a fork.
+    On one server the calls of a transaction are executed in one step, all or none. One transaction
+    at most has no answer yet; in between anything may happen: another use, the end of the
+    connection, a fork.
+
+    On a cluster the meta key and the partitions are in different slots, which no script spans. So
+    the count is read next to each write: one write may still go by a count that has just changed.
+    This happens only when a topic is deleted and created again: no topic grows on a cluster.
     """
 
     def __init__(self, connection: Connection, keys: Keys) -> None:
         self.connection = connection
-        self._node = connection.node
+        self.spread = len(connection.together(("{a}", "{b}"))) > 1  # over several nodes
         self._keys = keys
-        self._counts: dict[str, int | None] = {}  # the topic that was looked up last comes last
-        self._rewatch = b""  # the next WATCH, packed
-        self._watched: Transport | None = None  # where the watch stands, while it does
+        self._counts: dict[str, int | None] = {}
         self._sent: Transaction | None = None  # the one that has no answer yet
 
+    def meta(self, topic: str) -> str | None:
+        """The key that the scripts compare with; None on a cluster."""
+        return None if self.spread else self._keys.meta(topic)
+
     def known(self, topic: str) -> int | None:
-        """The partition count as of the last WATCH; None when Redis must be asked."""
+        """The partition count as of the last answer; None when Redis must be asked."""
         return self._counts.get(topic)
 
     def count(self, topic: str) -> int | None:
         """The partition count, from Redis if it is not known; None when there is no such topic.
 
-        Raises RedisRefused, RedisUnavailable.
+        Raises RedisRefused, RedisUnavailable, BadValue.
         """
-        self.settle()
-        if self._counts.get(topic) is None:
-            self._watch(topic)
-        return self._counts[topic]
+        found = self._counts.get(topic)
+        if found is None:
+            self.settle()
+            store = Store(self.connection, self._keys)
+            found = self._counts[topic] = topics.partition_count(store, topic)
+        return found
 
-    def post(self, topic: str, expected: int, commands: Sequence[bytes]) -> Transaction:
-        """Send packed commands on a topic as one transaction; `collect` reads the answer.
+    def packed(self, calls: Sequence[Call], *, by_source: bool = False) -> list[Any]:
+        """The commands that make calls, as `post` takes them."""
+        commands = [scripts.command(call, by_source=by_source) for call in calls]
+        return commands if self.spread else [*map(pack, commands)]
+
+    def post(self, topic: str, expected: int, commands: Sequence[Any]) -> Transaction:
+        """Send calls on a topic; `collect` reads the answers.
 
         When the topic's count is known not to be the expected one, nothing is sent. Raises
-        RedisUnavailable when nothing was written, RedisRefused when nothing can be watched.
+        RedisUnavailable when nothing was written.
         """
         if self._sent is not None:
             self.settle()
-        if self._watched is not self._node.ready():
-            self._watch(topic)
-        transaction = Transaction(len(commands))
+        transaction = Transaction(topic, len(commands))
         if self._counts.get(topic) != expected:
             transaction.answer(None)
-            return transaction
-        transaction.on, self._watched = self._watched, None  # the watch is used up
-        packed = [_MULTI, *commands, _EXEC, self._rewatch]
+        elif self.spread:
+            self._post_each(transaction, commands)
+        else:
+            self._post(transaction, commands)
+        return transaction
+
+    def _post(self, transaction: Transaction, commands: Sequence[bytes]) -> None:
+        node = self.connection.node
+        transaction.on = node.ready()
+        if len(commands) > 1:
+            commands = [_MULTI, *commands, _EXEC]
         try:
-            self._node.send(packed, needed=len(commands) + 2, on=transaction.on)
+            node.send(commands, needed=len(commands), on=transaction.on)
         except RedisUnavailable as error:
             if not error.sent:
                 raise
             transaction.answer([], error)
-            return transaction
+            return
         self._sent = transaction
-        return transaction
+
+    def _post_each(self, transaction: Transaction, commands: Sequence[Sequence[Any]]) -> None:
+        """Run commands, each at the node of its key, and read the answers immediately."""
+        topic = transaction.topic
+        look = ("HGET", self._keys.meta(topic), "partitionCount")
+        try:
+            *replies, count = self.connection.pipeline_each([*commands, look])
+        except RedisUnavailable as error:
+            if not error.sent:
+                raise
+            transaction.answer([], error)
+            return
+        if count is None or isinstance(count, bytes):
+            self._learn(topic, count)
+        if any(isinstance(reply, RedisUnavailable) for reply in replies):
+            lost = missing_of(replies)
+            if not lost.sent:
+                raise lost
+            transaction.answer([], lost)
+        else:
+            transaction.answer(replies)
 
     def collect(self, transaction: Transaction) -> None:
         """Read the answer to a transaction, unless that was done in between, and learn from it."""
         if transaction is not self._sent:
             return
         self._sent, lost = None, None
-        end = transaction.commands + 2  # MULTI and EXEC are answered too
-        replies: list[Any] = []  # `collect` of the connection would hide that EXEC was answered
+        calls, node = transaction.calls, self.connection.node
+        wanted = calls + 2 if calls > 1 else 1  # MULTI and EXEC are answered too
+        replies: list[Any] = []
         assert transaction.on is not None
-        transaction.on.begin(self._node.seconds_left())
+        transaction.on.begin(node.seconds_left())
         try:
-            self._node.receive(end + 1 + len(self._counts), replies, on=transaction.on)
+            node.receive(wanted, replies, on=transaction.on)
         except RedisUnavailable as error:
             lost = error
-        if len(replies) < end:
+        if lost is not None:
             transaction.answer([], lost)
-        else:
-            transaction.answer(_executed(replies[:end]))
-        if lost is None:
-            self._node.judge(replies)
-            # The messages are written; the next use meets the same trouble.
-            with contextlib.suppress(RedisRefused, ContractError, BadValue):
-                self._learn(replies[end:])
+            return
+        found = replies if calls == 1 else _executed(replies)
+        transaction.answer(found)
+        for reply in found:
+            if isinstance(reply, RedisRefused):
+                node.judge((*replies, reply))
+                break
+            if isinstance(reply, list) and reply[0] == b"MOVED":
+                self._learn(transaction.topic, reply[1] or None)
+                transaction.answer(None)
+                break
 
     def settle(self) -> None:
         """Read the answer that has not come yet, if any: the connection is free afterwards."""
@@ -144,129 +187,83 @@ class MessageWriter:
     def detach(self) -> None:
         """In a forked child: the connection, and the answer on it, are the parent's."""
         self.connection.detach()
-        self._watched = self._sent = None
+        self._sent = None
 
-    def _watch(self, topic: str) -> None:
-        """Watch in an exchange of its own: at first, and on a new connection."""
-        self._counts[topic] = self._counts.pop(topic, None)
-        while len(self._counts) > WATCHED_MAX:
-            del self._counts[next(iter(self._counts))]
-        # Who creates a topic breaks the own watch of it, and would be refused. EXEC ends a watch as
-        # UNWATCH does, which a restricted user may not run.
-        stands = self._watched is not None and self._watched is self._node.transport
-        end: list[tuple[Any, ...]] = [("MULTI",), ("EXEC",)] if stands else []
-        self._watched = None
-        metas = [self._keys.meta(each) for each in self._counts]
-        watch: list[tuple[Any, ...]] = [
-            ("WATCH", *metas),
-            *(("HGET", meta, "partitionCount") for meta in metas),
-        ]
-        self._rewatch = b"".join(map(pack, watch))
+    def _learn(self, topic: str, raw: bytes | None) -> None:
+        """Note a topic's count. One that is no count is read again by `count`, which raises."""
         try:
-            replies = self.connection.pipeline([*end, *watch])
-        except RedisUnavailable as error:
-            raise RedisUnavailable(str(error), sent=False) from error  # no message was
-        self._learn(replies[len(end) :])
-
-    def _learn(self, replies: Sequence[Any]) -> None:
-        for topic, raw in zip(self._counts, accepted(replies)[1:], strict=True):
             self._counts[topic] = None if raw is None else topics.count_of(topic, raw)
-        self._watched = self._node.transport
+        except BadValue:
+            self._counts[topic] = None
 
 
-class ClusterWriter:
-    """Writes to topics of a cluster; used as a `MessageWriter` is.
-
-    There the meta key and the partitions are in different slots, which no transaction spans. So the
-    count is looked up beside each write: one write may still go by a count that has just changed,
-    which happens only when a topic is deleted and created again, because none grows on a cluster.
-    """
-
-    def __init__(self, connection: Connection, keys: Keys) -> None:
-        self.connection = connection
-        self._keys = keys
-        self._counts: dict[str, int | None] = {}
-
-    def known(self, topic: str) -> int | None:
-        return self._counts.get(topic)
-
-    def count(self, topic: str) -> int | None:
-        found = self._counts.get(topic)
-        if found is None:
-            found = topics.partition_count(Store(self.connection, self._keys), topic)
-            self._counts[topic] = found
-        return found
-
-    def post(self, topic: str, expected: int, commands: Sequence[Sequence[Any]]) -> Transaction:
-        """Run commands, each at the node of its key, and read the answers at once."""
-        transaction = Transaction(len(commands))
-        if self._counts.get(topic) != expected:
-            transaction.answer(None)
-            return transaction
-        look = ("HGET", self._keys.meta(topic), "partitionCount")
-        try:
-            *replies, count = self.connection.pipeline_each([*commands, look])
-        except RedisUnavailable as error:
-            if not error.sent:
-                raise
-            transaction.answer([], error)
-            return transaction
-        if count is None or isinstance(count, bytes):
-            self._counts[topic] = None if count is None else topics.count_of(topic, count)
-        if any(isinstance(reply, RedisUnavailable) for reply in replies):
-            lost = missing_of(replies)
-            if not lost.sent:
-                raise lost
-            transaction.answer([], lost)
-        else:
-            transaction.answer(replies)
-        return transaction
-
-    def collect(self, transaction: Transaction) -> None:
-        """It was read at once."""
-
-    def settle(self) -> None:
-        """There is never an answer that has not come yet."""
-
-    def abandon(self, transaction: Transaction) -> None:
-        """As `settle`."""
-
-    def detach(self) -> None:
-        self.connection.detach()
-
-
-def _executed(replies: list[Any]) -> list[Any] | None:
-    """Read the answers to MULTI, the commands and EXEC."""
+def _executed(replies: list[Any]) -> list[Any]:
+    """Read the answers to MULTI, the calls and EXEC."""
     *queued, executed = replies
-    if executed is None:
-        return None
-    if not isinstance(executed, RedisRefused):
-        return list(executed)
+    if isinstance(executed, list):
+        return executed
     # Nothing was done, because a command was refused as it came: the reason is there.
     refused = next((each for each in queued if isinstance(each, RedisRefused)), executed)
     return [refused] * (len(queued) - 1)
+
+
+def append(
+    keys: Keys, topic: str, partition: int, partitions: int, meta: str | None, *, alone: bool
+) -> Call:
+    """Write messages, which the caller puts behind the arguments of the call: see `flat`.
+
+    `meta` is the topic's key to compare `partitions` with. If all messages are `alone`, each is one
+    argument, its payload.
+    """
+    named = {"stream": keys.stream(topic, partition)}
+    if meta is not None:
+        named["meta"] = meta
+    script = scripts.get("message_append")
+    return script.call(named, partitions=partitions, alone=alone, messages=[])
+
+
+def flat(messages: Sequence[Sequence[bytes | str]]) -> list[bytes | str]:
+    """Return messages as the scripts read them: of each the number of its fields, then these."""
+    found: list[bytes | str] = []
+    for fields in messages:
+        found.append(str(len(_paired(fields))))
+        found += fields
+    return found
 
 
 def publish(
     keys: Keys,
     topic: str,
     partition: int,
-    fields: Sequence[bytes | str],
+    messages: Sequence[Sequence[bytes | str]],
     dedup_id: str = "",
     window: float = 0.0,
     max_backlog: int | None = None,
+    *,
+    partitions: int = 0,
+    meta: str | None = None,
 ) -> Call:
-    """Write a message unless its dedup id was used within `window` seconds, or too many wait."""
+    """Write a message unless its dedup id was used within `window` seconds.
+
+    Or several without, as long as fewer than `max_backlog` wait. With `meta`, the topic's key, only
+    if the topic has `partitions`.
+    """
     if max_backlog is not None and max_backlog < 1:
         raise ContractError(f"message_publish: a limit of {max_backlog}")
+    if not messages or (dedup_id and len(messages) > 1):
+        raise ContractError(f"message_publish: {len(messages)} messages, dedup id {dedup_id!r}")
     named = {"stream": keys.stream(topic, partition)}
+    if meta is not None:
+        named["meta"] = meta
     if dedup_id:
         named["dedup"] = keys.dedup(topic, partition, dedup_id)
     return scripts.get("message_publish").call(
         named,
+        partitions=partitions,
         window_ms=_window_ms(dedup_id, window),
         max_backlog=-1 if max_backlog is None else max_backlog,
-        fields=_paired(fields),
+        alone=False,
+        messages=flat(messages),
     )
 
 
@@ -281,10 +278,13 @@ def schedule(
     window: float = 0.0,
     *,
     at_unix_ms: int | None = None,
+    partitions: int = 0,
+    meta: str | None = None,
 ) -> Call:
     """Keep a message for `delay` seconds, or until an instant.
 
-    `send_id` is new, or that of the very same send.
+    `send_id` is new, or that of the very same send. With `meta`, the topic's key, only if the topic
+    has `partitions`.
     """
     one_time = (delay is None) != (at_unix_ms is None)
     if not send_id or not one_time or min(delay or 0, at_unix_ms or 0) < 0:
@@ -295,10 +295,13 @@ def schedule(
         "scheduled": keys.scheduled(topic, partition),
         "items": keys.scheduled_items(topic, partition),
     }
+    if meta is not None:
+        named["meta"] = meta
     if dedup_id:
         named["dedup"] = keys.dedup(topic, partition, dedup_id)
     return scripts.get("message_schedule").call(
         named,
+        partitions=partitions,
         delay_ms=0 if delay is None else round(delay * 1000),
         at_ms=-1 if at_unix_ms is None else at_unix_ms,
         send_id=send_id,

@@ -247,7 +247,7 @@ def _directory() -> Path:
 
 # --- lint: what a test asks of every script ---------------------------------------------------
 
-_CALL = re.compile(r"redis\.p?call\(\s*'(\w+)'(?:,\s*'([^']*)')?")
+_CALL = re.compile(r"(?:\bredis\.p?|(?<![.\w]))call\(\s*'(\w+)'(?:,\s*'([^']*)')?")
 _RETURNED = re.compile(r"return\s*\{\s*'([A-Z_]+)'")
 _ASSIGNED_WORD = re.compile(r"\.word = (?:body and )?'([A-Z]+)'(?: or '([A-Z]+)')?")
 _WORD_FIRST = frozenset({"MEMORY", "XGROUP", "XINFO", "XREADGROUP"})  # a word comes before the key

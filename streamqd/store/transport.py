@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _WRAPPED = re.compile(
     r"ERR Error running script \(call to \w+\): @\w+:\d+: (?:@\w+: ?\d+: )?-?([A-Z][A-Z0-9]+) "
 )
+# So Redis 7 and Valkey refuse a command inside a script to a user who may not run it.
+_FORBIDDEN = "ERR ACL failure in script: "
 # A transaction that was queued before the server's state changed: "EXECABORT Transaction discarded
 # because of: READONLY You can't write …". Of an error while queueing it says "of previous errors".
 _ABORTED = re.compile(r"EXECABORT Transaction discarded because of: ([A-Z]+) ")
@@ -67,6 +69,8 @@ def pack(command: Sequence[Any]) -> bytes:
 
 def code_of(text: str) -> str:
     """Return the code of an error reply, as `OOM`, however the server's version wraps it."""
+    if text.startswith(_FORBIDDEN):
+        return "NOPERM"
     wrapped = _WRAPPED.match(text) or _ABORTED.match(text)
     return wrapped[1] if wrapped else text.partition(" ")[0]
 

@@ -161,7 +161,7 @@ def measure(desk: Desk, body: str) -> Iterator[Call]:
     yield messages.snapshot(desk.keys, desk.unit)
     yield spark.step(desk.stream, "0-0", "9999999999999-0", spark.STEP_MAX)
     fields = [b"payload", body.encode()]
-    yield publishing.publish(desk.keys, *PATH, fields, "order-1", 60.0, max_backlog=10**6)
+    yield publishing.publish(desk.keys, *PATH, [fields], "order-1", 60.0, max_backlog=10**6)
     yield publishing.schedule(desk.keys, *PATH, 5.0, "send-1", fields, "order-2", 60.0)
 
 

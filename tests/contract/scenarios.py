@@ -273,6 +273,21 @@ def dead_deliver(desk: Desk) -> Call:
     return dead.deliver(desk.keys, *desk.unit, {b"payload": b"x"}, "dlq:other:0:1-0", 60.0)
 
 
+def known(desk: Desk) -> str:
+    """Register the topic with two partitions; return its meta key."""
+    meta = desk.keys.meta(desk.unit.topic)
+    desk.do("HSET", meta, "partitionCount", 2)
+    return meta
+
+
+def message_append(desk: Desk) -> Call:
+    desk.groups()
+    desk.add("1-0")
+    topic, partition, _ = desk.unit
+    call = publishing.append(desk.keys, topic, partition, 2, known(desk), alone=True)
+    return call._replace(argv=(*call.argv, b"x", b"y"))
+
+
 def message_publish(desk: Desk) -> Call:
     desk.groups()
     for entry_id in ("1-0", "2-0"):
@@ -280,7 +295,9 @@ def message_publish(desk: Desk) -> Call:
     desk.do("XACK", desk.stream, desk.unit.group, *desk.fetch(1))
     topic, partition, _ = desk.unit
     return publishing.publish(
-        desk.keys, topic, partition, [b"payload", b"x"], "order-1", 60.0, max_backlog=2
+        *(desk.keys, topic, partition, [[b"payload", b"x"]], "order-1", 60.0, 2),
+        partitions=2,
+        meta=known(desk),
     )
 
 
@@ -289,7 +306,11 @@ def message_schedule(desk: Desk) -> Call:
     desk.do("HSET", desk.scheduled_items, "other", b"\x92\xa7payload\xa1x")
     topic, partition, _ = desk.unit
     fields = [b"payload", b"x"]
-    return publishing.schedule(desk.keys, topic, partition, 5.0, "send-1", fields, "order-1", 60.0)
+    return publishing.schedule(
+        *(desk.keys, topic, partition, 5.0, "send-1", fields, "order-1", 60.0),
+        partitions=2,
+        meta=known(desk),
+    )
 
 
 def topic_create(desk: Desk) -> Call:
@@ -560,6 +581,7 @@ WHEN_FULL: dict[Scenario, str] = {
     dead_mark: "OOM",
     dead_mark_back: "OK",
     dead_deliver: "OOM",
+    message_append: "OOM",
     message_publish: "OOM",
     message_schedule: "OOM",
     topic_create: "OOM",

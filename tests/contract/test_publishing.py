@@ -1,13 +1,14 @@
-"""message_publish: nothing -> ready; message_schedule: nothing -> delayed for every group."""
+"""message_append, message_publish: nothing -> ready; message_schedule: nothing -> delayed."""
 
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 
 from streamqd.errors import ContractError, RedisRefused
-from streamqd.store import publishing
+from streamqd.store import publishing, topics
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
 from tests.contract.desk import Desk, Stream
@@ -17,7 +18,7 @@ BODY = {"payload": b"\x00\xff\r\n", "key": b"k"}
 
 
 def publish(desk: Desk, dedup_id: str = "order-1", max_backlog: int | None = None) -> Call:
-    return publishing.publish(desk.keys, "access", 0, FIELDS, dedup_id, 60.0, max_backlog)
+    return publishing.publish(desk.keys, "access", 0, [FIELDS], dedup_id, 60.0, max_backlog)
 
 
 def fill(desk: Desk, count: int) -> None:
@@ -30,14 +31,14 @@ def schedule(desk: Desk, send_id: str = "send-1", dedup_id: str = "") -> Call:
 
 
 def test_writes_and_remembers(desk: Desk) -> None:
-    entry_id = desk.expect("message_publish", "OK", publish(desk))[0]
+    entry_id = desk.expect("message_publish", "OK", publish(desk))[0][0]
     dedup = desk.keys.dedup("access", 0, "order-1")
     assert desk.state() == {"stream": Stream({entry_id.decode(): BODY}, {}), dedup: entry_id}
     assert 59_000 < desk.do("PTTL", dedup) <= 60_000
 
 
 def test_the_same_dedup_id_is_written_once(desk: Desk) -> None:
-    entry_id = desk.expect("message_publish", "OK", publish(desk))[0]
+    entry_id = desk.expect("message_publish", "OK", publish(desk))[0][0]
     assert desk.expect("message_publish", "DUP", publish(desk)) == [entry_id]
     desk.expect("message_publish", "OK", publish(desk, "order-2"))
 
@@ -120,10 +121,99 @@ def test_without_a_dedup_id_each_is_written(desk: Desk) -> None:
 
 
 def test_names_no_key_that_it_does_not_need(desk: Desk) -> None:
-    assert publish(desk, "").argv[:2] == (desk.stream,) * 2
+    assert publish(desk, "").argv[:3] == (desk.stream,) * 3
     dedup = desk.keys.dedup("access", 0, "order-1")
-    assert publish(desk).argv[:2] == (desk.stream, dedup)
-    assert publish(desk, "", 5).argv[:2] == (desk.stream, desk.stream)
+    assert publish(desk).argv[:3] == (desk.stream, desk.stream, dedup)
+    assert publish(desk, "", 5).argv[:3] == (desk.stream,) * 3
+
+
+# --- while the topic is as they were routed -------------------------------------------------------
+
+NEVER = "18446744073709551615"
+
+
+def append(desk: Desk, *messages: bytes | list[bytes], partitions: int = 2) -> Call:
+    alone = all(isinstance(each, bytes) for each in messages)
+    meta = desk.keys.meta("access")
+    call = publishing.append(desk.keys, "access", 0, partitions, meta, alone=alone)
+    fields = [each if isinstance(each, list) else [b"payload", each] for each in messages]
+    return call._replace(argv=(*call.argv, *(messages if alone else publishing.flat(fields))))
+
+
+def register(desk: Desk, count: object = 2) -> None:
+    desk.do("HSET", desk.keys.meta("access"), "partitionCount", count)
+
+
+def written(desk: Desk) -> list[dict[str, bytes]]:
+    state = desk.state()
+    return list(state["stream"].entries.values()) if "stream" in state else []
+
+
+def test_append_writes_payloads_in_their_order(desk: Desk) -> None:
+    register(desk)
+    [ids] = desk.expect("message_append", "OK", append(desk, b"a", b"", b"\r\n"))
+    assert [each.decode() for each in ids] == list(desk.state()["stream"].entries)
+    assert [each["payload"] for each in written(desk)] == [b"a", b"", b"\r\n"]
+
+
+def test_append_writes_messages_of_any_width_in_their_order(desk: Desk) -> None:
+    register(desk)
+    desk.expect("message_append", "OK", append(desk, b"a", FIELDS, b"3"))
+    assert written(desk) == [{"payload": b"a"}, BODY, {"payload": b"3"}]
+
+
+def test_append_of_more_values_than_lua_unpacks_writes_all(desk: Desk) -> None:
+    register(desk)
+    [ids] = desk.expect("message_append", "OK", append(desk, *[FIELDS] * 4000))
+    assert len(ids) == desk.do("XLEN", desk.stream) == 4000
+
+
+@pytest.mark.parametrize(("present", "said"), [(4, b"4"), (1, b"1"), ("x", b"x"), (None, b"")])
+def test_a_topic_that_has_changed_gets_nothing(desk: Desk, present: object, said: bytes) -> None:
+    """B10: the script compares the count, where a WATCH for each send did so before."""
+    if present is not None:
+        register(desk, present)
+    routed: Any = {"partitions": 2, "meta": desk.keys.meta("access")}
+    place = (desk.keys, "access", 0)
+
+    assert desk.expect("message_append", "MOVED", append(desk, b"a")) == [said]
+    call = publishing.publish(*place, [FIELDS], "order-1", 60.0, 5, **routed)
+    assert desk.expect("message_publish", "MOVED", call) == [said]
+    call = publishing.schedule(*place, 1.0, "send-1", FIELDS, **routed)
+    assert desk.expect("message_schedule", "MOVED", call) == [said]
+
+
+def test_a_retired_topic_gets_nothing(desk: Desk) -> None:
+    register(desk)
+    desk.link.run(topics.retirement(desk.keys, "access"))
+    assert desk.expect("message_append", "MOVED", append(desk, b"a")) == [b""]
+
+
+def test_on_a_cluster_the_count_is_not_compared(desk: Desk) -> None:
+    call = publishing.append(desk.keys, "access", 0, 2, None, alone=True)
+    desk.expect("message_append", "OK", call._replace(argv=(*call.argv, b"a")))
+    assert [each["payload"] for each in written(desk)] == [b"a"]
+
+
+def test_a_stream_that_takes_no_more_says_which_were_written(desk: Desk) -> None:
+    register(desk)
+    desk.add(f"{NEVER}-{int(NEVER) - 1}")
+    [ids] = desk.expect("message_append", "OK", append(desk, b"a", b"b", b"c"))
+    assert [type(each) for each in ids] == [bytes, RedisRefused]
+    assert [each["payload"] for each in written(desk)][1:] == [b"a"]
+
+
+def test_of_many_as_many_are_written_as_there_is_room_for(desk: Desk) -> None:
+    fill(desk, 3)
+    messages = [[b"payload", b"%d" % number] for number in range(4)]
+    call = publishing.publish(desk.keys, "access", 0, messages, max_backlog=5)
+    ids, backlog = desk.expect("message_publish", "OK", call)
+    assert (len(ids), backlog) == (2, 3)
+    assert [each["payload"] for each in written(desk)][3:] == [b"0", b"1"]
+    assert desk.expect("message_publish", "FULL", call) == [5]
+
+
+# --- delayed --------------------------------------------------------------------------------------
 
 
 def test_schedules(desk: Desk) -> None:
@@ -173,20 +263,20 @@ def test_a_dedup_id_is_scheduled_once(desk: Desk) -> None:
 
 
 def test_a_dedup_id_holds_for_sends_and_scheduled_sends_together(desk: Desk) -> None:
-    entry_id = desk.expect("message_publish", "OK", publish(desk))[0]
+    entry_id = desk.expect("message_publish", "OK", publish(desk))[0][0]
     assert desk.expect("message_schedule", "DUP", schedule(desk, "s", "order-1")) == [entry_id]
 
 
 def test_what_cannot_be_sent_is_refused_here() -> None:
     keys = Keys()
     with pytest.raises(ContractError):
-        publishing.publish(keys, "access", 0, [b"payload"])
+        publishing.publish(keys, "access", 0, [[b"payload"]])
     with pytest.raises(ContractError):
-        publishing.publish(keys, "access", 0, [])
+        publishing.publish(keys, "access", 0, [[]])
     with pytest.raises(ContractError):
-        publishing.publish(keys, "access", 0, FIELDS, "order-1", 0.0)
+        publishing.publish(keys, "access", 0, [FIELDS], "order-1", 0.0)
     with pytest.raises(ContractError):
-        publishing.publish(keys, "access", 0, FIELDS, max_backlog=0)
+        publishing.publish(keys, "access", 0, [FIELDS], max_backlog=0)
     with pytest.raises(ContractError):
         publishing.schedule(keys, "access", 0, 1.0, "", FIELDS)
     with pytest.raises(ContractError):

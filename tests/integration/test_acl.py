@@ -34,8 +34,8 @@ DAEMON = (
     *("supervisor", "worker", "housekeeper"),
 )
 OPERATOR = (*DAEMON, "admin", "cli", "spark")
-PUBLISHING = ("message_publish", "message_schedule")
-PLAIN = {"client|setname", "exec", "hget", "multi", "watch", "xadd", "asking", "cluster|slots"}
+PUBLISHING = ("message_append", "message_publish", "message_schedule")
+PLAIN = {"client|setname", "exec", "hget", "multi", "evalsha", "xadd", "asking", "cluster|slots"}
 PLAIN |= {"select"}  # for a URL that ends with a database number
 # What is granted without a line of ours that sends it.
 BESIDE = {
@@ -85,12 +85,13 @@ def test_a_user_may_do_what_its_code_does_and_no_more(
 
 
 def test_a_producer_may_do_what_it_sends_and_no_more(known: set[str]) -> None:
-    sent = used_by(known, "producer")
+    sent = used_by(known, "producer") | usage.of_scripts(PUBLISHING)
     plain, with_scripts = users.read("producer").commands, users.read("producer-scripts").commands
 
     assert plain - BESIDE.keys() == PLAIN
+    assert plain >= usage.of_scripts(("message_append",))
     assert sent >= PLAIN
-    assert with_scripts - plain == (usage.of_scripts(PUBLISHING) | {"evalsha"} | CANCELLING) - plain
+    assert with_scripts - plain == (usage.of_scripts(PUBLISHING) | CANCELLING) - plain
     assert sent >= with_scripts - BESIDE.keys()
 
 
@@ -107,7 +108,8 @@ def test_nobody_may_change_the_server_or_forget_what_others_stored() -> None:
     for name in ("daemon", "producer", "producer-scripts"):
         forbidden = {"scan", "unlink", "xgroup|destroy"}
         assert not forbidden & users.read(name).commands
-    assert not {"eval", "script|load"} & users.read("producer-scripts").commands
+    for name in ("producer", "producer-scripts"):
+        assert not {"eval", "script|load"} & users.read(name).commands
 
 
 @pytest.mark.parametrize("name", users.NAMES)
@@ -196,13 +198,18 @@ def sender(server: Server, granted: None) -> Iterator[Callable[[str], Producer]]
 SCRIPTED = ({"dedup_id": "one"}, {"delay": 60.0})
 
 
-def test_a_producer_without_scripts_sends_and_is_told_what_it_lacks(
-    sender: Callable[[str], Producer], topic: str, link: Connection, keys: Keys
+def test_a_producer_of_plain_messages_names_the_file_for_others(
+    sender: Callable[[str], Producer],
+    topic: str,
+    link: Connection,
+    new_link: Callable[..., Connection],
+    keys: Keys,
 ) -> None:
+    ScriptLoader(new_link()).run()
     producer = sender("producer")
     producer.send_many(topic, [b"a", b"b", b"c"])
     for options in SCRIPTED:
-        with pytest.raises(RedisRefused, match="may not run scripts, which") as caught:
+        with pytest.raises(RedisRefused, match="producer-scripts") as caught:
             producer.send(topic, b"d", **options)  # type: ignore[arg-type]
         assert caught.value.code == "NOPERM"
 
@@ -218,7 +225,7 @@ def test_a_producer_may_run_the_scripts_that_a_daemon_has_taught(
 ) -> None:
     link.execute("SCRIPT", "FLUSH")
     producer = sender("producer-scripts")
-    for options in SCRIPTED:
+    for options in ({}, *SCRIPTED):
         with pytest.raises(RedisRefused, match="a running daemon loads it"):
             producer.send(topic, b"d", **options)  # type: ignore[arg-type]
 
@@ -307,6 +314,7 @@ NOT_BY_ANYBODY = (
     ("DEL", "session:of:another:program"),
     ("EVALSHA", "0" * 40, 1, "session:of:another:program"),
 )
+SCRIPTS_OF_ITS_OWN = (("EVAL", "return 1", 1, STREAM), ("SCRIPT", "LOAD", "return 1"))
 MAY = {
     "producer": SENDING,
     "producer-scripts": (
@@ -334,10 +342,10 @@ MAY_NOT = {
         *NOT_BY_PRODUCERS,
         ("XRANGE", STREAM, "-", "+"),
         ("SET", DEDUP, "x"),
-        ("EVALSHA", "0" * 40, 1, STREAM),
+        *SCRIPTS_OF_ITS_OWN,
         ("SCAN", 0),
     ),
-    "producer-scripts": (*NOT_BY_ANYBODY, *NOT_BY_PRODUCERS, ("SCAN", 0)),
+    "producer-scripts": (*NOT_BY_ANYBODY, *NOT_BY_PRODUCERS, *SCRIPTS_OF_ITS_OWN, ("SCAN", 0)),
     "daemon": (*NOT_BY_ANYBODY, ("SCAN", 0), ("SLOWLOG", "GET", 1), ("KEYS", "*")),
     "admin": (*NOT_BY_ANYBODY, ("KEYS", "*")),
 }

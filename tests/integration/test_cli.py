@@ -21,6 +21,7 @@ import pytest
 
 from streamqd import config
 from streamqd.admin import tail
+from streamqd.housekeeper.script_loader import ScriptLoader
 from streamqd.store import members, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -474,8 +475,9 @@ def test_a_lost_connection_is_told_with_numbers(
 ) -> None:
     monkeypatch.setattr("streamqd.producer.sender.CHUNK_COUNT", 10)
     topics.create(store, "orders", config.Topic())
+    ScriptLoader(link).run()
     file.write_text(f'[redis]\nurl = "{proxy.url}"\n')
-    proxy.arm(Fault.DROP_REPLY, command="EXEC", nth=3)
+    proxy.arm(Fault.DROP_REPLY, command="EVALSHA", nth=3)
     text = "".join(f"{n}\n" for n in range(100))
     result = run("produce", "orders", "--from", "-", "--json", typed=text, code=4)
 

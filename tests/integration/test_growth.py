@@ -28,9 +28,9 @@ from streamqd.store import spark, topics
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.node import Node
-from streamqd.store.publishing import MessageWriter
 from streamqd.store.store import Store
 from tests.contract.desk import Desk
+from tests.support.costs import Meter, counting_sockets
 from tests.support.daemon import TOPIC, Daemon
 from tests.support.servers import ProcessServer, Server
 from tests.support.waiting import wait_until
@@ -278,10 +278,9 @@ def test_a_chunk_that_was_routed_before_is_routed_anew(
     assert len(ids) == 4
 
 
-def test_a_new_connection_watches_anew(
+def test_a_new_connection_follows_a_growth(
     link: Connection, keys: Keys, at: At, producer: Producer
 ) -> None:
-    """The watch of a connection is lost with it."""
     producer.send("access", b"1", key=MOVES)
     link.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     grow_now(link, keys)
@@ -291,7 +290,7 @@ def test_a_new_connection_watches_anew(
     assert lengths(link, keys) == [1, 0, 1, 0]
 
 
-def test_topics_by_turns_are_all_watched(
+def test_topics_by_turns_all_follow_a_growth(
     link: Connection, keys: Keys, at: At, producer: Producer
 ) -> None:
     for number in range(12):
@@ -305,18 +304,20 @@ def test_topics_by_turns_are_all_watched(
     assert lengths(link, keys) == [12, 0, 1, 0]
 
 
-def test_sixteen_topics_by_turns_cost_one_round_trip_each(
-    producer: Producer, monkeypatch: pytest.MonkeyPatch
+def test_forty_topics_by_turns_cost_one_round_trip_each(
+    server: Server, link: Connection, keys: Keys
 ) -> None:
-    """B10: no count that is needed next was evicted, so no send asks for one."""
-    names = [f"other{number}" for number in range(16)]
-    for name in names:
-        producer.send(name, b"x")
-    asked: list[str] = []
-    monkeypatch.setattr(MessageWriter, "_watch", lambda _self, topic: asked.append(topic))
-    for name in names * 3:
-        producer.send(name, b"y")
-    assert asked == []
+    """B10: with nine topics in turn, each send cost two round trips; the count was evicted."""
+    names = [f"other{number}" for number in range(40)]
+    with counting_sockets(), Producer(server.url) as producer:
+        for name in names:
+            producer.send(name, b"x")
+        with Meter(link).measuring() as cost:
+            for name in names * 3:
+                producer.send(name, b"y")
+
+    assert cost.trips == cost.scripts == 120
+    assert dict(cost.sent) == {"evalsha": 120, "hget": 120, "xadd": 120}
 
 
 # --- the whole ------------------------------------------------------------------------------------

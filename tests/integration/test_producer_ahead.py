@@ -78,7 +78,7 @@ def test_one_chunk_is_made_while_redis_works_and_none_is_sent(proxy, link, keys)
 
     with Producer(proxy.url) as producer, ThreadPoolExecutor() as pool:
         producer.send("access", b"warm")
-        answer = proxy.arm(Fault.HOLD_REPLY, command="EXEC")
+        answer = proxy.arm(Fault.HOLD_REPLY, command="EVALSHA")
         sending = pool.submit(producer.send_many, "access", items())
         assert ahead.wait(10)
         answer.wait()
@@ -124,7 +124,7 @@ def test_an_item_that_fails_while_a_chunk_is_under_way_stops_behind_those_before
 def test_behind_a_lost_answer_nothing_is_sent(proxy, link, keys, fault, chunk):
     with Producer(proxy.url, timeout=0.5) as producer:
         producer.send("access", b"warm")
-        proxy.arm(fault, command="EXEC", nth=chunk)
+        proxy.arm(fault, command="EVALSHA", nth=chunk)
         with pytest.raises(ChunkUnknown) as caught:
             producer.send_many("access", (b"%d" % n for n in range(2000)))
         in_step(producer, link, keys)
@@ -147,7 +147,7 @@ def test_an_answer_waits_for_items_that_take_longer_than_the_timeout(server, lin
 def test_a_reset_before_the_end_of_a_chunk_writes_nothing_of_it(proxy, link, keys):
     with Producer(proxy.url) as producer:
         producer.send("access", b"warm")
-        proxy.arm(Fault.CUT_BEFORE, command="EXEC", nth=2)
+        proxy.arm(Fault.CUT_BEFORE, command="EVALSHA", nth=2)
         with pytest.raises(ChunkUnknown) as caught:
             producer.send_many("access", (b"%d" % n for n in range(2000)))
         in_step(producer, link, keys)
@@ -159,7 +159,7 @@ def test_a_reset_before_the_end_of_a_chunk_writes_nothing_of_it(proxy, link, key
 def test_with_dedup_ids_a_lost_answer_is_asked_for_again_and_the_rest_follows(proxy, link, keys):
     with Producer(proxy.url) as producer:
         producer.send("access", b"warm", dedup_id="warm")
-        proxy.arm(Fault.DROP_REPLY, command="EXEC", nth=2)
+        proxy.arm(Fault.DROP_REPLY, command="EVALSHA", nth=2)
         items = (Outgoing(b"%d" % n, dedup_id=str(n)) for n in range(3 * CHUNK))
         ids = producer.send_many("access", items)
 
@@ -264,7 +264,7 @@ def test_an_answer_that_is_lost_in_an_inner_use_is_lost_to_the_outer(proxy, link
             proxy.cut()
             in_step(producer, link, keys, "other")
 
-        lost = proxy.arm(Fault.HOLD_REPLY, command="EXEC")
+        lost = proxy.arm(Fault.HOLD_REPLY, command="EVALSHA")
         with pytest.raises(ChunkUnknown) as caught:
             producer.send_many("access", numbers(2000, cut_and_go_on))
         lost.release()
@@ -296,7 +296,7 @@ def test_an_answer_given_up_in_an_inner_use_is_not_read_on_another_connection(pr
     try:
         with Producer(proxy.url) as producer:
             producer.send("access", b"warm")
-            held = proxy.arm(Fault.HOLD_REPLY, command="EXEC")
+            held = proxy.arm(Fault.HOLD_REPLY, command="EVALSHA")
             with pytest.raises(ChunkUnknown) as caught:
                 producer.send_many("access", numbers(2000, swallow_it))
             in_step(producer, link, keys)

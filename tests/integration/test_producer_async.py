@@ -139,10 +139,10 @@ def test_a_lost_answer_is_unknown_and_not_repeated(proxy, link, keys):
     async def work() -> None:
         async with AsyncProducer(proxy.url) as producer:
             await producer.send("access", b"warm")
-            proxy.arm(Fault.DROP_REPLY, command="EXEC")
+            proxy.arm(Fault.DROP_REPLY, command="EVALSHA")
             with pytest.raises(UnknownOutcome):
                 await producer.send("access", b"1")
-            proxy.arm(Fault.DROP_REPLY, command="EXEC", nth=2)
+            proxy.arm(Fault.DROP_REPLY, command="EVALSHA", nth=2)
             with pytest.raises(ChunkUnknown) as caught:
                 await producer.send_many("access", (b"%d" % n for n in range(1200)))
             assert (len(caught.value.ids), caught.value.unknown) == (512, 512)

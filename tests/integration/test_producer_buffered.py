@@ -44,7 +44,7 @@ def payloads(
 
 def transactions(link: Connection) -> int:
     stats = link.execute("INFO", "commandstats").decode()
-    line = next((each for each in stats.splitlines() if each.startswith("cmdstat_exec:")), "")
+    line = next((each for each in stats.splitlines() if each.startswith("cmdstat_evalsha:")), "")
     return int(line.partition("calls=")[2].partition(",")[0] or 0)
 
 
@@ -179,7 +179,7 @@ def test_a_lost_answer_is_unknown_for_its_batch_only(proxy, link, keys):
     with BufferedProducer(proxy.url, linger=NEVER) as producer:
         producer.send("access", b"warm")
         producer.flush()
-        proxy.arm(Fault.DROP_REPLY, command="EXEC")
+        proxy.arm(Fault.DROP_REPLY, command="EVALSHA")
         lost = [producer.send("access", b"%d" % n) for n in range(3)]
         producer.flush()
         good = producer.send("access", b"good")
@@ -195,7 +195,7 @@ def test_with_dedup_ids_a_lost_answer_is_asked_for_again(proxy, link, keys):
     with BufferedProducer(proxy.url, linger=NEVER) as producer:
         producer.send("access", b"warm", dedup_id="warm")
         producer.flush()
-        proxy.arm(Fault.DROP_REPLY, command="EXEC")
+        proxy.arm(Fault.DROP_REPLY, command="EVALSHA")
         receipts = [producer.send("access", b"%d" % n, dedup_id=f"id-{n}") for n in range(3)]
         producer.flush()
 

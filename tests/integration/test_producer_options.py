@@ -177,7 +177,7 @@ def test_waiting_for_room_ends(server, link, keys):
 def test_a_lost_answer_is_unknown_with_a_limit_too(proxy, link, keys):
     with Producer(proxy.url, max_backlog=10) as producer:
         producer.send("access", b"warm")
-        proxy.arm(Fault.DROP_REPLY, command="EXEC")
+        proxy.arm(Fault.DROP_REPLY, command="EVALSHA")
         with pytest.raises(ChunkUnknown) as caught:
             producer.send_many("access", [b"1", b"2"])
 

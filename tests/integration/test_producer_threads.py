@@ -87,7 +87,7 @@ def test_send_in_a_signal_handler_refuses_to_interrupt_a_send(
     try:
         with Producer(proxy.url, timeout=LIMIT) as producer:
             producer.send("access", "warm")
-            trigger = proxy.arm(Fault.SWALLOW_REPLY, command="EXEC")
+            trigger = proxy.arm(Fault.SWALLOW_REPLY, command="EVALSHA")
             main = threading.main_thread().ident
             assert main is not None
 

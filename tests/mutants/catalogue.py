@@ -880,6 +880,32 @@ AROUND = (
         ("  if earlier then\n", "  if false then\n"),
         tests={"contract/test_publishing.py": "test_the_same_dedup_id_is_written_once"},
     ),
+    mutant(
+        "a topic that has grown is written to by the old count",
+        "a message never goes to a partition that its key has left",
+        "lua/_routed.lua",
+        ("if tonumber(present or '') ~= tonumber(partitions) then", "if not present then"),
+        tests={
+            "contract/test_publishing.py": "test_a_topic_that_has_changed_gets_nothing",
+            "integration/test_growth.py": "test_topics_by_turns_all_follow_a_growth",
+        },
+    ),
+    mutant(
+        "messages go to a topic that is gone",
+        "nothing is sent to a retired or deleted topic",
+        "lua/_routed.lua",
+        ("~= tonumber(partitions) then", "~= tonumber(partitions) and present then"),
+        tests={"contract/test_publishing.py": "test_a_retired_topic_gets_nothing"},
+    ),
+    mutant(
+        "a limit that lets a whole chunk through",
+        "a message is not written to a partition in which max_backlog wait",
+        "lua/_write.lua",
+        (" and written < room", ""),
+        tests={
+            "contract/test_publishing.py": "test_of_many_as_many_are_written_as_there_is_room_for"
+        },
+    ),
 )
 
 MUTANTS: tuple[Mutant, ...] = (

@@ -96,7 +96,8 @@ POINTS = {
 # Scripts that change something and have no points here, and why.
 ELSEWHERE = {
     **dict.fromkeys(
-        ("message_publish", "message_schedule"), "the points of a producer are around it"
+        ("message_append", "message_publish", "message_schedule"),
+        "the points of a producer are around it",
     ),
     "message_fetch": "a read for a server whose memory is full; the points of a read are there",
     "ghost_settle": "lets go of entries that are gone already",

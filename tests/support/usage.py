@@ -20,7 +20,7 @@ STORE = PACKAGE / "store"
 WORDED = frozenset(
     {"CLIENT", "CLUSTER", "CONFIG", "LATENCY", "MEMORY", "SCRIPT", "SLOWLOG", "XGROUP", "XINFO"}
 )
-_CALL = re.compile(rb"redis\.p?call\(\s*'(\w+)'(?:,\s*'(\w+)')?")
+_CALL = re.compile(rb"(?:\bredis\.p?|(?<![.\w]))call\(\s*'(\w+)'(?:,\s*'(\w+)')?")
 _COMMAND = re.compile(r"[A-Z]{3,}")
 
 Place = tuple[str, str]  # module of the store, name of a function or class in it

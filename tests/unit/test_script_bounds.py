@@ -189,7 +189,7 @@ UNPACKED: dict[str, int | str] = {
     "member_beat: silent": silence.FORGET_MAX,
     "message_promote: fields": "message_promote.WIDEST",
     "message_promote: gone": messages.ITEMS_MAX,
-    "message_publish: fields": publishing.FIELDS_MAX,
+    "_write: values, at + 1, last": publishing.FIELDS_MAX,
     "message_reclaim: filter": 1,
     "message_reclaim: ids": messages.ITEMS_MAX + 1,
     "message_recover: names": 4,

@@ -1,0 +1,20 @@
+-- Writing messages to a partition.
+
+-- Write the messages that stand in ARGV from `at` on, at most `room`. Returns their ids, and where
+-- the first one stands that is not written. An insertion that is refused (an error is a table) is
+-- the last one; the first raises its error.
+local function write(stream, alone, at, room)
+  local values, count, payloads = ARGV, #ARGV, alone == '1'
+  local ids, written, call, id = {}, 0, redis.call, nil
+  while at <= count and written < room and type(id) ~= 'table' do
+    local last = payloads and at or at + values[at]
+    if payloads then
+      id = call('XADD', stream, '*', 'payload', values[at])
+    else
+      id = call('XADD', stream, '*', unpack(values, at + 1, last))
+    end
+    written, at, call = written + 1, last + 1, redis.pcall
+    ids[written] = id
+  end
+  return ids, at
+end
