@@ -90,13 +90,6 @@ def assemble(
         consumer.prefetch_max,
         consumer.rate_per_second(slot.partitions),
     )
-    executor = executor_for(
-        *(context, hooks, verdicts, gates, quarantine, prefetch),
-        0 if rate is None else rate.burst,
-    )
+    executor = executor_for(context, hooks, verdicts, gates, quarantine, prefetch)
     turns = Turns(context, reader, executor, verdicts, guards, prefetch)
-    recovery = Recovery(
-        *(context, reader, executor, verdicts, guards, prefetch),
-        *(quarantine, turns, assignment.suspects),
-    )
-    return WorkerProcess(context, hooks, reader, executor, verdicts, prefetch, turns, recovery)
+    return WorkerProcess(hooks, turns, Recovery(turns, quarantine, assignment.suspects))

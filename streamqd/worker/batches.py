@@ -36,9 +36,9 @@ class BatchRunner:
         function: Callable[..., object],
         verdicts: Verdicts,
         gates: Gates,
-        burst: int,
+        size: int,
     ) -> None:
-        """`burst`: how many messages may start at a time at most; 0 for any number."""
+        """`size`: how many messages a call takes at most, by `batch_size` and the rate."""
         self._context = context
         self._function = function
         self._verdicts = verdicts
@@ -46,9 +46,7 @@ class BatchRunner:
         self._pace = RunPace(context)
         self._last_run_ns = 0
         self._taken: list[FetchedEntry] = []
-        self._size = batch_size(context.consumer)
-        self._size = min(self._size, burst or self._size)
-        self._size = min(self._size, context.consumer.max_messages or self._size)
+        self._size = min(size, context.consumer.max_messages or size)
 
     def handle(self, entry: FetchedEntry) -> None:
         """Take an entry into the batch; run the handler when that fills it."""

@@ -94,9 +94,8 @@ def executor_for(
     gates: Gates,
     quarantine: Quarantine,
     prefetch: PrefetchController,
-    burst: int,
 ) -> Executor:
-    """Make the executor that a consumer asks for. `burst` as of `BatchRunner`."""
+    """Make the executor that a consumer asks for."""
     consumer, on_error = context.consumer, context.consumer.on_error
     held = HeldKeys(context, quarantine) if on_error == HOLD_KEY else None
     if consumer.lanes > 1:
@@ -107,7 +106,7 @@ def executor_for(
     context.limit.listen()
     runner: Runner
     if hooks.loaded.form.batch:
-        runner = BatchRunner(context, hooks.function, verdicts, gates, burst)
+        runner = BatchRunner(context, hooks.function, verdicts, gates, quarantine.width)
     else:
         in_place = BlockedPartition(context, quarantine) if on_error == BLOCK else held
         runner = SingleRunner(context, hooks.function, verdicts, gates, in_place)

@@ -17,17 +17,11 @@ from streamqd.policy import rounds
 from streamqd.policy.rounds import Suspects
 from streamqd.scoreboard import WAITING, WORD_COMMAND, now_ns
 from streamqd.store import messages
-from streamqd.worker.context import WorkerContext
 from streamqd.worker.entry import NOWHERE, FetchedEntry
-from streamqd.worker.executor import Executor
 from streamqd.worker.fenced import Fenced
-from streamqd.worker.guards import Guards
-from streamqd.worker.prefetch import PrefetchController
 from streamqd.worker.quarantine import Quarantine
-from streamqd.worker.reader import Reader
 from streamqd.worker.reclaim import Reclaim
 from streamqd.worker.turns import Turns
-from streamqd.worker.verdicts import Verdicts
 
 RECOVER_PAGE = 64  # pending entries listed at a time, at most
 _size = attrgetter("size")
@@ -36,28 +30,14 @@ _size = attrgetter("size")
 class Recovery:
     """Runs the pending entries of one unit. Main thread only."""
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        reader: Reader,
-        executor: Executor,
-        verdicts: Verdicts,
-        guards: Guards | None,
-        prefetch: PrefetchController,
-        quarantine: Quarantine,
-        turns: Turns,
-        suspects: Suspects,
-    ) -> None:
+    def __init__(self, turns: Turns, quarantine: Quarantine, suspects: Suspects) -> None:
         """`suspects`: of earlier crashes. They run before all else."""
-        self._context = context
+        context = self._context = turns.context
         self._slot, self._settler, self._consumer = context.slot, context.settler, context.consumer
-        self._reader = reader
-        self._executor = executor
-        self._verdicts = verdicts
-        self._guards = guards
-        self._prefetch = prefetch
-        self._quarantine = quarantine
+        self._reader = turns.reader
+        self._executor = turns.executor
         self._turns = turns
+        self._quarantine = quarantine
         self._suspects = suspects
         self._bad_values = logs.bad_values()
 
@@ -173,7 +153,7 @@ class Recovery:
             for each in ready
         ]
         count = rounds.next_round(largest)
-        if self._guards is not None and self._guards.one_by_one:
+        if self._turns.guards is not None and self._turns.guards.one_by_one:
             count = 1
         self._turns.run_dry()
         self._slot.round_size = count
@@ -225,13 +205,13 @@ class Recovery:
                 continue
             self._turns.obey()
             if entry.fields is None:
-                self._verdicts.acknowledge_missing(entry)
+                self._turns.verdicts.acknowledge_missing(entry)
                 continue
             message = self._message(entry)
             fetched = FetchedEntry(
                 NOWHERE, entry.place, message, entry.retried, entry.crashes, entry.size
             )
-            if not self._verdicts.dead_letter_crashed(fetched, entry.context):
+            if not self._turns.verdicts.dead_letter_crashed(fetched, entry.context):
                 runnable.append(fetched)
         return runnable
 
@@ -271,4 +251,4 @@ class Recovery:
 
     def _page(self) -> int:
         """Return how many pending entries may be listed at a time. Waits as `await_room`."""
-        return min(RECOVER_PAGE, self._prefetch.count, self._turns.await_room())
+        return min(RECOVER_PAGE, self._turns.prefetch.count, self._turns.await_room())

@@ -7,6 +7,7 @@ due. `worker` adds the reads, `recovery` what is pending.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 
 from streamqd.scoreboard import WORD_COMMAND, now_ns
 from streamqd.worker.assignment import Reconnect
@@ -24,38 +25,33 @@ BLOCK_SECONDS = 15.0  # longest wait of one long poll
 PUBLISH_NS = 1_000_000_000
 
 
+@dataclass
 class Turns:
-    """The turns of one worker. Main thread only."""
+    """The turns of one worker, and the parts that they join. Main thread only."""
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        reader: Reader,
-        executor: Executor,
-        verdicts: Verdicts,
-        guards: Guards | None,
-        prefetch: PrefetchController,
-    ) -> None:
-        self._context = context
+    context: WorkerContext
+    reader: Reader
+    executor: Executor
+    verdicts: Verdicts
+    guards: Guards | None
+    prefetch: PrefetchController
+
+    def __post_init__(self) -> None:
+        context = self.context
         self._slot, self._channel, self._settler = context.slot, context.channel, context.settler
-        self._consumer = context.consumer
-        self._reader, self._link = reader, reader.link
-        self._executor = executor
-        self._verdicts = verdicts
-        self._guards = guards
-        self._prefetch = prefetch
+        self._consumer, self._link = context.consumer, self.reader.link
         self._published_ns = 0
 
     def look(self) -> None:
         """Obey, and note what has ended."""
         self.obey()
-        self._executor.take_ended()
+        self.executor.take_ended()
         self.check_life()
-        if self._guards is not None:
-            self._guards.look()
-            if self._guards.must_pause:
+        if self.guards is not None:
+            self.guards.look()
+            if self.guards.must_pause:
                 self.finish_running(commanded=False)
-                self._guards.stand_still()
+                self.guards.stand_still()
         if now_ns() - self._published_ns > PUBLISH_NS:
             self.publish()
 
@@ -64,37 +60,37 @@ class Turns:
         if not self._slot.words[WORD_COMMAND]:
             return
         self.finish_running()
-        waited = self._reader.poll.waiting
+        waited = self.reader.poll.waiting
         if waited:
             # Whatever the long poll has moved meanwhile is found by listing.
-            self._reader.poll.forget()
+            self.reader.poll.forget()
             self._link.close()
-        self._channel.check(self._executor.in_hand)
+        self._channel.check(self.executor.in_hand)
         if waited:
             raise Reconnect
 
     def check_life(self) -> None:
         """Raise Stop after `max_messages`."""
-        if 0 < self._consumer.max_messages <= self._context.counts.handled:
+        if 0 < self._consumer.max_messages <= self.context.counts.handled:
             raise Stop(ExitCode.RECYCLE)
 
     def must_look(self) -> bool:
         """Return True if nothing may be read before `look`: a run can last for hours."""
-        must_pause = self._guards is not None and self._guards.must_pause
+        must_pause = self.guards is not None and self.guards.must_pause
         return must_pause or self._slot.words[WORD_COMMAND] != 0
 
     def publish(self) -> None:
         """Bring what others see of the runs up to date."""
-        if self._guards is not None:
-            self._guards.look()
+        if self.guards is not None:
+            self.guards.look()
         now = self._published_ns = now_ns()
-        self._context.counts.publish(self._slot)
+        self.context.counts.publish(self._slot)
         self._slot.progress_ns = now
-        self._verdicts.catch_up()
+        self.verdicts.catch_up()
 
     def start_and_settle(self) -> None:
         """Start what can start, and settle what is due."""
-        self._executor.start()
+        self.executor.start()
         due = self._settler.is_due(now_ns())
         self._settler.settle(read_follows=due and self.takes_along())
 
@@ -107,22 +103,22 @@ class Turns:
 
     def await_capacity(self) -> None:
         """Run messages in hand, held ones too, until more may come into hand."""
-        while not self._executor.room():
+        while not self.executor.room():
             self.advance()
-            if not self._executor.room():
+            if not self.executor.room():
                 self.wait()
 
     def finish_running(self, *, commanded: bool = True) -> None:
         """Wait for the runs to end; `commanded`: as long as the supervisor commands something."""
-        while self._executor.running and (self._slot.words[WORD_COMMAND] or not commanded):
+        while self.executor.running and (self._slot.words[WORD_COMMAND] or not commanded):
             self.wait()
-            self._executor.take_ended()
+            self.executor.take_ended()
             with contextlib.suppress(Fenced):
                 self._settler.try_to_flush()
 
     def run_dry(self) -> None:
         """Run all that is in hand, and nothing beside it; then settle it."""
-        executor = self._executor
+        executor = self.executor
         while executor.in_hand:
             self.look()
             executor.start(held=False)
@@ -138,7 +134,7 @@ class Turns:
         Returns the descriptors that are readable.
         """
         seconds = self.patience(held=held)
-        return self._channel.await_any([*self._executor.wake_fds, *descriptors], seconds)
+        return self._channel.await_any([*self.executor.wake_fds, *descriptors], seconds)
 
     def patience(self, *, held: bool = True) -> float:
         """Return the seconds that the loop may wait for an event.
@@ -146,13 +142,13 @@ class Turns:
         At most until something is to be settled, could start (`held` entries too) or is to be
         checked.
         """
-        seconds, poll, now = self.longest_wait, self._reader.poll, now_ns()
+        seconds, poll, now = self.longest_wait, self.reader.poll, now_ns()
         if poll.waiting:
             seconds = min(seconds, poll.left() + 0.001)
         if not self.is_link_taken:
             # During a command nothing starts.
             start = (
-                None if self._slot.words[WORD_COMMAND] else self._executor.next_due(now, held=held)
+                None if self._slot.words[WORD_COMMAND] else self.executor.next_due(now, held=held)
             )
             for due in (self._settler.next_due(now), start):
                 if due is not None:
@@ -170,20 +166,20 @@ class Turns:
 
         Such a poll ends in time for what is due next, see `_start_poll`.
         """
-        return self._reader.poll.waiting and self._settler.link is self._link
+        return self.reader.poll.waiting and self._settler.link is self._link
 
     # --- how much more may come ---
 
     def wants(self, count: int = 0) -> bool:
         """Return True if a read may bring entries: fewer than `count` are ready, or than lanes."""
-        return not self._reader.poll.waiting and self._executor.wants(count or self._consumer.lanes)
+        return not self.reader.poll.waiting and self.executor.wants(count or self._consumer.lanes)
 
     def takes_along(self) -> bool:
         """Return True if a read may go out for its acknowledgements alone.
 
         No lane asked for the entries that it brings. With those in hand they must fit in one read.
         """
-        return self.wants(max(self._prefetch.count, self._consumer.lanes))
+        return self.wants(max(self.prefetch.count, self._consumer.lanes))
 
     def await_room(self) -> int:
         """Return how many more entries of each stream may come into hand, at least 1.
@@ -196,4 +192,4 @@ class Turns:
             settler.flush()
             if settler.items:
                 self._channel.sleep(0.2)
-        return max(1, min(room, self._prefetch.batch_max, self._executor.room()))
+        return max(1, min(room, self.prefetch.batch_max, self.executor.room()))

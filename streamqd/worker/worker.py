@@ -18,18 +18,14 @@ from streamqd.scoreboard import WorkerState, now_ns
 from streamqd.store import items, messages
 from streamqd.store.fetch import FetchResult
 from streamqd.worker.assignment import Reconnect
-from streamqd.worker.context import WorkerContext
 from streamqd.worker.control_channel import ExitCode, Stop
-from streamqd.worker.executor import Executor
 from streamqd.worker.fenced import Fenced
 from streamqd.worker.forks import family
 from streamqd.worker.hooks import Hooks
-from streamqd.worker.prefetch import PrefetchController
-from streamqd.worker.reader import Reader
 from streamqd.worker.reclaim import Reclaim
 from streamqd.worker.recovery import Recovery
 from streamqd.worker.turns import Turns
-from streamqd.worker.verdicts import RELEASE_SECONDS, Verdicts
+from streamqd.worker.verdicts import RELEASE_SECONDS
 
 IDLE_CHECK_SECONDS = 30.0
 RECONNECT_SECONDS = (0.05, 2.0)  # first and longest wait between two connection attempts
@@ -49,28 +45,15 @@ class Step(enum.Enum):
 class WorkerProcess:
     """Handles one unit from its first connection to its exit. See `assembly` for the parts."""
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        hooks: Hooks,
-        reader: Reader,
-        executor: Executor,
-        verdicts: Verdicts,
-        prefetch: PrefetchController,
-        turns: Turns,
-        recovery: Recovery,
-    ) -> None:
-        self.context = context
+    def __init__(self, hooks: Hooks, turns: Turns, recovery: Recovery) -> None:
+        context = self.context = turns.context
         self.slot, self.channel, self.settler = context.slot, context.channel, context.settler
-        self.lease, self.unit = reader.lease, context.unit
-        self.reader, self.link = reader, reader.link
-        self.executor = executor
+        self.reader, self.executor = turns.reader, turns.executor
+        self.lease, self.unit, self.link = self.reader.lease, context.unit, self.reader.link
         self._hooks = hooks
-        self._verdicts = verdicts
-        self._prefetch = prefetch
         self._turns = turns
         self._recovery = recovery
-        self._reclaim = Reclaim(context, reader.calls)
+        self._reclaim = Reclaim(context, self.reader.calls)
         self._trouble = logs.Episode("worker.stalled", "worker.resumed")
         self.reconnect_wait = 0.0  # 0 = the last round was completed
         self._listed = False  # all that was pending has been read since the connection was opened
@@ -150,7 +133,7 @@ class WorkerProcess:
         none of it may be skipped. Without an answer the call is repeated: it may not have arrived,
         and then what was acknowledged would be handled once more.
         """
-        if not self._listed or self._verdicts.released:
+        if not self._listed or self._turns.verdicts.released:
             return False
         reply = None
         while reply is None:
@@ -239,7 +222,7 @@ class WorkerProcess:
 
     def _reads_ahead(self, empty: bool) -> bool:
         """Return True if a read goes out first, and entries start while Redis answers."""
-        if empty or self._verdicts.released or self._reclaim.wanted:
+        if empty or self._turns.verdicts.released or self._reclaim.wanted:
             return False
         return bool(
             self.executor.startable and self.settler.only_plain_acks and self._turns.wants()
@@ -256,7 +239,7 @@ class WorkerProcess:
         | the last read was empty, and nothing is due          | POLL         |
         | else                                                 | READ         |
         """
-        if self._verdicts.released:
+        if self._turns.verdicts.released:
             return Step.LIST_PENDING
         wants = self._turns.wants()
         reclaims = self._reclaim.wanted
@@ -273,7 +256,7 @@ class WorkerProcess:
         """Wait a little, and begin with the oldest pending entry, because some were given back."""
         self._turns.run_dry()
         self.settler.flush()
-        self._verdicts.released = 0
+        self._turns.verdicts.released = 0
         self.channel.sleep(RELEASE_SECONDS)
         if self.reader.poll.waiting:
             raise Reconnect
@@ -284,7 +267,7 @@ class WorkerProcess:
     def _read(self) -> FetchResult:
         """Read once. Acknowledgements ride on the read; entries start while Redis answers."""
         settler, executor, reader = self.settler, self.executor, self.reader
-        count = min(self._prefetch.count, self._turns.await_room())
+        count = min(self._turns.prefetch.count, self._turns.await_room())
         reader.send(settler.main_acks, settler.retry_acks, count)
         if executor.startable:
             executor.start()  # it must not add to what is acknowledged
@@ -304,7 +287,7 @@ class WorkerProcess:
         seconds = self._turns.longest_wait
         if self.settler.link is self.link:
             seconds = max(0.001, self._turns.patience())
-        self.reader.start_poll(min(self._prefetch.count, self._turns.await_room()), seconds)
+        self.reader.start_poll(min(self._turns.prefetch.count, self._turns.await_room()), seconds)
 
     def _answer(self) -> FetchResult | None:
         """Wait for the long poll or another event. Returns None when it has not answered."""

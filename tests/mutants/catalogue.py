@@ -240,8 +240,8 @@ DEATH = (
     mutant(
         "a mark that only names the first of its round",
         "the mark names every message that runs when a host is lost",
-        "streamqd/worker/worker.py",
-        ("self.quarantine.begin(*left)", "self.quarantine.begin(left[0])"),
+        "streamqd/worker/recovery.py",
+        ("self._quarantine.begin(*left)", "self._quarantine.begin(left[0])"),
         tests={
             "integration/test_solo.py": (
                 "test_a_member_that_is_held_leaves_the_mark_and_the_turn_to_those_that_run"
