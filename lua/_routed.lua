@@ -6,7 +6,7 @@
 local function moved(meta, stream, partitions)
   if meta ~= stream then
     local present = redis.call('HGET', meta, 'partitionCount')
-    if tonumber(present or '') ~= tonumber(partitions) then
+    if present ~= partitions and tonumber(present or '') ~= tonumber(partitions) then
       return present or ''
     end
   end

@@ -97,7 +97,7 @@ class Producer:
         cannot be encoded.
         """
         item = Outgoing(value, key, headers, partition, delay, at, expires, dedup_id)
-        [result] = self._sender.post(topic, (self._sender.encode(item),))
+        result = self._sender.send(topic, self._sender.encode(item))
         if isinstance(result, Exception):
             raise result
         return result

@@ -137,6 +137,12 @@ class Router:
             return chooser.turns(len(envelopes), count)
         return (_chosen(topic, chooser, each, count) for each in envelopes)
 
+    def choose_one(self, topic: str, envelope: Envelope, count: int) -> int:
+        """The partition of a message that is written by itself. Raises as `choose` does."""
+        chooser = self._choosers.get(topic) or self.chooser(topic)
+        chooser.begin_batch()
+        return _chosen(topic, chooser, envelope, count)
+
     def again(
         self, topic: str, envelopes: Sequence[Envelope], before: Sequence[int], count: int
     ) -> list[int]:

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import hiredis
+
 from streamqd import config
 from streamqd.config.setting import NAME
 from streamqd.config.values import Duration
@@ -119,7 +121,8 @@ class Sender:
         self._connection = connection
         self._keys = keys = Keys(settings.keys.control, settings.keys.streams)
         self._writer = MessageWriter(connection, keys)
-        self._heads: dict[tuple[str, int, int, bool], Call] = {}  # calls without their messages
+        # Calls of `message_append` without their messages, and the commands that make them.
+        self._heads: dict[tuple[str, int, int, bool], tuple[Call, tuple[str, ...]]] = {}
         store = Store(connection, keys)
         self._router = Router(settings, store, self._writer, partitioner, create=create)
         self._pid = os.getpid()
@@ -146,19 +149,21 @@ class Sender:
         Raises RedisUnavailable when other threads use it all the time, RuntimeError in a signal
         handler that has interrupted a send of its own thread. Nothing was sent then.
         """
-        if self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - as Condition does
+        lock = self._lock
+        owned = lock._is_owned  # type: ignore[attr-defined]  # noqa: SLF001 - as Condition does
+        if owned():
             raise RuntimeError(
                 "the producer is sending in this thread; use another producer in a signal handler"
             )
         try:
-            if not self._lock.acquire(timeout=max(0.0, end - time.monotonic())):
+            if not lock.acquire(timeout=max(0.0, end - time.monotonic())):
                 raise RedisUnavailable("other threads used the producer all the time", sent=False)
             self._connection.until(end)
             return work()
         finally:
             # An exception of a signal handler may have come before the lock was taken, or after.
-            if self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
-                self._lock.release()
+            if owned():
+                lock.release()
 
     def forget(self) -> None:
         """In a forked child: the connection is the parent's, and so are the turns."""
@@ -170,6 +175,43 @@ class Sender:
     def cut(self, items: Iterable[Any]) -> Iterator[list[Envelope]]:
         """Encode many messages and cut them into batches for `chunk` and `post`."""
         return batches(items, self.encode, count=CHUNK_COUNT, size=CHUNK_BYTES)
+
+    def send(self, topic: str, envelope: Envelope) -> Result:
+        """Write one message, as `post` does a batch, and return its result.
+
+        What goes as usual goes a short way: one message without options, to a known topic of one
+        server. All else, also an answer that is not the usual one, is left to `post` and `finish`.
+        """
+        if os.getpid() != self._pid:
+            self.forget()
+        count = self._router.known(topic) if type(topic) is str else None
+        if count is None or not self._is_usual(envelope):
+            [result] = self.post(topic, (envelope,))
+            return result
+        since = time.monotonic()
+        try:
+            partition = self._router.choose_one(topic, envelope, count)
+        except Exception as error:  # noqa: BLE001 - a partitioner may raise anything
+            return error
+        alone = type(envelope) is bytes
+        messages = (envelope,) if alone else publishing.flat([expanded(envelope).fields])
+        _, head = self._head(topic, partition, count, alone)
+        command = hiredis.pack_command((*head, *messages))
+        answer = self._alone(
+            since + self._timeout, functools.partial(self._writer.write, topic, command)
+        )
+        if isinstance(answer, bytes):
+            return Uid(f"{topic}/{partition}/{answer.decode()}")
+        chunk = Chunk(topic, count, [envelope], [partition], [(0, 1, None)], since=since)
+        chunk.begin()
+        self._prepare(chunk)
+        chunk.transaction = answer
+        [result] = self.finish(chunk)
+        return result
+
+    def _is_usual(self, envelope: Envelope) -> bool:
+        usual = self._max_backlog is None and self._connection.connected
+        return usual and not self._writer.spread and kind_of(envelope) == "plain"
 
     def post(self, topic: str, batch: Sequence[Envelope]) -> list[Result]:
         """Write the messages of a batch in one transaction, and wait for room.
@@ -451,17 +493,25 @@ class Sender:
                 meta=self._writer.meta(topic),
             )
         alone = set(map(type, envelopes)) == {bytes}
-        head = self._heads.get((topic, partition, count, alone))
-        if head is None:
-            meta = self._writer.meta(topic)
-            head = publishing.append(self._keys, topic, partition, count, meta, alone=alone)
-            if len(self._heads) >= HEADS_MAX:
-                self._heads.clear()
-            self._heads[topic, partition, count, alone] = head
+        call, _ = self._head(topic, partition, count, alone)
         messages = (
             envelopes if alone else publishing.flat([expanded(each).fields for each in envelopes])
         )
-        return Call(head.script, head.key, (*head.argv, *messages))
+        return Call(call.script, call.key, (*call.argv, *messages))
+
+    def _head(
+        self, topic: str, partition: int, count: int, alone: bool
+    ) -> tuple[Call, tuple[str, ...]]:
+        """The call that writes messages to a partition, ahead of them, and its command."""
+        place = (topic, partition, count, alone)
+        found = self._heads.get(place)
+        if found is None:
+            meta = self._writer.meta(topic)
+            call = publishing.append(self._keys, topic, partition, count, meta, alone=alone)
+            if len(self._heads) >= HEADS_MAX:
+                self._heads.clear()
+            found = self._heads[place] = (call, tuple(map(str, scripts.command(call))))
+        return found
 
     def _call(self, chunk: Chunk, partition: int, message: Encoded) -> Call:
         place = (self._keys, chunk.topic, partition)
@@ -518,8 +568,8 @@ def _of_messages(chunk: Chunk, replies: Sequence[Any], *, by_source: bool) -> li
             each = [_explained(raw, by_source)] * len(numbers)
         else:
             reply = scripts.reply(call, raw)
-            if reply.word == "OK" and isinstance(reply.rest[0], list):
-                ids = reply.rest[0]
+            ids = reply.rest[0] if isinstance(reply.rest[0], list) else reply.rest
+            if reply.word == "OK" and call.script.name != "message_schedule":
                 last = ids[-1]
                 rest = last if isinstance(last, RedisRefused) else Reply("FULL", reply.rest[1:])
                 each = [*ids, *[rest] * (len(numbers) - len(ids))]

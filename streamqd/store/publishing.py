@@ -110,6 +110,31 @@ class MessageWriter:
             self._post(transaction, commands)
         return transaction
 
+    def write(self, topic: str, command: bytes) -> bytes | Transaction | None:
+        """Make one call that appends one message, on one server, and return the entry's id.
+
+        Where anything else is answered, the transaction, to be read as after `collect`. None when
+        nothing was sent.
+        """
+        if self._sent is not None:
+            self.settle()
+        node, replies = self.connection.node, list[Any]()
+        lost: RedisUnavailable | None = None
+        try:
+            node.send((command,))
+            node.receive(1, replies)
+        except RedisUnavailable as error:
+            if not error.sent:
+                return None
+            lost = error
+        else:
+            [reply] = replies
+            if type(reply) is bytes and reply.startswith(b"OK "):
+                return reply[3:]
+        transaction = Transaction(topic, 1)
+        self._take(transaction, replies, lost)
+        return transaction
+
     def _post(self, transaction: Transaction, commands: Sequence[bytes]) -> None:
         node = self.connection.node
         transaction.on = node.ready()
@@ -159,14 +184,20 @@ class MessageWriter:
             node.receive(wanted, replies, on=transaction.on)
         except RedisUnavailable as error:
             lost = error
+        self._take(transaction, replies, lost)
+
+    def _take(
+        self, transaction: Transaction, replies: list[Any], lost: RedisUnavailable | None
+    ) -> None:
+        """Note the answer to a transaction, and learn from it."""
         if lost is not None:
             transaction.answer([], lost)
             return
-        found = replies if calls == 1 else _executed(replies)
+        found = replies if transaction.calls == 1 else _executed(replies)
         transaction.answer(found)
         for reply in found:
             if isinstance(reply, RedisRefused):
-                node.judge((*replies, reply))
+                self.connection.node.judge((*replies, reply))
                 break
             if isinstance(reply, list) and reply[0] == b"MOVED":
                 self._learn(transaction.topic, reply[1] or None)

@@ -108,8 +108,13 @@ def command(call: Call, *, by_source: bool = False) -> tuple[Any, ...]:
 
 
 def reply(call: Call, raw: object) -> Reply:
-    """Read the server's answer to a call. ContractError when the header does not allow it."""
+    """Read the server's answer to a call. ContractError when the header does not allow it.
+
+    A list that begins with the word, or one string: the word and its texts, with blanks between.
+    """
     name = call.script.name
+    if isinstance(raw, bytes):
+        raw = raw.split(b" ")
     if not isinstance(raw, list) or not raw or not isinstance(raw[0], bytes):
         raise ContractError(f"{name} answered {raw!r}")
     word = raw[0].decode("ascii", "replace")

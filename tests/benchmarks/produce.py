@@ -2,7 +2,9 @@
 
 Compare the ratios. The bare client is redis-py with hiredis, as `make bench` has it: one XADD per
 call by `execute_command`, which is quicker than its `xadd`; `pipelined` is the same in pipelines of
-512. Ours do more: they route by the partition count under WATCH, and say what a lost answer means.
+512. Ours do more: they route by the partition count, which a script compares as it writes, and say
+what a lost answer means. `four threads` share one producer; one after the other is what their lock
+allows, so the bar is that of one thread.
 
 Connections are open, scripts and topics known before the clock runs; it stops when everything is
 answered. CPU is that of this process, all threads together.
@@ -16,6 +18,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ STREAM = "stream:topic:{bench:p:0}"
 CHUNK = 512  # messages of one pipeline
 TASKS = 200  # asynchronous sends under way together
 TOPICS = 10
+THREADS = 4
 SINGLES = 10  # of so many messages, one is sent where each waits for its answer
 
 Send = Callable[[int], object]  # sends so many messages
@@ -67,6 +71,11 @@ def main() -> None:
         [
             Bar("send_many, one process, messages/s", medians["send_many"], 400_000),
             Bar("send, of a bare XADD", ratio(medians, "send", "bare XADD"), 0.95),
+            Bar(
+                "ten topics in turn, of one",
+                ratio(medians, "send, ten topics in turn", "send"),
+                0.95,
+            ),
         ]
     )
     if options.output:
@@ -148,6 +157,20 @@ def single(path: str, **options: Any) -> Iterator[Send]:
         yield send
 
 
+@contextmanager
+def threads(path: str) -> Iterator[Send]:
+    with Producer(f"unix://{path}") as producer, ThreadPoolExecutor(THREADS) as pool:
+
+        def some(count: int) -> None:
+            for _ in range(count):
+                producer.send("bench", PAYLOAD)
+
+        def send(count: int) -> None:
+            list(pool.map(some, (len(range(at, count, THREADS)) for at in range(THREADS))))
+
+        yield send
+
+
 def limited(path: str) -> AbstractContextManager[Send]:
     return single(path, max_backlog=1 << 30)
 
@@ -199,6 +222,7 @@ WAYS: dict[str, tuple[Callable[[str], AbstractContextManager[Send]], int]] = {
     "pipelined XADDs": (pipelined, 1),
     "send": (single, SINGLES),
     "send, ten topics in turn": (in_turn, SINGLES),
+    "send, four threads": (threads, SINGLES),
     "send, with max_backlog": (limited, SINGLES),
     "send_many": (many, 1),
     "buffered": (buffered, 1),
@@ -208,6 +232,7 @@ WAYS: dict[str, tuple[Callable[[str], AbstractContextManager[Send]], int]] = {
 BASELINES = {
     "send": "bare XADD",
     "send, ten topics in turn": "send",
+    "send, four threads": "send",
     "send, with max_backlog": "bare XADD",
     "async, one task": "bare XADD",
     "send_many": "pipelined XADDs",

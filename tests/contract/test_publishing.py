@@ -151,7 +151,7 @@ def written(desk: Desk) -> list[dict[str, bytes]]:
 
 def test_append_writes_payloads_in_their_order(desk: Desk) -> None:
     register(desk)
-    [ids] = desk.expect("message_append", "OK", append(desk, b"a", b"", b"\r\n"))
+    ids = desk.expect("message_append", "OK", append(desk, b"a", b"", b"\r\n"))
     assert [each.decode() for each in ids] == list(desk.state()["stream"].entries)
     assert [each["payload"] for each in written(desk)] == [b"a", b"", b"\r\n"]
 
@@ -164,7 +164,7 @@ def test_append_writes_messages_of_any_width_in_their_order(desk: Desk) -> None:
 
 def test_append_of_more_values_than_lua_unpacks_writes_all(desk: Desk) -> None:
     register(desk)
-    [ids] = desk.expect("message_append", "OK", append(desk, *[FIELDS] * 4000))
+    ids = desk.expect("message_append", "OK", append(desk, *[FIELDS] * 4000))
     assert len(ids) == desk.do("XLEN", desk.stream) == 4000
 
 
