@@ -12,7 +12,7 @@ from streamqd.store.scripts import Call
 
 def advance(keys: Keys, topic: str, partition: int, entry_id: str) -> Call:
     """Note that a partition is stored up to this entry, with all before it."""
-    return scripts.get("archive_advance").call({"trim": keys.trim(topic, partition)}, id=entry_id)
+    return scripts.on("archive_advance", keys, (topic, partition), id=entry_id)
 
 
 def take_lease(

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from streamqd.errors import ContractError
+from streamqd.model import Unit
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.messages import ITEMS_MAX, PLACES_MAX
@@ -32,12 +33,11 @@ def replay(
     """
     if group == "":
         raise ContractError("dead_replay: an empty group")
-    if group is None:
-        target = keys.stream(topic, partition)
-    else:
-        target = keys.retry_stream(topic, partition, group)
-    return scripts.get("dead_replay").call(
-        {**_letters(keys, topic, partition), "target": target},
+    place = (topic, partition) if group is None else Unit(topic, partition, group)
+    return scripts.on(
+        "dead_replay",
+        keys,
+        place,
         letter_id=letter_id,
         group=group or "",
         changed=[part for pair in changed.items() for part in pair],
@@ -49,9 +49,8 @@ def mark(keys: Keys, topic: str, partition: int, letter_id: str, target: str) ->
 
     The next are `deliver`, and `purge` of the letter.
     """
-    return scripts.get("dead_mark").call(
-        _letters(keys, topic, partition), letter_id=letter_id, target=target
-    )
+    place = topic, partition
+    return scripts.on("dead_mark", keys, place, letter_id=letter_id, target=target)
 
 
 class Marked(NamedTuple):
@@ -99,19 +98,11 @@ def purge(keys: Keys, topic: str, partition: int, letter_ids: Sequence[str]) -> 
     """Delete the letters named."""
     if len(letter_ids) > PLACES_MAX:
         raise ContractError(f"dead_purge: {len(letter_ids)} ids, at most {PLACES_MAX} are allowed")
-    return scripts.get("dead_purge").call(
-        _letters(keys, topic, partition), before="", count=0, ids=letter_ids
-    )
+    return scripts.on("dead_purge", keys, (topic, partition), before="", count=0, ids=letter_ids)
 
 
 def purge_before(keys: Keys, topic: str, partition: int, before: str, count: int) -> Call:
     """Delete the oldest letters, at most `count`, that are older than the id `before`."""
     if not before or not 1 <= count <= ITEMS_MAX:
         raise ContractError(f"dead_purge: {count} letters before {before!r}")
-    return scripts.get("dead_purge").call(
-        _letters(keys, topic, partition), before=before, count=count, ids=[]
-    )
-
-
-def _letters(keys: Keys, topic: str, partition: int) -> dict[str, str]:
-    return {"dlq": keys.dlq(topic, partition), "moving": keys.moving(topic, partition)}
+    return scripts.on("dead_purge", keys, (topic, partition), before=before, count=count, ids=[])

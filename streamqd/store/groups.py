@@ -35,9 +35,10 @@ def reset(
 
     With `force` an owner loses the partition, unless it is the `keeper`. `token` is new.
     """
-    return scripts.get("group_reset").call(
-        _keys(keys, unit),
-        group=unit.group,
+    return scripts.on(
+        "group_reset",
+        keys,
+        unit,
         after=after,
         drop=drop_retries,
         force=force,
@@ -82,25 +83,13 @@ def delete(
 
     `token` is new.
     """
-    return scripts.get("group_delete").call(
-        _keys(keys, unit),
-        group=unit.group,
+    return scripts.on(
+        "group_delete",
+        keys,
+        unit,
         force=force,
         token=token,
         ttl_ms=round(KEPT_SECONDS * 1000),
         at_once=at_once,
         part=part,
     )
-
-
-def _keys(keys: Keys, unit: Unit) -> dict[str, str]:
-    return {
-        "stream": keys.source(*unit),
-        "retry": keys.retry_stream(*unit),
-        "delayed": keys.retry(*unit),
-        "items": keys.retry_items(*unit),
-        "attempts": keys.attempts(*unit),
-        "fence": keys.fence(*unit),
-        "lease": keys.lease(*unit),
-        "trim": keys.trim(unit.topic, unit.partition),
-    }

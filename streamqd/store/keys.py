@@ -137,3 +137,37 @@ class Keys:
     def attempts(self, topic: str, partition: int, group: str) -> str:
         """HASH `<place>:c` crashes, `:f` failures in place, `:due` (unix ms), `:last` crash."""
         return f"{self.control}:attempts:{{{topic}:p:{partition}}}:{group}"
+
+
+# Keys by the names that the headers of scripts give them: of a group, and of a partition.
+_OF_GROUP = {
+    "stream": Keys.source,
+    "retry": Keys.retry_stream,
+    "delayed": Keys.retry,
+    "items": Keys.retry_items,
+    "target": Keys.retry_stream,
+    "fence": Keys.fence,
+    "lease": Keys.lease,
+    "attempts": Keys.attempts,
+}
+_OF_PARTITION = {
+    "stream": Keys.stream,
+    "dlq": Keys.dlq,
+    "moving": Keys.moving,
+    "trim": Keys.trim,
+    "scheduled": Keys.scheduled,
+    "delayed": Keys.scheduled,
+    "items": Keys.scheduled_items,
+    "target": Keys.stream,
+}
+
+
+def named(keys: Keys, name: str, place: Unit | tuple[str, int]) -> str:
+    """Return the key that the headers of scripts call `name`.
+
+    `place` is a unit, or topic and partition: then `delayed`, `items` and `target` are those of
+    scheduled sends. KeyError: there is no such key of a place.
+    """
+    if isinstance(place, Unit) and name in _OF_GROUP:
+        return _OF_GROUP[name](keys, *place)
+    return _OF_PARTITION[name](keys, *place[:2])

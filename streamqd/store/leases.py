@@ -31,22 +31,21 @@ def acquire(
     predecessor whose processes are all proven dead, or of an owner that has been silent for longer
     than a lease lives, which by a clock that was set back has not ended.
     """
-    return scripts.get("lease_acquire").call(
-        _keys(keys, lease.unit, "fence", "lease", "attempts", "stream", "retry"),
+    return scripts.on(
+        "lease_acquire",
+        keys,
+        lease.unit,
         token=lease.token,
         seen_epoch=lease.epoch,
         ttl_ms=_ttl_ms(ttl),
         owner=owner,
-        group=lease.unit.group,
         dead_token=dead_token,
     )
 
 
 def renew(keys: Keys, lease: Lease, ttl: float) -> Call:
     """Let the lease live for `ttl` seconds from now."""
-    return scripts.get("lease_renew").call(
-        _keys(keys, lease.unit, "fence", "lease"), token=lease.token, ttl_ms=_ttl_ms(ttl)
-    )
+    return scripts.on("lease_renew", keys, lease.unit, token=lease.token, ttl_ms=_ttl_ms(ttl))
 
 
 def refence(
@@ -68,12 +67,13 @@ def refence(
         raise ContractError("lease_refence: the new token is the old one")
     if len(done) > ENTRIES_MAX:
         raise ContractError(f"lease_refence: {len(done)} places, at most {ENTRIES_MAX} are allowed")
-    return scripts.get("lease_refence").call(
-        _keys(keys, lease.unit, "fence", "lease", "attempts", "stream", "retry"),
+    return scripts.on(
+        "lease_refence",
+        keys,
+        lease.unit,
         old=lease.token,
         new=new,
         ttl_ms=_ttl_ms(ttl),
-        group=lease.unit.group,
         charged=charged or b"",
         context=context,
         done=done,
@@ -82,9 +82,7 @@ def refence(
 
 def release(keys: Keys, lease: Lease) -> Call:
     """Give the unit back. The token is dead as soon as this was sent."""
-    return scripts.get("lease_release").call(
-        _keys(keys, lease.unit, "fence", "lease"), token=lease.token
-    )
+    return scripts.on("lease_release", keys, lease.unit, token=lease.token)
 
 
 class Acquired(NamedTuple):
@@ -144,17 +142,6 @@ def view(keys: Keys, unit: Unit) -> list[tuple[Any, ...]]:
 def glance(keys: Keys, unit: Unit) -> tuple[Any, ...]:
     """Build the command whose reply is the token of the lease, None when there is no lease."""
     return ("GET", keys.lease(*unit))
-
-
-def _keys(keys: Keys, unit: Unit, *names: str) -> dict[str, str]:
-    every = {
-        "fence": keys.fence(*unit),
-        "lease": keys.lease(*unit),
-        "attempts": keys.attempts(*unit),
-        "stream": keys.source(*unit),
-        "retry": keys.retry_stream(*unit),
-    }
-    return {name: every[name] for name in names}
 
 
 def _ttl_ms(ttl: float) -> int:

@@ -34,11 +34,7 @@ def ensure_group(keys: Keys, unit: Unit, start: str) -> Call:
     """Make sure that the group exists. `start`: 0 = with all messages kept, $ = with later ones."""
     if start not in ("0", "$"):
         raise ContractError(f"group_ensure: start {start!r}")
-    return scripts.get("group_ensure").call(
-        {**_streams(keys, unit), "trim": keys.trim(unit.topic, unit.partition)},
-        group=unit.group,
-        start=start,
-    )
+    return scripts.on("group_ensure", keys, unit, start=start)
 
 
 def restore_group(
@@ -80,7 +76,6 @@ def recover(
         "message_recover",
         keys,
         lease,
-        ["attempts"],
         session=session,
         open=open,
         after_main=after_main,
@@ -213,11 +208,11 @@ def reclaim(
     `source` is m for the partition stream, r for the retry stream. Looks at a `page` of what they
     hold; the answer says where the next one begins.
     """
-    streams = _streams(keys, lease.unit)
+    stream = keys.source if source == "m" else keys.retry_stream
     return scripts.get("message_reclaim").call(
         {
             "fence": keys.fence(*lease.unit),
-            "source": streams["stream" if source == "m" else "retry"],
+            "source": stream(*lease.unit),
         },
         token=lease.token,
         session=session,
@@ -261,8 +256,10 @@ def ack(keys: Keys, lease: Lease, places: Sequence[bytes], charged: Sequence[byt
     every = [*charged, *(place for place in places if place not in charged)]
     if len(every) > PLACES_MAX:
         raise ContractError(f"settle_ack: {len(every)} places, at most {PLACES_MAX} are allowed")
-    counters = ["attempts"] if charged else []
-    return _fenced("settle_ack", keys, lease, counters, charged_count=len(charged), places=every)
+    counters = ("attempts",) if charged else ()
+    return _fenced(
+        "settle_ack", keys, lease, optional=counters, charged_count=len(charged), places=every
+    )
 
 
 def retry(
@@ -282,7 +279,6 @@ def retry(
         "settle_retry",
         keys,
         lease,
-        ["delayed", "items", "attempts"],
         adjacent=adjacent,
         entries=listed([((place, _ms(delay)), fields) for place, delay, fields in items]),
     )
@@ -306,7 +302,6 @@ def dead(
         "settle_dead",
         keys,
         lease,
-        ["dlq", "attempts"],
         adjacent=adjacent,
         entries=listed([((place,), fields) for place, fields in items]),
     )
@@ -322,7 +317,6 @@ def note(keys: Keys, lease: Lease, notes: Sequence[tuple[bytes, int, float]]) ->
         "settle_note",
         keys,
         lease,
-        ["attempts"],
         notes=[part for place, failures, delay in notes for part in (place, failures, _ms(delay))],
     )
 
@@ -365,26 +359,12 @@ def solo_mark(
 
 def promote_retries(keys: Keys, unit: Unit, count: int) -> Call:
     """Move retries that are due into the group's retry stream."""
-    return scripts.get("message_promote").call(
-        {
-            "delayed": keys.retry(*unit),
-            "items": keys.retry_items(*unit),
-            "target": keys.retry_stream(*unit),
-        },
-        count=_page(count),
-    )
+    return scripts.on("message_promote", keys, unit, count=_page(count))
 
 
 def promote_scheduled(keys: Keys, topic: str, partition: int, count: int) -> Call:
     """Move scheduled sends that are due into the partition."""
-    return scripts.get("message_promote").call(
-        {
-            "delayed": keys.scheduled(topic, partition),
-            "items": keys.scheduled_items(topic, partition),
-            "target": keys.stream(topic, partition),
-        },
-        count=_page(count),
-    )
+    return scripts.on("message_promote", keys, (topic, partition), count=_page(count))
 
 
 class Promoted(NamedTuple):
@@ -409,16 +389,7 @@ class Promoted(NamedTuple):
 
 def snapshot(keys: Keys, unit: Unit, limit: int = 500) -> Call:
     """Count where the messages of a group on a partition are, at one instant."""
-    return scripts.get("partition_snapshot").call(
-        {
-            **_streams(keys, unit),
-            "delayed": keys.retry(*unit),
-            "dlq": keys.dlq(unit.topic, unit.partition),
-            "scheduled": keys.scheduled(unit.topic, unit.partition),
-        },
-        group=unit.group,
-        limit=limit,
-    )
+    return scripts.on("partition_snapshot", keys, unit, limit=limit)
 
 
 class Snapshot(NamedTuple):
@@ -442,25 +413,9 @@ class Snapshot(NamedTuple):
 # --- arguments -------------------------------------------------------------------------------
 
 
-def _streams(keys: Keys, unit: Unit) -> dict[str, str]:
-    return {"stream": keys.source(*unit), "retry": keys.retry_stream(*unit)}
-
-
-def _fenced(
-    script: str, keys: Keys, lease: Lease, beside: Sequence[str] = (), **given: object
-) -> Call:
-    """Call a script that acts for the owner of a unit; `beside` names more keys that it needs."""
-    unit = lease.unit
-    every = {
-        **_streams(keys, unit),
-        "fence": keys.fence(*unit),
-        "attempts": keys.attempts(*unit),
-        "delayed": keys.retry(*unit),
-        "items": keys.retry_items(*unit),
-        "dlq": keys.dlq(unit.topic, unit.partition),
-    }
-    named = {name: every[name] for name in ("fence", "stream", "retry", *beside)}
-    return scripts.get(script).call(named, token=lease.token, group=unit.group, **given)
+def _fenced(script: str, keys: Keys, lease: Lease, **given: Any) -> Call:
+    """Call a script that acts for the owner of a unit."""
+    return scripts.on(script, keys, lease.unit, token=lease.token, **given)
 
 
 def _order(entry_id: bytes) -> tuple[int, int]:

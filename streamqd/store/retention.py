@@ -40,8 +40,11 @@ def trim(
     `keep_from` is the id from which age retains entries, '' when age retains none, '0-0' when it
     retains all. `shrink_every` is in seconds. `expected` are groups that must exist.
     """
-    return scripts.get("stream_trim").call(
-        {"stream": keys.stream(topic, partition), "trim": keys.trim(topic, partition)},
+    return scripts.on(
+        "stream_trim",
+        keys,
+        (topic, partition),
+        optional=("trim",),
         keep_from=keep_from,
         max_len=_bound(max_length),
         max_bytes=_bound(max_bytes),
@@ -104,8 +107,10 @@ def drop(
 
     `drop_before` is the id before which age lets entries go, '0-0' when it lets none.
     """
-    return scripts.get("stream_drop").call(
-        {"stream": keys.stream(topic, partition), "trim": keys.trim(topic, partition)},
+    return scripts.on(
+        "stream_drop",
+        keys,
+        (topic, partition),
         drop_before=drop_before,
         max_len=_bound(max_length),
         archive=archive,
@@ -203,9 +208,7 @@ class Stand(NamedTuple):
 
 def measure(keys: Keys, topic: str, partition: int) -> Call:
     """Ask how large a partition is and who needs what of it."""
-    return scripts.get("retention_measure").call(
-        {"stream": keys.stream(topic, partition), "trim": keys.trim(topic, partition)}
-    )
+    return scripts.on("retention_measure", keys, (topic, partition))
 
 
 def _bound(most: int | None) -> int:

@@ -31,11 +31,8 @@ def page(keys: Keys, unit: Unit, after: tuple[int, str], count: int) -> Call:
     Such a pair need not exist any more.
     """
     due, place = after
-    return scripts.get("retry_page").call(
-        {"delayed": keys.retry(*unit), "items": keys.retry_items(*unit)},
-        after_due=due,
-        after_place=place,
-        count=bounded(count),
+    return scripts.on(
+        "retry_page", keys, unit, after_due=due, after_place=place, count=bounded(count)
     )
 
 
@@ -61,7 +58,7 @@ def _texts(parts: Sequence[bytes | int]) -> list[bytes]:
 def hasten(keys: Keys, unit: Unit, places: Sequence[str]) -> Call:
     """Let retries be due now. Answers how many are due, and how many are not delayed any more."""
     bounded(len(places))
-    return scripts.get("retry_hasten").call({"delayed": keys.retry(*unit)}, places=places)
+    return scripts.on("retry_hasten", keys, unit, places=places)
 
 
 def cancel(
@@ -78,15 +75,7 @@ def cancel(
         flat += (place, 2 * len(fields))
         for pair in fields.items():
             flat += pair
-    return scripts.get("retry_cancel").call(
-        {
-            "delayed": keys.retry(*unit),
-            "items": keys.retry_items(*unit),
-            "dlq": keys.dlq(unit.topic, unit.partition),
-        },
-        drop=drop,
-        entries=flat,
-    )
+    return scripts.on("retry_cancel", keys, unit, drop=drop, entries=flat)
 
 
 def bounded(count: int) -> int:

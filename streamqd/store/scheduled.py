@@ -21,11 +21,10 @@ def page(keys: Keys, topic: str, partition: int, after: tuple[int, str], count: 
     `retries.rows` reads the answer: the place of a row is its send id.
     """
     due, send_id = after
-    return scripts.get("retry_page").call(
-        {
-            "delayed": keys.scheduled(topic, partition),
-            "items": keys.scheduled_items(topic, partition),
-        },
+    return scripts.on(
+        "retry_page",
+        keys,
+        (topic, partition),
         after_due=due,
         after_place=send_id,
         count=bounded(count),
@@ -35,8 +34,7 @@ def page(keys: Keys, topic: str, partition: int, after: tuple[int, str], count: 
 def hasten(keys: Keys, topic: str, partition: int, send_ids: Sequence[str]) -> Call:
     """Let delayed sends be due now. Answers how many are due, and how many are not delayed."""
     bounded(len(send_ids))
-    named = {"delayed": keys.scheduled(topic, partition)}
-    return scripts.get("retry_hasten").call(named, places=send_ids)
+    return scripts.on("retry_hasten", keys, (topic, partition), places=send_ids)
 
 
 def cancel(keys: Keys, topic: str, partition: int, send_ids: Sequence[str]) -> Call:
@@ -45,15 +43,7 @@ def cancel(keys: Keys, topic: str, partition: int, send_ids: Sequence[str]) -> C
     flat: list[object] = []
     for send_id in send_ids:
         flat += (send_id, 0)
-    return scripts.get("retry_cancel").call(
-        {
-            "delayed": keys.scheduled(topic, partition),
-            "items": keys.scheduled_items(topic, partition),
-            "dlq": keys.dlq(topic, partition),
-        },
-        drop=True,
-        entries=flat,
-    )
+    return scripts.on("retry_cancel", keys, (topic, partition), drop=True, entries=flat)
 
 
 def withdraw(keys: Keys, topic: str, partition: int, send_id: str) -> list[tuple[str, ...]]:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from streamqd.errors import ContractError
+from streamqd.model import Unit
+from streamqd.store.keys import Keys, named
 
 KEY_TYPES = frozenset({"HASH", "LIST", "SET", "STREAM", "STRING", "ZSET"})
 ARG_TYPES = frozenset({"bytes", "flag", "id", "int", "list", "str", "token"})
@@ -139,6 +141,26 @@ def get(name: str) -> Script:
         return load()[name]
     except KeyError:
         raise ContractError(f"there is no script {name}") from None
+
+
+def on(
+    name: str,
+    keys: Keys,
+    place: Unit | tuple[str, int],
+    *,
+    optional: Collection[str] = (),
+    **args: object,
+) -> Call:
+    """Build a call on the keys of a unit, or of topic and partition, that the header names.
+
+    `optional` names optional keys to pass. The group of a unit is passed where the header has an
+    argument `group`. Raises ContractError when an argument is missing or unknown.
+    """
+    script = get(name)
+    wanted = [key.name for key in script.keys if not key.optional or key.name in optional]
+    if isinstance(place, Unit) and any(arg.name == "group" for arg in script.args):
+        args["group"] = place.group
+    return script.call({each: named(keys, each, place) for each in wanted}, **args)
 
 
 _FIRST = re.compile(r"-- (\w+): (.+)")

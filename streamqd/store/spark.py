@@ -41,8 +41,10 @@ def query_position(
     hold: bool,
 ) -> Call:
     """Show that a query has read a partition up to an entry, `read` entries of all ever added."""
-    return scripts.get("query_position").call(
-        {"stream": keys.stream(topic, partition), "trim": keys.trim(topic, partition)},
+    return scripts.on(
+        "query_position",
+        keys,
+        (topic, partition),
         group=QUERIES + query,
         after=entry_id,
         read=-1 if read is None else read,

@@ -104,14 +104,7 @@ def unix_ms(entry_id: str) -> int:
 
 def measure_partition(keys: Keys, topic: str, partition: int) -> Call:
     """Ask for the figures of one partition."""
-    return scripts.get("partition_measure").call(
-        {
-            "stream": keys.stream(topic, partition),
-            "dlq": keys.dlq(topic, partition),
-            "scheduled": keys.scheduled(topic, partition),
-            "trim": keys.trim(topic, partition),
-        }
-    )
+    return scripts.on("partition_measure", keys, (topic, partition))
 
 
 def partition_figures(reply: Reply, key: str = TRIM) -> PartitionFigures:
@@ -154,14 +147,7 @@ def _queries(raw: list[Any]) -> tuple[QueryFigures, ...]:
 
 def measure_unit(keys: Keys, unit: Unit) -> Call:
     """Ask for the figures of one group on one partition."""
-    return scripts.get("unit_measure").call(
-        {
-            "stream": keys.source(*unit),
-            "retry": keys.retry_stream(*unit),
-            "delayed": keys.retry(*unit),
-        },
-        group=unit.group,
-    )
+    return scripts.on("unit_measure", keys, unit)
 
 
 def unit_figures(reply: Reply) -> UnitFigures | None:
@@ -200,9 +186,8 @@ class LetterCount:
 
 def count_letters(keys: Keys, topic: str, partition: int, known: LetterCount) -> Call:
     """Ask for the letters behind those that are counted."""
-    return scripts.get("letters_measure").call(
-        {"dlq": keys.dlq(topic, partition)}, after=known.after, count=LETTERS_AT_ONCE
-    )
+    place = topic, partition
+    return scripts.on("letters_measure", keys, place, after=known.after, count=LETTERS_AT_ONCE)
 
 
 def letters_counted(known: LetterCount, reply: Reply) -> LetterCount:

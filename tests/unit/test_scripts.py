@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from streamqd.errors import ContractError
-from streamqd.model import Lease, Unit
+from streamqd.model import ENTRIES_MAX, Lease, Unit
 from streamqd.store import dead, leases, messages, retention, scripts
-from streamqd.store.keys import Keys
+from streamqd.store.keys import Keys, named
 from streamqd.store.scripts import ArgSpec, Call, KeySpec, Reply, Script
 
 HEADER = """\
@@ -229,7 +231,9 @@ def test_builders_refuse_what_scripts_must_never_get() -> None:
         lambda: leases.renew(keys, Lease(unit, ""), 15.0),
         lambda: leases.renew(keys, Lease(unit, "t1"), 0.0),
         lambda: leases.refence(keys, Lease(unit, "t1"), "t1", 15.0, None, b"", []),
-        lambda: leases.refence(keys, Lease(unit, "t1"), "t2", 15.0, None, b"", [b"m:1-0"] * 1025),
+        lambda: leases.refence(
+            keys, Lease(unit, "t1"), "t2", 15.0, None, b"", [b"m:1-0"] * (ENTRIES_MAX + 1)
+        ),
         lambda: messages.ensure_group(keys, unit, "5-0"),
         lambda: messages.recover(keys, Lease(unit, "t1"), "", True, "", "", 10),
         lambda: messages.recover(keys, Lease(unit, "t1"), "s1", True, "", "", 257),
@@ -245,3 +249,37 @@ def test_builders_refuse_what_scripts_must_never_get() -> None:
 def test_a_charged_place_is_named_once() -> None:
     call = messages.ack(Keys(), Lease(Unit("a", 0, "g"), "t1"), [b"m:1-0", b"m:2-0"], [b"m:2-0"])
     assert call.argv[4:] == ("t1", "g", 1, b"m:2-0", b"m:1-0")
+
+
+PLACED = [
+    pytest.param(script, key, id=f"{script.name}-{key.name}")
+    for script in scripts.load().values()
+    for key in script.keys
+    if ":{T:p:i}" in key.pattern and key.name not in ("source", "dedup", "staged")
+]
+
+
+@pytest.mark.parametrize(("script", "key"), PLACED)
+def test_a_key_of_a_place_is_the_one_that_the_header_shows(script: Script, key: KeySpec) -> None:
+    """The names in headers mean the same keys in every script, of a group or of a partition."""
+    shown = key.pattern.replace("…", "streaming:mq")
+    places: tuple[Unit | tuple[str, int], ...] = (Unit("T", 7, "G"), ("T", 7))
+    built = set()
+    for place in places:
+        with contextlib.suppress(KeyError):
+            built.add(named(Keys(), key.name, place).replace(":p:7}", ":p:i}"))
+    assert built & set(re.split(r",? +(?:or )?", shown)), (shown, built)
+
+
+def test_a_call_on_a_place_has_its_keys_and_its_group() -> None:
+    keys, unit = Keys(), Unit("access", 3, "hits")
+    call = scripts.on("unit_measure", keys, unit)
+    assert call.argv == (
+        keys.stream("access", 3), keys.retry_stream(*unit), keys.retry(*unit), "hits"
+    )  # fmt: skip
+    sends = scripts.on("retry_hasten", keys, ("access", 3), places=["a"])
+    assert sends.argv == (keys.scheduled("access", 3), "a")
+    with pytest.raises(KeyError):
+        scripts.on("lease_renew", keys, ("access", 3), token="t", ttl_ms=1)
+    without = scripts.on("settle_ack", keys, unit, token="t", charged_count=0, places=[])
+    assert keys.attempts(*unit) not in without.argv
