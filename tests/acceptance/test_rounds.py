@@ -11,14 +11,17 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from streamqd import config
 from tests.acceptance.test_operator_questions import ask
-from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.cluster import Cluster
+from tests.support.daemon import GROUP, TOPIC, Daemon, daemons
+from tests.support.sentinels import Sentinels
 
 NewDaemon = Callable[..., Daemon]
 
@@ -90,8 +93,25 @@ def starts(daemon: Daemon) -> Counter[str]:
     return Counter(each.uid for each in daemon.ledger.records("start"))
 
 
+@pytest.fixture(params=["sentinel", "cluster"])
+def elsewhere(request: pytest.FixtureRequest, binary: Path, tmp_path: Path) -> Iterator[NewDaemon]:
+    """Configure daemons behind Sentinel, or on a cluster of three masters."""
+    sentinel = request.param == "sentinel"
+    made = Sentinels(binary, replicas=1) if sentinel else Cluster(binary)
+    with made as servers, daemons(tmp_path, servers.url) as make:
+        yield make
+
+
 @each_shape
 def test_a_killed_worker_is_recovered_in_few_rounds(new_daemon: NewDaemon, shape: str):
+    recover_from_a_killed_worker(new_daemon, shape)
+
+
+def test_a_killed_worker_is_recovered_in_few_rounds_elsewhere(elsewhere: NewDaemon):
+    recover_from_a_killed_worker(elsewhere, "key")
+
+
+def recover_from_a_killed_worker(new_daemon: NewDaemon, shape: str) -> None:
     with daemon_of(new_daemon, shape) as daemon:
         uids = work(daemon, ["nap 1"] * MESSAGES)
         daemon.wait_for(lambda: daemon.ledger.count("end") > 0, what="the first ones have ended")
@@ -161,6 +181,16 @@ def test_a_killed_supervisor_is_recovered_in_few_rounds(
 def test_a_lost_host_is_recovered_in_few_rounds(
     new_daemon: NewDaemon, shape: str, partitions: int, patience: int
 ):
+    recover_from_a_lost_host(new_daemon, shape, partitions, patience)
+
+
+def test_a_lost_host_is_recovered_in_few_rounds_elsewhere(elsewhere: NewDaemon):
+    recover_from_a_lost_host(elsewhere, "key", 4, 40)
+
+
+def recover_from_a_lost_host(
+    new_daemon: NewDaemon, shape: str, partitions: int, patience: int
+) -> None:
     options: dict[str, Any] = {"partitions": partitions}
     lost = daemon_of(new_daemon, shape, daemon={"lease_ttl": "10s"}, **options)
     with lost:
