@@ -80,11 +80,11 @@ def test_a_charge_of_a_lost_host_counts_on(desk: Desk) -> None:
     """S6: also where the count is none."""
     (place,) = desk.pending("1-0")
     epoch = desk.own("t1")
-    desk.do("HSET", desk.fence, "mark", place)
+    desk.do("HSET", desk.fence, "mark", place, "accused", place)
     desk.do("HSET", desk.attempts, place.decode() + ":c", "abc")
     call = leases.acquire(desk.keys, desk.leased("t2", epoch), TTL, OWNER, "t1")
     assert desk.expect("lease_acquire", "OK", call)[2] == place
-    assert desk.do("HGET", desk.attempts, place.decode() + ":c") == b"1"
+    assert desk.do("HGET", desk.attempts, place.decode() + ":c") == b"3", "the losses so far"
 
 
 @pytest.mark.parametrize("last", [*NO_NUMBER, 2**53 - 1, 2**53, 2**63])
