@@ -31,6 +31,7 @@ from streamqd.producer.sender import Sender
 from streamqd.scoreboard import WorkerSlot
 from streamqd.store.client import Connection
 from streamqd.store.fetch import Fetcher, FetchResult
+from streamqd.store.publishing import MessageWriter
 from streamqd.store.scripts import Call, Reply, Script
 from streamqd.supervisor.partition import PartitionState
 from streamqd.supervisor.worker_pool import WorkerPool
@@ -211,9 +212,8 @@ def place() -> None:
     _around(WorkerPool, "start_worker", after=_at("worker-forked", 2))
     _around_reclaimer()
     _around(Task, "__init__", after=_look_often)
-    _around(
-        Sender, "_exchange", before=_at_send("publish-unsent"), after=_at_send("publish-answered")
-    )
+    for owner, name in ((Sender, "_exchange"), (MessageWriter, "write")):
+        _around(owner, name, before=_at_send("publish-unsent"), after=_at_send("publish-answered"))
 
 
 def _around(
