@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Retry,
         SoftTimeout,
         handler,
+        schedule,
     )
     from streamqd.message import Message
     from streamqd.model import Backoff, RetryPolicy, Uid
@@ -73,6 +74,7 @@ __all__ = [
     "UnknownOutcome",
     "__version__",
     "handler",
+    "schedule",
 ]
 
 # Names are imported when they are first used: the command, its workers and each of Spark's many
@@ -85,6 +87,7 @@ _MODULES = {
     ),
     "streamqd.handlers": (
         *("Context", "Dead", "Failures", "Release", "Result", "Retry", "SoftTimeout", "handler"),
+        "schedule",
     ),
     "streamqd.dead_letter": ("DeadLetter",),
     "streamqd.message": ("Message",),

@@ -35,6 +35,7 @@ Progress = Callable[[int], None]
 _OF_PARTITIONS = (
     *("lease", "fence", "retry", "retry:item", "delayed", "delayed:item"),
     *("attempts", "dedup", "trim", "sink", "moving"),
+    *("schedule", "schedule:due", "schedule:last"),
 )
 
 
@@ -132,6 +133,7 @@ def _batches(store: Store, topic: str, found: Doomed) -> Iterator[list[str | byt
     of_partitions = (
         *(keys.stream, keys.dlq, keys.trim, keys.scheduled, keys.scheduled_items),
         keys.moving,
+        *(keys.schedules, keys.schedules_due, keys.schedules_last),
     )
     # Without a fence every call of an owner is refused.
     names: list[str | bytes] = [keys.fence(*unit) for unit in units]

@@ -14,6 +14,7 @@ from streamqd.config.exposure import as_root, is_public, open_to_all, token_path
 from streamqd.config.loader import declare_consumers, find, load
 from streamqd.config.pipelines import Pipeline
 from streamqd.config.reference import json_schema, reference_toml, shown
+from streamqd.config.schedules import Schedule
 from streamqd.config.schema import Daemon, Http, KeyPrefixes, Log, Redis, Settings
 from streamqd.config.secrets import masked, scrub
 from streamqd.config.topics import Retention, Topic
@@ -27,6 +28,7 @@ __all__ = [
     "Pipeline",
     "Redis",
     "Retention",
+    "Schedule",
     "Settings",
     "Topic",
     "as_root",

@@ -14,6 +14,7 @@ from streamqd.config.exposure import check_exposure, exposed
 from streamqd.config.pipelines import Pipeline
 from streamqd.config.problems import Path as TomlPath
 from streamqd.config.problems import Problems, shown
+from streamqd.config.schedules import check_schedules
 from streamqd.config.schema import Daemon, Http, KeyPrefixes, Redis, Settings
 from streamqd.config.secrets import has_password
 from streamqd.config.setting import NAME
@@ -40,6 +41,8 @@ def check(settings: Settings, problems: Problems, environ: Mapping[str, str]) ->
     for name, pipeline in settings.pipelines.items():
         _check_pipeline(pipeline, ("pipelines", name), problems)
     check_consumers(settings, problems)
+    paths: list[TomlPath] = [("schedules", at) for at in range(len(settings.schedules))]
+    check_schedules(settings.schedules, paths, problems)
 
 
 def _check_pipeline(pipeline: Pipeline, path: TomlPath, problems: Problems) -> None:

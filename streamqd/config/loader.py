@@ -6,7 +6,9 @@ import dataclasses
 import os
 import re
 import stat
+import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +21,7 @@ from streamqd.config.consumers import Consumer
 from streamqd.config.overlay import CONFIG_NAME, overlay
 from streamqd.config.problems import Problems
 from streamqd.config.reading import TableReader, unknown
+from streamqd.config.schedules import Schedule, check_schedules
 from streamqd.config.schema import NAMED_SECTIONS, SECTIONS, Settings
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.config.topics import Topic
@@ -100,7 +103,7 @@ def _headers(text: str) -> list[int]:
 def _build(
     raw: Mapping[str, Any], source: str, reader: TableReader, lines: Sequence[int]
 ) -> Settings:
-    known = [*SECTIONS, *NAMED_SECTIONS, "consumers"]
+    known = [*SECTIONS, *NAMED_SECTIONS, "consumers", "schedules"]
     for name in raw:
         if name not in known:
             reader.problems.add((name,), unknown(name, known))
@@ -120,8 +123,10 @@ def _build(
         topics=_with_named_topics(named["topics"], consumers),
         pipelines=named["pipelines"],
         consumers=consumers,
+        schedules=_schedules(raw.get("schedules", []), reader),
         base_dir=base_dir,
         source=source,
+        read_unix_ms=time.time_ns() // 1_000_000,
     )
 
 
@@ -198,6 +203,35 @@ def _consumer(raw: object, path: wording.Path, reader: TableReader) -> Consumer 
     return Consumer(**given, stated=frozenset(given))
 
 
+def _schedules(raw: object, reader: TableReader) -> tuple[Schedule, ...]:
+    if not isinstance(raw, list):
+        clause = "is not a list: write [[schedules]], with two brackets"
+        reader.problems.add(("schedules",), clause)
+        return ()
+    # An invalid one keeps its place, so that later sentences count as the file does.
+    return tuple(
+        _schedule(table, ("schedules", at), reader) or Schedule("", "")
+        for at, table in enumerate(raw)
+    )
+
+
+def _schedule(raw: object, path: wording.Path, reader: TableReader) -> Schedule | None:
+    """Read one table; None when it cannot be one, and the path is bad then."""
+    if isinstance(raw, Mapping) and isinstance(raw.get("at"), datetime):
+        raw = {**raw, "at": raw["at"].isoformat()}  # as TOML writes an instant without quotes
+    given = reader.settings(Schedule, raw, path)
+    if not isinstance(raw, Mapping):
+        return None
+    for name in ("name", "topic"):
+        if name not in raw:
+            clause = "is missing: every schedule has a name and names its topic"
+            reader.problems.add((*path, name), clause)
+    if "name" not in given or "topic" not in given:
+        reader.problems.bad(path)
+        return None
+    return Schedule(**given)
+
+
 def declare_consumers(
     settings: Settings, declared: Sequence[Mapping[str, Any]], *, whole: bool = True
 ) -> Settings:
@@ -210,8 +244,12 @@ def declare_consumers(
     problems = Problems()
     reader = TableReader(problems, settings.base_dir)
     found: dict[str, Consumer] = {}
+    timed: list[tuple[wording.Path, Schedule]] = []
     for raw in declared:
-        stated = {name: value for name, value in raw.items() if value is not None}
+        stated = {
+            name: value for name, value in raw.items() if value is not None and name != "schedules"
+        }
+        timed += _declared_schedules(raw, reader)
         name = f"@handler({raw.get('topic')}/{raw.get('group')})"
         consumer = _consumer(stated, (name,), reader)
         if consumer is None:
@@ -238,11 +276,40 @@ def declare_consumers(
     for consumer in found.values():
         check_consumer(consumer, (f"@handler({consumer.name})",), problems)
     merged_all = (*consumers, *found.values())
+    schedules = _with_declared(settings.schedules, timed, problems)
     completed = dataclasses.replace(
-        settings, consumers=merged_all, topics=_with_named_topics(settings.topics, merged_all)
+        settings,
+        consumers=merged_all,
+        schedules=schedules,
+        topics=_with_named_topics(settings.topics, merged_all),
     )
     problems.raise_if_any(completed)
     return completed
+
+
+def _declared_schedules(
+    raw: Mapping[str, Any], reader: TableReader
+) -> list[tuple[wording.Path, Schedule]]:
+    """The schedules that stand above one handler, each with its path for sentences."""
+    found: list[tuple[wording.Path, Schedule]] = []
+    for table in raw.get("schedules") or ():
+        path = (f"@schedule({table.get('name')})",)
+        schedule = _schedule(table, path, reader)
+        if schedule is not None:
+            found.append((path, schedule))
+    return found
+
+
+def _with_declared(
+    stated: tuple[Schedule, ...],
+    declared: Sequence[tuple[wording.Path, Schedule]],
+    problems: Problems,
+) -> tuple[Schedule, ...]:
+    """The schedules of the file, and those of code that the file does not name."""
+    named = {each.name for each in stated}
+    added = [(path, each) for path, each in declared if each.name not in named]
+    check_schedules(tuple(each for _, each in added), [path for path, _ in added], problems)
+    return (*stated, *(each for _, each in added))
 
 
 def _merged(consumer: Consumer, declared: Consumer | None) -> Consumer:

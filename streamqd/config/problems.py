@@ -36,6 +36,10 @@ class Problems:
         place = f" ({places[0]})" if places else ""
         self.sentences.append(f"{self.name(path)}: {clause}{place}")
 
+    def bad(self, path: Path) -> None:
+        """Note that what is at a path cannot be used; the sentences about it are there already."""
+        self._bad.add(path)
+
     def ok(self, *paths: Path) -> bool:
         """Whether nothing is wrong so far with these settings, nor with the tables they are in."""
         return not any(path[:end] in self._bad for path in paths for end in range(len(path) + 1))

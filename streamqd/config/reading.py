@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from streamqd.config import problems as wording
 from streamqd.config.consumers import Consumer
 from streamqd.config.problems import Problems
+from streamqd.config.schedules import Schedule
 from streamqd.config.schema import NAMED_SECTIONS, SECTIONS
 from streamqd.config.setting import COUNT_MAX, DURATION_MAX, SIZE_MAX, Kind, Setting, settings_of
 from streamqd.config.topics import Retention
@@ -74,7 +76,8 @@ def unknown(
     plain = name.lower().replace("-", "_")
     homes = {f"[{title}]": cls for title, cls in SECTIONS.items()}
     homes |= {f"[{title}.NAME]": cls for title, cls in NAMED_SECTIONS.items()}
-    homes |= {"[[consumers]]": Consumer, "retention of a topic": Retention}
+    homes |= {"[[consumers]]": Consumer, "[[schedules]]": Schedule}
+    homes |= {"retention of a topic": Retention}
     for home, cls in homes.items():
         if cls is not section and plain in settings_of(cls):
             return f"there is no such setting here; {plain} belongs to {home}"
@@ -98,12 +101,24 @@ def read_value(setting: Setting, value: object, base_dir: Path) -> Any:
             return value
         case Kind.TEXTS:
             return _texts(setting, value)
+        case Kind.JSON:
+            return _json(value)
         case Kind.PATH:
             if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
                 raise ValueError('is not a path: write it in quotes, such as "./var"')
             return base_dir / value
         case _:
             return _text(setting, value)
+
+
+def _json(value: object) -> str:
+    """A value as JSON. Its order is the writer's: a payload is sent as it was written."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        raise ValueError(
+            "cannot be written as JSON: write texts, numbers, truth values, lists and tables"
+        ) from None
 
 
 def _means_none(setting: Setting, value: object) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from streamqd.config.consumers import Consumer
 from streamqd.config.reading import bounds, written
+from streamqd.config.schedules import Schedule
 from streamqd.config.schema import NAMED_SECTIONS, SECTIONS, Settings
 from streamqd.config.secrets import masked_url
 from streamqd.config.setting import NAME, Kind, Setting, settings_of
@@ -34,6 +35,7 @@ Durations are seconds, or texts such as "1m30s" or "500ms"; sizes are bytes, or 
 The command line overrides the environment, which overrides the file: the variable
 STREAMQ_DAEMON__LEASE_TTL is daemon.lease_ttl. An unknown name is an error."""
 _TOPIC, _GROUP = "access", "hits"
+_SCHEDULE = Schedule("nightly", _TOPIC, cron="0 3 * * *")
 
 
 def reference_toml() -> str:
@@ -47,6 +49,8 @@ def reference_toml() -> str:
         lines += _settings_lines(section())
     lines += ["", "", *_comment(_doc_of(Consumer)), "#[[consumers]]"]
     lines += _settings_lines(Consumer(topic=_TOPIC, group=_GROUP))
+    lines += ["", "", *_comment(_doc_of(Schedule)), "#[[schedules]]"]
+    lines += _settings_lines(_SCHEDULE)
     return "\n".join(lines) + "\n"
 
 
@@ -120,6 +124,8 @@ def plain(setting: Setting, value: Any) -> Any:
             return str(value) if Path(value).is_absolute() else f"./{value}"
         case Kind.TEXTS:
             return list(value)
+        case Kind.JSON:
+            return json.loads(value)
         case Kind.TABLE:
             return _plain_table(value)
         case _:
@@ -149,7 +155,8 @@ def shown(settings: Settings) -> dict[str, Any]:
     for title in NAMED_SECTIONS:
         named = getattr(settings, title).items()
         document[title] = {name: _plain_table(each) for name, each in named}
-    document["consumers"] = [_plain_table(each) for each in settings.consumers]
+    for title in ("consumers", "schedules"):
+        document[title] = [_plain_table(each) for each in getattr(settings, title)]
     return document
 
 
@@ -168,6 +175,12 @@ def json_schema() -> dict[str, Any]:
         "type": "array",
         "description": _doc_of(Consumer),
         "items": {**consumer, "required": ["topic", "group"]},
+    }
+    schedule = _table_schema(Schedule("", ""), _doc_of(Schedule))
+    properties["schedules"] = {
+        "type": "array",
+        "description": _doc_of(Schedule),
+        "items": {**schedule, "required": ["name", "topic"]},
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -217,6 +230,8 @@ def _value_schema(setting: Setting, default: Any) -> dict[str, Any]:
             }
         case Kind.BOOLEAN:
             form = {"type": "boolean"}
+        case Kind.JSON:
+            form = {}
         case Kind.TEXTS:
             form = {"type": "array", "items": _text_schema(setting)}
         case _ if setting.choices:

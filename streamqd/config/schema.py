@@ -13,6 +13,7 @@ from pathlib import Path
 
 from streamqd.config.consumers import Consumer
 from streamqd.config.pipelines import Pipeline
+from streamqd.config.schedules import Schedule
 from streamqd.config.secrets import masked_url
 from streamqd.config.setting import DOTTED_NAME, NAMED, Bytes, Seconds, Shape, described, setting
 from streamqd.config.topics import Topic
@@ -259,8 +260,11 @@ class Settings:
     topics: dict[str, Topic] = field(default_factory=dict)
     pipelines: dict[str, Pipeline] = field(default_factory=dict)
     consumers: tuple[Consumer, ...] = ()
+    schedules: tuple[Schedule, ...] = ()
     base_dir: Path = Path()
     source: str = "defaults"
+    # When it was read, by the host's clock: of two releases of a schedule the one read later holds.
+    read_unix_ms: int = field(default=0, compare=False, repr=False)
 
     def groups_of(self, topic: str) -> list[str]:
         """The groups that read the messages of a topic here; not those of its dead letters."""

@@ -1,7 +1,8 @@
 """How one setting is described: its meaning, form, bounds and default, kept beside the field.
 
 The annotation of the field says how the setting is written: `Seconds` are durations, `Bytes` sizes,
-`tuple[str, ...]` lists, a dataclass is a table, and `X | None` may be switched off.
+`JsonText` any value, `tuple[str, ...]` lists, a dataclass is a table, and `X | None` may be
+switched off.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ class Kind(enum.Enum):
     TEXTS = "list of texts"
     PATH = "path"
     TABLE = "table"
+    JSON = "value"
 
 
 Seconds = Annotated[float, Kind.DURATION]
 Bytes = Annotated[int, Kind.SIZE]
+JsonText = Annotated[str, Kind.JSON]  # any value, kept as JSON
 
 _KINDS: dict[Any, Kind] = {
     str: Kind.TEXT,
@@ -47,6 +50,7 @@ _KINDS: dict[Any, Kind] = {
     bool: Kind.BOOLEAN,
     Seconds: Kind.DURATION,
     Bytes: Kind.SIZE,
+    JsonText: Kind.JSON,
     tuple[str, ...]: Kind.TEXTS,
     Path: Kind.PATH,
 }

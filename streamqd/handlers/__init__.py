@@ -11,7 +11,13 @@ texts what a handler's module does not want kept.
 
 from __future__ import annotations
 
-from streamqd.handlers.declaration import Context, declared, handler, plain_options
+from streamqd.handlers.declaration import (
+    Context,
+    declared,
+    handler,
+    plain_options,
+    schedule,
+)
 from streamqd.handlers.loading import Loaded, import_paths, load, place_of, prepared
 from streamqd.handlers.outcomes import (
     MESSAGE_CHARS_MAX,
@@ -71,6 +77,7 @@ __all__ = [
     "prepared",
     "probe",
     "redacted",
+    "schedule",
     "text_of",
     "too_many_threads",
 ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, Unpack
 
-from streamqd.handlers.options import HandlerOptions
+from streamqd.handlers.options import HandlerOptions, ScheduleOptions
 from streamqd.model import Backoff, RetryPolicy, Unit
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -19,6 +20,7 @@ Returned = TypeVar("Returned")
 _OPTIONS = {"max_age": "retry_max_age"}  # of a RetryPolicy, where the setting is named otherwise
 
 declared: list[dict[str, Any]] = []  # by the modules that this process has imported
+scheduled: dict[str, list[dict[str, Any]]] = {}  # the same of @schedule, by the handler's reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,49 @@ def handler(
     return declare
 
 
+def schedule(**options: Unpack[ScheduleOptions]) -> Callable[[Function], Function]:
+    """Send a message to the decorated handler's topic by the clock.
+
+    Options are the settings of a `[[schedules]]` table, of which `cron`, `every` or `at` must be
+    there; a schedule of this name in the configuration file overrides it. Without them the name is
+    that of the function, in lower case, and the topic is that of its `@handler`. The function
+    itself is returned unchanged; several schedules may stand above one.
+
+    Raises TypeError for an option that is nothing a configuration file could say.
+    """
+    plain = {name: _plain(value, name) for name, value in options.items() if name != "payload"}
+    if "payload" in options:
+        json.dumps(options["payload"], allow_nan=False)  # raises what the docstring says
+        plain["payload"] = options["payload"]
+
+    def declare(function: Function) -> Function:
+        reference = f"{function.__module__}:{function.__qualname__}"
+        named = {"name": function.__name__.lower(), **plain}
+        scheduled.setdefault(reference, []).append(named)
+        return function
+
+    return declare
+
+
+def with_schedules() -> tuple[list[dict[str, Any]], list[str]]:
+    """Return what was declared, each handler with its schedules, and what is wrong with those."""
+    found, left = [], dict(scheduled)
+    for each in declared:
+        tables = left.pop(each["handler"], [])
+        timed = [{"topic": each["topic"], **_given(table)} for table in tables]
+        found.append({**each, "schedules": timed} if timed else dict(each))
+    problems = [
+        f"{reference} has a @schedule and is no handler; put @handler(topic=..., group=...) above"
+        " it, or write the schedule as [[schedules]]"
+        for reference in left
+    ]
+    return found, problems
+
+
+def _given(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if value is not None}
+
+
 def plain_options(retry: RetryPolicy | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of `handler` as a document has the settings of a `[[consumers]]` table.
 
@@ -92,6 +137,8 @@ def _plain(value: Any, name: str) -> Any:
         return asdict(value)
     if isinstance(value, timedelta):
         return value.total_seconds()
+    if isinstance(value, datetime):
+        return value.isoformat()
     if isinstance(value, type):
         module = value.__module__
         return value.__qualname__ if module == "builtins" else f"{module}.{value.__qualname__}"

@@ -6,7 +6,8 @@ them. An exception class, a duration or a size is checked when the daemon starts
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from datetime import datetime
+from typing import Any, Literal, TypedDict
 
 from streamqd.config.values import Duration, Size
 from streamqd.model import Backoff
@@ -75,3 +76,21 @@ class HandlerOptions(TypedDict, total=False):
     reclaim_idle: Duration | None
     dlq_error: Literal["none", "class", "message", "traceback"] | None
     dlq_body: Literal["full", "hash", "none"] | None
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """The options of `@schedule`: the settings of a `[[schedules]]` table."""
+
+    name: str | None
+    topic: str | None
+    cron: str | None
+    every: Duration | None
+    at: str | datetime | None
+    timezone: str | None
+    key: str | None
+    partition: int | None
+    payload: Any
+    misfire: Literal["once", "skip", "all"] | None
+    misfire_grace: Duration | None
+    overlap: str | None
+    jitter: Duration | None

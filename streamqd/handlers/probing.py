@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from streamqd import extras
 from streamqd.config import Consumer, open_to_all
 from streamqd.errors import HandlerLoadError
-from streamqd.handlers.declaration import declared
+from streamqd.handlers.declaration import declared, scheduled, with_schedules
 from streamqd.handlers.loading import import_module, import_paths, load, own_sources
 from streamqd.handlers.signatures import ASYNC, BATCH, TYPED
 from streamqd.model import REQUEUE, THREADS_MAX
@@ -62,6 +62,7 @@ def examine(modules: list[str], references: list[str], base_dir: Path) -> Probe:
     traits: dict[str, list[str]] = {}
     known = frozenset(sys.modules)
     declared.clear()
+    scheduled.clear()
     import_paths(base_dir)
     for name in modules:
         try:
@@ -74,10 +75,12 @@ def examine(modules: list[str], references: list[str], base_dir: Path) -> Probe:
             traits[reference] = load(reference, base_dir).form.traits
         except HandlerLoadError as error:
             problems.append(str(error))
+    found_all, misplaced = with_schedules()
+    problems += misplaced
     wanted = {name.partition(":")[0] for name in [*modules, *references]}
     problems += _open_code(wanted)
     sources = own_sources(known, wanted)
-    return Probe(list(declared), list(dict.fromkeys(problems)), traits, sources, whole)
+    return Probe(found_all, list(dict.fromkeys(problems)), traits, sources, whole)
 
 
 def _open_code(names: Iterable[str]) -> list[str]:

@@ -31,6 +31,7 @@ from streamqd.housekeeper.listener import LOOK_SECONDS as LISTEN_SECONDS
 from streamqd.housekeeper.listener import Listener
 from streamqd.housekeeper.promoter import LOOK_SECONDS, retry_promoter, send_promoter
 from streamqd.housekeeper.reclaimer import Reclaimer
+from streamqd.housekeeper.scheduler import RECONCILE_SECONDS, Scheduler
 from streamqd.housekeeper.script_loader import ScriptLoader
 from streamqd.housekeeper.summary import Summary, supervisor_pid
 from streamqd.housekeeper.trimmer import Trimmer
@@ -119,6 +120,7 @@ class Housekeeper:
         def promote_scheduled() -> float:
             return sends.turn(lambda: {(unit.topic, unit.partition): 0 for _, unit in view.owned()})
 
+        scheduler = Scheduler(store, view, self._settings, isolate("fire_schedules"))
         return [
             # First, because what is due is compared with the clock that it reads.
             Task("probe", 2.0, self._probe),
@@ -126,6 +128,8 @@ class Housekeeper:
             # These say themselves when they come back, which is sooner.
             Task("promote_retries", 1.0, promote_retries),
             Task("promote_scheduled", 2.0, promote_scheduled),
+            Task("declare_schedules", RECONCILE_SECONDS, scheduler.declare),
+            Task("fire_schedules", 1.0, scheduler.fire),
             Task("measure", 3.0, self._measure),
             Task("publish", 2.0, self._publish),
             Task("trim", 5.0, trimmer.run),

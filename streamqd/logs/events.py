@@ -83,6 +83,19 @@ EVENTS: dict[str, str] = {
     "reload.rolling": "The new configuration is valid; workers are replaced one by one.",
     "reload.stopped": "A new worker does not start; what was not replaced yet keeps the old code.",
     "retention.dropped": "Unacknowledged entries were dropped, as retention.drop_unacked_* asks.",
+    "schedule.added": "A schedule is new; it fires from now on.",
+    "schedule.changed": "A schedule has another specification; it fires from now on by that.",
+    "schedule.misfired": "Ticks of a schedule (`ticks`) were missed, because no housekeeper was"
+    " there or the schedule was held. They are left out, as its `misfire` says.",
+    "schedule.moved": "A schedule went to another partition: its topic has grown, or its topic or"
+    " key is another one.",
+    "schedule.orphaned": "No live instance has declared the schedule for 10 minutes; it stops, and"
+    " keeps its due time. Declare it again, or remove it with `streamqd schedule prune`.",
+    "schedule.refused": "A schedule of the file cannot be kept (`problem`). It does not fire; the"
+    " others do.",
+    "schedule.unreadable": "The specification of a schedule in Redis cannot be read (`error`). It"
+    " is held; an instance that declares it replaces it, else remove it with `streamqd schedule"
+    " remove`.",
     "scoreboard.found": "The file of a killed supervisor was read; it says what its workers did.",
     "scoreboard.private": "The scoreboard has no file in memory: should the supervisor be killed,"
     " what its workers had finished in the last moments is handled again.",

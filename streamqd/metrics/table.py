@@ -27,6 +27,7 @@ GROUP = ("topic", "partition", "group")
 CONSUMER = ("topic", "group", "consumer")
 PARTITION = ("topic", "partition")
 INSTANCE = ("consumer",)
+TOPIC = ("topic",)
 
 
 class Source(NamedTuple):
@@ -130,6 +131,13 @@ def _flag(flag: InstanceFlags) -> Source:
 
 def _tally(name: str, labels: Labels) -> Source:
     return Source(labels, lambda view: view.tally(name).items())
+
+
+def _thousandths(name: str, labels: Labels) -> Source:
+    """A count of milliseconds, as seconds."""
+    return Source(
+        labels, lambda view: ((each, number / 1000) for each, number in view.tally(name).items())
+    )
 
 
 def _histogram(name: str) -> Source:
@@ -307,6 +315,22 @@ METRICS: tuple[Metric, ...] = (
         "scheduled_sent",
         _tally("sent", PARTITION),
         "Scheduled sends that became due and were written to the partition.",
+    ),
+    _counter(
+        "schedules_fired",
+        _tally("schedules_fired", TOPIC),
+        "Ticks of schedules that this instance has sent to the topic.",
+    ),
+    _counter(
+        "schedules_skipped",
+        _tally("schedules_skipped", (*TOPIC, "reason")),
+        "Ticks of schedules that were not sent: missed while no housekeeper was there or the"
+        " schedule was held (reason misfire), or the last message was not finished (overlap).",
+    ),
+    _counter(
+        "schedules_late_seconds",
+        _thousandths("schedules_late_ms", TOPIC),
+        "By how much the ticks that were sent were late, in all.",
     ),
     _counter(
         "trimmed",

@@ -52,6 +52,16 @@ class Keys:
         """HASH + PX of a Spark query that writes: batch, plan, rows, topics, attempts."""
         return f"{self.control}:sink:{{{query}}}"
 
+    def schedule_index(self) -> str:
+        """HASH name of a schedule -> `fleet origin topic partition`, and while it moves from where:
+        `topic partition`.
+        """
+        return f"{self.control}:schedules"
+
+    def schedule_places(self) -> str:
+        """SET of `topic/partition`: where there are schedules, or were."""
+        return f"{self.control}:schedules:places"
+
     # --- a topic ---
 
     def meta(self, topic: str) -> str:
@@ -91,6 +101,20 @@ class Keys:
     def scheduled_items(self, topic: str, partition: int) -> str:
         """HASH send id -> packed fields, of `delay=` sends."""
         return f"{self.control}:delayed:item:{{{topic}:p:{partition}}}"
+
+    def schedules(self, topic: str, partition: int) -> str:
+        """HASH of each schedule: `<name>` its specification, `<name>:hash`, `:origin`, `:since`,
+        `:seen`, `:held`.
+        """
+        return f"{self.control}:schedule:{{{topic}:p:{partition}}}"
+
+    def schedules_due(self, topic: str, partition: int) -> str:
+        """ZSET due unix ms -> name of a schedule."""
+        return f"{self.control}:schedule:due:{{{topic}:p:{partition}}}"
+
+    def schedules_last(self, topic: str, partition: int) -> str:
+        """HASH of each schedule `<name>:tick`, `:id`, `:late`, `:fired`, `:skipped`, `:ran`."""
+        return f"{self.control}:schedule:last:{{{topic}:p:{partition}}}"
 
     def dedup(self, topic: str, partition: int, dedup_id: str) -> str:
         """STRING + PX: id of the entry first written under this dedup id."""

@@ -38,6 +38,7 @@ REFUSALS = frozenset(
         ),
         *("MOVED", "MOVING", "NOGROUP", "NO_GROUPS", "OTHER", "SESSION", "TWIN"),
         *("BEGUN", "DONE", "PAST"),
+        *("AGAIN", "OPERATOR", "SAME"),
     )
 )
 UNIT = Unit("access", 0, "hits")
@@ -105,6 +106,11 @@ class Desk:
         if "MOVED" not in words:
             assert self.dump() == before, f"{script} wrote something and moved nothing"
         return settled
+
+    def expect_words(self, script: str, words: list[str], call: Call) -> None:
+        """Run a call that must answer these words for what is in it, of a script of schedules."""
+        [found, *_] = self.expect(script, "OK", call)
+        assert [each.decode() for each in found] == words
 
     def expect_error(self, code: str, call: Call) -> RedisRefused:
         """Run a call that must fail with this error and write nothing."""

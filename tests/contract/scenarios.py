@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from streamqd.config import Topic
 from streamqd.store import (
@@ -25,6 +26,7 @@ from streamqd.store import (
     topics,
     tracing,
 )
+from streamqd.store import schedules as timed
 from streamqd.store.scripts import Call
 from tests.contract.desk import OWNER, TTL, Desk
 
@@ -546,6 +548,80 @@ def _failing(desk: Desk) -> tuple[bytes, bytes]:
     return main, retried
 
 
+TICK = 1_700_000_000_000
+
+
+def kept_schedule(desk: Desk, due: int = TICK, origin: str = timed.FILE) -> tuple[str, int]:
+    """Keep a schedule that is due; return its place."""
+    place = desk.unit.topic, desk.unit.partition
+    call = timed.declare(
+        desk.keys, place, "tick", "h1", "{}", origin=origin, since_unix_ms=1, next_unix_ms=due
+    )
+    desk.link.run(call)
+    return place
+
+
+def tick(due: int = TICK, following: int | None = TICK + 1_000, **more: Any) -> timed.DueTick:
+    """One that is due, of that schedule."""
+    plain = timed.DueTick("tick", "h1", due, due, following, 0, ["payload", "x"])
+    return plain._replace(**more)
+
+
+def schedule_page(desk: Desk) -> Call:
+    return timed.page(desk.keys, kept_schedule(desk), 10)
+
+
+def schedule_fire(desk: Desk) -> Call:
+    """The last message was handled, and others of the group wait for their retries."""
+    place = kept_schedule(desk)
+    desk.pending("1-0")
+    desk.do("XACK", desk.stream, "hits", "1-0")
+    desk.pending_retry("1-0")
+    desk.do("ZADD", desk.delayed, 9e12, "m:9-0")
+    desk.do("HSET", desk.items, "m:9-0", b"\x92\xa7payload\xa1x")
+    desk.do("HSET", desk.keys.schedules_last(*place), "tick:id", "1-0")
+    desk.do("HSET", desk.keys.meta("access"), "partitionCount", "3")
+    return timed.fire(desk.keys, place, [tick()], group="hits", partitions=3)
+
+
+def schedule_run(desk: Desk) -> Call:
+    place = kept_schedule(desk)
+    desk.do("HSET", desk.keys.meta("access"), "partitionCount", "3")
+    return timed.run(desk.keys, place, "tick", "h1", TICK + 1, ["payload", "x"], 3)
+
+
+def schedule_declare(desk: Desk) -> Call:
+    desk.do("ZADD", desk.keys.schedules_due("access", 0), 9e12, "other")
+    desk.do("HSET", desk.keys.schedules("access", 0), "other:hash", "h")
+    return timed.declare(
+        desk.keys, ("access", 0), "tick", "h1", "{}", origin="file", since_unix_ms=1, next_unix_ms=9
+    )
+
+
+def schedule_stamp(desk: Desk) -> Call:
+    place = kept_schedule(desk)
+    kept_schedule(desk)
+    desk.link.run(timed.hold(desk.keys, place, "tick", timed.ORPHANED))
+    desk.do("ZADD", desk.keys.schedules_due(*place), 9e12, "other")
+    return timed.stamp(desk.keys, place, [("tick", "h1")])
+
+
+def schedule_hold(desk: Desk) -> Call:
+    return timed.hold(desk.keys, kept_schedule(desk), "tick", timed.PAUSED)
+
+
+def schedule_release(desk: Desk) -> Call:
+    desk.link.run(schedule_hold(desk))
+    desk.do("ZADD", desk.keys.schedules_due("access", 0), 9e12, "other")
+    return timed.release(desk.keys, ("access", 0), "tick")
+
+
+def schedule_drop(desk: Desk) -> Call:
+    place = kept_schedule(desk)
+    desk.do("HSET", desk.keys.schedules_last(*place), "tick:id", "1-0")
+    return timed.drop(desk.keys, place, "tick")
+
+
 # What happens to each when memory is full: those that must not wait for memory are accepted.
 WHEN_FULL: dict[Scenario, str] = {
     message_fetch: "OK",
@@ -595,6 +671,14 @@ WHEN_FULL: dict[Scenario, str] = {
     group_delete: "OK",
     retry_page: "OK",
     stream_page: "OK",
+    schedule_page: "OK",
+    schedule_fire: "OOM",
+    schedule_run: "OOM",
+    schedule_declare: "OOM",
+    schedule_stamp: "OOM",
+    schedule_hold: "OOM",
+    schedule_release: "OOM",
+    schedule_drop: "OK",
     message_find: "OK",
     retry_hasten: "OOM",
     retry_cancel: "OOM",

@@ -108,6 +108,8 @@ TASKS = {
     "listen": (0, 1),
     "promote_retries": (0, 0),
     "promote_scheduled": (0, 0),
+    "declare_schedules": (0, 0),
+    "fire_schedules": (0, 1),
     "measure": (2, 4),
     "publish": (0, 1),
     "trim": (1, 8),

@@ -315,33 +315,6 @@ def test_plain_sends_need_no_right_to_load_scripts(server, link, keys):
     assert sum(len(entries(link, keys, "access", n)) for n in range(2)) == 3
 
 
-def test_a_server_that_has_forgotten_the_scripts_gets_them_again(producer, link, keys):
-    create(link, keys, "access", 2)
-    for number in range(3):
-        link.execute("SCRIPT", "FLUSH")
-        producer.send("access", b"x", partition=0)
-        link.execute("SCRIPT", "FLUSH")
-        producer.send_many("access", [Outgoing(b"%d" % n, partition=n % 2) for n in range(4)])
-        link.execute("SCRIPT", "FLUSH")
-        producer.send("access", b"y", partition=1, dedup_id=f"{number}")
-
-    assert [len(entries(link, keys, "access", n)) for n in range(2)] == [9, 9]
-
-
-def test_a_stream_at_the_last_id_tells_which_were_written(producer, link, keys):
-    producer.send("access", b"warm")
-    last = 2**64 - 1
-    link.execute("XADD", keys.stream("access", 0), f"{last}-{last - 1}", "payload", b"x")
-
-    with pytest.raises(ChunkRefused) as caught:
-        producer.send_many("access", [b"1", b"2", b"3"])
-    with pytest.raises(RedisRefused):
-        producer.send("access", b"4")
-
-    assert caught.value.ids == [f"access/0/{last}-{last}", None, None]
-    assert [each["payload"] for each in entries(link, keys, "access")][2:] == [b"1"]
-
-
 # --- delayed --------------------------------------------------------------------------------------
 
 

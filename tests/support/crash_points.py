@@ -31,7 +31,6 @@ from streamqd.producer.sender import Sender
 from streamqd.scoreboard import WorkerSlot
 from streamqd.store.client import Connection
 from streamqd.store.fetch import Fetcher, FetchResult
-from streamqd.store.publishing import MessageWriter
 from streamqd.store.scripts import Call, Reply, Script
 from streamqd.supervisor.partition import PartitionState
 from streamqd.supervisor.worker_pool import WorkerPool
@@ -101,6 +100,13 @@ ELSEWHERE = {
         "the points of a producer are around it",
     ),
     "message_fetch": "a read for a server whose memory is full; the points of a read are there",
+    **dict.fromkeys(
+        (
+            *("schedule_declare", "schedule_stamp", "schedule_hold", "schedule_release"),
+            *("schedule_drop", "schedule_run", "schedule_fire"),
+        ),
+        "one step each; a move is interrupted in tests/integration/test_schedules.py",
+    ),
     "ghost_settle": "lets go of entries that are gone already",
     **dict.fromkeys(
         (
@@ -212,8 +218,9 @@ def place() -> None:
     _around(WorkerPool, "start_worker", after=_at("worker-forked", 2))
     _around_reclaimer()
     _around(Task, "__init__", after=_look_often)
-    for owner, name in ((Sender, "_exchange"), (MessageWriter, "write")):
-        _around(owner, name, before=_at_send("publish-unsent"), after=_at_send("publish-answered"))
+    _around(
+        Sender, "_exchange", before=_at_send("publish-unsent"), after=_at_send("publish-answered")
+    )
 
 
 def _around(

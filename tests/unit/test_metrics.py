@@ -247,6 +247,7 @@ def test_names_and_texts() -> None:
         assert metric.help.endswith(".")
         assert set(metric.labels) <= {
             *("topic", "partition", "group", "consumer", "result", "task", "version", "python"),
+            "reason",
         }
     assert not any("partition" in m.labels for m in METRICS if m.kind == "histogram")
 
@@ -274,6 +275,9 @@ def _full_view(view: MetricsView, slot: WorkerSlot) -> MetricsView:
         if name == "failures":
             metric = next(m for m in METRICS if m.name == "streamqd_housekeeper_failures_total")
         view.count(name, tuple("x" for _ in metric.labels))
+    for name in ("schedules_fired", "schedules_late_ms"):
+        view.count(name, ("x",))
+    view.count("schedules_skipped", ("x", "misfire"))
     return view
 
 

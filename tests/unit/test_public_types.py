@@ -25,6 +25,7 @@ from streamqd import (
     Backoff, BufferedProducer, ChunkRefused, ConfigError, Context, Dead, DeadLetter, Failures,
     Message, MessageTooLarge, Producer, Receipt, RedisRefused, RedisUnavailable, Release, Result,
     Retry, RetryPolicy, SoftTimeout, StreamqdError, TopicMissing, __version__, handler,
+    schedule,
 )
 from streamqd.pytest_plugin import RunDaemon
 from streamqd.testing import (
@@ -43,6 +44,7 @@ def on_start(context: Context) -> None:
     folder = context.state_dir / context.instance / str(context.unit.partition)
 
 
+@schedule(cron="0 3 * * *", timezone="Europe/Berlin", payload={"kind": "full"})
 @handler(topic="orders", group="bill", retry=policy, timeout="5s", max_messages=1000)
 def bill(msg: Message) -> Result:
     key: bytes | None = msg.key

@@ -22,7 +22,7 @@ REGENERATE = (
 )
 TABLES = [
     *(*SECTIONS.values(), *NAMED_SECTIONS.values()),
-    *(config.Consumer, config.Retention, Backoff),
+    *(config.Consumer, config.Schedule, config.Retention, Backoff),
 ]
 
 
@@ -47,7 +47,9 @@ def test_the_reference_states_the_defaults_when_its_settings_are_uncommented(
     # A consumer without any handler is refused; everything else is as it stands.
     settings = load(tmp_path, text.replace('handler = ""', 'handler = "weblog:count_hit"'))
     plain = load(tmp_path, "")
-    assert dataclasses.replace(settings, topics={}, pipelines={}, consumers=()) == plain
+    bare = dataclasses.replace(settings, topics={}, pipelines={}, consumers=(), schedules=())
+    assert bare == plain
+    assert settings.schedules == (config.Schedule("nightly", "access", cron="0 3 * * *"),)
     assert settings.pipelines == {"access": config.Pipeline()}
     assert settings.topics == {"access": config.Topic()}
     assert settings.topics["access"].stated == set(settings_of(config.Topic))
@@ -58,7 +60,7 @@ def test_the_reference_states_the_defaults_when_its_settings_are_uncommented(
 
 def test_the_reference_names_every_setting_once_with_its_meaning() -> None:
     text = config.reference_toml()
-    for section in (*SECTIONS.values(), *NAMED_SECTIONS.values(), config.Consumer):
+    for section in (*SECTIONS.values(), *NAMED_SECTIONS.values(), config.Consumer, config.Schedule):
         for name, setting in settings_of(section).items():
             assert re.search(rf"(?m)^#{name}(\.\w+)? = ", text), name
             flat = re.sub(r"\s*\n#\s*", " ", text)

@@ -1,0 +1,69 @@
+-- Whether a group has still to finish a message of the partition: unread, pending, or set aside for
+-- its retry. Of the retries that have run once already, the first LOOKED_AT are looked at. Needs
+-- _groups, _ids.
+
+local LOOKED_AT = 64
+
+-- Whether a packed list of fields, or one that is not, is of a copy of that entry.
+local function is_copy(fields, id)
+  for at = 1, type(fields) == 'table' and #fields or 0, 2 do
+    if fields[at] == 'originalId' then
+      return fields[at + 1] == id
+    end
+  end
+  return false
+end
+
+local function is_pending(stream, group, id)
+  return #redis.call('XPENDING', stream, group, id, id, 1) > 0
+end
+
+-- Among the copies in the retry stream: pending ones, and those that are not read.
+local function in_retry_stream(retry, group, id)
+  local found = group_on(retry, group)
+  if not found then
+    return false
+  end
+  for _, row in ipairs(redis.call('XPENDING', retry, group, '-', '+', LOOKED_AT)) do
+    local entry = redis.call('XRANGE', retry, row[1], row[1], 'COUNT', 1)[1]
+    if entry and is_copy(entry[2], id) then
+      return true
+    end
+  end
+  local after = successor(found['last-delivered-id'])
+  for _, entry in ipairs(redis.call('XRANGE', retry, after, '+', 'COUNT', LOOKED_AT)) do
+    if is_copy(entry[2], id) then
+      return true
+    end
+  end
+  return false
+end
+
+-- Among those that wait for their time: the message itself, and its copies.
+local function waits(delayed, items, id)
+  if redis.call('ZSCORE', delayed, 'm:' .. id) then
+    return true
+  end
+  local first = redis.call('ZRANGEBYSCORE', delayed, '-inf', '+inf', 'LIMIT', 0, LOOKED_AT)
+  for _, place in ipairs(first) do
+    local packed = redis.call('HGET', items, place)
+    local readable, fields = pcall(cmsgpack.unpack, packed or '')
+    if readable and is_copy(fields, id) then
+      return true
+    end
+  end
+  return false
+end
+
+local function unfinished(stream, retry, delayed, items, group, id)
+  local found = group_on(stream, group)
+  if not found or not is_id(id) then
+    return false
+  end
+  if older(found['last-delivered-id'], id) then
+    return #redis.call('XRANGE', stream, id, id, 'COUNT', 1) > 0
+  end
+  return is_pending(stream, group, id)
+    or waits(delayed, items, id)
+    or in_retry_stream(retry, group, id)
+end

@@ -1,0 +1,74 @@
+-- schedule_declare: nothing, or another specification -> due
+--
+-- Keep a schedule. The same specification touches nothing. Of two files that declare it differently
+-- at a time, the one that was read later holds, or the one that an instance still declares.
+--
+-- KEYS[1]  due          ZSET  streaming:mq:schedule:due:{T:p:i}    name, score = due, unix ms
+-- KEYS[2]  schedules    HASH  streaming:mq:schedule:{T:p:i}        of each name: specification, …
+--
+-- ARGV[1]  name         str   of the schedule
+-- ARGV[2]  hash         str   of its specification
+-- ARGV[3]  spec         str   the specification, JSON
+-- ARGV[4]  origin       str   `file` or `operator`
+-- ARGV[5]  since_ms     int   when the file was read, unix ms; of an operator the time of the edit
+-- ARGV[6]  takeover_ms  int   a specification that no instance has declared for so long gives way
+-- ARGV[7]  next         str   its next due time, unix ms; '' = none
+-- ARGV[8]  force        flag  replace whatever is there
+--
+-- Returns  ADDED     it is new
+-- Returns  REPLACED  it has replaced another specification, or one that could not be read
+-- Returns  SAME      it was there already
+-- Returns  OTHER     another release's specification holds          [2] its hash
+-- Returns  OPERATOR  a schedule of this name was added by hand
+--
+-- Cost     O(log n) + size of the specification, n = schedules of the partition
+-- Repeat   safe: the second answers SAME
+-- @include _clock
+-- @include _numbers
+-- @include _held
+
+local due, schedules = KEYS[1], KEYS[2]
+local name, hash, spec, origin = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local since_ms, takeover_ms, next, force = ARGV[5], tonumber(ARGV[6]), ARGV[7], ARGV[8] == '1'
+
+local known = redis.call('HMGET', schedules, name .. ':hash', name .. ':origin', name .. ':seen',
+  name .. ':since')
+local known_hash, known_origin, seen = known[1], known[2], whole(known[3] or nil) or 0
+local now = now_unix_ms()
+local reason = held(schedules, name)
+if known_hash and not force and reason ~= 'unreadable' then
+  if known_origin ~= origin then
+    return {'OPERATOR'}
+  end
+  if known_hash == hash then
+    return {'SAME'}
+  end
+  local newer = tonumber(since_ms) > (whole(known[4] or nil) or 0)
+  if not newer and now - seen <= takeover_ms then
+    return {'OTHER', known_hash}
+  end
+end
+redis.call('ZCARD', due)
+
+-- Guards end here
+redis.call('HSET', schedules, name, spec, name .. ':hash', hash, name .. ':origin', origin,
+  name .. ':since', since_ms)
+if origin == 'file' then
+  redis.call('HSET', schedules, name .. ':seen', text(now))
+else
+  redis.call('HDEL', schedules, name .. ':seen')
+end
+if reason == 'paused' then
+  redis.call('HSET', schedules, name .. ':held', reason .. ' ' .. next)
+else
+  redis.call('HDEL', schedules, name .. ':held')
+  if next == '' then
+    redis.call('ZREM', due, name)
+  else
+    redis.call('ZADD', due, next, name)
+  end
+end
+if known_hash then
+  return {'REPLACED'}
+end
+return {'ADDED'}

@@ -1,0 +1,32 @@
+-- schedule_drop: due or held -> gone
+--
+-- Remove a schedule with all that is kept of it.
+--
+-- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}     name, score = due, unix ms
+-- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}         of each name: specification, …
+-- KEYS[3]  last       HASH  streaming:mq:schedule:last:{T:p:i}    of each name: last tick, counts
+--
+-- ARGV[1]  name       str   of the schedule
+--
+-- Returns  OK    removed
+-- Returns  GONE  there is no such schedule
+--
+-- Cost     O(log n), n = schedules of the partition
+-- Repeat   safe: the second answers GONE
+
+local due, schedules, last = KEYS[1], KEYS[2], KEYS[3]
+local name = ARGV[1]
+
+local score = redis.call('ZSCORE', due, name)
+if redis.call('HEXISTS', schedules, name .. ':hash') == 0 and not score then
+  return {'GONE'}
+end
+redis.call('HLEN', last)
+
+-- Guards end here
+redis.call('HDEL', last, name .. ':tick', name .. ':id', name .. ':late', name .. ':fired',
+  name .. ':skipped', name .. ':ran')
+redis.call('ZREM', due, name)
+redis.call('HDEL', schedules, name, name .. ':hash', name .. ':origin', name .. ':since',
+  name .. ':seen', name .. ':held')
+return {'OK'}

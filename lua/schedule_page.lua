@@ -1,0 +1,30 @@
+-- schedule_page: which schedules are due (a read)
+--
+-- The schedules of a partition that are due by the server's clock, the earliest first.
+--
+-- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    name, score = due, unix ms
+-- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        of each name: specification, …
+--
+-- ARGV[1]  count      int   at most this many
+--
+-- Returns  OK  [2] the server's time, unix ms [3] for each: name, due, hash of its specification or
+--              '' [4] due time of the first that is not due yet, or ''
+--
+-- Cost     O(count + log n), n = schedules of the partition
+-- Repeat   safe: it only reads
+-- @include _clock
+
+local due, schedules = KEYS[1], KEYS[2]
+local count = ARGV[1]
+
+local now = now_unix_ms()
+local found = redis.call('ZRANGEBYSCORE', due, '-inf', text(now), 'WITHSCORES', 'LIMIT', 0, count)
+local rows = {}
+for at = 1, #found, 2 do
+  rows[#rows + 1] = found[at]
+  rows[#rows + 1] = text(tonumber(found[at + 1]))
+  rows[#rows + 1] = redis.call('HGET', schedules, found[at] .. ':hash') or ''
+end
+local later = '(' .. text(now)
+local following = redis.call('ZRANGEBYSCORE', due, later, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+return {'OK', text(now), rows, following and text(tonumber(following)) or ''}

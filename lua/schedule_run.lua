@@ -1,0 +1,46 @@
+-- schedule_run: nothing -> ready, a message of a schedule by hand
+--
+-- Write a message of a schedule now. When it is due does not change.
+--
+-- KEYS[1]  schedules  HASH    streaming:mq:schedule:{T:p:i}         of each name: specification, …
+-- KEYS[2]  last       HASH    streaming:mq:schedule:last:{T:p:i}    of each name: last tick, counts
+-- KEYS[3]  stream     STREAM  stream:topic:{T:p:i}
+-- KEYS[4]? meta       HASH    streaming:mq:topic:{T}:meta           not on a cluster: another slot
+--
+-- ARGV[1]  name        str    of the schedule
+-- ARGV[2]  hash        str    of its specification
+-- ARGV[3]  partitions  int    of the topic, by which the keys were placed
+-- ARGV[4]  instant     int    that its headers name, unix ms
+-- ARGV[5..] fields     list   names and values
+--
+-- Returns  OK       written                                                   [2] id
+-- Returns  CHANGED  its specification is another one, or it is gone
+-- Returns  AGAIN    the instant is no later than that of its last message: name a later one
+-- Returns  MOVED    the topic has another number of partitions, or is gone    [2] number
+--
+-- Cost     O(1) + size of the body
+-- Repeat   safe: the second answers AGAIN
+-- @include _lists
+-- @include _numbers
+
+local schedules, last, stream, meta = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local name, hash, partitions, instant = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local fields = slice(ARGV, 5, #ARGV)
+
+local count = meta ~= schedules and redis.call('HGET', meta, 'partitionCount')
+if meta ~= schedules and count ~= partitions then
+  return {'MOVED', count or '0'}
+end
+if redis.call('HGET', schedules, name .. ':hash') ~= hash then
+  return {'CHANGED'}
+end
+local tick, ran = unpack(redis.call('HMGET', last, name .. ':tick', name .. ':ran'))
+if instant <= math.max(whole(tick or nil) or 0, whole(ran or nil) or 0) then
+  return {'AGAIN'}
+end
+redis.call('XLEN', stream)
+
+-- Guards end here
+local id = redis.call('XADD', stream, '*', unpack(fields))
+redis.call('HSET', last, name .. ':ran', ARGV[4], name .. ':id', id)
+return {'OK', id}

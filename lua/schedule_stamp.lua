@@ -1,0 +1,55 @@
+-- schedule_stamp: orphaned -> due, and what is declared stays declared
+--
+-- Note that an instance declares these specifications. One that was held as an orphan is due again
+-- at the time that it had.
+--
+-- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    name, score = due, unix ms
+-- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        of each name: specification, …
+--
+-- ARGV[1..] declared  list  for each: name, hash
+--
+-- Returns  OK  [2] a word for each
+--
+-- Entry    SAME     noted
+-- Entry    OTHER    another specification, one added by hand, or one that cannot be read; nothing done
+-- Entry    MISSING  there is no schedule of this name
+--
+-- Cost     O(d x log n), d = declared ones, n = schedules of the partition
+-- Repeat   idempotent
+-- @include _clock
+-- @include _held
+-- @include _lists
+
+local due, schedules = KEYS[1], KEYS[2]
+local declared = slice(ARGV, 1, #ARGV)
+
+redis.call('ZCARD', due)
+local words, noted = {}, {}
+for at = 1, #declared, 2 do
+  local name, each = declared[at], {word = false}
+  local hash, origin = unpack(redis.call('HMGET', schedules, name .. ':hash', name .. ':origin'))
+  local reason, score = held(schedules, name)
+  if not hash then
+    each.word = 'MISSING'
+  elseif hash == declared[at + 1] and origin == 'file' and reason ~= 'unreadable' then
+    each.word = 'SAME'
+    each.name, each.reason, each.due = name, reason, score
+    noted[#noted + 1] = each
+  else
+    each.word = 'OTHER'
+  end
+  words[#words + 1] = each.word
+end
+
+-- Guards end here
+local now = text(now_unix_ms())
+for _, each in ipairs(noted) do
+  redis.call('HSET', schedules, each.name .. ':seen', now)
+  if each.reason == 'orphaned' then
+    redis.call('HDEL', schedules, each.name .. ':held')
+    if each.due ~= '' then
+      redis.call('ZADD', due, each.due, each.name)
+    end
+  end
+end
+return {'OK', words}

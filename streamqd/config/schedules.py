@@ -1,0 +1,226 @@
+"""What is sent by the clock: the schedules, and what is wrong with one."""
+
+from __future__ import annotations
+
+import re
+import zoneinfo
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from cronsim import CronSim, CronSimError
+
+from streamqd.config import problems as wording
+from streamqd.config.problems import Problems
+from streamqd.config.setting import NAMED, JsonText, Seconds, Shape, described, setting
+
+ONCE, SKIP, ALL = "once", "skip", "all"
+PAYLOAD_BYTES_MAX = 64 << 10
+PER_TOPIC_MAX = 10_000
+CRON_CHARS_MAX = 256
+JITTER_MAX = 86_400.0
+
+SCHEDULE_NAME = re.compile(r"[a-z0-9_-][a-z0-9._-]{0,63}")
+_NAME = Shape(SCHEDULE_NAME, "use 1 to 64 of a-z 0-9 . _ - and no dot first")
+_OVERLAP = Shape(
+    re.compile(r"allow|skip:[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}"),
+    'write "allow", or "skip:GROUP" with the name of a consumer group',
+)
+_KEY = Shape(re.compile(r".{1,1024}", re.DOTALL), "write 1 to 1,024 characters")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One message that the fleet sends again and again, or once at an instant.
+
+    Exactly one of cron, every and at says when.
+    """
+
+    name: str = field(metadata=described("Name, unique on this Redis.", shape=_NAME))
+    topic: str = field(metadata=described("Topic that the messages are sent to.", shape=NAMED))
+    cron: str | None = setting(
+        None,
+        "Five fields as in a crontab (minute, hour, day of the month, month, day of the week), such"
+        ' as "0 3 * * *".',
+    )
+    every: Seconds | None = setting(
+        None, "A period, counted from 1970-01-01T00:00Z.", min=1, max=366 * 86_400
+    )
+    at: str | None = setting(
+        None, "One instant with its offset from UTC, such as 2027-01-01T08:00:00+01:00."
+    )
+    timezone: str | None = setting(None, 'Time zone of cron, such as "Europe/Berlin". Empty: UTC.')
+    key: str | None = setting(None, "Key of the messages. Empty: the name.", shape=_KEY)
+    partition: int | None = setting(
+        None, "Partition of the messages. none: the key decides.", min=0, max=4_095
+    )
+    payload: JsonText = setting(
+        "{}", "Payload, sent as JSON; a text is sent as it is. At most 64 KiB."
+    )
+    misfire: str = setting(
+        ONCE,
+        "What becomes of missed ticks: once sends one message for the newest, skip sends none, all"
+        " sends one for each (the newest 100).",
+        choices=(ONCE, SKIP, ALL),
+    )
+    misfire_grace: Seconds = setting(
+        3_600.0,
+        "How late a tick is still sent as if it were on time. A tick is missed, too, when it is"
+        " late by more than the time to its next tick and by more than 5 s.",
+        min=1,
+        max=366 * 86_400,
+    )
+    overlap: str = setting(
+        "allow",
+        '"skip:GROUP" leaves out a tick while GROUP has not finished the last message of the'
+        " schedule: unread, running, or waiting for a retry.",
+        shape=_OVERLAP,
+    )
+    jitter: Seconds = setting(
+        0.0,
+        "All ticks are sent later by one and the same part of this time, which the name decides, so"
+        " that schedules of one minute do not all fire in its first second.",
+        min=0,
+        max=JITTER_MAX,
+    )
+    # Where it was written, for sentences about it.
+    place: str = field(default="", compare=False, repr=False)
+
+    @property
+    def zone(self) -> zoneinfo.ZoneInfo:
+        """The time zone of cron."""
+        return zoneinfo.ZoneInfo(self.timezone or "UTC")
+
+    @property
+    def at_unix_ms(self) -> int | None:
+        """The instant of `at`, None without one."""
+        return None if self.at is None else _instant(self.at)
+
+    @property
+    def overlap_group(self) -> str:
+        """The group whose unfinished message makes a tick be left out, '' for none."""
+        return self.overlap.partition(":")[2]
+
+
+def check_schedule(schedule: Schedule, path: wording.Path, problems: Problems) -> None:
+    """Add what is wrong with one schedule."""
+    when = [name for name in ("cron", "every", "at") if getattr(schedule, name) is not None]
+    if not problems.ok(*((*path, name) for name in ("cron", "every", "at"))):
+        return
+    if len(when) != 1:
+        found = " and ".join(when) or "none"
+        problems.add(path, f"states {found} of cron, every and at: write exactly one of them")
+        return
+    for name, fault in (
+        ("cron", _cron_fault(schedule.cron)),
+        ("at", _at_fault(schedule.at)),
+        ("timezone", _zone_fault(schedule)),
+        ("every", _every_fault(schedule)),
+        ("key", _key_fault(schedule)),
+        ("payload", _payload_fault(schedule.payload)),
+    ):
+        if fault and problems.ok((*path, name)):
+            problems.add((*path, name), fault)
+    if schedule.every is not None and schedule.jitter >= schedule.every:
+        problems.add((*path, "jitter"), "is not shorter than every: write a shorter time")
+
+
+def check_schedules(
+    schedules: tuple[Schedule, ...], paths: list[wording.Path], problems: Problems
+) -> None:
+    """Add what is wrong with schedules, each for itself and among each other."""
+    first: dict[str, wording.Path] = {}
+    counts: dict[str, int] = {}
+    for schedule, path in zip(schedules, paths, strict=True):
+        if not problems.ok(path):
+            continue
+        check_schedule(schedule, path, problems)
+        other = first.setdefault(schedule.name, path)
+        if other != path:
+            problems.add(
+                (*path, "name"),
+                f"{wording.shown(schedule.name)} is the name of {wording.dotted(other)} too: give"
+                " one of them another name",
+            )
+        counts[schedule.topic] = counts.get(schedule.topic, 0) + 1
+    for topic, number in counts.items():
+        if number > PER_TOPIC_MAX:
+            problems.add(
+                ("schedules",),
+                f"{number:,} of them send to {topic}: the most is {PER_TOPIC_MAX:,} for a topic",
+            )
+
+
+def _cron_fault(cron: str | None) -> str:
+    if cron is None:
+        return ""
+    fields = len(cron.split())
+    if fields != 5:
+        return (
+            f"{wording.shown(cron)} has {fields} fields: write five (minute, hour, day of the"
+            ' month, month, day of the week), such as "0 3 * * *"'
+        )
+    hint = 'write it as in a crontab, such as "*/5 * * * *" or "30 2 * * MON-FRI"'
+    if len(cron) > CRON_CHARS_MAX:
+        return f"is longer than {CRON_CHARS_MAX} characters: {hint}"
+    try:
+        found = next(CronSim(cron, datetime(2026, 1, 1, tzinfo=UTC)), None)
+    except (CronSimError, ValueError, AssertionError) as error:
+        what = str(error).replace("Bad ", "its ") or "it"
+        return f"{wording.shown(cron)} cannot be read ({what} is wrong): {hint}"
+    return "" if found else f"{wording.shown(cron)} never comes: name a date that exists"
+
+
+def _at_fault(at: str | None) -> str:
+    if at is None:
+        return ""
+    hint = 'write it with its offset, such as "2027-01-01T08:00:00+01:00"'
+    try:
+        instant = datetime.fromisoformat(at)
+    except ValueError:
+        return f"{wording.shown(at)} is not an instant: {hint}"
+    if instant.tzinfo is None:
+        return f"{wording.shown(at)} has no offset from UTC: {hint}"
+    if not 1970 < instant.year < 9000:
+        return f"{wording.shown(at)} is not an instant of the near centuries: {hint}"
+    return ""
+
+
+def _zone_fault(schedule: Schedule) -> str:
+    if schedule.timezone is None:
+        return ""
+    if schedule.cron is None:
+        return "is for cron only: remove it"
+    try:
+        _ = schedule.zone
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        known = {name.lower(): name for name in zoneinfo.available_timezones()}
+        meant = wording.nearest(schedule.timezone, known)
+        hint = f'did you mean "{known[meant]}"?' if meant else 'write one such as "Europe/Berlin"'
+        return f"{wording.shown(schedule.timezone)} is not a time zone; {hint}"
+    return ""
+
+
+def _every_fault(schedule: Schedule) -> str:
+    if schedule.every is not None and round(schedule.every, 3) != schedule.every:
+        return "is not a whole number of milliseconds: round it"
+    return ""
+
+
+def _key_fault(schedule: Schedule) -> str:
+    if schedule.key is not None and schedule.partition is not None:
+        return "and partition exclude each other: remove one"
+    return ""
+
+
+def _payload_fault(payload: str) -> str:
+    size = len(payload.encode())
+    if size <= PAYLOAD_BYTES_MAX:
+        return ""
+    return (
+        f"takes {size:,} bytes, and the most is {PAYLOAD_BYTES_MAX:,}: store it elsewhere and send"
+        " a reference"
+    )
+
+
+def _instant(at: str) -> int:
+    return round(datetime.fromisoformat(at).timestamp() * 1000)

@@ -1,0 +1,55 @@
+"""Schedules, as tasks of the housekeeper: declaring those of this instance, firing what is due.
+
+Firing waits until this instance has declared its own: what it was down for is then no orphan.
+"""
+
+from __future__ import annotations
+
+from streamqd.config import Settings
+from streamqd.isolate import Isolate
+from streamqd.metrics.view import MetricsView
+from streamqd.schedules.firing import Firer, Outcome
+from streamqd.schedules.reconciliation import Reconciler
+from streamqd.store.schedules import Place
+from streamqd.store.store import Store
+
+RECONCILE_SECONDS = 10.0
+
+
+class Scheduler:
+    """What the housekeeper does for schedules."""
+
+    def __init__(
+        self, store: Store, view: MetricsView, settings: Settings, isolate: Isolate[Place]
+    ) -> None:
+        self._view = view
+        self._reconciler = Reconciler(
+            store,
+            settings.daemon.fleet,
+            settings.schedules,
+            settings.read_unix_ms,
+            settings.topics,
+        )
+        self._declared = not self._reconciler.wanted
+        self._firer = Firer(store, self._owned, self._note, isolate)
+
+    def declare(self) -> None:
+        """Declare the schedules of this instance."""
+        if self._reconciler.wanted:
+            self._reconciler.run()
+        self._declared = True
+
+    def fire(self) -> float | None:
+        """Fire what is due; return in how many seconds to come back."""
+        return self._firer.turn() if self._declared else None
+
+    def _owned(self) -> set[Place]:
+        return {(unit.topic, unit.partition) for _, unit in self._view.owned()}
+
+    def _note(self, outcome: Outcome) -> None:
+        topic = outcome.place[0]
+        if outcome.reason:
+            self._view.count("schedules_skipped", (topic, outcome.reason), outcome.ticks)
+        else:
+            self._view.count("schedules_fired", (topic,), outcome.ticks)
+            self._view.count("schedules_late_ms", (topic,), outcome.late_ms)

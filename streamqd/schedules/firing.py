@@ -1,0 +1,251 @@
+"""Firing: due ticks become messages. Any housekeeper may try; the first one is right.
+
+The instance that owns a partition is first, the others follow a moment later where it has not been:
+so five instances do the work of one, and none of them is missed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from streamqd import logs
+from streamqd.config import Schedule
+from streamqd.errors import RedisRefused, RefusalKind
+from streamqd.isolate import Isolate, directly
+from streamqd.schedules import record
+from streamqd.schedules.reconciliation import Declaration, relocate
+from streamqd.schedules.ticks import offset_ms, steps
+from streamqd.store import schedules as calls
+from streamqd.store import topics, untrusted
+from streamqd.store.schedules import (
+    ORPHANED,
+    UNREADABLE,
+    DuePage,
+    DueSchedule,
+    DueTick,
+    IndexLine,
+    Place,
+)
+from streamqd.store.scripts import Call
+from streamqd.store.store import Store
+
+LOOK_SECONDS = 1.0  # how often the places are read, and a place that has nothing due is asked
+STAGGER_MS = 300  # by which those that do not own a partition come later
+PAGE = 128  # schedules of one page
+BYTES_MAX = 256 << 10  # of messages in one script, and one more
+REST_SECONDS = 5.0  # after a place was refused: its topic is gone, or a key is of a wrong type
+TURN_SECONDS = 0.3  # how long a turn takes before the others have theirs
+CACHE_MAX = 20_000
+
+
+class Outcome(NamedTuple):
+    """What became of one tick, for the metrics. `reason` is '' for a message that was sent."""
+
+    place: Place
+    reason: str
+    ticks: int
+    late_ms: int
+
+
+class _Cached(NamedTuple):
+    hash: str
+    schedule: Schedule
+
+
+class Firer:
+    """Fires what is due on this Redis, whoever declares it."""
+
+    def __init__(
+        self,
+        store: Store,
+        owned: Callable[[], set[Place]],
+        note: Callable[[Outcome], None],
+        isolate: Isolate[Place] = directly,
+    ) -> None:
+        """`owned` are the partitions of this instance; `note` gets what was done."""
+        self._store = store
+        self._owned = owned
+        self._note = note
+        self._isolate = isolate
+        self._places: list[Place] = []
+        self._look_at = 0.0
+        self._ask_at: dict[Place, float] = {}  # monotonic
+        self._cache: dict[tuple[Place, bytes], _Cached] = {}
+        self._counts: dict[str, tuple[float, int]] = {}
+
+    def turn(self) -> float:
+        """Fire what is due, for a moment; return in how many seconds the next turn is."""
+        begun = time.monotonic()
+        if begun >= self._look_at or not self._places:
+            self._look_at = begun + LOOK_SECONDS
+            self._places = calls.places(self._store)
+            self._ask_at = {each: self._ask_at.get(each, 0.0) for each in self._places}
+        owned = self._owned()
+        wanted = [each for each in self._places if self._ask_at[each] <= begun]
+        for place in sorted(wanted, key=lambda each: self._ask_at[each]):
+            self._ask_at[place] = begun + REST_SECONDS  # unless it comes to its end
+            wait = self._isolate(place, self._fire_at, place, place in owned)
+            if wait is not None:
+                self._ask_at[place] = time.monotonic() + wait
+            if time.monotonic() - begun >= TURN_SECONDS:
+                return 0.0
+        first = min(self._ask_at.values(), default=self._look_at)
+        return max(0.0, min(first, self._look_at) - time.monotonic())
+
+    def _fire_at(self, place: Place, owned: bool) -> float:
+        """Fire one page of a place; return in how many seconds to ask again."""
+        keys, behind = self._store.keys, 0 if owned else STAGGER_MS
+        try:
+            reply = self._store.run(calls.page(keys, place, PAGE))
+            page = DuePage.parse(reply, keys.schedules_due(*place))
+            rows = [row for row in page.rows if row.due_unix_ms <= page.now_unix_ms - behind]
+            fired = self._fire(place, rows, page.now_unix_ms) if rows else []
+        except RedisRefused as error:
+            if error.kind is not RefusalKind.OF_A_KEY:
+                raise
+            logs.event("redis.bad_value", logging.WARNING, error=str(error), topic=place[0])
+            return REST_SECONDS
+        if fired is None:
+            return REST_SECONDS
+        if len(rows) == PAGE:
+            return 0.0
+        later = [row.due_unix_ms for row in page.rows[len(rows) :]] + fired
+        if page.following_unix_ms is not None:
+            later.append(page.following_unix_ms)
+        wait = (min(later) + behind - page.now_unix_ms) / 1000 if later else LOOK_SECONDS
+        return min(LOOK_SECONDS, max(0.0, wait))
+
+    def _fire(self, place: Place, rows: Sequence[DueSchedule], now: int) -> list[int] | None:
+        """Fire rows that are due; return when they are due next. None: the topic is gone."""
+        count = self._count(place[0])
+        if not count:
+            return None
+        known = self._known(place, rows)
+        ticks: list[tuple[str, DueTick]] = []
+        following_all: list[int] = []
+        for row in rows:
+            schedule = known.get(row.name)
+            if schedule is None:
+                continue
+            if record.partition_of(schedule, count) != place[1]:
+                self._move(place, schedule, count)
+                continue
+            offset = offset_ms(schedule)
+            expected: int | None = row.due_unix_ms
+            for step in steps(schedule, row.due_unix_ms - offset, now - offset):
+                assert expected is not None  # only the last step has none behind it
+                following = None if step.following is None else step.following + offset
+                fields = [] if step.tick is None else record.message_of(schedule, step.tick)
+                tick = DueTick(
+                    schedule.name, row.hash, expected, step.tick, following, step.skipped, fields
+                )
+                ticks.append((schedule.overlap_group, tick))
+                expected = following
+            if expected is not None:
+                following_all.append(expected)
+        single = self._store.connection.node_of(self._store.keys.meta(place[0])) == ""
+        for group, batch in _batches(ticks):
+            call = calls.fire(
+                self._store.keys, place, batch, group=group, partitions=count if single else None
+            )
+            self._book(place, batch, call)
+        return following_all
+
+    def _book(self, place: Place, batch: Sequence[DueTick], call: Call) -> None:
+        reply = self._store.run(call)
+        if reply.word == "MOVED":
+            self._counts.pop(place[0], None)
+            return
+        words, raw_now = reply.rest
+        now = untrusted.integer(raw_now, "the server's time")
+        for tick, raw in zip(batch, words, strict=True):
+            word = raw.decode()
+            if tick.skipped and word in ("FIRED", "SKIPPED", "OVERLAP"):
+                self._note(Outcome(place, "misfire", tick.skipped, 0))
+                logs.event(
+                    "schedule.misfired", schedule=tick.name, topic=place[0], ticks=tick.skipped
+                )
+            if word == "FIRED":
+                self._note(Outcome(place, "", 1, max(0, now - tick.due_unix_ms)))
+            elif word == "OVERLAP":
+                self._note(Outcome(place, "overlap", 1, 0))
+            elif word == "ORPHANED":
+                self._store.run(calls.hold(self._store.keys, place, tick.name, ORPHANED))
+                logs.event("schedule.orphaned", logging.WARNING, schedule=tick.name, topic=place[0])
+            elif word == "CHANGED":
+                self._cache.pop((place, tick.name.encode()), None)
+
+    def _known(self, place: Place, rows: Sequence[DueSchedule]) -> dict[bytes, Schedule]:
+        """The schedules of rows. One that cannot be read is held: others have their turn."""
+        found, unknown = {}, []
+        for row in rows:
+            cached = self._cache.get((place, row.name))
+            if cached is not None and cached.hash == row.hash:
+                found[row.name] = cached.schedule
+            else:
+                unknown.append(row)
+        if len(self._cache) > CACHE_MAX:
+            self._cache.clear()
+        key = self._store.keys.schedules(*place)
+        texts = self._store.execute("HMGET", key, *(row.name for row in unknown)) if unknown else []
+        for row, raw in zip(unknown, texts, strict=True):
+            try:
+                schedule = _read(row, raw)
+            except ValueError as error:
+                self._store.run(calls.hold(self._store.keys, place, row.name, UNREADABLE))
+                logs.event(
+                    "schedule.unreadable",
+                    logging.ERROR,
+                    schedule=untrusted.label(row.name[:64]),
+                    topic=place[0],
+                    error=str(error),
+                )
+                continue
+            self._cache[place, row.name] = _Cached(row.hash, schedule)
+            found[row.name] = schedule
+        return found
+
+    def _count(self, topic: str) -> int:
+        read_at, count = self._counts.get(topic, (-LOOK_SECONDS, 0))
+        if time.monotonic() - read_at >= LOOK_SECONDS:
+            count = topics.partition_count(self._store, topic) or 0
+            self._counts[topic] = time.monotonic(), count
+        return count
+
+    def _move(self, place: Place, schedule: Schedule, count: int) -> None:
+        """The topic has grown: the schedule goes where its key is now."""
+        partition = record.partition_of(schedule, count)
+        entry = calls.index(self._store, [schedule.name]).get(schedule.name)
+        if partition >= count or not isinstance(entry, IndexLine) or entry.place[0] != place[0]:
+            return
+        declaration = Declaration(schedule, entry.fleet, entry.origin, 0)
+        relocate(self._store, declaration, entry, (place[0], partition))
+
+
+def _read(row: DueSchedule, raw: bytes | None) -> Schedule:
+    text = untrusted.label(raw or b"")
+    if record.hash_of(text) != row.hash:
+        raise ValueError("it is not what its hash is of")
+    schedule = record.read(text)
+    if schedule.name.encode() != row.name:
+        raise ValueError(f"it is the specification of {schedule.name}")
+    return schedule
+
+
+def _batches(ticks: Sequence[tuple[str, DueTick]]) -> Iterator[tuple[str, list[DueTick]]]:
+    """Ticks for one call each: of one group, bounded in number and bytes, in their order."""
+    batch: list[DueTick] = []
+    size, of = 0, ""
+    for group, tick in ticks:
+        full = len(batch) == calls.TICKS_MAX or size >= BYTES_MAX
+        if batch and (full or group != of):
+            yield of, batch
+            batch, size = [], 0
+        of = group
+        batch.append(tick)
+        size += sum(map(len, tick.fields))
+    if batch:
+        yield of, batch

@@ -1,0 +1,258 @@
+"""What instances declare becomes what Redis keeps, and a schedule goes where its messages go.
+
+Every step may be repeated, by any instance, at any time. A specification that is there already is
+not touched: a deploy changes no due time. No leader: two releases side by side keep the union.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from streamqd import logs
+from streamqd.config import Schedule, Topic
+from streamqd.errors import BadValue, RedisRefused
+from streamqd.schedules import record
+from streamqd.schedules.ticks import next_tick, offset_ms
+from streamqd.store import schedules as calls
+from streamqd.store import topics
+from streamqd.store.replies import accepted
+from streamqd.store.schedules import FILE, MOVING, PAUSED, IndexLine, Kept, Place
+from streamqd.store.store import Store
+
+NAMES_MAX = 500  # names that one look at the index asks for
+BATCH = 16  # scripts in one write
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """A schedule as it is declared: by a file of a fleet, or by an operator."""
+
+    schedule: Schedule
+    fleet: str
+    origin: str
+    since_unix_ms: int
+
+    @property
+    def name(self) -> str:
+        """The name of the schedule."""
+        return self.schedule.name
+
+
+class Reconciler:
+    """Keeps in Redis what the file of this instance declares. `run` is called again and again."""
+
+    def __init__(
+        self,
+        store: Store,
+        fleet: str,
+        schedules: Sequence[Schedule],
+        since_unix_ms: int,
+        settings: Mapping[str, Topic],
+    ) -> None:
+        """`settings` are those of topics, which are made at the first run if they are missing."""
+        self._store = store
+        self._declared = [Declaration(each, fleet, FILE, since_unix_ms) for each in schedules]
+        self._settings = settings
+        self._create = True
+        self._refused: dict[str, str] = {}
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is anything to declare."""
+        return bool(self._declared)
+
+    def run(self) -> None:
+        """Declare, move and note as declared. Raises RedisUnavailable, RedisRefused."""
+        counts = self._counts()
+        self._create = False
+        here: dict[Place, list[Declaration]] = {}
+        for first in range(0, len(self._declared), NAMES_MAX):
+            some = self._declared[first : first + NAMES_MAX]
+            entries = calls.index(self._store, [each.name for each in some])
+            for each in some:
+                place = self._placed(each, entries.get(each.name), counts)
+                if place is not None:
+                    here.setdefault(place, []).append(each)
+        for place, some in here.items():
+            for first in range(0, len(some), calls.STAMPS_MAX):
+                self._stamp(place, some[first : first + calls.STAMPS_MAX])
+
+    def _counts(self) -> dict[str, int]:
+        counts = {}
+        for topic in sorted({each.schedule.topic for each in self._declared}):
+            try:
+                if self._create:
+                    wanted = self._settings.get(topic) or Topic()
+                    counts[topic] = topics.create(self._store, topic, wanted)
+                else:
+                    counts[topic] = topics.partition_count(self._store, topic) or 0
+            except BadValue as error:
+                logs.bad_value(error, topic=topic)
+        return counts
+
+    def _placed(
+        self, each: Declaration, entry: IndexLine | BadValue | None, counts: Mapping[str, int]
+    ) -> Place | None:
+        """Where it is by now, None when it is kept from there."""
+        topic = each.schedule.topic
+        count = counts.get(topic, 0)
+        place = topic, record.partition_of(each.schedule, max(count, 1))
+        if not count:
+            problem = f"the topic {topic} is gone; create it, or restart the daemon"
+        elif place[1] >= count:
+            problem = f"{topic} has {count} partitions, and none of number {place[1]}"
+        else:
+            if entry is None:
+                wanted = IndexLine(each.fleet, each.origin, place)
+                entry = calls.enter(self._store, each.name, wanted, new=True)
+            problem = _objection(each, entry)
+        if problem or not isinstance(entry, IndexLine):
+            self._refuse(each, problem)
+            return None
+        self._refused.pop(each.name, None)
+        if entry.place == place and entry.origin_place is None:
+            return place
+        return place if relocate(self._store, each, entry, place) else entry.place
+
+    def _refuse(self, each: Declaration, reason: str) -> None:
+        if self._refused.get(each.name) != reason:
+            self._refused[each.name] = reason
+            logs.event("schedule.refused", logging.ERROR, schedule=each.name, problem=reason)
+
+    def _stamp(self, place: Place, some: Sequence[Declaration]) -> None:
+        hashes = [record.hash_of(record.text_of(each.schedule)) for each in some]
+        pairs = [(each.name, digest) for each, digest in zip(some, hashes, strict=True)]
+        [words] = self._store.run(calls.stamp(self._store.keys, place, pairs)).rest
+        left = [each for each, word in zip(some, words, strict=True) if word != b"SAME"]
+        for first in range(0, len(left), BATCH):
+            declare(self._store, place, left[first : first + BATCH])
+
+
+def _objection(each: Declaration, entry: IndexLine | BadValue) -> str:
+    """Why a schedule cannot have its name, '' when it can."""
+    if isinstance(entry, BadValue):
+        return str(entry)
+    if entry.fleet != each.fleet:
+        return f"fleet {entry.fleet} has a schedule of this name; give this one another"
+    if entry.origin != each.origin:
+        return "an operator has added one of this name; remove that, or rename this one"
+    return ""
+
+
+def declare(
+    store: Store, place: Place, some: Sequence[Declaration], *, force: bool = False
+) -> list[str]:
+    """Keep schedules where they belong; return the words of schedule_declare."""
+    known = kept(store, [(each.name, place) for each in some])
+    now = server_unix_ms(store)
+    built = []
+    for each, before in zip(some, known, strict=True):
+        text = record.text_of(each.schedule)
+        built.append(
+            calls.declare(
+                store.keys,
+                place,
+                each.name,
+                record.hash_of(text),
+                text,
+                origin=each.origin,
+                since_unix_ms=each.since_unix_ms,
+                next_unix_ms=next_due(each.schedule, now, before),
+                force=force,
+            )
+        )
+    words = []
+    for each, reply in zip(some, accepted(store.run_many(built)), strict=True):
+        assert not isinstance(reply, RedisRefused)
+        words.append(reply.word)
+        if reply.word == "ADDED":
+            logs.event("schedule.added", schedule=each.name, topic=place[0])
+        elif reply.word == "REPLACED":
+            logs.event("schedule.changed", schedule=each.name, topic=place[0])
+    return words
+
+
+def next_due(schedule: Schedule, now_unix_ms: int, before: Kept | None) -> int | None:
+    """When a schedule that is new, or was changed, is due first: never at a tick that was sent."""
+    offset = offset_ms(schedule)
+    sent = before.tick if before is not None and before.tick is not None else 0
+    tick = next_tick(schedule, max(now_unix_ms - offset, sent))
+    return None if tick is None else tick + offset
+
+
+def relocate(store: Store, each: Declaration, entry: IndexLine, place: Place) -> bool:
+    """Move a schedule to the partition of its key; its due time goes with it.
+
+    What is interrupted goes on where it was. Returns False when another release's specification
+    holds, which sends elsewhere.
+    """
+    origin = entry.origin_place or entry.place
+    if entry.origin_place is None:
+        [before] = kept(store, [(each.name, origin)])
+        if before is not None and not _may_move(store, each, before):
+            return False
+        store.run(calls.hold(store.keys, origin, each.name, _reason(before)))
+        calls.enter(
+            store, each.name, IndexLine(entry.fleet, entry.origin, place, origin), new=False
+        )
+    elif entry.place != place:
+        place = entry.place  # first the move that was begun
+    [before] = kept(store, [(each.name, origin)])
+    text = record.text_of(each.schedule)
+    digest = record.hash_of(text)
+    same = before is not None and before.hash == digest
+    now = server_unix_ms(store)
+    due = before.due_unix_ms if same and before else next_due(each.schedule, now, before)
+    store.run(
+        calls.declare(
+            store.keys,
+            place,
+            each.name,
+            digest,
+            text,
+            origin=each.origin,
+            since_unix_ms=each.since_unix_ms,
+            next_unix_ms=due,
+        )
+    )
+    if before is not None and before.held == PAUSED:
+        store.run(calls.hold(store.keys, place, each.name, PAUSED))
+    store.run(calls.drop(store.keys, origin, each.name))
+    calls.enter(store, each.name, IndexLine(entry.fleet, entry.origin, place), new=False)
+    logs.event("schedule.moved", schedule=each.name, topic=place[0], partition=place[1])
+    return True
+
+
+def _reason(before: Kept | None) -> str:
+    return PAUSED if before is not None and before.held == PAUSED else MOVING
+
+
+def _may_move(store: Store, each: Declaration, before: Kept) -> bool:
+    """Whether this specification holds, by the rule of schedule_declare."""
+    if before.hash == record.hash_of(record.text_of(each.schedule)):
+        return True
+    if before.origin != each.origin:
+        return False
+    stale = server_unix_ms(store) - (before.seen_unix_ms or 0) > calls.TAKEOVER_MS
+    return stale or each.since_unix_ms > before.since_unix_ms
+
+
+def kept(store: Store, named: Iterable[tuple[str, Place]]) -> list[Kept | None]:
+    """Read what is kept of schedules, each with its name and place. Raises BadValue."""
+    wanted = list(named)
+    commands = [
+        each for name, place in wanted for each in calls.kept_commands(store.keys, place, name)
+    ]
+    replies = accepted(store.pipeline(commands)) if commands else []
+    return [
+        calls.kept(store.keys.schedules(*place), name, replies[3 * at : 3 * at + 3])
+        for at, (name, place) in enumerate(wanted)
+    ]
+
+
+def server_unix_ms(store: Store) -> int:
+    """The server's clock."""
+    seconds, micros = store.execute("TIME")
+    return int(seconds) * 1000 + int(micros) // 1000

@@ -1,0 +1,68 @@
+"""A schedule as Redis keeps it: its specification as JSON, the hash of that, and its messages."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from streamqd.config.problems import Problems
+from streamqd.config.reading import TableReader
+from streamqd.config.reference import plain
+from streamqd.config.schedules import Schedule, check_schedule
+from streamqd.config.setting import settings_of
+from streamqd.policy.partitioning import crc32_partition
+from streamqd.schedules.ticks import written
+
+
+def text_of(schedule: Schedule) -> str:
+    """The specification. Equal schedules have equal texts."""
+    settings = settings_of(Schedule)
+    stated = {name: plain(setting, getattr(schedule, name)) for name, setting in settings.items()}
+    return json.dumps(stated, ensure_ascii=False, separators=(",", ":"))
+
+
+def hash_of(text: str) -> str:
+    """The hash of a specification, by which two are compared."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def read(text: str) -> Schedule:
+    """Read a specification. Raises ValueError with what is wrong: anybody may have written it."""
+    problems = Problems()
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("it is not JSON") from None
+    given = TableReader(problems, Path()).settings(Schedule, found, ("schedule",))
+    if not problems.sentences and not {"name", "topic"} <= given.keys():
+        problems.add(("schedule",), "lacks its name or its topic")
+    if not problems.sentences:
+        schedule = Schedule(**given)
+        check_schedule(schedule, ("schedule",), problems)
+    if problems.sentences:
+        raise ValueError("; ".join(problems.sentences))
+    return schedule
+
+
+def partition_of(schedule: Schedule, count: int) -> int:
+    """The partition that it sends to, of a topic with `count`; `count` itself or more is none."""
+    if schedule.partition is not None:
+        return schedule.partition
+    return crc32_partition(key_of(schedule), count)
+
+
+def key_of(schedule: Schedule) -> bytes:
+    """The key of its messages."""
+    return (schedule.key or schedule.name).encode()
+
+
+def message_of(schedule: Schedule, tick: int) -> list[str | bytes]:
+    """The fields of the message of one tick: names and values."""
+    value = json.loads(schedule.payload)
+    payload = value if isinstance(value, str) else schedule.payload
+    headers = {"x-schedule": schedule.name, "x-scheduled-for": written(tick)}
+    fields: list[str | bytes] = ["payload", payload.encode()]
+    if schedule.partition is None:
+        fields += ("key", key_of(schedule))
+    return [*fields, "headers", json.dumps(headers, separators=(",", ":"))]

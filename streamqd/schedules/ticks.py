@@ -1,0 +1,161 @@
+"""When a schedule is due. Pure: the time is an argument, unix ms by the server's clock.
+
+A tick is the instant that a schedule names. It is due later by the schedule's share of its jitter,
+which is the same for all of its ticks.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim
+
+from streamqd.config.schedules import ALL, SKIP, Schedule
+
+CATCH_UP_MAX = 100  # missed ticks that `misfire = "all"` sends
+COUNTED_MAX = 1_000  # ticks of a cron that are counted as skipped, of more than that many
+SLACK_MS = 5_000  # lateness that is nobody's misfire
+_LAST_UNIX_MS = 221_845_392_000_000  # 9000-01-01: behind it, calendars end
+
+
+@dataclass(frozen=True, slots=True)
+class TickStep:
+    """One move of a schedule: from its tick to `following`, None when no tick follows.
+
+    `tick` is sent; None when none is. `skipped` ticks before or at it are not sent.
+    """
+
+    tick: int | None
+    following: int | None
+    skipped: int = 0
+
+
+def offset_ms(schedule: Schedule) -> int:
+    """How long after its tick the schedule is due."""
+    jitter_ms = round(schedule.jitter * 1000)
+    return zlib.crc32(schedule.name.encode()) % jitter_ms if jitter_ms else 0
+
+
+def next_tick(schedule: Schedule, after_unix_ms: int) -> int | None:
+    """The first tick after an instant, None when there is none."""
+    if schedule.at is not None:
+        at = schedule.at_unix_ms
+        return at if at is not None and at > after_unix_ms else None
+    if not 0 <= after_unix_ms < _LAST_UNIX_MS:
+        return None
+    if schedule.every is not None:
+        period = round(schedule.every * 1000)
+        return (after_unix_ms // period + 1) * period
+    return _next_by_cron(schedule.cron or "", schedule.timezone or "UTC", after_unix_ms)
+
+
+@functools.lru_cache(maxsize=8_192)
+def _next_by_cron(cron: str, zone: str, after_unix_ms: int) -> int | None:
+    """The next tick, which costs half a millisecond: many schedules share their times."""
+    return next(_by_cron(cron, zone, after_unix_ms), None)
+
+
+def _by_cron(cron: str, zone: str, after_unix_ms: int) -> Iterator[int]:
+    """Ticks after an instant.
+
+    Where a local time is skipped or repeated, cronsim yields times that are equal, or before the
+    one that it began with: they are passed over, so that ticks only grow.
+    """
+    begin = datetime.fromtimestamp(after_unix_ms // 1000, ZoneInfo(zone))
+    last = after_unix_ms
+    for found in CronSim(cron, begin):
+        tick = round(found.timestamp() * 1000)
+        if tick > last:
+            last = tick
+            yield tick
+
+
+def newest_ticks(schedule: Schedule, after: int, until: int, limit: int) -> list[int]:
+    """The newest `limit` ticks of (after, until], in order."""
+    span = 3_600_000
+    while True:
+        start = max(after, until - span)
+        found = deque(_between(schedule, start, until), maxlen=limit)
+        if start == after or len(found) == limit:
+            return list(found)
+        span *= 8
+
+
+def count_ticks(schedule: Schedule, after: int, until: int) -> int:
+    """How many ticks there are in (after, until]; of a cron at most COUNTED_MAX."""
+    if schedule.every is not None:
+        period = round(schedule.every * 1000)
+        return max(0, until // period - after // period)
+    number = 0
+    for _ in _between(schedule, after, until):
+        number += 1
+        if number == COUNTED_MAX:
+            break
+    return number
+
+
+def _between(schedule: Schedule, after: int, until: int) -> Iterator[int]:
+    if schedule.every is not None:
+        period = round(schedule.every * 1000)
+        yield from range((after // period + 1) * period, until + 1, period)
+    elif schedule.at is not None:
+        at = next_tick(schedule, after)
+        if at is not None and at <= until:
+            yield at
+    else:
+        for tick in _by_cron(schedule.cron or "", schedule.timezone or "UTC", after):
+            if tick > until:
+                return
+            yield tick
+
+
+def grace_ms(schedule: Schedule, tick: int) -> int:
+    """How late a tick may be sent as if it were on time."""
+    following = next_tick(schedule, tick)
+    grace = round(schedule.misfire_grace * 1000)
+    return grace if following is None else min(grace, max(following - tick, SLACK_MS))
+
+
+def steps(schedule: Schedule, tick: int, now: int) -> list[TickStep]:
+    """What is to be done about a tick that is due at `now` (both without jitter), in order.
+
+    Each step begins where the one before it ends. The last one ends behind `now`.
+    """
+    if tick > now:
+        return []
+    tick = max(tick, 0)
+    missed = now - tick > grace_ms(schedule, tick)
+    if not missed:
+        return _chain(schedule, [tick, *_between(schedule, tick, now)])
+    if schedule.misfire == ALL:
+        ticks = newest_ticks(schedule, tick, now, CATCH_UP_MAX)
+        # The tick itself is one of them, if there is room.
+        ticks = [tick, *ticks] if len(ticks) < CATCH_UP_MAX else ticks
+        return _chain(schedule, ticks, count_ticks(schedule, tick - 1, ticks[0] - 1))
+    [newest] = newest_ticks(schedule, tick, now, 1) or [tick]
+    # The tick counts by itself: by hand, or by an older specification, it may be none of this one.
+    before = int(newest != tick) + max(0, count_ticks(schedule, tick, newest) - 1)
+    following = next_tick(schedule, newest)
+    if schedule.misfire == SKIP:
+        return [TickStep(None, following, before + 1)]
+    return [TickStep(newest, following, before)]
+
+
+def _chain(schedule: Schedule, ticks: list[int], skipped: int = 0) -> list[TickStep]:
+    follow = [*ticks[1:], next_tick(schedule, ticks[-1])]
+    return [
+        TickStep(tick, following, 0 if at else skipped)
+        for at, (tick, following) in enumerate(zip(ticks, follow, strict=True))
+    ]
+
+
+def written(tick: int) -> str:
+    """A tick as the header x-scheduled-for has it: ISO 8601, UTC."""
+    instant = datetime.fromtimestamp(tick // 1000, UTC).replace(tzinfo=None).isoformat()
+    return f"{instant}.{tick % 1000:03d}Z" if tick % 1000 else f"{instant}Z"

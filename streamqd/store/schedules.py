@@ -1,0 +1,362 @@
+"""Schedules in Redis: the calls that keep, fire and hold them, and the index of their names.
+
+All of a schedule is in the slot of the partition that it sends to. The index says which one that
+is; it is in a slot of its own, so it is written before what it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from streamqd.config.setting import NAME
+from streamqd.errors import BadValue, ContractError
+from streamqd.model import Unit
+from streamqd.store import scripts, untrusted
+from streamqd.store.keys import Keys
+from streamqd.store.scripts import Call, Reply
+from streamqd.store.store import Store
+from streamqd.store.topics import PARTITIONS_MAX
+
+FILE, OPERATOR = "file", "operator"
+PAUSED, ORPHANED, UNREADABLE, MOVING = "paused", "orphaned", "unreadable", "moving"
+REASONS = (PAUSED, ORPHANED, UNREADABLE, MOVING)
+ORPHAN_MS = 600_000  # a schedule of a file that no instance has declared for so long is not fired
+TAKEOVER_MS = 60_000  # the specification of a release that nobody declares any more gives way
+TICKS_MAX = 64  # ticks in one call
+STAMPS_MAX = 256  # declared ones in one call
+FIELDS_MAX = 8  # names and values of one message
+_TEXTS_MAX = 128 << 10
+
+Place = tuple[str, int]  # a topic and its partition
+
+
+class DueSchedule(NamedTuple):
+    """A schedule that is due. `hash` is '' when there is no specification."""
+
+    name: bytes
+    due_unix_ms: int
+    hash: str
+
+
+class DuePage(NamedTuple):
+    """The answer of `page`. `following_unix_ms` is when the next one is due, None for never."""
+
+    now_unix_ms: int
+    rows: list[DueSchedule]
+    following_unix_ms: int | None
+
+    @classmethod
+    def parse(cls, reply: Reply, key: str) -> DuePage:
+        """Read OK. Raises BadValue."""
+        now, flat, following = reply.rest
+        rows = [
+            DueSchedule(
+                name, untrusted.integer(due, key, low=-untrusted.INTEGER_MAX), _label(digest)
+            )
+            for name, due, digest in zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+        ]
+        later = untrusted.integer(following, key) if following else None
+        return cls(untrusted.integer(now, key), rows, later)
+
+
+class DueTick(NamedTuple):
+    """One tick for `fire`. `tick` is None to send none; `following` is None for the last one."""
+
+    name: str
+    hash: str
+    due_unix_ms: int
+    tick: int | None
+    following_unix_ms: int | None
+    skipped: int
+    fields: Sequence[str | bytes]
+
+
+class IndexLine(NamedTuple):
+    """A line of the index. `origin_place` is where a schedule that moves comes from."""
+
+    fleet: str
+    origin: str
+    place: Place
+    origin_place: Place | None = None
+
+    @classmethod
+    def parse(cls, raw: bytes, key: str, name: str) -> IndexLine:
+        """Read one. Raises BadValue."""
+        parts = _label(raw).split(" ")
+        places = [
+            (topic, int(number))
+            for topic, number in zip(parts[2::2], parts[3::2], strict=False)
+            if NAME.fullmatch(topic) and number.isdigit() and int(number[:6]) < PARTITIONS_MAX
+        ]
+        names = len(parts) in (4, 6) and len(places) == len(parts) // 2 - 1
+        if not names or not NAME.fullmatch(parts[0]) or parts[1] not in (FILE, OPERATOR):
+            raise BadValue(key, name, untrusted.shown(raw), "`fleet origin topic partition`")
+        return cls(parts[0], parts[1], places[0], places[1] if places[1:] else None)
+
+    def text(self) -> str:
+        """The line as it is kept."""
+        places = [self.place] if self.origin_place is None else [self.place, self.origin_place]
+        return " ".join([self.fleet, self.origin, *(f"{topic} {at}" for topic, at in places)])
+
+
+def page(keys: Keys, place: Place, count: int) -> Call:
+    """Ask which schedules are due."""
+    return scripts.get("schedule_page").call(_keys(keys, place), count=count)
+
+
+def fire(
+    keys: Keys,
+    place: Place,
+    ticks: Sequence[DueTick],
+    *,
+    group: str = "",
+    partitions: int | None = None,
+    orphan_ms: int = ORPHAN_MS,
+) -> Call:
+    """Write the messages of ticks and move their schedules on.
+
+    With `partitions` nothing is done unless the topic has so many; None on a cluster. With `group`
+    a tick is left out while that has not finished the last message.
+    """
+    if not 1 <= len(ticks) <= TICKS_MAX:
+        raise ContractError(f"{len(ticks)} ticks in one call, not 1 to {TICKS_MAX}")
+    named = {
+        **_keys(keys, place),
+        "last": keys.schedules_last(*place),
+        "stream": keys.stream(*place),
+        **_counted(keys, place, partitions),
+    }
+    if group:
+        unit = Unit(*place, group)
+        named |= {
+            "retry": keys.retry_stream(*unit),
+            "delayed": keys.retry(*unit),
+            "items": keys.retry_items(*unit),
+        }
+    flat: list[object] = []
+    for each in ticks:
+        if len(each.fields) > FIELDS_MAX:
+            raise ContractError(f"a message of {len(each.fields)} names and values")
+        flat += (each.name, each.hash, each.due_unix_ms)
+        flat.append("" if each.tick is None else each.tick)
+        flat.append("" if each.following_unix_ms is None else each.following_unix_ms)
+        flat += (each.skipped, len(each.fields), *each.fields)
+    return scripts.get("schedule_fire").call(
+        named, partitions=partitions or 0, group=group, orphan_ms=orphan_ms, ticks=flat
+    )
+
+
+def run(
+    keys: Keys,
+    place: Place,
+    name: str,
+    digest: str,
+    instant_unix_ms: int,
+    fields: Sequence[str | bytes],
+    partitions: int | None = None,
+) -> Call:
+    """Write a message of a schedule now."""
+    if len(fields) > FIELDS_MAX:
+        raise ContractError(f"a message of {len(fields)} names and values")
+    named = {
+        "schedules": keys.schedules(*place),
+        "last": keys.schedules_last(*place),
+        "stream": keys.stream(*place),
+        **_counted(keys, place, partitions),
+    }
+    return scripts.get("schedule_run").call(
+        named,
+        name=name,
+        hash=digest,
+        partitions=partitions or 0,
+        instant=instant_unix_ms,
+        fields=fields,
+    )
+
+
+def declare(
+    keys: Keys,
+    place: Place,
+    name: str,
+    digest: str,
+    text: str,
+    *,
+    origin: str,
+    since_unix_ms: int,
+    next_unix_ms: int | None,
+    force: bool = False,
+    takeover_ms: int = TAKEOVER_MS,
+) -> Call:
+    """Keep a schedule, unless the same specification is there."""
+    return scripts.get("schedule_declare").call(
+        _keys(keys, place),
+        name=name,
+        hash=digest,
+        spec=text,
+        origin=origin,
+        since_ms=since_unix_ms,
+        takeover_ms=takeover_ms,
+        next="" if next_unix_ms is None else str(next_unix_ms),
+        force=force,
+    )
+
+
+def stamp(keys: Keys, place: Place, declared: Sequence[tuple[str, str]]) -> Call:
+    """Note that an instance declares these, each a name and the hash of its specification."""
+    if not 1 <= len(declared) <= STAMPS_MAX:
+        raise ContractError(f"{len(declared)} schedules in one call, not 1 to {STAMPS_MAX}")
+    flat = [part for pair in declared for part in pair]
+    return scripts.get("schedule_stamp").call(_keys(keys, place), declared=flat)
+
+
+def hold(keys: Keys, place: Place, name: str | bytes, reason: str) -> Call:
+    """Stop a schedule; it keeps its due time."""
+    if reason not in REASONS:
+        raise ContractError(f"schedule_hold: reason {reason!r}")
+    return scripts.get("schedule_hold").call(_keys(keys, place), name=name, reason=reason)
+
+
+def release(keys: Keys, place: Place, name: str) -> Call:
+    """Let a held schedule be due again."""
+    return scripts.get("schedule_release").call(_keys(keys, place), name=name)
+
+
+def drop(keys: Keys, place: Place, name: str) -> Call:
+    """Remove a schedule."""
+    named = {**_keys(keys, place), "last": keys.schedules_last(*place)}
+    return scripts.get("schedule_drop").call(named, name=name)
+
+
+def _keys(keys: Keys, place: Place) -> dict[str, str]:
+    return {"due": keys.schedules_due(*place), "schedules": keys.schedules(*place)}
+
+
+def _counted(keys: Keys, place: Place, partitions: int | None) -> Mapping[str, str]:
+    return {} if partitions is None else {"meta": keys.meta(place[0])}
+
+
+# --- the index ---
+
+
+def index(store: Store, names: Sequence[str]) -> dict[str, IndexLine | BadValue]:
+    """Where schedules are; those that the index does not name are missing."""
+    key = store.keys.schedule_index()
+    raws = store.execute("HMGET", key, *names) if names else []
+    pairs = zip(names, raws, strict=True)
+    return {name: _entry(raw, key, name) for name, raw in pairs if raw is not None}
+
+
+def whole_index(store: Store) -> dict[str, IndexLine | BadValue]:
+    """Where all schedules are."""
+    key = store.keys.schedule_index()
+    flat: list[Any] = store.execute("HGETALL", key)
+    pairs = zip(flat[::2], flat[1::2], strict=True)
+    return {_label(name): _entry(raw, key, _label(name)) for name, raw in pairs}
+
+
+def enter(store: Store, name: str, entry: IndexLine, *, new: bool) -> IndexLine | BadValue:
+    """Write a line of the index; a `new` one only if there is none. Return the line that stands.
+
+    The place is among those that are looked at before the line is there.
+    """
+    keys = store.keys
+    topic, partition = entry.place
+    store.execute("SADD", keys.schedule_places(), f"{topic}/{partition}")
+    if not new:
+        store.execute("HSET", keys.schedule_index(), name, entry.text())
+        return entry
+    if store.execute("HSETNX", keys.schedule_index(), name, entry.text()):
+        return entry
+    return index(store, [name]).get(name, entry)
+
+
+def leave(store: Store, name: str) -> None:
+    """Remove a line of the index."""
+    store.execute("HDEL", store.keys.schedule_index(), name)
+
+
+def places(store: Store) -> list[Place]:
+    """Where there may be schedules. What cannot be read is passed over."""
+    found = []
+    for raw in store.execute("SMEMBERS", store.keys.schedule_places()):
+        topic, _, number = _label(raw).partition("/")
+        if NAME.fullmatch(topic) and number.isdigit() and int(number[:6]) < PARTITIONS_MAX:
+            found.append((topic, int(number)))
+    return sorted(found)
+
+
+def _entry(raw: bytes, key: str, name: str) -> IndexLine | BadValue:
+    try:
+        return IndexLine.parse(raw, key, name)
+    except BadValue as error:
+        return error
+
+
+def _label(raw: bytes) -> str:
+    return untrusted.label(raw)
+
+
+# --- one schedule ---
+
+
+class Kept(NamedTuple):
+    """All that is kept of one schedule; None where it is not there. `held` is a reason, or ''."""
+
+    text: str | None
+    hash: str
+    origin: str
+    since_unix_ms: int
+    seen_unix_ms: int | None
+    held: str
+    due_unix_ms: int | None
+    tick: int | None
+    entry_id: str
+    late_ms: int | None
+    fired: int
+    skipped: int
+
+
+_PARTS = ("hash", "origin", "since", "seen", "held")
+_LAST = ("tick", "id", "late", "fired", "skipped")
+
+
+def kept_commands(keys: Keys, place: Place, name: str) -> list[tuple[Any, ...]]:
+    """The commands whose three replies `kept` takes."""
+    return [
+        ("HMGET", keys.schedules(*place), name, *(f"{name}:{part}" for part in _PARTS)),
+        ("HMGET", keys.schedules_last(*place), *(f"{name}:{part}" for part in _LAST)),
+        ("ZSCORE", keys.schedules_due(*place), name),
+    ]
+
+
+def kept(key: str, name: str, replies: Sequence[Any]) -> Kept | None:
+    """Read what is kept of a schedule; None when there is none. Raises BadValue."""
+    (raw, digest, origin, since, seen, held), last, score = replies
+    if digest is None and score is None:
+        return None
+    tick, entry_id, late, fired, skipped = last
+    reason, _, at = _label(held or b"").partition(" ")
+    due = _number(score, key, name) if score is not None else None
+    if due is None and at.isdigit():
+        due = int(at[:16])
+    if raw is not None and len(raw) > _TEXTS_MAX:
+        raise BadValue(key, name, untrusted.shown(raw), "a specification of at most 128 KiB")
+    return Kept(
+        text=None if raw is None else _label(raw),
+        hash=_label(digest or b""),
+        origin=_label(origin or b""),
+        since_unix_ms=untrusted.integer(since, key, f"{name}:since", default=0),
+        seen_unix_ms=None if seen is None else untrusted.integer(seen, key, f"{name}:seen"),
+        held=reason,
+        due_unix_ms=due,
+        tick=None if tick is None else untrusted.integer(tick, key, f"{name}:tick"),
+        entry_id=_label(entry_id or b""),
+        late_ms=None if late is None else untrusted.integer(late, key, f"{name}:late"),
+        fired=untrusted.integer(fired, key, f"{name}:fired", default=0),
+        skipped=untrusted.integer(skipped, key, f"{name}:skipped", default=0),
+    )
+
+
+def _number(raw: bytes, key: str, name: str) -> int:
+    return int(untrusted.number(raw, key, name, low=-float(untrusted.INTEGER_MAX)))

@@ -1,0 +1,467 @@
+"""The scripts of schedules: a tick is written and moved on in one step, or nothing happens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from streamqd.model import Unit
+from streamqd.store import messages
+from streamqd.store import schedules as calls
+from streamqd.store.schedules import FILE, OPERATOR, ORPHAN_MS, ORPHANED, PAUSED, DueTick
+from streamqd.store.scripts import Call
+from tests.contract.desk import Desk
+from tests.contract.scenarios import TICK, kept_schedule, tick
+
+PLACE = ("access", 0)
+
+
+def due(desk: Desk) -> dict[str, int]:
+    return desk.state().get(desk.keys.schedules_due(*PLACE), {})
+
+
+def last(desk: Desk, part: str) -> bytes | None:
+    found: bytes | None = desk.do("HGET", desk.keys.schedules_last(*PLACE), f"tick:{part}")
+    return found
+
+
+def field(desk: Desk, part: str) -> bytes | None:
+    found: bytes | None = desk.do("HGET", desk.keys.schedules(*PLACE), f"tick:{part}")
+    return found
+
+
+def entries(desk: Desk) -> list[dict[str, bytes]]:
+    found = desk.state().get("stream")
+    return list(found.entries.values()) if found else []
+
+
+def fire(desk: Desk, *ticks: DueTick, group: str = "", partitions: int | None = None) -> list[str]:
+    """Fire; return the words. What moves nothing has written nothing."""
+    before = desk.dump()
+    call = calls.fire(desk.keys, PLACE, ticks, group=group, partitions=partitions)
+    words, _now = desk.expect("schedule_fire", "OK", call)
+    told = [each.decode() for each in words]
+    if not {"FIRED", "SKIPPED", "OVERLAP"} & {*told}:
+        assert desk.dump() == before
+    return told
+
+
+def declare(desk: Desk, digest: str = "h1", **changed: object) -> Call:
+    given: dict[str, object] = {"origin": FILE, "since_unix_ms": 1, "next_unix_ms": TICK}
+    return calls.declare(desk.keys, PLACE, "tick", digest, "{}", **{**given, **changed})  # type: ignore[arg-type]
+
+
+# --- firing ---------------------------------------------------------------------------------------
+
+
+def test_a_tick_is_written_and_moved_on(desk: Desk) -> None:
+    kept_schedule(desk)
+    assert fire(desk, tick()) == ["FIRED"]
+    assert entries(desk) == [{"payload": b"x"}]
+    assert due(desk) == {"tick": TICK + 1_000}
+    assert last(desk, "tick") == str(TICK).encode()
+    assert last(desk, "fired") == b"1"
+    assert int(last(desk, "late") or 0) > 0
+
+
+def test_a_tick_fires_once_whoever_tries_again(desk: Desk) -> None:
+    kept_schedule(desk)
+    assert fire(desk, tick()) == ["FIRED"]
+    assert fire(desk, tick()) == ["STALE"]
+    assert len(entries(desk)) == 1
+
+
+def test_the_last_tick_leaves_nothing_due(desk: Desk) -> None:
+    kept_schedule(desk)
+    assert fire(desk, tick(following=None), tick()) == ["FIRED", "STALE"]
+    assert due(desk) == {}
+    assert field(desk, "hash") == b"h1"
+
+
+def test_ticks_of_one_call_follow_each_other(desk: Desk) -> None:
+    kept_schedule(desk)
+    chain = [tick(TICK + at * 1_000, TICK + (at + 1) * 1_000) for at in range(3)]
+    assert fire(desk, *chain) == ["FIRED"] * 3
+    assert due(desk) == {"tick": TICK + 3_000}
+    assert last(desk, "fired") == b"3"
+
+
+def test_a_link_that_is_missing_ends_the_chain(desk: Desk) -> None:
+    kept_schedule(desk)
+    chain = [tick(), tick(TICK + 2_000, TICK + 3_000)]
+    assert fire(desk, *chain) == ["FIRED", "STALE"]
+
+
+def test_a_tick_is_skipped_and_counted(desk: Desk) -> None:
+    kept_schedule(desk)
+    assert fire(desk, tick(tick=None, skipped=20, fields=[])) == ["SKIPPED"]
+    assert entries(desk) == []
+    assert last(desk, "skipped") == b"20"
+    assert due(desk) == {"tick": TICK + 1_000}
+
+
+def test_another_specification_fires_nothing(desk: Desk) -> None:
+    kept_schedule(desk)
+    assert fire(desk, tick(hash="h2")) == ["CHANGED"]
+
+
+def test_the_server_decides_whether_it_is_time(desk: Desk) -> None:
+    """The clock of a host that runs ahead fires nothing early."""
+    at = desk.now_unix_ms() + 60_000
+    kept_schedule(desk, at)
+    assert fire(desk, tick(at, at + 1_000)) == ["EARLY"]
+
+
+def test_an_orphan_is_not_fired(desk: Desk) -> None:
+    kept_schedule(desk)
+    seen = desk.now_unix_ms() - ORPHAN_MS - 1
+    desk.do("HSET", desk.keys.schedules(*PLACE), "tick:seen", seen)
+    assert fire(desk, tick()) == ["ORPHANED"]
+
+
+def test_one_that_was_added_by_hand_is_no_orphan(desk: Desk) -> None:
+    kept_schedule(desk, origin=OPERATOR)
+    assert field(desk, "seen") is None
+    assert fire(desk, tick()) == ["FIRED"]
+
+
+@pytest.mark.parametrize("count", ["4", None])
+def test_a_topic_of_another_size_fires_nothing(desk: Desk, count: str | None) -> None:
+    kept_schedule(desk)
+    if count:
+        desk.do("HSET", desk.keys.meta("access"), "partitionCount", count)
+    call = calls.fire(desk.keys, PLACE, [tick()], partitions=3)
+    assert desk.expect("schedule_fire", "MOVED", call) == [(count or "0").encode()]
+
+
+def test_a_topic_that_is_as_it_was_fires(desk: Desk) -> None:
+    kept_schedule(desk)
+    desk.do("HSET", desk.keys.meta("access"), "partitionCount", "3")
+    assert fire(desk, tick(), partitions=3) == ["FIRED"]
+
+
+@pytest.mark.parametrize("score", ["inf", "-inf", "1.5", "9007199254740993"])
+def test_a_due_time_of_a_stranger_fires_nothing(desk: Desk, score: str) -> None:
+    kept_schedule(desk)
+    desk.do("ZADD", desk.keys.schedules_due(*PLACE), score, "tick")
+    assert fire(desk, tick()) == ["STALE"]
+
+
+@pytest.mark.parametrize("seen", ["", "soon", "-5", "1e300"])
+def test_a_stamp_that_is_no_time_is_an_old_one(desk: Desk, seen: str) -> None:
+    kept_schedule(desk)
+    desk.do("HSET", desk.keys.schedules(*PLACE), "tick:seen", seen)
+    assert fire(desk, tick()) == ["ORPHANED"]
+
+
+def test_counts_that_are_none_begin_again(desk: Desk) -> None:
+    kept_schedule(desk)
+    desk.do("HSET", desk.keys.schedules_last(*PLACE), "tick:fired", "many", "tick:skipped", "x")
+    assert fire(desk, tick(skipped=2)) == ["FIRED"]
+    assert (last(desk, "fired"), last(desk, "skipped")) == (b"1", b"2")
+
+
+def test_a_call_answers_each_tick(desk: Desk) -> None:
+    """Several schedules in one call: each is judged alone."""
+    at = desk.now_unix_ms() + 60_000
+    place = PLACE
+    for name in ("a", "b", "c", "d", "e", "f", "g"):
+        call = calls.declare(
+            desk.keys, place, name, "h1", "{}", origin=FILE, since_unix_ms=1, next_unix_ms=TICK
+        )
+        desk.link.run(call)
+    desk.groups()
+    table, scores = desk.keys.schedules(*place), desk.keys.schedules_due(*place)
+    desk.do("HSET", table, "d:hash", "h2", "f:seen", "1")
+    desk.do("ZADD", scores, at, "e", TICK + 1, "c")
+    desk.do("HSET", desk.keys.schedules_last(*place), "g:id", desk.add("5-0").decode()[2:])
+    ticks = [tick(name=name) for name in ("a", "b", "c", "d", "e", "f", "g")]
+    ticks[1] = ticks[1]._replace(tick=None, fields=[])
+    ticks[4] = ticks[4]._replace(due_unix_ms=at)
+    desk.expect_words(
+        "schedule_fire",
+        ["FIRED", "SKIPPED", "STALE", "CHANGED", "EARLY", "ORPHANED", "OVERLAP"],
+        calls.fire(desk.keys, place, ticks, group="hits"),
+    )
+
+
+# --- overlap --------------------------------------------------------------------------------------
+
+
+def fired_before(desk: Desk, *, read: bool) -> str:
+    """Fire a message; let the group read it, or not. Returns its id."""
+    kept_schedule(desk)
+    desk.groups()
+    assert fire(desk, tick(), group="hits") == ["FIRED"]
+    if read:
+        assert len(desk.fetch()) == 1
+    return (last(desk, "id") or b"").decode()
+
+
+SECOND = tick(TICK + 1_000, TICK + 2_000)
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_message_that_is_not_finished_leaves_a_tick_out(desk: Desk, read: bool) -> None:
+    fired_before(desk, read=read)
+    assert fire(desk, SECOND, group="hits") == ["OVERLAP"]
+    assert last(desk, "skipped") == b"1"
+    assert due(desk) == {"tick": TICK + 2_000}
+    assert len(entries(desk)) == 1
+
+
+def test_a_message_that_is_finished_does_not(desk: Desk) -> None:
+    done = fired_before(desk, read=True)
+    desk.do("XACK", desk.stream, "hits", done)
+    assert fire(desk, SECOND, group="hits") == ["FIRED"]
+
+
+def test_a_message_that_waits_for_its_retry_is_not_finished(desk: Desk) -> None:
+    entry = fired_before(desk, read=True)
+    desk.own()
+    settle_retry(desk, [f"m:{entry}"], entry)
+    assert fire(desk, SECOND, group="hits") == ["OVERLAP"]
+
+
+def test_its_copy_in_the_retry_stream_is_not_finished_either(desk: Desk) -> None:
+    """Unread, then pending, then set aside again: until it is acknowledged."""
+    entry = fired_before(desk, read=True)
+    desk.own()
+    settle_retry(desk, [f"m:{entry}"], entry)
+    due_at, words = TICK + 1_000, []
+
+    def again() -> None:
+        nonlocal due_at
+        words.extend(fire(desk, tick(due_at, due_at + 1_000), group="hits"))
+        due_at += 1_000
+
+    desk.link.run(messages.promote_retries(desk.keys, desk.unit, 10))
+    again()
+    [copy] = desk.fetch(stream=desk.retry)
+    again()
+    settle_retry(desk, [f"r:{copy.decode()}"], entry)
+    again()
+    desk.link.run(messages.promote_retries(desk.keys, desk.unit, 10))
+    [copy] = desk.fetch(stream=desk.retry)
+    desk.do("XACK", desk.retry, "hits", copy)
+    again()
+    assert words == ["OVERLAP", "OVERLAP", "OVERLAP", "FIRED"]
+
+
+def settle_retry(desk: Desk, places: Sequence[str], original: str) -> None:
+    changed = {b"originalId": original.encode(), b"retryCount": b"1"}
+    entries_ = [(place.encode(), 0.0, changed) for place in places]
+    desk.link.run(messages.retry(desk.keys, desk.leased("t1"), entries_))
+
+
+@pytest.mark.parametrize("group", ["hits", "none-of-that-name"])
+def test_a_group_that_is_not_there_leaves_nothing_out(desk: Desk, group: str) -> None:
+    kept_schedule(desk)
+    assert fire(desk, tick(), group=group) == ["FIRED"]
+    assert fire(desk, SECOND, group=group) == ["FIRED"]
+
+
+def test_a_message_that_was_trimmed_is_finished(desk: Desk) -> None:
+    fired_before(desk, read=False)
+    desk.do("XTRIM", desk.stream, "MAXLEN", 0)
+    assert fire(desk, SECOND, group="hits") == ["FIRED"]
+
+
+def test_of_two_ticks_in_one_call_the_second_overlaps(desk: Desk) -> None:
+    kept_schedule(desk)
+    desk.groups()
+    assert fire(desk, tick(), SECOND, group="hits") == ["FIRED", "OVERLAP"]
+
+
+def test_an_id_of_a_stranger_is_no_message(desk: Desk) -> None:
+    kept_schedule(desk)
+    desk.groups()
+    desk.do("HSET", desk.keys.schedules_last(*PLACE), "tick:id", "- + x")
+    assert fire(desk, tick(), group="hits") == ["FIRED"]
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+
+def test_a_page_has_what_is_due_and_when_the_next_one_is(desk: Desk) -> None:
+    kept_schedule(desk)
+    later = desk.now_unix_ms() + 60_000
+    desk.do("ZADD", desk.keys.schedules_due(*PLACE), later, "later", TICK - 1, "no specification")
+    with desk.instant() as now:
+        rest = desk.expect("schedule_page", "OK", calls.page(desk.keys, PLACE, 10))
+    assert now == int(rest[0])
+    assert rest[1] == [
+        *(b"no specification", str(TICK - 1).encode(), b""),
+        *(b"tick", str(TICK).encode(), b"h1"),
+    ]
+    assert rest[2] == str(later).encode()
+
+
+def test_an_empty_place_has_an_empty_page(desk: Desk) -> None:
+    assert desk.expect("schedule_page", "OK", calls.page(desk.keys, PLACE, 10))[1:] == [[], b""]
+
+
+# --- declaring ------------------------------------------------------------------------------------
+
+
+def test_a_new_schedule_is_due(desk: Desk) -> None:
+    with desk.instant() as now:
+        desk.expect("schedule_declare", "ADDED", declare(desk))
+    assert due(desk) == {"tick": TICK}
+    assert field(desk, "origin") == b"file"
+    assert now == int(field(desk, "seen") or 0)
+
+
+def test_the_same_specification_touches_nothing(desk: Desk) -> None:
+    kept_schedule(desk)
+    call = declare(desk, next_unix_ms=TICK + 5, since_unix_ms=99)
+    desk.expect("schedule_declare", "SAME", call)
+
+
+def test_a_file_that_was_read_later_replaces(desk: Desk) -> None:
+    kept_schedule(desk)
+    call = declare(desk, "h2", since_unix_ms=2, next_unix_ms=TICK + 5)
+    desk.expect("schedule_declare", "REPLACED", call)
+    assert (field(desk, "hash"), due(desk)) == (b"h2", {"tick": TICK + 5})
+
+
+def test_a_file_that_was_read_earlier_does_not(desk: Desk) -> None:
+    kept_schedule(desk)
+    call = declare(desk, "h2")
+    assert desk.expect("schedule_declare", "OTHER", call) == [b"h1"]
+
+
+def test_a_release_that_is_gone_gives_way(desk: Desk) -> None:
+    """A roll back: the file was read earlier, and nobody declares the later one any more."""
+    kept_schedule(desk)
+    old = desk.now_unix_ms() - calls.TAKEOVER_MS - 1
+    desk.do("HSET", desk.keys.schedules(*PLACE), "tick:seen", old)
+    desk.expect("schedule_declare", "REPLACED", declare(desk, "h2", since_unix_ms=0))
+
+
+def test_a_file_does_not_replace_what_was_added_by_hand(desk: Desk) -> None:
+    kept_schedule(desk, origin=OPERATOR)
+    desk.expect("schedule_declare", "OPERATOR", declare(desk, "h2", since_unix_ms=99))
+
+
+def test_an_operator_may_replace_by_force(desk: Desk) -> None:
+    kept_schedule(desk, origin=OPERATOR)
+    call = declare(desk, "h2", origin=OPERATOR, force=True, next_unix_ms=None)
+    desk.expect("schedule_declare", "REPLACED", call)
+    assert due(desk) == {}
+
+
+def test_a_paused_schedule_stays_paused_when_it_changes(desk: Desk) -> None:
+    kept_schedule(desk)
+    desk.link.run(calls.hold(desk.keys, PLACE, "tick", PAUSED))
+    call = declare(desk, "h2", since_unix_ms=2, next_unix_ms=TICK + 5)
+    desk.expect("schedule_declare", "REPLACED", call)
+    assert (due(desk), field(desk, "held")) == ({}, f"paused {TICK + 5}".encode())
+
+
+def test_one_that_could_not_be_read_is_replaced_by_the_same(desk: Desk) -> None:
+    kept_schedule(desk)
+    desk.link.run(calls.hold(desk.keys, PLACE, "tick", calls.UNREADABLE))
+    desk.expect_words("schedule_stamp", ["OTHER"], calls.stamp(desk.keys, PLACE, [("tick", "h1")]))
+    desk.expect("schedule_declare", "REPLACED", declare(desk))
+    assert (due(desk), field(desk, "held")) == ({"tick": TICK}, None)
+
+
+def test_a_stamp_tells_what_is_there(desk: Desk) -> None:
+    kept_schedule(desk)
+    desk.do("HSET", desk.keys.schedules(*PLACE), "tick:seen", "5")
+    pairs = [("tick", "h1"), ("tick", "h2"), ("none", "h1")]
+    stamp = calls.stamp(desk.keys, PLACE, pairs)
+    desk.expect_words("schedule_stamp", ["SAME", "OTHER", "MISSING"], stamp)
+    assert int(field(desk, "seen") or 0) > 5
+    assert due(desk) == {"tick": TICK}
+
+
+def test_a_stamp_brings_an_orphan_back_at_its_time(desk: Desk) -> None:
+    kept_schedule(desk)
+    desk.link.run(calls.hold(desk.keys, PLACE, "tick", ORPHANED))
+    desk.expect("schedule_stamp", "OK", calls.stamp(desk.keys, PLACE, [("tick", "h1")]))
+    assert (due(desk), field(desk, "held")) == ({"tick": TICK}, None)
+
+
+def test_a_stamp_leaves_a_paused_one_paused(desk: Desk) -> None:
+    kept_schedule(desk)
+    desk.link.run(calls.hold(desk.keys, PLACE, "tick", PAUSED))
+    desk.expect("schedule_stamp", "OK", calls.stamp(desk.keys, PLACE, [("tick", "h1")]))
+    assert (due(desk), field(desk, "held")) == ({}, f"paused {TICK}".encode())
+
+
+# --- holding, by hand, removing -------------------------------------------------------------------
+
+
+def test_a_held_schedule_keeps_its_time(desk: Desk) -> None:
+    kept_schedule(desk)
+    for reason in (ORPHANED, PAUSED):
+        call = calls.hold(desk.keys, PLACE, "tick", reason)
+        assert desk.expect("schedule_hold", "OK", call) == [str(TICK).encode()]
+    assert fire(desk, tick()) == ["STALE"]
+    call = calls.release(desk.keys, PLACE, "tick")
+    assert desk.expect("schedule_release", "OK", call) == [str(TICK).encode()]
+    assert (due(desk), field(desk, "held")) == ({"tick": TICK}, None)
+    desk.expect("schedule_release", "GONE", call)
+
+
+@pytest.mark.parametrize("raw", ["paused", "paused 12x", "\x00\xff", "PAUSED 5"])
+def test_a_hold_of_a_stranger_is_released_without_a_time(desk: Desk, raw: str) -> None:
+    kept_schedule(desk)
+    desk.do("ZREM", desk.keys.schedules_due(*PLACE), "tick")
+    desk.do("HSET", desk.keys.schedules(*PLACE), "tick:held", raw)
+    desk.expect("schedule_release", "OK", calls.release(desk.keys, PLACE, "tick"))
+    assert (due(desk), field(desk, "held")) == ({}, None)
+
+
+def test_nothing_is_held_that_is_not_there(desk: Desk) -> None:
+    desk.expect("schedule_hold", "GONE", calls.hold(desk.keys, PLACE, "tick", PAUSED))
+
+
+def test_a_run_by_hand_writes_a_message_and_moves_nothing(desk: Desk) -> None:
+    kept_schedule(desk)
+    call = calls.run(desk.keys, PLACE, "tick", "h1", TICK + 5, ["payload", "now"])
+    [entry] = desk.expect("schedule_run", "OK", call)
+    assert entries(desk) == [{"payload": b"now"}]
+    assert (due(desk), last(desk, "id")) == ({"tick": TICK}, entry)
+    desk.expect("schedule_run", "AGAIN", call)
+
+
+def test_a_run_by_hand_names_no_instant_that_a_tick_had(desk: Desk) -> None:
+    kept_schedule(desk)
+    assert fire(desk, tick()) == ["FIRED"]
+    call = calls.run(desk.keys, PLACE, "tick", "h1", TICK, ["payload", "now"])
+    desk.expect("schedule_run", "AGAIN", call)
+
+
+def test_a_run_of_what_has_changed_writes_nothing(desk: Desk) -> None:
+    kept_schedule(desk)
+    call = calls.run(desk.keys, PLACE, "tick", "h2", TICK, ["payload", "now"])
+    desk.expect("schedule_run", "CHANGED", call)
+    call = calls.run(desk.keys, PLACE, "tick", "h1", TICK, ["payload", "now"], 3)
+    assert desk.expect("schedule_run", "MOVED", call) == [b"0"]
+
+
+def test_a_removed_schedule_leaves_nothing(desk: Desk) -> None:
+    before = desk.dump()
+    kept_schedule(desk)
+    call = calls.drop(desk.keys, PLACE, "tick")
+    desk.expect("schedule_drop", "OK", call)
+    assert desk.dump() == before
+    desk.expect("schedule_drop", "GONE", call)
+
+
+def test_a_schedule_that_is_added_again_at_once_fires(desk: Desk) -> None:
+    kept_schedule(desk)
+    desk.link.run(calls.drop(desk.keys, PLACE, "tick"))
+    kept_schedule(desk)
+    assert fire(desk, tick()) == ["FIRED"]
+
+
+def test_the_group_of_an_overlap_has_its_keys(desk: Desk) -> None:
+    call = calls.fire(desk.keys, PLACE, [tick()], group="hits")
+    unit = Unit(*PLACE, "hits")
+    assert desk.keys.retry(*unit) in call.argv
+    assert desk.keys.retry_items(*unit) in call.argv

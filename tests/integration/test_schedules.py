@@ -1,0 +1,340 @@
+"""Schedules on a real server: what is declared is kept, what is due is sent, by any housekeeper."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from streamqd.admin import growth
+from streamqd.config import Schedule, Topic
+from streamqd.schedules import firing, reconciliation
+from streamqd.schedules.firing import Firer, Outcome
+from streamqd.schedules.reconciliation import Reconciler, kept, server_unix_ms
+from streamqd.store import schedules as calls
+from streamqd.store import topics
+from streamqd.store.client import Connection
+from streamqd.store.keys import Keys
+from streamqd.store.schedules import IndexLine, Kept, Place
+from streamqd.store.store import Store
+
+TOPIC = "reports"
+
+
+@pytest.fixture
+def store(link: Connection, keys: Keys) -> Store:
+    return Store(link, keys)
+
+
+@pytest.fixture(autouse=True)
+def _now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every turn look at all places, at once."""
+    monkeypatch.setattr(firing, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(firing, "STAGGER_MS", 0)
+
+
+def schedule(name: str = "tick", **given: Any) -> Schedule:
+    return Schedule(**{"name": name, "topic": TOPIC, "every": 3600.0, **given})
+
+
+def reconcile(store: Store, *schedules: Schedule, fleet: str = "default", since: int = 1) -> None:
+    Reconciler(store, fleet, schedules, since, {}).run()
+
+
+def place_of(store: Store, name: str = "tick") -> Place:
+    entry = calls.index(store, [name])[name]
+    assert isinstance(entry, IndexLine)
+    return entry.place
+
+
+def one(store: Store, name: str = "tick") -> Kept:
+    [found] = kept(store, [(name, place_of(store, name))])
+    assert found is not None
+    return found
+
+
+def make_due(store: Store, due: int, name: str = "tick") -> None:
+    store.execute("ZADD", store.keys.schedules_due(*place_of(store, name)), due, name)
+
+
+def sent(store: Store, topic: str = TOPIC, partitions: int = 1) -> list[tuple[str, str]]:
+    """Schedule and tick of every message."""
+    found = []
+    for number in range(partitions):
+        for _, fields in store.execute("XRANGE", store.keys.stream(topic, number), "-", "+"):
+            headers = json.loads(dict(zip(fields[::2], fields[1::2], strict=True))[b"headers"])
+            found.append((headers["x-schedule"], headers["x-scheduled-for"]))
+    return sorted(found)
+
+
+def fire(store: Store) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    Firer(store, set, outcomes.append).turn()
+    return outcomes
+
+
+def hour_ago(store: Store, hours: int = 1) -> int:
+    """The tick of a schedule of an hour, so many ticks before the next one."""
+    hour = 3_600_000
+    return (server_unix_ms(store) // hour + 1 - hours) * hour
+
+
+# --- declaring ------------------------------------------------------------------------------------
+
+
+def test_a_declared_schedule_is_kept_with_its_topic(store: Store) -> None:
+    reconcile(store, schedule())
+    assert topics.partition_count(store, TOPIC) == 1
+    assert one(store).due_unix_ms == hour_ago(store, 0)
+    assert calls.places(store) == [(TOPIC, 0)]
+
+
+def test_a_deploy_touches_nothing(store: Store) -> None:
+    reconcile(store, schedule())
+    make_due(store, 12_345)
+    reconcile(store, schedule(), since=99)
+    assert one(store).due_unix_ms == 12_345
+
+
+def test_an_edit_computes_the_next_tick_from_now(store: Store) -> None:
+    reconcile(store, schedule())
+    reconcile(store, schedule(every=7200.0), since=2)
+    due = one(store).due_unix_ms or 0
+    assert due % 7_200_000 == 0
+    assert due > server_unix_ms(store)
+
+
+def test_an_edit_does_not_repeat_a_tick_after_a_clock_was_set_back(store: Store) -> None:
+    """A tick that was sent by a clock that ran ahead is not sent again."""
+    reconcile(store, schedule())
+    ahead = hour_ago(store, -5)
+    store.execute("HSET", store.keys.schedules_last(TOPIC, 0), "tick:tick", ahead)
+    reconcile(store, schedule(payload='{"a":1}'), since=2)
+    assert one(store).due_unix_ms == ahead + 3_600_000
+
+
+def test_two_releases_fire_the_union(store: Store) -> None:
+    old, new = (schedule("a"), schedule("b")), (schedule("b"), schedule("c"))
+    for _ in range(2):
+        reconcile(store, *old, since=1)
+        reconcile(store, *new, since=2)
+    for name in ("a", "b", "c"):
+        make_due(store, hour_ago(store), name)
+    fire(store)
+    assert [name for name, _ in sent(store)] == ["a", "b", "c"]
+
+
+def test_the_later_release_holds_while_both_run(store: Store) -> None:
+    old, new = schedule(), schedule(every=60.0)
+    reconcile(store, old, since=1)
+    reconcile(store, new, since=2)
+    digest = one(store).hash
+    reconcile(store, old, since=1)
+    assert one(store).hash == digest
+
+
+def test_a_schedule_that_nobody_declares_stops_and_comes_back(store: Store) -> None:
+    reconcile(store, schedule())
+    tick = hour_ago(store)
+    make_due(store, tick)
+    store.execute("HSET", store.keys.schedules(TOPIC, 0), "tick:seen", "5")
+    fire(store)
+    assert (one(store).held, one(store).due_unix_ms, sent(store)) == ("orphaned", tick, [])
+    reconcile(store, schedule())
+    fire(store)
+    assert len(sent(store)) == 1
+
+
+def test_two_fleets_do_not_share_a_name(store: Store, caplog: Any) -> None:
+    reconcile(store, schedule(), fleet="blue")
+    other = schedule(every=60.0, topic="others")
+    reconcile(store, other, fleet="green", since=99)
+    assert place_of(store) == (TOPIC, 0)
+    assert calls.places(store) == [("others", 0), (TOPIC, 0)] or calls.places(store) == [(TOPIC, 0)]
+
+
+def test_a_partition_that_is_not_there_is_refused(store: Store) -> None:
+    reconcile(store, schedule(partition=3))
+    assert calls.index(store, ["tick"]) == {}
+
+
+def test_a_line_of_the_index_that_cannot_be_read_harms_its_own(store: Store) -> None:
+    store.execute("HSET", store.keys.schedule_index(), "tick", "what is this")
+    reconcile(store, schedule(), schedule("other"))
+    assert one(store, "other").due_unix_ms is not None
+
+
+def test_an_instant_that_has_passed_is_not_sent(store: Store) -> None:
+    reconcile(store, schedule(every=None, at="2020-01-01T00:00:00+00:00"))
+    assert one(store).due_unix_ms is None
+    fire(store)
+    assert sent(store) == []
+
+
+# --- firing ---------------------------------------------------------------------------------------
+
+
+def test_a_tick_is_sent_once_by_two_housekeepers(store: Store) -> None:
+    reconcile(store, schedule())
+    make_due(store, hour_ago(store))
+    outcomes = [*fire(store), *fire(store)]
+    assert len(sent(store)) == 1
+    assert [each.reason for each in outcomes] == [""]
+    assert one(store).due_unix_ms == hour_ago(store, 0)
+
+
+@pytest.mark.parametrize(("misfire", "messages"), [("once", 1), ("skip", 0), ("all", 20)])
+def test_twenty_missed_ticks_follow_the_policy(store: Store, misfire: str, messages: int) -> None:
+    """All down for 20 ticks: 1, 0, 20."""
+    reconcile(store, schedule(misfire=misfire))
+    make_due(store, hour_ago(store, 20))
+    outcomes = fire(store)
+    assert len(sent(store)) == len({*sent(store)}) == messages
+    assert sum(each.ticks for each in outcomes if each.reason == "misfire") == 20 - messages
+    assert one(store).due_unix_ms == hour_ago(store, 0)
+
+
+def test_the_newest_missed_tick_is_the_one_that_is_sent(store: Store) -> None:
+    reconcile(store, schedule())
+    make_due(store, hour_ago(store, 20))
+    fire(store)
+    [(_, when)] = sent(store)
+    assert when == firing.record.written(hour_ago(store, 1))
+
+
+def test_a_specification_of_a_stranger_is_held(store: Store) -> None:
+    """It harms only itself; an instance that declares it replaces it."""
+    reconcile(store, schedule(), schedule("other"))
+    for name in ("tick", "other"):
+        make_due(store, hour_ago(store), name)
+    store.execute("HSET", store.keys.schedules(TOPIC, 0), "tick", '{"name":"other"}')
+    fire(store)
+    assert [name for name, _ in sent(store)] == ["other"]
+    assert one(store).held == "unreadable"
+    reconcile(store, schedule(), schedule("other"))
+    assert (one(store).held, one(store).due_unix_ms) == ("", hour_ago(store, 0))
+
+
+@pytest.mark.parametrize("name", [b"\xff\x00", b"a:hash", b"x" * 1000])
+def test_a_due_time_without_a_specification_is_held(store: Store, name: bytes) -> None:
+    reconcile(store, schedule())
+    store.execute("ZADD", store.keys.schedules_due(TOPIC, 0), 5, name)
+    make_due(store, hour_ago(store))
+    fire(store)
+    assert len(sent(store)) == 1
+    assert store.execute("ZSCORE", store.keys.schedules_due(TOPIC, 0), name) is None
+
+
+def test_a_place_of_a_wrong_type_harms_only_itself(store: Store) -> None:
+    reconcile(store, schedule(), schedule("other", topic="others"))
+    store.execute("DEL", store.keys.schedules_due("others", 0))
+    store.execute("SET", store.keys.schedules_due("others", 0), "x")
+    make_due(store, hour_ago(store))
+    fire(store)
+    assert len(sent(store)) == 1
+
+
+def test_a_topic_that_is_gone_is_not_made_again(store: Store) -> None:
+    reconcile(store, schedule())
+    make_due(store, hour_ago(store))
+    store.execute("DEL", store.keys.meta(TOPIC), store.keys.stream(TOPIC, 0))
+    fire(store)
+    assert store.execute("EXISTS", store.keys.stream(TOPIC, 0)) == 0
+
+
+def test_many_are_sent_in_pages(store: Store) -> None:
+    names = [f"s{at}" for at in range(300)]
+    reconcile(store, *(schedule(each) for each in names))
+    for each in names:
+        make_due(store, hour_ago(store), each)
+    firer = Firer(store, set, lambda _outcome: None)
+    for _ in range(20):
+        firer.turn()
+    assert [name for name, _ in sent(store)] == sorted(names)
+
+
+# --- moving ---------------------------------------------------------------------------------------
+
+
+def test_a_schedule_moves_with_its_key_when_the_topic_grows(store: Store) -> None:
+    """Those whose key stays are not touched; the due time of the others goes with them."""
+    topics.create(store, TOPIC, Topic(partitions=1))
+    names = [f"s{at}" for at in range(8)]
+    reconcile(store, *(schedule(each) for each in names))
+    for each in names:
+        make_due(store, hour_ago(store), each)
+    growth.grow(store, TOPIC, 4)
+    for _ in range(3):
+        fire(store)
+    assert {place_of(store, each)[1] for each in names} == {0, 1, 2, 3}
+    assert [name for name, _ in sent(store, partitions=4)] == names
+    assert {one(store, each).due_unix_ms for each in names} == {hour_ago(store, 0)}
+    for name in names:
+        for number in set(range(4)) - {place_of(store, name)[1]}:
+            assert kept(store, [(name, (TOPIC, number))]) == [None]
+
+
+STEPS = ("hold", "declare", "drop")
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_move_that_is_interrupted_goes_on(
+    store: Store, monkeypatch: pytest.MonkeyPatch, step: str, paused: bool
+) -> None:
+    """Killed at each step of a move: no tick twice, and none lost."""
+    reconcile(store, schedule())
+    tick = hour_ago(store)
+    make_due(store, tick)
+    if paused:
+        store.run(calls.hold(store.keys, (TOPIC, 0), "tick", calls.PAUSED))
+    _die_behind(monkeypatch, step)
+    moved = schedule(topic="others")
+    with pytest.raises(KeyboardInterrupt):
+        reconcile(store, moved, since=2)
+    monkeypatch.undo()
+    reconcile(store, moved, since=2)
+    reconcile(store, moved, since=2)
+    assert place_of(store) == ("others", 0)
+    assert kept(store, [("tick", (TOPIC, 0))]) == [None]
+    assert one(store).held == ("paused" if paused else "")
+    fire(store)
+    assert sent(store) == []
+
+
+def _die_behind(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """Let the process die when it has run this call."""
+    build: Callable[..., Any] = getattr(calls, step)
+    run = Store.run
+    made: list[Any] = []
+
+    def built(*args: Any, **named: Any) -> Any:
+        made.append(build(*args, **named))
+        return made[-1]
+
+    def ran(self: Store, call: Any) -> Any:
+        reply = run(self, call)
+        if any(call is each for each in made):
+            raise KeyboardInterrupt
+        return reply
+
+    monkeypatch.setattr(reconciliation.calls, step, built)
+    monkeypatch.setattr(Store, "run", ran)
+
+
+def test_an_older_release_does_not_move_it_back(store: Store) -> None:
+    reconcile(store, schedule(), since=1)
+    reconcile(store, schedule(topic="others"), since=2)
+    reconcile(store, schedule(), since=1)
+    assert place_of(store) == ("others", 0)
+
+
+def test_names_of_a_whole_topic_are_deleted_with_it(store: Store) -> None:
+    from streamqd.admin import topics_deletion
+
+    reconcile(store, schedule())
+    topics_deletion.delete(store, TOPIC, force=True)
+    left = store.execute("KEYS", "*:schedule:*{" + TOPIC + "*")
+    assert left == []
