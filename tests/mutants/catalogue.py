@@ -655,10 +655,10 @@ SETTLING = (
     mutant(
         "retries that go to every group",
         "only the group that failed sees a message again",
-        "streamqd/store/messages.py",
+        "streamqd/store/keys.py",
         (
-            '"target": keys.retry_stream(*unit),',
-            '"target": keys.stream(unit.topic, unit.partition),',
+            '"target": Keys.retry_stream,',
+            '"target": lambda keys, topic, partition, _: keys.stream(topic, partition),',
         ),
         tests={"contract/test_message_promote.py": "test_reaches_only_the_group_that_failed"},
     ),

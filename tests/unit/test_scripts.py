@@ -162,7 +162,8 @@ def test_a_call_that_does_not_fit_is_refused(
 def test_reads_an_answer(sample: Script) -> None:
     call = sample.call(KEYS, **ARGS)
     assert scripts.reply(call, [b"OK", 7]) == Reply("OK", [7])
-    for wrong in ([b"DONE"], [], None, b"OK", [7], ["OK"]):
+    assert scripts.reply(call, b"OK 7") == Reply("OK", [b"7"])
+    for wrong in ([b"DONE"], [], None, b"DONE", [7], ["OK"]):
         with pytest.raises(ContractError, match="sample"):
             scripts.reply(call, wrong)
 
