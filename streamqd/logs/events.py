@@ -52,8 +52,9 @@ EVENTS: dict[str, str] = {
     "log.dropped": "Lines were dropped because nobody read them.",
     "loop.blocked": "A coroutine blocks the event loop of its worker for `seconds`: no other"
     " coroutine of the partition continues. `file`, `line` and `function` name the code; without"
-    " them another thread of the worker holds the interpreter. `running` messages run, the oldest"
-    " are `messages`; the stack of the loop follows. The event is repeated after twice the time.",
+    " them another thread of the worker holds the interpreter, or the process is stopped. `running`"
+    " messages run, the oldest are `messages`; the stack of the loop follows. The event is repeated"
+    " after twice the time.",
     "loop.resumed": "An event loop that was blocked turns again, after `seconds`.",
     "message.dead": "A message was moved to the dead-letter stream.",
     "message.expired": "A message was past the time that its producer gave it; it was not handled.",

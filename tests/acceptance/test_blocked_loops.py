@@ -5,8 +5,8 @@ The handler notes when it blocks. No time is a bar: the event must come while th
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +55,8 @@ def line_of(daemon: Daemon, text: str) -> int:
 
 def seconds_of_block(folder: Path, event: dict[str, Any]) -> float:
     """How long after the beginning of the block the event was written."""
-    then = time.strptime(event["ts"].partition(".")[0].rstrip("Z"), "%Y-%m-%dT%H:%M:%S")
-    fraction = float(f"0.{event['ts'].partition('.')[2].rstrip('Z')}")
-    return float(calendar_time(then) + fraction - float((folder / "blocks").read_text()))
-
-
-def calendar_time(utc: time.struct_time) -> int:
-    import calendar
-
-    return calendar.timegm(utc)
+    written = datetime.fromisoformat(event["ts"]).timestamp()
+    return written - float((folder / "blocks").read_text())
 
 
 @pytest.mark.parametrize("options", [SEVERAL, {}], ids=["several", "one"])

@@ -37,7 +37,7 @@ HANDLERS = ("later", "waiting")  # one that is over at once, one that waits for 
 def main() -> None:
     """Run all measurements and print JSON and the bars."""
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--messages", type=int, default=100_000)
+    arguments.add_argument("--messages", type=int, default=200_000)
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--output", type=Path)
     options = arguments.parse_args()
@@ -52,9 +52,16 @@ def main() -> None:
                 results[f"{handler}, {loop}"] = {
                     name: _figures(each) for name, each in works.items()
                 }
+                theirs = works["redis.asyncio"]
                 for order in ("key", "none"):
-                    ratio = _ratio(works[f'order = "{order}"'], works["redis.asyncio"])
-                    bars.append(Bar(f'{handler}, {loop}, order = "{order}"', ratio, least))
+                    ours, what = (
+                        works[f'order = "{order}"'],
+                        f'{handler}, {loop}, order = "{order}"',
+                    )
+                    rate = _ratio(ours, theirs, lambda each: each.rate)
+                    bars.append(Bar(f"{what}: messages/s", rate, least))
+                    cpu = _ratio(ours, theirs, lambda each: each.workers_us)
+                    bars.append(Bar(f"{what}: worker CPU", cpu, 1 / least, at_most=True))
     print(json.dumps(results, indent=2))
     results["bars"] = show(bars)
     if options.output:
@@ -92,9 +99,10 @@ def _figures(works: list[Work]) -> dict[str, float]:
     }
 
 
-def _ratio(ours: list[Work], theirs: list[Work]) -> float:
+def _ratio(ours: list[Work], theirs: list[Work], figure: Callable[[Work], float]) -> float:
+    """Return the median of the rounds' ratios: both of a round found the machine alike."""
     pairs = zip(ours, theirs, strict=True)
-    return round(statistics.median(each.rate / other.rate for each, other in pairs), 3)
+    return round(statistics.median(figure(each) / figure(other) for each, other in pairs), 3)
 
 
 # --- the loop of redis.asyncio --------------------------------------------------------------------
