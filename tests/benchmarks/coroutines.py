@@ -145,12 +145,16 @@ async def _serve(path: str, stream: str, handler: str, gate: Any) -> float:
     gate.wait()
     began = time.process_time()
     loop, done = asyncio.get_running_loop(), list[bytes]()
-    running: set[asyncio.Task[None]] = set()
+    running: dict[bytes, asyncio.Task[None]] = {}
+    room_made = loop.create_future()
 
     async def handle(entry_id: bytes) -> None:
         if handler == "waiting":
             await asyncio.sleep(SLEEP)
         done.append(entry_id)
+        del running[entry_id]
+        if not room_made.done():  # cheaper than `asyncio.wait`, which asks every task
+            room_made.set_result(None)
 
     while True:
         room = LANES - len(running)
@@ -164,13 +168,12 @@ async def _serve(path: str, stream: str, handler: str, gate: Any) -> float:
         found = (await pipe.execute())[-1]
         entries = found[0][1] if isinstance(found, list) and found else []
         for entry in entries:
-            task = loop.create_task(handle(entry[0]))
-            running.add(task)
-            task.add_done_callback(running.discard)
+            running[entry[0]] = loop.create_task(handle(entry[0]))
         if not entries and not running and not done:
             return time.process_time() - began
         if len(running) == LANES or (running and not entries):
-            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            room_made = loop.create_future()
+            await room_made
 
 
 if __name__ == "__main__":
