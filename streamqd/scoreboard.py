@@ -176,7 +176,7 @@ class RecordedLease(NamedTuple):
 WORD_TRUSTED_UNTIL, WORD_COMMAND, WORD_RUN_SEQ = 5, 6, 10
 _GENERATION, _IN_HAND = 12, 13
 _PLACES_SIZE = 18  # bytes of the places in hand
-_LANES = 28  # how many a worker uses that runs several messages at a time
+_LANES = 29  # how many a worker uses that runs several messages at a time
 
 
 class WorkerSlot:

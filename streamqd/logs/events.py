@@ -91,12 +91,11 @@ EVENTS: dict[str, str] = {
     "schedule.moved": "A schedule went to another partition: its topic has grown, or its topic or"
     " key is another one.",
     "schedule.orphaned": "No live instance has declared the schedule for 10 minutes; it stops, and"
-    " keeps its due time. Declare it again, or remove it with `streamqd schedule prune`.",
+    " keeps its due time. It goes on when an instance declares it again.",
     "schedule.refused": "A schedule of the file cannot be kept (`problem`). It does not fire; the"
     " others do.",
     "schedule.unreadable": "The specification of a schedule in Redis cannot be read (`error`). It"
-    " is held; an instance that declares it replaces it, else remove it with `streamqd schedule"
-    " remove`.",
+    " is held until an instance declares it again.",
     "scoreboard.found": "The file of a killed supervisor was read; it says what its workers did.",
     "scoreboard.private": "The scoreboard has no file in memory: should the supervisor be killed,"
     " what its workers had finished in the last moments is handled again.",
