@@ -477,12 +477,11 @@ class Supervisor:
         wanted = _units_of(settings, self.counts)
         for unit, consumer in wanted.items():
             partition = self.partitions.get(unit)
-            slot = self.board.allot(unit)
-            slot.partitions = self.counts[unit.topic]
             if partition is None:
-                self.partitions[unit] = PartitionState(unit, consumer, slot)
-            else:
-                partition.consumer = consumer
+                partition = PartitionState(unit, consumer, self.board.allot(unit))
+                self.partitions[unit] = partition
+            partition.consumer = consumer
+            partition.slot.partitions = self.counts[unit.topic]
         self.unwanted = frozenset(self.partitions.keys() - wanted.keys())
 
     def _adopt(self, settings: Settings, counts: Mapping[str, int]) -> None:
@@ -609,8 +608,11 @@ class Supervisor:
             return
         self._stacks_at = now + STACKS_SECONDS
         for child, unit in self._children():
-            if not self.loop_watch.asks(unit):
-                self.isolation.run(unit, _log_stack, child)
+            self.isolation.run(unit, self._log_stack, unit, child)
+
+    def _log_stack(self, unit: Unit, child: Child) -> None:
+        if not self.loop_watch.asks(unit):
+            logs.stack(child.poll_stack(), child=child.pid, about=child.title)
 
     def _reap_children(self, partition: PartitionState, now: float) -> None:
         self._reap_worker(partition, now)
@@ -763,10 +765,6 @@ def _log_started(partition: PartitionState) -> None:
             child=partition.child.pid,
             epoch=partition.lease.epoch,
         )
-
-
-def _log_stack(child: Child) -> None:
-    logs.stack(child.poll_stack(), child=child.pid, about=child.title)
 
 
 def _units_of(settings: Settings, counts: Mapping[str, int]) -> dict[Unit, Consumer]:

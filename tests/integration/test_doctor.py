@@ -69,7 +69,7 @@ def test_what_people_see(surgery: Surgery) -> None:
     assert shown[1].startswith("  problem topics.without-meta: ghost is in the registry")
     assert shown[2].startswith("    fix: `streamqd topic create ghost")
     assert shown[3].startswith("    seen: registered=true")
-    assert shown[-1] == "23 checks: 1 problem, no warnings"
+    assert shown[-1] == "25 checks: 1 problem, no warnings"
 
 
 def test_exit_codes(surgery: Surgery, tmp_path: Path) -> None:

@@ -140,6 +140,27 @@ def test_refused_scoreboard_file_is_named_until_deleted(surgery: Surgery) -> Non
         surgery.silent("fleet.refused-board")
 
 
+def test_a_blocked_event_loop_is_named_for_15_minutes(surgery: Surgery) -> None:
+    """S4: while it is blocked, and afterwards until an operator has had time to see it."""
+    surgery.silent("fleet.loop-blocked")
+    unit = {"topic": TOPIC, "partition": 1, "group": GROUP, "state": "busy"}
+
+    def publish(seconds: object, ago: object) -> None:
+        told = {"loop_blocked_seconds": seconds, "loop_blocked_seconds_ago": ago}
+        surgery.publish(units=[{**unit, **told, "loop_blocker": "shop.py:7 in bill"}])
+
+    publish(4.2, None)
+    found = surgery.finding("fleet.loop-blocked")
+    assert found["about"] == f"{TOPIC}/1/{GROUP}"
+    assert "shop.py:7 in bill" in found["what"]
+    assert "asyncio.to_thread" in found["mend"]
+    publish(0.0, 840.0)
+    assert found["evidence"] != surgery.finding("fleet.loop-blocked")["evidence"]
+    for seconds, ago in ((0.0, None), (0.0, 960.0), ("soon", {}), (None, None)):
+        publish(seconds, ago)
+        surgery.silent("fleet.loop-blocked")
+
+
 def test_a_crash_loop(surgery: Surgery) -> None:
     surgery.silent("fleet.crash-loop")
     surgery.publish(

@@ -178,6 +178,11 @@ def test_every_key_of_a_partition_is_known_to_the_deletion(keys: Keys) -> None:
         ),
         *(keys.staged("access", 3, "q", "a"), keys.pipeline("access", "archive")),
         *(keys.moving("access", 3), keys.audit("access")),
+        *(
+            keys.schedules("access", 3),
+            keys.schedules_due("access", 3),
+            keys.schedules_last("access", 3),
+        ),
     ]
     of_groups = ("retry_stream", "lease", "fence", "retry", "retry_items", "attempts")
     built += [getattr(keys, name)("access", 3, "hits") for name in of_groups]
@@ -187,6 +192,7 @@ def test_every_key_of_a_partition_is_known_to_the_deletion(keys: Keys) -> None:
         assert not own.fullmatch(name.encode()), name
     public = {each for each in dir(Keys) if not each.startswith("_")}
     fleetwide = {"registry", "members", "info", "instance", "orders", "wake", "progress", "sink"}
+    fleetwide |= {"schedule_index", "schedule_places"}
     # `source` is `stream` or `dlq`, by the group.
     rest = public - fleetwide - {"control", "streams", "meta", "partitions", "source"}
     # A key that is new belongs into the pattern, or into this list of those that do not.
