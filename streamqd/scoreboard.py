@@ -616,3 +616,5 @@ class InstanceFlags(enum.IntFlag):
     STANDBY = 16  # healthy, owning nothing because others own everything
     DRAINED = 32  # an operator wants it to own nothing
     LIMITED = 64  # the system refuses it processes that it should start
+    MEMBER = 128  # Redis accepted its last heartbeat, so its name in the fleet is its own
+    DUPLICATE = 256  # another run has its name and sends heartbeats

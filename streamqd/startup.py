@@ -383,14 +383,17 @@ class InstanceLock:
     @property
     def identity(self) -> str:
         """Name the lock for others: the holder of this very file has no living predecessor."""
-        found = os.fstat(self.fileno())
-        return f"{boot_id()}:{found.st_dev}:{found.st_ino}"
+        return _lock_identity(os.fstat(self.fileno()))
 
     def release(self) -> None:
         """Give the lock back."""
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _lock_identity(found: os.stat_result) -> str:
+    return f"{boot_id()}:{found.st_dev}:{found.st_ino}"
 
 
 def _opened_by_us_alone(path: Path) -> IO[str]:
@@ -412,11 +415,22 @@ def _opened_by_us_alone(path: Path) -> IO[str]:
     return os.fdopen(descriptor, "a+")
 
 
+def lock_identity(settings: Settings) -> str:
+    """Return the `identity` that the instance's lock has or had on this host; '' without a file."""
+    try:
+        return _lock_identity(_lock_path(settings).stat())
+    except OSError:
+        return ""
+
+
+def _lock_path(settings: Settings) -> Path:
+    return settings.daemon.state_dir / f"{settings.daemon.instance}.lock"
+
+
 def is_running(settings: Settings) -> bool:
     """Whether the daemon of this instance runs on this host: it holds its lock."""
-    path = settings.daemon.state_dir / f"{settings.daemon.instance}.lock"
     try:
-        with path.open() as file:
+        with _lock_path(settings).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

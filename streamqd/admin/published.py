@@ -109,9 +109,19 @@ def _keep_bad_members(
 
 def summaries(fleet: Fleet, names: Sequence[str], bad: BadValues) -> list[dict[str, Any]]:
     """What each instance has published; {} for nothing, and for what cannot be read."""
-    stored = [fleet.store.keys.instance(fleet.name, name) for name in names]
-    replies = ask(fleet.store, [("GET", key) for key in stored], bad)
-    return [summary(raw, key, bad) for raw, key in zip(replies, stored, strict=True)]
+    return _summaries(fleet, [fleet.store.keys.instance(fleet.name, name) for name in names], bad)
+
+
+def duplicates(fleet: Fleet, names: Sequence[str], bad: BadValues) -> dict[str, dict[str, Any]]:
+    """Return what a second run under the name of an instance has published, by that name."""
+    keys = [fleet.store.keys.duplicate(fleet.name, name) for name in names]
+    found = zip(names, _summaries(fleet, keys, bad), strict=True)
+    return {name: told for name, told in found if told}
+
+
+def _summaries(fleet: Fleet, keys: Sequence[str], bad: BadValues) -> list[dict[str, Any]]:
+    replies = ask(fleet.store, [("GET", key) for key in keys], bad)
+    return [summary(raw, key, bad) for raw, key in zip(replies, keys, strict=True)]
 
 
 def summary(raw: bytes | None, key: str, bad: BadValues) -> dict[str, Any]:

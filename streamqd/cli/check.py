@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from streamqd import config, embedded, http, inspection, startup
-from streamqd.admin import permissions
+from streamqd.admin import permissions, published
 from streamqd.admin.diagnosis import host
+from streamqd.admin.reading import server_unix_ms
 from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.output import LEVELS, styled
 from streamqd.cli.session import Session, timed_out
 from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable
-from streamqd.store import topics
+from streamqd.store import members, topics
 from streamqd.words import count
 
 PATIENCE = 2.0  # seconds that a server may take to load its data
+HEARTBEAT_SECONDS_MAX = 15.0  # of waiting for a heartbeat of another run under our name
 EXIT_PROBLEMS = 1
 
 
@@ -118,6 +121,7 @@ def _redis(session: Session, settings: config.Settings) -> list[CheckFinding]:
         findings += _topics(session, settings)
         findings += _rights(session, settings)
         findings += _pipelines(session, settings)
+        findings += _duplicate(session, settings)
     except RedisUnavailable as error:
         away = session.embedded and not error.sent and not timed_out(error)
         if away and not session.forbidden(error):
@@ -169,6 +173,52 @@ def _pipelines(session: Session, settings: config.Settings) -> list[CheckFinding
         CheckFinding(f"pipelines.{name}", "warning", text)
         for name, text in config.useless(settings, known)
     ]
+
+
+def _duplicate(session: Session, settings: config.Settings) -> list[CheckFinding]:
+    """Look for another run under the name of this instance, and whether it sends heartbeats."""
+    daemon = settings.daemon
+    found = members.member(session.store, daemon.fleet, daemon.instance)
+    if found is None:
+        return []
+    info, ttl = found.info, published.real(found.info.get("ttl")) or daemon.lease_ttl
+    age = (server_unix_ms(session.link) - found.beat_unix_ms) / 1000
+    if age > ttl or info.get("lock") == startup.lock_identity(settings):
+        return []
+    process = members.process_of(found)
+    where = f"on {process.get('other_host', 'another host')} (pid {process.get('other_pid', '?')})"
+    if not info.get("leaving") and _beats(session, settings, found, ttl):
+        text = f"{daemon.instance} is in use by a live instance {where}"
+        return [_problem("daemon.instance", f"{text}; {_OTHER_NAME}")]
+    text = f"{daemon.instance} was used {where} until {age:.1f} s ago"
+    return [
+        CheckFinding(
+            "daemon.instance",
+            "warning",
+            f"{text}; if that instance still runs, {_OTHER_NAME}, else the daemon starts to work"
+            f" {ttl:g} s after its last heartbeat",
+        )
+    ]
+
+
+_OTHER_NAME = "set another daemon.instance and daemon.state_dir, or stop it"
+
+
+def _beats(
+    session: Session, settings: config.Settings, found: members.Heartbeat, ttl: float
+) -> bool:
+    """Wait for the next heartbeat of another run. Return True if it came."""
+    seconds = min(ttl / 5 * 1.25 + 0.5, HEARTBEAT_SECONDS_MAX)
+    session.note(f"waiting up to {seconds:.1f} s for a heartbeat of {found.instance}")
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(0.1)
+        now = members.member(session.store, settings.daemon.fleet, found.instance)
+        if now is None:
+            return False
+        if now.beat_unix_ms != found.beat_unix_ms:
+            return True
+    return False
 
 
 def _rights(session: Session, settings: config.Settings) -> list[CheckFinding]:

@@ -38,7 +38,7 @@ from streamqd.housekeeper.trimmer import Trimmer
 from streamqd.http import Address, HttpRequest, HttpResponse, HttpServer, Route
 from streamqd.metrics import Exporter, MetricsView
 from streamqd.model import Unit
-from streamqd.scoreboard import Scoreboard, WorkerState, now_ns
+from streamqd.scoreboard import InstanceFlags, Scoreboard, WorkerState, now_ns
 from streamqd.store.client import connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
@@ -100,6 +100,7 @@ class Housekeeper:
         self._tasks = self._table()
         self._owned: list[Unit] = []
         self._idle: list[bool] = []
+        self._named = InstanceFlags.NONE  # MEMBER or DUPLICATE when it is that
         self._look_at = 0.0  # when the slots are looked at again
 
     def _table(self) -> list[Task]:
@@ -162,11 +163,13 @@ class Housekeeper:
         slots = self.view.owned()
         owned = [unit for _, unit in slots]
         idle = [slot.state in NOT_AT_WORK for slot, _ in slots]
-        if (owned, idle) != (self._owned, self._idle) and not self._away.open:
+        named = self._board.flags & (InstanceFlags.MEMBER | InstanceFlags.DUPLICATE)
+        seen = (owned, idle, named)
+        if seen != (self._owned, self._idle, self._named) and not self._away.open:
             # What has just been acquired is shown at once, not with the next turn of the table, and
             # so is a worker that begins or has ended.
             shown = ("measure", "publish") if owned != self._owned else ("publish",)
-            self._owned, self._idle = owned, idle
+            self._owned, self._idle, self._named = seen
             for task in self._tasks:
                 if task.name in shown:
                     task.due = 0.0
@@ -243,9 +246,14 @@ class Housekeeper:
 
     def _publish(self) -> None:
         self.summary.observe()
-        daemon = self._settings.daemon
+        daemon, keys, flags = self._settings.daemon, self._store.keys, self._board.flags
+        if InstanceFlags.MEMBER in flags:
+            key = keys.instance(daemon.fleet, daemon.instance)
+        elif InstanceFlags.DUPLICATE in flags:
+            key = keys.duplicate(daemon.fleet, daemon.instance)  # for `doctor`
+        else:
+            return  # the name may be another run's
         document = json.dumps(self.summary.document(), separators=(",", ":"))
-        key = self._store.keys.instance(daemon.fleet, daemon.instance)
         self._store.connection.execute("SET", key, document, "PX", round(SUMMARY_LIFE * 1000))
 
     def _wake_supervisor(self) -> None:

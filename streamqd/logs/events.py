@@ -41,6 +41,9 @@ EVENTS: dict[str, str] = {
     "http.unavailable": "The HTTP address cannot be bound; it is tried again, work goes on.",
     "import.slow": "Importing the handler modules takes longer than 2 s; nothing starts before it"
     " is complete.",
+    "instance.duplicated": "Another run (`other_host`, `other_pid`) has the same `daemon.instance`,"
+    " so this one owns nothing yet. It starts when that run's last heartbeat is older than"
+    " `lease_ttl`, waits while that run drains, and exits with code 5 after two more heartbeats.",
     "lease.acquired": "This instance owns the partition.",
     "lease.late": "The lease had expired and was renewed; ownership did not change.",
     "lease.lost": "The partition has another owner; its worker is stopped.",
@@ -125,7 +128,8 @@ EVENTS: dict[str, str] = {
     "topics.refused": "Topics and groups cannot be registered again; it is tried every 2 s.",
     "topics.restored": "Topics and groups are registered again.",
     "trim.refused": "A stream is not trimmed: an expected group is missing on it.",
-    "twin": "Another instance runs under the same id; this one ends.",
+    "twin": "Another live instance (`other_host`, `other_pid`) has the same `daemon.instance`. This"
+    " one exits with code 5; give it a name and a `daemon.state_dir` of its own.",
     "worker.boot_failed": "A worker ended before it was ready.",
     "worker.charged": "A message was running when its worker died; the crash is counted to it.",
     "worker.crash_loop": "The processes of a partition crashed too often in a row; it rests.",

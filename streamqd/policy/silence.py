@@ -19,6 +19,8 @@ from streamqd.policy.rebalance import MemberView, PartitionView
 # A member must be silent over this many heartbeats of our own before its silence means anything:
 # after a pause of Redis every member looks old to the first one that is back.
 SILENT_BEATS = 2
+# A heartbeat of another run may be a late packet of a killed process; a second is of a live one.
+DUPLICATE_BEATS = 2
 # A member that was silent for so long may be forgotten, at most so many with one heartbeat.
 FORGET_BEATS, FORGET_MAX = 10, 100
 # A lease that is still renewed is seen to be so sooner, though it may be a little shorter at each
@@ -86,8 +88,7 @@ class SilenceDetector:
         self._members: SilenceWatch[str, int] = SilenceWatch(interval)
         self._leases: SilenceWatch[Unit, PartitionView] = SilenceWatch(interval, _is_renewed)
         self._duplicate: SilenceWatch[str, int] = SilenceWatch(interval)
-        self._duplicate_first = 0.0  # when another run under our id was first heard of
-        self._duplicate_changed = 0.0  # when it was last seen to have sent a heartbeat
+        self._duplicate_beats = 0  # heartbeats of another run under our id, sent while we watched
 
     # --- members ---
 
@@ -146,21 +147,33 @@ class SilenceDetector:
 
     # --- another run under our id ---
 
-    def duplicate_seen(self, beat_unix_ms: int, now: float) -> bool:
-        """Note another run under our id, and its last heartbeat. Tells whether it is dead."""
-        if not self._duplicate.seen:
-            self._duplicate_first = now
+    def duplicate_seen(self, beat_unix_ms: int, now: float, *, leaving: bool = False) -> bool:
+        """Note another run under our id, and its last heartbeat. Return True if it is dead.
+
+        `leaving`: it says that it drains. It is waited for, however often it sends a heartbeat.
+        """
+        known = self._duplicate.seen.get(self._me)
         silence = self._duplicate.look(now, {self._me: beat_unix_ms})[self._me]
-        if silence.looks == 0 and silence.since == now:
-            self._duplicate_changed = now
+        if leaving:
+            self._duplicate_beats = 0
+        elif known is not None and known.value != beat_unix_ms:
+            self._duplicate_beats += 1
         return now - silence.since > self._ttl
 
     def duplicate_gone(self) -> None:
         """Note that there is no other run under our id."""
         self._duplicate = SilenceWatch(self._interval)
+        self._duplicate_beats = 0
+
+    @property
+    def duplicate_lives(self) -> bool:
+        """True if another run under our id sent a heartbeat while we watched, and does not drain.
+
+        One heartbeat may also be a late packet of a killed process.
+        """
+        return self._duplicate_beats > 0
 
     @property
     def duplicate_stays(self) -> bool:
-        """Whether it lives, and has had the time to end if that is what it was about to do."""
-        watched = self._duplicate_changed - self._duplicate_first
-        return bool(self._duplicate.seen) and watched > self._ttl + self._interval
+        """True if it is alive and not about to leave."""
+        return self._duplicate_beats >= DUPLICATE_BEATS

@@ -36,6 +36,10 @@ class Keys:
         """STRING + PX: JSON summary of one instance, published by its housekeeper."""
         return f"{self.control}:instance:{{{fleet}}}:{instance}"
 
+    def duplicate(self, fleet: str, instance: str) -> str:
+        """STRING + PX: JSON summary of a second run under the name of a live instance."""
+        return f"{self.control}:instance:{{{fleet}}}:{instance}/duplicate"
+
     def orders(self, fleet: str) -> str:
         """HASH order -> JSON: what operators want of the fleet. Written by verbs, read by beats."""
         return f"{self.control}:control:{{{fleet}}}"

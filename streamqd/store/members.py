@@ -16,6 +16,7 @@ from streamqd.policy.rebalance import MemberView
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
+from streamqd.store.store import Store
 
 INFO = "the members of a fleet"  # where nobody has said which fleet it is
 WEIGHT_MAX = 1_000_000
@@ -133,6 +134,17 @@ def _bad(key: str, name: str, field: str, value: object, wanted: str) -> BadValu
     return BadValue(key, f"{name}.{field}", found[: untrusted.SHOWN_BYTES], wanted)
 
 
+def process_of(beat: Heartbeat) -> dict[str, Any]:
+    """Return host and pid of a member as log fields; what cannot be read is left out."""
+    host, pid = beat.info.get("host"), beat.info.get("pid")
+    found: dict[str, Any] = {}
+    if isinstance(host, str):
+        found["other_host"] = host[: untrusted.SHOWN_BYTES]
+    if type(pid) is int and 0 < pid <= untrusted.INTEGER_MAX:
+        found["other_pid"] = pid
+    return found
+
+
 def twin(reply: Reply) -> Heartbeat:
     """Read TWIN: the other run that beats under the same id (named '' here)."""
     return _beat(b"", *reply.rest)
@@ -161,6 +173,20 @@ def stored(keys: Keys, fleet: str) -> list[tuple[Any, ...]]:
         ("ZRANGE", keys.members(fleet), 0, -1, "WITHSCORES"),
         ("HGETALL", keys.info(fleet)),
     ]
+
+
+def member(store: Store, fleet: str, instance: str) -> Heartbeat | None:
+    """Return one member as it last described itself, None if there is none.
+
+    Raises RedisRefused when a key holds another type.
+    """
+    score, described = store.connection.pipeline(
+        [
+            ("ZSCORE", store.keys.members(fleet), instance),
+            ("HGET", store.keys.info(fleet), instance),
+        ]
+    )
+    return None if score is None else _beat(instance.encode(), score, described or b"")
 
 
 def beats(scores: Sequence[bytes] | None, infos: Sequence[bytes] | None) -> list[Heartbeat]:

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from random import random
+from typing import Any
 
 from streamqd import logs, startup
 from streamqd.config.schema import Daemon
@@ -37,12 +38,15 @@ class Membership:
         self.interval = daemon.lease_ttl / 5
         self.silence = SilenceDetector(daemon.instance, daemon.lease_ttl, self.interval)
         self.dead_nonce = ""  # of a predecessor that is to be taken out of the fleet
+        self.accepted = False  # the last heartbeat that Redis answered counts as this instance's
+        self.duplicate: dict[str, Any] = {}  # host and pid of the run that has the name instead
         self._keys = keys
         self._lock_id = lock_id
         self._nonce = secrets.token_hex(8)
         self._started = time.time()
         self._beaten_at = 0.0
         self._leaving = False
+        self._duplicate_nonce: object = None
         self._stored_directives: list[bytes] | None = None
         self._bad_members = logs.bad_values()
 
@@ -104,12 +108,9 @@ class Membership:
             logs.event("redis.refused", logging.ERROR, what="beat", error=str(reply))
             return False
         if reply.word == "TWIN":
-            _, beaten, other, _ = members.twin(reply)
-            # We hold the lock: a run that had it before is dead, and so are all its processes.
-            dead = self.silence.duplicate_seen(beaten, now)
-            if dead or other.get("lock") == self._lock_id:
-                self.dead_nonce = str(other.get("nonce", ""))
+            self._give_way(members.twin(reply), now)
             return False
+        self.accepted, self.duplicate = True, {}
         self.silence.duplicate_gone()
         present = members.Present.parse(reply)
         self.server_unix_ms = present.now_unix_ms
@@ -120,6 +121,27 @@ class Membership:
             self._stored_directives = present.orders
             self.directives = directives.read(present.orders)
         return True
+
+    def _give_way(self, other: members.Heartbeat, now: float) -> None:
+        """Note that another run has the name; find out whether it is dead."""
+        self.accepted = False
+        info = other.info
+        dead = self.silence.duplicate_seen(
+            other.beat_unix_ms, now, leaving=bool(info.get("leaving"))
+        )
+        # We hold the lock: a run that had it before is dead, and so are all its processes.
+        if dead or info.get("lock") == self._lock_id:
+            self.duplicate, self.dead_nonce = {}, str(info.get("nonce", ""))
+            return
+        self.duplicate = members.process_of(other)
+        if info.get("nonce") != self._duplicate_nonce:
+            self._duplicate_nonce = info.get("nonce")
+            logs.event(
+                "instance.duplicated",
+                logging.WARNING,
+                instance=self.daemon.instance,
+                **self.duplicate,
+            )
 
     def _described(self, member: members.Heartbeat, strange: list[BadValue]) -> MemberView:
         try:

@@ -43,12 +43,15 @@ class StatusReporter:
         paused: bool,
         drained: bool = False,
         capacity: int | None = None,
+        member: bool = False,
+        duplicate: bool = False,
     ) -> None:
         """Publish flags and progress.
 
         READY comes when everything owned has booted, or has failed to at least once: one broken
         partition is no reason to take the others down. `fleet_seen`: who owns what is known.
         `capacity` is how many partitions the system lets it serve, None for no such limit.
+        `member`: the instance has its name in the fleet; `duplicate`: another live run has it.
         """
         owned = [partition for partition in partitions.values() if partition.owned]
         wanted = [
@@ -65,6 +68,8 @@ class StatusReporter:
             (drained, InstanceFlags.DRAINED),
             (capacity is not None, InstanceFlags.LIMITED),
             (fleet_seen and not wanted, InstanceFlags.STANDBY),
+            (member, InstanceFlags.MEMBER),
+            (duplicate, InstanceFlags.DUPLICATE),
         ):
             if condition:
                 flags |= flag

@@ -709,9 +709,12 @@ class Supervisor:
             logs.event("embedded.started", child=self.embedded.pid)
 
     def _check_duplicate(self) -> None:
-        """Another instance beats under our id, for longer than one ttl: give way."""
-        if self.leases.membership.silence.duplicate_stays:
-            logs.event("twin", logging.ERROR, instance=self.settings.daemon.instance)
+        """Give way to another live instance that has our name."""
+        member = self.leases.membership
+        if member.silence.duplicate_stays:
+            logs.event(
+                "twin", logging.ERROR, instance=self.settings.daemon.instance, **member.duplicate
+            )
             self.exit_code = EXIT_TWIN
 
     # --- the end ---
@@ -752,6 +755,8 @@ class Supervisor:
             paused=self.paused,
             drained=self.control.drained,
             capacity=self.capacity.limit,
+            member=self.leases.membership.accepted,
+            duplicate=self.leases.membership.silence.duplicate_lives,
         )
         logs.flush()
         self.board.add("log_dropped", logs.dropped() - self.board.counter("log_dropped"))

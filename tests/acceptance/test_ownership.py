@@ -7,8 +7,10 @@ script. A late read is one that was written to its own connection only then.
 
 from __future__ import annotations
 
+import json
 import secrets
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -25,6 +27,7 @@ from tests.contract.desk import TTL, UNIT, Desk
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit
 from tests.support.servers import Server
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.promise
 
@@ -265,26 +268,46 @@ def test_a_mark_from_a_connection_given_up_names_nobody(desk: Desk, owners: tupl
 # --- twins and corpses ----------------------------------------------------------------------------
 
 SHORT = "1s"
+LONGER = "5s"  # several summaries of the second would be published in its life
 
 
 @pytest.mark.fault("F32")
-def test_a_twin_on_another_host_gives_way_after_one_ttl(new_daemon: NewDaemon):
-    """Another state folder is another host: no lock tells that both would run."""
-    first = new_daemon(name="east", daemon={"instance": "same", "lease_ttl": SHORT})
+def test_a_duplicate_on_another_host_names_the_first_and_exits(new_daemon: NewDaemon):
+    """U5: nothing named the first, whose summary the second replaced; it exited after 19 s.
+
+    Another state folder is another host: no lock tells that both would run.
+    """
+    first = new_daemon(name="east", daemon={"instance": "same", "lease_ttl": LONGER})
     with first:
         epochs, mark = first.epochs(), first.mark()
+        summary = first.keys.instance("default", "same")
+        wait_until(lambda: first.link.execute("EXISTS", summary))
+        own = {"other_host": socket.gethostname(), "other_pid": first.pid}
         twin = new_daemon(
             name="west",
-            daemon={"instance": "same", "lease_ttl": SHORT, "state_dir": "elsewhere"},
+            daemon={"instance": "same", "lease_ttl": LONGER, "state_dir": "elsewhere"},
         )
         twin.start()
         started = twin.wait_event("start")
         began = time.monotonic()
-        assert twin.wait(15.0) == 5
-        print(f"gave way after {time.monotonic() - began:.2f} s, ttl {SHORT}")
-        assert time.monotonic() - began > 0.9, "it might have been a corpse's beat"
-        assert twin.events("twin", after=started["number"])
+        named = twin.wait_event("instance.duplicated")
+        assert own.items() <= named.items()
+
+        def over() -> bool:
+            published = first.link.execute("GET", summary)
+            assert json.loads(published)["pid"] == first.pid
+            return not twin.running
+
+        wait_until(over)
+        second = json.loads(first.link.execute("GET", first.keys.duplicate("default", "same")))
+        assert second["pid"] == twin.pid, "for doctor"
+        assert twin.wait() == 5
+        print(f"gave way after {time.monotonic() - began:.2f} s, ttl {LONGER}")
+        (given_up,) = twin.events("twin", after=started["number"])
+        assert own.items() <= given_up.items()
         assert twin.events("lease.acquired") == []
+
+        assert [each["other_pid"] for each in twin.events("instance.duplicated")] == [first.pid]
 
         first.send(["ok"] * 5)
         first.wait_settled()

@@ -7,7 +7,7 @@ from unittest import mock
 
 from streamqd.config import Consumer, Daemon, Retention, Settings, Topic
 from streamqd.housekeeper import Housekeeper, batch
-from streamqd.scoreboard import Scoreboard, WorkerState
+from streamqd.scoreboard import InstanceFlags, Scoreboard, WorkerState
 from tests.contract.desk import UNIT, Desk
 from tests.faults.rehearsal import Stage
 
@@ -65,6 +65,7 @@ def tend(stage: Stage) -> None:
             Consumer(topic=UNIT.topic, group=UNIT.group, handler="work:go", reclaim_idle=0.0),
         ),
     )
+    board.flags = InstanceFlags.MEMBER
     ours, theirs = socket.socketpair()
     # No task ends its turn because the machine is busy: a round without trouble has done it all.
     with ours, theirs, mock.patch.object(batch, "TURN_SECONDS", 60.0):

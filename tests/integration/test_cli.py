@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from streamqd import config
+from streamqd import config, startup
 from streamqd.admin import tail
 from streamqd.housekeeper.script_loader import ScriptLoader
 from streamqd.store import members, topics
@@ -695,6 +695,52 @@ def test_check_judges_the_server(
     assert "append-only" in texts["redis", "warning"]
     assert "write 5" in texts["topics", "problem"]
     assert ("rights", "ok") in texts
+
+
+def beats_as_one(link: Connection, **info: object) -> None:
+    told = {"host": "web-2", "pid": 9, "ttl": 10.0, **info}
+    call = members.beat(Keys(), "default", "west-1", "n1", told, 10.0)
+    assert link.run(call).word == "OK"
+
+
+@pytest.mark.parametrize(
+    ("info", "level"),
+    [({}, "problem"), ({"silent": True}, "warning"), ({"leaving": True}, "warning")],
+)
+def test_check_names_another_run_of_the_instance(
+    file: Path, link: Connection, info: dict[str, object], level: str
+) -> None:
+    """U5: `check` found nothing while the name of the instance was in use on another host."""
+    with file.open("a") as more:
+        more.write('[daemon]\ninstance = "west-1"\n')
+    beats_as_one(link, **info)
+    with process(file, "check", "--json") as started:
+        while started.poll() is None:
+            time.sleep(0.05)
+            if not info.get("silent"):
+                beats_as_one(link, **info)
+        raw, _ = started.communicate(timeout=60)
+
+    report = json.loads(raw)
+    found = [each for each in report["findings"] if each["about"] == "daemon.instance"]
+    assert [each["level"] for each in found] == [level]
+    assert "west-1" in found[0]["text"]
+    assert "web-2 (pid 9)" in found[0]["text"]
+
+
+def test_check_finds_nothing_where_its_own_daemon_has_the_name(
+    file: Path, tmp_path: Path, link: Connection
+) -> None:
+    """U5: only the holder of the lock of this very state directory is no other."""
+    with file.open("a") as more:
+        more.write('[daemon]\ninstance = "west-1"\nstate_dir = "var"\n')
+    lock = startup.InstanceLock(file.parent / "var", "west-1")
+    assert lock.acquire() is None
+    beats_as_one(link, lock=lock.identity)
+    lock.release()
+    with process(file, "check", "--json") as started:
+        raw, _ = started.communicate(timeout=60)
+    assert b"daemon.instance" not in raw
 
 
 def test_check_names_a_pipeline_of_no_topic(file: Path, store: Store) -> None:

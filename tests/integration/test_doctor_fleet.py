@@ -18,7 +18,7 @@ from streamqd.store.client import Connection
 from streamqd.store.members import Heartbeat
 from streamqd.store.store import Store
 from tests.support.servers import Server
-from tests.support.surgery import GROUP, TOPIC, Surgery
+from tests.support.surgery import GROUP, INSTANCE, TOPIC, Surgery
 
 
 @pytest.fixture
@@ -66,6 +66,17 @@ def test_two_instances_of_one_name(surgery: Surgery) -> None:
     found = surgery.finding("fleet.twins")
     assert "web-1 (pid 7) and web-2 (pid 9)" in found["what"]
     assert "daemon.instance" in found["mend"]
+
+
+def test_a_second_run_that_does_not_have_the_name(surgery: Surgery) -> None:
+    """U5: it publishes nothing under the name of the first, which may have just started."""
+    surgery.beat(started=surgery.ago(5) / 1000)
+    surgery.publish(f"{INSTANCE}/duplicate", host="web-2", pid=9)
+    found = surgery.finding("fleet.twins")
+    assert "web-1 (pid 7) and web-2 (pid 9)" in found["what"]
+    assert found["evidence"]["publishes"] == {"host": "web-2", "pid": 9}
+    surgery.publish(f"{INSTANCE}/duplicate", host="web-1", pid=7)
+    surgery.silent("fleet.twins")
 
 
 def test_a_restart_is_no_twin(surgery: Surgery) -> None:

@@ -10,13 +10,16 @@ import pytest
 from streamqd.config import Consumer, Daemon, Settings
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard
+from streamqd.store import members
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.supervisor import lease_manager
 from streamqd.supervisor.cluster_state import ClusterState
 from streamqd.supervisor.lease_manager import LeaseManager
+from streamqd.supervisor.membership import Membership
 from streamqd.supervisor.partition import PartitionState, Phase
 from tests.support.costs import Meter
+from tests.support.loglines import LogLines
 from tests.support.owning import with_groups
 from tests.support.servers import Server
 from tests.support.waiting import wait_until
@@ -136,3 +139,45 @@ def test_a_unit_that_went_in_the_middle_of_a_round_is_left_out(talk: Talk) -> No
     talk.offers = [*talk.holdings]
     assert not talk.tick()
     assert talk.renewed() == lease_manager.CALLS_MAX + 1
+
+
+# --- another run under our name -------------------------------------------------------------------
+
+
+def test_another_run_is_named_once_and_waited_for_while_it_leaves(
+    link: Connection, keys: Keys
+) -> None:
+    """U5: nothing named the run that had the name; that it drains was not looked at."""
+    member = Membership(Daemon(instance="west-1", lease_ttl=10.0), keys, "lock")
+
+    def both(**info: object) -> bool:
+        other = {"host": "web-2", "pid": 9, "lock": "another", **info}
+        call = members.beat(keys, "default", "west-1", "n2", other, 10.0)
+        assert link.run(call).word == "OK"
+        assert not member.answered(link.run(member.heartbeat(0.0, {}, ())), 0.0)
+        assert not member.accepted
+        return member.silence.duplicate_stays
+
+    with LogLines() as lines:
+        for _ in range(20):
+            time.sleep(0.002)  # heartbeats are numbers of whole milliseconds
+            assert not both(leaving=True)
+        wait_until(both)
+        (named,) = lines.named("instance.duplicated")
+    assert (named["other_host"], named["other_pid"]) == ("web-2", 9)
+    assert link.run(members.leave(keys, "default", "west-1", "n2")).word == "OK"
+    assert member.answered(link.run(member.heartbeat(0.0, {}, ())), 0.0)
+    assert member.accepted
+    assert not member.silence.duplicate_stays
+
+
+def test_junk_about_another_run_is_left_out(link: Connection, keys: Keys) -> None:
+    """U5: its record in Redis is not ours."""
+    member = Membership(Daemon(instance="west-1", lease_ttl=10.0), keys, "lock")
+    other: dict[str, object] = {"host": ["x"], "pid": True, "lock": 7}
+    assert link.run(members.beat(keys, "default", "west-1", "n2", other, 10.0)).word == "OK"
+    with LogLines() as lines:
+        member.answered(link.run(member.heartbeat(0.0, {}, ())), 0.0)
+        (named,) = lines.named("instance.duplicated")
+    assert "other_host" not in named
+    assert "other_pid" not in named

@@ -41,7 +41,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("unhurried")
 OTHER = Unit("access", 0, "audit")
-HEALTHY = InstanceFlags.STARTED | InstanceFlags.REDIS_OK
+HEALTHY = InstanceFlags.STARTED | InstanceFlags.REDIS_OK | InstanceFlags.MEMBER
 
 
 @pytest.fixture
@@ -51,7 +51,9 @@ def desk(link: Connection, keys: Keys) -> Desk:
 
 @pytest.fixture
 def board() -> Scoreboard:
-    return Scoreboard(8)
+    board = Scoreboard(8)
+    board.flags = InstanceFlags.MEMBER
+    return board
 
 
 @pytest.fixture
@@ -564,6 +566,21 @@ def test_health_says_what_is_wrong(
     assert running.reasons("/readyz") == []
     board.progress_ns = now_ns() - 60_000_000_000
     assert "supervisor" in running.reasons("/livez")[0]
+
+
+def test_a_name_of_another_run_is_not_published_under(
+    server: Server, desk: Desk, board: Scoreboard, begin: Callable[[Settings], Running]
+) -> None:
+    """U5: the second daemon of a name replaced the summary of the first."""
+    board.flags = InstanceFlags.STARTED
+    begin(settings_for(server))
+    summary = desk.keys.instance("default", "web-1")
+    duplicate = desk.keys.duplicate("default", "web-1")
+    board.flags |= InstanceFlags.DUPLICATE
+    wait_until(lambda: desk.do("EXISTS", duplicate))
+    assert not desk.do("EXISTS", summary)
+    board.flags = HEALTHY
+    wait_until(lambda: desk.do("EXISTS", summary))
 
 
 def test_a_worker_that_stands_still_is_not_ready(

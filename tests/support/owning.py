@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from streamqd import config
 from streamqd.model import Unit
-from streamqd.scoreboard import Scoreboard, WorkerState
+from streamqd.scoreboard import InstanceFlags, Scoreboard, WorkerState
 from streamqd.store import messages, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -25,6 +25,7 @@ def with_groups(link: Connection, keys: Keys, count: int) -> list[Unit]:
 def board_of(units: Sequence[Unit]) -> Scoreboard:
     """A scoreboard on which all are owned, with a worker that is ready."""
     board = Scoreboard(len(units))
+    board.flags = InstanceFlags.MEMBER
     for unit in units:
         slot = board.allot(unit)
         slot.owned, slot.state = 1, WorkerState.READY

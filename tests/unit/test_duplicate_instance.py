@@ -14,14 +14,25 @@ def twin() -> SilenceDetector:
     return SilenceDetector("me", TTL, INTERVAL)
 
 
-def test_one_that_beats_stays_and_is_waited_for(twin: SilenceDetector) -> None:
-    for number in range(7):
+def test_one_that_beats_twice_while_we_watch_stays(twin: SilenceDetector) -> None:
+    """U5: it took a ttl and an interval, 18 s; one heartbeat may be a late packet."""
+    lives, stays = [], []
+    for number in range(3):
         assert not twin.duplicate_seen(1000 + number, 3.0 * number)
-        assert not twin.duplicate_stays, "it may be about to end"
-    assert not twin.duplicate_seen(1007, 21.0)
-    assert twin.duplicate_stays
+        lives.append(twin.duplicate_lives)
+        stays.append(twin.duplicate_stays)
+    assert (lives, stays) == ([False, True, True], [False, False, True])
     twin.duplicate_gone()
+    assert not twin.duplicate_lives
     assert not twin.duplicate_stays
+
+
+def test_one_that_is_leaving_is_waited_for(twin: SilenceDetector) -> None:
+    """U5: a run that drains frees the name, however long that takes."""
+    for number in range(20):
+        assert not twin.duplicate_seen(1000 + number, 3.0 * number, leaving=number > 1)
+        assert not twin.duplicate_stays
+    assert not twin.duplicate_lives
 
 
 def test_one_that_does_not_beat_for_a_ttl_is_dead(twin: SilenceDetector) -> None:

@@ -82,12 +82,14 @@ def _no_fleet() -> FleetState:
 class FleetHealth:
     """The members and what operators want, and what instances publish.
 
-    `changed` are instances whose run was another one at the end of the look than at its begin.
+    `changed` are instances whose run was another one at the end of the look than at its begin,
+    `duplicates` what second runs under the name of an instance publish.
     """
 
     state: FleetState = field(default_factory=_no_fleet)
     summaries: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     changed: frozenset[str] = frozenset()
+    duplicates: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +367,8 @@ def gather_fleet(fleet: Fleet, bad: BadValues) -> FleetHealth:
     state = published.fleet_state(fleet, bad)
     names = [beat.instance for beat in state.beats]
     summaries = published.summaries(fleet, names, bad)
-    return FleetHealth(state, dict(zip(names, summaries, strict=True)))
+    duplicates = published.duplicates(fleet, names, bad)
+    return FleetHealth(state, dict(zip(names, summaries, strict=True)), duplicates=duplicates)
 
 
 def changed_runs(

@@ -63,13 +63,14 @@ def _not_offered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 def _twins(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """Two instances run under one name."""
     for beat in facts.fleet.state.beats:
-        summary = facts.fleet.summaries.get(beat.instance, {})
+        second = facts.fleet.duplicates.get(beat.instance)
+        summary = second or facts.fleet.summaries.get(beat.instance, {})
         own = beat.info.get("host"), beat.info.get("pid")
         other = summary.get("host"), summary.get("pid")
         # A summary of the run before lives on for some seconds.
         began = beat.info.get("started")
         young = isinstance(began, int | float) and facts.now_unix_ms / 1000 - began < YOUNG_SECONDS
-        differs = None not in (*own, *other) and own != other and not young
+        differs = None not in (*own, *other) and own != other and bool(second or not young)
         if differs or beat.instance in facts.fleet.changed:
             yield CheckResult(
                 f"two instances run under the one name {beat.instance}"
