@@ -1,4 +1,4 @@
-"""Names that a shell completes: topics, groups and instances, asked of Redis while one types.
+"""Names that a shell completes, such as topics and groups, asked of Redis while one types.
 
 A parameter is completed by its metavar, or its name: TOPIC, GROUP, INSTANCE and what has them.
 Whatever goes wrong, and whatever takes longer than a second, completes nothing and says nothing.
@@ -97,6 +97,11 @@ def _instances(asked: Asked) -> list[str]:
     ]
 
 
+def _schedules(asked: Asked) -> list[str]:
+    found = asked.link.execute("HKEYS", asked.session.keys.schedule_index())
+    return [each.decode("utf-8", "replace") for each in found]
+
+
 def _places(asked: Asked) -> list[str]:
     """Topics, and below one that is typed whole: its groups and its partitions with them."""
     topic, slash, _ = asked.incomplete.partition("/")
@@ -132,6 +137,8 @@ LOOKS: dict[str, Look] = {
     "TOPIC[/PARTITION[/GROUP]]": _units,
     "group": _groups,
     "GROUP": _groups,
+    "SCHEDULE": _schedules,
+    "SCHEDULE...": _schedules,
     "instance": _instances,
     "INSTANCE": _instances,
 }

@@ -249,7 +249,7 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 
 SECTIONS = {
     "Start": ("init", "check", "config"),
-    "Send and read": ("produce", "tail", "delayed"),
+    "Send and read": ("produce", "tail", "delayed", "schedule"),
     "Look": ("status", "partitions", "pending", "top", "trace", "why", "doctor"),
     "Failed messages": ("dlq", "retry"),
     "Topics and groups": ("topic", "group", "trim"),
@@ -269,6 +269,7 @@ _FILES = {
     "messages": ("delayed", "pending", "retry", "tail"),
     "pipeline": ("pipeline",),
     "produce": ("produce",),
+    "schedule": ("schedule",),
     "status": ("partitions", "status"),
     "top": ("top",),
     "topic": ("topic",),

@@ -94,11 +94,12 @@ EVENTS: dict[str, str] = {
     "schedule.moved": "A schedule went to another partition: its topic has grown, or its topic or"
     " key is another one.",
     "schedule.orphaned": "No live instance has declared the schedule for 10 minutes; it stops, and"
-    " keeps its due time. It goes on when an instance declares it again.",
+    " keeps its due time. It goes on when an instance declares it again; `streamqd schedule prune`"
+    " removes it.",
     "schedule.refused": "A schedule of the file cannot be kept (`problem`). It does not fire; the"
     " others do.",
     "schedule.unreadable": "The specification of a schedule in Redis cannot be read (`error`). It"
-    " is held until an instance declares it again.",
+    " is held until an instance declares it again; `streamqd schedule remove` removes it.",
     "scoreboard.found": "The file of a killed supervisor was read; it says what its workers did.",
     "scoreboard.private": "The scoreboard has no file in memory: should the supervisor be killed,"
     " what its workers had finished in the last moments is handled again.",

@@ -29,16 +29,24 @@ def hash_of(text: str) -> str:
 
 def read(text: str) -> Schedule:
     """Read a specification. Raises ValueError with what is wrong: anybody may have written it."""
-    problems = Problems()
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
         raise ValueError("it is not JSON") from None
-    given = TableReader(problems, Path()).settings(Schedule, found, ("schedule",))
-    if not problems.sentences and not {"name", "topic"} <= given.keys():
+    return build(found)
+
+
+def build(given: object) -> Schedule:
+    """Return the schedule with these settings, as a file states them.
+
+    Raises ValueError with every problem.
+    """
+    problems = Problems()
+    known = TableReader(problems, Path()).settings(Schedule, given, ("schedule",))
+    if not problems.sentences and not {"name", "topic"} <= known.keys():
         problems.add(("schedule",), "lacks its name or its topic")
     if not problems.sentences:
-        schedule = Schedule(**given)
+        schedule = Schedule(**known)
         check_schedule(schedule, ("schedule",), problems)
     if problems.sentences:
         raise ValueError("; ".join(problems.sentences))

@@ -315,10 +315,11 @@ class Kept(NamedTuple):
     late_ms: int | None
     fired: int
     skipped: int
+    ran: int | None
 
 
 _PARTS = ("hash", "origin", "since", "seen", "held")
-_LAST = ("tick", "id", "late", "fired", "skipped")
+_LAST = ("tick", "id", "late", "fired", "skipped", "ran")
 
 
 def kept_commands(keys: Keys, place: Place, name: str) -> list[tuple[Any, ...]]:
@@ -335,7 +336,7 @@ def kept(key: str, name: str, replies: Sequence[Any]) -> Kept | None:
     (raw, digest, origin, since, seen, held), last, score = replies
     if digest is None and score is None:
         return None
-    tick, entry_id, late, fired, skipped = last
+    tick, entry_id, late, fired, skipped, ran = last
     reason, _, at = _label(held or b"").partition(" ")
     due = _number(score, key, name) if score is not None else None
     if due is None and at.isdigit():
@@ -355,6 +356,7 @@ def kept(key: str, name: str, replies: Sequence[Any]) -> Kept | None:
         late_ms=None if late is None else untrusted.integer(late, key, f"{name}:late"),
         fired=untrusted.integer(fired, key, f"{name}:fired", default=0),
         skipped=untrusted.integer(skipped, key, f"{name}:skipped", default=0),
+        ran=None if ran is None else untrusted.integer(ran, key, f"{name}:ran"),
     )
 
 

@@ -91,6 +91,9 @@ def test_there_are_these_verbs() -> None:
     assert {" ".join(path) for path in verbs()} == {
         *("check", "status", "partitions", "produce", "tail", "pending", "init"),
         *("delayed", "delayed list", "delayed show", "delayed now", "delayed cancel"),
+        *("schedule", "schedule list", "schedule show", "schedule next", "schedule add"),
+        *("schedule edit", "schedule pause", "schedule resume", "schedule run"),
+        *("schedule remove", "schedule prune"),
         *("topic", "topic create", "topic list", "topic describe", "topic settings"),
         *(
             "topic grow",
@@ -663,7 +666,14 @@ def test_config_after_a_command_is_read(invoke: Invoke, tmp_path: Path) -> None:
     assert "lease_tll" not in invoke("-c", "b.toml", "config", "show", "-c", "a.toml").output
 
 
-@pytest.mark.parametrize("path", [("retry", "now"), ("delayed", "now")], ids=" ".join)
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(("retry", "now"), ("delayed", "now")),
+        *(("schedule", name) for name in ("add", "edit", "pause", "resume", "run")),
+    ],
+    ids=" ".join,
+)
 def test_commands_that_never_ask_accept_yes(path: tuple[str, ...]) -> None:
     """U11: a script may pass `--yes` to each command that changes messages."""
     names = {name for param in command_at(path).params for name in param.opts}

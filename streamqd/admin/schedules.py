@@ -1,0 +1,669 @@
+"""Schedules in Redis: listing, adding, editing, holding and removing them, and their next ticks.
+
+A schedule is declared by the files of a fleet, or added by an operator. Only schedules of an
+operator are edited here: a file would declare its own specification again.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from streamqd.admin import topics
+from streamqd.admin.reading import BadValues, Unreadable, ask, server_unix_ms
+from streamqd.config import Schedule
+from streamqd.config.schedules import PER_TOPIC_MAX, SCHEDULE_NAME
+from streamqd.errors import BadValue, Malformed, Refused
+from streamqd.model import Uid
+from streamqd.schedules import record
+from streamqd.schedules.reconciliation import Declaration, declare, relocate
+from streamqd.schedules.ticks import next_tick, offset_ms, written
+from streamqd.store import schedules as calls
+from streamqd.store.schedules import (
+    FILE,
+    MOVING,
+    OPERATOR,
+    ORPHAN_MS,
+    ORPHANED,
+    PAUSED,
+    REASONS,
+    TAKEOVER_MS,
+    UNREADABLE,
+    IndexLine,
+    Kept,
+    Place,
+)
+from streamqd.store.store import Store
+
+ACTIVE, FINISHED, MISSING = "active", "finished", "missing"
+TRIES = 5  # of `run`, when another message of the schedule was written in the same millisecond
+_WHEN = ("cron", "every", "at")
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRow:
+    """One schedule.
+
+    `when` is its cron, every or at, null when the specification cannot be read. `state` is active,
+    paused, orphaned (no instance declares it), unreadable, moving (to another partition), finished
+    (no tick follows) or missing (its topic was deleted). `due_unix_ms` is null when no tick
+    follows. `last_tick` is the `x-scheduled-for` of its last message, null before the first one;
+    `late_ms` is the time by which that message was late. `skipped` counts ticks that sent no
+    message.
+    """
+
+    name: str
+    topic: str
+    partition: int
+    fleet: str
+    origin: str
+    when: str | None
+    state: str
+    due_unix_ms: int | None
+    last_tick: str | None
+    late_ms: int | None
+    fired: int
+    skipped: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleList:
+    """A page of schedules, by name. `total` counts all that were asked for.
+
+    `cursor` continues after the last row; it is '' at the end. `unreadable` are values in Redis
+    that cannot be read.
+    """
+
+    now_unix_ms: int
+    total: int
+    rows: list[ScheduleRow]
+    cursor: str
+    unreadable: list[Unreadable]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleDetail:
+    """One schedule whole.
+
+    `specification` are its settings, null when they cannot be read. `declared_unix_ms` is when an
+    instance last declared it, null for one of an operator. `last_uid` is the uid of its last
+    message.
+    """
+
+    now_unix_ms: int
+    row: ScheduleRow
+    specification: dict[str, Any] | None
+    declared_unix_ms: int | None
+    last_uid: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """One tick, as `x-scheduled-for` has it and in the time zone of the schedule.
+
+    `due_unix_ms` is when it is sent: later than the tick by the schedule's share of its jitter.
+    """
+
+    tick: str
+    local: str
+    tick_unix_ms: int
+    due_unix_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class NextTicks:
+    """The next ticks of a schedule. `source` is redis, or configuration if Redis has none."""
+
+    name: str
+    timezone: str
+    source: str
+    rows: list[Tick]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleChanged:
+    """What a command did, or would do in a dry run.
+
+    `changed` are the schedules with their new state, or `removed`. `due_unix_ms` is when the first
+    of them is due next, null when none is.
+    """
+
+    changed: dict[str, str]
+    due_unix_ms: int | None
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRan:
+    """What `schedule run` did. `uid` is the message's, null in a dry run."""
+
+    name: str
+    topic: str
+    partition: int
+    scheduled_for: str
+    uid: str | None
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _SeenSchedule:
+    """A schedule as one look found it. `kept` is None when nothing is kept at its place."""
+
+    name: str
+    line: IndexLine
+    kept: Kept | None
+
+    @property
+    def places(self) -> list[Place]:
+        """Where it may be: a schedule that moves is at one of two places."""
+        return [each for each in (self.line.place, self.line.origin_place) if each is not None]
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """Its specification, None when that is missing or cannot be read."""
+        text = self.kept.text if self.kept is not None else None
+        if text is None or record.hash_of(text) != (self.kept.hash if self.kept else ""):
+            return None
+        try:
+            found = record.read(text)
+        except ValueError:
+            return None
+        return found if found.name == self.name else None
+
+    def state(self, now_unix_ms: int) -> str:
+        """Its state, as `ScheduleRow` lists them."""
+        kept = self.kept
+        if kept is None:
+            return MISSING
+        if kept.held:
+            return kept.held if kept.held in REASONS else UNREADABLE
+        if kept.origin == FILE and now_unix_ms - (kept.seen_unix_ms or 0) > ORPHAN_MS:
+            return ORPHANED
+        if self.schedule is None:
+            return UNREADABLE
+        return ACTIVE if kept.due_unix_ms is not None else FINISHED
+
+    def row(self, now_unix_ms: int) -> ScheduleRow:
+        """Its row."""
+        kept, schedule = self.kept, self.schedule
+        return ScheduleRow(
+            name=self.name,
+            topic=self.line.place[0],
+            partition=self.line.place[1],
+            fleet=self.line.fleet,
+            origin=self.line.origin,
+            when=when(schedule) if schedule is not None else None,
+            state=self.state(now_unix_ms),
+            due_unix_ms=kept.due_unix_ms if kept is not None else None,
+            last_tick=written(kept.tick) if kept is not None and kept.tick is not None else None,
+            late_ms=kept.late_ms if kept is not None else None,
+            fired=kept.fired if kept is not None else 0,
+            skipped=kept.skipped if kept is not None else 0,
+        )
+
+
+# --- looking --------------------------------------------------------------------------------------
+
+
+def listed(store: Store, topic: str | None = None, *, limit: int, cursor: str = "") -> ScheduleList:
+    """A page of schedules, of one topic or of all. Raises Malformed for a bad cursor."""
+    if cursor:
+        check_name(cursor)
+    bad = BadValues()
+    lines = index(store, bad)
+    names = [n for n in sorted(lines) if topic in (None, lines[n].place[0])]
+    page = [name for name in names if name > cursor][:limit]
+    now = server_unix_ms(store.connection)
+    rows = [each.row(now) for each in look(store, {name: lines[name] for name in page}, bad)]
+    more = bool(page) and page[-1] != names[-1]
+    return ScheduleList(now, len(names), rows, page[-1] if more else "", bad.rows)
+
+
+def show(store: Store, name: str) -> ScheduleDetail:
+    """One schedule. Raises Malformed, Refused, BadValue."""
+    found = _one(store, name)
+    now, kept, schedule = server_unix_ms(store.connection), found.kept, found.schedule
+    return ScheduleDetail(
+        now_unix_ms=now,
+        row=found.row(now),
+        specification=json.loads(record.text_of(schedule)) if schedule is not None else None,
+        declared_unix_ms=kept.seen_unix_ms if kept is not None else None,
+        last_uid=_uid(found.line.place, kept.entry_id) if kept and kept.entry_id else None,
+    )
+
+
+def upcoming(
+    store: Store, configured: Sequence[Schedule], name: str, from_unix_ms: int | None, count: int
+) -> NextTicks:
+    """The next ticks of a schedule from an instant on, by default from now.
+
+    The specification is Redis', or that of the configuration when Redis has none. Raises Malformed,
+    Refused, BadValue, RedisUnavailable.
+    """
+    check_name(name)
+    entry = calls.index(store, [name]).get(name)
+    found = _one(store, name).schedule if entry is not None else None
+    stated = next((each for each in configured if each.name == name), None)
+    schedule = found or stated
+    if schedule is None and entry is not None:
+        raise Refused(f"schedule {name} cannot be read; run `streamqd schedule show {name}`")
+    if schedule is None:
+        raise _unknown(store, name)
+    if from_unix_ms is None:
+        from_unix_ms = server_unix_ms(store.connection) + 1
+    return foreseen(schedule, from_unix_ms, count, "redis" if found else "configuration")
+
+
+def foreseen(schedule: Schedule, from_unix_ms: int, count: int, source: str) -> NextTicks:
+    """The first ticks of a specification at or after an instant."""
+    rows = ticks_of(schedule, from_unix_ms, count)
+    return NextTicks(schedule.name, schedule.timezone or "UTC", source, rows)
+
+
+def ticks_of(schedule: Schedule, from_unix_ms: int, count: int) -> list[Tick]:
+    """The first ticks at or after an instant, at most `count`."""
+    rows: list[Tick] = []
+    after, offset = from_unix_ms - 1, offset_ms(schedule)
+    while len(rows) < count:
+        tick = next_tick(schedule, after)
+        if tick is None:
+            break
+        local = datetime.fromtimestamp(tick / 1000, UTC).astimezone(schedule.zone)
+        rows.append(Tick(written(tick), local.isoformat(), tick, tick + offset))
+        after = tick
+    return rows
+
+
+def when(schedule: Schedule) -> str:
+    """When it fires, in a few words: `every 15m`, `cron 0 3 * * * (Europe/Berlin)`."""
+    stated = json.loads(record.text_of(schedule))
+    [name] = [each for each in _WHEN if getattr(schedule, each) is not None]
+    zone = f" ({schedule.timezone})" if schedule.timezone else ""
+    return f"{name} {stated[name]}{zone}"
+
+
+# --- changing -------------------------------------------------------------------------------------
+
+
+def add(
+    store: Store, fleet: str, given: Mapping[str, Any], *, dry_run: bool = False
+) -> ScheduleChanged:
+    """Add a schedule of an operator. The same specification again changes nothing.
+
+    Raises Malformed for a bad setting, TopicMissing, Refused for a name that is in use.
+    """
+    schedule = _build(given)
+    place = _place(store, schedule)
+    lines = index(store, BadValues())
+    there = calls.index(store, [schedule.name]).get(schedule.name)
+    if isinstance(there, BadValue):
+        raise there
+    wanted = IndexLine(fleet, OPERATOR, place)
+    if there is not None:
+        [before] = look(store, {schedule.name: there}, BadValues())
+        if there.origin == OPERATOR and before.schedule == schedule:
+            return ScheduleChanged({}, before.kept and before.kept.due_unix_ms, dry_run)
+        if before.kept is None and there != wanted:
+            raise Refused(
+                f"schedule {schedule.name} is left of a deleted topic; run `streamqd schedule"
+                f" remove {schedule.name}` first"
+            )
+        if before.kept is not None:
+            hint = (
+                f"run `streamqd schedule edit {schedule.name}`"
+                if there.origin == OPERATOR
+                else "add this one under another name"
+            )
+            raise Refused(f"schedule {schedule.name} exists ({_whose(there)}); {hint}")
+    number = sum(line.place[0] == place[0] for line in lines.values())
+    if number >= PER_TOPIC_MAX:
+        raise Refused(
+            f"topic {place[0]} has {number:,} schedules, and the most is {PER_TOPIC_MAX:,};"
+            " remove some, or send to another topic"
+        )
+    now = server_unix_ms(store.connection)
+    if not dry_run:
+        line = calls.enter(store, schedule.name, wanted, new=True)
+        if line != wanted:
+            raise Refused(f"schedule {schedule.name} was added by another client; nothing was done")
+        declare(store, place, [Declaration(schedule, fleet, OPERATOR, now)])
+        # A prune at the same time may have taken the line for one that was left.
+        calls.enter(store, schedule.name, wanted, new=True)
+    first = ticks_of(schedule, now + 1, 1)
+    return ScheduleChanged(
+        {schedule.name: ACTIVE if first else FINISHED},
+        first[0].due_unix_ms if first else None,
+        dry_run,
+    )
+
+
+def edit(
+    store: Store, name: str, given: Mapping[str, Any], *, dry_run: bool = False
+) -> ScheduleChanged:
+    """Change settings of a schedule that an operator added. It stays paused if it is.
+
+    Raises Malformed for a bad setting, TopicMissing, Refused, BadValue.
+    """
+    found = _one(store, name)
+    line = found.line
+    if line.origin != OPERATOR:
+        raise Refused(
+            f"schedule {name} is declared by a configuration of fleet {line.fleet}; edit it there"
+            " and reload"
+        )
+    before = found.schedule
+    if before is None:
+        raise Refused(
+            f"schedule {name} cannot be read; run `streamqd schedule remove {name}` and add it"
+            " again"
+        )
+    schedule = _build({**json.loads(record.text_of(before)), **_instead(given)})
+    place = _place(store, schedule)
+    now = server_unix_ms(store.connection)
+    if schedule == before and line.origin_place is None and place == line.place:
+        return ScheduleChanged({}, found.kept and found.kept.due_unix_ms, dry_run)
+    if not dry_run:
+        declaration = Declaration(schedule, line.fleet, OPERATOR, now)
+        if line.origin_place is not None:
+            relocate(store, declaration, line, place)  # first the move that was interrupted
+            [found] = look(store, _line_of(store, name), BadValues())
+            line = found.line
+        if place != line.place:
+            relocate(store, declaration, line, place)
+        else:
+            declare(store, place, [declaration])
+        [found] = look(store, _line_of(store, name), BadValues())
+        kept = found.kept
+        return ScheduleChanged({name: found.state(now)}, kept and kept.due_unix_ms, dry_run)
+    first = ticks_of(schedule, now + 1, 1)
+    return ScheduleChanged(
+        {name: found.state(now)}, first[0].due_unix_ms if first else None, dry_run
+    )
+
+
+def pause(store: Store, names: Iterable[str], *, dry_run: bool = False) -> ScheduleChanged:
+    """Hold schedules. Each keeps its due time. Raises Malformed, Refused, BadValue."""
+    return _each(store, names, _pausable, PAUSED, _hold, dry_run)
+
+
+def resume(store: Store, names: Iterable[str], *, dry_run: bool = False) -> ScheduleChanged:
+    """Release paused schedules; `misfire` decides about the ticks that were missed.
+
+    Raises Malformed, Refused for a schedule that is held for another reason, BadValue.
+    """
+    return _each(store, names, _resumable, ACTIVE, _release, dry_run)
+
+
+def removable(store: Store, names: Iterable[str]) -> list[ScheduleRow]:
+    """The named schedules, which may be removed. Raises Malformed, Refused for others."""
+    now = server_unix_ms(store.connection)
+    return [each.row(now) for each in _all(store, names) if _removable(store, each)]
+
+
+def remove(store: Store, names: Iterable[str]) -> ScheduleChanged:
+    """Remove schedules with their counts. May be repeated after an interruption."""
+    removed = {}
+    for name in names:
+        line = calls.index(store, [name]).get(name)
+        if line is None:
+            continue
+        places = calls.places(store)  # a line that cannot be read names no place
+        if isinstance(line, IndexLine):
+            places = [each for each in (line.place, line.origin_place) if each is not None]
+        for place in places:
+            store.run(calls.drop(store.keys, place, name))
+        calls.leave(store, name)
+        removed[name] = "removed"
+    return ScheduleChanged(removed, None, False)
+
+
+def prunable(store: Store) -> list[ScheduleRow]:
+    """The schedules that `prune` removes: those that no instance declares, or without a topic."""
+    bad, now = BadValues(), server_unix_ms(store.connection)
+    rows = [each.row(now) for each in look(store, index(store, bad), bad)]
+    gone = [row for row in rows if row.state in (ORPHANED, MISSING)]
+    return sorted(gone, key=lambda row: row.name)
+
+
+def run(store: Store, name: str, *, dry_run: bool = False) -> ScheduleRan:
+    """Send a message of a schedule now. Its due time stays. Raises Malformed, Refused, BadValue."""
+    found = _one(store, name)
+    place, schedule, kept = found.line.place, found.schedule, found.kept
+    if schedule is None or kept is None:
+        state = found.state(server_unix_ms(store.connection))
+        raise Refused(f"schedule {name} is {state}; nothing was sent")
+    count = topics.partition_count(store, place[0])
+    single = store.connection.node_of(store.keys.meta(place[0])) == ""
+    instant = max(kept.tick or 0, kept.ran or 0)
+    for _ in range(TRIES):
+        instant = _between(schedule, max(server_unix_ms(store.connection), instant + 1))
+        if dry_run:
+            return ScheduleRan(name, *place, written(instant), None, True)
+        reply = store.run(
+            calls.run(
+                store.keys, place, name, kept.hash, instant,
+                record.message_of(schedule, instant), count if single else None,
+            )
+        )  # fmt: skip
+        if reply.word == "OK":
+            uid = _uid(place, reply.rest[0].decode())
+            return ScheduleRan(name, *place, written(instant), uid, False)
+        if reply.word != "AGAIN":
+            break
+    raise Refused(f"schedule {name} was changed by another client; nothing was sent: try again")
+
+
+def _between(schedule: Schedule, instant: int) -> int:
+    """An instant that is no tick: what its headers name must not be sent again by the clock."""
+    while next_tick(schedule, instant - 1) == instant:
+        instant += 1
+    return instant
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+def check_name(name: str) -> None:
+    """Raise Malformed when it is not the name of a schedule."""
+    if not SCHEDULE_NAME.fullmatch(name):
+        raise Malformed(
+            f"{name!r} is not the name of a schedule: use 1 to 64 of a-z 0-9 . _ - and no dot first"
+        )
+
+
+def index(store: Store, bad: BadValues) -> dict[str, IndexLine]:
+    """The lines of the index that can be read, by name."""
+    found = {}
+    for name, line in calls.whole_index(store).items():
+        if isinstance(line, BadValue):
+            bad.add(line)
+        elif not SCHEDULE_NAME.fullmatch(name):
+            key = store.keys.schedule_index()
+            bad.keep(Unreadable(key, "", repr(name)[:80], "the name of a schedule"))
+        else:
+            found[name] = line
+    return found
+
+
+def look(store: Store, lines: Mapping[str, IndexLine], bad: BadValues) -> list[_SeenSchedule]:
+    """Read what is kept of schedules; one that cannot be read is named by `bad` and left out."""
+    wanted = [(name, line, line.place) for name, line in lines.items()]
+    found = {name: each for name, line, _ in wanted if (each := _SeenSchedule(name, line, None))}
+    for name, kept in _kept(store, wanted, bad).items():
+        found[name] = _SeenSchedule(name, lines[name], kept)
+    moving = [
+        (name, each.line, each.line.origin_place)
+        for name, each in found.items()
+        if each.kept is None and each.line.origin_place is not None
+    ]
+    for name, kept in _kept(store, moving, bad).items():
+        found[name] = _SeenSchedule(name, lines[name], kept)
+    return list(found.values())
+
+
+def _kept(
+    store: Store, wanted: Sequence[tuple[str, IndexLine, Place | None]], bad: BadValues
+) -> dict[str, Kept]:
+    places = [(name, place) for name, _, place in wanted if place is not None]
+    commands = [
+        each for name, place in places for each in calls.kept_commands(store.keys, place, name)
+    ]
+    replies = ask(store, commands, bad)
+    found = {}
+    for at, (name, place) in enumerate(places):
+        some = replies[3 * at : 3 * at + 3]
+        if some[0] is None or some[1] is None:
+            continue  # a key of another type, which `bad` has
+        kept = bad.read(calls.kept, store.keys.schedules(*place), name, some)
+        if kept is not None:
+            found[name] = kept
+    return found
+
+
+def _all(store: Store, names: Iterable[str]) -> list[_SeenSchedule]:
+    """The named schedules. Raises Malformed, Refused when one does not exist."""
+    wanted = list(dict.fromkeys(names))
+    for name in wanted:
+        check_name(name)
+    lines = calls.index(store, wanted)
+    found = []
+    for name in wanted:
+        line = lines.get(name)
+        if line is None:
+            raise _unknown(store, name)
+        if isinstance(line, BadValue):
+            # Only removing is possible, and that does not need its place.
+            line = IndexLine("", OPERATOR, ("", 0))
+            found.append(_SeenSchedule(name, line, None))
+            continue
+        found += look(store, {name: line}, BadValues())
+    return found
+
+
+def _one(store: Store, name: str) -> _SeenSchedule:
+    """A schedule. Raises Malformed, Refused when it does not exist, BadValue."""
+    check_name(name)
+    lines = _line_of(store, name)
+    bad = BadValues()
+    [found] = look(store, lines, bad)
+    for row in bad.rows:
+        raise BadValue(row.key, row.field, row.found, row.wanted)
+    return found
+
+
+def _line_of(store: Store, name: str) -> dict[str, IndexLine]:
+    line = calls.index(store, [name]).get(name)
+    if line is None:
+        raise _unknown(store, name)
+    if isinstance(line, BadValue):
+        raise line
+    return {name: line}
+
+
+def _unknown(store: Store, name: str) -> Refused:
+    near = difflib.get_close_matches(name, calls.whole_index(store), n=1)
+    hint = f"did you mean {near[0]}?" if near else "`streamqd schedule list` prints those that do"
+    return Refused(f"schedule {name} does not exist; {hint}")
+
+
+def _build(given: Mapping[str, Any]) -> Schedule:
+    try:
+        return record.build(dict(given))
+    except ValueError as error:
+        raise Malformed(str(error)) from None
+
+
+def _instead(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings, and those that they exclude as none."""
+    changed = dict(given)
+    chosen = [name for name in _WHEN if name in given]
+    if chosen:
+        none = {"cron": "", "every": "none", "at": ""}
+        changed = {**none, **({} if "cron" in given else {"timezone": ""}), **changed}
+    if "key" in given:
+        changed = {"partition": "none", **changed}
+    if "partition" in given:
+        changed = {"key": "", **changed}
+    return changed
+
+
+def _place(store: Store, schedule: Schedule) -> Place:
+    """Where it belongs. Raises TopicMissing, Refused without such a partition."""
+    count = topics.partition_count(store, schedule.topic)
+    partition = record.partition_of(schedule, count)
+    topics.check_partition(schedule.topic, partition, count)
+    return schedule.topic, partition
+
+
+def _each(
+    store: Store,
+    names: Iterable[str],
+    may: Callable[[Store, _SeenSchedule], bool],
+    state: str,
+    act: Callable[[Store, Place, str], str],
+    dry_run: bool,
+) -> ScheduleChanged:
+    """Act on schedules, once all of them may be acted on."""
+    chosen = [found for found in _all(store, names) if may(store, found)]
+    dues = [found.kept.due_unix_ms for found in chosen if found.kept and found.kept.due_unix_ms]
+    if not dry_run:
+        for found in chosen:
+            if "OK" not in [act(store, place, found.name) for place in found.places]:
+                raise Refused(f"schedule {found.name} was removed by another client")
+    changed = {found.name: state for found in chosen}
+    return ScheduleChanged(changed, min(dues, default=None), dry_run)
+
+
+def _hold(store: Store, place: Place, name: str) -> str:
+    return store.run(calls.hold(store.keys, place, name, PAUSED)).word
+
+
+def _release(store: Store, place: Place, name: str) -> str:
+    return store.run(calls.release(store.keys, place, name)).word
+
+
+def _pausable(store: Store, found: _SeenSchedule) -> bool:
+    state = found.state(server_unix_ms(store.connection))
+    if state in (MISSING, UNREADABLE):
+        raise Refused(f"schedule {found.name} is {state}; nothing was paused")
+    return state != PAUSED
+
+
+def _resumable(store: Store, found: _SeenSchedule) -> bool:
+    state = found.state(server_unix_ms(store.connection))
+    why = {
+        ORPHANED: "no instance declares it; declare it, or remove it",
+        UNREADABLE: "declare it again, or remove it",
+        MISSING: "its topic was deleted; remove it",
+        MOVING: "a housekeeper is moving it to another partition",
+    }.get(state)
+    if why:
+        raise Refused(f"schedule {found.name} is {state}, not paused; {why}")
+    return state == PAUSED
+
+
+def _removable(store: Store, found: _SeenSchedule) -> bool:
+    """Refuse one that an instance declares, and so would add again within 10 s."""
+    kept, now = found.kept, server_unix_ms(store.connection)
+    if kept is not None and kept.origin == FILE:
+        ago = now - (kept.seen_unix_ms or 0)
+        if ago <= TAKEOVER_MS:
+            raise Refused(
+                f"schedule {found.name} is declared by an instance of fleet {found.line.fleet};"
+                " take it out of the configuration, reload, and repeat the command after"
+                f" {TAKEOVER_MS // 1000} s, or run `streamqd schedule pause {found.name}`"
+            )
+    return True
+
+
+def _whose(line: IndexLine) -> str:
+    who = "added by an operator" if line.origin == OPERATOR else f"a file of fleet {line.fleet}"
+    return f"{line.place[0]}, {who}"
+
+
+def _uid(place: Place, entry_id: str) -> str:
+    return Uid(f"{place[0]}/{place[1]}/{entry_id}")

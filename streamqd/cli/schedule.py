@@ -1,0 +1,377 @@
+"""`streamqd schedule`: schedules in Redis, listed, added, edited, held, sent and removed."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import click
+
+from streamqd.admin import schedules
+from streamqd.admin.schedules import ScheduleChanged, ScheduleRow
+from streamqd.cli.arguments import (
+    MOMENT,
+    Command,
+    Parsed,
+    dry_run_option,
+    page_options,
+    unix_ms,
+    yes_accepted,
+    yes_option,
+)
+from streamqd.cli.command import CommandResult, answering
+from streamqd.cli.output import ago, confirm, listing, printable, table, unreadable
+from streamqd.cli.session import Session
+from streamqd.config import Schedule
+from streamqd.config.setting import Kind, settings_of
+from streamqd.errors import RedisUnavailable
+from streamqd.words import age, count
+
+NEXT_MAX = 1_000  # ticks that `next` prints
+
+
+def _payload(value: object) -> Any:
+    """A payload as JSON; what is no JSON is the text of the payload."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(name)
+
+    try:
+        return json.loads(str(value), parse_constant=refuse)
+    except (ValueError, RecursionError):
+        return str(value)
+
+
+PAYLOAD = Parsed("json", _payload)
+_LETTERS = {"topic": ("-t",), "key": ("-k",), "partition": ("-p",)}
+_TYPES: dict[Kind, Any] = {Kind.JSON: PAYLOAD, Kind.INTEGER: click.INT}
+
+
+def _settings(*, topic_required: bool) -> Callable[[Command], Command]:
+    """Give a command an option for each setting of a schedule but its name."""
+
+    def add(command: Command) -> Command:
+        for name, setting in reversed(settings_of(Schedule).items()):
+            if name == "name":
+                continue
+            choices = click.Choice(setting.choices) if setting.choices else click.STRING
+            command = click.option(
+                *_LETTERS.get(name, ()), f"--{name.replace('_', '-')}", name,
+                type=_TYPES.get(setting.kind, choices),
+                metavar="TOPIC" if name == "topic" else None,
+                required=topic_required and name == "topic",
+                help=setting.doc,
+            )(command)  # fmt: skip
+        return command
+
+    return add
+
+
+@click.group()
+def schedule() -> None:
+    """Look at schedules, add, edit, pause and remove them."""
+
+
+@schedule.command("list")
+@click.option("-t", "--topic", metavar="TOPIC", help="Only schedules that send to this topic.")
+@page_options(50)
+@answering
+def list_(session: Session, *, topic: str | None, limit: int, cursor: str) -> CommandResult:
+    """Show schedules by name, with their state and next due time."""
+    seen = schedules.listed(session.store, topic, limit=limit, cursor=cursor)
+
+    def show() -> None:
+        unreadable(seen.unreadable)
+        if not seen.rows:
+            click.echo("no more schedules" if cursor else "no schedules")
+            return
+        _show_rows(seen.rows, seen.now_unix_ms)
+        session.more(seen.cursor)
+
+    return CommandResult(seen, show)
+
+
+def _show_rows(rows: list[ScheduleRow], now_unix_ms: int) -> None:
+    listing(
+        "NAME TOPIC WHEN STATE DUE_IN LAST FIRED SKIPPED",
+        rows,
+        topic=lambda row: f"{row.topic}/{row.partition}",
+        when=lambda row: row.when or "-",
+        due_in=lambda row: _due_in(row.due_unix_ms, now_unix_ms),
+        last=lambda row: row.last_tick or "-",
+    )
+
+
+def _due_in(due_unix_ms: int | None, now_unix_ms: int) -> str:
+    return "-" if due_unix_ms is None else age(due_unix_ms - now_unix_ms)
+
+
+@schedule.command()
+@click.argument("name", metavar="SCHEDULE")
+@answering
+def show(session: Session, *, name: str) -> CommandResult:
+    """Show everything that is known of one schedule."""
+    seen = schedules.show(session.store, name)
+
+    def print_it() -> None:
+        row, now = seen.row, seen.now_unix_ms
+        declared = ago(now, seen.declared_unix_ms)
+        late = "" if row.late_ms is None else f", {age(row.late_ms)} late"
+        pairs = [
+            ("name", row.name),
+            ("state", row.state),
+            ("sends to", f"{row.topic}/{row.partition}"),
+            ("origin", f"{row.origin}, fleet {row.fleet}"),
+            ("declared", "-" if declared is None else f"{declared} ago"),
+            ("due in", _due_in(row.due_unix_ms, now)),
+            ("last tick", "-" if row.last_tick is None else f"{row.last_tick}{late}"),
+            ("last message", seen.last_uid or "-"),
+            ("fired", f"{row.fired:,}"),
+            ("skipped", f"{row.skipped:,}"),
+        ]
+        for label, value in pairs:
+            click.echo(f"{label + ':':<14}{printable(value)}")
+        click.echo()
+        for setting, value in (seen.specification or {}).items():
+            if setting != "name" and value not in ("", "none"):
+                shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+                click.echo(f"{setting} = {printable(shown)}")
+
+    return CommandResult(seen, print_it)
+
+
+@schedule.command("next")
+@click.argument("name", metavar="SCHEDULE")
+@click.option(
+    "--from", "begin", type=MOMENT, metavar="TIME",
+    help="First instant, such as 2026-10-25T00:00 (UTC). Default: now.",
+)  # fmt: skip
+@click.option(
+    "--count", "number", type=click.IntRange(1, NEXT_MAX), default=10, show_default=True,
+    help="Ticks to print.",
+)  # fmt: skip
+@answering
+def next_(
+    session: Session, *, name: str, begin: tuple[float, bool] | None, number: int
+) -> CommandResult:
+    """Show the next ticks of a schedule.
+
+    \b
+      streamqd schedule next nightly --from 2026-10-25T00:00 --count 5
+
+    The schedule is the one in Redis. If Redis has none, it is that of the configuration file, which
+    no instance needs to run. A paused schedule has ticks too.
+    """
+    configured = session.settings.schedules
+    notes = []
+    now_unix_ms = round(time.time() * 1000)
+    try:
+        since = None if begin is None else unix_ms(begin, now_unix_ms)
+        seen = schedules.upcoming(session.store, configured, name, since, number)
+    except RedisUnavailable:
+        stated = next((each for each in configured if each.name == name), None)
+        if stated is None:
+            raise
+        notes.append("Redis does not answer; these are the ticks by the configuration file")
+        first = now_unix_ms + 1 if since is None else since
+        seen = schedules.foreseen(stated, first, number, "configuration")
+
+    def print_it() -> None:
+        if not seen.rows:
+            click.echo("no tick follows")
+            return
+        table(("TICK", f"IN {seen.timezone}"), [(row.tick, row.local) for row in seen.rows])
+
+    return CommandResult(seen, print_it, notes=notes)
+
+
+# --- changing -------------------------------------------------------------------------------------
+
+
+@schedule.command(short_help="Add a schedule, which no file declares.")
+@click.argument("name", metavar="NAME")
+@_settings(topic_required=True)
+@dry_run_option
+@yes_accepted
+@answering
+def add(session: Session, *, name: str, dry_run: bool, **given: Any) -> CommandResult:
+    """Add a schedule, which no file declares.
+
+    \b
+      streamqd schedule add nightly --topic reports --cron "0 3 * * *"
+
+    The topic must exist. The same command again changes nothing. Exit code 8 if the name is in use.
+    """
+    stated = {key: value for key, value in given.items() if value is not None}
+    fleet = session.settings.daemon.fleet
+    done = schedules.add(session.store, fleet, {"name": name, **stated}, dry_run=dry_run)
+    return _changed(session, done, "add", "added", given["topic"], stated, name)
+
+
+@schedule.command(short_help="Change a schedule that was added by `add`.")
+@click.argument("name", metavar="SCHEDULE")
+@_settings(topic_required=False)
+@dry_run_option
+@yes_accepted
+@answering
+def edit(session: Session, *, name: str, dry_run: bool, **given: Any) -> CommandResult:
+    """Change settings of a schedule that was added by `streamqd schedule add`.
+
+    \b
+      streamqd schedule edit nightly --cron "0 4 * * *"
+
+    Options that are not passed stay. A changed schedule is due at its next tick from now on. Exit
+    code 8 for a schedule of a file: edit the file and reload.
+    """
+    stated = {key: value for key, value in given.items() if value is not None}
+    if not stated:
+        raise click.UsageError("nothing to change; pass an option such as --cron")
+    topic = schedules.show(session.store, name).row.topic
+    done = schedules.edit(session.store, name, stated, dry_run=dry_run)
+    return _changed(session, done, "edit", "changed", topic, stated, name)
+
+
+@schedule.command(short_help="Pause schedules; each keeps its due time.")
+@click.argument("names", metavar="SCHEDULE...", nargs=-1, required=True)
+@dry_run_option
+@yes_accepted
+@answering
+def pause(session: Session, *, names: tuple[str, ...], dry_run: bool) -> CommandResult:
+    """Pause schedules. Each keeps its due time, and stays paused through deploys.
+
+    `streamqd schedule resume` releases them. Exit code 8 if one of them cannot be paused; then none
+    of them is.
+    """
+    done = schedules.pause(session.store, names, dry_run=dry_run)
+    return _changed_each(session, done, "pause", "paused")
+
+
+@schedule.command(short_help="Resume paused schedules.")
+@click.argument("names", metavar="SCHEDULE...", nargs=-1, required=True)
+@dry_run_option
+@yes_accepted
+@answering
+def resume(session: Session, *, names: tuple[str, ...], dry_run: bool) -> CommandResult:
+    """Resume paused schedules. Their setting `misfire` decides about missed ticks.
+
+    Exit code 8 if one of them is held for another reason; then none of them is resumed.
+    """
+    done = schedules.resume(session.store, names, dry_run=dry_run)
+    return _changed_each(session, done, "resume", "resumed")
+
+
+@schedule.command(short_help="Send a message of a schedule now.")
+@click.argument("name", metavar="SCHEDULE")
+@dry_run_option
+@yes_accepted
+@answering
+def run(session: Session, *, name: str, dry_run: bool) -> CommandResult:
+    """Send a message of a schedule now, even if the schedule is paused.
+
+    The due time stays. The header x-scheduled-for is the time of this command. The setting
+    `overlap` does not hold the message back.
+    """
+    done = schedules.run(session.store, name, dry_run=dry_run)
+    if dry_run:
+        text = f"would send a message of {name} to {done.topic}/{done.partition}"
+    else:
+        text = f"sent {done.uid}"
+        session.record(done.topic, "schedule run", {"schedule": name}, {"sent": 1})
+    return CommandResult(done, text)
+
+
+@schedule.command(short_help="Remove schedules.")
+@click.argument("names", metavar="SCHEDULE...", nargs=-1, required=True)
+@dry_run_option
+@yes_option
+@answering
+def remove(session: Session, *, names: tuple[str, ...], dry_run: bool, yes: bool) -> CommandResult:
+    """Remove schedules, with their counts. Messages that were sent stay.
+
+    Exit code 8 if an instance declares one of them, which would add it again: take it out of the
+    configuration and reload first. Then none of them is removed.
+    """
+    rows = schedules.removable(session.store, names)
+    return _remove(session, rows, "remove", dry_run, yes)
+
+
+@schedule.command(short_help="Remove schedules that no instance declares.")
+@dry_run_option
+@yes_option
+@answering
+def prune(session: Session, *, dry_run: bool, yes: bool) -> CommandResult:
+    """Remove schedules that no instance has declared for 10 minutes.
+
+    Also removes names that a deleted topic has left. Paused schedules and those that an operator
+    added stay.
+    """
+    rows = schedules.prunable(session.store)
+    return _remove(session, rows, "prune", dry_run, yes)
+
+
+def _remove(
+    session: Session, rows: list[ScheduleRow], command: str, dry_run: bool, yes: bool
+) -> CommandResult:
+    if dry_run:
+        foretold = ScheduleChanged({row.name: "removed" for row in rows}, None, True)
+        return CommandResult(foretold, lambda: _show_removed(rows))
+    if rows:
+        confirm(f"Remove {count(len(rows), 'schedule')} for good?", yes)
+    done = schedules.remove(session.store, [row.name for row in rows])
+    topics = {row.name: row.topic for row in rows}
+    _record_each(session, topics, done.changed, command)
+    return CommandResult(done, f"{count(len(done.changed), 'schedule')} removed")
+
+
+def _show_removed(rows: list[ScheduleRow]) -> None:
+    click.echo(f"would remove {count(len(rows), 'schedule')}")
+    for row in rows:
+        click.echo(f"{row.name} ({row.state})")
+
+
+def _changed(
+    session: Session,
+    done: ScheduleChanged,
+    command: str,
+    verb: str,
+    topic: str,
+    stated: dict[str, Any],
+    name: str,
+) -> CommandResult:
+    if not done.changed:
+        return CommandResult(done, f"{name} is like this already; nothing was changed")
+    due = (
+        "; no tick follows"
+        if done.due_unix_ms is None
+        else f"; due in {age(done.due_unix_ms - round(time.time() * 1000))}"
+    )
+    if done.dry_run:
+        return CommandResult(done, f"{name} would be {verb}{due}")
+    session.record(topic, f"schedule {command}", {"schedule": name, **stated}, {"changed": 1})
+    return CommandResult(done, f"{name} {verb}{due}")
+
+
+def _changed_each(
+    session: Session, done: ScheduleChanged, command: str, verb: str
+) -> CommandResult:
+    what = count(len(done.changed), "schedule")
+    if done.dry_run:
+        return CommandResult(done, f"{what} would be {verb}")
+    topics = {name: schedules.show(session.store, name).row.topic for name in done.changed}
+    _record_each(session, topics, done.changed, command)
+    return CommandResult(done, f"{what} {verb}")
+
+
+def _record_each(
+    session: Session, topics: dict[str, str], names: Iterable[str], command: str
+) -> None:
+    """Write one entry for each topic."""
+    by_topic: dict[str, list[str]] = {}
+    for name in names:
+        by_topic.setdefault(topics[name], []).append(name)
+    for topic, some in by_topic.items():
+        if topic:
+            what = {"schedules": some}
+            session.record(topic, f"schedule {command}", what, {"changed": len(some)})

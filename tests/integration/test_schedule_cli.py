@@ -1,0 +1,391 @@
+"""`streamqd schedule` on a real server."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import pytest
+
+from streamqd.admin import schedules as admin
+from streamqd.admin import topics_deletion
+from streamqd.config import Schedule, Topic
+from streamqd.schedules import firing
+from streamqd.schedules.firing import Firer
+from streamqd.schedules.reconciliation import Reconciler, server_unix_ms
+from streamqd.store import schedules as calls
+from streamqd.store import topics
+from streamqd.store.client import Connection
+from streamqd.store.keys import Keys
+from streamqd.store.store import Store
+from tests.support.verbs import Run, document
+
+TOPIC = "reports"
+
+
+@pytest.fixture(autouse=True)
+def _now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every turn look at all places, at once."""
+    monkeypatch.setattr(firing, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(firing, "STAGGER_MS", 0)
+
+
+@pytest.fixture
+def store(link: Connection, keys: Keys) -> Store:
+    store = Store(link, keys)
+    topics.create(store, TOPIC, Topic(partitions=4))
+    topics.create(store, "others", Topic())
+    return store
+
+
+@pytest.fixture
+def verb(run: Run, store: Store) -> Run:
+    return functools.partial(run, "schedule")
+
+
+@pytest.fixture
+def added(verb: Run) -> Run:
+    """The commands, with a schedule `tick` of an operator."""
+    verb("add", "tick", "--topic", TOPIC, "--every", "1h")
+    return verb
+
+
+def reconcile(store: Store, *names: str) -> None:
+    declared = [Schedule(name, TOPIC, every=3600.0) for name in names]
+    Reconciler(store, "default", declared, 1, {}).run()
+
+
+def row(verb: Run, name: str = "tick") -> dict[str, Any]:
+    found: dict[str, Any] = document(verb("show", name, "--json"))["row"]
+    return found
+
+
+def make_due(store: Store, due: int, name: str = "tick") -> None:
+    line = calls.index(store, [name])[name]
+    assert isinstance(line, calls.IndexLine)
+    store.execute("ZADD", store.keys.schedules_due(*line.place), due, name)
+
+
+def unseen(store: Store, name: str, seconds: int) -> None:
+    """Let no instance have declared a schedule for so long."""
+    line = calls.index(store, [name])[name]
+    assert isinstance(line, calls.IndexLine)
+    seen = server_unix_ms(store) - seconds * 1000
+    store.execute("HSET", store.keys.schedules(*line.place), f"{name}:seen", seen)
+
+
+def sent(store: Store, topic: str = TOPIC, partitions: int = 4) -> list[dict[bytes, bytes]]:
+    found = []
+    for number in range(partitions):
+        for _, flat in store.execute("XRANGE", store.keys.stream(topic, number), "-", "+"):
+            found.append(dict(zip(flat[::2], flat[1::2], strict=True)))
+    return found
+
+
+def fire(store: Store) -> None:
+    Firer(store, set, lambda _outcome: None).turn()
+
+
+# --- adding and editing ---------------------------------------------------------------------------
+
+
+def test_an_added_schedule_fires(verb: Run, store: Store) -> None:
+    told = verb(
+        "add", "tick", "--topic", TOPIC, "--every", "1h", "--payload", '{"kind":"full"}'
+    ).stdout
+    assert told.startswith("tick added; due in ")
+    make_due(store, server_unix_ms(store) // 3_600_000 * 3_600_000)
+    fire(store)
+    [message] = sent(store)
+    assert message[b"payload"] == b'{"kind":"full"}'
+    assert row(verb)["fired"] == 1
+    assert document(verb("show", "tick", "--json"))["last_uid"].startswith(f"{TOPIC}/")
+
+
+def test_the_same_schedule_is_added_once(added: Run) -> None:
+    due = row(added)["due_unix_ms"]
+    again = added("add", "tick", "--topic", TOPIC, "--every", "60m")
+    assert "nothing was changed" in again.stdout
+    refused = added("add", "tick", "--topic", TOPIC, "--every", "2h", code=8)
+    assert "run `streamqd schedule edit tick`" in refused.stderr
+    assert row(added)["due_unix_ms"] == due
+
+
+def test_an_add_that_was_interrupted_is_finished(verb: Run, store: Store) -> None:
+    partition = admin.record.partition_of(Schedule("tick", TOPIC, every=3600.0), 4)
+    line = calls.IndexLine("default", calls.OPERATOR, (TOPIC, partition))
+    calls.enter(store, "tick", line, new=True)
+    assert row(verb)["state"] == "missing"
+    verb("add", "tick", "--topic", TOPIC, "--every", "1h")
+    assert row(verb)["state"] == "active"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (("--every", "1h", "--topic", "nope"), 8, "the topic nope does not exist"),
+        (("--topic", TOPIC), 2, "write exactly one of them"),
+        (("--topic", TOPIC, "--cron", "x"), 2, "five"),
+        (("--topic", TOPIC, "--every", "1h", "--cron", "0 3 * * *"), 2, "exactly one"),
+        (("--topic", TOPIC, "--every", "soon"), 2, "is not a duration"),
+        (("--topic", TOPIC, "--every", "1h", "--partition", "9"), 8, "has no partition 9"),
+        (("--topic", TOPIC, "--cron", "0 3 * * *", "--timezone", "Berlin"), 2, "Europe/Berlin"),
+    ],
+)
+def test_a_bad_setting_adds_nothing(
+    verb: Run, words: tuple[str, ...], code: int, told: str
+) -> None:
+    assert told in verb("add", "tick", *words, code=code).stderr
+    assert document(verb("list", "--json"))["rows"] == []
+
+
+def test_a_topic_has_a_most_of_schedules(added: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "PER_TOPIC_MAX", 1)
+    told = added("add", "other", "--topic", TOPIC, "--every", "1h", code=8).stderr
+    assert "the most is 1" in told
+    added("add", "other", "--topic", "others", "--every", "1h")
+
+
+def test_an_edit_keeps_the_other_settings(added: Run) -> None:
+    added("edit", "tick", "--payload", "text", "--misfire", "skip")
+    added("edit", "tick", "--cron", "0 3 * * *", "--timezone", "Europe/Berlin")
+    found = document(added("show", "tick", "--json"))
+    stated = found["specification"]
+    assert (stated["payload"], stated["misfire"]) == ("text", "skip")
+    assert (stated["cron"], stated["every"]) == ("0 3 * * *", "none")
+    assert found["row"]["when"] == "cron 0 3 * * * (Europe/Berlin)"
+    added("edit", "tick", "--every", "5m")
+    assert document(added("show", "tick", "--json"))["specification"]["timezone"] == ""
+    assert "nothing was changed" in added("edit", "tick", "--every", "300s").stdout
+    assert "pass an option" in added("edit", "tick", code=2).stderr
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_an_edit_moves_a_schedule_to_its_new_topic(added: Run, store: Store, paused: bool) -> None:
+    if paused:
+        added("pause", "tick")
+    added("edit", "tick", "--topic", "others")
+    found = row(added)
+    assert (found["topic"], found["partition"]) == ("others", 0)
+    assert found["state"] == ("paused" if paused else "active")
+    assert len(document(added("list", "--json"))["rows"]) == 1
+
+
+def test_an_edit_finishes_a_move_that_was_interrupted(added: Run, store: Store) -> None:
+    before = calls.index(store, ["tick"])["tick"]
+    assert isinstance(before, calls.IndexLine)
+    store.run(calls.hold(store.keys, before.place, "tick", calls.MOVING))
+    calls.enter(
+        store, "tick", before._replace(place=("others", 0), origin_place=before.place), new=False
+    )
+    assert row(added)["state"] == "moving"
+    added("edit", "tick", "--topic", "others")
+    found = row(added)
+    assert (found["topic"], found["state"]) == ("others", "active")
+
+
+def test_a_schedule_of_a_file_is_not_edited_or_removed(verb: Run, store: Store) -> None:
+    reconcile(store, "filed")
+    assert "edit it there and reload" in verb("edit", "filed", "--every", "2h", code=8).stderr
+    told = verb("remove", "filed", "--yes", code=8).stderr
+    assert "declared by an instance of fleet default" in told
+    told = verb("add", "filed", "--topic", TOPIC, "--every", "1h", code=8).stderr
+    assert "add this one under another name" in told
+    unseen(store, "filed", 61)
+    assert verb("remove", "filed", "--yes").stdout == "1 schedule removed\n"
+
+
+def test_a_file_does_not_take_a_name_of_an_operator(added: Run, store: Store) -> None:
+    reconcile(store, "tick")
+    assert row(added)["origin"] == "operator"
+
+
+# --- holding --------------------------------------------------------------------------------------
+
+
+def test_a_paused_schedule_sends_nothing_until_it_is_resumed(added: Run, store: Store) -> None:
+    hour = 3_600_000
+    make_due(store, server_unix_ms(store) // hour * hour - 5 * hour)
+    assert added("pause", "tick").stdout == "1 schedule paused\n"
+    fire(store)
+    assert (sent(store), row(added)["state"]) == ([], "paused")
+    assert added("pause", "tick").stdout == "no schedules paused\n"
+    assert added("resume", "tick").stdout == "1 schedule resumed\n"
+    fire(store)
+    assert len(sent(store)) == 1
+    assert row(added)["skipped"] == 5
+
+
+def test_a_deploy_does_not_resume_a_paused_schedule(verb: Run, store: Store) -> None:
+    reconcile(store, "filed")
+    verb("pause", "filed")
+    reconcile(store, "filed")
+    assert row(verb, "filed")["state"] == "paused"
+
+
+def test_of_several_schedules_all_are_paused_or_none(added: Run) -> None:
+    told = added("pause", "tick", "tock", code=8).stderr
+    assert "schedule tock does not exist; did you mean tick?" in told
+    assert row(added)["state"] == "active"
+
+
+def test_an_orphan_is_not_resumed(verb: Run, store: Store) -> None:
+    reconcile(store, "filed")
+    unseen(store, "filed", 601)
+    assert "no instance declares it" in verb("resume", "filed", code=8).stderr
+
+
+# --- running --------------------------------------------------------------------------------------
+
+
+def test_a_message_is_sent_by_hand(added: Run, store: Store) -> None:
+    due = row(added)["due_unix_ms"]
+    added("pause", "tick")
+    told = [document(added("run", "tick", "--json")) for _ in range(3)]
+    assert len({each["scheduled_for"] for each in told}) == 3
+    headers = [json.loads(each[b"headers"]) for each in sent(store)]
+    assert {each["x-scheduled-for"] for each in headers} == {e["scheduled_for"] for e in told}
+    assert {each["x-schedule"] for each in headers} == {"tick"}
+    assert row(added)["due_unix_ms"] == due
+
+
+def test_a_message_by_hand_is_never_one_of_the_clock(
+    added: Run, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The headers of a message by hand name no tick, which would be sent again when it is due."""
+    hour = row(added)["due_unix_ms"]
+    monkeypatch.setattr(admin, "server_unix_ms", lambda _link: hour)
+    found = admin.run(store, "tick")
+    assert found.scheduled_for == admin.written(hour + 1)
+
+
+# --- removing -------------------------------------------------------------------------------------
+
+
+def test_a_removed_schedule_leaves_nothing(added: Run, store: Store) -> None:
+    assert added("remove", "tick", "--dry-run").stdout == "would remove 1 schedule\ntick (active)\n"
+    assert "pass --yes" in added("remove", "tick", code=8).stderr
+    added("remove", "tick", "--yes")
+    assert store.execute("KEYS", "*schedule:{*") == []
+    assert calls.index(store, ["tick"]) == {}
+    assert "does not exist" in added("remove", "tick", "--yes", code=8).stderr
+
+
+def test_a_schedule_is_removed_and_added_again(added: Run, store: Store) -> None:
+    make_due(store, server_unix_ms(store) // 3_600_000 * 3_600_000)
+    fire(store)
+    added("remove", "tick", "--yes")
+    added("add", "tick", "--topic", TOPIC, "--every", "1h")
+    fire(store)
+    assert len(sent(store)) == 1
+
+
+def test_orphans_and_names_of_deleted_topics_are_pruned(added: Run, store: Store) -> None:
+    reconcile(store, "kept", "orphan")
+    added("add", "left", "--topic", "others", "--every", "1h")
+    unseen(store, "orphan", 601)
+    topics_deletion.delete(store, "others", force=True)
+    told = added("prune", "--dry-run").stdout
+    assert told == "would remove 2 schedules\nleft (missing)\norphan (orphaned)\n"
+    assert document(added("prune", "--yes", "--json"))["changed"] == {
+        "left": "removed",
+        "orphan": "removed",
+    }
+    assert [each["name"] for each in document(added("list", "--json"))["rows"]] == ["kept", "tick"]
+    assert document(added("prune", "--json"))["changed"] == {}
+
+
+def test_a_name_of_a_deleted_topic_is_removed(verb: Run, store: Store) -> None:
+    verb("add", "left", "--topic", "others", "--every", "1h")
+    topics_deletion.delete(store, "others", force=True)
+    told = verb("add", "left", "--topic", TOPIC, "--every", "1h", code=8).stderr
+    assert "left of a deleted topic; run `streamqd schedule remove left` first" in told
+    verb("remove", "left", "--yes")
+    verb("add", "left", "--topic", TOPIC, "--every", "1h")
+
+
+def test_a_line_that_cannot_be_read_is_named_and_removed(added: Run, store: Store) -> None:
+    store.execute("HSET", store.keys.schedule_index(), "tick", "x", "bad\n", "y")
+    seen = added("list", "--json")
+    assert len(document(seen)["unreadable"]) == 2
+    assert "and not `fleet origin" in added("show", "tick", code=8).stderr
+    added("remove", "tick", "--yes")
+    assert store.execute("KEYS", "*schedule:{*") == []
+
+
+def test_a_place_of_a_wrong_type_hides_no_other(added: Run, store: Store) -> None:
+    added("add", "other", "--topic", "others", "--every", "1h")
+    store.execute("DEL", store.keys.schedules("others", 0))
+    store.execute("SET", store.keys.schedules("others", 0), "x")
+    seen = document(added("list", "--json"))
+    assert {each["name"]: each["state"] for each in seen["rows"]}["tick"] == "active"
+    assert len(seen["unreadable"]) == 1
+
+
+# --- looking --------------------------------------------------------------------------------------
+
+
+def test_schedules_are_listed_in_pages(verb: Run) -> None:
+    for name in ("a", "b", "c"):
+        verb("add", name, "--topic", "others" if name == "b" else TOPIC, "--every", "1h")
+    found: list[str] = []
+    cursor: tuple[str, ...] = ()
+    for _ in range(2):
+        page = document(verb("list", "--topic", TOPIC, "-n", "1", *cursor, "--json"))
+        found += [each["name"] for each in page["rows"]]
+        cursor = ("--cursor", page["cursor"])
+    assert (found, page["cursor"], page["total"]) == (["a", "c"], "", 2)
+    assert verb("list").stdout.splitlines()[2].split()[:4] == ["b", "others/0", "every", "1h"]
+
+
+def test_the_next_ticks_pass_both_hours_of_autumn(verb: Run) -> None:
+    zone = ("--topic", TOPIC, "--timezone", "Europe/Berlin", "--cron")
+    verb("add", "half", *zone, "*/30 * * * *")
+    verb("add", "once", *zone, "30 2 * * *")
+    since = ("--from", "2026-10-25T00:00", "--count", "5", "--json")
+    locals_ = [row["local"] for row in document(verb("next", "half", *since))["rows"]]
+    assert [each[11:] for each in locals_] == [
+        "02:00:00+02:00",
+        "02:30:00+02:00",
+        "02:00:00+01:00",
+        "02:30:00+01:00",
+        "03:00:00+01:00",
+    ]
+    days = [row["local"][:10] for row in document(verb("next", "once", *since))["rows"]]
+    assert days == [f"2026-10-{day}" for day in (25, 26, 27, 28, 29)]
+
+
+def test_commands_are_in_the_audit_trail(added: Run, run: Run, store: Store) -> None:
+    added("pause", "tick")
+    added("resume", "tick")
+    added("edit", "tick", "--every", "2h")
+    added("run", "tick")
+    added("remove", "tick", "--yes")
+    trail = document(run("dlq", "audit", TOPIC, "--json"))["deeds"]
+    verbs = ["remove", "run", "edit", "resume", "pause", "add"]
+    assert [each["verb"] for each in trail] == [f"schedule {each}" for each in verbs]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("add", "new", "--topic", TOPIC, "--every", "1h"),
+        ("edit", "tick", "--every", "2h"),
+        ("edit", "tick", "--topic", "others"),
+        ("pause", "tick"),
+        ("run", "tick"),
+        ("remove", "tick"),
+        ("prune",),
+    ],
+    ids=" ".join,
+)
+def test_a_dry_run_changes_nothing(added: Run, store: Store, words: tuple[str, ...]) -> None:
+    def state() -> list[Any]:
+        names = sorted(store.execute("KEYS", "*"))
+        return [(each, store.execute("DUMP", each)) for each in names]
+
+    before = state()
+    added(*words, "--dry-run")
+    assert document(added(*words, "--dry-run", "--json")).get("dry_run") is True
+    assert state() == before
