@@ -25,6 +25,7 @@ class Need(enum.Enum):
     UNITS = "13 commands for each of at most 4,096 partitions, 15 for each group on it"
     BODIES = "2 messages of each partition, at most 64 partitions"
     VALUES = "6 commands for each partition, and 5 for each group on it"
+    SCHEDULES = "1 command, and 3 for each of at most 10,000 schedules"
     HOST = "nothing in Redis"
 
 
@@ -80,7 +81,7 @@ class Check(Generic[Facts]):
 
     @property
     def area(self) -> str:
-        """Server, rights, topics, partitions, values, fleet, host, stream or units."""
+        """Server, rights, topics, partitions, values, schedules, fleet, host, stream or units."""
         return self.id.partition(".")[0]
 
     @property

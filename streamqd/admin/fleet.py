@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from streamqd.admin import directives, live, partitions, published, topics, why
+from streamqd.admin import directives, live, partitions, published, schedules, topics, why
 from streamqd.admin.checks import judged
 from streamqd.admin.condition import condition, gravity, recovery
 from streamqd.admin.directives import DirectiveRow
@@ -18,6 +18,7 @@ from streamqd.admin.notices import INSTANCE_CHECKS
 from streamqd.admin.partitions import UnitRow, by_group
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import BadValues, Unreadable, measure_each
+from streamqd.admin.schedules import ScheduleTotals
 from streamqd.model import Unit
 from streamqd.store import statistics
 from streamqd.store.directives import Directives
@@ -162,6 +163,7 @@ class StatusView:
     units: list[UnitStatus]
     behind: list[Behind]
     dead_letters: dict[str, int]
+    schedules: ScheduleTotals
     unreadable: list[Unreadable]
 
 
@@ -204,6 +206,7 @@ def status(fleet: Fleet, topic: str | None = None) -> StatusView:
         own = letters.get((row.topic, row.partition), _NO_LETTERS).of(row.group)
         units.append(_unit_status(row, worker, failed, state.control, own))
         causes.append(why.problem(why.wait_facts(row, worker, failed, known, state)))
+    timed = schedules.totals(store, topic, seen.now_unix_ms, bad)
     for unread in seen.unreadable:
         bad.keep(unread)
     return StatusView(
@@ -211,13 +214,17 @@ def status(fleet: Fleet, topic: str | None = None) -> StatusView:
         now_unix_ms=seen.now_unix_ms,
         orders=directives.rows(state),
         strange_orders=state.control.strange,
-        problems=_problems(fleet.name, lives, filter(None, causes), by_topic, state.now_unix_ms),
+        problems=[
+            *_problems(fleet.name, lives, filter(None, causes), by_topic, state.now_unix_ms),
+            *_of_schedules(timed),
+        ],
         unreadable=bad.rows,
         instances=instances,
         groups=_groups(units, state.control),
         units=units,
         behind=_behind(units),
         dead_letters=by_topic,
+        schedules=timed,
     )
 
 
@@ -375,6 +382,20 @@ def _problems(
             else f"{topic} has a dead letter; see `streamqd dlq list {topic}`"
         )
     return problems
+
+
+def _of_schedules(timed: ScheduleTotals) -> list[str]:
+    """Return the problem of schedules that send nothing, if there are any."""
+    words = {
+        "late": timed.late,
+        "unreadable": timed.unreadable,
+        "orphaned": timed.orphaned,
+        "without a topic": timed.missing,
+    }
+    found = [f"{number:,} {word}" for word, number in words.items() if number]
+    if not found:
+        return []
+    return [f"schedules: {', '.join(found)}; see `streamqd doctor --only schedules`"]
 
 
 def _letters(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from streamqd.admin import topics
 from streamqd.admin.reading import BadValues, Unreadable, ask, server_unix_ms
 from streamqd.config import Schedule
 from streamqd.config.schedules import PER_TOPIC_MAX, SCHEDULE_NAME
-from streamqd.errors import BadValue, Malformed, Refused
+from streamqd.errors import BadValue, Malformed, RedisRefused, Refused
 from streamqd.model import Uid
 from streamqd.schedules import record
 from streamqd.schedules.reconciliation import Declaration, declare, relocate
@@ -40,6 +41,8 @@ from streamqd.store.schedules import (
 from streamqd.store.store import Store
 
 ACTIVE, FINISHED, MISSING = "active", "finished", "missing"
+LATE_MS = 60_000  # lateness that no running housekeeper causes
+COUNTED_MAX = 1_000  # schedules that `status` reads
 TRIES = 5  # of `run`, when another message of the schedule was written in the same millisecond
 _WHEN = ("cron", "every", "at")
 
@@ -286,6 +289,52 @@ def when(schedule: Schedule) -> str:
     return f"{name} {stated[name]}{zone}"
 
 
+@dataclass(frozen=True, slots=True)
+class ScheduleTotals:
+    """The schedules of a look, by state.
+
+    `late` were due more than a minute ago; `next_due_unix_ms` is the earliest due time of the
+    others, null when there is none.
+    """
+
+    schedules: int
+    paused: int
+    orphaned: int
+    unreadable: int
+    missing: int
+    late: int
+    next_due_unix_ms: int | None
+
+
+def totals(store: Store, topic: str | None, now_unix_ms: int, bad: BadValues) -> ScheduleTotals:
+    """Count the schedules, of one topic or of all, at most COUNTED_MAX of them by state."""
+    lines = {n: line for n, line in index(store, bad).items() if topic in (None, line.place[0])}
+    some = dict(sorted(lines.items())[:COUNTED_MAX])
+    rows = [each.row(now_unix_ms) for each in look(store, some, bad)]
+    states = Counter(row.state for row in rows)
+    late = [is_late(row, now_unix_ms) for row in rows]
+    dues = [
+        row.due_unix_ms
+        for row, is_it in zip(rows, late, strict=True)
+        if row.state == ACTIVE and row.due_unix_ms is not None and not is_it
+    ]
+    return ScheduleTotals(
+        schedules=len(lines),
+        paused=states[PAUSED],
+        orphaned=states[ORPHANED],
+        unreadable=states[UNREADABLE],
+        missing=states[MISSING],
+        late=sum(late),
+        next_due_unix_ms=min(dues, default=None),
+    )
+
+
+def is_late(row: ScheduleRow, now_unix_ms: int) -> bool:
+    """Return True if it was due more than a minute ago and no instance has sent it."""
+    due = row.due_unix_ms
+    return row.state == ACTIVE and due is not None and due < now_unix_ms - LATE_MS
+
+
 # --- changing -------------------------------------------------------------------------------------
 
 
@@ -477,13 +526,17 @@ def check_name(name: str) -> None:
 
 def index(store: Store, bad: BadValues) -> dict[str, IndexLine]:
     """The lines of the index that can be read, by name."""
-    found = {}
-    for name, line in calls.whole_index(store).items():
-        if isinstance(line, BadValue):
+    key, found = store.keys.schedule_index(), {}
+    try:
+        lines = calls.whole_index(store)
+    except RedisRefused as error:
+        bad.refused(error, key, "HGETALL")
+        return {}
+    for name, line in lines.items():
+        if not SCHEDULE_NAME.fullmatch(name):
+            bad.keep(Unreadable(key, name, "a name", "the name of a schedule"))
+        elif isinstance(line, BadValue):
             bad.add(line)
-        elif not SCHEDULE_NAME.fullmatch(name):
-            key = store.keys.schedule_index()
-            bad.keep(Unreadable(key, "", repr(name)[:80], "the name of a schedule"))
         else:
             found[name] = line
     return found

@@ -49,6 +49,8 @@ def _show(seen: fleet.StatusView, topic: str | None) -> None:
         click.echo(f"topic {printable(topic)} in the fleet {seen.fleet}: {units}")
     for problem in seen.problems:
         sentence(problem, "  ! ", 4)
+    if seen.schedules.schedules:
+        click.echo(f"  {_schedules(seen)}")
     for group in seen.behind:
         sentence(_behind(seen.now_unix_ms, group), "  ", 4)
     if seen.instances and topic is None:
@@ -60,6 +62,15 @@ def _show(seen: fleet.StatusView, topic: str | None) -> None:
     if seen.units and topic is not None:
         click.echo()
         _show_units(seen)
+
+
+def _schedules(seen: fleet.StatusView) -> str:
+    """How many schedules there are, and when the next one is due."""
+    timed = seen.schedules
+    text = count(timed.schedules, "schedule")
+    if timed.next_due_unix_ms is not None:
+        text += f", next due in {age(timed.next_due_unix_ms - seen.now_unix_ms)}"
+    return text + (f", {timed.paused:,} paused" if timed.paused else "")
 
 
 def _show_instances(seen: fleet.StatusView) -> None:

@@ -7,12 +7,13 @@ not touched: a deploy changes no due time. No leader: two releases side by side 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from streamqd import logs
 from streamqd.config import Schedule, Topic
-from streamqd.errors import BadValue, RedisRefused
+from streamqd.errors import BadValue, RedisRefused, RefusalKind
 from streamqd.schedules import record
 from streamqd.schedules.ticks import next_tick, offset_ms
 from streamqd.store import schedules as calls
@@ -23,6 +24,8 @@ from streamqd.store.store import Store
 
 NAMES_MAX = 500  # names that one look at the index asks for
 BATCH = 16  # scripts in one write
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +75,25 @@ class Reconciler:
             some = self._declared[first : first + NAMES_MAX]
             entries = calls.index(self._store, [each.name for each in some])
             for each in some:
-                place = self._placed(each, entries.get(each.name), counts)
+                entry = entries.get(each.name)
+                place = self._isolated(each.schedule.topic, self._placed, each, entry, counts)
                 if place is not None:
                     here.setdefault(place, []).append(each)
         for place, some in here.items():
             for first in range(0, len(some), calls.STAMPS_MAX):
-                self._stamp(place, some[first : first + calls.STAMPS_MAX])
+                self._isolated(place[0], self._stamp, place, some[first : first + calls.STAMPS_MAX])
+
+    def _isolated(self, topic: str, do: Callable[..., T], /, *args: object) -> T | None:
+        """Return `do(...)`, or None after a value that cannot be read: it harms only its own."""
+        try:
+            return do(*args)
+        except BadValue as error:
+            logs.bad_value(error, topic=topic)
+        except RedisRefused as error:
+            if error.kind is not RefusalKind.OF_A_KEY:
+                raise
+            logs.event("redis.bad_value", logging.WARNING, error=str(error), topic=topic)
+        return None
 
     def _counts(self) -> dict[str, int]:
         counts = {}
@@ -107,7 +123,7 @@ class Reconciler:
             if entry is None:
                 wanted = IndexLine(each.fleet, each.origin, place)
                 entry = calls.enter(self._store, each.name, wanted, new=True)
-            problem = _objection(each, entry)
+            problem = objection(each, entry)
         if problem or not isinstance(entry, IndexLine):
             self._refuse(each, problem)
             return None
@@ -127,11 +143,16 @@ class Reconciler:
         [words] = self._store.run(calls.stamp(self._store.keys, place, pairs)).rest
         left = [each for each, word in zip(some, words, strict=True) if word != b"SAME"]
         for first in range(0, len(left), BATCH):
-            declare(self._store, place, left[first : first + BATCH])
+            batch = left[first : first + BATCH]
+            try:
+                declare(self._store, place, batch)
+            except BadValue:
+                for each in batch:
+                    self._isolated(place[0], declare, self._store, place, [each])
 
 
-def _objection(each: Declaration, entry: IndexLine | BadValue) -> str:
-    """Why a schedule cannot have its name, '' when it can."""
+def objection(each: Declaration, entry: IndexLine | BadValue) -> str:
+    """Return why a schedule cannot have its name, '' when it can."""
     if isinstance(entry, BadValue):
         return str(entry)
     if entry.fleet != each.fleet:

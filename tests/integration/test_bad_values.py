@@ -28,6 +28,7 @@ FLEET = "default"
 META, TRIM, FENCE = KEYS.meta(TOPIC), KEYS.trim(*PLACE), KEYS.fence(*UNIT)
 MEMBERS, INFO, ORDERS = KEYS.members(FLEET), KEYS.info(FLEET), KEYS.orders(FLEET)
 SUMMARY, REGISTRY = KEYS.instance(FLEET, INSTANCE), KEYS.registry()
+SCHEDULES = KEYS.schedule_index()
 ATTEMPTS, RETRY = KEYS.attempts(*UNIT), KEYS.retry(*UNIT)
 LAST = f"{SEQ_MAX}-{SEQ_MAX}"
 NOT_UTF8 = b"\xff\xfe"
@@ -55,6 +56,7 @@ VERBS = {
     "dlq stats access": {0},
     "pending access -g hits": {0},
     "control list": {0},
+    "schedule list": {0},
     "doctor": {1},
     "doctor stream access": {0, 1},
     "trim access --max-length 1 --dry-run": {0},
@@ -155,6 +157,10 @@ BAD = [
     ),
     _hash(META, "group:hits", "abc"),
     _hash(META, "growSince", "abc"),
+    # schedules
+    _hash(SCHEDULES, "nightly", "abc", "status", "schedule list"),
+    Bad("schedule-name", ("HSET", SCHEDULES, NOT_UTF8, "default file access 0"), SCHEDULES,
+        "\\xff\\xfe", ("status", "schedule list")),
     # partitions
     *(_hash(TRIM, field, "abc") for field in ("first", "archived", "shrink_from", "removed")),
     *(_hash(TRIM, field, "abc") for field in ("shrunk", "size", "floor:hits")),
@@ -247,7 +253,7 @@ def test_one_bad_value(surgery: Surgery, invoke: Callable[[str], Result], bad: B
 @pytest.mark.parametrize(
     "key",
     [
-        *(REGISTRY, META, MEMBERS, INFO, ORDERS, SUMMARY, ATTEMPTS, RETRY, FENCE, TRIM),
+        *(REGISTRY, META, MEMBERS, INFO, ORDERS, SUMMARY, ATTEMPTS, RETRY, FENCE, TRIM, SCHEDULES),
         *(KEYS.lease(*UNIT), KEYS.retry_items(*UNIT), KEYS.stream(*PLACE), KEYS.dlq(*PLACE)),
         *(KEYS.retry_stream(*UNIT), KEYS.scheduled(*PLACE), KEYS.scheduled_items(*PLACE)),
         *(KEYS.partitions(TOPIC), KEYS.moving(*PLACE)),

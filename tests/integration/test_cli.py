@@ -241,7 +241,7 @@ def test_status_of_nobody(run: Run, at: At) -> None:
     assert "! no instance of the fleet default is alive" in shown
     assert list(document(run("status", "--json"))) == [
         *("fleet", "now_unix_ms", "orders", "strange_orders", "problems", "instances", "groups"),
-        *("units", "behind", "dead_letters", "unreadable"),
+        *("units", "behind", "dead_letters", "schedules", "unreadable"),
     ]
 
 

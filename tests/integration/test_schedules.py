@@ -166,6 +166,23 @@ def test_a_line_of_the_index_that_cannot_be_read_harms_its_own(store: Store) -> 
     assert one(store, "other").due_unix_ms is not None
 
 
+@pytest.mark.parametrize("kind", ["field", "type"])
+def test_what_cannot_be_read_of_one_schedule_hinders_no_other(store: Store, kind: str) -> None:
+    """One bad value stopped the declaration of all: they were orphans 10 minutes later."""
+    reconcile(store, schedule(), schedule("a"), schedule("z"), schedule("other", topic="others"))
+    if kind == "field":
+        store.execute("HSET", store.keys.schedules_last(TOPIC, 0), "tick:late", "x")
+        left = ("a", "z", "other")
+    else:
+        store.execute("DEL", store.keys.schedules(TOPIC, 0))
+        store.execute("SET", store.keys.schedules(TOPIC, 0), "x")
+        left = ("other",)
+    edited = [schedule(each, every=60.0) for each in ("tick", "a", "z")]
+    reconcile(store, *edited, schedule("other", topic="others", every=60.0), since=2)
+    for name in left:
+        assert (one(store, name).due_unix_ms or 0) - server_unix_ms(store) <= 60_000
+
+
 def test_an_instant_that_has_passed_is_not_sent(store: Store) -> None:
     reconcile(store, schedule(every=None, at="2020-01-01T00:00:00+00:00"))
     assert one(store).due_unix_ms is None

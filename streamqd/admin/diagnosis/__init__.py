@@ -2,8 +2,8 @@
 
 facts.py   what is known, and the gathering of it
 stream.py  what keeps the memory of a topic: `doctor stream`
-server, topics, partitions, values, fleet, host: the checks, in the order of a report; those of
-instances are beside them, as other views need them too
+server, topics, partitions, schedules, values, fleet, host: the checks, in the order of a report;
+those of instances are beside them, as other views need them too
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from dataclasses import dataclass, replace
 from streamqd.admin import instances
 from streamqd.admin import permissions as rights_of
 from streamqd.admin.checks import Check, Finding, Need, Severity, judged
-from streamqd.admin.diagnosis import fleet, host, partitions, server, topics, values
+from streamqd.admin.diagnosis import (
+    fleet,
+    host,
+    partitions,
+    schedules,
+    server,
+    topics,
+    values,
+)
 from streamqd.admin.diagnosis.facts import (
     BODIES_MAX,
     DiagnosisFacts,
@@ -39,7 +47,7 @@ from streamqd.store.store import Store
 
 CHECKS: tuple[Check[DiagnosisFacts], ...] = tuple(
     each
-    for area in (server, topics, partitions, values, fleet, instances, host)
+    for area in (server, topics, partitions, schedules, values, fleet, instances, host)
     for each in vars(area).values()
     if isinstance(each, Check)
 )
@@ -165,6 +173,7 @@ def gather(link: Connection, settings: Settings, needs: set[Need], unit: str) ->
         topics=found,
         partitions=looked,
         units=units,
+        schedules=schedules.gather(store, bad, unseen, wanted=Need.SCHEDULES in needs),
         host=host.gather(settings, unit, owned) if Need.HOST in needs else None,
         unseen=unseen,
     )

@@ -30,6 +30,7 @@ from streamqd.admin.reading import (
     read_id,
 )
 from streamqd.admin.retention import known_stand
+from streamqd.admin.schedules import ScheduleRow
 from streamqd.admin.topics import groups_on
 from streamqd.admin.topics_settings import readable
 from streamqd.config import Settings, Topic
@@ -41,6 +42,7 @@ from streamqd.store.leases import LeaseView
 from streamqd.store.members import Heartbeat
 from streamqd.store.retention import GroupStand, Stand
 from streamqd.store.retention import measure as measure_retention
+from streamqd.store.schedules import IndexLine
 from streamqd.store.statistics import PartitionFigures, UnitFigures
 from streamqd.store.store import Store
 from streamqd.store.topics import count_of
@@ -190,6 +192,14 @@ class UnitFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class ScheduleFacts:
+    """The schedules of this Redis: the lines of their index by name, and a row for each."""
+
+    lines: Mapping[str, IndexLine] = field(default_factory=dict)
+    rows: Sequence[ScheduleRow] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Value:
     """A value that cannot be read: where it stands, what it does, and what puts it right.
 
@@ -237,6 +247,7 @@ class DiagnosisFacts:
     partitions: Sequence[PartitionFacts] = ()
     units: Sequence[UnitFacts] = ()
     values: Sequence[Value] = ()
+    schedules: ScheduleFacts = field(default_factory=ScheduleFacts)
     host: Host | None = None
     unseen: Sequence[str] = ()
 

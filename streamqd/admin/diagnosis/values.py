@@ -15,9 +15,11 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
 
+from streamqd.admin import schedules
 from streamqd.admin.checks import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import DiagnosisFacts, TopicFacts, Value, wrong_types
 from streamqd.admin.reading import BATCH, BadValues, Unreadable, ask, measure_each, pairs
+from streamqd.config.schedules import SCHEDULE_NAME
 from streamqd.errors import BadValue
 from streamqd.model import LETTERS, Unit
 from streamqd.store import directives, retries, topics, untrusted
@@ -155,6 +157,15 @@ _RULES = (
         _DROP,
         parse=untrusted.integer,
     ),
+    ValueRule(
+        "schedule_index",
+        SCHEDULE_NAME.pattern,
+        "the schedule is not declared, moved or listed",
+        "",
+        "`streamqd schedule remove {place} --yes` removes it; an instance that declares it adds it"
+        " again",
+    ),
+    ValueRule("schedule_index", ".*", "it is no schedule", "HDEL {key} {field}"),
     ValueRule("moving", ".+", "its dead letter is not moved on", _DROP, parse=_moved),
     ValueRule(
         "stream",
@@ -233,6 +244,7 @@ def gather(
     for key, scores in _due_times(store, bad, list(delayed)).items():
         _read(delayed[key], key, scores, bad)
     _items(store, bad, units)
+    schedules.index(store, bad)
     return long
 
 
@@ -312,6 +324,7 @@ def _homes(keys: Keys, facts: DiagnosisFacts, places: Sequence[tuple[str, int]])
         keys.members(fleet): Home("members", ""),
         keys.info(fleet): Home("info", "", {"members": names | state.infos.keys()}),
         keys.orders(fleet): Home("orders", fleet),
+        keys.schedule_index(): Home("schedule_index", ""),
         **{keys.instance(fleet, name): Home("instance", name) for name in names},
     }
     for topic in facts.topics:
@@ -330,7 +343,7 @@ def _homes(keys: Keys, facts: DiagnosisFacts, places: Sequence[tuple[str, int]])
 
 
 _TYPES = {
-    **dict.fromkeys(("orders", "info", "meta"), "hash"),
+    **dict.fromkeys(("orders", "info", "meta", "schedule_index"), "hash"),
     "members": "zset",
     "registry": "set",
     "instance": "string",

@@ -1,0 +1,122 @@
+"""Checks of schedules: those that send nothing, and those that this configuration cannot have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from streamqd.admin import schedules
+from streamqd.admin.checks import CheckResult, Need, Severity, check
+from streamqd.admin.diagnosis.facts import DiagnosisFacts, ScheduleFacts
+from streamqd.admin.reading import BadValues, server_unix_ms
+from streamqd.admin.schedules import MISSING, ScheduleRow
+from streamqd.schedules.reconciliation import Declaration, objection
+from streamqd.store.schedules import FILE, ORPHANED, UNREADABLE
+from streamqd.store.store import Store
+from streamqd.words import plural, roughly
+
+SCHEDULES_MAX = 10_000  # schedules that one look reads
+NAMES_SHOWN = 8
+
+
+def gather(store: Store, bad: BadValues, unseen: list[str], *, wanted: bool) -> ScheduleFacts:
+    """Read the schedules, if they are wanted; `unseen` gets what was left out."""
+    if not wanted:
+        return ScheduleFacts()
+    lines = schedules.index(store, bad)
+    some = dict(sorted(lines.items())[:SCHEDULES_MAX])
+    now = server_unix_ms(store.connection)
+    rows = [each.row(now) for each in schedules.look(store, some, bad)]
+    if len(some) < len(lines):
+        unseen.append(f"{len(lines) - len(some):,} schedules: the last by name")
+    return ScheduleFacts(lines, rows)
+
+
+def _by_topic(facts: DiagnosisFacts, *states: str) -> Iterator[tuple[str, list[ScheduleRow]]]:
+    found: dict[str, list[ScheduleRow]] = {}
+    for row in facts.schedules.rows:
+        if row.state in states:
+            found.setdefault(row.topic, []).append(row)
+    yield from sorted(found.items())
+
+
+def _named(rows: list[ScheduleRow]) -> str:
+    names = ", ".join(row.name for row in rows[:NAMES_SHOWN])
+    more = f" and {len(rows) - NAMES_SHOWN} more" if len(rows) > NAMES_SHOWN else ""
+    return f"{plural(len(rows), 'schedule')} of topic {rows[0].topic} ({names}{more})"
+
+
+def _evidence(rows: list[ScheduleRow]) -> dict[str, object]:
+    return {"schedules": [row.name for row in rows[:NAMES_SHOWN]], "count": len(rows)}
+
+
+@check("schedules.orphaned", Severity.WARNING, Need.SCHEDULES)
+def _orphaned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """No live instance has declared a schedule for 10 minutes: it sends nothing."""
+    for topic, rows in _by_topic(facts, ORPHANED):
+        yield CheckResult(
+            f"no instance has declared {_named(rows)} for 10 minutes: no message is sent",
+            "start an instance whose configuration has them, or `streamqd schedule prune`",
+            about=topic,
+            evidence=_evidence(rows),
+        )
+
+
+@check("schedules.missing", Severity.WARNING, Need.SCHEDULES)
+def _missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The name of a schedule is left of a topic that was deleted."""
+    for topic, rows in _by_topic(facts, MISSING):
+        yield CheckResult(
+            f"nothing is kept of {_named(rows)}, whose topic was deleted: no message is sent",
+            "`streamqd schedule prune`, or restart an instance that declares them",
+            about=topic,
+            evidence=_evidence(rows),
+        )
+
+
+@check("schedules.unreadable", Severity.PROBLEM, Need.SCHEDULES)
+def _unreadable(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The specification of a schedule cannot be read: it sends nothing."""
+    for topic, rows in _by_topic(facts, UNREADABLE):
+        yield CheckResult(
+            f"the specification of {_named(rows)} cannot be read: no message is sent",
+            "an instance that declares them repairs them within 10 s; else `streamqd schedule"
+            f" remove {rows[0].name}`",
+            about=topic,
+            evidence=_evidence(rows),
+        )
+
+
+@check("schedules.refused", Severity.PROBLEM, Need.SCHEDULES)
+def _refused(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """A schedule of this configuration cannot have its name."""
+    for each in facts.settings.schedules:
+        line = facts.schedules.lines.get(each.name)
+        if line is None:
+            continue
+        reason = objection(Declaration(each, facts.settings.daemon.fleet, FILE, 0), line)
+        if reason:
+            yield CheckResult(
+                f"schedule {each.name} of this configuration is not kept: {reason}",
+                f"rename it, or look at the other one: `streamqd schedule show {each.name}`",
+                about=each.name,
+                evidence={"fleet": line.fleet, "origin": line.origin},
+            )
+
+
+@check("schedules.late", Severity.PROBLEM, Need.SCHEDULES)
+def _late(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """A schedule was due more than a minute ago, and no instance has sent its message."""
+    late: dict[str, list[ScheduleRow]] = {}
+    for row in facts.schedules.rows:
+        if schedules.is_late(row, facts.now_unix_ms):
+            late.setdefault(row.topic, []).append(row)
+    for topic, rows in sorted(late.items()):
+        oldest = min(row.due_unix_ms or 0 for row in rows)
+        waiting = roughly((facts.now_unix_ms - oldest) / 1000)
+        yield CheckResult(
+            f"{_named(rows)} were due up to {waiting} ago: no housekeeper sends them",
+            "start an instance with `streamqd --config FILE`; if one runs, look for"
+            " `housekeeper.failed` in its log",
+            about=topic,
+            evidence={**_evidence(rows), "oldest_due_unix_ms": oldest},
+        )
