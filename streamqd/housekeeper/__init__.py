@@ -31,7 +31,7 @@ from streamqd.housekeeper.listener import LOOK_SECONDS as LISTEN_SECONDS
 from streamqd.housekeeper.listener import Listener
 from streamqd.housekeeper.promoter import LOOK_SECONDS, retry_promoter, send_promoter
 from streamqd.housekeeper.reclaimer import Reclaimer
-from streamqd.housekeeper.scheduler import RECONCILE_SECONDS, Scheduler
+from streamqd.housekeeper.scheduler import MOVES_SECONDS, RECONCILE_SECONDS, Scheduler
 from streamqd.housekeeper.script_loader import ScriptLoader
 from streamqd.housekeeper.summary import Summary, supervisor_pid
 from streamqd.housekeeper.trimmer import Trimmer
@@ -130,6 +130,7 @@ class Housekeeper:
             Task("promote_retries", 1.0, promote_retries),
             Task("promote_scheduled", 2.0, promote_scheduled),
             Task("declare_schedules", RECONCILE_SECONDS, scheduler.declare),
+            Task("move_schedules", MOVES_SECONDS, scheduler.finish_moves),
             Task("fire_schedules", 1.0, scheduler.fire),
             Task("measure", 3.0, self._measure),
             Task("publish", 2.0, self._publish),

@@ -9,11 +9,12 @@ from streamqd.config import Settings
 from streamqd.isolate import Isolate
 from streamqd.metrics.view import MetricsView
 from streamqd.schedules.firing import Firer, Outcome
-from streamqd.schedules.reconciliation import Reconciler
+from streamqd.schedules.reconciliation import MoveFinisher, Reconciler
 from streamqd.store.schedules import Place
 from streamqd.store.store import Store
 
 RECONCILE_SECONDS = 10.0
+MOVES_SECONDS = 60.0
 
 
 class Scheduler:
@@ -31,6 +32,7 @@ class Scheduler:
             settings.topics,
         )
         self._declared = not self._reconciler.wanted
+        self._moves = MoveFinisher(store)
         self._firer = Firer(store, self._owned, self._note, isolate)
 
     def declare(self) -> None:
@@ -38,6 +40,10 @@ class Scheduler:
         if self._reconciler.wanted:
             self._reconciler.run()
         self._declared = True
+
+    def finish_moves(self) -> None:
+        """Finish moves of schedules that a killed process left."""
+        self._moves.run()
 
     def fire(self) -> float | None:
         """Fire what is due; return in how many seconds to come back."""

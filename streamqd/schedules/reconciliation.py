@@ -210,16 +210,17 @@ def relocate(store: Store, each: Declaration, entry: IndexLine, place: Place) ->
     holds, which sends elsewhere.
     """
     origin = entry.origin_place or entry.place
+    [before] = kept(store, [(each.name, origin)])
     if entry.origin_place is None:
-        [before] = kept(store, [(each.name, origin)])
         if before is not None and not _may_move(store, each, before):
             return False
-        store.run(calls.hold(store.keys, origin, each.name, _reason(before)))
+        # Before anything is held: what is interrupted must be found again.
         calls.enter(
             store, each.name, IndexLine(entry.fleet, entry.origin, place, origin), new=False
         )
     elif entry.place != place:
         place = entry.place  # first the move that was begun
+    store.run(calls.hold(store.keys, origin, each.name, _reason(before)))
     [before] = kept(store, [(each.name, origin)])
     text = record.text_of(each.schedule)
     digest = record.hash_of(text)
@@ -244,6 +245,45 @@ def relocate(store: Store, each: Declaration, entry: IndexLine, place: Place) ->
     calls.enter(store, each.name, IndexLine(entry.fleet, entry.origin, place), new=False)
     logs.event("schedule.moved", schedule=each.name, topic=place[0], partition=place[1])
     return True
+
+
+class MoveFinisher:
+    """Finishes moves that a killed process left, of schedules that no live instance declares.
+
+    A move that stands where it was at the last look is finished, so looks must be far apart.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._seen: dict[str, IndexLine] = {}
+
+    def run(self) -> None:
+        """Look at all schedules. Raises RedisUnavailable, RedisRefused."""
+        moving = {
+            name: line
+            for name, line in calls.whole_index(self._store).items()
+            if isinstance(line, IndexLine) and line.origin_place is not None
+        }
+        for name, line in moving.items():
+            if self._seen.get(name) == line:
+                try:
+                    self._finish(name, line)
+                except BadValue as error:
+                    logs.bad_value(error, topic=line.place[0])
+        self._seen = moving
+
+    def _finish(self, name: str, line: IndexLine) -> None:
+        assert line.origin_place is not None
+        new, old = kept(self._store, [(name, line.place), (name, line.origin_place)])
+        found = new or old
+        try:
+            schedule = record.read(found.text or "") if found is not None else None
+        except ValueError:
+            return
+        # To another topic, only who gave the order has the specification.
+        if found is not None and schedule is not None and schedule.topic == line.place[0]:
+            declaration = Declaration(schedule, line.fleet, line.origin, found.since_unix_ms)
+            relocate(self._store, declaration, line, line.place)
 
 
 def _reason(before: Kept | None) -> str:

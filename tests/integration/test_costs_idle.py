@@ -109,6 +109,7 @@ TASKS = {
     "promote_retries": (0, 0),
     "promote_scheduled": (0, 0),
     "declare_schedules": (0, 0),
+    "move_schedules": (0, 1),
     "fire_schedules": (0, 1),
     "measure": (2, 4),
     "publish": (0, 1),

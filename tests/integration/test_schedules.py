@@ -12,12 +12,19 @@ from streamqd.admin import growth
 from streamqd.config import Schedule, Topic
 from streamqd.schedules import firing, reconciliation
 from streamqd.schedules.firing import Firer, Outcome
-from streamqd.schedules.reconciliation import Reconciler, kept, server_unix_ms
+from streamqd.schedules.reconciliation import (
+    Declaration,
+    MoveFinisher,
+    Reconciler,
+    kept,
+    server_unix_ms,
+)
+from streamqd.schedules.record import partition_of
 from streamqd.store import schedules as calls
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
-from streamqd.store.schedules import IndexLine, Kept, Place
+from streamqd.store.schedules import OPERATOR, IndexLine, Kept, Place
 from streamqd.store.store import Store
 
 TOPIC = "reports"
@@ -319,6 +326,40 @@ def test_a_move_that_is_interrupted_goes_on(
     assert one(store).held == ("paused" if paused else "")
     fire(store)
     assert sent(store) == []
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_move_by_growth_of_a_dead_housekeeper_is_finished(
+    store: Store, monkeypatch: pytest.MonkeyPatch, step: str, paused: bool
+) -> None:
+    """A schedule that an operator added stayed where its mover was killed, and sent nothing."""
+    topics.create(store, TOPIC, Topic(partitions=1))
+    name = next(each for each in map(str, range(99)) if partition_of(schedule(each), 4) != 0)
+    calls.enter(store, name, IndexLine("default", OPERATOR, (TOPIC, 0)), new=True)
+    reconciliation.declare(store, (TOPIC, 0), [Declaration(schedule(name), "default", OPERATOR, 1)])
+    make_due(store, hour_ago(store), name)
+    growth.grow(store, TOPIC, 4)
+    _die_behind(monkeypatch, step)
+    with pytest.raises(KeyboardInterrupt):
+        fire(store)
+    monkeypatch.undo()
+    if paused:
+        for number in (0, partition_of(schedule(name), 4)):
+            store.run(calls.hold(store.keys, (TOPIC, number), name, calls.PAUSED))
+    moves = MoveFinisher(store)
+    moves.run()
+    assert calls.index(store, [name])[name] == IndexLine(
+        "default", OPERATOR, (TOPIC, partition_of(schedule(name), 4)), (TOPIC, 0)
+    ), "another process may be at it"
+    moves.run()
+    assert calls.index(store, [name])[name] == IndexLine(
+        "default", OPERATOR, (TOPIC, partition_of(schedule(name), 4))
+    )
+    assert kept(store, [(name, (TOPIC, 0))]) == [None]
+    assert one(store, name).held == ("paused" if paused else "")
+    Firer(store, set, lambda _outcome: None).turn()
+    assert len(sent(store, partitions=4)) == (0 if paused else 1)
 
 
 def _die_behind(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
