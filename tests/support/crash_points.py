@@ -78,6 +78,9 @@ SCRIPTS = {
         *("member_beat", "member_leave"),
     ),
     "housekeeper": ("message_promote", "schedule_promote", "stream_trim", "letters_expire"),
+    "schedules": (
+        *("schedule_declare", "schedule_stamp", "schedule_fire", "schedule_hold", "schedule_drop"),
+    ),
     "command": ("dead_replay", "dead_mark", "dead_deliver", "dead_purge"),
 }
 POINTS = {
@@ -100,17 +103,11 @@ ELSEWHERE = {
         "the points of a producer are around it",
     ),
     "message_fetch": "a read for a server whose memory is full; the points of a read are there",
-    **dict.fromkeys(
-        (
-            *("schedule_declare", "schedule_stamp", "schedule_hold", "schedule_release"),
-            *("schedule_drop", "schedule_run", "schedule_fire"),
-        ),
-        "one step each; a move is interrupted in tests/integration/test_schedules.py",
-    ),
     "ghost_settle": "lets go of entries that are gone already",
     **dict.fromkeys(
         (
             *("control_change", "group_delete", "group_reset", "message_adopt", "retry_cancel"),
+            *("schedule_release", "schedule_run"),
             *("retry_hasten", "stream_drop", "topic_configure", "topic_create", "topic_retire"),
         ),
         "one step of a command that may be given again",

@@ -228,6 +228,14 @@ class Daemon:
 
     def close(self) -> None:
         """Kill whatever is left of it, and nothing else."""
+        self.kill_all()
+        self.link.close()
+        if self._producer is not None:
+            self._producer.close()
+        self.ledger.close()
+
+    def kill_all(self) -> None:
+        """Kill all of its processes, as the loss of power does."""
         if self.running:
             self.kill()
 
@@ -239,10 +247,6 @@ class Daemon:
             return not left
 
         wait_until(gone, timeout=KILL_SECONDS, what="every process of the daemon is dead")
-        self.link.close()
-        if self._producer is not None:
-            self._producer.close()
-        self.ledger.close()
 
     # --- processes ---
 

@@ -1,0 +1,328 @@
+"""Schedules of real daemons that die: each tick once, none missing, whoever sends it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from streamqd import config
+from streamqd.cli import cli
+from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.schedules.reconciliation import Declaration, declare, server_unix_ms
+from streamqd.store import schedules as calls
+from streamqd.store import topics
+from streamqd.store.client import Connection
+from streamqd.store.schedules import OPERATOR, IndexLine
+from tests.support import crash_points
+from tests.support.cluster import Cluster
+from tests.support.crash_points import Strikes
+from tests.support.daemon import Daemon, daemons
+from tests.support.sentinels import Sentinels
+from tests.support.waiting import wait_until
+
+Make = Callable[..., Daemon]
+Ticks = dict[str, list[int]]
+
+TICKS = "ticks"
+SECOND = 1_000
+PATIENCE = 60.0  # seconds that a busy machine may need
+
+
+def every_second(name: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "topic": TICKS, "every": "1s", **more}
+
+
+@pytest.fixture
+def fleet(new_daemon: Make) -> Callable[..., list[Daemon]]:
+    """Configure daemons of one fleet, with schedules for each."""
+
+    def make(*sets: list[dict[str, Any]], **options: Any) -> list[Daemon]:
+        made = []
+        for number, schedules in enumerate(sets):
+            daemon = new_daemon(name=f"i{number}", **options)
+            daemon.write_config(schedules=schedules)
+            made.append(daemon)
+        return made
+
+    return make
+
+
+def ticks(daemon: Daemon, topic: str = TICKS, partitions: int = 1) -> Ticks:
+    """The ticks of each schedule in unix ms, in the order in which they were sent."""
+    entries = []
+    for number in range(partitions):
+        for raw, flat in daemon.link.execute("XRANGE", daemon.keys.stream(topic, number), "-", "+"):
+            fields = dict(zip(flat[::2], flat[1::2], strict=True))
+            entries.append((int(raw.partition(b"-")[0]), json.loads(fields[b"headers"])))
+    found: Ticks = {}
+    for _, headers in sorted(entries, key=lambda each: each[0]):
+        when = datetime.fromisoformat(headers["x-scheduled-for"])
+        found.setdefault(headers["x-schedule"], []).append(round(when.timestamp() * 1000))
+    return found
+
+
+def wait_ticks(daemon: Daemon, name: str, count: int, **where: Any) -> None:
+    """Wait until a schedule has sent so many ticks."""
+
+    def sent() -> bool:
+        try:
+            return len(ticks(daemon, **where).get(name, ())) >= count
+        except (RedisUnavailable, RedisRefused):  # a master may be away just now
+            return False
+
+    wait_until(sent, timeout=PATIENCE, what=f"{count} ticks of {name}", every=0.1)
+
+
+def assert_each_once(sent: list[int]) -> None:
+    """No tick twice, and none missing."""
+    assert sent == list(range(sent[0], sent[-1] + 1, SECOND))
+
+
+def counted(daemon: Daemon, name: str) -> dict[str, int]:
+    found = daemon.link.execute("HGETALL", daemon.keys.schedules_last(TICKS, 0))
+    told = dict(zip(found[::2], found[1::2], strict=True))
+    return {part: int(told.get(f"{name}:{part}".encode(), 0)) for part in ("fired", "skipped")}
+
+
+# --- instances ------------------------------------------------------------------------------------
+
+
+def test_of_five_instances_one_is_killed_again_and_again(fleet: Callable[..., Any]) -> None:
+    five = fleet(*[[every_second("tick")]] * 5)
+    for daemon in five:
+        daemon.start()
+    for daemon in five:
+        daemon.wait_event("ready")
+    for number in range(8):
+        wait_ticks(five[0], "tick", 3 * (number + 1))
+        victim = five[number % 5]
+        victim.kill_all()
+        victim.start()
+    wait_ticks(five[0], "tick", 27)
+    assert_each_once(ticks(five[0])["tick"])
+    assert counted(five[0], "tick")["skipped"] == 0
+
+
+def test_after_twenty_ticks_with_no_instance_the_policy_decides(fleet: Callable[..., Any]) -> None:
+    """All down for 20 ticks: 1, 0 and 20 messages."""
+    policies = ("once", "skip", "all")
+    [daemon] = fleet([every_second(each, misfire=each) for each in policies])
+    daemon.start()
+    wait_ticks(daemon, "all", 2)
+    daemon.kill_all()
+    last = ticks(daemon)["all"][-1]
+    wait_until(
+        lambda: server_unix_ms(daemon.store) > last + 20 * SECOND, timeout=PATIENCE, every=0.1
+    )
+    daemon.start()
+    wait_ticks(daemon, "skip", 4)
+    daemon.stop()
+    once, skip, each = (counted(daemon, name) for name in policies)
+    missed = skip["skipped"]
+    assert missed >= 20
+    assert once == {"fired": skip["fired"] + 1, "skipped": missed - 1}
+    assert each == {"fired": skip["fired"] + missed, "skipped": 0}
+    sent = ticks(daemon)
+    assert_each_once(sent["all"])
+    assert {*sent["once"]} - {*sent["skip"]} == {max({*sent["all"]} - {*sent["skip"]})}
+
+
+def test_two_releases_send_the_union_of_their_schedules(fleet: Callable[..., Any]) -> None:
+    a, b, c = (every_second(each) for each in "abc")
+    two = fleet([a, b], [b, c])
+    for daemon in two:
+        daemon.start()
+    for name in "abc":
+        wait_ticks(two[0], name, 5)
+    for sent in ticks(two[0]).values():
+        assert_each_once(sent)
+
+
+# --- a housekeeper that is killed at each step ----------------------------------------------------
+
+FIRING = [
+    f"schedule_{name}-{side}"
+    for name in ("declare", "stamp", "fire")
+    for side in ("calls", "called")
+]
+MOVING = [
+    f"schedule_{name}-{side}"
+    for name in ("hold", "declare", "drop")
+    for side in ("calls", "called")
+]
+
+
+@pytest.fixture
+def struck(fleet: Callable[..., Any], tmp_path: Path) -> tuple[Daemon, Strikes]:
+    """A daemon whose housekeeper can be killed between two steps."""
+    strikes = Strikes(tmp_path / "strikes")
+    [daemon] = fleet([every_second("tick")])
+    daemon.module = crash_points.__name__
+    daemon.environment = {crash_points.VARIABLE: str(strikes.folder)}
+    return daemon, strikes
+
+
+def wait_struck(daemon: Daemon, strikes: Strikes, point: str) -> None:
+    daemon.wait_for(lambda: strikes.struck(point, 0), timeout=PATIENCE, what=f"{point} has struck")
+
+
+@pytest.mark.parametrize("point", FIRING)
+def test_a_housekeeper_killed_while_it_fires_repeats_nothing(
+    struck: tuple[Daemon, Strikes], point: str
+) -> None:
+    daemon, strikes = struck
+    strikes.arm(point, 0, "KILL", after=1 if "fire" in point or "stamp" in point else 0)
+    daemon.start()
+    wait_struck(daemon, strikes, point)
+    before = len(ticks(daemon).get("tick", ()))
+    wait_ticks(daemon, "tick", before + 4)
+    assert_each_once(ticks(daemon)["tick"])
+    assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("point", MOVING)
+def test_a_housekeeper_killed_while_it_moves_a_schedule_repeats_nothing(
+    struck: tuple[Daemon, Strikes], point: str
+) -> None:
+    daemon, strikes = struck
+    daemon.start()
+    wait_ticks(daemon, "tick", 2)
+    daemon.stop()
+    daemon.write_config(schedules=[every_second("tick") | {"topic": "others"}])
+    strikes.arm(point, 0, "KILL")
+    daemon.start()
+    wait_struck(daemon, strikes, point)
+    wait_ticks(daemon, "tick", 4, topic="others")
+    daemon.stop()
+    old, new = ticks(daemon)["tick"], ticks(daemon, "others")["tick"]
+    assert_each_once(old)
+    assert_each_once(new)
+    assert old[-1] < new[0]
+    assert daemon.link.execute("HLEN", daemon.keys.schedules(TICKS, 0)) == 0
+
+
+# --- servers --------------------------------------------------------------------------------------
+
+
+def test_schedules_on_a_cluster_fire_move_and_outlive_a_master(
+    binary: Path, tmp_path: Path
+) -> None:
+    names = [f"s{number}" for number in range(8)]
+    where = {"partitions": 4}
+    with Cluster(binary) as cluster, daemons(tmp_path, cluster.url) as make:
+        daemon = make()
+        daemon.write_config(
+            topics={"orders": {"partitions": 1}, TICKS: {"partitions": 4}},
+            schedules=[every_second(name, misfire="all") for name in names],
+        )
+
+        def run(*words: str) -> str:
+            done = CliRunner().invoke(
+                cli, ["--config", str(daemon.config_path), "schedule", *words]
+            )
+            assert done.exit_code == 0, done.output
+            return done.stdout
+
+        with daemon:
+            for name in names:
+                wait_ticks(daemon, name, 3, **where)
+            masters = {cluster.master_of(daemon.keys.stream(TICKS, number)) for number in range(4)}
+            assert len(masters) > 1
+            run("add", "byhand", "--topic", TICKS, "--every", "1s")
+            wait_ticks(daemon, "byhand", 2, **where)
+            run("edit", "byhand", "--topic", "orders")
+            wait_ticks(daemon, "byhand", 1, topic="orders")
+            run("pause", "byhand")
+            assert "sent orders/0/" in run("run", "byhand")
+            assert " paused " in run("list")
+            run("remove", "byhand", "--yes")
+            victim = cluster.master_of(daemon.keys.stream(TICKS, 0))
+            before = len(ticks(daemon, **where)["s0"])
+            victim.kill()
+            cluster.wait_ok()
+            for name in names:
+                wait_ticks(daemon, name, before + 8, **where)
+            for name in names:
+                assert_each_once(ticks(daemon, **where)[name])
+            assert daemon.stop() == 0
+
+
+def test_schedules_behind_sentinel_outlive_the_master(binary: Path, tmp_path: Path) -> None:
+    options = {"min_replicas_to_write": "1", "min_replicas_max_lag": "2"}
+    with (
+        Sentinels(binary, replicas=2, **options) as sentinels,
+        daemons(tmp_path, sentinels.url) as make,
+    ):
+        daemon = make()
+        daemon.write_config(schedules=[every_second("tick", misfire="all")])
+        with daemon:
+            wait_ticks(daemon, "tick", 4)
+            old = sentinels.master
+            old.kill()
+            sentinels.wait_failover(old)
+            wait_ticks(daemon, "tick", 12)
+            assert_each_once(ticks(daemon)["tick"])
+            assert daemon.stop() == 0
+
+
+# --- many -----------------------------------------------------------------------------------------
+
+MANY = 10_000
+LEAD_MS = 15_000
+
+
+def cpu_seconds(link: Connection) -> float:
+    told = link.execute("INFO", "cpu").decode().splitlines()
+    found = dict(line.split(":") for line in told if ":" in line)
+    return float(found["used_cpu_sys"]) + float(found["used_cpu_user"])
+
+
+@pytest.fixture
+def many(new_daemon: Make) -> tuple[Daemon, int]:
+    """A daemon, and 10,000 schedules that are due at one instant, which is returned."""
+    daemon = new_daemon()
+    store = daemon.store
+    topics.create(store, TICKS, config.Topic(partitions=1))
+    due = server_unix_ms(store) // SECOND * SECOND + LEAD_MS
+    at = f"{datetime.fromtimestamp(due / 1000).astimezone().isoformat()}"
+    some = [
+        Declaration(config.Schedule(f"s{number}", TICKS, at=at), "default", OPERATOR, 1)
+        for number in range(MANY)
+    ]
+    place = (TICKS, 0)
+    for first in range(0, MANY, 100):
+        declare(store, place, some[first : first + 100])
+    lines = [
+        part for each in some for part in (each.name, IndexLine("default", OPERATOR, place).text())
+    ]
+    store.execute("SADD", store.keys.schedule_places(), f"{TICKS}/0")
+    store.execute("HSET", store.keys.schedule_index(), *lines)
+    return daemon, due
+
+
+def test_ten_thousand_schedules_are_due_at_once(many: tuple[Daemon, int]) -> None:
+    """Reports how late the last one was, and the CPU of the server."""
+    daemon, due = many
+    with daemon:
+        assert server_unix_ms(daemon.store) < due, "the machine is too slow to be ready in time"
+        before = cpu_seconds(daemon.link)
+        stream = daemon.keys.stream(TICKS, 0)
+        wait_until(
+            lambda: daemon.link.execute("XLEN", stream) >= MANY, timeout=PATIENCE, every=0.05
+        )
+        cpu = cpu_seconds(daemon.link) - before
+        late = [
+            int(daemon.link.execute("HGET", daemon.keys.schedules_last(TICKS, 0), f"s{n}:late"))
+            for n in range(0, MANY, 100)
+        ]
+        print(f"{MANY} at once: all within {max(late)} ms; the server used {cpu:.2f} s of CPU")
+        assert {name: len(each) for name, each in ticks(daemon).items()} == {
+            f"s{number}": 1 for number in range(MANY)
+        }
+        assert calls.places(daemon.store) == [(TICKS, 0)]
