@@ -15,7 +15,7 @@ from streamqd.config import Consumer, Settings, Topic
 from streamqd.errors import BadValue, ConfigError, RedisRefused, RefusalKind
 from streamqd.model import Unit
 from streamqd.scoreboard import SLOT_COUNT
-from streamqd.store import messages, topics
+from streamqd.store import key_types, messages, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
@@ -49,7 +49,11 @@ def ensure_topics(
         except BadValue as error:
             logs.bad_value(error, topic=topic)
         except RedisRefused as error:
-            _set_aside(error, topic=topic)
+            mistyped = _mistyped(store, topic) if key_types.is_of_type(error) else []
+            for bad in mistyped:
+                logs.bad_value(bad, topic=topic, fix=key_types.remedy(bad.key))
+            if not mistyped:
+                _set_aside(error, topic=topic)
         else:
             problems += _count_problems(settings, topic, count)
             counts[topic] = count or 0
@@ -120,6 +124,13 @@ def _created(store: Store, settings: Settings, topic: str, known: int) -> int | 
     if lost:
         logs.event("topic.restored", logging.WARNING, topic=topic, partitions=count)
     return count
+
+
+def _mistyped(store: Store, topic: str) -> list[BadValue]:
+    """Return the keys of a topic that have a wrong type."""
+    meta, partitions = store.keys.meta(topic), store.keys.partitions(topic)
+    wanted = {meta: key_types.HASH, partitions: key_types.SET}
+    return key_types.mistyped(store.connection, wanted)
 
 
 def _set_aside(error: RedisRefused, topic: str | None = None, unit: Unit | None = None) -> None:

@@ -207,8 +207,19 @@ def known_counts(store: Store, bad: BadValues) -> dict[str, int]:
     names, strange = topics.registry(store)
     for error in strange:
         bad.add(error)
-    found = ((name, known_count(store, name, bad)) for name in names)
-    return {name: count for name, count in found if count is not None}
+    found = {name: known_count(store, name, bad) for name in names}
+    _keep_missing(store, [name for name, count in found.items() if count is None], bad)
+    return {name: count for name, count in found.items() if count is not None}
+
+
+def _keep_missing(store: Store, names: Sequence[str], bad: BadValues) -> None:
+    """Keep the topics of which nothing says how many partitions they have, nor a deletion why."""
+    replies = ask(store, [topics.presence(store.keys, name) for name in names], bad)
+    unreadable = {row.key for row in bad.rows}
+    for name, reply in zip(names, replies, strict=True):
+        key = store.keys.meta(name)
+        if reply == [None, None] and key not in unreadable:
+            bad.add(topics.uncounted(key))
 
 
 def counts_of(store: Store, topic: str | None, bad: BadValues) -> dict[str, int]:

@@ -15,8 +15,8 @@ from streamqd.admin.reading import server_unix_ms
 from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.output import LEVELS, styled
 from streamqd.cli.session import Session, timed_out
-from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable
-from streamqd.store import members, topics
+from streamqd.errors import BadValue, ConfigError, RedisRefused, RedisUnavailable
+from streamqd.store import key_types, members, topics
 from streamqd.words import count
 
 PATIENCE = 2.0  # seconds that a server may take to load its data
@@ -148,7 +148,11 @@ def _topics(session: Session, settings: config.Settings) -> list[CheckFinding]:
     for name, wanted in settings.topics.items():
         if "partitions" not in wanted.stated:
             continue
-        found = topics.partition_count(session.store, name)
+        try:
+            found = topics.partition_count(session.store, name)
+        except BadValue as error:
+            findings.append(_problem("topics", f"{error}; {_CURE}"))
+            continue
         text = f"topics.{name}.partitions is {wanted.partitions}, and {found} are registered"
         if found is not None and wanted.partitions < found:
             findings.append(_problem("topics", f"{text}: a topic cannot shrink, write {found}"))
@@ -178,6 +182,9 @@ def _pipelines(session: Session, settings: config.Settings) -> list[CheckFinding
 def _duplicate(session: Session, settings: config.Settings) -> list[CheckFinding]:
     """Look for another run under the name of this instance, and whether it sends heartbeats."""
     daemon = settings.daemon
+    wrong = key_types.mistyped(session.link, members.types(session.store.keys, daemon.fleet))
+    if wrong:
+        return [_problem("redis", f"{each}; {key_types.remedy(each.key)}") for each in wrong]
     found = members.member(session.store, daemon.fleet, daemon.instance)
     if found is None:
         return []
@@ -201,6 +208,7 @@ def _duplicate(session: Session, settings: config.Settings) -> list[CheckFinding
     ]
 
 
+_CURE = "run `streamqd doctor --only values`, which has the command"
 _OTHER_NAME = "set another daemon.instance and daemon.state_dir, or stop it"
 
 

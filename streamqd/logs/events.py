@@ -74,7 +74,9 @@ EVENTS: dict[str, str] = {
     "reclaim.requested": "Entries read by a foreign consumer lie idle; the worker will claim them.",
     "redis.back": "Redis answers again.",
     "redis.bad_value": "Somebody has written a value into Redis that does not belong there. What it"
-    " is for is set aside and looked at again; all else goes on. `streamqd doctor` has the cure.",
+    " is for is set aside and looked at again; all else goes on. `streamqd doctor` has the cure. At"
+    " the level `error`, a key of the whole fleet has another type. No instance owns anything until"
+    " the command in `fix` is run.",
     "redis.lost": "Redis does not answer; it is tried again until it does.",
     "redis.refused": "Redis refused a command of the supervisor; it is tried again.",
     "redis.unavailable": "Redis does not answer at the start. It is tried again for `seconds`; then"

@@ -9,11 +9,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from streamqd.errors import BadValue
+from streamqd.errors import BadValue, RedisRefused
 from streamqd.model import Unit
 from streamqd.policy.assignment import Member
 from streamqd.policy.rebalance import MemberView
-from streamqd.store import scripts, untrusted
+from streamqd.store import key_types, scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
@@ -47,6 +47,15 @@ def beat(
         stale_ms=max(1, round(stale * 1000)),
         silent=list(silent),
     )
+
+
+def types(keys: Keys, fleet: str) -> dict[str, str]:
+    """Return the keys of a heartbeat and the types that they must have, for `mistyped`."""
+    return {
+        keys.members(fleet): key_types.SORTED_SET,
+        keys.info(fleet): key_types.HASH,
+        keys.orders(fleet): key_types.HASH,
+    }
 
 
 def leave(keys: Keys, fleet: str, instance: str, nonce: str) -> Call:
@@ -180,12 +189,16 @@ def member(store: Store, fleet: str, instance: str) -> Heartbeat | None:
 
     Raises RedisRefused when a key holds another type.
     """
-    score, described = store.connection.pipeline(
+    found = store.pipeline(
         [
             ("ZSCORE", store.keys.members(fleet), instance),
             ("HGET", store.keys.info(fleet), instance),
         ]
     )
+    for reply in found:
+        if isinstance(reply, RedisRefused):
+            raise reply
+    score, described = found
     return None if score is None else _beat(instance.encode(), score, described or b"")
 
 

@@ -197,6 +197,11 @@ def _meta(keys: Keys, name: str, reply: Sequence[bytes | None]) -> TopicMeta | N
     )
 
 
+def uncounted(key: str) -> BadValue:
+    """Return what is wrong with the meta `key` of a topic that has no partition count."""
+    return BadValue(key, "partitionCount", "missing", f"a whole number from 1 to {PARTITIONS_MAX}")
+
+
 def count_of(name: str, raw: bytes, key: str = "") -> int:
     """Read a partition count. Raises BadValue when it is none: it is never guessed."""
     # A wrong count would send messages to partitions that nobody reads.

@@ -99,6 +99,7 @@ class LeaseManager:
             self._view_due
             or self._wake_ups
             or self.membership.dead_nonce
+            or self.membership.mistyped
             or self._scheduler.goes_on
         )
         due = min(self.membership.beat_at, self.wakes.next_at())
@@ -121,7 +122,8 @@ class LeaseManager:
     ) -> None:
         predecessor = self.membership.dead_nonce
         listen = now >= self.wakes.next_at()
-        others = self._view_due or self._wake_ups or predecessor or listen
+        mistyped = self.membership.mistyped
+        others = self._view_due or self._wake_ups or predecessor or mistyped or listen
         # What is refused is wanted at every tick: the others have theirs in between.
         calls = [] if self._asked and others else self._calls(now, partitions, offers)
         self._asked = bool(calls)
@@ -134,6 +136,8 @@ class LeaseManager:
                 self.link.run_many([self.membership.removal_of_predecessor()])
                 self.membership.dead_nonce = ""
                 self.membership.beat_soon()
+            elif mistyped:
+                self.membership.explain(self.link)
             elif self._wake_ups:
                 wake_ups, self._wake_ups = self._wake_ups, []
                 self.link.pipeline(wake_ups)

@@ -18,7 +18,8 @@ from streamqd.model import Unit
 from streamqd.policy import heartbeats
 from streamqd.policy.rebalance import MemberView
 from streamqd.policy.silence import SilenceDetector
-from streamqd.store import directives, members
+from streamqd.store import directives, key_types, members
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 from streamqd.supervisor.partition import PartitionState, Phase
@@ -39,6 +40,7 @@ class Membership:
         self.silence = SilenceDetector(daemon.instance, daemon.lease_ttl, self.interval)
         self.dead_nonce = ""  # of a predecessor that is to be taken out of the fleet
         self.accepted = False  # the last heartbeat that Redis answered counts as this instance's
+        self.mistyped = ""  # the refusal of a heartbeat by a key of a wrong type, yet to be named
         self.duplicate: dict[str, Any] = {}  # host and pid of the run that has the name instead
         self._keys = keys
         self._lock_id = lock_id
@@ -49,6 +51,8 @@ class Membership:
         self._duplicate_nonce: object = None
         self._stored_directives: list[bytes] | None = None
         self._bad_members = logs.bad_values()
+        self._mistyped = logs.Once("redis.bad_value", logging.ERROR)
+        self._refusal = ""  # of the heartbeat, as it was logged last
 
     def beat_soon(self) -> None:
         """Send a heartbeat and look at the fleet at the next tick; later when it is large."""
@@ -105,8 +109,13 @@ class Membership:
         now = self._beaten_at = time.monotonic()
         self.beat_at = heartbeats.next_beat(now, self.interval, jitter)
         if isinstance(reply, RedisRefused):
-            logs.event("redis.refused", logging.ERROR, what="beat", error=str(reply))
+            if key_types.is_of_type(reply):
+                self.mistyped = str(reply)
+            else:
+                self._log_refusal(str(reply))
             return False
+        self._mistyped.look({})
+        self._refusal = ""
         if reply.word == "TWIN":
             self._give_way(members.twin(reply), now)
             return False
@@ -121,6 +130,33 @@ class Membership:
             self._stored_directives = present.orders
             self.directives = directives.read(present.orders)
         return True
+
+    def _log_refusal(self, error: str) -> None:
+        """Log that Redis refuses the heartbeat; the same refusal once."""
+        if error != self._refusal:
+            self._refusal = error
+            logs.event("redis.refused", logging.ERROR, what="beat", error=error)
+
+    def explain(self, link: Connection) -> None:
+        """Log each key of the heartbeat that has a wrong type, with what to do; each once.
+
+        One round trip. Raises RedisUnavailable.
+        """
+        found = key_types.mistyped(link, members.types(self._keys, self.daemon.fleet))
+        refusal, self.mistyped = self.mistyped, ""
+        if not found:
+            self._log_refusal(refusal)
+        self._mistyped.look(
+            {
+                each.key: {
+                    "key": each.key,
+                    "found": each.found,
+                    "wanted": each.wanted,
+                    "fix": key_types.remedy(each.key),
+                }
+                for each in found
+            }
+        )
 
     def _give_way(self, other: members.Heartbeat, now: float) -> None:
         """Note that another run has the name; find out whether it is dead."""

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -148,6 +149,61 @@ def test_an_instance_starts_among_bad_values(new_daemon: Make, raw: Any) -> None
         daemon.wait_run(uid, "end", 40.0)
         assert daemon.events("worker.crashed") == []
         assert not daemon.plain, "a traceback"
+        assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("name", ["members", "info", "orders"])
+@pytest.mark.parametrize(("command", "found"), [("SET", "a string"), ("SADD", "a set")])
+def test_a_start_names_a_fleet_key_of_a_wrong_type(
+    new_daemon: Make, name: str, command: str, found: str
+) -> None:
+    """S1: every heartbeat logged WRONGTYPE of a script's sha, and nothing named the key."""
+    daemon = new_daemon(partitions=1, daemon={"lease_ttl": "1s"})
+    key = getattr(KEYS, name)(FLEET)
+    daemon.link.execute(command, key, "x")
+    daemon.start()
+    started = daemon.wait_event("start")
+    named = daemon.wait_event("redis.bad_value", timeout=PROMISED * UNDER_LOAD, key=key)
+    seconds = (datetime.fromisoformat(named["ts"]) - datetime.fromisoformat(started["ts"])).seconds
+    print(f"named after {seconds} s and less than another")
+    assert named["found"] == found
+    assert named["wanted"] == ("a sorted set" if name == "members" else "a hash")
+    assert f"redis-cli RENAME '{key}' " in named["fix"]
+
+    looks = lengths_read(daemon)
+    daemon.wait_for(lambda: lengths_read(daemon) >= looks + 12, what="four more heartbeats")
+    assert len(daemon.events("redis.bad_value")) == 1, "once"
+    assert daemon.events("redis.refused") == []
+    daemon.link.execute("RENAME", key, f"{key}:other")
+    daemon.wait_event("worker.ready")
+    assert not daemon.plain, "a traceback"
+    assert daemon.stop() == 0
+
+
+def lengths_read(daemon: Daemon) -> int:
+    """Return how often the server counted the members of a sorted set."""
+    lines = daemon.link.execute("INFO", "commandstats").decode().splitlines()
+    told = [line for line in lines if line.startswith("cmdstat_zcard:")]
+    return int(told[0].partition("calls=")[2].partition(",")[0]) if told else 0
+
+
+@pytest.mark.parametrize(("command", "found"), [("SET", "a string"), ("RPUSH", "another type")])
+def test_other_topics_start_where_a_meta_has_a_wrong_type(
+    new_daemon: Make, command: str, found: str
+) -> None:
+    """S1: the event named a script's sha."""
+    daemon = new_daemon(partitions=1)
+    one = daemon.tables["consumers"][0]
+    daemon.write_config(consumers=[one, {**one, "topic": "bad"}])
+    daemon.link.execute(command, KEYS.meta("bad"), "x")
+    with daemon:
+        named = daemon.wait_event("redis.bad_value", topic="bad")
+        assert (named["key"], named["found"]) == (KEYS.meta("bad"), found)
+        assert "redis-cli RENAME" in named["fix"]
+        (uid,) = daemon.send(["ok"], partition=0)
+        daemon.wait_run(uid, "end", PROMISED * UNDER_LOAD)
+        daemon.link.execute("DEL", KEYS.meta("bad"))
+        daemon.wait_event("worker.ready", topic="bad", timeout=40.0)
         assert daemon.stop() == 0
 
 

@@ -743,6 +743,19 @@ def test_check_finds_nothing_where_its_own_daemon_has_the_name(
     assert b"daemon.instance" not in raw
 
 
+def test_check_names_every_key_of_a_wrong_type(file: Path, link: Connection, keys: Keys) -> None:
+    """S1: `check` died of a meta, and of the members named a script's error alone."""
+    wrong = [keys.members("default"), keys.info("default"), keys.meta("orders")]
+    for key in wrong:
+        link.execute("SET", key, "x")
+    with process(file, "check", "--json") as started:
+        raw, _ = started.communicate(timeout=60)
+    assert started.returncode == 1
+    texts = [each["text"] for each in json.loads(raw)["findings"] if each["level"] == "problem"]
+    for key in wrong:
+        assert any(key in text for text in texts), key
+
+
 def test_check_names_a_pipeline_of_no_topic(file: Path, store: Store) -> None:
     topics.create(store, "access", config.Topic())
     with file.open("a") as more:

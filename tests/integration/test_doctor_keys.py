@@ -119,6 +119,51 @@ def test_a_spoiled_topic(surgery: Surgery, field: str, value: str) -> None:
     assert surgery.finding("topics.unreadable")["about"] == TOPIC
 
 
+def test_a_topic_whose_meta_is_of_another_type(surgery: Surgery) -> None:
+    """S1: `topic create` was named, which such a key refuses."""
+    meta = surgery.keys.meta(TOPIC)
+    surgery.do("DEL", meta)
+    surgery.do("RPUSH", meta, "x")
+    found = surgery.finding("topics.unreadable")
+    assert found["about"] == TOPIC
+    assert "another type than a hash" in found["what"]
+    assert f"redis-cli RENAME {meta}" in found["mend"]
+    surgery.silent("topics.without-meta")
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (("HDEL", "partitionCount"), "partitionCount of {meta} cannot be read: it is missing"),
+        (("HSET", "partitionCount", ""), "partitionCount of {meta} cannot be read: it is ''"),
+        (("DEL",), "partitionCount of {meta} cannot be read: it is missing"),
+        (("SET", "x"), "{meta} cannot be read: it is WRONGTYPE"),
+    ],
+)
+def test_status_and_doctor_name_a_topic_without_a_count(
+    surgery: Surgery, change: tuple[str, ...], found: str
+) -> None:
+    """S1: status left out a topic of which nothing says how many partitions it has."""
+    meta = surgery.keys.meta(TOPIC)
+    surgery.do(change[0], meta, *change[1:])
+    result = CliRunner().invoke(cli, ["--config", str(surgery.path), "status"])
+    assert result.exit_code == 0
+    assert found.format(meta=meta) in result.stderr
+    named = [
+        each
+        for each in surgery.run("--only", "topics", "--only", "values", code=1)["findings"]
+        if meta in each["what"]
+    ]
+    assert named
+
+
+def test_a_topic_that_is_being_deleted_lacks_no_count(surgery: Surgery) -> None:
+    """S1: its count is taken away on purpose."""
+    assert surgery.link.run(topics.retirement(surgery.keys, TOPIC)).word == "OK"
+    result = CliRunner().invoke(cli, ["--config", str(surgery.path), "status"])
+    assert "cannot be read" not in result.stderr
+
+
 # --- partitions -----------------------------------------------------------------------------------
 
 

@@ -45,7 +45,7 @@ from streamqd.store.retention import measure as measure_retention
 from streamqd.store.schedules import IndexLine
 from streamqd.store.statistics import PartitionFigures, UnitFigures
 from streamqd.store.store import Store
-from streamqd.store.topics import count_of
+from streamqd.store.topics import count_of, uncounted
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,12 +436,17 @@ def _topic(
     texts = [each.decode("utf-8", "replace") for each in meta or ()]
     stored = dict(zip(texts[::2], texts[1::2], strict=True))
     count, unreadable = stored.get("partitionCount"), ""
-    number = count and bad.read(count_of, name, count.encode(), keys.meta(name))
+    key = keys.meta(name)
+    number = None if count is None else bad.read(count_of, name, count.encode(), key)
     if count is not None and number is None:
         unreadable = f"its partition count is {count[: untrusted.SHOWN_BYTES]!r}"
+    elif meta is None and any(row.key == key for row in bad.rows):
+        unreadable = "its key has another type than a hash"
+    elif count is None and registered and "deleting" not in stored:
+        bad.add(uncounted(key))
     text = stored.get("settings", "{}").encode()
-    found = readable(text, keys.meta(name), bad)
-    if any((row.key, row.field) == (keys.meta(name), "settings") for row in bad.rows):
+    found = readable(text, key, bad)
+    if any((row.key, row.field) == (key, "settings") for row in bad.rows):
         unreadable = unreadable or "its settings are not what `topic create` writes"
     holds = config.effective(settings.topics.get(name, config.Topic()), found)
     return TopicFacts(

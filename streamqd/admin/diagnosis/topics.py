@@ -113,10 +113,12 @@ def _unreadable(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """What is stored of a topic is spoiled."""
     for topic in facts.topics:
         if topic.unreadable:
+            meta = facts.keys.meta(topic.name)
             yield CheckResult(
                 f"what is stored of {topic.name} cannot be read: {topic.unreadable}",
-                f"see `redis-cli HGETALL {facts.keys.meta(topic.name)}`, and set the field right"
-                " with `redis-cli HSET`",
+                f"see `redis-cli HGETALL {meta}`, and set the field right with `redis-cli HSET`"
+                if topic.stored
+                else f"see who writes it, then `redis-cli RENAME {meta} ELSEWHERE`",
                 about=topic.name,
                 evidence={"meta": facts.keys.meta(topic.name), "problem": topic.unreadable},
             )

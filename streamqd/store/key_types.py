@@ -1,0 +1,53 @@
+"""Which type a key has, for users that may not run TYPE: of each type one command gives the length.
+
+The daemon needs these commands anyway; TYPE would be a permission more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from streamqd.errors import BadValue, RedisRefused
+from streamqd.store.client import Connection
+
+_LENGTHS = {
+    "HLEN": "a hash",
+    "ZCARD": "a sorted set",
+    "SCARD": "a set",
+    "STRLEN": "a string",
+    "XLEN": "a stream",
+}
+HASH, SORTED_SET, SET = "a hash", "a sorted set", "a set"
+
+
+def mistyped(link: Connection, wanted: Mapping[str, str]) -> list[BadValue]:
+    """Return the keys that exist with another type than `wanted`. One round trip.
+
+    A list, a type of a module, and a type whose command this user may not run are "another type".
+    """
+    commands = [(command, key) for key in wanted for command in _LENGTHS]
+    replies = iter(link.pipeline(commands))
+    found = []
+    for key, expected in wanted.items():
+        answers = dict(zip(_LENGTHS.values(), replies, strict=False))
+        if _is_mistyped(answers[expected]):
+            fits = [kind for kind, answer in answers.items() if not isinstance(answer, Exception)]
+            found.append(BadValue(key, "", fits[0] if fits else "another type", expected))
+    return found
+
+
+def _is_mistyped(answer: object) -> bool:
+    return isinstance(answer, RedisRefused) and answer.code == "WRONGTYPE"
+
+
+def is_of_type(error: RedisRefused) -> bool:
+    """Return True if a command or a script met a key of a type that is not its own.
+
+    Redis 6.2 has the code of the command inside a script in the text alone.
+    """
+    return "WRONGTYPE" in str(error)
+
+
+def remedy(key: str) -> str:
+    """Return what to do about a key of a wrong type."""
+    return f"find the client that writes {key}, then run: redis-cli RENAME '{key}' '{key}:other'"
