@@ -192,7 +192,7 @@ def test_every_key_of_a_partition_is_known_to_the_deletion(keys: Keys) -> None:
         assert not own.fullmatch(name.encode()), name
     public = {each for each in dir(Keys) if not each.startswith("_")}
     fleetwide = {"registry", "members", "info", "instance", "orders", "wake", "progress", "sink"}
-    fleetwide |= {"schedule_index", "schedule_places"}
+    fleetwide |= {"duplicate", "schedule_index", "schedule_places"}
     # `source` is `stream` or `dlq`, by the group.
     rest = public - fleetwide - {"control", "streams", "meta", "partitions", "source"}
     # A key that is new belongs into the pattern, or into this list of those that do not.
