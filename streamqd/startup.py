@@ -28,6 +28,7 @@ from streamqd.errors import (
     ConfigError,
     RedisRefused,
     RedisUnavailable,
+    RefusalKind,
     Refused,
     StartRefused,
 )
@@ -137,6 +138,12 @@ def _unavailable(address: str, error: RedisUnavailable, seconds: float = 0.0) ->
     text = str(error)
     named = text if address in text else f"{address}: {text}"
     return f"redis: {named}" + (f" (tried for {seconds:.0f} s)" if seconds >= 1 else "")
+
+
+def _rejected(address: str, error: RedisRefused) -> str:
+    """Return a sentence about a command that Redis rejects."""
+    advice = "; run `streamqd check`, which lists missing permissions"
+    return f"redis: {address}: {error}{advice if error.kind is RefusalKind.FORBIDDEN else ''}"
 
 
 def references(settings: Settings) -> list[str]:
@@ -294,6 +301,9 @@ def begin(
             if not problems:
                 code = 4
             problems.append(_unavailable(link.address, error, time.monotonic() - began))
+        except RedisRefused as error:
+            code = 4
+            problems.append(_rejected(link.address, error))
         except ConfigError as error:
             problems += error.problems
     raise StartRefused(code, problems)

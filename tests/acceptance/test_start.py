@@ -171,15 +171,43 @@ def test_fewer_partitions_than_are_registered_are_refused(new_daemon: NewDaemon)
 
 
 def test_redis_that_does_not_answer_is_exit_code_4(new_daemon: NewDaemon, tmp_path: Path):
+    """U10: it was silent for 7 s, and named the address twice."""
     daemon = new_daemon()
     daemon.write_config(redis={"url": f"unix://{tmp_path}/absent.sock"})
     said = problem(refusal(daemon, REDIS), "redis: cannot connect to")
-    # U10: it was silent for 7 s, and named the address twice.
     assert said.count("absent.sock") == 1
     assert re.search(r": No such file or directory \(tried for \d+ s\)$", said)
     [event] = daemon.events("redis.unavailable")
     assert event["seconds"] == 5.0
     assert f"{tmp_path}/absent.sock" in event["error"]
+
+
+@pytest.mark.parametrize(
+    ("lacking", "code"),
+    [("login", "WRONGPASS"), ("password", "NOAUTH"), ("info", "NOPERM"), ("eval", "NOPERM")],
+)
+def test_a_refused_login_or_command_is_exit_code_4(
+    new_daemon: NewDaemon, new_server: Callable[..., ProcessServer], lacking: str, code: str
+):
+    """U10: "no answer from X: X refused us"."""
+    server, daemon = new_server(), new_daemon()
+    (daemon.folder / "secret").write_text("wrong" if lacking == "login" else "right")
+    (daemon.folder / "secret").chmod(0o600)
+    login = {"username": "limited", "password_file": "secret"}
+    commands = {"eval": ("-eval", "-evalsha"), "info": ("-info",)}.get(lacking, ())
+    link = connect(server.settings, timeout=5.0, name="test")
+    link.execute("ACL", "SETUSER", "limited", "on", ">right", "~*", "&*", "+@all", *commands)
+    link.execute("ACL", "SETUSER", "default", "resetpass", ">other")
+    link.close()
+    daemon.write_config(redis={"url": server.url} | ({} if lacking == "password" else login))
+
+    (said,) = refusal(daemon, REDIS)
+
+    assert said.count(server.url) == 1
+    assert code in said
+    assert "no answer" not in said
+    assert ("refused us" in said) == (lacking in ("login", "password"))
+    assert ("streamqd check" in said) == (lacking == "eval")
 
 
 def test_a_wrong_handler_and_a_silent_redis_are_named_together(new_daemon: NewDaemon):

@@ -248,7 +248,10 @@ def test_status_of_nobody(run: Run, at: At) -> None:
 def test_status_has_a_row_for_each_group_with_totals_and_the_truth(
     run: Run, at: At, link: Connection, keys: Keys
 ) -> None:
-    """U8, U12: real states, dead letters of each group, a row for each group, one topic alone."""
+    """U8, U10, U12: real states, a row for each group, one topic alone.
+
+    U10: DEAD was 0 beside "3 dead letters": an instance had counted some time ago.
+    """
     told = []
     for group in ("agents", "hits"):
         for number in range(3):
@@ -278,7 +281,6 @@ def test_status_has_a_row_for_each_group_with_totals_and_the_truth(
     assert (agents["condition"], agents["condition_partitions"]) == ("circuit-open", 3)
     assert (agents["reason"], agents["dead_letters"]) == ("ConnectionError", 3)
     assert (hits["condition"], hits["condition_partitions"]) == ("running", 1)
-    # U10: what an instance counted some time ago is not shown beside what is there now.
     assert (hits["dead_letters"], hits["lag"], hits["owned"]) == (0, 3, 3)
     assert [each["condition"] for each in seen["units"][3:]] == ["running", "ready", "ready"]
     assert seen["problems"] == [
@@ -695,6 +697,48 @@ def test_check_judges_the_server(
     assert "append-only" in texts["redis", "warning"]
     assert "write 5" in texts["topics", "problem"]
     assert ("rights", "ok") in texts
+
+
+def test_status_counts_the_dead_letters_of_a_group_with_many(
+    run: Run, at: At, link: Connection
+) -> None:
+    """U10: DEAD was `-` at 31,744."""
+    at(0, "hits").groups()
+    stream = at(0, "hits").dlq
+    letter = ("payload", "x", "group", "hits")
+    for _ in range(32):
+        link.pipeline([("XADD", stream, "*", *letter)] * 1_000)
+    link.pipeline([("XADD", stream, "*", "payload", "x", "group", "agents")] * 9)
+    (hits,) = document(run("status", "--json"))["groups"]
+    assert hits["dead_letters"] == 32_000
+
+
+@pytest.mark.parametrize("password", [None, "wrong"])
+def test_a_refused_login_names_the_address_once(
+    tmp_path: Path, server: Server, link: Connection, password: str | None
+) -> None:
+    """U10: the error was "no answer from X: X refused us"."""
+    path = tmp_path / "refused.toml"
+    path.write_text(f'[redis]\nurl = "{server.url}"\n')
+    if password is not None:
+        (tmp_path / "secret").write_text(password)
+        (tmp_path / "secret").chmod(0o600)
+        with path.open("a") as more:
+            more.write('password_file = "secret"\nusername = "nobody-there"\n')
+    else:
+        link.execute("ACL", "SETUSER", "default", "resetpass", ">right")
+    address = server.url
+    try:
+        for args in (("status",), ("topic", "list"), ("check",)):
+            with process(path, *args) as started:
+                out, err = started.communicate(timeout=60)
+            (told,) = [line for line in (out + err).decode().splitlines() if "refused us" in line]
+            assert told.count(address) == 1
+            assert "no answer" not in told
+            assert ("WRONGPASS" if password else "NOAUTH") in told
+            assert started.returncode == (1 if args == ("check",) else 4)
+    finally:
+        link.execute("ACL", "SETUSER", "default", "nopass")
 
 
 def beats_as_one(link: Connection, **info: object) -> None:

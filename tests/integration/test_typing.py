@@ -371,7 +371,10 @@ def test_shells_are_answered(complete: Callable[..., list[str]], at: At, shell: 
 
 
 def test_names_are_completed(file: Path, at: At, link: Connection, keys: Keys) -> None:
-    """U12: topics, groups and instances complete; what is no name never reaches the shell."""
+    """U10, U12: topics, groups and instances complete; what is no name never reaches the shell.
+
+    U10: `why` completed nothing.
+    """
     at(0).groups()
     link.execute("HSET", keys.meta("access"), "group:hits", 3)
     link.execute("SADD", keys.registry(), "bad name", "../x", b"\xff", "audit")
@@ -393,7 +396,6 @@ def test_names_are_completed(file: Path, at: At, link: Connection, keys: Keys) -
     assert offered("move", "access/0/hits", "w") == ["web-1"]
     assert offered("pause", "acc") == ["access"]
     assert offered("move", "access/1") == ["access/1/hits"]
-    # U10: `why` completed nothing.
     assert offered("why", "acc") == ["access"]
     assert offered("why", "access/1") == ["access/1", "access/1/hits"]
     assert offered("prod") == ["produce"]

@@ -464,12 +464,12 @@ def test_a_missing_group_ends_it_with_a_code_of_its_own(bench: Bench, which: str
 
 
 def test_a_hook_that_refuses_is_a_failed_boot(bench: Bench):
+    """U10: errors of on_start lacked file and line."""
     (bench.folder / "refuse").touch()
     add(bench, "ok")
     bench.start()
     said = "on_start of work:go failed: RuntimeError: no database today"
     ended = bench.ended()
-    # U10: with file and line.
     assert re.fullmatch(rf"{said} \(.*/work\.py:\d+\)", ended.problem)
     assert ended == Exit(ExitCode.BOOT_FAILED, None, problem=ended.problem)
     assert bench.pending() == []
