@@ -40,6 +40,38 @@ timeout = "10s"                # of one run: raises an exception in the handler
 hard_timeout = "20s"           # kills the process
 """
 
+EXAMPLE_CONFIG = """\
+
+[topics.reports]
+partitions = 1
+
+[[schedules]]                  # `streamqd schedule next minutely` prints its next ticks
+name = "minutely"              # the header x-schedule of its messages
+topic = "reports"
+every = "1m"
+payload = { kind = "short" }
+"""
+
+EXAMPLE = '''\
+"""A handler of scheduled messages."""
+
+from __future__ import annotations
+
+from streamqd import Message, handler, schedule
+
+
+@schedule(cron="0 3 * * *", timezone="Europe/Berlin", payload={"kind": "full"})
+@handler(topic="reports", group="build")
+def nightly(msg: Message) -> None:
+    """Build the report of one tick, of the schedule `nightly` or of `minutely` in streamq.toml.
+
+    Together, the two headers never repeat, so they identify the report. A message that is delivered
+    again after a crash has the same headers.
+    """
+    name, tick = msg.headers["x-schedule"], msg.headers["x-scheduled-for"]
+    print(f"report of {name} for {tick}: {msg.json()!r}")
+'''
+
 HANDLER = '''\
 """Handlers of this project. Each partition has a process of its own that runs them."""
 
@@ -93,9 +125,10 @@ class Initialised:
 
 @click.command()
 @click.argument("directory", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--example", is_flag=True, help="Also write two schedules and their handler.")
 @json_option
 @pass_session
-def init(session: Session, directory: Path, as_json: bool) -> None:
+def init(session: Session, directory: Path, example: bool, as_json: bool) -> None:
     """Write a configuration, a handler and a systemd unit into DIR.
 
     Files that exist are never overwritten.
@@ -105,6 +138,9 @@ def init(session: Session, directory: Path, as_json: bool) -> None:
         "weblog.py": HANDLER,
         "streamqd.service": _unit(directory.absolute()),
     }
+    if example:
+        more = CONFIG.replace('["weblog"]', '["weblog", "reports"]') + EXAMPLE_CONFIG
+        files |= {"streamq.toml": more, "reports.py": EXAMPLE}
     there = [name for name in files if (directory / name).exists()]
     if there:
         raise Refused(f"{directory} holds {', '.join(there)} already; nothing was written")

@@ -16,7 +16,9 @@ from streamqd.handlers.declaration import (
     declared,
     handler,
     plain_options,
+    plain_schedule,
     schedule,
+    scheduled,
 )
 from streamqd.handlers.loading import Loaded, import_paths, load, place_of, prepared
 from streamqd.handlers.outcomes import (
@@ -74,10 +76,12 @@ __all__ = [
     "passed",
     "place_of",
     "plain_options",
+    "plain_schedule",
     "prepared",
     "probe",
     "redacted",
     "schedule",
+    "scheduled",
     "text_of",
     "too_many_threads",
 ]

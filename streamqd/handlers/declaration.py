@@ -83,10 +83,7 @@ def schedule(**options: Unpack[ScheduleOptions]) -> Callable[[Function], Functio
 
     Raises TypeError for an option that is nothing a configuration file could say.
     """
-    plain = {name: _plain(value, name) for name, value in options.items() if name != "payload"}
-    if "payload" in options:
-        json.dumps(options["payload"], allow_nan=False)  # raises what the docstring says
-        plain["payload"] = options["payload"]
+    plain = plain_schedule(options)
 
     def declare(function: Function) -> Function:
         reference = f"{function.__module__}:{function.__qualname__}"
@@ -95,6 +92,18 @@ def schedule(**options: Unpack[ScheduleOptions]) -> Callable[[Function], Functio
         return function
 
     return declare
+
+
+def plain_schedule(options: ScheduleOptions) -> dict[str, Any]:
+    """Return options of `schedule` as the settings of a `[[schedules]]` table.
+
+    Raises TypeError for an option that a configuration file cannot contain.
+    """
+    plain = {name: _plain(value, name) for name, value in options.items() if name != "payload"}
+    if "payload" in options:
+        json.dumps(options["payload"], allow_nan=False)  # raises what the docstring says
+        plain["payload"] = options["payload"]
+    return plain
 
 
 def with_schedules() -> tuple[list[dict[str, Any]], list[str]]:

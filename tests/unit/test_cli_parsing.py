@@ -485,6 +485,20 @@ def test_init_writes_what_works(invoke: Invoke) -> None:
     assert f"--config {Path('new/project/streamq.toml').absolute()}" in unit
 
 
+def test_init_writes_an_example_of_schedules_that_works(invoke: Invoke) -> None:
+    result = invoke("init", "project", "--example")
+    assert "wrote project/reports.py" in result.stdout.splitlines()
+    checked = process("-c", "project/streamq.toml", "check", "--json")
+    assert (checked.returncode, json.loads(checked.stdout)["ok"]) == (0, True)
+    since = ("--from", "2027-01-01", "--count", "2", "--json")
+    told = process("-c", "project/streamq.toml", "schedule", "next", "minutely", *since)
+    assert [each["tick"] for each in json.loads(told.stdout)["rows"]] == [
+        "2027-01-01T00:00:00Z",
+        "2027-01-01T00:01:00Z",
+    ]
+    assert "Redis does not answer" in told.stderr
+
+
 def test_init_quotes_paths_in_the_unit(invoke: Invoke) -> None:
     invoke("init", "my 100% project")
 

@@ -17,6 +17,7 @@ from tests.unit import test_producer_types
 GOOD = """
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ from streamqd import (
 )
 from streamqd.pytest_plugin import RunDaemon
 from streamqd.testing import (
-    Run, Settled, Verdict, Worker, assert_idempotent, run, run_batch, run_to_end,
+    Run, Settled, Verdict, Worker, assert_idempotent, next_ticks, run, run_batch, run_to_end,
 )
 
 policy = RetryPolicy(
@@ -99,6 +100,8 @@ def test_bill(tmp_path: Path) -> None:
         message: Message = worker.message(text)
         assert worker.run(message, crash_at=0) not in [*story, *several]
     assert_idempotent(bill, "x", observe=lambda: 1, reset=lambda: None)
+    first: datetime = next_ticks(bill, start=datetime.now(UTC), count=2, cron="0 3 * * *")[0]
+    assert first
 
 
 @pytest.mark.usefixtures("streamqd_redis_url")
