@@ -36,12 +36,16 @@ AGAIN: dict[Scenario, str] = {
     scenarios.member_leave: "GONE",
     scenarios.message_publish: "DUP",
     scenarios.pipeline_lease_drop: "LOST",
+    scenarios.schedule_declare: "SAME",
+    scenarios.schedule_drop: "GONE",
+    scenarios.schedule_release: "GONE",
+    scenarios.schedule_run: "AGAIN",
     scenarios.sink_begin: "BEGUN",
     scenarios.topic_configure: "CHANGED",
     scenarios.topic_create: "EXISTS",
 }
-# Each beat is a new one, each order has a time of its own, and a group is kept from then on.
-ANOTHER_TIME = {scenarios.member_beat, scenarios.control_change}
+# Each heartbeat, directive and declaration of a schedule has a time of its own.
+ANOTHER_TIME = {scenarios.member_beat, scenarios.control_change, scenarios.schedule_stamp}
 
 
 def measures(desk: Desk) -> dict[str, Call]:
@@ -108,6 +112,7 @@ def test_a_script_that_never_arrived_is_executed_by_the_second_call(
         scenarios.group_ensure: "CREATED",
         scenarios.lease_acquire_mine: "MINE",
         scenarios.lease_renew_late: "LATE",
+        scenarios.schedule_declare: "ADDED",
     }
     assert word == expected.get(scenario, "OK")
 
