@@ -186,12 +186,20 @@ class Desk:
 
     # --- looking ---
 
-    def dump(self) -> dict[bytes, tuple[bytes, bool]]:
+    def dump(self) -> dict[bytes, tuple[object, bool]]:
         """Every key, byte for byte, and whether it expires."""
         return {
-            key: (self.do("DUMP", key), self.do("PTTL", key) >= 0)
+            key: (self._bytes(key), self.do("PTTL", key) >= 0)
             for key in sorted(self.do("KEYS", "*"))
         }
+
+    def _bytes(self, key: bytes) -> object:
+        """All bytes of a key. Reading a hash or a set may reorder its table, and so its DUMP."""
+        kind = self.do("TYPE", key)
+        if kind == b"hash":
+            found = self.do("HGETALL", key)
+            return dict(zip(found[::2], found[1::2], strict=True))
+        return {*self.do("SMEMBERS", key)} if kind == b"set" else self.do("DUMP", key)
 
     def state(self) -> dict[str, Any]:
         """Every key by its short name, as plain values."""

@@ -19,6 +19,7 @@ from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
+from tests.contract.desk import Desk
 from tests.support.verbs import Run, document
 
 TOPIC = "reports"
@@ -381,11 +382,8 @@ def test_commands_are_in_the_audit_trail(added: Run, run: Run, store: Store) -> 
     ids=" ".join,
 )
 def test_a_dry_run_changes_nothing(added: Run, store: Store, words: tuple[str, ...]) -> None:
-    def state() -> list[Any]:
-        names = sorted(store.execute("KEYS", "*"))
-        return [(each, store.execute("DUMP", each)) for each in names]
-
-    before = state()
+    desk = Desk(store.connection, store.keys)
+    before = desk.dump()
     added(*words, "--dry-run")
     assert document(added(*words, "--dry-run", "--json")).get("dry_run") is True
-    assert state() == before
+    assert desk.dump() == before
