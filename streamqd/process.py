@@ -50,8 +50,11 @@ _tgkill = getattr(_libc, "tgkill", None)  # glibc 2.30 and later
 
 
 # A thread that gets it writes its own stack, also in the middle of C code. Every other process and
-# program ignores it.
+# program ignores it. The second one writes the stacks of all threads, between two bytecodes of the
+# main thread. One signal for both, chained by faulthandler, nests without bound: a burst of some
+# ten overflowed the signal stack and killed the worker.
 STACK_OF_THREAD = signal.SIGURG
+STACKS_OF_ALL = signal.SIGUSR2
 
 LAST_WORDS = b"failed: "  # what a child that cannot begin sends before its reason
 LAST_WORDS_BYTES = 2000
@@ -111,6 +114,15 @@ class Child:
         if self.collected is None and _tgkill is not None:
             _tgkill(self.pid, thread, int(STACK_OF_THREAD))
 
+    def ask_stacks(self) -> None:
+        """Have the main thread of the child write its stack, and then the other threads theirs.
+
+        The main thread writes even while C code holds the interpreter, the others once it has left
+        that code.
+        """
+        self.signal(STACK_OF_THREAD)
+        self.signal(STACKS_OF_ALL)
+
     def reap(self) -> Exit | None:
         """Collect the child when it has died, None while it lives. May be repeated."""
         if self.collected is None:
@@ -142,7 +154,8 @@ class Child:
     def poll_stack(self) -> str:
         """Return the stacks that were written since and have not grown since the last call; ''."""
         before, self.stack_seen = self.stack_seen, os.lseek(self.stacks, 0, os.SEEK_CUR)
-        return self.take_stack() if before == self.stack_seen else ""
+        # A stack that starts after this look is incomplete: nothing seen means nothing to take.
+        return self.take_stack() if before == self.stack_seen > 0 else ""
 
     def take_stack(self) -> str:
         """Return what its fault handler, or that of a process it forked, has written since; ''."""
@@ -283,9 +296,7 @@ def _child(
         with contextlib.suppress(OSError):
             fork_hygiene.volunteer()
         set_title(title)
-        faulthandler.enable(stacks)
-        _show_stacks_at(signal.SIGUSR2, stacks)
-        faulthandler.register(STACK_OF_THREAD, stacks, all_threads=False)
+        _write_stacks_to(stacks)
         code = run(child_end)
     except BaseException as error:  # noqa: BLE001 - the last frame of the process
         sys.excepthook(type(error), error, error.__traceback__)  # into the log, where there is one
@@ -328,20 +339,22 @@ def _outlive_readers() -> None:
             setattr(sys, f"__{name}__", new)
 
 
-def _show_stacks_at(number: signal.Signals, descriptor: int) -> None:
-    """Write where the main thread stands when the signal comes, and the others when they rest.
+def _write_stacks_to(descriptor: int) -> None:
+    """Write stacks to a file: of a crash, and at the signals of `Child.ask_stacks`.
 
-    The first also while C code holds the interpreter. To look at threads that run meanwhile can
-    crash the process: that waits until the main thread has the interpreter, and they have not.
+    Looking at threads that are running can crash the process, so a signal handler in C looks at its
+    own thread only. The handler in Python runs while the main thread has the interpreter, and the
+    others do not.
     """
 
     def show_all(_number: int, _frame: object) -> None:
-        if threading.active_count() > 1:
+        if threading.active_count() > 1:  # the main thread has written its own
             faulthandler.dump_traceback(descriptor, all_threads=True)
 
-    signal.signal(number, show_all)
-    signal.siginterrupt(number, False)
-    faulthandler.register(number, descriptor, all_threads=False, chain=True)
+    faulthandler.enable(descriptor)
+    faulthandler.register(STACK_OF_THREAD, descriptor, all_threads=False)
+    signal.signal(STACKS_OF_ALL, show_all)
+    signal.siginterrupt(STACKS_OF_ALL, False)
 
 
 def kill_group(pid: int) -> None:
@@ -453,7 +466,7 @@ class SignalQueue:
         for number in SIGNALS:
             signal.signal(number, _nothing)
         # A child gets it from `report.dump`, perhaps before it has registered its own handler.
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        signal.signal(STACKS_OF_ALL, signal.SIG_IGN)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
 
     def fileno(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import signal
 import tempfile
 import time
 from collections.abc import Mapping
@@ -141,4 +140,4 @@ def _log_state(partition: PartitionState) -> None:
 
 def _ask_stack(partition: PartitionState) -> None:
     if partition.child is not None:
-        partition.child.signal(signal.SIGUSR2)
+        partition.child.ask_stacks()
