@@ -59,3 +59,5 @@ class Scheduler:
         else:
             self._view.count("schedules_fired", (topic,), outcome.ticks)
             self._view.count("schedules_late_ms", (topic,), outcome.late_ms)
+            for reason in ("misfire", "overlap"):  # from 0 on: increase() misses a counter's start
+                self._view.count("schedules_skipped", (topic, reason), 0)

@@ -105,6 +105,11 @@ def watched(new_daemon: NewDaemon, tmp_path: Path) -> Iterator[tuple[Daemon, Pro
         http=f"127.0.0.1:{port}",
         consumer={"max_attempts": 2, "backoff": {"kind": "fixed", "base": "20ms"}},
     )
+    # Of a topic of its own, so that the dashboard has something to show and the sums stay exact.
+    tick = {"name": "tick", "topic": "ticks", "every": "1s"}
+    daemon.write_config(
+        topics=daemon.tables["topics"] | {"ticks": {"partitions": 1}}, schedules=[tick]
+    )
     prometheus = Prometheus(tmp_path / "prometheus", port)
     try:
         with daemon:

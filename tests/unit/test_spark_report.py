@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from streamqd.admin.fleet import Behind, GroupStatus, StatusView
 from streamqd.admin.reading import Unreadable
+from streamqd.admin.schedules import ScheduleTotals
 from streamqd.cli import cli
 from streamqd.errors import Refused
 from streamqd.spark.pipelines import report as reports
@@ -32,7 +33,8 @@ GROUP = GroupStatus(
     delayed=0, dead_letters=0, oldest_unix_ms=None,
 )  # fmt: skip
 LATE = Behind("orders", "billing", 90, NOW - 600_000, 3.0, [0])
-FLEET = StatusView("main", NOW, [], {}, [], [], [], [], [], {}, [])
+NO_SCHEDULES = ScheduleTotals(0, 0, 0, 0, 0, 0, None)
+FLEET = StatusView("main", NOW, [], {}, [], [], [], [], [], {}, NO_SCHEDULES, [])
 
 
 def living(*groups: GroupStatus, behind: list[Behind] | None = None, **more: Any) -> StatusView:
