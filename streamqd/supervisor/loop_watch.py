@@ -54,7 +54,7 @@ class _Silence:
     report_at: float = 0.0  # monotonic, not earlier
     asked_at: float = 0.0  # monotonic, when its stack was asked for; 0 = not yet
     reported: bool = False
-    doubted: bool = False  # its stack showed no code of a handler
+    doubted: bool = False  # no stack came, or it showed no code of a handler
 
 
 @dataclass
@@ -106,7 +106,7 @@ class LoopWatch:
             return now + STACK_LOOK_SECONDS
         silence.asked_at = 0.0
         frame = blocking_frame(stack)
-        if stack and frame is None and not silence.doubted:
+        if frame is None and not silence.doubted:
             # Perhaps the whole host was slow, and the loop is about to turn.
             silence.doubted = True
             silence.report_at = now + after

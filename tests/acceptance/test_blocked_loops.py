@@ -20,7 +20,7 @@ NewDaemon = Callable[..., Daemon]
 pytestmark = pytest.mark.slow
 
 COMMON = """
-import asyncio, re, time
+import asyncio, re, threading, time
 from pathlib import Path
 from streamqd import Message
 
@@ -29,12 +29,16 @@ async def obey(message: Message) -> None:
     if word == "wait":
         await asyncio.sleep(1)
     elif word == "away":
-        await asyncio.to_thread(hold)
+        # The thread starts inside `obey`. It waits until the loop has left `obey`.
+        turned = threading.Event()
+        asyncio.get_running_loop().call_soon(turned.set)
+        await asyncio.to_thread(hold, turned)
     else:
         Path("blocks").write_text(f"{time.time()}")
         block()
 
-def hold() -> None:
+def hold(turned: threading.Event) -> None:
+    turned.wait()
     Path("blocks").write_text(f"{time.time()}")
     re.match(r"(a|aa)+$", "a" * 60 + "b")
 """
