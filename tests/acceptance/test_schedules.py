@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import signal
+import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -20,10 +23,12 @@ from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.schedules import OPERATOR, IndexLine
 from tests.support import crash_points
+from tests.support.clock import Clock, seconds_ahead
 from tests.support.cluster import Cluster
 from tests.support.crash_points import Strikes
 from tests.support.daemon import Daemon, daemons
 from tests.support.sentinels import Sentinels
+from tests.support.servers import ProcessServer
 from tests.support.waiting import wait_until
 
 Make = Callable[..., Daemon]
@@ -93,20 +98,109 @@ def counted(daemon: Daemon, name: str) -> dict[str, int]:
 # --- instances ------------------------------------------------------------------------------------
 
 
-def test_of_five_instances_one_is_killed_again_and_again(fleet: Callable[..., Any]) -> None:
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("kills", "between"), [(4, 3), pytest.param(12, 5, marks=pytest.mark.slow)]
+)
+def test_of_five_instances_one_is_killed_again_and_again(
+    fleet: Callable[..., Any], kills: int, between: int
+) -> None:
+    """The long one: one instance of five is killed every 5 s for a minute."""
     five = fleet(*[[every_second("tick")]] * 5)
     for daemon in five:
         daemon.start()
     for daemon in five:
         daemon.wait_event("ready")
-    for number in range(8):
-        wait_ticks(five[0], "tick", 3 * (number + 1))
+    for number in range(kills):
+        wait_ticks(five[0], "tick", between * (number + 1))
         victim = five[number % 5]
         victim.kill_all()
         victim.start()
-    wait_ticks(five[0], "tick", 27)
+    wait_ticks(five[0], "tick", between * (kills + 1))
     assert_each_once(ticks(five[0])["tick"])
     assert counted(five[0], "tick")["skipped"] == 0
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("restarts", "period"), [(8, 3), pytest.param(50, 30, marks=pytest.mark.slow)]
+)
+def test_a_daemon_that_restarts_within_each_period_loses_no_tick(
+    fleet: Callable[..., Any], restarts: int, period: int
+) -> None:
+    """No run is as long as the period: a scheduler that counts from its start would never fire."""
+    [daemon] = fleet([every_second("tick", every=f"{period}s")])
+    late: list[int] = []
+    begun = time.monotonic()
+    for number in range(restarts):
+        daemon.start()
+        after = daemon.mark()
+        daemon.wait_event("ready", after=after)
+        # Half of the runs are killed, the others stop.
+        if number % 2:
+            daemon.kill_all()
+        else:
+            daemon.stop()
+        raw = daemon.link.execute("HGET", daemon.keys.schedules_last(TICKS, 0), "tick:late")
+        late.append(int(raw or 0))
+    if (rest := 2.2 * period - (time.monotonic() - begun)) > 0:  # at least two ticks passed
+        with daemon:
+            wait_until(
+                lambda: time.monotonic() - begun > 2.2 * period, timeout=rest + PATIENCE, every=0.1
+            )
+    sent = ticks(daemon)["tick"]
+    assert len(sent) >= 2
+    assert sent == list(range(sent[0], sent[-1] + 1, period * SECOND))
+    assert counted(daemon, "tick")["skipped"] == 0
+    print(f"{restarts} restarts: {len(sent)} ticks, late by {max(late)} ms at most")
+
+
+def test_a_clock_that_is_set_back_repeats_no_tick(
+    fresh_server: ProcessServer, tmp_path: Path
+) -> None:
+    """Nor does an edit, a reload or a restart before the clock has caught up."""
+    clock = Clock(fresh_server)
+    with daemons(tmp_path, fresh_server.url) as make:
+        daemon = make()
+        daemon.write_config(schedules=[every_second("tick")])
+        with daemon:
+            wait_ticks(daemon, "tick", 4)
+            clock.jump_to(-10)
+            daemon.wait_for(lambda: seconds_ahead(daemon.link) < -5, what="the clock was set back")
+            before = len(ticks(daemon)["tick"])
+            daemon.write_config(schedules=[every_second("tick", payload="edited")])
+            after = daemon.mark()
+            daemon.signal(signal.SIGHUP)
+            daemon.wait_event("schedule.changed", after=after)
+            daemon.kill_all()
+            daemon.start()
+            wait_ticks(daemon, "tick", before + 4)
+            assert_each_once(ticks(daemon)["tick"])
+            assert daemon.stop() == 0
+
+
+SLOW_WORK = """
+import time
+from streamqd import handler
+
+@handler(topic="ticks", group="slow")
+def work(msg):
+    time.sleep(2.5)
+"""
+
+
+def test_a_tick_is_left_out_while_the_last_message_runs(new_daemon: Make) -> None:
+    daemon = new_daemon(code=SLOW_WORK)
+    table = every_second("tick", overlap="skip:slow")
+    daemon.write_config(
+        consumers=[{"topic": TICKS, "group": "slow", "handler": "work:work"}], schedules=[table]
+    )
+    with daemon:
+        wait_ticks(daemon, "tick", 3)
+        assert daemon.stop() == 0
+    sent = ticks(daemon)["tick"]
+    assert all(later - tick >= 3 * SECOND for tick, later in itertools.pairwise(sent))
+    assert counted(daemon, "tick")["skipped"] >= 2 * (len(sent) - 1)
 
 
 def test_after_twenty_ticks_with_no_instance_the_policy_decides(fleet: Callable[..., Any]) -> None:
