@@ -6,7 +6,8 @@ The order is what makes it safe to interrupt and to repeat:
    producers and daemons, and it cannot be created; how many partitions there were is kept.
 2. All keys of the partitions go, in bounded pieces: first those whose names are known, then what a
    scan of the key space finds under their hash tags.
-3. The name leaves the registry, and last of all goes the key that says that it is being deleted.
+3. Names of its schedules leave their index.
+4. The name leaves the registry, and last of all goes the key that says that it is being deleted.
 
 A deletion that was interrupted after the first step goes on when it is asked for again.
 """
@@ -21,7 +22,7 @@ from streamqd.admin import topics as admin
 from streamqd.admin.reading import BadValues, ask, lease_views
 from streamqd.errors import Refused
 from streamqd.model import Unit
-from streamqd.store import topics
+from streamqd.store import schedules, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
@@ -120,6 +121,7 @@ def delete(
         slots = store.connection.together(batch)
         removed += sum(map(int, ask(store, [("UNLINK", *names) for names in slots])))
         progress(removed)
+    schedules.forget_topic(store, topic, found.partitions)
     store.execute("SREM", store.keys.registry(), topic)
     removed += int(store.execute("UNLINK", store.keys.partitions(topic), store.keys.meta(topic)))
     return Deleted(topic, found.partitions, removed)

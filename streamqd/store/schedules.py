@@ -276,6 +276,20 @@ def leave(store: Store, name: str) -> None:
     store.execute("HDEL", store.keys.schedule_index(), name)
 
 
+def forget_topic(store: Store, topic: str, partitions: int) -> None:
+    """Remove the names and places of schedules whose keys were deleted with their topic.
+
+    The name of a schedule that is moving from or to another topic stays for the end of that move.
+    """
+    for name, line in whole_index(store).items():
+        if isinstance(line, IndexLine):
+            topics = {each[0] for each in (line.place, line.origin_place) if each is not None}
+            if topics == {topic}:
+                leave(store, name)
+    gone = [f"{topic}/{number}" for number in range(partitions)]
+    store.execute("SREM", store.keys.schedule_places(), *gone)
+
+
 def places(store: Store) -> list[Place]:
     """Where there may be schedules. What cannot be read is passed over."""
     found = []

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from streamqd.admin import schedules as admin
-from streamqd.admin import topics_deletion
 from streamqd.config import Schedule, Topic
 from streamqd.schedules import firing
 from streamqd.schedules.firing import Firer
@@ -74,6 +73,13 @@ def unseen(store: Store, name: str, seconds: int) -> None:
     assert isinstance(line, calls.IndexLine)
     seen = server_unix_ms(store) - seconds * 1000
     store.execute("HSET", store.keys.schedules(*line.place), f"{name}:seen", seen)
+
+
+def lose(store: Store, name: str) -> None:
+    """Leave nothing of a schedule but its name, as an interrupted command does."""
+    line = calls.index(store, [name])[name]
+    assert isinstance(line, calls.IndexLine)
+    store.run(calls.drop(store.keys, line.place, name))
 
 
 def sent(store: Store, topic: str = TOPIC, partitions: int = 4) -> list[dict[bytes, bytes]]:
@@ -282,11 +288,11 @@ def test_a_schedule_is_removed_and_added_again(added: Run, store: Store) -> None
     assert len(sent(store)) == 1
 
 
-def test_orphans_and_names_of_deleted_topics_are_pruned(added: Run, store: Store) -> None:
+def test_orphans_and_names_without_a_schedule_are_pruned(added: Run, store: Store) -> None:
     reconcile(store, "kept", "orphan")
     added("add", "left", "--topic", "others", "--every", "1h")
     unseen(store, "orphan", 601)
-    topics_deletion.delete(store, "others", force=True)
+    lose(store, "left")
     told = added("prune", "--dry-run").stdout
     assert told == "would remove 2 schedules\nleft (missing)\norphan (orphaned)\n"
     assert document(added("prune", "--yes", "--json"))["changed"] == {
@@ -297,9 +303,9 @@ def test_orphans_and_names_of_deleted_topics_are_pruned(added: Run, store: Store
     assert document(added("prune", "--json"))["changed"] == {}
 
 
-def test_a_name_of_a_deleted_topic_is_removed(verb: Run, store: Store) -> None:
+def test_a_name_without_a_schedule_is_removed(verb: Run, store: Store) -> None:
     verb("add", "left", "--topic", "others", "--every", "1h")
-    topics_deletion.delete(store, "others", force=True)
+    lose(store, "left")
     told = verb("add", "left", "--topic", TOPIC, "--every", "1h", code=8).stderr
     assert "left of a deleted topic; run `streamqd schedule remove left` first" in told
     verb("remove", "left", "--yes")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streamqd.admin import growth
+from streamqd.admin import growth, topics_deletion
 from streamqd.config import Schedule, Topic
 from streamqd.schedules import firing, reconciliation
 from streamqd.schedules.firing import Firer, Outcome
@@ -26,6 +26,7 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.schedules import OPERATOR, IndexLine, Kept, Place
 from streamqd.store.store import Store
+from tests.contract.desk import Desk
 
 TOPIC = "reports"
 
@@ -155,11 +156,36 @@ def test_a_schedule_that_nobody_declares_stops_and_comes_back(store: Store) -> N
 
 
 def test_two_fleets_do_not_share_a_name(store: Store, caplog: Any) -> None:
+    """The second fleet is refused and changes nothing, whatever its schedule is."""
     reconcile(store, schedule(), fleet="blue")
-    other = schedule(every=60.0, topic="others")
-    reconcile(store, other, fleet="green", since=99)
-    assert place_of(store) == (TOPIC, 0)
+    before, mine = Desk(store.connection, store.keys).dump(), one(store)
+    for other in (schedule(), schedule(every=60.0), schedule(partition=0)):
+        reconcile(store, other, fleet="green", since=99)
+    assert Desk(store.connection, store.keys).dump() == before
+    assert caplog.text.count("fleet blue has a schedule of this name") == 3
+    moved = schedule(every=60.0, topic="others")
+    reconcile(store, moved, fleet="green", since=99)
+    assert one(store) == mine
     assert calls.places(store) == [(TOPIC, 0)]
+    make_due(store, hour_ago(store))
+    fire(store)
+    assert len(sent(store)) == 1
+    assert sent(store, "others") == []
+
+
+def test_two_fleets_fire_schedules_of_each_other_once(store: Store) -> None:
+    """A topic may be shared: both fleets fire what is due there, whose schedule it is."""
+    reconcile(store, schedule("a"), fleet="blue")
+    reconcile(store, schedule("b"), fleet="green")
+    for name in "ab":
+        make_due(store, hour_ago(store), name)
+    for _ in range(2):  # a housekeeper of each
+        fire(store)
+    assert [name for name, _ in sent(store)] == ["a", "b"]
+    for name, fleet in (("a", "blue"), ("b", "green")):
+        line = calls.index(store, [name])[name]
+        assert isinstance(line, IndexLine)
+        assert line.fleet == fleet
 
 
 def test_a_partition_that_is_not_there_is_refused(store: Store) -> None:
@@ -390,9 +416,30 @@ def test_an_older_release_does_not_move_it_back(store: Store) -> None:
 
 
 def test_names_of_a_whole_topic_are_deleted_with_it(store: Store) -> None:
-    from streamqd.admin import topics_deletion
-
-    reconcile(store, schedule())
+    reconcile(store, schedule(), schedule("other", topic="others"))
     topics_deletion.delete(store, TOPIC, force=True)
-    left = store.execute("KEYS", "*:schedule:*{" + TOPIC + "*")
-    assert left == []
+    assert store.execute("KEYS", "*:schedule:*{" + TOPIC + "*") == []
+    assert [*calls.whole_index(store)] == ["other"]
+    assert calls.places(store) == [("others", 0)]
+
+
+def test_a_schedule_of_a_file_returns_with_its_deleted_topic(store: Store) -> None:
+    """Until a restart or a reload, the instance does not create the topic again."""
+    running = Reconciler(store, "default", [schedule()], 1, {})
+    running.run()
+    topics_deletion.delete(store, TOPIC, force=True)
+    running.run()
+    assert calls.whole_index(store) == {}
+    reconcile(store, schedule())
+    assert one(store).due_unix_ms == hour_ago(store, 0)
+
+
+@pytest.mark.parametrize("deleted", [TOPIC, "others"])
+def test_a_move_outlives_the_deletion_of_one_topic(store: Store, deleted: str) -> None:
+    reconcile(store, schedule(), schedule("other", topic="others"))
+    moving = IndexLine("default", calls.FILE, ("others", 0), (TOPIC, 0))
+    calls.enter(store, "tick", moving, new=False)
+    topics_deletion.delete(store, deleted, force=True)
+    assert calls.whole_index(store)["tick"] == moving
+    reconcile(store, schedule(topic="others"), since=2)
+    assert one(store).due_unix_ms == hour_ago(store, 0)
