@@ -227,6 +227,9 @@ def relocate(store: Store, each: Declaration, entry: IndexLine, place: Place) ->
     same = before is not None and before.hash == digest
     now = server_unix_ms(store)
     due = before.due_unix_ms if same and before else next_due(each.schedule, now, before)
+    carried = calls.carried_commands(store.keys, place, each.name, before) if before else []
+    if carried:  # before anything can fire there
+        accepted(store.pipeline(carried))
     store.run(
         calls.declare(
             store.keys,

@@ -345,6 +345,23 @@ def kept_commands(keys: Keys, place: Place, name: str) -> list[tuple[Any, ...]]:
     ]
 
 
+def carried_commands(keys: Keys, place: Place, name: str, from_: Kept) -> list[tuple[Any, ...]]:
+    """The commands that carry counts and the last tick to another place, for a move.
+
+    They may be repeated: what is there already stays. The id of the last message is of another
+    stream, so it is left behind.
+    """
+    values = {
+        "tick": from_.tick,
+        "late": from_.late_ms,
+        "fired": from_.fired,
+        "skipped": from_.skipped,
+        "ran": from_.ran,
+    }
+    last = keys.schedules_last(*place)
+    return [("HSETNX", last, f"{name}:{part}", each) for part, each in values.items() if each]
+
+
 def kept(key: str, name: str, replies: Sequence[Any]) -> Kept | None:
     """Read what is kept of a schedule; None when there is none. Raises BadValue."""
     (raw, digest, origin, since, seen, held), last, score = replies

@@ -326,6 +326,22 @@ def test_a_schedule_moves_with_its_key_when_the_topic_grows(store: Store) -> Non
             assert kept(store, [(name, (TOPIC, number))]) == [None]
 
 
+def test_counts_and_the_last_tick_move_with_a_schedule(store: Store) -> None:
+    """Without the last tick, an edit after a clock was set back would send it again."""
+    reconcile(store, schedule(misfire="skip"))
+    make_due(store, hour_ago(store, 20))
+    fire(store)
+    before = one(store)
+    ahead = hour_ago(store, -5)
+    store.execute("HSET", store.keys.schedules_last(TOPIC, 0), "tick:tick", ahead, "tick:ran", 7)
+    reconcile(store, schedule(topic="others"), since=2)
+    moved = one(store)
+    assert (moved.tick, moved.ran, moved.skipped) == (ahead, 7, before.skipped)
+    assert moved.due_unix_ms == ahead + 3_600_000
+    reconcile(store, schedule(topic="others", payload="1"), since=3)
+    assert one(store).due_unix_ms == ahead + 3_600_000
+
+
 STEPS = ("hold", "declare", "drop")
 
 
