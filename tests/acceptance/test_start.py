@@ -199,7 +199,9 @@ def test_a_refused_login_or_command_is_exit_code_4(
     link.execute("ACL", "SETUSER", "limited", "on", ">right", "~*", "&*", "+@all", *commands)
     link.execute("ACL", "SETUSER", "default", "resetpass", ">other")
     link.close()
-    daemon.write_config(redis={"url": server.url} | ({} if lacking == "password" else login))
+    login = {} if lacking == "password" else login
+    daemon.write_config(redis={"url": server.url} | login)
+    daemon.environment["STREAMQ_REDIS__USERNAME"] = login.get("username", "")  # not that of --acl
 
     (said,) = refusal(daemon, REDIS)
 
