@@ -61,11 +61,12 @@ local function judge(step)
   local name = step.name
   local score = moved[name] or redis.call('ZSCORE', due, name)
   local hash, seen = unpack(redis.call('HMGET', schedules, name .. ':hash', name .. ':seen'))
-  if not score or tonumber(score) ~= tonumber(step.due) then
+  local number = score and tonumber(score)  -- compared as answered: 1.5 moves on as well
+  if not number or tonumber(text(number)) ~= tonumber(step.due) then
     step.word = 'STALE'
   elseif hash ~= step.hash then
     step.word = 'CHANGED'
-  elseif tonumber(score) > now then
+  elseif number > now then
     step.word = 'EARLY'
   elseif seen and now - (whole(seen) or 0) > orphan_ms then
     step.word = 'ORPHANED'

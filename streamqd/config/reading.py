@@ -114,7 +114,9 @@ def read_value(setting: Setting, value: object, base_dir: Path) -> Any:
 def _json(value: object) -> str:
     """A value as JSON. Its order is the writer's: a payload is sent as it was written."""
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text.encode()  # half a surrogate pair is no text
+        return text
     except (TypeError, ValueError, RecursionError):
         raise ValueError(
             "cannot be written as JSON: write texts, numbers, truth values, lists and tables"

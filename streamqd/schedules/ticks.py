@@ -43,12 +43,13 @@ def offset_ms(schedule: Schedule) -> int:
 
 
 def next_tick(schedule: Schedule, after_unix_ms: int) -> int | None:
-    """The first tick after an instant, None when there is none."""
+    """The first tick after an instant, None when there is none; from 1970 to 9000, but for `at`."""
     if schedule.at is not None:
         at = schedule.at_unix_ms
         return at if at is not None and at > after_unix_ms else None
-    if not 0 <= after_unix_ms < _LAST_UNIX_MS:
+    if after_unix_ms >= _LAST_UNIX_MS:
         return None
+    after_unix_ms = max(after_unix_ms, -1)
     if schedule.every is not None:
         period = round(schedule.every * 1000)
         return (after_unix_ms // period + 1) * period

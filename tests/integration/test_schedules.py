@@ -277,6 +277,18 @@ def test_a_due_time_without_a_specification_is_held(store: Store, name: bytes) -
     assert store.execute("ZSCORE", store.keys.schedules_due(TOPIC, 0), name) is None
 
 
+@pytest.mark.parametrize("score", ["-inf", "-9e300", "-1", "1.5", "1e-300"])
+def test_a_due_time_that_is_no_time_fires_once(store: Store, score: str) -> None:
+    """It was due forever and never fired: 128 of these starved all others of their partition."""
+    reconcile(store, schedule(), schedule("other"))
+    for name, due in (("tick", score), ("other", hour_ago(store))):
+        store.execute("ZADD", store.keys.schedules_due(TOPIC, 0), due, name)
+    for _ in range(2):
+        fire(store)
+    assert [name for name, _ in sent(store)] == ["other", "tick"]
+    assert one(store).due_unix_ms == hour_ago(store, 0)
+
+
 def test_a_place_of_a_wrong_type_harms_only_itself(store: Store) -> None:
     reconcile(store, schedule(), schedule("other", topic="others"))
     store.execute("DEL", store.keys.schedules_due("others", 0))

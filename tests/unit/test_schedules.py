@@ -97,6 +97,17 @@ def test_no_tick_comes_back_within_the_hour_that_comes_twice() -> None:
     assert ticks(nightly, "2026-10-25T02:10+01:00", 1) == ["2026-10-26T02:30+01:00"]
 
 
+@pytest.mark.parametrize("when", [{"every": 3600.0}, {"cron": "0 * * * *"}])
+@pytest.mark.parametrize("after", [-(10**15), -1])
+def test_the_first_ticks_are_those_of_1970(when: dict[str, Any], after: int) -> None:
+    assert next_tick(Schedule("n", "t", **when), after) == 0
+
+
+def test_half_a_surrogate_pair_is_no_payload() -> None:
+    with pytest.raises(ValueError, match=r"payload: .* cannot be written as JSON"):
+        record.build({"name": "n", "topic": "t", "every": "1h", "payload": "\ud800"})
+
+
 def test_a_period_is_counted_from_the_epoch() -> None:
     of = schedule(every=30.0)
     assert next_tick(of, ms("2026-11-25T10:00:10")) == ms("2026-11-25T10:00:30")
