@@ -33,7 +33,7 @@ class Scheduler:
         )
         self._declared = not self._reconciler.wanted
         self._moves = MoveFinisher(store)
-        self._firer = Firer(store, self._owned, self._note, isolate)
+        self._firer = Firer(store, self._owned, self._note, isolate, self._reconciler.declared)
 
     def declare(self) -> None:
         """Declare the schedules of this instance."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from streamqd import logs
@@ -50,11 +51,6 @@ class Outcome(NamedTuple):
     late_ms: int
 
 
-class _Cached(NamedTuple):
-    hash: str
-    schedule: Schedule
-
-
 class Firer:
     """Fires what is due on this Redis, whoever declares it."""
 
@@ -64,8 +60,12 @@ class Firer:
         owned: Callable[[], set[Place]],
         note: Callable[[Outcome], None],
         isolate: Isolate[Place] = directly,
+        declared: Mapping[str, Schedule] = MappingProxyType({}),
     ) -> None:
-        """`owned` are the partitions of this instance; `note` gets what was done."""
+        """`owned` are the partitions of this instance; `note` gets what was done.
+
+        `declared` are schedules by the hash of their specification, which need not be read.
+        """
         self._store = store
         self._owned = owned
         self._note = note
@@ -73,7 +73,8 @@ class Firer:
         self._places: list[Place] = []
         self._look_at = 0.0
         self._ask_at: dict[Place, float] = {}  # monotonic
-        self._cache: dict[tuple[Place, bytes], _Cached] = {}
+        self._declared = declared
+        self._cache: dict[str, Schedule] = {}  # by the hash of the specification
         self._counts: dict[str, tuple[float, int]] = {}
 
     def turn(self) -> float:
@@ -175,16 +176,14 @@ class Firer:
             elif word == "ORPHANED":
                 self._store.run(calls.hold(self._store.keys, place, tick.name, ORPHANED))
                 logs.event("schedule.orphaned", logging.WARNING, schedule=tick.name, topic=place[0])
-            elif word == "CHANGED":
-                self._cache.pop((place, tick.name.encode()), None)
 
     def _known(self, place: Place, rows: Sequence[DueSchedule]) -> dict[bytes, Schedule]:
         """The schedules of rows. One that cannot be read is held: others have their turn."""
         found, unknown = {}, []
         for row in rows:
-            cached = self._cache.get((place, row.name))
-            if cached is not None and cached.hash == row.hash:
-                found[row.name] = cached.schedule
+            cached = self._declared.get(row.hash) or self._cache.get(row.hash)
+            if cached is not None and cached.name.encode() == row.name:
+                found[row.name] = cached
             else:
                 unknown.append(row)
         if len(self._cache) > CACHE_MAX:
@@ -204,7 +203,7 @@ class Firer:
                     error=str(error),
                 )
                 continue
-            self._cache[place, row.name] = _Cached(row.hash, schedule)
+            self._cache[row.hash] = schedule
             found[row.name] = schedule
         return found
 

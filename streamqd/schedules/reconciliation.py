@@ -57,6 +57,7 @@ class Reconciler:
         """`settings` are those of topics, which are made at the first run if they are missing."""
         self._store = store
         self._declared = [Declaration(each, fleet, FILE, since_unix_ms) for each in schedules]
+        self._hashes = {each.name: record.hash_of(record.text_of(each)) for each in schedules}
         self._settings = settings
         self._create = True
         self._refused: dict[str, str] = {}
@@ -65,6 +66,11 @@ class Reconciler:
     def wanted(self) -> bool:
         """Whether there is anything to declare."""
         return bool(self._declared)
+
+    @property
+    def declared(self) -> dict[str, Schedule]:
+        """The schedules by the hash of their specification."""
+        return {self._hashes[each.name]: each.schedule for each in self._declared}
 
     def run(self) -> None:
         """Declare, move and note as declared. Raises RedisUnavailable, RedisRefused."""
@@ -138,8 +144,7 @@ class Reconciler:
             logs.event("schedule.refused", logging.ERROR, schedule=each.name, problem=reason)
 
     def _stamp(self, place: Place, some: Sequence[Declaration]) -> None:
-        hashes = [record.hash_of(record.text_of(each.schedule)) for each in some]
-        pairs = [(each.name, digest) for each, digest in zip(some, hashes, strict=True)]
+        pairs = [(each.name, self._hashes[each.name]) for each in some]
         [words] = self._store.run(calls.stamp(self._store.keys, place, pairs)).rest
         left = [each for each, word in zip(some, words, strict=True) if word != b"SAME"]
         for first in range(0, len(left), BATCH):
