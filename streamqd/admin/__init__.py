@@ -1,4 +1,4 @@
-"""What operators see and do: the views and transitions behind the commands of the command line.
+"""Views and transitions for operators, used by the commands of the command line.
 
 Every function takes a Connection and the key names, and returns frozen dataclasses. `as_json` turns
 them into the documents of `--json`, so their docstrings are the reference: fields keep their names,
@@ -17,7 +17,7 @@ def as_json(value: Any) -> Any:
     """Turn dataclasses into JSON values.
 
     A field that holds bytes becomes text, or, when it is not UTF-8, a field of the same name with
-    `_base64` behind it.
+    suffix `_base64`.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         pairs = [(each.name, getattr(value, each.name)) for each in dataclasses.fields(value)]

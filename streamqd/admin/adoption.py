@@ -17,7 +17,7 @@ from streamqd.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class ConsumerRow:
-    """A foreign consumer of one partition's stream: what it has pending, when it last called."""
+    """A consumer of another client on one partition: its pending entries and its last call."""
 
     partition: int
     consumer: str
@@ -27,9 +27,10 @@ class ConsumerRow:
 
 @dataclass(frozen=True, slots=True)
 class AdoptedGroup:
-    """What was taken over, or would be: `consumers` as they were, `entries` that were pending.
+    """The result of an adoption, or of its dry run.
 
-    `unreadable` are values in Redis that cannot be read: they count as missing.
+    `consumers` are the consumers as they were before, `entries` the number of their pending
+    entries. `unreadable` values in Redis count as missing.
     """
 
     topic: str
@@ -41,7 +42,10 @@ class AdoptedGroup:
 
 
 def survey(store: Store, topic: str, group: str) -> AdoptedGroup:
-    """Look at the foreign consumers of a group. Refused while streamqd owns a part of it."""
+    """Return the other clients' consumers of a group.
+
+    Raises Refused while streamqd owns a partition of the group.
+    """
     count = groups.known(store, topic, group)
     units = [Unit(topic, number, group) for number in range(count)]
     bad = BadValues()
@@ -65,9 +69,10 @@ def survey(store: Store, topic: str, group: str) -> AdoptedGroup:
 
 
 def adopt(store: Store, topic: str, group: str) -> AdoptedGroup:
-    """Make everything that is pending streamqd's: its first owner handles it before all else.
+    """Hand all pending entries of other clients to streamqd, whose next owner handles them first.
 
-    Refused while streamqd owns a part of it; what was taken until then stays taken.
+    Raises Refused while streamqd owns a partition of the group. Entries adopted until then stay
+    adopted.
     """
     seen, bad = survey(store, topic, group), BadValues()
     for unread in seen.unreadable:
@@ -98,6 +103,6 @@ def _stream(keys: Keys, unit: Unit, kind: str) -> str:
 
 def _owned(unit: Unit, owner: str) -> Refused:
     return Refused(
-        f"{owner} owns {unit}: stop it or take the consumer out of its configuration first;"
-        " while it runs it takes over by itself what others leave idle (reclaim_idle)"
+        f"{owner} owns {unit}; stop it, or take the consumer out of its configuration. While it"
+        " runs, it takes over idle entries of other clients after reclaim_idle"
     )

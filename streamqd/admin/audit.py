@@ -1,8 +1,9 @@
-"""The audit trail of a topic: who did what to it, in a bounded stream beside its settings.
+"""The audit trail of a topic: who changed what, in one bounded stream per topic.
 
-Commands that replay, cancel, reset, delete or export write one entry when they are done, those of
-dead letters also when they were interrupted. The stream keeps about the last 10,000; it belongs to
-no partition. It goes with the topic when that is deleted, but for one new entry that says so.
+Commands that replay, cancel, reset, delete or export write one entry when they finish. Commands on
+dead letters also write one when they are interrupted. The stream keeps about the last 10,000
+entries and belongs to no partition. Deleting the topic deletes the trail and writes one new entry
+that records the deletion.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ _VALUE_CHARS = 2_000  # of one part of an entry: a filter may name a thousand le
 class AuditEntry:
     """One entry. `at_unix_ms` is the server's time, `who` is user@host.
 
-    `what` says which things were chosen, `counts` how many met which end, `first_id` and `last_id`
-    are the ends of what was touched, '' where that says nothing. `note` is text for people.
+    `what` names the chosen things, `counts` the number of things per outcome. `first_id` and
+    `last_id` are the first and last ID touched, '' where IDs do not apply. `note` is text for
+    people.
     """
 
     id: str
@@ -44,7 +46,7 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class AuditLog:
-    """A page of the trail, the newest entries first. `cursor` continues; '' at the end."""
+    """A page of the trail, newest entries first. `cursor` continues it, '' at the end."""
 
     topic: str
     deeds: list[AuditEntry]
@@ -81,7 +83,7 @@ def record(
 
 
 def trail(store: Store, topic: str, *, limit: int = 20, cursor: str = "") -> AuditLog:
-    """Read a page of the trail; an empty one when there is none, or no such topic."""
+    """Return a page of the trail, which is empty without a trail or a topic."""
     upper = "+"
     if cursor:
         try:
@@ -114,7 +116,7 @@ def _deed(raw_id: bytes, fields: dict[bytes, bytes]) -> AuditEntry:
         return fields.get(name, b"").decode("utf-8", "replace")
 
     def table(name: bytes) -> dict[str, Any]:
-        # Written by hand, or by a later version: what cannot be read is shown as it is.
+        # Written by hand or by a later version: an unreadable entry is shown as it is.
         try:
             found = json.loads(text(name) or "{}")
         except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""How far groups are behind: exact figures of many units, also where the server keeps none."""
+"""Backlog of groups: exact figures for many assignments, even where the server keeps no count."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PENDING_MAX = 10_000  # pending entries of one stream that are counted one by on
 
 @dataclass(frozen=True, slots=True)
 class UnitBacklog:
-    """What a group has before it on one partition.
+    """The backlog of a group on one partition.
 
-    `position` is the id last handed out. `lag` counts unread messages, those in the group's retry
-    stream (`retry_unread`) too; where the server keeps no count they are counted, and `lag_exact`
-    is false when there are at least as many as `lag` says. `pending` ones are handed out and not
-    settled, `delayed` ones wait for their next attempt. Both times are those of writing, null when
-    there is no such message.
+    `position` is the ID delivered last. `lag` counts unread messages, including those in the
+    group's retry stream (`retry_unread`). Where the server keeps no count, they are counted here,
+    and `lag_exact` is false when `lag` is only a lower bound. `pending` messages were delivered and
+    not acknowledged, `delayed` ones wait for their next attempt. Both times are the write times of
+    the oldest message, null without one.
     """
 
     position: str
@@ -45,9 +45,9 @@ _NOTHING = UnitBacklog("0-0", 0, False, 0, 0, 0, None, None)
 
 
 def backlogs(store: Store, units: Sequence[Unit], bad: BadValues) -> dict[Unit, UnitBacklog]:
-    """Look at units; those of which the group does not exist are left out.
+    """Return the backlog of each assignment whose group exists.
 
-    One that cannot be measured counts as empty, and not as exact.
+    An assignment that cannot be measured counts as empty and not exact.
     """
     measured: dict[Unit, statistics.UnitFigures] = {}
     found: dict[Unit, UnitBacklog] = {}
@@ -100,13 +100,13 @@ def figures(
 def unit_figures(
     unit: Unit, reply: Reply | None, keys: Keys, bad: BadValues
 ) -> statistics.UnitFigures | None:
-    """Read the answer to `statistics.measure_unit`; None: no group, or it cannot be read."""
+    """Parse a reply of `statistics.measure_unit`. None: no such group, or an unreadable reply."""
     if reply is None:
         return None
     try:
         return statistics.unit_figures(reply)
     except BadValue as error:
-        # The script knows no names of keys: what it read is the due time of a retry.
+        # The script receives no key names: the value it read is the due time of a retry.
         bad.add(BadValue(keys.retry(*unit), "a due time", error.found, error.wanted))
         return None
 
@@ -124,9 +124,9 @@ def positions(store: Store, streams: Sequence[str], bad: BadValues) -> dict[str,
 
 
 def count_behind(store: Store, stream: str, position: str) -> tuple[int, bool]:
-    """Count the entries behind a position; False when there may be more than were counted.
+    """Count the entries after a position. False means that there may be more.
 
-    No body travels, and entries that are written meanwhile do not keep it going.
+    No body is read. Entries written during the count do not prolong it.
     """
     newest = store.execute("XREVRANGE", stream, "+", "-", "COUNT", 1)
     if not newest:
@@ -137,7 +137,7 @@ def count_behind(store: Store, stream: str, position: str) -> tuple[int, bool]:
 def count_between(
     store: Store, stream: str, position: str, upto: str, most: int | None = None
 ) -> tuple[int, bool]:
-    """Count the entries behind a position and not beyond `upto`; False as for `count_behind`."""
+    """Count the entries after a position, up to `upto` inclusive. False as for `count_behind`."""
     most, total = most or COUNT_MAX, 0
     while total < most:
         gone, last, more = store.run(spark.step(stream, position, upto, spark.STEP_MAX)).rest

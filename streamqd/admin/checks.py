@@ -1,8 +1,8 @@
-"""The one engine of checks: `doctor`, `doctor stream`, `status` and `top` judge by it.
+"""The engine of all checks: `doctor`, `doctor stream`, `status` and `top` use it.
 
-A check is an id that stays, what it looks for, and a pure function from what was read to what it
-finds. Reading comes first, once for all checks of a look, and a value that cannot be read is
-missing in the facts (`BadValues` names it), so it hides nothing but its own unit.
+A check is a stable id, a title and a pure function from facts to findings. All facts are read
+first, once for all checks. An unreadable value is missing in the facts and reported by `BadValues`,
+so it affects only its own assignment.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Facts = TypeVar("Facts", contravariant=True)  # what judges less, judges more to
 
 
 class Need(enum.Enum):
-    """Facts of the doctor that are gathered together; the value says what that costs."""
+    """Facts of the doctor that are gathered together. The value describes the cost."""
 
     SERVER = "about 12 commands"
     RIGHTS = "about 130 commands in 4 transactions that are discarded"
@@ -30,19 +30,19 @@ class Need(enum.Enum):
 
 
 class Severity(enum.StrEnum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     PROBLEM = "problem"  # messages are lost, stand still, or nothing guards them
     WARNING = "warning"  # it will become a problem, or it costs more than it should
-    NOTE = "note"  # worth knowing; does not change the exit code
+    NOTE = "note"  # information, which does not change the exit code
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What a judgement says: one sentence of what is wrong, one of how to fix it, the evidence.
+    """One result of a check: a sentence for the problem, a sentence for the fix, and the evidence.
 
-    `about` names the thing, such as a topic or an instance; '' for the server or this host.
-    `severity` replaces the check's own.
+    `about` names the subject, such as a topic or an instance, and is '' for the server or this
+    host. `severity` overrides the severity of the check.
     """
 
     what: str
@@ -54,10 +54,10 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found. `about` names the thing, '' for the server or this host.
+    """One finding of a check. `about` names the subject, '' for the server or this host.
 
-    `severity` is problem, warning or note. `evidence` holds the figures; its fields depend on the
-    check and may grow.
+    `severity` is problem, warning or note. `evidence` holds the figures. Its fields depend on the
+    check, and new ones may be added.
     """
 
     check: str
@@ -86,19 +86,19 @@ class Check(Generic[Facts]):
 
     @property
     def cost(self) -> str:
-        """What its facts cost, which several checks share."""
+        """The cost of its facts, which several checks share."""
         return "; ".join(need.value for need in self.needs)
 
 
 def check(
     name: str, severity: Severity, *needs: Need
 ) -> Callable[[Callable[[Facts], Iterable[CheckResult]]], Check[Facts]]:
-    """Make a check of the judgement that follows; its docstring is the title."""
+    """Register a function as a check. Its docstring is the title."""
     return lambda judge: Check(name, severity, judge.__doc__ or "", needs, judge)
 
 
 def judged(checks: Iterable[Check[Facts]], facts: Facts) -> list[Finding]:
-    """Let checks judge what was read. What they find, in their order."""
+    """Run checks over the facts and return their findings in the order of the checks."""
     return [
         Finding(
             check=each.id,

@@ -1,6 +1,6 @@
-"""In what condition a unit is: one stable word from all that is known of it. Pure.
+"""The condition of an assignment: one stable word derived from all known facts. Pure.
 
-What an operator has ordered comes first, then who owns it, then what its worker does.
+Directives of operators have precedence, then ownership, then the state of the worker.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ RUNNING_SECONDS = 1.0  # a run that lasts so long is what the worker is doing
 STEADY = 0.5  # messages per second by which a lag must change to count as changing
 STUCK_SECONDS = 10.0  # one run that lasts longer is worth a look: it may hold the partition
 
-# What a worker publishes of itself, where another word says it better.
+# Published worker states for which views use another word.
 _WORKERS = {
     "broken": "crash-loop",
     "halted": "circuit-open",
@@ -61,13 +61,13 @@ def condition(
     if worker == "ready" and long:
         return "running"
     if paused or worker == "paused":
-        # It is paused when the message that runs has ended.
+        # It counts as paused as soon as the running message finishes.
         return "running" if long else "paused"
     return _WORKERS.get(worker, worker)
 
 
 def recovery(left: int | None, of: int | None, size: int | None) -> str:
-    """How far the run of suspects in rounds is. `size` 0: no round runs at the moment."""
+    """Describe the progress of a run in rounds. `size` 0: no round is running."""
     this_round = f", round of {size:,}" if size else ""
     return f"{left or 0:,} of {of or 0:,} suspects left{this_round}"
 

@@ -34,9 +34,9 @@ _UID = re.compile(r"(?P<topic>[^/]+)/([0-9]{1,9})/([!-~]{1,200})")
 
 @dataclass(frozen=True, slots=True)
 class DelayedRow:
-    """One delayed send. `key` is '' when there is none; numbers are null when nothing tells them.
+    """One delayed send. `key` is '' without a key. Unknown numbers are null.
 
-    `payload_bytes` is null when what is kept of it cannot be read.
+    `payload_bytes` is null when the stored send cannot be read.
     """
 
     id: str
@@ -53,10 +53,10 @@ class DelayedRow:
 
 @dataclass(frozen=True, slots=True)
 class DelayedView:
-    """A page, the earliest first. `total` counts all delayed sends of the topic.
+    """A page, earliest due time first. `total` counts all delayed sends of the topic.
 
-    `cursor` continues behind the last row; it is '' at the end. `unreadable` are due times in Redis
-    that cannot be read. A send without a due time has no row.
+    Pass `cursor` for the next page ('' on the last one). `unreadable` are due times in Redis that
+    cannot be read. A send without a due time has no row.
     """
 
     topic: str
@@ -83,7 +83,7 @@ class DelayedSend:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A delayed send that is a message by now, with the uid of that."""
+    """A delayed send that was sent, with the uid of its message."""
 
     id: str
     uid: str
@@ -103,7 +103,7 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class DelayedCancelled:
-    """What `delayed cancel` did: `cancelled` will never be sent, the others as in Missed."""
+    """The result of `delayed cancel`: `cancelled` sends never happen. The rest as in Missed."""
 
     topic: str
     cancelled: int
@@ -113,7 +113,7 @@ class DelayedCancelled:
 
 @dataclass(frozen=True, slots=True)
 class DelayedHastened:
-    """What `delayed now` did: `due` are sent within seconds, the others as in Missed."""
+    """The result of `delayed now`: `due` sends are sent within seconds. The rest as in Missed."""
 
     topic: str
     due: int
@@ -150,7 +150,7 @@ def chosen(store: Store, topic: str, choice: DueFilter) -> Iterator[str]:
 
 
 def show(store: Store, topic: str, name: str) -> DelayedSend:
-    """One delayed send. Refused when it does not wait any more, and says where it is then."""
+    """Return one delayed send. Raises Refused, with its present place, when it no longer waits."""
     [(partition, send_id)] = _read(store, topic, [name])
     score = store.execute("ZSCORE", store.keys.scheduled(topic, partition), send_id)
     items = store.keys.scheduled_items(topic, partition)
@@ -199,9 +199,9 @@ def cancel(store: Store, topic: str, names: Iterable[str]) -> DelayedCancelled:
 
 
 def hasten(store: Store, topic: str, names: Iterable[str]) -> DelayedHastened:
-    """Let delayed sends be due now; a housekeeper sends them within seconds.
+    """Make delayed sends due now. A housekeeper sends them within seconds.
 
-    Raises TopicMissing, Malformed, Refused for a partition that is not there.
+    Raises TopicMissing, Malformed, and Refused for a partition that does not exist.
     """
     hastened, gone = 0, []
     for partition, batch in _batches(store, topic, names):
@@ -221,7 +221,7 @@ def hasten(store: Store, topic: str, names: Iterable[str]) -> DelayedHastened:
 
 
 def look_for(store: Store, topic: str, names: Sequence[str]) -> Missed:
-    """What became of delayed sends that do not wait: their entries tell the send id."""
+    """Find delayed sends that no longer wait. Their messages carry the send ID."""
     wanted: dict[int, dict[bytes, str]] = {}
     for name in names:
         number, _, send_id = name.partition(":")
@@ -285,7 +285,7 @@ def _read(store: Store, topic: str, names: Iterable[str]) -> Iterator[tuple[int,
 
 
 def _batches(store: Store, topic: str, names: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """Names by partition, a call's worth each; of a list, all are read before the first is used."""
+    """Yield names by partition, in batches of one call. A list is fully read first."""
     read = _read(store, topic, names)
     if isinstance(names, Sequence):
         read = iter(list(dict.fromkeys(read)))

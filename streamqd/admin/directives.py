@@ -1,8 +1,8 @@
-"""Directives to a fleet, the plans behind them, and who has not obeyed yet.
+"""Directives to a fleet, the plans for them, and the instances that have not obeyed yet.
 
-They are written into Redis, and every instance obeys them with its next heartbeat. Nothing here
-talks to an instance. A directive is refused by what Redis says of the fleet at this moment; it
-stays until it is taken back, also while no instance runs.
+A directive is written to Redis, and every instance applies it with its next heartbeat. This module
+contacts no instance. It refuses a directive by the present state of the fleet in Redis. A directive
+stays until it is removed, even while no instance runs.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ LOOK_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class DirectiveRow:
-    """One order. `kind` is pause, stop, move, drain, reload or rebalance, `target` its object.
+    """One directive. `kind` is pause, stop, move, drain, reload or rebalance, `target` its object.
 
-    `to` is the instance that a move names. `gone` tells that it names an instance that does not
-    live, `done` that every live instance has obeyed an order that is obeyed once. `name` is what
-    `control clear` takes.
+    `to` is the instance named by a move. `gone` is true when that instance is not live. `done` is
+    true when every live instance has applied a directive that is applied once. Pass `name` to
+    `control clear`.
     """
 
     name: str
@@ -51,7 +51,7 @@ class DirectiveRow:
 
 @dataclass(frozen=True, slots=True)
 class ControlView:
-    """All orders, and under `strange` those that cannot be read, with the problem.
+    """All directives. `strange` maps unreadable ones to the problem.
 
     `unreadable` are other values of the fleet that cannot be read.
     """
@@ -64,11 +64,11 @@ class ControlView:
 
 @dataclass(frozen=True, slots=True)
 class Steered:
-    """What a command did.
+    """The result of a command.
 
-    `order` is its name; `at_unix_ms` when it was given, null when nothing was written; `changed` is
-    false when all was so before. `notes` and `waiting` are sentences for people: what to know, and
-    who has not obeyed when the time to wait was over.
+    `order` is its name. `at_unix_ms` is when it was given, null when nothing was written. `changed`
+    is false when the fleet was in that state already. `notes` and `waiting` are sentences for
+    people: advice, and the instances that had not obeyed at the timeout.
     """
 
     order: str
@@ -130,7 +130,10 @@ def rows(state: FleetState) -> list[DirectiveRow]:
 
 
 def _reloaded(state: FleetState, name: str, ordered_unix_ms: int) -> bool:
-    """Whether every instance that should reload has. Those that do not say it are not awaited."""
+    """Return True if every instance that should reload has.
+
+    Instances that publish no time of their last reload are skipped.
+    """
     done = [
         one.reloaded is None or one.reloaded >= ordered_unix_ms
         for member, one in state.live.items()
@@ -198,7 +201,7 @@ def _taken_back(
 
 
 def check_scope(fleet: Fleet, scope: Scope) -> None:
-    """Refused when what is named does not exist."""
+    """Raise Refused when a named topic, partition or group does not exist."""
     if scope.topic is None:
         return
     count = topics.partition_count(fleet.store, scope.topic)
@@ -212,7 +215,7 @@ def check_scope(fleet: Fleet, scope: Scope) -> None:
 
 
 def pause(fleet: Fleet, scope: Scope, why: str, *, dry_run: bool = False) -> Steered:
-    """Let nothing be fetched of what is named. Refused when it does not exist."""
+    """Stop fetching in a scope. Raises Refused when the scope does not exist."""
     check_scope(fleet, scope)
     name = f"pause:{scope}"
     found = published.fleet_state(fleet).control.pauses
@@ -222,7 +225,7 @@ def pause(fleet: Fleet, scope: Scope, why: str, *, dry_run: bool = False) -> Ste
 
 
 def resume(fleet: Fleet, scope: Scope, *, dry_run: bool = False) -> Steered:
-    """End the pause of what is named and of its parts. Refused while a wider pause holds it."""
+    """Remove the pauses of a scope and of its parts. Raises Refused while a wider pause applies."""
     name = f"pause:{scope}"
     found = published.fleet_state(fleet).control.pauses
     ended = [each for each in found if scope.covers(each)]
@@ -247,7 +250,7 @@ def _meet(one: Scope, other: Scope) -> bool:
 
 
 def stop(fleet: Fleet, topic: str, group: str, why: str, *, dry_run: bool = False) -> Steered:
-    """Let no instance own a partition of a group. Refused when there is no such group."""
+    """Keep all instances from owning partitions of a group. Raises Refused for an unknown group."""
     scope = directives.stop_scope(topic, group)
     check_scope(fleet, scope)
     changed = scope not in published.fleet_state(fleet).control.stops
@@ -255,7 +258,7 @@ def stop(fleet: Fleet, topic: str, group: str, why: str, *, dry_run: bool = Fals
 
 
 def start(fleet: Fleet, topic: str, group: str, *, dry_run: bool = False) -> Steered:
-    """Let a stopped group be owned again. Refused when there is no such group."""
+    """Allow a stopped group to be owned again. Raises Refused for an unknown group."""
     scope = directives.stop_scope(topic, group)
     name, state = f"stop:{scope}", published.fleet_state(fleet)
     if scope not in state.control.stops:
@@ -280,11 +283,11 @@ def living(state: FleetState, instance: str) -> MemberView:
     near = difflib.get_close_matches(instance, state.live, n=1)
     there = ", ".join(sorted(state.live)) or "none"
     hint = f"did you mean {near[0]}?" if near else f"there are: {there}"
-    raise Refused(f"no instance {instance} lives in this fleet; {hint}")
+    raise Refused(f"instance {instance} is not in this fleet; {hint}")
 
 
 def drain(fleet: Fleet, instance: str, why: str, *, dry_run: bool = False) -> Steered:
-    """Let an instance hand over all that it owns and own nothing. Refused when it does not live."""
+    """Make an instance hand over everything and own nothing. Raises Refused when it is not live."""
     state = published.fleet_state(fleet)
     seen = living(state, instance)
     others = [one for one in state.placeable() if one.member.id != instance]
@@ -301,7 +304,7 @@ def drain(fleet: Fleet, instance: str, why: str, *, dry_run: bool = False) -> St
 
 
 def undrain(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Steered:
-    """Let a drained instance own partitions again, also one that does not live at present."""
+    """Allow a drained instance to own partitions again, even one that is not live now."""
     state = published.fleet_state(fleet)
     name = f"drain:{instance}"
     if instance not in state.control.drains:
@@ -333,10 +336,10 @@ def reload(fleet: Fleet, instance: str | None, why: str, *, dry_run: bool = Fals
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """An instance that was taken out of the fleet, or would be.
+    """An instance removed from the fleet, or its dry run.
 
-    `ownerless` counts partitions whose last owner it was, and which nobody owns since. `orders` are
-    the directives to it, which stay. `topics` are those that it offered.
+    `ownerless` counts the partitions that it owned last and that no instance has taken since.
+    `orders` are the directives to it, which stay. `topics` are the topics that it offered.
     """
 
     instance: str
@@ -350,18 +353,19 @@ class Forgotten:
 
 
 def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
-    """Take a dead instance out of the fleet. Refused while it lives, or while its leases last.
+    """Remove a dead instance from the fleet. Raises Refused while it or one of its leases is live.
 
-    Its heartbeats are watched for half a ttl: by the clock alone, which may have jumped, all could
-    look silent. Its leases are not ended, because others tell by its entry how long those may last.
+    Its heartbeats are watched for half a TTL, because after a jump of the clock every instance
+    looks silent. Its leases are left to expire: other instances use its entry to learn how long
+    they last.
     """
     state = published.fleet_state(fleet)
     beat = _member(fleet, state, instance)
     nonce, seen = beat.info.get("nonce"), members.seen_of(beat)
     if not isinstance(nonce, str):
         raise Refused(
-            f"what {instance} says of itself cannot be read, so that its run is not known;"
-            " a living instance forgets it by itself, `streamqd doctor` names the value"
+            f"the published state of {instance} cannot be read, so its run is unknown; a live"
+            " instance replaces the value within a heartbeat, and `streamqd doctor` names it"
         )
     ttl = max(fleet.stale, seen.ttl or 0.0)
     deadline = time.monotonic() + ttl / 2
@@ -382,8 +386,8 @@ def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
     lives = [held.ttl for held in last if held.ttl]
     if lives:
         raise Refused(
-            f"{instance} still holds {plural(len(lives), 'partition')}, whose leases last"
-            f" {max(lives):.0f} s more; they are not ended by force, so try again then"
+            f"{instance} still holds {plural(len(lives), 'partition')}; its leases expire within"
+            f" {max(lives):.0f} s, so run the command again then"
         )
     if not dry_run:
         reply = fleet.store.run(members.leave(fleet.store.keys, fleet.name, instance, nonce))
@@ -411,8 +415,8 @@ def _member(fleet: Fleet, state: FleetState, instance: str) -> Heartbeat:
 
 def _alive(instance: str, seconds: float) -> Refused:
     return Refused(
-        f"the instance {instance} lives, its last heartbeat is {max(0.0, seconds):.1f} s old: stop"
-        " it, and it leaves the fleet by itself"
+        f"the instance {instance} is live, its last heartbeat is {max(0.0, seconds):.1f} s old;"
+        " stop it, and it leaves the fleet"
     )
 
 
@@ -428,16 +432,16 @@ class Cleared:
 
 
 def clear(fleet: Fleet, names: list[str], *, gone: bool = False, dry_run: bool = False) -> Cleared:
-    """Take out orders by name, strange ones too; with `gone` those to instances that do not live.
+    """Remove directives by name, unreadable ones too.
 
-    Refused when there is no order of a name.
+    With `gone`, remove those to instances that are not live. Raises Refused for an unknown name.
     """
     state = published.fleet_state(fleet)
     listed = rows(state)
     known = {row.name for row in listed} | state.control.strange.keys()
     missing = [name for name in names if name not in known]
     if missing:
-        raise Refused(f"there is no order {missing[0]}; `streamqd control list` shows those there")
+        raise Refused(f"directive {missing[0]} not found; `streamqd control list` prints all")
     chosen = sorted({*names, *(row.name for row in listed if gone and row.gone)})
     if chosen and not dry_run:
         write(fleet, remove=chosen)
@@ -446,7 +450,7 @@ def clear(fleet: Fleet, names: list[str], *, gone: bool = False, dry_run: bool =
 
 @dataclass(frozen=True, slots=True)
 class PlannedMove:
-    """A unit that is to change hands; `owner` and `to` are '' for none."""
+    """An assignment that changes its owner. `owner` and `to` are '' for no instance."""
 
     topic: str
     partition: int
@@ -457,9 +461,9 @@ class PlannedMove:
 
 @dataclass(frozen=True, slots=True)
 class Rebalanced:
-    """What a rebalance does: the moves that it begins, and the orders to move that it forgets.
+    """The result of a rebalance: the moves it starts, and the move directives it removes.
 
-    `waiting` are the units that had not arrived when the time to wait was over.
+    `waiting` are the assignments that had not arrived at the timeout.
     """
 
     at_unix_ms: int | None
@@ -480,15 +484,15 @@ def move(fleet: Fleet, unit: Unit, to: str, why: str, *, dry_run: bool = False) 
     if seen.leaving:
         raise Refused(f"the instance {to} is leaving")
     if to in state.control.drains:
-        raise Refused(f"the instance {to} is drained; `streamqd drain {to} --undo` ends that")
+        raise Refused(f"the instance {to} is drained; run `streamqd drain {to} --undo` first")
     if (unit.topic, unit.group) not in seen.member.offers:
         raise Refused(f"the instance {to} has no consumer for {unit.topic}/{unit.group}")
     if unit in seen.broken:
         raise Refused(f"the worker of {unit} crashes in a loop on {to}")
     if state.control.stop_of(unit) is not None:
         raise Refused(
-            f"the group {unit.group} of {unit.topic} is stopped;"
-            f" `streamqd group start {unit.topic} {unit.group}` ends that"
+            f"the group {unit.group} of {unit.topic} is stopped; run"
+            f" `streamqd group start {unit.topic} {unit.group}` first"
         )
     owners = owners_of(fleet, offered(fleet, state))
     owner = owners.get(unit, "")
@@ -547,19 +551,19 @@ def owners_of(fleet: Fleet, units: list[Unit]) -> dict[Unit, str]:
 
 
 def not_moved(fleet: Fleet, unit: Unit, to: str) -> list[str]:
-    """Whether the unit has not arrived."""
+    """Return True if the assignment has not arrived."""
     owner = owners_of(fleet, [unit]).get(unit, "")
     return [] if owner == to else [f"{unit} is owned by {owner or 'no instance'}"]
 
 
 def not_drained(fleet: Fleet, instance: str) -> list[str]:
-    """What a drained instance still owns."""
+    """Return the assignments that a drained instance still owns."""
     owners = owners_of(fleet, offered(fleet, published.fleet_state(fleet)))
     return [f"{instance} owns {unit}" for unit, owner in owners.items() if owner == instance]
 
 
 def not_levelled(fleet: Fleet) -> list[str]:
-    """What is not where it should be."""
+    """Return the assignments that have not reached their planned owner."""
     return [
         f"{each.topic}/{each.partition}/{each.group} is owned by {each.owner or 'no instance'},"
         f" not by {each.to or 'no instance'}"
@@ -653,10 +657,11 @@ def reload_problems(fleet: Fleet, instances: list[str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class DepartingUnit:
-    """One unit of the instance that goes.
+    """One assignment of the departing instance.
 
-    `to` is who takes it, '' when none can; `stranded` says why not: no-offer (no other has a
-    consumer for it), broken (its worker crashes in a loop on all that have), caps-full, or ''.
+    `to` is the instance that takes it, '' without one. `stranded` is the reason: no-offer (no other
+    instance has a consumer for it), broken (its worker crashes in a loop on all that have),
+    caps-full, or ''.
     """
 
     topic: str
@@ -670,11 +675,11 @@ class DepartingUnit:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """The takers for one instance.
+    """The instances that take over from one instance.
 
-    `longest_run_seconds` is how long its longest running message has been running, `longest_run`
-    that message's unit: a drain waits for it, up to the drain_timeout of that instance. Both are
-    null and '' when no message runs, or it has published nothing.
+    `longest_run_seconds` is the age of its longest running message, `longest_run` the assignment of
+    that message. A drain waits for it, up to the drain_timeout of the instance. Both are null and
+    '' when no message runs or nothing is published.
     """
 
     instance: str
@@ -727,11 +732,11 @@ def takers(
     owners: Mapping[Unit, str],
     moves: Mapping[Unit, str],
 ) -> dict[Unit, tuple[str, str]]:
-    """Who takes each unit of the instance, and why none does. Pure.
+    """Return the new owner of each assignment of an instance, or the reason for none. Pure.
 
-    `others` are the members that may own something, without the one that goes.
+    `others` are the members that may own something, without the departing one.
     """
-    # An owner that is no member counts as none, so what the instance owns is placed again.
+    # An owner that is not a member counts as none, so the instance's assignments are placed again.
     wanted = place(others, units, owners, moves)
     owned = Counter(wanted.values())
     found = {}

@@ -22,10 +22,10 @@ from streamqd.store.store import Store
 
 PAGE = 64
 BATCH = 64  # messages that are changed by one call
-FIRST, LAST = " ", "\U0010ffff"  # before and behind every place
+FIRST, LAST = " ", "\U0010ffff"  # sort before and after every place
 
 Position = tuple[int, int, str]  # due, partition, place: the order of the list
-Start = tuple[int, str]  # due and place, behind which a page of one partition begins
+Start = tuple[int, str]  # due time and place, after which a page of one partition starts
 
 BEGIN: Position = (0, 0, "")
 _CURSOR = re.compile(r"([0-9]{1,17})/([0-9]{1,9}):([!-~]{1,200})")
@@ -33,7 +33,7 @@ _CURSOR = re.compile(r"([0-9]{1,17})/([0-9]{1,9}):([!-~]{1,200})")
 
 @dataclass(frozen=True, slots=True)
 class DueFilter:
-    """Which messages that wait: all that pass every filter that is given."""
+    """A filter over waiting messages. A message must pass every filter that is set."""
 
     partition: int | None = None
     key: str | None = None
@@ -42,11 +42,11 @@ class DueFilter:
 
     @property
     def narrows(self) -> bool:
-        """Whether it chooses less than all."""
+        """Return True if any filter is set."""
         return self != EVERY
 
     def partitions(self, topic: str, count: int) -> Sequence[int]:
-        """Those that are looked at. Raises Refused when the one chosen does not exist."""
+        """Return the partitions to look at. Raises Refused when the chosen one does not exist."""
         if self.partition is None:
             return range(count)
         topics.check_partition(topic, self.partition, count)
@@ -95,7 +95,7 @@ class WaitingList(Generic[AnyRow]):
     row: Callable[[int, Delayed], AnyRow]
 
     def total(self, bad: BadValues) -> int:
-        """How many wait."""
+        """Return the number of waiting messages."""
         sizes = ask(self.store, [("ZCARD", self.due(each)) for each in range(self.count)], bad)
         return sum(each or 0 for each in sizes)
 
@@ -107,9 +107,9 @@ class WaitingList(Generic[AnyRow]):
         bad: BadValues,
         after: Position = BEGIN,
     ) -> Iterator[tuple[int, AnyRow]]:
-        """Yield those chosen behind a position, with their partitions.
+        """Yield the chosen messages after a position, with their partitions.
 
-        A due time that cannot be read is kept in `bad`; such a message has no row.
+        An unreadable due time is kept in `bad`, and its message has no row.
         """
         readers = [self._ordered(each, after, bad) for each in partitions]
         last = None if choice.due_within_ms is None else now + choice.due_within_ms
@@ -159,7 +159,7 @@ class WaitingList(Generic[AnyRow]):
 
 
 def page(found: Iterator[tuple[int, AnyRow]], limit: int) -> tuple[list[AnyRow], str]:
-    """The first rows, and the cursor that continues behind them; '' at the end."""
+    """Return the first rows and the cursor of the next page, '' on the last one."""
     some = [row for _, row in itertools.islice(found, limit + 1)]
     shown = some[:limit]
     more = len(some) > limit
@@ -167,7 +167,7 @@ def page(found: Iterator[tuple[int, AnyRow]], limit: int) -> tuple[list[AnyRow],
 
 
 def read_cursor(text: str) -> Position:
-    """Read a cursor; the begin of the list for ''. Raises Malformed."""
+    """Parse a cursor. '' is the start of the list. Raises Malformed."""
     if not text:
         return BEGIN
     match = _CURSOR.fullmatch(text)

@@ -1,4 +1,4 @@
-"""The fleet: which instances live, what they own, and what is wrong."""
+"""The fleet view: live instances, the assignments they own, and findings."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _FAILING = frozenset(
 class InstanceRow:
     """One instance of the fleet.
 
-    `state` is starting, working, standby (healthy, owning nothing), limited (the
-    system refuses it processes, so it serves fewer partitions), paused (by a signal), draining
-    (it hands over what it owns), drained (an operator wants it to own nothing), silent (no beat for
-    longer than the lease lasts) or unknown (it beats, but publishes no summary). `owned` counts the
-    leases that it holds, `rate` the messages acknowledged per second, null when not known.
-    `capacity` is how many partitions it can serve, null when the system sets no limit; `limit` is
-    what the system says, '' without one.
+    `state` is starting, working, standby (healthy, owning nothing), limited (the operating system
+    refuses more processes, so it serves fewer partitions), paused (by a signal), draining (handing
+    over its partitions), drained (an operator wants it to own nothing), silent (no heartbeat for
+    longer than a lease lasts) or unknown (heartbeats without a published summary). `owned` counts
+    its leases. `rate` is the number of messages acknowledged per second, null when unknown.
+    `capacity` is the number of partitions it can serve, null without a limit of the operating
+    system, and `limit` the reason for that limit, '' without one.
     """
 
     instance: str
@@ -65,21 +65,21 @@ class InstanceRow:
 
 @dataclass(frozen=True, slots=True)
 class UnitStatus(UnitRow):
-    """A unit as the partitions view shows it, and how its worker is doing.
+    """An assignment as in the partitions view, with the condition of its worker.
 
-    `condition` is one word for all of it: ready, running, starting, stopped, paused, free, expired,
-    circuit-open, circuit-half-open, crash-loop, failed (given up after an internal error), blocked,
-    keys-held, flooded, throttled, recovering or unknown among them. `worker` is the state of the
-    owner's worker process (booting, ready, paused, quiet, broken, failed …), or what a ready one
-    waits for (blocked, full, halted, probing, flooded, throttled), or recovering, '' when it is not
-    known; `waits_seconds` is how long it still waits. A recovering one has still to run
-    `suspects_left` of `suspects` messages of a crash or a lost host, and runs `round_size` of them
-    now. `held` messages of `held_keys` keys wait there for a message of their key. `in_hand` are
-    entries fetched and not handled, `rate` the messages acknowledged per second,
-    `longest_run_seconds` the age of the handler run that runs now, `progress_seconds` how long ago
-    a handler that runs has called `Message.progress`, if any has. `dead_letters` are the group's
-    own, null when they are not counted. `error` is the class of the last failure, `error_seconds`
-    ago, '' when none was in the last five minutes.
+    `condition` is one word: ready, running, starting, stopped, paused, free, expired, circuit-open,
+    circuit-half-open, crash-loop, failed (given up after an internal error), blocked, keys-held,
+    flooded, throttled, recovering or unknown among them. `worker` is the state of the owner's
+    worker process (booting, ready, paused, quiet, broken, failed …). For a ready worker it is the
+    reason for its wait (blocked, full, halted, probing, flooded, throttled) or recovering. It is ''
+    when unknown, and `waits_seconds` is the remaining wait. A recovering worker has `suspects_left`
+    of `suspects` messages of a crash or a lost host left to run, and runs `round_size` of them now.
+    `held` messages of `held_keys` keys wait there for an earlier message of their key. `in_hand`
+    counts entries fetched and not handled, `rate` messages acknowledged per second.
+    `longest_run_seconds` is the age of the oldest handler run, and `progress_seconds` the time
+    since a running handler called `Message.progress`, if any did. `dead_letters` belong to the
+    group, null when not counted. `error` is the class of the last failure, `error_seconds` ago, ''
+    without one in the last five minutes.
     """
 
     condition: str
@@ -104,10 +104,10 @@ class UnitStatus(UnitRow):
 class GroupStatus:
     """A group over all partitions of its topic.
 
-    `condition` is the gravest of its partitions' (see `UnitStatus`), in `condition_partitions` of
-    them; `longest_run_seconds` is how long the longest run lasts that runs now. `reason` says why
-    it is paused or stopped, how far it is with its suspects, or what failed last, '' for nothing.
-    `lag` and `dead_letters` are null when they are not known of every partition.
+    `condition` is the most serious of its partitions' (see `UnitStatus`), which
+    `condition_partitions` of them share. `longest_run_seconds` is the age of its oldest handler
+    run. `reason` is the reason of a pause or stop, the progress of a run in rounds, or the last
+    failure, '' without one. `lag` and `dead_letters` are null unless known for every partition.
     """
 
     topic: str
@@ -147,10 +147,9 @@ class Behind:
 class StatusView:
     """The fleet at a glance.
 
-    `orders` are what operators want of the fleet, pauses first; `strange_orders` those that cannot
-    be read, with the problem. `dead_letters` counts them by topic (only topics that have some), and
-    `problems` are sentences for people. `unreadable` are values in Redis that cannot be read: they
-    count as missing, and nothing else is hidden by them.
+    `orders` are the directives of operators, pauses first. `strange_orders` maps unreadable ones to
+    the problem. `dead_letters` counts them by topic (only topics with any). `problems` are
+    sentences for people. `unreadable` values in Redis count as missing and hide nothing else.
     """
 
     fleet: str
@@ -168,14 +167,14 @@ class StatusView:
 
 
 def status(fleet: Fleet, topic: str | None = None) -> StatusView:
-    """Look at the fleet, or at what it does with one topic. Raises TopicMissing."""
+    """Return the state of the fleet, or of its work on one topic. Raises TopicMissing."""
     store, bad = fleet.store, BadValues()
     state = published.fleet_state(fleet, bad)
     names = [beat.instance for beat in state.beats]
     summaries = published.summaries(fleet, names, bad)
     seen = partitions.view(store, topic)
-    # Counted by leases: an instance that has fallen silent still tells of what it owned. Of one
-    # topic that would be too few, and the others are not looked at.
+    # Count by leases, because a silent instance still shows what it owned. For one topic this would
+    # be too few, as other topics are not read.
     owned = Counter(row.owner for row in seen.units if row.state == "owned")
     if topic is not None:
         owned = Counter({name: each.owned or 0 for name, each in state.live.items()})
@@ -195,7 +194,7 @@ def status(fleet: Fleet, topic: str | None = None) -> StatusView:
         workers |= {(name, each.unit): each for each in live.units_of(name, summary)}
         for each in live.failures_of(name, summary):
             failures.setdefault((name, each.unit), []).append(each)
-    # A worker that crashes in a loop has given its lease back: its instance tells of it.
+    # A worker in a crash loop has returned its lease, but its instance still reports it.
     resting = ("broken", "failed")
     broken = {unit: name for (name, unit), each in workers.items() if each.state in resting}
     by_topic, letters = _letters(store, topic, bad)
@@ -237,12 +236,12 @@ def _instance(each: LiveInstance, offers: frozenset[tuple[str, str]], weight: An
     )
 
 
-# What a row has of its instance, under the same name.
+# Fields that a row copies from its instance under the same name.
 _OF_INSTANCES = (
     *("instance", "state", "host", "pid", "version", "started_unix_ms", "beat_unix_ms"),
     *("owned", "capacity", "limit"),
 )
-# What a unit has of its owner's worker, under the same name.
+# Fields that an assignment copies from its owner's worker under the same name.
 _OF_WORKERS = (
     *("in_hand", "longest_run_seconds", "lag_per_second", "progress_seconds", "held", "held_keys"),
     *("suspects_left", "suspects", "round_size", "waits_seconds"),
@@ -314,7 +313,7 @@ def _groups(units: list[UnitStatus], control: Directives) -> list[GroupStatus]:
 
 
 def _reason(alike: list[UnitStatus], control: Directives) -> str:
-    """Why units are in the condition that they share, '' when nothing tells it."""
+    """The reason for the condition that assignments share, '' when unknown."""
     first = alike[0]
     stop, pause = control.stop_of(first.unit), control.pause_of(first.unit)
     if first.condition == "stopped" and stop is not None:
@@ -336,7 +335,7 @@ def _last_error(alike: list[UnitStatus]) -> str:
 
 
 def _behind(units: list[UnitStatus]) -> list[Behind]:
-    """The groups that have something unread, the one that has waited for longest first."""
+    """Groups with unread messages, longest wait first."""
     found = []
     for (topic, group), some in by_group(unit for unit in units if unit.lag != 0).items():
         slopes = [each.lag_per_second for each in some if each.lag_per_second is not None]
@@ -401,9 +400,9 @@ def _of_schedules(timed: ScheduleTotals) -> list[str]:
 def _letters(
     store: Store, only: str | None, bad: BadValues
 ) -> tuple[dict[str, int], dict[tuple[str, int], LetterCount]]:
-    """Count dead letters: by topic (only topics that have some), and by partition and group.
+    """Count dead letters by topic (only topics with any), and by partition and group.
 
-    Reads at most LETTERS_MAX letters; a partition with more left has no counts by group.
+    Reads at most LETTERS_MAX letters. A partition with unread letters left has no counts by group.
     """
     dead: dict[tuple[str, int], int] = {}
     for topic, count in topics.counts_of(store, only, bad).items():
@@ -419,7 +418,7 @@ def _letters(
         for place, reply in zip(left, measure_each(store, calls, bad), strict=True):
             known = counted[place]
             counted[place] = statistics.letters_counted(known, reply) if reply else _NOTHING
-        # One that begins again has lost letters meanwhile: the next status counts them.
+        # A counter that started again lost letters in between: the next status counts them.
         left = [place for place in left if counted[place].after and not counted[place].whole]
         read += len(calls) * statistics.LETTERS_AT_ONCE
     return dict(+by_topic), counted

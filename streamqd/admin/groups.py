@@ -1,9 +1,8 @@
-"""Groups: who reads a topic, how far they are, removing one, and another position for one.
+"""Groups: list them with their positions, remove one, or reset its position.
 
-When a position is set, messages that were handed out and are not settled are forgotten: behind the
-new position they are unread again, before it they count as finished. A group that is owned is
-refused unless forced; then its owner loses the partition in the same step, and what its worker
-still does is refused.
+A reset forgets delivered messages that are not acknowledged. They become unread if they come after
+the new position, and count as finished before it. An owned group is refused unless forced. Then its
+owner loses the partition in the same step, and later calls of its worker are rejected.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ from streamqd.store.store import Store
 class GroupRow:
     """One group of `group list`: sums over the partitions of its topic.
 
-    `owned` counts the partitions that an instance holds, `owners` names those instances. The other
-    fields are those of `group describe`. `unreadable` are values of its topic that cannot be read;
-    a topic of which they hide all groups has a row without a `group`.
+    `owned` counts the partitions that instances own, `owners` names those instances. The other
+    fields are those of `group describe`. `unreadable` are values of its topic that cannot be read.
+    A topic whose groups are all hidden by them has a row without a `group`.
     """
 
     topic: str
@@ -60,11 +59,11 @@ class GroupRow:
 class GroupPartition:
     """A group on one partition.
 
-    `state` is owned, expired (not renewed in time) or free. `position` is the id last handed out,
-    `lag` counts what comes behind it and what waits in the retry stream (`retry_unread`); it is
-    exact unless `lag_exact` is false: then there are at least so many. `pending` are handed out and
-    not settled, `delayed` wait for their next attempt. The times are those of writing of the oldest
-    unread and pending message.
+    `state` is owned, expired (not renewed in time) or free. `position` is the ID delivered last.
+    `lag` counts the entries after it and those in the retry stream (`retry_unread`). It is a lower
+    bound when `lag_exact` is false. `pending` messages were delivered and not acknowledged,
+    `delayed` ones wait for their next attempt. The times are the write times of the oldest unread
+    and pending message.
     """
 
     partition: int
@@ -104,7 +103,7 @@ class GroupDetail:
 
 @dataclass(frozen=True, slots=True)
 class GroupDeleted:
-    """What `group delete` did."""
+    """The result of `group delete`."""
 
     topic: str
     group: str
@@ -167,15 +166,15 @@ def names(store: Store, topic: str) -> list[str]:
 
 
 def delete(store: Store, topic: str, group: str, *, force: bool) -> GroupDeleted:
-    """Remove a group with its position, its retries and its counters; dead letters stay.
+    """Remove a group with its position, its retries and its counters. Dead letters stay.
 
-    A deletion that was interrupted goes on when it is asked for again. Raises TopicMissing;
-    Refused when there is no such group, and unless `force` says to do it, while it is owned or has
-    messages that are not settled. All partitions are looked at before the first is touched.
+    Repeat the call to finish an interrupted deletion. Raises TopicMissing. Raises Refused for an
+    unknown group and, without `force`, while the group is owned or has unfinished messages. All
+    partitions are checked before the first is changed.
     """
     count = topics.partition_count(store, topic)
     if group not in names(store, topic):
-        known(store, topic, group)  # says that there is none
+        known(store, topic, group)  # raises Refused for an unknown group
     units = [Unit(topic, number, group) for number in range(count)]
     if not force:
         _refuse_busy(store, units)
@@ -186,14 +185,14 @@ def delete(store: Store, topic: str, group: str, *, force: bool) -> GroupDeleted
         if reply.word == "OWNED":
             raise Refused(owned_sentence(unit, reply.rest[0].decode()))
         if reply.word == "UNSETTLED":
-            raise Refused(f"{unit} got messages meanwhile; say --force to give them up")
+            raise Refused(f"{unit} received new messages; pass --force to discard them")
     # Last: what remembers the group makes an interrupted deletion possible to repeat.
     store.execute("HDEL", store.keys.meta(topic), f"group:{group}")
     return GroupDeleted(topic, group, count)
 
 
 def owner_of(store: Store, unit: Unit) -> str | None:
-    """Who holds a unit by a lease that lives; None for none."""
+    """Return the owner with a live lease on an assignment, None without one."""
     (view,) = lease_views(store, [unit], BadValues())
     return view.owner if view.ttl is not None else None
 
@@ -202,12 +201,12 @@ def owned_sentence(unit: Unit, owner: str) -> str:
     """Why something is refused while an instance, or another command, holds the unit."""
     if owner in KEEPERS:
         return (
-            f"a {owner.replace('-', ' ')} works at {unit}, or was interrupted there: say this again"
-            " once it is done, or in 15 s"
+            f"a {owner.replace('-', ' ')} is changing {unit}, or was interrupted; run this command"
+            " again when it is done, or in 15 s"
         )
     return (
-        f"{unit} is owned by {owner}: stop the group first with `streamqd group stop {unit.topic}"
-        f" {unit.group} --wait`, or say --force to take the partition away from its owner"
+        f"{unit} is owned by {owner}; stop the group first with `streamqd group stop {unit.topic}"
+        f" {unit.group} --wait`, or pass --force to take the partition away from its owner"
     )
 
 
@@ -221,8 +220,8 @@ def _refuse_busy(store: Store, units: Sequence[Unit]) -> None:
         waiting = part.pending + part.delayed + part.retry_unread
         if waiting:
             raise Refused(
-                f"{unit} has {waiting} messages that were handed out or wait for their next"
-                " attempt; say --force to give them up"
+                f"{unit} has {waiting} messages that are pending or wait for a retry;"
+                " pass --force to discard them"
             )
 
 
@@ -276,16 +275,16 @@ def _row(topic: str, group: str, parts: Sequence[GroupPartition], bad: BadValues
 
 
 EARLIEST, LATEST = "earliest", "latest"
-FUTURE_MS_MAX = 60_000  # how far a clock may be ahead; what lies beyond is a slip
+FUTURE_MS_MAX = 60_000  # ms that a client's clock may be ahead of the server's
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionReset:
-    """One partition: ids that the group had, and has, as the last one read.
+    """One partition: `before` and `after` are the IDs of the last entry read.
 
-    `unread` counts what comes behind the new position, `pending` what was handed out and is
-    forgotten, `delayed` and `retried` the retries that went, out of the delayed set and out of the
-    retry stream (settled ones that were still kept there count too).
+    `unread` counts the entries after the new position, `pending` the forgotten deliveries,
+    `delayed` and `retried` the retries removed from the delayed set and from the retry stream
+    (acknowledged ones still kept there count too).
     """
 
     partition: int
@@ -300,9 +299,9 @@ class PartitionReset:
 
 @dataclass(frozen=True, slots=True)
 class GroupReset:
-    """What `group reset` did, or with `dry_run` would do.
+    """The result of `group reset` or of its dry run.
 
-    `obstacle` is a sentence: why it would be refused now; '' when it would not be.
+    `obstacle` is the reason why it would be refused now, '' without one.
     """
 
     topic: str
@@ -315,10 +314,10 @@ class GroupReset:
 
 
 def position(text: str, now_unix_ms: int) -> str:
-    """The id after which to read: '' = the last one. `text` is what `--to` takes.
+    """Return the ID after which to read, '' for the last one. `text` is the value of `--to`.
 
-    That is earliest, latest, the id of the first message to read, or a time: RFC 3339, or a
-    duration before `now_unix_ms`. Raises Malformed; Refused when it lies in the future.
+    It is earliest, latest, the ID of the first message to read, or a time: RFC 3339, or a duration
+    before `now_unix_ms`. Raises Malformed, and Refused for a time in the future.
     """
     if text == EARLIEST:
         return "0-0"
@@ -336,7 +335,7 @@ def position(text: str, now_unix_ms: int) -> str:
             ) from None
     if first.ms > now_unix_ms + FUTURE_MS_MAX:
         raise Refused(
-            f"--to {text} lies in the future; write latest to pass over all that is there now"
+            f"--to {text} is in the future; pass latest to skip all messages written so far"
         )
     return str(first.before())
 
@@ -364,8 +363,8 @@ def reset(
 ) -> GroupReset:
     """Set the position of a group on some partitions of a topic, or on all.
 
-    Partition by partition, each in one step; nothing is done when one of them is owned and `force`
-    does not say to take it, or is kept by a growth. A dry run reads only, so it tells that as
+    Each partition is changed in one step. Nothing is changed when a growth keeps one of them, or
+    when one is owned and `force` is false. A dry run only reads and reports such a refusal as
     `obstacle`. Raises TopicMissing, Refused.
     """
     count = known(store, topic, group)
@@ -394,7 +393,8 @@ def _reset(
 ) -> group_calls.ResetResult | None:
     """Reset one partition, in as many calls as its pending messages take.
 
-    None: the group is not on the partition, and begins where it is configured. Raises Refused.
+    None: the group does not exist on the partition and will start at its configured position.
+    Raises Refused.
     """
     token = secrets.token_hex(16)
     part: group_calls.ResetResult | None = None
@@ -436,8 +436,8 @@ def _owned_sentence(unit: Unit, owner: str) -> str:
     if owner != growth.OWNER:
         return owned_sentence(unit, owner)
     return (
-        f"{unit.topic} grows, and {unit} is not read before that is over: `streamqd topic grow`"
-        " goes on with it"
+        f"{unit.topic} is growing, and {unit} is not read until that is over; run `streamqd topic"
+        " grow` to continue it"
     )
 
 
@@ -448,7 +448,7 @@ def _reset_row(store: Store, unit: Unit, done: group_calls.ResetResult) -> Parti
 
 
 def _foreseen(store: Store, unit: Unit, after: str, drop_retries: bool) -> PartitionReset:
-    """What the script would answer, found by reading alone."""
+    """The reply that the script would give, predicted by reading alone."""
     stream, retry = store.keys.source(*unit), store.keys.retry_stream(*unit)
     info, pending, delayed, retried = ask(
         store,

@@ -1,18 +1,18 @@
-"""Giving a topic more partitions while it is written and read, so that each key keeps its order.
+"""Growing a topic to more partitions while it is written and read, with the order per key kept.
 
-The new count is a multiple of the old one: then a key stays where it is or moves to a new
+The new count is a multiple of the old one, so that a key stays where it is or moves to a new
 partition, never to another old one. The growth owns the new partitions in the name of every group,
-by leases that are not renewed, and gives them to a group once that has settled what the old
-partitions held when producers went over to the new count.
+by leases that are not renewed. It gives them to a group as soon as that group has settled the
+entries that the old partitions held when producers switched to the new count.
 
-1. begin    the meta key says that the topic grows, and keeps the token
-2. keep     on each new partition each group is made, and its lease taken
-3. switch   the count changes; producers route again, because their writes are under WATCH of it
+1. begin    the meta key records the growth and its token
+2. keep     each group is created on each new partition, and its lease taken
+3. switch   the count changes; producers route again, because they WATCH it while they write
 4. mark     the last id of each old partition is kept: its barrier
 5. settle   a group that is past all barriers gets the new partitions: their leases are released
-6. end      when every group has them, the growth is forgotten
+6. end      when every group has them, the record of the growth is deleted
 
-Every step may be repeated, by anybody, at any time: a growth that was left goes on where it was.
+Any client may repeat every step at any time, so an interrupted growth continues where it stopped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from streamqd.store import leases, messages
 from streamqd.store.growth import Growth
 from streamqd.store.store import Store
 
-OWNER = TOPIC_GROW  # whom views show as the owner of a new partition meanwhile
+OWNER = TOPIC_GROW  # the owner of a new partition that views show until the growth is over
 LEASE_SECONDS = 3650 * 86_400.0  # the growth is not there to renew them
 PARTITIONS_MAX = 4096
 SWITCHED, RELEASED = "switched", "released"
@@ -38,9 +38,9 @@ SWITCHED, RELEASED = "switched", "released"
 
 @dataclass(frozen=True, slots=True)
 class GroupSettling:
-    """How far a group is. `left` counts its messages before the barriers that are not settled.
+    """The progress of a group. `left` counts its unfinished messages before the barriers.
 
-    They are exact up to some 200,000 on each old partition (`left_exact`). `done` says that the
+    The count is exact up to 200,000 on each old partition (`left_exact`). `done` is true when the
     group reads the new partitions.
     """
 
@@ -52,7 +52,7 @@ class GroupSettling:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a growth is. `done` says that it is over."""
+    """The progress of a growth. `done` is true when it is over."""
 
     topic: str
     before: int
@@ -68,11 +68,11 @@ def grow(
     *,
     tell: Callable[[str], None] = lambda _what: None,
 ) -> Progress:
-    """Begin to grow a topic to `to` partitions, or go on, until it must wait. Never waits.
+    """Grow a topic to `to` partitions, or continue, until a group must settle. Never waits.
 
-    `tell` gets a word for what daemons should know: SWITCHED, when there are partitions that
-    they have to look for, before the growth is over at the latest; RELEASED, when some of those may
-    be owned. A topic that has them is done. Raises TopicMissing, Refused.
+    `tell` receives a word for daemons: SWITCHED, at the latest when the growth ends, when there are
+    new partitions to look for, and RELEASED when some of them may be owned. A topic with that count
+    is done. Raises TopicMissing, Refused.
     """
     _refuse_cluster(store, topic)
     count = topics.partition_count(store, topic)
@@ -113,7 +113,7 @@ def _refuse_cluster(store: Store, topic: str) -> None:
 
 
 def look(store: Store, topic: str) -> Progress | None:
-    """How far the growth of a topic is; None when it does not grow. Writes nothing."""
+    """Return the progress of a growth, None when the topic does not grow. Writes nothing."""
     found = growth_calls.under_way(store, topic)
     if found is None:
         return None
@@ -136,7 +136,7 @@ def _begun(store: Store, topic: str, count: int, to: int) -> Growth:
                 f"the topic {topic} grows to {int(reply.rest[0])} partitions; finish that first"
             )
         case _:
-            raise Refused(f"another client changes the topic {topic}; look at it and try again")
+            raise Refused(f"another client changed the topic {topic}; check it and try again")
 
 
 def _check(topic: str, count: int, to: int) -> None:
@@ -177,7 +177,7 @@ def _keep(
         if reply.word not in ("OK", "MINE") and found.phase == growth_calls.BEGUN:
             raise Refused(
                 f"{unit} is owned already, although the topic has only {found.before} partitions;"
-                f" delete what was left of an older topic {topic} first"
+                f" delete the rest of an older topic {topic} first"
             )
 
 
@@ -190,7 +190,7 @@ def _last_ids(store: Store, topic: str, found: Growth) -> list[str]:
 def _settle(
     store: Store, topic: str, found: Growth, to: int, tell: Callable[[str], None]
 ) -> Progress:
-    """Give the new partitions to the groups that may have them; end when all have them."""
+    """Give the new partitions to the groups that may have them. End when all groups have them."""
     kept = _kept(store, topic, found, to)
     rows = []
     for name in sorted(kept):
@@ -228,7 +228,8 @@ def _settling(store: Store, topic: str, found: Growth, name: str) -> GroupSettli
         for stream, barrier, position in _positions(store, topic, found, name, numbers):
             if position is None:
                 continue  # the group has been deleted here
-            # Unread first: what is read in between is pending afterwards, and counts.
+            # Unread first: an entry read between the two calls is pending in the second, and
+            # counts.
             unread = 0
             if read_id(position) < read_id(barrier):
                 unread, whole = backlog.count_between(store, stream, position, barrier)
@@ -252,6 +253,6 @@ def _positions(
 
 def _expect(word: str, topic: str) -> None:
     if word == "GONE":
-        raise Refused(f"another client has ended this growth of {topic}; look at it and try again")
+        raise Refused(f"another client finished this growth of {topic}; check it and try again")
     if word != "OK":
         raise ContractError(f"growing {topic}: {word}")

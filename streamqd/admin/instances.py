@@ -1,6 +1,6 @@
-"""The instances of a fleet: what each says of itself, and what is wrong with one.
+"""The instances of a fleet as each published itself, and the checks of them.
 
-`doctor`, `status` and `top` take these findings, each from what it has read.
+`doctor`, `status` and `top` share these checks, each over the facts it has read.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ YOUNG_SECONDS = 30.0  # an instance that has just started has published nothing 
 
 @dataclass(frozen=True, slots=True)
 class LiveInstance:
-    """One instance. `state` as in `status`; `told` is false when it has published no summary.
+    """One instance. `state` as in `status`. `told` is false when it has published no summary.
 
-    `capacity` is how many partitions it can serve, null when the system sets no limit; `limit` is
-    what the system says, '' without one.
+    `capacity` is the number of partitions it can serve, null without a limit of the operating
+    system, and `limit` the reason, '' without one.
     """
 
     instance: str
@@ -77,7 +77,7 @@ class SeesInstances(Protocol):
 
     @property
     def instances(self) -> Sequence[LiveInstance]:
-        """All that are known, silent ones too."""
+        """All known instances, silent ones too."""
 
 
 class InstancesSeen(NamedTuple):
@@ -88,11 +88,11 @@ class InstancesSeen(NamedTuple):
 
 
 def nobody(fleet: str) -> CheckResult:
-    """What is wrong when no instance lives."""
+    """The finding for a fleet without a live instance."""
     return CheckResult(
         f"no instance of the fleet {fleet} is alive, so nothing is handled",
-        "start one: `systemctl start streamqd`, or `streamqd --config FILE`; if one runs,"
-        " compare its daemon.fleet, keys and redis.url with this configuration's",
+        "run `systemctl start streamqd`, or `streamqd --config FILE`. If an instance runs,"
+        " compare its daemon.fleet, keys and redis.url with this configuration",
         about=fleet,
     )
 
@@ -106,9 +106,9 @@ def limited(facts: SeesInstances) -> Iterator[CheckResult]:
         yield CheckResult(
             f"{each.instance} can run no more than {plural(each.capacity, 'partition')}: the system"
             f" refuses it another process ({each.limit})",
-            f"on {each.host or 'its host'}: raise LimitNOFILE and TasksMax of the service"
-            " (`ulimit -n`, `ulimit -u`), or give it more memory; it takes partitions again by"
-            " itself; until then start another instance",
+            f"on {each.host or 'its host'}, raise LimitNOFILE and TasksMax of the service"
+            " (`ulimit -n`, `ulimit -u`), or add memory: the instance then takes partitions"
+            " automatically. Until then, start another instance",
             about=each.instance,
             evidence={"capacity": each.capacity, "problem": each.limit, "host": each.host or None},
         )
@@ -123,8 +123,8 @@ def silent(facts: SeesInstances) -> Iterator[CheckResult]:
             yield CheckResult(
                 f"the instance {each.instance} has been silent for {roughly(silence)} without"
                 " having left the fleet",
-                "see whether it was killed, is stopped, or does not reach Redis: `systemctl status"
-                f" streamqd` on {each.host or 'its host'}; if it is gone for good: `streamqd forget"
+                "check if it was killed, is stopped, or cannot reach Redis: `systemctl status"
+                f" streamqd` on {each.host or 'its host'}. If it is gone for good: `streamqd forget"
                 f" {each.instance}`",
                 about=each.instance,
                 evidence={
@@ -152,8 +152,8 @@ def housekeeper(facts: SeesInstances) -> Iterator[CheckResult]:
             what = f"the housekeeper of {each.instance} does not reach Redis"
         yield CheckResult(
             f"{what}: its retries wait, and nothing is trimmed",
-            f"see `housekeeper.` in its log; on {each.host or 'its host'}:"
-            " `systemctl restart streamqd` gives it a new one",
+            f"look for `housekeeper.` in its log. `systemctl restart streamqd` on"
+            f" {each.host or 'its host'} starts a new one",
             about=each.instance,
             evidence={
                 "quiet_seconds": quiet,

@@ -1,9 +1,9 @@
-"""The whole fleet as it published itself: what `top` shows. Writes nothing, scans nothing.
+"""The fleet as it published itself: the data of `top`. Writes nothing, scans nothing.
 
-One look is two exchanges, for any number of keys: the members, then their summaries together
-with the partition counts of the topics that they offer. Only partitions that no summary owns are
-measured in Redis, at most `STRAYS_MAX` of them. What was published may be of another version, so
-every field may be missing.
+A look takes two pipelines for any number of keys: the members, then their summaries together with
+the partition counts of their topics. Only partitions without an owner in the summaries are measured
+in Redis, at most `STRAYS_MAX` of them. A summary may come from another version, so every field may
+be missing.
 """
 
 from __future__ import annotations
@@ -60,21 +60,20 @@ def error_name(error: str) -> str:
 class LiveUnit:
     """One group on one partition.
 
-    `state` is that of the owner's worker (booting, ready, paused, quiet, broken, failed, gone),
-    what a ready one waits for (blocked, full, halted, probing, flooded, throttled), recovering
-    while it runs suspects, or free or expired when no instance says that it owns it.
-    `waits_seconds` is how long it will, `held` messages of `held_keys` keys wait for one of their
-    key. Rates are per second and averages of about the last 10 seconds, `arriving` (entries written
-    to the partition) of about the last 20; `lag_per_second` is the middle of its changes in that
-    time. `p50_seconds` and `p99_seconds` are of the handler runs of about the last minute.
-    `dead_letters` are the group's own, null when its owner has not counted them,
-    `partition_dead_letters` those of all groups on the partition. `suspects_left` of `suspects`
-    messages of a crash or a lost host are still to be run in rounds, of which one of `round_size`
-    runs now. The event loop of the worker is blocked for `loop_blocked_seconds`, 0 while it turns,
-    or was until `loop_blocked_seconds_ago`, by the code `loop_blocker` (FILE:LINE in FUNCTION).
-    `longest_run_seconds` is how long the run has lasted that runs now, `running` its
-    place, and `progress_seconds` how long ago a handler that runs has called `Message.progress`, if
-    any has.
+    `state` is that of the owner's worker (booting, ready, paused, quiet, broken, failed, gone), the
+    reason for the wait of a ready one (blocked, full, halted, probing, flooded, throttled),
+    recovering while it runs suspects, or free or expired when no instance reports that it owns it.
+    `waits_seconds` is the remaining wait. `held` messages of `held_keys` keys wait for an earlier
+    message of their key. Rates are per second, averaged over 10 seconds, and `arriving` (entries
+    written to the partition) over 20. `lag_per_second` is the median of its changes in that time.
+    `p50_seconds` and `p99_seconds` cover the handler runs of the last minute. `dead_letters` belong
+    to the group, null when its owner has not counted them. `partition_dead_letters` belong to all
+    groups on the partition. `suspects_left` of `suspects` messages of a crash or a lost host are
+    left to run in rounds, and a round of `round_size` runs now. The event loop of the worker is
+    blocked for `loop_blocked_seconds`, 0 while it turns, or was until `loop_blocked_seconds_ago`,
+    by the code `loop_blocker` (FILE:LINE in FUNCTION). `longest_run_seconds` is the age of the
+    oldest handler run, `running` the place of its message, and `progress_seconds` the time since a
+    running handler called `Message.progress`, if any did.
     """
 
     topic: str
@@ -104,8 +103,8 @@ class LiveUnit:
     longest_run_seconds: float | None
     progress_seconds: float | None
     waits_seconds: float | None
-    rate: float | None  # runs per second that may begin, null when there is no limit
-    rate_per: str  # "partition", or "group" where the rate is a share; '' when not known
+    rate: float | None  # runs that may start per second, null without a limit
+    rate_per: str  # "partition", or "group" where the rate is a share; '' when unknown
     held: int | None
     held_keys: int | None
     suspects_left: int | None
@@ -122,7 +121,7 @@ class LiveUnit:
 
     @property
     def condition(self) -> str:
-        """What `condition` calls it."""
+        """The condition, as `condition` names it."""
         lease = self.state if self.state in ("free", "expired") else "owned"
         worker = "" if self.state in ("free", "expired", "unknown") else self.state
         run = self.longest_run_seconds
@@ -152,9 +151,9 @@ class LiveDirective:
 
 @dataclass(frozen=True, slots=True)
 class LiveTotals:
-    """Sums over the fleet. Rates per second; `arriving` counts each partition once.
+    """Sums over the fleet. Rates per second. `arriving` counts each partition once.
 
-    `lag_exact` is false when the lag of a unit is not known: there is more than `lag`.
+    `lag_exact` is false when the lag of an assignment is unknown, so that `lag` is a lower bound.
     """
 
     arriving: float
@@ -247,7 +246,7 @@ def look(fleet: Fleet, state: FleetState | None = None) -> LiveView:
 
 
 def _ordered(unit: LiveUnit, orders: directives.Directives) -> LiveUnit:
-    """A row with what operators have ordered of it."""
+    """A row with the directives that apply to it."""
     paused = orders.pause_of(unit.unit) is not None
     stopped = orders.stop_of(unit.unit) is not None
     return replace(unit, paused=paused, stopped=stopped) if paused or stopped else unit
@@ -267,7 +266,7 @@ def unit_of(owner: str, raw: dict[str, Any]) -> LiveUnit:
     """Read what an instance has published of one unit."""
     numbers: dict[str, Any] = {name: _whole(raw.get(name)) for name in _WHOLE}
     numbers |= {name: _real(raw.get(name)) for name in _REAL}
-    # An older instance tells only of the partition.
+    # An older instance reports only the partition.
     numbers["partition_dead_letters"] = numbers["dead_letters"]
     numbers["dead_letters"] = _whole(raw.get("group_dead_letters"))
     return LiveUnit(

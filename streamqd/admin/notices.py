@@ -1,4 +1,4 @@
-"""What is wrong with a fleet at a glance: checks for `top` and, of the instances, for `status`."""
+"""Findings about a fleet at a glance: checks for `top`, and those of instances for `status`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _empty(view: LiveView) -> Iterator[CheckResult]:
 
 @check("fleet.suspended", Severity.WARNING)
 def _suspended(facts: SeesInstances) -> Iterator[CheckResult]:
-    """An instance is paused by a signal; as a note, it hands over what it owns."""
+    """An instance is paused by a signal. As a note: it hands over its partitions."""
     for each in facts.instances:
         name, what = each.instance, f"the instance {each.instance} is {each.state}"
         if each.state == "paused":
@@ -70,7 +70,7 @@ def _stuck(view: LiveView) -> Iterator[CheckResult]:
     slow = [run for run in runs if run[0] >= STUCK_SECONDS]
     if slow:
         seconds, name = max(slow)
-        more = f"; slow too: {len(slow) - 1} more" if len(slow) > 1 else ""
+        more = f" (and {len(slow) - 1} others are slow)" if len(slow) > 1 else ""
         text = f"{name} has been at one message for {age(seconds * 1000)}{more}"
         yield CheckResult(text, f"`streamqd why {name}`", about=name)
 

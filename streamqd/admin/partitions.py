@@ -1,4 +1,4 @@
-"""Who owns which partition, and what lies before them."""
+"""Owners of partitions, and the messages that wait there."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ COUNT_MAX = 1_000  # unread messages counted one by one where the server keeps n
 class UnitRow:
     """One group on one partition.
 
-    `state` is owned, expired (the owner has not renewed in time, and no other has taken over yet),
-    free, or query: the group shows the position of a Spark query, which no instance owns. `owner`
-    and `since_unix_ms` are those of the owner, '' and null without one. `epoch` grows with each
-    change of owner. `lag` counts unread messages, null when the server cannot tell and there are
-    more than 1,000; `pending` those handed out and not acknowledged; `delayed` those that wait for
-    their next attempt. `oldest_unix_ms` is when the oldest of the unread and pending ones was
-    written, `oldest_unread_unix_ms` when the oldest of the unread ones was.
+    `state` is owned, expired (not renewed in time, and not taken over yet), free, or query: the
+    group shows the position of a Spark query, which no instance owns. `owner` and `since_unix_ms`
+    describe the owner, '' and null without one. `epoch` grows with each change of owner. `lag`
+    counts unread messages, null when the server keeps no count and there are more than 1,000.
+    `pending` messages were delivered and not acknowledged. `delayed` ones wait for their next
+    attempt. `oldest_unix_ms` is the write time of the oldest unread or pending message,
+    `oldest_unread_unix_ms` of the oldest unread one.
     """
 
     topic: str
@@ -59,9 +59,9 @@ class UnitRow:
 
 @dataclass(frozen=True, slots=True)
 class PartitionsView:
-    """All units of the topics looked at; `idle_topics` are those that no group reads.
+    """All assignments of the chosen topics. `idle_topics` are the topics without a group.
 
-    `unreadable` are values in Redis that cannot be read: a number among them counts as none.
+    `unreadable` are values in Redis that cannot be read. An unreadable number counts as missing.
     """
 
     now_unix_ms: int
@@ -103,7 +103,7 @@ def view(
 
 
 class OfUnit(Protocol):
-    """What is known of one unit."""
+    """All facts about one assignment."""
 
     @property
     def unit(self) -> Unit:
@@ -122,9 +122,9 @@ def by_group(rows: Iterable[AnyUnit]) -> dict[tuple[str, str], list[AnyUnit]]:
 
 
 class MeasuredUnit(NamedTuple):
-    """What Redis holds of one unit. `figures` is None when they cannot be read.
+    """The state of one assignment in Redis. `figures` is None when unreadable.
 
-    `lag` is None when the server cannot tell it and there are more than `COUNT_MAX`.
+    `lag` is None when the server keeps no count and there are more than `COUNT_MAX`.
     """
 
     unit: Unit
@@ -179,12 +179,12 @@ def measured(store: Store, units: list[Unit], bad: BadValues) -> list[MeasuredUn
 
 
 def _counted(store: Store, figures: dict[Unit, UnitFigures]) -> dict[Unit, int]:
-    """The lag of units of which the server does not tell it, where it is at most `COUNT_MAX`.
+    """Count the lag of assignments without a count of the server, up to `COUNT_MAX`.
 
-    One call counts no more than its bytes allow, so all units are counted on in turns.
+    A call counts no more than its byte limit allows, so all assignments take turns.
     """
     found: Counter[Unit] = Counter()
-    left: list[tuple[Unit, str, str]] = []  # where there may be more: behind which id
+    left: list[tuple[Unit, str, str]] = []  # possibly more entries: the ID to continue after
     for unit, each in figures.items():
         streams = {store.keys.source(*unit): each.main, store.keys.retry_stream(*unit): each.retry}
         for stream, behind in streams.items():

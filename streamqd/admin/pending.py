@@ -23,10 +23,10 @@ ORDERS = ("id", "idle", "deliveries")
 class PendingRow:
     """One pending entry.
 
-    `place` is `m:` (the partition's stream) or `r:` (the group's retry stream) and the entry's id.
-    `idle_ms` is the time since it was last handed out, `deliveries` how often Redis has counted
-    that, `crashes` how many processes it has taken down here. `consumer` is `w` for streamqd
-    itself, '' when no consumer has it (`idle_ms` is null then); any other name is a foreign client.
+    `place` is `m:` (the partition's stream) or `r:` (the group's retry stream) and the entry's ID.
+    `idle_ms` is the time since its last delivery, `deliveries` the count kept by Redis, `crashes`
+    the number of processes it took down here. `consumer` is `w` for streamqd, '' when no consumer
+    has the entry (`idle_ms` is null then). Any other name is another client.
     """
 
     partition: int
@@ -42,9 +42,9 @@ class PendingRow:
 class PendingView:
     """A page. `total` counts all pending entries of the group on the topic.
 
-    `cursor` continues behind the last row, '' at the end. `complete` is false when a ranking by
-    idle time or deliveries has looked at the first 100,000 entries only. `unreadable` are values in
-    Redis that cannot be read: a count of crashes among them is shown as 0.
+    Pass `cursor` for the next page ('' on the last one). `complete` is false when a ranking by idle
+    time or deliveries stopped after 100,000 entries. `unreadable` are values in Redis that cannot
+    be read. An unreadable count of crashes is shown as 0.
     """
 
     topic: str
@@ -170,7 +170,7 @@ def _scan(store: Store, sources: list[_Source], group: str, order: str) -> Itera
             time_reply, page = accepted(replies[2 * at : 2 * at + 2])
             now = int(time_reply[0]) * 1000 + int(time_reply[1]) // 1000
             for raw in page:
-                # An entry without a consumer has always been idle; its idle time is -1.
+                # An entry without a consumer is always idle, and Redis reports an idle time of -1.
                 since = now - int(raw[2]) if _owned(raw) else 0
                 rank = since if order == "idle" else -int(raw[3])
                 yield _found(source, raw, rank)

@@ -1,6 +1,6 @@
-"""Whether the Redis user may do what a daemon does. Nothing is executed to find out.
+"""Check that the Redis user has the permissions of a daemon. No command is executed.
 
-Commands of operators need more: etc/acl/ has a user for each.
+Commands of operators need more permissions. See the users in etc/acl/.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from streamqd.store.store import Store
 # does nothing. The names are those of a topic that does not exist.
 _UNIT = Unit("streamqd-check", 0, "streamqd-check")
 
-# What is done with each kind of key; `@` stands for the key.
+# The commands used on each kind of key. `@` stands for the key.
 _LEASE = "GET @, SET @ v, DEL @, STRLEN @, PTTL @, PEXPIRE @ 1"
 _FENCE = (
     "EVAL return-1 1 @, EVALSHA sha 1 @, HGET @ f, HMGET @ f, HEXISTS @ f, HSET @ f v, HDEL @ f"
@@ -60,9 +60,9 @@ class MissingPermission(NamedTuple):
 
 
 def missing(store: Store, fleet: str) -> list[MissingPermission]:
-    """What the user is not allowed; empty when all is well.
+    """Return the missing permissions, empty when none is missing.
 
-    Raises RedisRefused when it may not even begin a transaction, which workers need too.
+    Raises RedisRefused when the user may not start a transaction, which workers need too.
     """
     fence = store.keys.fence(*_UNIT)
     # Without a transaction EXEC is an error, but not the same one for all users.
@@ -98,7 +98,7 @@ def missing(store: Store, fleet: str) -> list[MissingPermission]:
 
 
 def by_command(lacking: Iterable[MissingPermission]) -> dict[str, list[str]]:
-    """The keys of each command that is not allowed; none for one that takes no key."""
+    """Return the keys of each forbidden command, none for a command without keys."""
     found: dict[str, list[str]] = {}
     for command, key in lacking:
         found.setdefault(command, []).extend([key] if key else [])

@@ -34,9 +34,9 @@ class Fleet(NamedTuple):
 
 @dataclass(frozen=True)
 class FleetState:
-    """A fleet as Redis knows it: its members, and what operators want of them.
+    """A fleet as stored in Redis: its members and the directives of operators.
 
-    `stale`: seconds after which a silent instance counts as gone.
+    `stale` is the number of seconds after which a silent instance counts as gone.
     """
 
     now_unix_ms: int
@@ -61,7 +61,7 @@ class FleetState:
 
     @cached_property
     def infos(self) -> dict[str, dict[str, Any]]:
-        """What each instance says of itself."""
+        """The published information of each instance."""
         return {beat.instance: beat.info for beat in self.beats}
 
     def placeable(self) -> list[MemberView]:
@@ -74,7 +74,7 @@ class FleetState:
 
 
 def fleet_state(fleet: Fleet, bad: BadValues | None = None) -> FleetState:
-    """Read members and directives. `bad` keeps what cannot be read; without it a bad key raises."""
+    """Read members and directives. `bad` keeps unreadable values. Without it, such a key raises."""
     keys = fleet.store.keys
     time, scores, infos, flat = ask(
         fleet.store,
@@ -108,7 +108,7 @@ def _keep_bad_members(
 
 
 def summaries(fleet: Fleet, names: Sequence[str], bad: BadValues) -> list[dict[str, Any]]:
-    """What each instance has published; {} for nothing, and for what cannot be read."""
+    """Return the summary of each instance, {} when it is missing or unreadable."""
     return _summaries(fleet, [fleet.store.keys.instance(fleet.name, name) for name in names], bad)
 
 
@@ -149,12 +149,12 @@ def summary(raw: bytes | None, key: str, bad: BadValues) -> dict[str, Any]:
 
 
 def tables(value: Any) -> list[dict[str, Any]]:
-    """A list of JSON objects; anything else in it is left out."""
+    """Return the JSON objects of a list. Other elements are left out."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def real(value: Any) -> float | None:
-    """A number of JSON within bounds; None for anything else."""
+    """Return a JSON number within bounds, None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     # An integer of JSON may be too large for any float.
@@ -164,13 +164,13 @@ def real(value: Any) -> float | None:
 
 
 def whole(value: Any) -> int | None:
-    """A whole number of JSON within bounds; None for anything else."""
+    """Return a JSON integer within bounds, None for anything else."""
     found = real(value)
     return None if found is None else int(found)
 
 
 def rate(unit: dict[str, Any], name: str) -> float | None:
-    """A rate that is published of a unit, per second; None when it is not known."""
+    """Return a published rate of an assignment per second, None when unknown."""
     rates = unit.get("rates")
     return real(rates.get(name)) if isinstance(rates, dict) else None
 

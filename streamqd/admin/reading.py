@@ -1,8 +1,8 @@
-"""Reading in bounded pieces, merging the partitions of a topic, and values that cannot be read.
+"""Bounded reads, merging the partitions of a topic, and values that cannot be read.
 
-No reply may grow with the data: commands travel a few hundred at a time, and bodies are fetched a
-few at a time from each partition, by need. A view makes one `BadValues`, hands it to all that reads
-for it, and shows its rows: a value that cannot be read counts as missing and hides no other.
+No reply may grow with the data. Commands are sent a few hundred at a time, and bodies are fetched a
+few at a time from each partition, as needed. A view makes one `BadValues`, passes it to all its
+readers and shows its rows. An unreadable value counts as missing and hides no other.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
 SEQ_MAX = (1 << 64) - 1  # largest second part of an id
-LAST_ID = b"%d-%d" % (SEQ_MAX, SEQ_MAX)  # anybody may have written it
+LAST_ID = b"%d-%d" % (SEQ_MAX, SEQ_MAX)  # any client may have written it
 PAGE_MAX = 64  # entries with their bodies of one reply
 BATCH = 256  # commands of one exchange
 _OURS = "what streamqd writes there"
-# The server as a whole does not serve: there is nothing to go on with.
+# The server as a whole is unavailable, so no further read can succeed.
 _HOPELESS = (RefusalKind.AWAY, RefusalKind.BUSY, RefusalKind.FULL, RefusalKind.LOGIN)
 
 
@@ -70,7 +70,7 @@ class Entry(NamedTuple):
 
     @property
     def headers(self) -> dict[str, str] | None:
-        """Its headers; None when they are not a JSON object."""
+        """Its headers, None when they are not a JSON object."""
         try:
             found: Any = json.loads(self.fields.get(b"headers", b"{}"))
             return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else None
@@ -101,19 +101,18 @@ def read_place(text: str, partitions: int | None = None) -> Place:
         raise Malformed(str(error)) from None
     if partitions is not None and place.partition >= partitions:
         raise Refused(
-            f"there is no partition {place.partition}: partitions are numbered 0 to"
-            f" {partitions - 1}"
+            f"partition {place.partition} not found; partitions are numbered 0 to {partitions - 1}"
         )
     return place
 
 
 def pairs(flat: Sequence[bytes] | None) -> dict[bytes, Any]:
-    """Names and values by turns, as a dict; an empty one of a missing reply."""
+    """Return alternating names and values as a dict, {} for a missing reply."""
     return dict(zip(flat[::2], flat[1::2], strict=True)) if flat else {}
 
 
 def last_id(info: Sequence[Any] | None) -> str:
-    """The last id of a stream, by XINFO STREAM; 0-0 where there is none."""
+    """Return the last ID of a stream from XINFO STREAM, 0-0 without a stream."""
     found: bytes = pairs(info).get(b"last-generated-id", b"0-0")
     return found.decode()
 
@@ -131,9 +130,9 @@ def ask(
     *,
     batch: int = BATCH,
 ) -> list[Any]:
-    """Run reading commands, `batch` in one exchange. A missing key answers None, not an error.
+    """Run read commands, `batch` in one pipeline. A missing key returns None, not an error.
 
-    So does a key that cannot be read, which `bad` keeps. Raises BadValue of it without `bad`.
+    So does an unreadable key, which `bad` keeps. Without `bad`, it raises BadValue.
     """
     replies: list[Any] = []
     for start in range(0, len(commands), batch):
@@ -179,14 +178,14 @@ def newest_first(
     keep: Callable[[Entry], bool] | None = None,
     limit: int,
 ) -> Iterator[Entry]:
-    """Yield entries of many streams merged, the newest first, those that `keep` accepts.
+    """Yield the entries of many streams that `keep` accepts, newest first.
 
-    `before` is the place of the last entry seen: what follows it in this order is yielded, so a
-    place is all that a next page needs. Entries older than `since` are not read.
+    `before` is the place of the last entry seen: older entries in this order are yielded, so a
+    place is enough for the next page. Entries older than `since` are not read.
     """
     size = min(PAGE_MAX, max(1, -(-limit // max(1, len(streams))) + 1))
     if keep is not None:
-        size = PAGE_MAX  # most of what is read may not be wanted
+        size = PAGE_MAX  # larger than needed, as the filter may reject most entries
     lower = "-" if since is None else str(since)
     readers = [
         _backwards(store, partition, stream, _upper(partition, before), lower, size)
@@ -221,9 +220,9 @@ def _backwards(
 def forwards(
     store: Store, stream: str, *, after: Id | None = None, until: Id | None = None, size: int
 ) -> Iterator[list[tuple[Id, dict[bytes, bytes]]]]:
-    """Yield pages of a stream, oldest first, of entries behind `after` and not beyond `until`.
+    """Yield pages of a stream, oldest first, of the entries after `after` up to `until` inclusive.
 
-    A page has `size` entries at most, and BYTES_MAX of bodies or one more.
+    A page has at most `size` entries, and BYTES_MAX of bodies or one more.
     """
     lower = "-" if after is None else behind(str(after).encode())
     upper = "+" if until is None else str(until)
@@ -236,14 +235,14 @@ def forwards(
 
 
 def behind(raw_id: bytes) -> str:
-    """Where what follows an id begins; '' behind the last id of all, which has none."""
+    """Return the start of the range after an ID, '' after the highest ID of all."""
     return "" if raw_id == LAST_ID else f"({raw_id.decode()}"
 
 
 def _page(
     store: Store, stream: str, first: str, last: str, size: int, *, newest: bool
 ) -> tuple[list[Any], bool]:
-    """Read a page; return its entries, and True if there may be more behind it."""
+    """Read a page. Return its entries, and True if there may be more after it."""
     try:
         entries, more = store.run(tracing.page(stream, first, last, size, newest=newest)).rest
     except RedisRefused as error:
@@ -259,10 +258,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A value in Redis that is not what its key and field hold; `field` is '' for the whole key.
+    """A value in Redis that does not fit its key and field. `field` is '' for the whole key.
 
-    `found` shows it as one can print it, or what the server says of it; `wanted` says what belongs
-    there.
+    `found` is the printable value, or the server's error. `wanted` describes a valid value.
     """
 
     key: str
@@ -276,9 +274,9 @@ class Unreadable:
 
 
 class BadValues:
-    """The bad values that one look has found, each named once.
+    """The unreadable values found by one look, each named once.
 
-    A `tolerant` look goes on without what the server refuses; `forbidden` are the commands that the
+    A `tolerant` look continues after errors of the server. `forbidden` are the commands that the
     Redis user may not run.
     """
 
@@ -289,11 +287,11 @@ class BadValues:
 
     @property
     def rows(self) -> list[Unreadable]:
-        """What was found, by key and field."""
+        """The values found, by key and field."""
         return [self._rows[each] for each in sorted(self._rows)]
 
     def add(self, error: BadValue | None) -> None:
-        """Keep a bad value; None is none."""
+        """Keep an unreadable value. None is ignored."""
         if error is not None:
             self.keep(Unreadable(error.key, error.field, error.found, error.wanted))
 
@@ -302,9 +300,9 @@ class BadValues:
         self._rows.setdefault((row.key, row.field, row.found), row)
 
     def refused(self, error: RedisRefused, key: str, command: str) -> None:
-        """Keep what the server says of a key. Raises it when it is not about this key alone.
+        """Keep the server's error about a key. Raises an error that concerns more than this key.
 
-        A tolerant look raises it only when the server as a whole does not serve.
+        A tolerant look raises it only when the server as a whole is unavailable.
         """
         if error.kind is RefusalKind.OF_A_KEY:
             self.add(BadValue(key, "", str(error)[:120], _OURS))
@@ -314,7 +312,7 @@ class BadValues:
             self.forbidden.add(command)
 
     def read(self, parse: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | None:
-        """What `parse` returns; None, and the value is kept, when that cannot be read."""
+        """Return the parsed value. An unreadable one is kept, and the result is None."""
         try:
             return parse(*args, **named)
         except BadValue as error:
@@ -322,7 +320,7 @@ class BadValues:
             return None
 
     def text(self, raw: bytes, key: str, field: str) -> str | None:
-        """Text of another client, such as the name of a group; None when it is not UTF-8."""
+        """Decode text of another client, such as a group name. Return None when it is not UTF-8."""
         return self.read(untrusted.text, raw, key, field)
 
 
@@ -332,7 +330,7 @@ def measure(store: Store, calls: Sequence[Call]) -> list[Reply]:
 
 
 def measure_each(store: Store, calls: Sequence[Call], bad: BadValues) -> list[Reply | None]:
-    """Run reading scripts in bounded exchanges; None for one whose keys cannot be read."""
+    """Run read scripts in bounded pipelines. None for one with unreadable keys."""
     replies: list[Reply | None] = []
     for call, reply in _measured(store, calls):
         if isinstance(reply, RedisRefused):
@@ -354,9 +352,9 @@ def _answered(reply: Reply | RedisRefused) -> Reply:
 
 
 def memory_of(store: Store, streams: Sequence[str], samples: int) -> list[int | None]:
-    """About the bytes of streams, by a sample of their nodes. 0 for none, None: may not be asked.
+    """Return the approximate bytes of streams, sampled by nodes. 0: no stream. None: not permitted.
 
-    Whoever may not ask for it gets the rest all the same.
+    A user without that permission still gets all other figures.
     """
     sizes: list[int | None] = []
     for start in range(0, len(streams), BATCH):
@@ -379,7 +377,7 @@ def lease_views(store: Store, units: Sequence[Unit], bad: BadValues) -> list[Lea
 def lease_view(
     fence: Sequence[bytes | None] | None, ttl_ms: int | None, key: str, bad: BadValues
 ) -> LeaseView:
-    """Read the replies to the commands of `leases.view`; None stands for one that was refused."""
+    """Parse the replies to the commands of `leases.view`. None is a refused command."""
     token, epoch, owner, since, solo = fence or (None,) * 5
     ttl = -2 if ttl_ms is None else ttl_ms
     numbers = {"epoch": epoch, "since": since}
@@ -393,7 +391,7 @@ def lease_view(
 
 
 def group_names(reply: Sequence[Any] | None, stream: str, bad: BadValues) -> list[dict[str, Any]]:
-    """The groups of a stream by XINFO GROUPS, with `name` as text; others are kept as bad."""
+    """Return XINFO GROUPS with `name` as text. Names that are not UTF-8 are kept as unreadable."""
     found = []
     for flat in reply or ():
         info = {name.decode(): value for name, value in zip(flat[::2], flat[1::2], strict=True)}

@@ -35,10 +35,11 @@ ARCHIVE = "@archive"  # stands for the archive where a group is named
 class TrimRow:
     """One partition after a trim, or before one with `--dry-run`.
 
-    `removed` is how many entries went, or would go at most (whole nodes go, of 100 entries by the
-    server's defaults); null: more than 100,000. `messages` and `bytes` (about, null when the Redis
-    user may not ask) are what is there now. `holder` is who still needs the oldest entry that must
-    stay, a group or @archive, '' for none; `held_since_unix_ms` when that was written.
+    `removed` counts the removed entries, or the most that would be removed (whole nodes, of 100
+    entries by the server's defaults). Null: more than 100,000. `messages` and `bytes` (approximate,
+    null without the permission) count the present contents. `holder` is the group, or @archive,
+    that needs the oldest entry that must stay, '' without one. `held_since_unix_ms` is the write
+    time of that entry.
     """
 
     partition: int
@@ -51,9 +52,9 @@ class TrimRow:
 
 @dataclass(frozen=True, slots=True)
 class TrimReport:
-    """What `trim` did. `removed` is the sum of what is known.
+    """The result of `trim`. `removed` is the sum over the partitions with a known count.
 
-    `unreadable` are values in Redis that cannot be read: their partitions were left alone.
+    `unreadable` are values in Redis that cannot be read. Their partitions were not trimmed.
     """
 
     topic: str
@@ -69,8 +70,8 @@ def settings(store: Store, topic: str, configured: config.Topic | None) -> tuple
     count = topics.partition_count(store, topic)
     bad, key = BadValues(), store.keys.meta(topic)
     stored = topics_settings.readable(store.execute("HGET", key, "settings"), key, bad)
-    if bad.rows:  # what is retained is never guessed
-        raise Refused(f"{bad.rows[0]}: `streamqd doctor --only values` says how to put it right")
+    if bad.rows:  # retained entries are never guessed
+        raise Refused(f"{bad.rows[0]}; run `streamqd doctor --only values` for the fix")
     return config.effective(configured or config.Topic(), stored), count
 
 
@@ -83,10 +84,10 @@ def trim(
     *,
     dry_run: bool,
 ) -> TrimReport:
-    """Trim partitions to what `wanted` retains. `expected` are groups that must exist.
+    """Trim partitions to the entries that `wanted` retains. `expected` are groups that must exist.
 
-    Refused when no group reads the topic or an expected one is missing: then nothing says what may
-    go.
+    Raises Refused when no group reads the topic or an expected one is missing, because then no
+    position bounds the trim.
     """
     now = server_unix_ms(store.connection)
     rows, bad = [], BadValues()
@@ -118,7 +119,7 @@ def trim(
 
 
 def floor_of(stand: Stand, archive: bool) -> tuple[str, Id | None]:
-    """Who needs the oldest entry that must stay, and that entry; '' and None for none."""
+    """Return who needs the oldest entry that must stay, and the entry, '' and None without one."""
     needs = [(read_id(group.needs), group.name) for group in stand.groups if group.needs]
     if archive and stand.unarchived:
         needs.append((read_id(stand.unarchived), ARCHIVE))
@@ -131,9 +132,9 @@ def floor_of(stand: Stand, archive: bool) -> tuple[str, Id | None]:
 def known_stand(
     reply: Reply | None, keys: Keys, topic: str, partition: int, bad: BadValues
 ) -> Stand | None:
-    """Read the answer to `retention.measure`; None when it cannot be read.
+    """Parse the reply of `retention.measure`, None when unreadable.
 
-    A group whose name is not UTF-8 is shown with its bytes escaped, and kept as bad.
+    A group whose name is not UTF-8 is shown with escaped bytes and kept as unreadable.
     """
     if reply is None:
         return None
@@ -203,8 +204,8 @@ class _Partition:
         present = {group.name for group in stand.groups}
         if not present and stand.length and not self.holds.retention.without_groups:
             raise Refused(
-                f"no group reads partition {self.number} of {self.topic}, so nothing says what may"
-                " go: start a consumer, or set retention.without_groups = true for the topic"
+                f"no group reads partition {self.number} of {self.topic}, so no position bounds the"
+                " trim; start a consumer, or set retention.without_groups = true for the topic"
             )
         for name in expected:
             if stand.length and name not in present:
@@ -213,12 +214,12 @@ class _Partition:
     def _missing(self, group: str) -> Refused:
         return Refused(
             f"the group {group} of the configuration does not exist on partition {self.number} of"
-            f" {self.topic} and would read what is trimmed now: start its consumer, or take it out"
-            " of the configuration"
+            f" {self.topic} and needs the entries to be trimmed; start its consumer, or remove it"
+            " from the configuration"
         )
 
     def removable(self, stand: Stand) -> int | None:
-        """How many entries a trim would remove at most; None: more than can be counted."""
+        """Return the most entries that a trim would remove. None: too many to count."""
         bounds = self.holds.retention
         _, floor = floor_of(stand, self.holds.archive == "required")
         free = stand.length
@@ -253,7 +254,7 @@ class _Partition:
 def count(
     store: Store, topic: str, partition: int, first: Id | None, before: Id | None
 ) -> int | None:
-    """How many entries there are from `first` on and before `before`; None: over COUNT_MAX."""
+    """Count the entries from `first` inclusive to `before` exclusive. None: more than COUNT_MAX."""
     after = "0-0" if first is None else str(first.before())
     upto = "+" if before is None else str(before.before())
     stream = store.keys.stream(topic, partition)

@@ -26,11 +26,11 @@ _NAME = re.compile(r"([0-9]{1,9}):([mr]:[0-9]{1,20}-[0-9]{1,20})")
 
 @dataclass(frozen=True, slots=True)
 class RetryRow:
-    """One delayed retry. `attempt` is the number of the attempt that it waits for, from 1.
+    """One delayed retry. `attempt` is the number of the attempt it waits for, from 1.
 
-    `uid` names the message over all its copies; `key` is '' when there is none. `payload_bytes` is
-    null when what is kept of it cannot be read. `error` is what the run before has failed of and
-    `at` the line of code, if `dlq_error` and `redact_error` allow it, else ''.
+    `uid` names the message in all its copies. `key` is '' without a key. `payload_bytes` is null
+    when the stored retry cannot be read. `error` is the error of the last run and `at` its line of
+    code, if `dlq_error` and `redact_error` allow it, else ''.
     """
 
     id: str
@@ -46,10 +46,10 @@ class RetryRow:
 
 @dataclass(frozen=True, slots=True)
 class RetriesView:
-    """A page, the earliest first. `total` counts all delayed retries of the group on the topic.
+    """A page, earliest due time first. `total` counts all delayed retries of the group.
 
-    `cursor` continues behind the last row; it is '' at the end. `unreadable` are due times and
-    counts in Redis that cannot be read. A retry without a due time has no row.
+    Pass `cursor` for the next page ('' on the last one). `unreadable` are due times and counts in
+    Redis that cannot be read. A retry without a due time has no row.
     """
 
     topic: str
@@ -63,7 +63,7 @@ class RetriesView:
 
 @dataclass(frozen=True, slots=True)
 class Hastened:
-    """What `retry now` did: `due` run at once, `gone` had run or were cancelled meanwhile."""
+    """The result of `retry now`: `due` run now, `gone` had run or were cancelled by then."""
 
     topic: str
     group: str
@@ -73,10 +73,10 @@ class Hastened:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """What `retry cancel` did.
+    """The result of `retry cancel`.
 
-    `dead` became dead letters (`letters` are their ids), or `dropped` were lost for good; `gone`
-    had run meanwhile. `unreadable` stay: they can only be dropped.
+    `dead` became dead letters (`letters` are their IDs), or `dropped` were deleted for good. `gone`
+    had run by then. `unreadable` ones stay, and can only be dropped.
     """
 
     topic: str
@@ -108,9 +108,9 @@ def listed(
 def chosen(
     store: Store, topic: str, group: str, choice: DueFilter, ids: Sequence[str] = ()
 ) -> dict[int, list[RetryRow]]:
-    """The retries named, else those chosen, by partition.
+    """Return the named retries, or those that pass the filter, by partition.
 
-    Raises TopicMissing; Refused when a name is none.
+    Raises TopicMissing, and Refused for a name that is not valid.
     """
     waiting = _waiting(store, topic, group)
     partitions = choice.partitions(topic, waiting.count)
@@ -124,7 +124,7 @@ def chosen(
 
 
 def hasten(store: Store, topic: str, group: str, rows: dict[int, list[RetryRow]]) -> Hastened:
-    """Let retries be due now; the owner's housekeeper moves them within a second."""
+    """Make retries due now. The owner's housekeeper moves them within a second."""
     hastened = gone = 0
     for unit, batch in _batches(topic, group, rows):
         reply = store.run(retry_calls.hasten(store.keys, unit, [_place(row) for row in batch]))
@@ -141,9 +141,9 @@ def cancel(
     *,
     drop: bool = False,
 ) -> Cancelled:
-    """Make dead letters of retries, with the reason cancelled; or with `drop`, lose them.
+    """Dead-letter retries with the reason cancelled or, with `drop`, delete them.
 
-    Of a group that reads dead letters they are always dropped: the letters have stayed.
+    Retries of a group that reads dead letters are always dropped, because the letters still exist.
     """
     drop = drop or group.endswith(LETTERS)
     words: list[str] = []
@@ -166,7 +166,7 @@ def cancel(
 
 
 def _context(unit: Unit, row: RetryRow) -> dict[bytes, bytes]:
-    """The fields of a dead letter that the message does not have by itself."""
+    """The fields of a dead letter that the message lacks."""
     topic, partition, original = row.uid.rsplit("/", 2)
     texts = {
         "originalTopic": topic,
@@ -214,7 +214,7 @@ def _row(unit: Unit, each: retry_calls.Delayed) -> RetryRow:
 
 
 def _text(raw: bytes | None) -> str:
-    """A text that a worker has written; anybody else may have written more."""
+    """Text that a worker has written. Another client may have written more."""
     return (raw or b"")[:TEXT_BYTES_MAX].decode("utf-8", "replace")
 
 
@@ -232,7 +232,7 @@ def _named(
         score = store.execute("ZSCORE", store.keys.retry(*unit), match[2])
         if score is None:
             raise Refused(f"no retry {name} is delayed for {group}: it has run, or never was")
-        # The page that begins just before it; a due time has no fraction.
+        # The page that starts just before it. A due time has no fraction.
         [row], _ = retry_calls.rows(
             store.run(retry_calls.page(store.keys, unit, (int(float(score)), match[2][:-1]), 1))
         )

@@ -54,9 +54,8 @@ class ScheduleRow:
     `when` is its cron, every or at, null when the specification cannot be read. `state` is active,
     paused, orphaned (no instance declares it), unreadable, moving (to another partition), finished
     (no tick follows) or missing (its topic was deleted). `due_unix_ms` is null when no tick
-    follows. `last_tick` is the `x-scheduled-for` of its last message, null before the first one;
-    `late_ms` is the time by which that message was late. `skipped` counts ticks that sent no
-    message.
+    follows. `last_tick` is the `x-scheduled-for` of its last message, null before the first one.
+    `late_ms` is the delay of that message. `skipped` counts the ticks without a message.
     """
 
     name: str
@@ -75,10 +74,10 @@ class ScheduleRow:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleList:
-    """A page of schedules, by name. `total` counts all that were asked for.
+    """A page of schedules, by name. `total` counts all schedules that the filter chose.
 
-    `cursor` continues after the last row; it is '' at the end. `unreadable` are values in Redis
-    that cannot be read.
+    `cursor` continues after the last row, '' at the end. `unreadable` are values in Redis that
+    cannot be read.
     """
 
     now_unix_ms: int
@@ -129,10 +128,10 @@ class NextTicks:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleChanged:
-    """What a command did, or would do in a dry run.
+    """The result of a command, or of its dry run.
 
-    `changed` are the schedules with their new state, or `removed`. `due_unix_ms` is when the first
-    of them is due next, null when none is.
+    `changed` are the schedules with their new state, or `removed`. `due_unix_ms` is the earliest
+    due time among them, null without one.
     """
 
     changed: dict[str, str]
@@ -142,7 +141,7 @@ class ScheduleChanged:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRan:
-    """What `schedule run` did. `uid` is the message's, null in a dry run."""
+    """The result of `schedule run`. `uid` is the message's, null in a dry run."""
 
     name: str
     topic: str
@@ -293,8 +292,8 @@ def when(schedule: Schedule) -> str:
 class ScheduleTotals:
     """The schedules of a look, by state.
 
-    `late` were due more than a minute ago; `next_due_unix_ms` is the earliest due time of the
-    others, null when there is none.
+    `late` were due more than a minute ago. `next_due_unix_ms` is the earliest due time of the
+    others, null without one.
     """
 
     schedules: int
@@ -380,7 +379,7 @@ def add(
         if line != wanted:
             raise Refused(f"schedule {schedule.name} was added by another client; nothing was done")
         declare(store, place, [Declaration(schedule, fleet, OPERATOR, now)])
-        # A prune at the same time may have taken the line for one that was left.
+        # A prune at the same time may have deleted the line as a leftover.
         calls.enter(store, schedule.name, wanted, new=True)
     first = ticks_of(schedule, now + 1, 1)
     return ScheduleChanged(
@@ -440,9 +439,9 @@ def pause(store: Store, names: Iterable[str], *, dry_run: bool = False) -> Sched
 
 
 def resume(store: Store, names: Iterable[str], *, dry_run: bool = False) -> ScheduleChanged:
-    """Release paused schedules; `misfire` decides about the ticks that were missed.
+    """Resume paused schedules. `misfire` decides about the missed ticks.
 
-    Raises Malformed, Refused for a schedule that is held for another reason, BadValue.
+    Raises Malformed, BadValue, and Refused for a schedule held for another reason.
     """
     return _each(store, names, _resumable, ACTIVE, _release, dry_run)
 
@@ -471,7 +470,7 @@ def remove(store: Store, names: Iterable[str]) -> ScheduleChanged:
 
 
 def prunable(store: Store) -> list[ScheduleRow]:
-    """The schedules that `prune` removes: those that no instance declares, or without a topic."""
+    """Return the schedules that `prune` removes: those without a declaring instance or a topic."""
     bad, now = BadValues(), server_unix_ms(store.connection)
     rows = [each.row(now) for each in look(store, index(store, bad), bad)]
     gone = [row for row in rows if row.state in (ORPHANED, MISSING)]
@@ -507,7 +506,7 @@ def run(store: Store, name: str, *, dry_run: bool = False) -> ScheduleRan:
 
 
 def _between(schedule: Schedule, instant: int) -> int:
-    """An instant that is no tick: what its headers name must not be sent again by the clock."""
+    """Return an instant that is not a tick, so that headers never name a tick of the schedule."""
     while next_tick(schedule, instant - 1) == instant:
         instant += 1
     return instant
@@ -543,7 +542,7 @@ def index(store: Store, bad: BadValues) -> dict[str, IndexLine]:
 
 
 def look(store: Store, lines: Mapping[str, IndexLine], bad: BadValues) -> list[_SeenSchedule]:
-    """Read what is kept of schedules; one that cannot be read is named by `bad` and left out."""
+    """Read schedules. An unreadable one is kept in `bad` and left out."""
     wanted = [(name, line, line.place) for name, line in lines.items()]
     found = {name: each for name, line, _ in wanted if (each := _SeenSchedule(name, line, None))}
     for name, kept in _kept(store, wanted, bad).items():
@@ -631,7 +630,7 @@ def _build(given: Mapping[str, Any]) -> Schedule:
 
 
 def _instead(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, and those that they exclude as none."""
+    """The settings, with the ones that they exclude set to None."""
     changed = dict(given)
     chosen = [name for name in _WHEN if name in given]
     if chosen:
@@ -660,7 +659,7 @@ def _each(
     act: Callable[[Store, Place, str], str],
     dry_run: bool,
 ) -> ScheduleChanged:
-    """Act on schedules, once all of them may be acted on."""
+    """Act on schedules, after checking that all of them allow it."""
     chosen = [found for found in _all(store, names) if may(store, found)]
     dues = [found.kept.due_unix_ms for found in chosen if found.kept and found.kept.due_unix_ms]
     if not dry_run:
@@ -700,7 +699,7 @@ def _resumable(store: Store, found: _SeenSchedule) -> bool:
 
 
 def _removable(store: Store, found: _SeenSchedule) -> bool:
-    """Refuse one that an instance declares, and so would add again within 10 s."""
+    """Raise Refused for a declared schedule: its instance would add it again within 10 s."""
     kept, now = found.kept, server_unix_ms(store.connection)
     if kept is not None and kept.origin == FILE:
         ago = now - (kept.seen_unix_ms or 0)

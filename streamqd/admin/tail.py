@@ -1,4 +1,4 @@
-"""Watching the messages of a topic pass by, without a group: nothing is taken from anybody."""
+"""Follow the messages of a topic without a group, so that no message is taken from a consumer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from streamqd.admin.reading import (
 )
 from streamqd.store.store import Store
 
-BLOCK_MS = 1000  # one wait for new messages; the connection's timeout must be longer
+BLOCK_MS = 1000  # wait per read for new messages; the connection's timeout must be longer
 READ_COUNT = 16  # messages of one partition and one reply: XREAD has no limit in bytes
 
 
@@ -40,7 +40,7 @@ class TailedEntry:
 
 
 class Tail:
-    """Where in a topic one is looking. `last` shows what is there, `follow` what comes then."""
+    """A position in a topic. `last` returns existing messages, `follow` the later ones."""
 
     def __init__(self, store: Store, topic: str, partition: int | None = None) -> None:
         """Look at all partitions or one, from now on. Raises TopicMissing, Refused."""
@@ -59,32 +59,32 @@ class Tail:
         }
 
     def last(self, count: int, since_unix_ms: int | None = None) -> list[TailedEntry]:
-        """The last `count` messages of all partitions together, the oldest first.
+        """Return the last `count` messages of all partitions together, oldest first.
 
-        With `since_unix_ms` only those that were written at this time or later.
+        With `since_unix_ms`, only messages written at this time or later.
         """
         since = None if since_unix_ms is None else Id(max(0, since_unix_ms), 0)
         every = newest_first(self._store, self._streams, since=since, limit=count)
         found = list(every) if count else []
-        for entry in found:  # it may be newer than where following would begin
+        for entry in found:  # it may be newer than the start of `follow`
             stream = self._streams[entry.partition]
             self._positions[stream] = max(self._positions[stream], entry.id)
         return [self._seen(entry) for entry in reversed(found)]
 
     def since(self, unix_ms: int) -> Iterator[TailedEntry]:
-        """Yield what was written at this time or later, the oldest first, up to now."""
+        """Yield the messages written from this time until now, oldest first."""
         after = Id(max(0, unix_ms - 1), SEQ_MAX if unix_ms > 0 else 0)
         pages = [self._pages(number, stream, after) for number, stream in self._streams.items()]
         for entry in heapq.merge(*pages, key=lambda each: (each.id, each.partition)):
             yield self._seen(entry)
 
     def _pages(self, partition: int, stream: str, after: Id) -> Iterator[Entry]:
-        until = self._positions[stream]  # where following begins
+        until = self._positions[stream]  # the start of `follow`
         for page in forwards(self._store, stream, after=after, until=until, size=PAGE_MAX):
             yield from (Entry(partition, *each) for each in page)
 
     def follow(self) -> Iterator[list[TailedEntry]]:
-        """Yield messages as they are written, endlessly; an empty list once a second otherwise."""
+        """Yield messages as they are written, endlessly, and [] after a second without one."""
         numbers = {stream.encode(): number for number, stream in self._streams.items()}
         groups = self._store.connection.together(list(self._positions))
         while True:

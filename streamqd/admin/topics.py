@@ -18,15 +18,15 @@ from streamqd.store.scripts import Reply
 from streamqd.store.store import Store
 from streamqd.words import known_sum
 
-SAMPLES = 20  # nodes of a stream that the server looks at to tell its memory
+SAMPLES = 20  # stream nodes that the server samples to estimate memory
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRow:
     """One topic of `topic list`. `messages` are the entries kept in its partitions.
 
-    `unreadable` are the values of its keys that cannot be read, and count as none. What is in the
-    registry and is no name has a row of its own, with that as its `topic`.
+    `unreadable` are values of its keys that cannot be read, and count as missing. An invalid name
+    in the registry has a row of its own with that text as its `topic`.
     """
 
     topic: str
@@ -52,9 +52,9 @@ class GroupLag:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRow:
-    """One partition of a topic. `added` counts all entries ever; ids are '' when there is none.
+    """One partition of a topic. `added` counts all entries ever. IDs are '' without an entry.
 
-    `bytes` is about the memory of its stream, null when this Redis user may not ask.
+    `bytes` is the approximate memory of its stream, null without the permission.
     """
 
     partition: int
@@ -84,11 +84,10 @@ class Totals:
 class TopicDetail:
     """A topic as `topic describe` shows it.
 
-    `settings` are those registered with the topic, `configured` those that the configuration read
-    here states of it, and `effective` those that a daemon with this configuration goes by: what is
-    configured, over what is registered, over the defaults. `growing_to` is the number of partitions
-    that a growth under way leads to, else null. `unreadable` are values of its keys that cannot be
-    read, and count as none.
+    `settings` are registered with the topic. `configured` are those of the configuration read here.
+    `effective` are those that a daemon with this configuration uses: configured over registered
+    over defaults. `growing_to` is the partition count of a growth in progress, else null.
+    `unreadable` are values of its keys that cannot be read, and count as missing.
     """
 
     topic: str
@@ -105,7 +104,7 @@ class TopicDetail:
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """What `topic create` did. `created` is false when it existed with this very count."""
+    """The result of `topic create`. `created` is false when it existed with the same count."""
 
     topic: str
     partitions: int
@@ -113,7 +112,7 @@ class Created:
 
 
 def partition_count(store: Store, topic: str) -> int:
-    """How many partitions a topic has. Raises TopicMissing, with the nearest name there is."""
+    """Return the partition count of a topic. Raises TopicMissing, with the nearest known name."""
     if not NAME.fullmatch(topic):
         raise Malformed(f"{topic!r} is not the name of a topic: {NAME_HINT}")
     count = topics.partition_count(store, topic)
@@ -138,8 +137,8 @@ def create(store: Store, topic: str, wanted: config.Topic) -> Created:
     count = topics.create(store, topic, wanted)
     if count != wanted.partitions:
         raise Refused(
-            f"the topic {topic} exists already, with {count} partitions; that number is not"
-            f" changed by creating it again: see `streamqd topic grow {topic}`"
+            f"the topic {topic} exists already, with {count} partitions; to change the number, run"
+            f" `streamqd topic grow {topic}`"
         )
     return Created(topic, count, created=before is None)
 
@@ -178,7 +177,7 @@ def _row(store: Store, topic: str) -> TopicRow | None:
 
 
 def known_meta(store: Store, topic: str, bad: BadValues) -> topics.TopicMeta | None:
-    """What is registered of a topic, with nothing for what cannot be read.
+    """Return the registration of a topic, without its unreadable values.
 
     None when there is no such topic, or when its partition count cannot be read.
     """
@@ -196,7 +195,7 @@ def known_meta(store: Store, topic: str, bad: BadValues) -> topics.TopicMeta | N
 
 
 def known_count(store: Store, topic: str, bad: BadValues) -> int | None:
-    """How many partitions a topic has; None when there is none, or that cannot be read."""
+    """Return the partition count of a topic, None when it is missing or unreadable."""
     key = store.keys.meta(topic)
     (raw,) = ask(store, [("HGET", key, "partitionCount")], bad)
     return None if raw is None else bad.read(topics.count_of, topic, raw, key)
@@ -213,7 +212,7 @@ def known_counts(store: Store, bad: BadValues) -> dict[str, int]:
 
 
 def _keep_missing(store: Store, names: Sequence[str], bad: BadValues) -> None:
-    """Keep the topics of which nothing says how many partitions they have, nor a deletion why."""
+    """Keep topics with neither a partition count nor a deletion in progress as unreadable."""
     replies = ask(store, [topics.presence(store.keys, name) for name in names], bad)
     unreadable = {row.key for row in bad.rows}
     for name, reply in zip(names, replies, strict=True):
@@ -230,7 +229,7 @@ def counts_of(store: Store, topic: str | None, bad: BadValues) -> dict[str, int]
 
 
 def describe(store: Store, topic: str, configured: config.Topic | None = None) -> TopicDetail:
-    """One topic, partition by partition; `configured` is what the file says of it.
+    """Describe a topic and each of its partitions. `configured` are the settings of the file.
 
     Raises TopicMissing.
     """
@@ -309,11 +308,11 @@ def groups(
     queries: bool = True,
     bad: BadValues | None = None,
 ) -> list[str]:
-    """Names of the groups that read any of the partitions, sorted.
+    """Return the sorted names of the groups that read any of the partitions.
 
-    With `letters` also of those that read their dead letters; with `queries` also of those that
-    show the position of a Spark query. A group whose name is not UTF-8 was
-    made by another client: it is left out, and kept in `bad`.
+    `letters` adds the groups that read their dead letters, `queries` those that show the position
+    of a Spark query. A group whose name is not UTF-8 was made by another client: it is left out and
+    kept in `bad`.
     """
     places = [(topic, each) for each in partitions]
     found = groups_on(store, places, bad or BadValues(), letters=letters)
@@ -340,7 +339,7 @@ def groups_on(
 def figures_of(
     store: Store, topic: str, count: int, bad: BadValues
 ) -> list[statistics.PartitionFigures]:
-    """The figures of each partition; zeros for one that cannot be measured."""
+    """Return the figures of each partition, zeros for one that cannot be measured."""
     calls = [statistics.measure_partition(store.keys, topic, number) for number in range(count)]
     replies = measure_each(store, calls, bad)
     return [
@@ -352,7 +351,7 @@ def figures_of(
 def partition_figures_of(
     reply: Reply | None, trim: str, bad: BadValues
 ) -> statistics.PartitionFigures:
-    """Read the answer to `statistics.measure_partition`; None is one that was refused."""
+    """Parse the reply of `statistics.measure_partition`. None is a refused call."""
     found = None if reply is None else bad.read(statistics.partition_figures, reply, trim)
     if found is None:
         return statistics.PartitionFigures(0, 0, "", "", 0, 0, "")

@@ -1,15 +1,15 @@
-"""Deleting a topic with everything that is its own.
+"""Deleting a topic with all its keys.
 
-The order is what makes it safe to interrupt and to repeat:
+The order of the steps makes it safe to interrupt and to repeat:
 
-1. The number of partitions is taken away, in one step. From then on the topic does not exist for
-   producers and daemons, and it cannot be created; how many partitions there were is kept.
-2. All keys of the partitions go, in bounded pieces: first those whose names are known, then what a
-   scan of the key space finds under their hash tags.
-3. Names of its schedules leave their index.
-4. The name leaves the registry, and last of all goes the key that says that it is being deleted.
+1. The number of partitions is removed in one step. From then on the topic does not exist for
+   producers and daemons, and it cannot be created. The old number is kept.
+2. All keys of the partitions are deleted in bounded pieces: first the keys with known names, then
+   the keys that a scan finds under their hash tags.
+3. The names of its schedules leave their index.
+4. The name leaves the registry. The key that records the deletion is deleted last.
 
-A deletion that was interrupted after the first step goes on when it is asked for again.
+Repeat the call to finish a deletion that was interrupted after the first step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OF_PARTITIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Doomed:
-    """What a deletion would remove. `owned` are units that an instance holds."""
+    """The extent of a deletion. `owned` are assignments that an instance owns."""
 
     topic: str
     partitions: int
@@ -55,7 +55,7 @@ class Doomed:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """What `topic delete` did. `keys` counts what was removed."""
+    """The result of `topic delete`. `keys` counts the removed keys."""
 
     topic: str
     partitions: int
@@ -102,20 +102,20 @@ def delete(
     force: bool,
     progress: Progress = lambda _removed: None,
 ) -> Deleted:
-    """Delete a topic, or go on with it. `progress` gets the number of keys removed so far.
+    """Delete a topic, or continue its deletion. `progress` gets the number of removed keys so far.
 
-    Raises TopicMissing; Refused while a group on it is owned, unless `force` says to do it.
+    Raises TopicMissing, and Refused while a group on it is owned and `force` is false.
     """
     found = look(store, topic)
     if found.owned and not force:
         more = f" and {len(found.owned) - 1} more" if len(found.owned) > 1 else ""
         raise Refused(
-            f"{found.owned[0]}{more}: the topic is being consumed. Stop its consumers first, or"
-            " say --force"
+            f"{found.owned[0]}{more}: the topic is in use; stop its consumers first, or"
+            " pass --force"
         )
     reply = store.run(topics.retirement(store.keys, topic))
     if reply.word == "MISSING":
-        raise Refused(f"the topic {topic} was deleted by another client meanwhile")
+        raise Refused(f"the topic {topic} was deleted by another client")
     removed = 0
     for batch in _batches(store, topic, found):
         slots = store.connection.together(batch)
@@ -162,7 +162,7 @@ def _scanned(node: Connection, keys: Keys, topic: str) -> Iterator[list[str | by
 
 
 def pattern(keys: Keys, topic: str) -> re.Pattern[bytes]:
-    """What the names of all keys of a topic look like, but for the two that its deletion needs."""
+    """A pattern for all keys of a topic except the two that its deletion needs."""
     tag = rf"\{{{re.escape(topic)}:p:[0-9]+\}}"
     control, streams = re.escape(keys.control), re.escape(keys.streams)
     kinds = "|".join(_OF_PARTITIONS)

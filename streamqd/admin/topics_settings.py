@@ -24,10 +24,10 @@ TRIES = 5  # when another client changes the same settings
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """What `topic settings` shows. The three fields are those of `topic describe`.
+    """The result of `topic settings`. The three fields are those of `topic describe`.
 
-    `changed` says whether this call has changed what is registered, `unreadable` are registered
-    settings that cannot be read, and do not hold.
+    `changed` is true when this call changed the registered settings. `unreadable` are registered
+    settings that cannot be read and are ignored.
     """
 
     topic: str
@@ -62,14 +62,14 @@ def change(
         after = _merged(before, changed_topic(topic, before, assignments))
         reply = store.run(topics.configuration(store.keys, topic, text, after))
         if reply.word == "MISSING":
-            raise Refused(f"the topic {topic} was deleted meanwhile")
+            raise Refused(f"the topic {topic} was deleted by another client")
         if reply.word == "OK":
             return _seen(topic, after, configured, changed=after != before)
     raise Refused(f"another client keeps changing the settings of {topic}; try again")
 
 
 def readable(raw: bytes | None, key: str, bad: BadValues) -> dict[str, Any]:
-    """Registered settings without those that do not hold, as they cannot be read."""
+    """Return the registered settings without unreadable ones, which do not apply."""
     found = bad.read(untrusted.json_object, raw or None, key, "settings", default={}) or {}
     holds = plain(config.effective(config.Topic(), found))
     bounds = found.get("retention")
@@ -121,7 +121,7 @@ def changed_topic(
     before = config.effective(config.Topic(), stored)
     stated = raw.get("topics", {}).get(topic, {})
     changed: config.Topic = TableReader(problems).table(before, stated, path)
-    # What holds between settings; the other sections are at their defaults here.
+    # Rules between settings. The other sections are at their defaults here.
     among = Problems()
     check(config.Settings(topics={topic: changed}), among, {})
     own = [each for each in among.sentences if each.startswith("topics.")]

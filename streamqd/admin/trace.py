@@ -1,8 +1,8 @@
-"""What became of one message: in the partition, in every group, and beside them. Writes nothing.
+"""The trace of one message: in its partition, in every group, and in its copies. Writes nothing.
 
-A message is named by its uid, `topic/partition/id`, which is the same for all its copies. It finds
-the entry, retries, dead letters and replays that are in the streams of the partition. The work is
-bounded, and it says when something was left unseen.
+A message is named by its uid, `topic/partition/id`, which is the same for all its copies. The trace
+finds the entry, retries, dead letters and replays in the streams of the partition. The work is
+bounded, and the result shows if anything was left out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAGES_MAX = 160  # of the delayed retries of a group: 10,000 retries
 PAGE = 64
 _UID = re.compile(r"([^/]+)/([0-9]{1,9})/([0-9A-Za-z_-]{1,64})")
 
-# What is the present state of a message in a group: the first that holds.
+# The present state of a message in a group: the first that applies.
 RUNNING, PENDING, READY, DELAYED = "running", "pending", "retry-unread", "waiting"
 DEAD, UNREAD, DONE, UNREADABLE = "dead", "unread", "acknowledged", "unreadable"
 GONE, MISSED = "gone", "missed"  # nothing proves that the message was ever written
@@ -47,7 +47,7 @@ class EntryTrace:
 
 @dataclass(frozen=True, slots=True)
 class LetterTrace:
-    """One dead letter of the message; `id` is what `dlq show` takes."""
+    """One dead letter of the message. Pass `id` to `dlq show`."""
 
     id: str
     group: str
@@ -64,17 +64,17 @@ class LetterTrace:
 class GroupTrace:
     """The message in one group.
 
-    `state` is unread, pending (handed out and not settled), running, waiting (for its next attempt,
-    until `due_unix_ms`), retry-unread (that is due, and not read yet), dead, acknowledged (it was
-    handed out and nothing of it is left), or unreadable, with the reason in `problem`. Where
-    nothing proves that the message was ever written, it is gone instead of acknowledged, and missed
-    instead of unread. A pending one with `due_unix_ms` runs again then, in its place. `condition`
-    is that of the group on the partition, as in `status`. `place` is where it is: `m:ID` in the
-    partition, `r:ID` in the retry stream. `attempt` is the number of the run that it waits for or
-    is in, from 1; null when it is not known. `crashes` are of the process, `failures` of the
-    handler in place. `error_class` and `error_message` tell the last failure, '' when that is not
-    kept; of a waiting one the message has the class in front. `consumer` is the client that holds
-    it, '' for streamqd itself.
+    `state` is unread, pending (delivered and not acknowledged), running, waiting (for its next
+    attempt, until `due_unix_ms`), retry-unread (due, and not read yet), dead, acknowledged
+    (delivered, with nothing left of it), or unreadable, with the reason in `problem`. Without proof
+    that the message was ever written, it is gone instead of acknowledged, and missed instead of
+    unread. A pending one with `due_unix_ms` runs again then, in its place. `condition` is that of
+    the group on the partition, as in `status`. `place` is `m:ID` in the partition or `r:ID` in the
+    retry stream. `attempt` is the number of the run it waits for or is in, from 1, null when
+    unknown. `crashes` counts crashed processes, `failures` the failures of the handler in place.
+    `error_class` and `error_message` describe the last failure, '' when it is not kept. For a
+    waiting message, `error_message` starts with the class. `consumer` is the client that has it
+    pending, '' for streamqd itself.
     """
 
     group: str
@@ -99,15 +99,15 @@ class GroupTrace:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Everything that Redis knows of one message.
+    """All traces of one message in Redis.
 
     `where` is present (in its partition), scheduled (a delayed send, until `due_unix_ms`), trimmed
     (older than the first entry that trimming kept), or missing. `written` is true when an entry or
-    a copy proves that the message was written, false for a delayed send, and null where nothing
-    proves it. `send_id` is the send id of a delayed send that has become this message, '' for none.
-    `archived` says whether the archive pipeline has passed
-    it, null when the topic has no archive. `replays` are the entries of the partition that a replay
-    to every group has written. `complete` is false when there was more than could be looked at.
+    a copy proves that the message was written, false for a delayed send, and null without proof.
+    `send_id` is the send ID of the delayed send that became this message, '' without one.
+    `archived` is true when the archive pipeline has passed it, null when the topic has no archive.
+    `replays` are the entries of the partition that a replay to every group has written. `complete`
+    is false when there was more to look at than the limits allow.
     """
 
     uid: str
@@ -144,9 +144,9 @@ def read_uid(text: str) -> Name:
 
 
 def trace(fleet: Fleet, name: Name) -> Trace:
-    """Look for a message, or for a delayed send and the message that it became.
+    """Trace a message, or a delayed send and the message that it became.
 
-    Raises TopicMissing; Refused when there is no trace of it, or it was never written.
+    Raises TopicMissing. Raises Refused for a message without any trace, or one never written.
     """
     count = topics.partition_count(fleet.store, name.topic)
     topics.check_partition(name.topic, name.partition, count)
@@ -158,7 +158,7 @@ def trace(fleet: Fleet, name: Name) -> Trace:
 
 
 def _of_send(fleet: Fleet, name: Name) -> Trace:
-    """A delayed send, by its send id; when it was due, the message that it became."""
+    """Find a delayed send by its send ID and, if it was due, the message that it became."""
     store = fleet.store
     due = store.execute("ZSCORE", store.keys.scheduled(name.topic, name.partition), name.id)
     if due is None:
@@ -256,7 +256,7 @@ class _Search:
         return f"{self._name.topic}/{self._name.partition}/{self._id}"
 
     def _before(self, first: bytes | None) -> bool:
-        """Whether trimming has removed everything up to the message."""
+        """Return True if trimming has removed all entries up to the message."""
         kept = _id(first)
         return kept is not None and self._id < kept
 
@@ -313,7 +313,7 @@ class _Search:
         mine = [each for each in letters if each.group == unit.group]
         more: dict[str, Any] = {"letters": [each.id for each in mine]}
         replays = max((each.replays for each in mine), default=0)
-        # The entry itself, and what a replay to every group has written: the newest tells.
+        # The entry itself, and the entries written by replays to every group. The newest decides.
         held = [
             self._handed_out(unit, self._keys.source(*unit), f"m:{entry_id}", seen)
             for entry_id in (*reversed(self._again), str(self._id))
@@ -354,7 +354,7 @@ class _Search:
     def _handed_out(
         self, unit: Unit, stream: str, place: str, seen: live.LiveUnit | None
     ) -> dict[str, Any]:
-        """How far a group is with one entry of a stream: unread, running, pending or done."""
+        """The state of one stream entry in a group: unread, running, pending or done."""
         entry_id = place[2:]
         groups, pending, crashes, failures, due = ask(
             self._store,
@@ -383,7 +383,7 @@ class _Search:
         return {"state": DONE if read else UNREAD}
 
     def _delayed(self, unit: Unit) -> Iterator[retries.Delayed]:
-        """The delayed retries of the message: by its place, else among all that wait."""
+        """The delayed retries of the message, found by its place, else among all waiting ones."""
         after = (0, "")
         for _ in range(PAGES_MAX):
             page, more = retries.rows(self._store.run(retries.page(self._keys, unit, after, PAGE)))
@@ -428,7 +428,7 @@ def _counts(fields: dict[bytes, bytes]) -> dict[str, Any]:
 
 
 def _count(raw: bytes | None) -> int:
-    """A counter among the fields of an entry; 0 for what is none."""
+    """Return a counter among the fields of an entry, 0 when it is not a number."""
     return int(raw) if raw and raw.isdigit() and len(raw) <= COUNT_DIGITS else 0
 
 
@@ -436,9 +436,9 @@ COUNT_DIGITS = 9
 
 
 def _is_whole(stream: dict[bytes, Any]) -> bool:
-    """Whether a stream holds all that was ever added; False where the server does not count that.
+    """Return True if a stream still has every entry ever added, False when the server has no count.
 
-    Redis counts from 7.0 on.
+    Redis keeps that count from 7.0 on.
     """
     return b"entries-added" in stream and stream[b"entries-added"] == stream[b"length"]
 

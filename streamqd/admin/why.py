@@ -1,7 +1,7 @@
-"""Why a partition does not move: facts in, causes out, the most likely first.
+"""The reasons why a partition does not move: facts in, causes out, the most likely first.
 
-Each cause is one sentence and one advice. The tables list them in the order in which one hides the
-other: a pause says nothing of the handler, and without an owner no handler runs at all.
+Each cause has one sentence and one fix. The tables are in the order in which one cause hides
+another: a pause hides the handler, and without an owner no handler runs at all.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from streamqd.store.store import Store
 from streamqd.words import lasting, plural, spans
 
 FAILING_SHARE = 0.5  # of the runs that fail, from which on failing is the cause
-RECENT_SECONDS = 300.0  # a failure that is older says nothing of now
+RECENT_SECONDS = 300.0  # age of a failure up to which it describes the present
 MOVING = 0.05  # messages per second that count as moving
 QUERY_SILENT_SECONDS = 60.0  # a Spark query that lives shows its position every 10 s or trigger
 
 
 @dataclass(frozen=True, slots=True)
 class WaitCause:
-    """One reason. `word` is stable; `moves` tells that nothing is wrong."""
+    """One reason. `word` is stable. `moves`: the partition makes progress."""
 
     word: str
     sentence: str
@@ -46,12 +46,11 @@ class WaitCause:
 
 @dataclass(frozen=True, slots=True)
 class MemberFacts:
-    """A member. `state` as in `status`; `cap` 0 is no limit; `owned` counts units.
+    """A member. `state` as in `status`. `cap` 0 is no limit. `owned` counts assignments.
 
-    `offers` are the topics and groups that it has a consumer for, `broken` the units whose worker
-    crashes in a loop there.
-    `capacity` is how many units the system lets it serve, None for no such limit, and `limit` what
-    the system says of it.
+    `offers` are the topics and groups it has a consumer for, `broken` the assignments whose worker
+    crashes in a loop there. `capacity` is the number of assignments the operating system allows,
+    None without a limit, and `limit` the reason for it.
     """
 
     instance: str
@@ -74,12 +73,12 @@ class MemberFacts:
 
 @dataclass(frozen=True, slots=True)
 class WaitFacts:
-    """What is known of one unit.
+    """All facts about one assignment.
 
-    `row` is the unit as `partitions` shows it. `worker` is what its owner has published of its
-    worker, None when it has not. `foreign` are the other clients that hold pending entries of the
-    group, with how many; '' stands for entries that no client holds. `shown_seconds` is how long
-    ago a Spark query has shown its position, None when that is not known.
+    `row` is the assignment as `partitions` shows it. `worker` is the published state of its worker,
+    None without one. `foreign` counts pending entries by other client of the group, '' for entries
+    without a consumer. `shown_seconds` is the time since a Spark query showed its position, None
+    when unknown.
     """
 
     row: UnitRow
@@ -114,20 +113,20 @@ class WaitFacts:
 
     @property
     def offering(self) -> list[MemberFacts]:
-        """Those of them that have a consumer for it."""
+        """The live members with a consumer for it."""
         return [each for each in self.alive if self.row.unit[::2] in each.offers]
 
     @property
     def fit(self) -> list[MemberFacts]:
-        """Those of them on which its worker does not crash in a loop."""
+        """The offering members where its worker does not crash in a loop."""
         return [each for each in self.offering if self.row.unit not in each.broken]
 
     @property
     def present(self) -> list[MemberFacts]:
-        """Those that are fit and stay in the fleet, and are not drained."""
+        """The fit members that are neither leaving nor drained."""
         return [each for each in self.fit if not (each.leaving or each.instance in self.drained)]
 
-    # --- what its worker does; 0 for what it has not published ---
+    # --- figures of its worker, 0 when not published -------------
 
     @property
     def waits(self) -> bool:
@@ -161,7 +160,7 @@ class WaitFacts:
 
     @property
     def running(self) -> str:
-        """The place of the message that runs; '' for none."""
+        """The place of the running message, '' for none."""
         return self.worker.running if self.worker else ""
 
     @property
@@ -179,11 +178,11 @@ class WaitFacts:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Why one unit does not move: `causes[0]` is the likeliest. `moves`: nothing holds it.
+    """The reasons why one assignment does not move, likeliest first. `moves`: nothing holds it.
 
-    `lag`, `pending`, `delayed` and `oldest_unix_ms` as in `partitions`; `lag_per_second` is how
-    fast the lag grows, null when its owner has not published it. `unreadable` are values in
-    Redis that cannot be read, of this unit and of the fleet: they count as missing.
+    `lag`, `pending`, `delayed` and `oldest_unix_ms` as in `partitions`. `lag_per_second` is the
+    growth of the lag, null when its owner has not published it. `unreadable` are values in Redis of
+    this assignment and of the fleet that cannot be read, and count as missing.
     """
 
     topic: str
@@ -203,7 +202,7 @@ class Answer:
 def answer(
     fleet: Fleet, topic: str, partition: int | None = None, group: str | None = None
 ) -> list[Answer]:
-    """Say it of one partition or all of a topic, of one group or each. Group by group.
+    """Explain one partition or all of a topic, for one group or each. Ordered by group.
 
     Raises TopicMissing, Refused.
     """
@@ -216,7 +215,7 @@ def answer(
         groups.known(store, topic, group)
     known = topics.groups(store, topic, range(count), bad=bad)
     if not known:
-        raise Refused(f"no group reads the topic {topic}, so nothing of it can move")
+        raise Refused(f"no group reads the topic {topic}; start a consumer of it")
     numbers = range(count) if partition is None else (partition,)
     chosen = known if group is None else [group]
     units = [Unit(topic, number, each) for each in chosen for number in numbers]
@@ -254,7 +253,7 @@ def _shown(store: Store, units: list[Unit], bad: BadValues) -> dict[Unit, float]
 
 
 def _published(view: LiveView, row: UnitRow) -> LiveUnit | None:
-    """What its owner publishes of it; of a worker that crashes in a loop, what the last one did."""
+    """The state published by its owner, or by the last worker of a crash loop."""
     for each in view.units:
         if each.unit == row.unit and each.state not in ("free", "expired", "unknown"):
             return each if row.owner in ("", each.owner) else None
@@ -284,7 +283,7 @@ def wait_facts(
     members: Mapping[str, MemberFacts],
     state: FleetState,
 ) -> WaitFacts:
-    """What a row and its owner say; nothing of other clients, of a quarantine, of what is due."""
+    """Facts from a row and its owner, without other clients, quarantine and due times."""
     unit = row.unit
     pause, stop = state.control.pause_of(unit), state.control.stop_of(unit)
     return WaitFacts(
@@ -300,7 +299,7 @@ def wait_facts(
 
 
 def members_of(instances: Iterable[LiveInstance], state: FleetState) -> dict[str, MemberFacts]:
-    """What is known of each member, by its name."""
+    """The facts about each member, by its name."""
     found = {}
     for each in instances:
         seen = seen_of(Heartbeat(each.instance, each.beat_unix_ms, state.infos[each.instance]))
@@ -332,7 +331,7 @@ class UnitCause(NamedTuple):
 
 
 def problem(facts: WaitFacts) -> UnitCause | None:
-    """What is wrong with a unit; None for nothing. What an operator wants of it is not wrong."""
+    """Return the first problem of an assignment, None without one. Directives are not problems."""
     for rule in _rules(facts):
         if rule.word in _PROBLEMS:
             cause = _cause(rule, _texts(facts))
@@ -351,7 +350,7 @@ def summed_up(found: Iterable[UnitCause]) -> list[tuple[UnitCause, str]]:
         text, others = worst.cause.sentence, [e.unit.partition for e in some if e is not worst]
         if word == "idle" and others:
             where = spans(each.unit.partition for each in some)
-            text = f"nothing waits in {where} of {topic}/{group}"
+            text = f"{where} of {topic}/{group}: no messages waiting"
         elif word != "stopped" and others:
             text += f"; the same in {spans(others)}"
         clauses.append((worst, text))
@@ -371,7 +370,7 @@ class CauseRule(NamedTuple):
 
 
 def causes(facts: WaitFacts) -> list[WaitCause]:
-    """All that holds the unit, the first of them first; never empty."""
+    """Return all causes that apply, most likely first. Never empty."""
     texts = _texts(facts)
     return [_cause(rule, texts) for rule in _rules(facts)]
 
@@ -405,7 +404,7 @@ def _first(rules: Iterable[CauseRule], facts: WaitFacts) -> list[CauseRule]:
 
 
 def _in(*states: str) -> Callable[[WaitFacts], bool]:
-    """Whether the worker is in one of these states."""
+    """Return a predicate: the worker is in one of these states."""
     return lambda f: f.worker is not None and f.worker.state in states
 
 
@@ -417,7 +416,7 @@ def _keeps_messages(f: WaitFacts) -> bool:
     return bool(held) and not other_state(f) and not (others and f.acked > MOVING)
 
 
-_LATER = "look again in some seconds"
+_LATER = "check again in a few seconds"
 _FIX_INTERNAL = (
     "report the traceback of assignment.given_up in the log of {owner}; `streamqd drain {owner}`"
     " moves the partition to another instance"
@@ -425,11 +424,9 @@ _FIX_INTERNAL = (
 _FIX_CRASHES = "read the last worker.crashed events of the log, fix the handler, then reload"
 _FIX_LIMITS = (
     "raise LimitNOFILE, TasksMax or the memory of that service, or start another instance; it"
-    " takes partitions again by itself"
+    " takes partitions again automatically"
 )
-_FIX_CIRCUIT = (
-    "fix what the handler depends on: the circuit closes by itself when a message succeeds"
-)
+_FIX_CIRCUIT = "fix the dependency of the handler: the circuit closes when a message succeeds"
 
 # How a Spark query stands, which no instance runs. The first that is true.
 _QUERY = (
@@ -481,8 +478,8 @@ _EXPIRED = (
         "owner-silent",
         lambda f: f.row.state == "expired",
         "{owner}, the owner of {unit}, does not renew its lease{and_silence}",
-        "another member takes over by itself if one offers it; else see whether that host lives"
-        " and reaches Redis",
+        "another member takes over automatically if one offers it; otherwise check that the host"
+        " of {owner} is up and reaches Redis",
     ),
 )
 
@@ -509,7 +506,7 @@ _UNOWNED = (
     CauseRule(
         "crash-loop",
         lambda f: not f.fit,
-        "the worker of {unit} crashes in a loop on {offering}, and rests{last}",
+        "the worker of {unit} crashes in a loop on {offering} and is backing off{last}",
         _FIX_CRASHES,
     ),
     CauseRule(
@@ -521,8 +518,8 @@ _UNOWNED = (
     CauseRule(
         "drained",
         lambda f: not f.present,
-        "no instance owns {unit}: all that offer {pair} are drained or leaving ({fit})",
-        "start another instance, or take the drain back",
+        "no instance owns {unit}: all instances that offer {pair} are drained or leaving ({fit})",
+        "start another instance, or run `streamqd drain INSTANCE --undo`",
     ),
     CauseRule(
         "caps-full",
@@ -544,7 +541,7 @@ _OWNED = (
     CauseRule(
         "growing",
         lambda f: f.row.owner == GROWTH,
-        "{topic} grows: {unit} is read when {group} has settled what is in the old partitions",
+        "{topic} grows: {unit} is read when {group} has settled its messages in the old partitions",
         "`streamqd topic grow` with the new number shows how much is left, and must be run until it"
         " is over",
     ),
@@ -552,7 +549,7 @@ _OWNED = (
         "owner-silent",
         lambda f: f.holder and f.holder.state == "silent",
         "{owner}, the owner of {unit}, {silence}",
-        "see whether that host lives and reaches Redis; its lease expires by itself",
+        "check that the host of {owner} is up and reaches Redis; its lease expires automatically",
     ),
     CauseRule(
         "owner-untold",
@@ -569,12 +566,12 @@ _OWNED = (
     CauseRule(
         "crash-loop",
         lambda f: _in("broken")(f) or (f.holder and f.row.unit in f.holder.broken),
-        "the worker of {unit} crashes in a loop on {owner}, and rests{last}",
+        "the worker of {unit} crashes in a loop on {owner} and is backing off{last}",
         _FIX_CRASHES,
     ),
 )
 
-# What holds up its worker. All that is true.
+# Causes that delay its worker. All that apply.
 _AT_WORK = (
     CauseRule(
         "no-capacity",
@@ -588,7 +585,7 @@ _AT_WORK = (
         _in("blocked"),
         "{unit} waits on {owner} for the message at the head of its line, which has failed{next}"
         "{last}",
-        'fix what it fails of; with on_error = "block" nothing gets past it',
+        'fix the handler for that message; with on_error = "block" no later one passes it',
     ),
     CauseRule(
         "circuit-open",
@@ -607,7 +604,8 @@ _AT_WORK = (
     CauseRule(
         "flood",
         _in("flooded"),
-        "the flood guard has stopped {unit} on {owner}, because most of its messages die{last}",
+        "the flood guard has stopped {unit} on {owner}, because most of its messages"
+        " are dead-lettered{last}",
         "fix the handler, then `streamqd resume {unit}`",
     ),
     CauseRule(
@@ -620,7 +618,7 @@ _AT_WORK = (
         "keys-held",
         _keeps_messages,
         "the worker of {unit} on {owner} keeps {held}{next}{last}",
-        "fix what the first message of each fails of; held_max is how many it may keep",
+        "fix the handler for the first message of each key; held_max limits the held messages",
     ),
     CauseRule(
         "loop-blocked",
@@ -640,7 +638,7 @@ _AT_WORK = (
     CauseRule(
         "crashing",
         lambda f: f.crashes and _in("gone", "booting")(f),
-        "the worker of {unit} on {owner} keeps ending ({crash}) and is being started again",
+        "the worker of {unit} on {owner} keeps crashing ({crash}) and is being restarted",
         "read the last worker.crashed events of its log",
     ),
     CauseRule(
@@ -653,13 +651,13 @@ _AT_WORK = (
         "recovering",
         _in("recovering"),
         "{unit} is recovering on {owner}: {recovery}",
-        "wait: it is how the message is found that kills its process",
+        "wait: streamqd runs these messages one at a time to find the one that kills its process",
     ),
     CauseRule(
         "solo",
         lambda f: f.solo and f.acked <= MOVING and not _in("recovering")(f),
-        "{unit} runs what it inherited from an owner that was lost in rounds",
-        "wait: it is how the message is found that kills its process",
+        "{unit} runs the messages of a lost owner in rounds",
+        "wait: streamqd runs these messages one at a time to find the one that kills its process",
     ),
     CauseRule(
         "housekeeping",
@@ -670,19 +668,19 @@ _AT_WORK = (
     CauseRule(
         "redis-away",
         lambda f: f.holder and f.holder.redis_up is False,
-        "{owner}, the owner of {unit}, does not reach Redis",
-        "see whether that host reaches Redis",
+        "{owner}, the owner of {unit}, cannot reach Redis",
+        "check the network from the host of {owner} to Redis",
     ),
 )
 
-# What other clients keep. All that is true.
+# Entries that other clients keep. All that apply.
 _OTHER_CLIENTS = (
     CauseRule(
         "unowned",
         lambda f: f.foreign.get(""),
         "no consumer has {unowned} of {unit} that were handed out: a client has given them up"
         " (XNACK)",
-        "streamqd takes them over by itself within 15 s while the unit is owned",
+        "streamqd takes them over within 15 s while an instance owns the partition",
     ),
     CauseRule(
         "foreign-client",
@@ -694,12 +692,13 @@ _OTHER_CLIENTS = (
 
 # What a unit does that nothing holds, or in which nothing waits. The first that is true.
 _OTHERWISE = (
-    CauseRule("idle", lambda f: not f.waits, "nothing waits in {unit}: every message is settled"),
+    CauseRule("idle", lambda f: not f.waits, "{unit}: no messages waiting"),
     CauseRule(
         "falling-behind",
         lambda f: f.acked > MOVING and f.slope > STEADY,
         "{unit} moves: {acked} on {owner}, {waiting}, growing by {slope}/s",
-        "it gets more than one worker handles: make the handler faster, or grow the topic",
+        "messages arrive faster than one worker handles them: make the handler faster, or grow the"
+        " topic",
     ),
     CauseRule(
         "moving",
@@ -710,7 +709,7 @@ _OTHERWISE = (
         "waiting-for-retry",
         lambda f: f.row.delayed and not f.row.oldest_unread_unix_ms and not f.row.pending,
         "{delayed} of {unit} wait for their next attempt{next_due}{last}",
-        "wait, or fix what they fail of",
+        "wait, or fix the error of their last attempt",
     ),
     CauseRule(
         "running",
@@ -734,8 +733,8 @@ _OTHERWISE = (
     CauseRule(
         "unknown",
         lambda _: True,
-        "{unit} is {lease} and nothing that is known holds it",
-        f"{_LATER}, then at the log of the owner",
+        "{unit} is {lease}, and no cause is known",
+        f"{_LATER}, then read the log of the owner",
     ),
 )
 
@@ -745,7 +744,7 @@ _GRAVE = (
     *("no-member", "no-offer", "internal-error", "crash-loop", "no-capacity", "caps-full"),
     *("owner-silent", "changing-hands", "paused", "stopped", "drained", "circuit-open", "flood"),
 )
-# `status` names these; it shows otherwise what operators want and what instances lack.
+# `status` names these. It shows directives and missing instances elsewhere.
 _PROBLEMS = (
     *("no-offer", "internal-error", "crash-loop", "no-capacity", "caps-full", "changing-hands"),
     *("owner-silent", "blocked", "circuit-open", "flood", "keys-held", "loop-blocked"),
@@ -807,7 +806,7 @@ def _texts_of(worker: LiveUnit) -> dict[str, object]:
     keys = "one held key" if worker.held_keys == 1 else f"{worker.held_keys or 0:,} held keys"
     shared = worker.rate_per == "group"
     share = "its share of the group's rate" if shared else "which each partition of the group has"
-    limit = "the limit ends it by itself" if worker.hard_timeout else "no hard_timeout ends it"
+    limit = "hard_timeout stops the run" if worker.hard_timeout else "no hard_timeout is set"
     return {
         "state": worker.state,
         "rate": f"{worker.rate or 0:g} runs/s, {share}",
@@ -880,7 +879,7 @@ def _clients(foreign: Mapping[str, int]) -> str:
 
 
 def _running(f: WaitFacts) -> str:
-    """The message that runs: by its uid, which `trace` takes; by its place where that is no uid."""
+    """The running message: by its uid, which `trace` takes, or by its place without a uid."""
     kind, _, entry_id = f.running.partition(":")
     if kind == "m" and not f.row.unit.reads_letters:
         return f" ({f.row.unit.topic}/{f.row.unit.partition}/{entry_id})"

@@ -86,7 +86,7 @@ def test_from_the_question_to_the_replay(new_daemon: NewDaemon) -> None:
 
         plan = told(daemon, "replay", TOPIC, "--all", "--dry-run")
         assert plan["receivers"][0]["same_worker"] == 0
-        assert "started, reloaded or moved since these died" in plan["notes"][0]
+        assert "started, reloaded or moved since these failed" in plan["notes"][0]
         [parse] = [each for each in causes if each["count"] == 2]
         mine = ("--fingerprint", parse["fingerprint"])
         assert told(daemon, "replay", TOPIC, *mine, "--yes")["replayed"] == 2

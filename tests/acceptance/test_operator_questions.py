@@ -87,7 +87,7 @@ def test_it_moves_or_nothing_waits(new_daemon: NewDaemon, server: Server) -> Non
     with new_daemon() as one:
         code, said = ask(one, "why", PLACE)
         assert code == 0
-        assert said == f"nothing waits in {PLACE}/{GROUP}: every message is settled.\n"
+        assert said == f"{PLACE}/{GROUP}: no messages waiting.\n"
         one.wait_for(lambda: told_lag(one) == 0, what="the owner has told that there is no lag")
         one.send(["sleep 0.02"] * 1500)
         # The lag grew by a burst once, and falls since: that is not falling behind.

@@ -257,7 +257,7 @@ def test_a_dead_instance_is_forgotten_and_a_living_one_never(new_daemon: NewDaem
     one, two = (new_daemon(name=name, daemon=CALM) for name in "ab")
     with one, two:
         refused = verb(one, "forget", "b", "--yes", code=8)
-        assert "the instance b lives" in refused
+        assert "the instance b is live" in refused
         assert "no instance x is in the fleet" in verb(one, "forget", "x", "--yes", code=8)
 
         two.kill()
@@ -279,7 +279,7 @@ def test_a_dead_instance_is_forgotten_and_a_living_one_never(new_daemon: NewDaem
         one.wait_for(lambda: "streamqd forget b" in verb_of(one, "status", "--json"), what="silent")
         timer = threading.Timer(0.5, two.signal, [signal.SIGCONT])
         timer.start()
-        assert "the instance b lives" in verb(one, "forget", "b", "--yes", code=8)
+        assert "the instance b is live" in verb(one, "forget", "b", "--yes", code=8)
         timer.join()
 
 

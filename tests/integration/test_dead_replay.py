@@ -292,7 +292,7 @@ def test_each_filter_chooses(store: Store, at: At) -> None:
     assert ids(DeadLetterFilter(until_unix_ms=2000)) == ["0:1000-0"]
     assert ids(DeadLetterFilter(since_unix_ms=2000, until_unix_ms=2001)) == ["0:2000-0"]
     assert ids(DeadLetterFilter(until_unix_ms=0)) == []
-    with pytest.raises(Refused, match="not one of those that the filter chooses"):
+    with pytest.raises(Refused, match="does not match the filter"):
         dead_letters.count(store, TOPIC, DeadLetterFilter(("0:1000-0",), reason="dead"))
 
 
@@ -567,11 +567,11 @@ def test_a_plan_knows_that_the_workers_are_new(link: Connection, store: Store, a
     plan = dead_letters.plan(store, TOPIC, DeadLetterFilter(), fleet="default")
 
     assert plan.receivers[0].same_worker == 0
-    assert "started, reloaded or moved since these died" in plan.notes[0]
+    assert "started, reloaded or moved since these failed" in plan.notes[0]
     everyone = dead_letters.plan(
         store, TOPIC, DeadLetterFilter(), fleet="default", target=Target(everyone=True)
     )
-    assert any("also one that has handled them before" in note for note in everyone.notes)
+    assert any("even one that has handled them before" in note for note in everyone.notes)
     other = dead_letters.plan(
         store, TOPIC, DeadLetterFilter(), fleet="default", target=Target(topic="other")
     )

@@ -88,8 +88,8 @@ def test_can_i_replay_it_safely(dlq: Run, at: At, file: Path, store: Store) -> N
     assert "hits  attempts: ValueError at bank.py:pay" in lines[2]
     assert any(line.split() == ["hits", *"22202", "west-0,", "west-1"] for line in lines)
     assert (
-        "! the group hits: the worker that failed still runs on 2 of 2 partitions; the same code"
-        " would run again"
+        "! the group hits: the worker that failed still runs on 2 of 2 partitions, so the same"
+        " code would run again"
     ) in lines
     plan = document(plain)
     assert plan["refused"] == {"it was replayed 3 times or more already, and died again": 1}

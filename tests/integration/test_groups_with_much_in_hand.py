@@ -64,5 +64,5 @@ def test_who_comes_in_between_is_told_what_goes_on(at: At, store: Store) -> None
     for number in range(3):
         at(number).groups()
     at(1).own("t1", owner="group-reset")
-    with pytest.raises(Refused, match="a group reset works at access/1/hits, or was interrupted"):
+    with pytest.raises(Refused, match="a group reset is changing access/1/hits, or"):
         groups.reset(store, "access", "hits", "latest")

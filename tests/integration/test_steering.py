@@ -195,7 +195,7 @@ def test_moves_that_cannot_be(run: Run, beat: Beat, own: Any, link: Connection, 
         "going": "is leaving",
         "asleep": "has been silent for",
         "dry": "is drained",
-        "b": "no instance b lives",
+        "b": "instance b is not in this fleet",
         "ful": "did you mean full?",
     }.items():
         assert text in run("move", str(unit), "--to", to, code=8).stderr
@@ -255,7 +255,7 @@ def test_what_may_not_be_forgotten(
     own(1, "a")
     link.execute("ZADD", keys.members("default"), 1, "a")
     said = run("forget", "a", "--yes", code=8).stderr
-    assert "a still holds 1 partition, whose leases last" in said
+    assert "a still holds 1 partition; its leases expire within" in said
     link.execute("DEL", keys.lease("orders", 1, "bill"))
     before = Desk(link, keys).dump()
     planned = document(run("forget", "a", "--dry-run", "--json"))
@@ -271,7 +271,7 @@ def test_what_may_not_be_forgotten(
 
     with monkeypatch.context() as patch:
         patch.setattr(members, "leave", after_its_return)
-        assert "the instance a lives" in run("forget", "a", "--yes", code=8).stderr
+        assert "the instance a is live" in run("forget", "a", "--yes", code=8).stderr
     assert link.execute("ZSCORE", keys.members("default"), "a") is not None
     run("forget", "a", "--yes")
     assert link.execute("ZSCORE", keys.members("default"), "a") is None
@@ -314,7 +314,7 @@ def test_orders_are_listed_and_cleared(run: Run, beat: Beat, link: Connection, k
     assert list(seen["strange"]) == ["sing"]
     assert document(run("status", "--json"))["orders"][0]["name"] == "pause:orders/*/*"
     assert "drain:a" in run("control", "list").stdout
-    assert "there is no order x" in run("control", "clear", "x", "-y", code=8).stderr
+    assert "directive x not found" in run("control", "clear", "x", "-y", code=8).stderr
     run("control", "clear", code=2)
     assert "pass --yes" in run("control", "clear", "--gone", code=8).stderr
     run("control", "clear", "--gone", "sing", "-y")

@@ -59,7 +59,7 @@ QUERY: dict[str, Any] = {**FREE, "state": "query", "group": "spark:etl"}
 MOVING = worker(rates={"acked": 10.0, "failed": 0.0}, lag_per_second=-4.0)
 
 CASES = [
-    ("idle", True, facts(**READ, pending=0), "every message is settled"),
+    ("idle", True, facts(**READ, pending=0), "no messages waiting"),
     ("moving", True, facts(worker=MOVING), "10.0 messages/s on west"),
     ("moving", True, facts(worker=MOVING), "caught up in about 25 s"),
     (
@@ -112,7 +112,7 @@ CASES = [
             members=(replace(WEST, broken=frozenset({UNIT})),),
             failures=(failed("process x"),),
         ),
-        "crashes in a loop on west, and rests; last: process x, 3 s ago",
+        "crashes in a loop on west and is backing off; last: process x, 3 s ago",
     ),
     (
         "crash-loop",
@@ -169,7 +169,7 @@ CASES = [
         "crashing",
         False,
         facts(worker=worker(state="booting"), failures=(failed("process ended by exit code 3"),)),
-        "keeps ending (process ended by exit code 3, 3 s ago)",
+        "keeps crashing (process ended by exit code 3, 3 s ago)",
     ),
     (
         "failing",
@@ -246,7 +246,7 @@ CASES = [
         facts(worker=worker(state="recovering", suspects_left=1, suspects=1280, round_size=0)),
         "1 of 1,280 suspects left",
     ),
-    ("redis-away", False, facts(members=(replace(WEST, redis_up=False),)), "does not reach Redis"),
+    ("redis-away", False, facts(members=(replace(WEST, redis_up=False),)), "cannot reach Redis"),
     ("foreign-client", False, facts(foreign={"bob": 4}), "'bob' holds 4 messages"),
     (
         "waiting-for-retry",

@@ -65,12 +65,12 @@ class DeadLetterRow:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterDetail(DeadLetterRow):
-    """One dead letter with everything that is known of it, as `dlq show` prints it.
+    """One dead letter with all its fields, as `dlq show` prints it.
 
-    `exit_code` or `signal` say how the process (`pid`) ended that the message took down, `rss` how
-    much memory it had, in bytes. `frame` is the innermost frame of user code, `file:function`.
-    `moving_to` is where a replay that was interrupted was taking it. `headers` is null when they
-    cannot be read; `other` holds fields that streamqd does not know.
+    `exit_code` or `signal` is the end of the process (`pid`) that the message took down, `rss` its
+    memory in bytes. `frame` is the innermost frame of user code, `file:function`. `moving_to` is
+    the destination of an interrupted replay. `headers` is null when they cannot be read. `other`
+    has the fields unknown to streamqd.
     """
 
     topic: str
@@ -91,9 +91,9 @@ class DeadLetterDetail(DeadLetterRow):
 
 @dataclass(frozen=True, slots=True)
 class DeadLettersView:
-    """A page, the newest letters first. `total` counts all letters of the topic, of all groups.
+    """A page, newest letters first. `total` counts all letters of the topic, of all groups.
 
-    `cursor` continues behind the last row; it is '' at the end.
+    Pass `cursor` for the next page ('' on the last one).
     """
 
     topic: str
@@ -104,9 +104,9 @@ class DeadLettersView:
 
 @dataclass(frozen=True, slots=True)
 class TopicDeadLetters:
-    """How many dead letters a topic has, and when the oldest and the newest were made.
+    """The number of dead letters of a topic, and the times of the oldest and the newest.
 
-    `unreadable` are values of its keys that cannot be read; a topic that they hide has no times.
+    `unreadable` are values of its keys that cannot be read. A topic hidden by them has no times.
     """
 
     topic: str
@@ -172,10 +172,10 @@ def newest(
     limit: int,
     before: Place | None = None,
 ) -> Iterator[Entry]:
-    """Yield the letters chosen, at most `limit`, the newest first, behind the place `before`."""
+    """Yield at most `limit` of the chosen letters, newest first, older than the place `before`."""
     since = None if choice.since_unix_ms is None else Id(max(0, choice.since_unix_ms), 0)
     if choice.until_unix_ms is not None:
-        # Redis has no range that ends before 0-0.
+        # Redis has no range with an end before 0-0.
         end = Place(0, max(Id(choice.until_unix_ms, 0), Id(0, 1)))
         before = end if before is None else min(before, end, key=lambda p: (p.id, p.partition))
     keep = choice.takes if choice.narrows else None
@@ -183,7 +183,7 @@ def newest(
 
 
 def show(store: Store, topic: str, letter_id: str) -> DeadLetterDetail:
-    """One letter in full. Raises TopicMissing, Refused when there is no such letter."""
+    """Return one letter in full. Raises TopicMissing, and Refused for an unknown letter."""
     entry = find(store, streams_of(store, topic), letter_id)
     row = _row(topic, entry)
     known = Fields(entry.fields).known(DeadLetterDetail)
@@ -236,13 +236,13 @@ _EVERY = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class FailureCause:
-    """Letters of one group that died alike.
+    """Letters of one group with the same cause.
 
     `fingerprint` is the same for the same exception class, frame of user code and handler. `frame`
-    is `file:function`, '' when the letters do not have it. `first_unix_ms` and `last_unix_ms` are
-    the deaths of the oldest and the newest, `example` is the newest. `instances` are up to 8 of
-    those that they died on. `replayed` counts letters that had been replayed before, `replays` is
-    the most often.
+    is `file:function`, '' when the letters lack it. `first_unix_ms` and `last_unix_ms` are the
+    times of the oldest and the newest letter, and `example` is the newest. `instances` are up to 8
+    of the instances where they failed. `replayed` counts letters with earlier replays, `replays` is
+    the highest count.
     """
 
     fingerprint: str
@@ -263,9 +263,9 @@ class FailureCause:
 
 @dataclass(frozen=True, slots=True)
 class Causes:
-    """The letters chosen, by cause, the most frequent first.
+    """The chosen letters by cause, most frequent first.
 
-    `total` counts all letters of the topic, `looked_at` those that were chosen and counted.
+    `total` counts all letters of the topic, `looked_at` the chosen ones that were counted.
     `complete` is false when only the newest were counted. `others` are letters of further causes,
     beyond the first 1,000.
     """
@@ -279,7 +279,7 @@ class Causes:
 
 
 class FailureTally:
-    """Counts letters by cause; its size is bounded, however many letters there are."""
+    """Count letters by cause, in bounded memory for any number of letters."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], _Alike] = {}
@@ -299,13 +299,13 @@ class FailureTally:
         alike.add(entry)
 
     def causes(self) -> list[FailureCause]:
-        """What was counted, the most frequent first."""
+        """The counted causes, most frequent first."""
         rows = [alike.cause(*name) for name, alike in self._found.items()]
         return sorted(rows, key=lambda each: (-each.count, -each.last_unix_ms, each.fingerprint))
 
 
 class _Alike:
-    """The letters of one cause, what is remembered of them."""
+    """The remembered facts about the letters of one cause."""
 
     def __init__(self, entry: Entry) -> None:
         self.count = self.replayed = self.replays = 0
@@ -349,7 +349,7 @@ def causes(
     *,
     last: int | None = None,
 ) -> Causes:
-    """Count the letters chosen by what killed them; with `last` only the newest so many.
+    """Count the chosen letters by their cause. `last` limits the count to that many newest ones.
 
     Raises TopicMissing.
     """

@@ -1,13 +1,13 @@
-"""One pass over dead letters: its pace, its counts, how it ended; a purge and an export are passes.
+"""One pass over dead letters: its pace, counts and outcome. A purge and an export are passes.
 
-A pass can be stopped and can lose Redis at any time. Each letter is dealt with in atomic steps that
-can be done again, so the counts of a pass that ended early are exact but for the letters whose
-answer did not come, and the same pass can be begun again.
+A pass can be stopped and can lose Redis at any time. Each letter is handled in atomic, repeatable
+steps. The counts of an interrupted pass are exact except for the letters without a reply, and the
+same pass can be started again.
 
-An export writes JSON lines, without loss. One line is one letter: its id, topic and partition, when
-it died, its fingerprint, and `fields`, every field of it in its order as `{"name": …, "value": …}`.
-A name or value that is not UTF-8 is `{"base64": …}` in place of the text. jq's
-`.fields | from_entries` makes an object of them.
+An export writes JSON lines, without loss. One line is one letter: its id, topic and partition, its
+time, its fingerprint, and `fields`, every field of it in its order as `{"name": …, "value": …}`. A
+name or value that is not UTF-8 is `{"base64": …}` in place of the text. jq's `.fields |
+from_entries` makes an object of the fields.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streamqd.policy.fingerprint import of_letter
 from streamqd.store import dead
 from streamqd.store.store import Store
 
-DONE, LIMIT, STOPPED, FAILED = "done", "limit", "stopped", "failed"  # how a pass ended
+DONE, LIMIT, STOPPED, FAILED = "done", "limit", "stopped", "failed"  # outcomes of a pass
 _LOOK = 0.1  # seconds between two looks at whether to stop
 
 Stop = Callable[[], bool]
@@ -46,7 +46,7 @@ def silent(_count: int) -> None:
 
 
 class ReplayPace:
-    """Spaces things evenly in time; what was missed is not made up for by a burst."""
+    """Spaces actions evenly in time. A delay is not made up for by a burst."""
 
     def __init__(
         self, per_second: float | None, clock: Callable[[], float] = time.monotonic
@@ -57,13 +57,13 @@ class ReplayPace:
 
     @property
     def batch(self) -> int:
-        """How many things go at once: about as many as a tenth of a second allows."""
+        """The number of actions in a batch: those that a tenth of a second allows, at least one."""
         if self._per_second is None:
             return PAGE_MAX
         return max(1, min(PAGE_MAX, math.floor(self._per_second / 10)))
 
     def take(self, count: int) -> float:
-        """Take the room of so many things; return how many seconds to wait before they go."""
+        """Reserve room for `count` actions. Return the seconds to wait before they start."""
         if self._per_second is None:
             return 0.0
         now = self._clock()
@@ -96,7 +96,7 @@ class Pass:
         self.first = self.last = ""
 
     def pieces(self, rate: float | None = None) -> Iterator[Page]:
-        """Yield the letters in batches, so many letters a second, until `stop` says so."""
+        """Yield the letters in batches at `rate` letters per second, until `stop` returns true."""
         throttle = ReplayPace(rate)
         try:
             for page in self._pages:
@@ -119,13 +119,13 @@ class Pass:
         self.last = str(entry.place)
 
     def fail(self, error: RedisUnavailable | RedisRefused, sent: int = 0) -> None:
-        """Note what ended the pass, and how many letters were under way."""
+        """Record the error that stopped the pass, and the number of letters without a reply."""
         self.ended, self.error = FAILED, str(error)
         if isinstance(error, RedisUnavailable) and error.sent:
             self.unknown += sent
 
     def record(self, verb: str, note: str = "", **more: str) -> bool:
-        """Write the pass into the audit trail; return whether that could be done."""
+        """Write the pass to the audit trail. Return True if that succeeded."""
         counts = dict(self.counts)
         if self.refused:
             counts["refused"] = self.refused.total()
@@ -155,12 +155,12 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """What a purge did.
+    """The result of a purge.
 
-    `gone` letters had been replayed or purged by another client. `unknown` letters were under way
-    when the connection was lost. `ended` is done, stopped or failed, then `error` says why.
-    `first_id` and `last_id` are the ends of what was chosen. `audited` is false when the audit
-    trail could not be written.
+    `gone` letters were replayed or purged by another client. `unknown` letters had no reply when
+    the connection was lost. `ended` is done, stopped or failed, and `error` the reason of a
+    failure. `first_id` and `last_id` are the first and last of the chosen letters. `audited` is
+    false when the audit trail could not be written.
     """
 
     topic: str
@@ -182,10 +182,10 @@ def purge(
     stop: Stop = never,
     progress: Progress = silent,
 ) -> Purged:
-    """Delete letters for good. Losing Redis ends it; it does not raise.
+    """Delete letters for good. A lost connection stops the purge and does not raise.
 
-    Raises TopicMissing; Refused when a letter that is named does not exist or is not chosen;
-    RedisUnavailable when nothing was begun.
+    Raises TopicMissing, and Refused when a named letter does not exist or the filter does not
+    choose it. Raises RedisUnavailable when nothing was deleted.
     """
     done = Pass(store, topic, choice, stop, progress)
     for piece in done.pieces():
@@ -215,7 +215,7 @@ def purge(
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export wrote. `ended` is done or stopped; `audited` as with a replay."""
+    """The result of an export. `ended` is done or stopped. `audited` as for a replay."""
 
     topic: str
     exported: int
@@ -251,7 +251,7 @@ class Export:
             raise RedisUnavailable(self._done.error, sent=False)
 
     def finish(self, note: str = "") -> Exported:
-        """Write the audit trail and return what was done."""
+        """Write the audit trail and return the result."""
         done = self._done
         return Exported(
             topic=done.topic,

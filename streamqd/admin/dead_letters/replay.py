@@ -1,9 +1,9 @@
-"""Bringing dead letters back: where they go, the replay itself, and the plan of one.
+"""Replaying dead letters: their destinations, the replay itself, and its plan.
 
-Within its slot a letter moves in one step. To another partition or topic it takes three, each of
-which can be done again: it is marked as moving, it is written there under its own name, it is
-deleted here. After an interruption the same replay goes on; nothing is lost, and nothing is written
-twice as long as that is within `RESUME_SECONDS`.
+Within its slot, a letter moves in one step. A move to another partition or topic takes three
+repeatable steps: the letter is marked as moving, written at the destination under its own name, and
+deleted here. After an interruption, the same replay continues. No letter is lost, and none is
+written twice if the replay continues within `RESUME_SECONDS`.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _FRESH = {b"retryCount": b"0", b"crashCount": b"0"}  # what a replayed letter st
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where letters go: as it stands, back to the group that each died in, on its partition.
+    """The destination of letters. The default is each letter's own group on its partition.
 
-    `everyone` is every group of the topic; `partition` another partition of the topic; `topic`
-    another topic, for all its groups. Letters for another topic go to `partition` there, else to
-    that of their key, else to the one with their own number, counted round.
+    `everyone` is every group of the topic. `partition` is another partition of the topic. `topic`
+    is another topic, for all its groups. Letters for another topic go to `partition` there, else to
+    the partition of their key, else to their own partition number, modulo the count.
     """
 
     everyone: bool = False
@@ -82,7 +82,7 @@ class Destination(NamedTuple):
 
 
 def read_destination(text: str) -> Destination | None:
-    """Read the text of a destination; None when it is not one."""
+    """Parse a destination, None when it is not valid."""
     topic, _, rest = text.partition("/")
     number, slash, group = rest.partition("/")
     if not (topic and number.isascii() and number.isdigit()):
@@ -96,7 +96,7 @@ class Route:
     def __init__(self, store: Store, topic: str, target: Target) -> None:
         if target.topic == topic:
             raise Refused(
-                f"{topic} is the topic of the letters: leave --to-topic out, or say --everyone"
+                f"{topic} is the topic of the letters; omit --to-topic, or pass --everyone"
             )
         self.topic = topic
         self.target = target
@@ -105,7 +105,7 @@ class Route:
             topics.check_partition(target.topic or topic, target.partition, self.count)
 
     def of(self, entry: Entry) -> Destination | None:
-        """Where a letter goes; None when it does not say which group it is of."""
+        """Return the destination of a letter, None when the letter names no group."""
         target = self.target
         partition = entry.partition if target.partition is None else target.partition
         if target.topic is not None:
@@ -120,11 +120,11 @@ class Route:
         return Destination(self.topic, partition, group) if group else None
 
     def stays(self, entry: Entry, to: Destination) -> bool:
-        """Whether the letter stays in its slot, so that it moves in one step."""
+        """Return True if the letter stays in its slot, so that it moves in one step."""
         return (to.topic, to.partition) == (self.topic, entry.partition)
 
     def matches(self, mark: Destination, to: Destination) -> bool:
-        """Whether a letter marked for one destination may go on there, instead of to the other."""
+        """Return True if a letter marked for one destination may continue to the other."""
         same = (mark.topic, mark.group) == (to.topic, to.group)
         return same and (self.target.partition is None or mark.partition == to.partition)
 
@@ -163,14 +163,14 @@ BODY_WITHHELD = "its body was not kept (dlq_body)"
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What a replay did.
+    """The result of a replay.
 
-    `gone` letters had been replayed or purged by another client. `refused` maps the reason to the
-    number of letters that stayed because of it. `unknown` letters were under way when the
-    connection was lost: they were replayed or stay. `ended` is done, limit (so many were wanted),
-    stopped or failed, then `error` says why. Only letters that had died by `began_unix_ms` were
-    chosen. `first_id` and `last_id` are the first and the last replayed. `audited` is false when
-    the audit trail could not be written.
+    `gone` letters were replayed or purged by another client. `refused` maps a reason to the number
+    of letters that stayed. `unknown` letters had no reply when the connection was lost: they were
+    replayed or stay. `ended` is done, limit (reached), stopped or failed, and `error` the reason of
+    a failure. Only letters that existed at `began_unix_ms` were chosen. `first_id` and `last_id`
+    are the first and the last replayed. `audited` is false when the audit trail could not be
+    written.
     """
 
     topic: str
@@ -205,14 +205,15 @@ def replay(
     stop: Stop = never,
     progress: Progress = silent,
 ) -> ReplayResult:
-    """Put letters back, the oldest of each partition first.
+    """Replay letters, the oldest of each partition first.
 
-    `rate` spaces them evenly, so many a second. At most `limit` are replayed. A letter that was
-    replayed `max_replays` times already stays. `stop` is asked between two batches; `progress` gets
-    the number of letters of each batch. Losing Redis ends the replay; it does not raise.
+    `rate` spaces them evenly, in letters per second. At most `limit` are replayed. A letter with
+    `max_replays` replays stays. `stop` is called between two batches, and `progress` with the
+    number of letters of each batch. A lost connection stops the replay and does not raise.
 
-    Raises TopicMissing; Refused when a letter that is named does not exist or is another group's,
-    or the target does not exist; RedisUnavailable when nothing was begun.
+    Raises TopicMissing. Raises Refused when a named letter does not exist or belongs to another
+    group, or when the destination does not exist. Raises RedisUnavailable when nothing was
+    replayed.
     """
     route = Route(store, topic, target)
     done = Pass(store, topic, choice, stop, progress)
@@ -241,7 +242,7 @@ def replay(
 
 
 def refusal(route: Route, entry: Entry, max_replays: int) -> str:
-    """Why a letter stays, by the letter itself; '' when it may go."""
+    """Return the reason why a letter stays, from the letter alone, '' when it may be replayed."""
     to = route.of(entry)
     if to is None:
         return NO_GROUP_NAMED
@@ -324,7 +325,7 @@ class _Replay:
             self._deliver(going)
 
     def _judge(self, to: Destination, reply: Reply) -> Destination | None:
-        """Where a marked letter goes on to; None when it does not."""
+        """Return the destination of a marked letter, None when it stays."""
         if reply.word == "GONE":
             self._done.counts["gone"] += 1
             return None
@@ -375,7 +376,7 @@ class _Replay:
     def _ask(
         self, about: list[Subject], calls: list[Call], under_way: int
     ) -> list[tuple[Subject, Reply]]:
-        """Run a call about each; the answers with what they are about. An error ends the pass."""
+        """Run a call per item. Return the replies with their items. An error stops the pass."""
         try:
             replies = self._store.run_many(calls)
         except RedisUnavailable as error:
@@ -402,11 +403,11 @@ Place = tuple[str, int]  # group, partition
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """A group that would get letters, and how it stands on the partitions that they go to.
+    """A group that would receive letters, with the state of the destination partitions.
 
-    `owned` and `paused` count those partitions; `owners` are the instances. `same_worker` counts
-    partitions whose worker is the one that ran when the newest of the letters there died: neither
-    a restart, nor a reload, nor another owner has come in between, so what failed would run again.
+    `owned` and `paused` count those partitions. `owners` are the instances. `same_worker` counts
+    partitions whose worker already ran when the newest of the letters there failed: no restart,
+    reload or change of owner came in between, so the same code would run again.
     """
 
     group: str
@@ -420,12 +421,12 @@ class Receiver:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """What a replay would do now.
+    """The effects of a replay if it ran now.
 
-    `letters` would be replayed, those in `refused` would stay, by reason. `replayed_before` of them
-    were replayed before. `causes` are as in `dlq stats`, of what would be replayed. `receivers` are
-    the groups that would get them. `notes` are sentences about what to think of first.
-    `until_unix_ms` bounds the same replay to the letters counted here.
+    `letters` would be replayed. Those in `refused` would stay, by reason. `replayed_before` counts
+    the ones with earlier replays. `causes` are as in `dlq stats`, for the letters to replay.
+    `receivers` are the groups that would get them. `notes` are sentences to consider first.
+    `until_unix_ms` limits the same replay to the letters counted here.
     """
 
     topic: str
@@ -527,7 +528,7 @@ def _receivers(
 def _notes(
     letters: int, target: Target, causes: list[FailureCause], receivers: list[Receiver]
 ) -> list[str]:
-    """What to think of before a replay, the most important first."""
+    """Notes to consider before a replay, the most important first."""
     if not letters:
         return []
     notes = []
@@ -535,28 +536,28 @@ def _notes(
         who, of = f"the group {each.group}", f"of {each.partitions}"
         if each.same_worker and target.topic is None:
             notes.append(
-                f"{who}: the worker that failed still runs on {each.same_worker} {of} partitions;"
-                " the same code would run again"
+                f"{who}: the worker that failed still runs on {each.same_worker} {of} partitions,"
+                " so the same code would run again"
             )
         elif each.owned and target.topic is None:
             notes.append(
-                f"{who}: its workers were started, reloaded or moved since these died; see that"
-                " they run the fixed code"
+                f"{who}: its workers were started, reloaded or moved since these failed. Check"
+                " that they run the fixed code"
             )
         if each.owned < each.partitions:
             notes.append(
-                f"{who}: no instance owns {each.partitions - each.owned} {of} partitions; dead"
-                " letters wait there until one does"
+                f"{who}: no instance owns {each.partitions - each.owned} {of} partitions, and dead"
+                " letters wait there for an owner"
             )
         if each.paused:
             notes.append(
-                f"{who}: {each.paused} {of} partitions are paused; dead letters wait there"
+                f"{who}: {each.paused} {of} partitions are paused, and dead letters wait there"
             )
     if not receivers:
         notes.append("no group reads where they go: they stay there unread")
     if any(each.reason == "crashes" for each in causes):
         notes.append("some took their process down: replay one of them alone first")
     if target.everyone or target.topic is not None:
-        notes.append("every group gets them, also one that has handled them before")
+        notes.append("every group receives them, even one that has handled them before")
     notes.append("they come after newer messages of the same key: no order is kept")
     return notes

@@ -1,7 +1,7 @@
-"""Which dead letters are meant, what each says, and walking over them page by page.
+"""Choosing dead letters, parsing their fields, and reading them page by page.
 
-A walk sees the letters that existed when it began and no later ones, so what a replay brings back
-and what dies again meanwhile is not met twice. It holds one page in memory.
+A walk sees the letters that existed at its start and no later ones, so that it never meets a
+replayed letter again that fails in the meantime. It holds one page in memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from streamqd.store.store import Store
 # believed in a retry stream only.
 REPLAYS_HEADER = "x-replays"
 
-# Fields that only a dead letter has; `lua/dead_replay.lua` leaves the same ones behind.
+# Fields that only a dead letter has. `lua/dead_replay.lua` leaves out the same ones.
 DEAD_ONLY = frozenset(
     b"originalTopic originalPartition timestamp group instance handler attempts crashes reason"
     b" errorClass errorMessage traceback fingerprint signal exitCode rss pid failedAt".split()
@@ -58,7 +58,7 @@ def _in_redis(name: str) -> bytes:
 
 
 class Fields:
-    """A letter's fields as text and numbers; what cannot be read as that counts as missing."""
+    """A letter's fields as text and numbers. An unreadable one counts as missing."""
 
     def __init__(self, fields: dict[bytes, bytes]) -> None:
         self._fields = fields
@@ -73,14 +73,14 @@ class Fields:
             return None
 
     def known(self, view: type) -> dict[str, Any]:
-        """Those of them that a dataclass shows under their own names."""
+        """The fields that a dataclass shows under their own names."""
         names = {each.name for each in fields(view)}
         texts = {name: self.text(_in_redis(name)) for name in _TEXTS if name in names}
         return texts | {name: self.number(_in_redis(name)) for name in _NUMBERS if name in names}
 
 
 def replays_of(entry: Entry) -> int:
-    """How often a letter has been replayed, in any way."""
+    """Return the number of replays of a letter, of any kind."""
     found = max(0, Fields(entry.fields).number(b"replayCount") or 0)
     with contextlib.suppress(ValueError):
         found = max(found, int((entry.headers or {}).get(REPLAYS_HEADER, "0")))
@@ -88,7 +88,7 @@ def replays_of(entry: Entry) -> int:
 
 
 def origin_of(topic: str, entry: Entry) -> tuple[str, str, str]:
-    """Topic, partition and id of the first write; the id is '' when the letter does not tell it."""
+    """Return topic, partition and ID of the first write. The ID is '' when the letter lacks it."""
     letter = Fields(entry.fields)
     return (
         letter.text(b"originalTopic") or topic,
@@ -102,7 +102,7 @@ def find(store: Store, streams: dict[int, str], letter_id: str) -> Entry:
     place = read_place(letter_id, len(streams))
     page = store.execute("XRANGE", streams[place.partition], str(place.id), str(place.id))
     if not page:
-        raise Refused(f"there is no dead letter {letter_id}: it was replayed, purged or never was")
+        raise Refused(f"dead letter {letter_id} not found; it was replayed, purged or never was")
     return Entry(place.partition, place.id, pairs(page[0][1]))
 
 
@@ -113,18 +113,18 @@ def streams_of(store: Store, topic: str) -> dict[int, str]:
 
 
 def total(store: Store, topic: str) -> int:
-    """How many letters a topic has. Raises TopicMissing."""
+    """Return the number of letters of a topic. Raises TopicMissing."""
     streams = streams_of(store, topic)
     return sum(ask(store, [("XLEN", stream) for stream in streams.values()]))
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Which letters: those named, else all that exist now; of those, what each other field says.
+    """A filter over letters: named ones, or all that exist now, that match each other field.
 
     `error_class` is the class with its module, or its last part. `key` is exact. `headers` are
-    pairs that must all be there. `since_unix_ms` and `until_unix_ms` bound the time of death, the
-    end left out. None and () choose everything.
+    pairs that must all be present. `since_unix_ms` (inclusive) and `until_unix_ms` (exclusive)
+    bound the time of the dead letter. None and () match everything.
     """
 
     letter_ids: tuple[str, ...] = ()
@@ -138,7 +138,7 @@ class DeadLetterFilter:
     until_unix_ms: int | None = None
 
     def takes(self, entry: Entry) -> bool:
-        """Whether a letter is chosen, its name aside."""
+        """Return True if a letter matches. Names are not compared."""
         letter = Fields(entry.fields)
         if self.since_unix_ms is not None and entry.id.ms < self.since_unix_ms:
             return False
@@ -163,11 +163,11 @@ class DeadLetterFilter:
 
     @property
     def narrows(self) -> bool:
-        """Whether it chooses less than all letters."""
+        """Return True if any filter is set."""
         return any(getattr(self, each.name) != each.default for each in fields(self))
 
     def stated(self) -> dict[str, Any]:
-        """What it says, for the audit trail: only what is not the default."""
+        """Return the filters that differ from their defaults, for the audit trail."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         if self.key is not None:
             found["key"] = self.key.decode("utf-8", "backslashreplace")
@@ -188,10 +188,10 @@ Page = list[Entry]  # letters of one partition, the oldest first
 def pages(
     store: Store, topic: str, choice: DeadLetterFilter, size: int = PAGE_MAX
 ) -> Iterator[Page]:
-    """Yield the letters chosen, partition by partition, the oldest first.
+    """Yield the chosen letters by partition, oldest first.
 
-    The letters that exist are fixed before this returns. Raises TopicMissing; Refused when a letter
-    that is named does not exist or is not chosen.
+    The set of letters is fixed before this returns. Raises TopicMissing. Raises Refused when a
+    named letter does not exist or does not match.
     """
     streams = streams_of(store, topic)
     if choice.letter_ids:
@@ -238,12 +238,12 @@ def _named(store: Store, streams: dict[int, str], choice: DeadLetterFilter) -> l
             raise Refused(
                 f"the dead letter {entry.place} is one of the group {owner}, not {choice.group}"
             )
-        raise Refused(f"the dead letter {entry.place} is not one of those that the filter chooses")
+        raise Refused(f"the dead letter {entry.place} does not match the filter")
     return [[entry] for entry in found]
 
 
 def count(store: Store, topic: str, choice: DeadLetterFilter) -> int:
-    """How many letters are chosen. Raises TopicMissing, Refused."""
+    """Return the number of chosen letters. Raises TopicMissing, Refused."""
     if choice == EVERY_LETTER:
         return total(store, topic)
     return sum(len(page) for page in pages(store, topic, choice))

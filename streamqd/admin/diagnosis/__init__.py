@@ -1,9 +1,8 @@
-"""`streamqd doctor`: facts are gathered once, then every check judges them. Nothing is written.
+"""`streamqd doctor`: gather the facts once, then run every check over them. Nothing is written.
 
-facts.py   what is known, and the gathering of it
-stream.py  what keeps the memory of a topic: `doctor stream`
-server, topics, partitions, schedules, values, fleet, host: the checks, in the order of a report;
-those of instances are beside them, as other views need them too
+facts.py   the facts and how they are gathered stream.py  the memory of a topic: `doctor stream`
+server, topics, partitions, schedules, values, fleet, host: the checks, in the order of a report The
+checks of instances are in admin/instances.py, because other views need them too.
 """
 
 from __future__ import annotations
@@ -55,11 +54,11 @@ CHECKS: tuple[Check[DiagnosisFacts], ...] = tuple(
 
 @dataclass(frozen=True, slots=True)
 class DiagnosisReport:
-    """What `doctor` found. `ok`: no problem and no warning.
+    """The report of `doctor`. `ok`: no problem and no warning.
 
-    `checks` are the ids of those that were run, `unseen` sentences about what was not looked at.
-    `server` is '' and `now_unix_ms` 0 when Redis does not answer: then only this host was
-    looked at.
+    `checks` are the ids of the checks that ran, `unseen` sentences about parts that were not
+    examined. Without a reply from Redis, `server` is '' and `now_unix_ms` 0, and only this host was
+    examined.
     """
 
     ok: bool
@@ -71,7 +70,7 @@ class DiagnosisReport:
 
 
 def chosen(names: Sequence[str]) -> list[Check[DiagnosisFacts]]:
-    """The checks of these ids or areas; all when there are none. Malformed: there is no such."""
+    """Return the checks of these ids or areas, all for none. Raises Malformed for unknown ones."""
     if not names:
         return list(CHECKS)
     known = {check.id for check in CHECKS} | {check.area for check in CHECKS}
@@ -79,7 +78,7 @@ def chosen(names: Sequence[str]) -> list[Check[DiagnosisFacts]]:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]}?" if near else "`streamqd doctor --list` shows them"
-            raise Malformed(f"there is no check {name}; {hint}")
+            raise Malformed(f"check {name} not found; {hint}")
     return [check for check in CHECKS if check.id in names or check.area in names]
 
 
@@ -115,7 +114,7 @@ def without_redis(
 
 
 def _found(check: Check[DiagnosisFacts], facts: DiagnosisFacts) -> Iterator[Finding]:
-    """What a check finds; one of the server alone looks at every master."""
+    """Return the findings of a check. A check of the server alone examines every master."""
     if set(check.needs) != {Need.SERVER} or not facts.servers:
         yield from judged([check], facts)
         return
@@ -125,10 +124,10 @@ def _found(check: Check[DiagnosisFacts], facts: DiagnosisFacts) -> Iterator[Find
 
 
 def gather(link: Connection, settings: Settings, needs: set[Need], unit: str) -> DiagnosisFacts:
-    """Look at what is needed, and at nothing else."""
+    """Gather the needed facts and no others."""
     store = Store(link, Keys(settings.keys.control, settings.keys.streams))
     name = settings.daemon.fleet
-    bad = BadValues(tolerant=True)  # what cannot be read counts as missing; `values` names it
+    bad = BadValues(tolerant=True)  # unreadable values count as missing, and `values` reports them
     now = server_unix_ms(link)
     unseen: list[str] = []
     servers: dict[str, ServerHealth] = {}

@@ -1,7 +1,7 @@
-"""What is known when the checks judge: plain values, and the gathering of them.
+"""The facts for the checks: plain values, and how they are gathered.
 
-Facts that were not gathered, or not allowed to be read, are empty or None, so that no check finds
-anything in them; `DiagnosisFacts.unseen` says so to the reader.
+Facts that were not gathered, or that the user may not read, are empty or None, so that no check
+finds anything in them. `DiagnosisFacts.unseen` reports them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SlowCommand:
 
 @dataclass(frozen=True, slots=True)
 class ServerHealth:
-    """What the server says of itself. `config` is empty when the user may not ask for it."""
+    """The server's report about itself. `config` is empty without the permission to read it."""
 
     info: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, str] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class ServerHealth:
     disk_latency_ms: Mapping[str, int] = field(default_factory=dict)  # event of LATENCY -> worst
 
     def number(self, name: str) -> int:
-        """A figure of INFO; 0 when there is none."""
+        """Return a figure of INFO, 0 when it is missing."""
         text = self.info.get(name, "0")
         return int(text) if text.isdigit() else 0
 
@@ -82,10 +82,10 @@ def _no_fleet() -> FleetState:
 
 @dataclass(frozen=True, slots=True)
 class FleetHealth:
-    """The members and what operators want, and what instances publish.
+    """Members, directives and published summaries.
 
-    `changed` are instances whose run was another one at the end of the look than at its begin,
-    `duplicates` what second runs under the name of an instance publish.
+    `changed` are instances whose run changed during the look. `duplicates` are the summaries of
+    second runs under an instance's name.
     """
 
     state: FleetState = field(default_factory=_no_fleet)
@@ -98,9 +98,9 @@ class FleetHealth:
 class TopicFacts:
     """A topic of the registry or of the configuration.
 
-    `partitions` is None when no such topic is stored, `deleting` tells that a deletion was begun.
-    `members` is the set of its partition streams, `groups` what daemons have ever made on it.
-    `unreadable` says what is wrong with what is stored, '' for nothing; `stored` is all of it.
+    `partitions` is None when no such topic is stored. `deleting` is true when a deletion was
+    started. `members` is the set of its partition streams, `groups` all groups that daemons have
+    made on it. `unreadable` describes an unreadable value, '' for none. `stored` is the whole hash.
     """
 
     name: str
@@ -116,10 +116,10 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """Delayed messages, a due time in one key and the message in another.
+    """Delayed messages, with the due time in one key and the message in another.
 
-    `lost` are due times without a message, `stuck` messages without a due time; `more` tells that
-    there are too many to compare one by one, and `lost` and `stuck` are counted instead.
+    `lost` are due times without a message, `stuck` messages without a due time. With `more`, there
+    are too many to compare one by one, and `lost` and `stuck` are counted instead.
     """
 
     key: str = ""  # of the due times
@@ -152,7 +152,7 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Fence and lease as one look found them. `lease_matches` is None when there is no lease."""
+    """Fence and lease at one look. `lease_matches` is None without a lease."""
 
     fence: LeaseView
     lease_matches: bool | None
@@ -165,7 +165,7 @@ class UnitFacts:
     unit: Unit
     wrong_types: Mapping[str, str]
     figures: UnitFigures | None
-    held: Mapping[str, int]  # by other clients -> pending entries; '' stands for no client
+    held: Mapping[str, int]  # pending entries by other client; '' stands for no client
     looks: Sequence[Look]
     delays: Delays
     standing: BlockingGroup | None
@@ -201,9 +201,9 @@ class ScheduleFacts:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value that cannot be read: where it stands, what it does, and what puts it right.
+    """An unreadable value: its place, its effect and its fix.
 
-    `about` is the instance, topic, partition or unit that it belongs to.
+    `about` is its instance, topic, partition or assignment.
     """
 
     bad: Unreadable
@@ -232,9 +232,9 @@ class Host:
 
 @dataclass(frozen=True)
 class DiagnosisFacts:
-    """Everything that the checks look at. `unseen` says in sentences what was not looked at.
+    """All facts for the checks. `unseen` are sentences about parts that were not examined.
 
-    `servers` has every master of a cluster by its address; it is empty where there is only one.
+    `servers` has every master of a cluster by its address. It is empty with a single server.
     """
 
     settings: Settings
@@ -342,9 +342,9 @@ def _disk_latency(events: Sequence[Any]) -> Mapping[str, int]:
 
 
 def _distance(store: Store, bad: BadValues) -> tuple[float | None, float | None]:
-    """The middle one of some round trips in ms, and the skew in seconds by the shortest of them.
+    """Return the median round trip in ms, and the clock skew in seconds from the shortest one.
 
-    A single one may have bad luck.
+    A single round trip may be an outlier.
     """
     taken = []
     for _ in range(PINGS):
@@ -374,7 +374,7 @@ def _slow(entries: Sequence[Any], keys: Keys) -> list[SlowCommand]:
 
 
 def gather_fleet(fleet: Fleet, bad: BadValues) -> FleetHealth:
-    """Read what the fleet says of itself."""
+    """Read the published state of the fleet."""
     state = published.fleet_state(fleet, bad)
     names = [beat.instance for beat in state.beats]
     summaries = published.summaries(fleet, names, bad)
@@ -402,9 +402,9 @@ _GROUP = "group:"
 def gather_topics(
     store: Store, bad: BadValues, settings: Settings, offered: Sequence[str]
 ) -> list[TopicFacts]:
-    """Read the registry, and what is stored of its topics and of those that are consumed.
+    """Read the registry, and the stored state of its topics and of consumed ones.
 
-    `offered` are the topics that living instances consume.
+    `offered` are the topics that live instances consume.
     """
     keys = store.keys
     (names,) = ask(store, [("SMEMBERS", keys.registry())], bad)
@@ -469,10 +469,10 @@ Pair = tuple[str, str]  # the keys of due times and of messages
 
 
 def gather_delays(store: Store, bad: BadValues, pairs: Sequence[Pair]) -> list[Delays]:
-    """Look at pairs of keys.
+    """Compare pairs of keys.
 
-    The commands of one look are not one instant. What is odd in two looks, by the same names, is
-    odd.
+    The commands of one look do not run at one instant, so a mismatch counts only when two looks
+    show it with the same names.
     """
     looks = [_look_at_delays(store, bad, pair) for pair in _sized(store, bad, pairs)]
     odd = [at for at, look in enumerate(looks) if look.lost or look.stuck or look.more]
@@ -681,9 +681,9 @@ def _unit_types(keys: Keys, unit: Unit) -> dict[str, str]:
 
 
 def _looks(store: Store, bad: BadValues, units: Sequence[Unit]) -> list[list[Look]]:
-    """Look at fence and lease; twice where they disagree.
+    """Read fence and lease, twice where they disagree.
 
-    The commands of one look are not one instant: an owner may come or go between them.
+    The commands of one look do not run at one instant: an owner may change between them.
     """
     looks = [[look] if look else [] for look in _look(store, bad, units)]
     strange = [at for at, some in enumerate(looks) if some and _strange(some[0])]

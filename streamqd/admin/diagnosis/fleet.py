@@ -1,4 +1,4 @@
-"""Checks of the fleet: who lives, what they offer and publish, directives, leases."""
+"""Checks of the fleet: live instances, their offers and summaries, directives, leases."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def _not_offered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             yield CheckResult(
                 f"no living instance runs the consumer {topic.name}/{group}, so its"
                 f" {plural(topic.partitions, 'partition')} stand still",
-                f"`streamqd reload` lets instances read their configuration again; an instance run"
-                " with --only, or of an older version, needs a restart; if the group is not needed:"
-                f" `streamqd group delete {topic.name} {group}`",
+                f"run `streamqd reload`, which makes instances read their configuration again."
+                " Restart an instance run with --only or of an older version. If the group is not"
+                f" needed: `streamqd group delete {topic.name} {group}`",
                 about=f"{topic.name}/{group}",
                 evidence={"living": [beat.instance for beat in facts.living][:16]},
             )
@@ -103,8 +103,8 @@ def _orders_for_gone(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         names = sorted(set(gone.values()))
         yield CheckResult(
             f"{plural(len(gone), 'order')} of operators {'is' if len(gone) == 1 else 'are'} for"
-            f" {', '.join(names[:4])}, which do not live: they take effect when one of that name"
-            " comes back",
+            f" {', '.join(names[:4])}, which are not live: they apply when an instance of that name"
+            " returns",
             "`streamqd control clear --gone --yes`",
             evidence={"orders": sorted(gone)[:16], "instances": names[:16]},
         )
@@ -125,7 +125,7 @@ def _strange_orders(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 def _long_ago(
     facts: DiagnosisFacts, orders: Mapping[Scope, Directive]
 ) -> Iterator[tuple[Scope, str, dict[str, Any]]]:
-    """Orders older than an hour: how long and by whom, as a sentence ends, and the evidence."""
+    """Directives older than an hour: age and author as the end of a sentence, and the evidence."""
     for scope, order in orders.items():
         seconds = (facts.now_unix_ms - order.at_unix_ms) / 1000
         if seconds > PAUSED_SECONDS:
@@ -177,8 +177,8 @@ def _crash_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         yield CheckResult(
             f"the workers of {topic}/{group} crash in a loop on {spans(where)}"
             f" ({', '.join(sorted(set(where.values()))[:4])}) and were given up for a while",
-            f"`streamqd why {topic}/{first}/{group}` and `worker.` in the log of {where[first]} say"
-            f" of what; fix the handler and `streamqd reload`",
+            f"fix the handler and run `streamqd reload`. `streamqd why {topic}/{first}/{group}`"
+            f" and `worker.` in the log of {where[first]} show the error",
             about=f"{topic}/{group}",
             evidence={"partitions": {str(number): who for number, who in where.items()}},
         )
@@ -229,7 +229,7 @@ def _blocked_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
                 f"a coroutine {verb} the event loop of {each.name} on {name} {when}{at}: no other"
                 " coroutine of the partition continues then",
                 "await something that does not block, or move that call to a thread with"
-                f" asyncio.to_thread; `loop.blocked` in the log of {name} has the stack",
+                f" asyncio.to_thread. `loop.blocked` in the log of {name} has the stack",
                 about=each.name,
                 evidence={
                     "instance": name,
@@ -282,7 +282,7 @@ def _lease_without_fence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         names = " ".join(facts.keys.lease(*each.unit) for each in units[:4])
         yield CheckResult(
             f"there is a lease of {group} on {spans(numbers(units))} of {topic} that the fence does"
-            " not know: no instance can take the partition until it ends",
+            " not know: no instance can take the partition until it expires",
             "keys of ours were written by hand, or the server lost some: delete the leases,"
             f" the next owner takes them again: `redis-cli DEL {names}`",
             about=f"{topic}/{group}",
@@ -294,7 +294,7 @@ def _lease_without_fence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 
 def _expired(each: UnitFacts) -> bool:
-    """Whether an owner is named, and both looks found no lease of it."""
+    """Return True if an owner is named, and both looks found no lease of it."""
     return bool(each.looks) and all(holder(look.fence)[0] == "expired" for look in each.looks)
 
 
@@ -315,7 +315,7 @@ def _owner_silent(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             f"{spans(numbers(units))} of {topic}/{group} still belong to {', '.join(owners[:4])},"
             " which is gone, and no other has taken over",
             f"start an instance that runs {topic}/{group} (`systemctl start streamqd`): it takes"
-            " them at once, with what is pending",
+            " them immediately, with their pending messages",
             about=f"{topic}/{group}",
             evidence={
                 "partitions": numbers(units),
@@ -337,8 +337,8 @@ def _not_renewed(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         yield CheckResult(
             f"{', '.join(owners[:4])} beats, but has let the lease of {spans(numbers(units))} of"
             f" {topic}/{group} expire",
-            "look again in a few seconds: a late renewal fixes it; if it stays, see `lease.` in the"
-            f" log of {owners[0]} and `streamqd why {topic}/{units[0].unit.partition}/{group}`",
+            "check again in a few seconds, as a late renewal fixes it. If it stays, see `lease.` in"
+            f" the log of {owners[0]} and `streamqd why {topic}/{units[0].unit.partition}/{group}`",
             about=f"{topic}/{group}",
             evidence={"partitions": numbers(units), "owners": owners[:16]},
         )

@@ -1,4 +1,4 @@
-"""This host: what it gives a daemon, and the checks of that."""
+"""This host: the resources of a daemon, and the checks of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FOLDERS = (
     Path("/lib/systemd/system"),
 )
 RUNNING = Path("/run/systemd/system")  # exists where systemd manages the host
-DEFAULT_STOP_SECONDS = 90.0  # systemd's own, when a unit file says nothing
+DEFAULT_STOP_SECONDS = 90.0  # systemd's default, for a unit file without a value
 SYSTEMCTL_SECONDS = 5.0
 
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*")
@@ -40,9 +40,9 @@ _SPAN_UNITS = {
 
 
 def gather(settings: Settings, unit: str, units: int) -> Host:
-    """Look at the host. `unit` is a name or a file of systemd, '' for the usual ones.
+    """Examine the host. `unit` is a name or a file of systemd, '' for the usual ones.
 
-    `units` are those of the configuration's consumers. Refused: there is no such file.
+    `units` are the assignments of the configuration's consumers. Raises Refused for a missing file.
     """
     folder = settings.daemon.state_dir
     there = _nearest(folder)
@@ -65,7 +65,7 @@ def gather(settings: Settings, unit: str, units: int) -> Host:
 
 
 def _exists(path: Path) -> bool:
-    """Whether it is there, if this user may look."""
+    """Return True if the path exists, as far as this user may look."""
     try:
         return path.exists()
     except PermissionError:
@@ -78,7 +78,7 @@ def _nearest(folder: Path) -> Path:
 
 
 def unusable(folder: Path) -> str:
-    """Why a folder, which may not be there yet, cannot be written to; '' when it can."""
+    """Return the reason why a directory, existing or not, is not writable, '' when it is."""
     there = _nearest(folder)
     if not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
         return f"this user cannot write to {there}"
@@ -160,10 +160,10 @@ def _limit_of(pid: int) -> int | None:
 
 
 def _stop_seconds(unit: str) -> tuple[str, float | None]:
-    """How long the service manager lets a stop take, and who says so; '' when nothing does."""
+    """Return the service manager's stop timeout and its source, '' without one."""
     if "/" in unit:
         if not Path(unit).is_file():
-            raise Refused(f"there is no unit file {unit}")
+            raise Refused(f"unit file {unit} not found")
         return unit, of_unit_file(Path(unit))
     name = unit or UNIT
     if "." not in name:
@@ -177,7 +177,7 @@ def _stop_seconds(unit: str) -> tuple[str, float | None]:
         if path.is_file():
             return str(path), of_unit_file(path)
     if unit:
-        raise Refused(f"there is no unit {unit}; name the file, with a / in its path")
+        raise Refused(f"unit {unit} not found; pass its file, with a / in its path")
     return "", None
 
 
@@ -202,7 +202,7 @@ def _systemctl(name: str) -> float | None:
 
 
 def of_unit_file(path: Path) -> float | None:
-    """Read the limit of a unit file and its drop-ins; None: what they say cannot be read."""
+    """Read the limit of a unit file and its drop-ins. None: unreadable."""
     limit = str(DEFAULT_STOP_SECONDS)
     for each in (path, *sorted(path.with_name(path.name + ".d").glob("*.conf"))):
         section = ""
@@ -216,7 +216,7 @@ def of_unit_file(path: Path) -> float | None:
 
 
 def read_span(text: str) -> float | None:
-    """Read a time span of systemd, such as `1min 30s`; infinity is inf, None is none."""
+    """Parse a time span of systemd, such as `1min 30s`. infinity is inf, None is not a span."""
     text = text.strip()
     if text == "infinity":
         return float("inf")
@@ -229,7 +229,7 @@ def read_span(text: str) -> float | None:
 
 
 FREE_BYTES = 64 << 20
-STOP_MARGIN_SECONDS = 5.0  # beyond drain_timeout: killing and releasing what was not finished
+STOP_MARGIN_SECONDS = 5.0  # beyond drain_timeout: killing workers and releasing their messages
 DESCRIPTORS_EACH = 3  # that a worker costs the supervisor
 DESCRIPTORS_BESIDE = 64
 PROCESS_DESCRIPTORS = 32  # that one worker opens, about
@@ -247,7 +247,7 @@ def _stop_timeout(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             f"the service manager kills a stop after {host.stop_seconds:g} s (TimeoutStopSec), and"
             f" daemon.drain_timeout is {drain:g} s: messages that still run are cut off and"
             " handled again",
-            f"`systemctl edit streamqd`, write `[Service]` and `TimeoutStopSec={needed:.0f}`; or"
+            f"`systemctl edit streamqd`, write `[Service]` and `TimeoutStopSec={needed:.0f}`, or"
             " lower daemon.drain_timeout",
             evidence={
                 "timeout_stop_seconds": host.stop_seconds,
@@ -323,7 +323,7 @@ def _descriptors(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             f"{host.descriptors_of} may open {host.descriptors:,} files, and the {host.units:,}"
             f" partitions of the configuration need about {needed:,}",
             f"write `LimitNOFILE={max(65_536, needed)}` into the unit file, or `ulimit -Hn"
-            f" {max(65_536, needed)}` before the start; or limit daemon.max_partitions",
+            f" {max(65_536, needed)}` before the start, or limit daemon.max_partitions",
             evidence={"limit": host.descriptors, "needed": needed, "units": host.units},
         )
     needed_by_all = host.units * PROCESS_DESCRIPTORS

@@ -35,7 +35,7 @@ def _wrong_type(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     }
     for key, (topic, kind) in wrong.items():
         yield CheckResult(
-            f"the key {key} holds a {kind}, which streamqd has not written: what needs it fails",
+            f"the key {key} has the type {kind}, which streamqd did not write: commands on it fail",
             f"see what it is (`redis-cli OBJECT ENCODING {key}`) and who writes it, then move it"
             f" away: `redis-cli RENAME {key} ELSEWHERE`",
             about=topic,
@@ -58,9 +58,9 @@ def _group_missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             yield CheckResult(
                 f"the group {group} does not exist on {spans(lacking)} of {topic.name}: nothing"
                 " reads there for it, and nothing is trimmed",
-                "`streamqd reload` makes it again, beginning where trimming says that it stood; if"
-                f" it is not needed, `streamqd group delete {topic.name} {group}` and take it out"
-                " of the configuration",
+                "run `streamqd reload`, which creates the group again at its last known position."
+                f" If it is not needed, `streamqd group delete {topic.name} {group}` and remove it"
+                " from the configuration",
                 about=f"{topic.name}/{group}",
                 evidence={"partitions": lacking, "of": len(looked)},
             )
@@ -126,7 +126,7 @@ def _floor_held(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         ago = roughly((facts.now_unix_ms - oldest) / 1000)
         yield CheckResult(
             f"the group {group} still needs messages of {ago} ago on"
-            f" {spans(numbers(units))} of {topic}, so retention cannot let go of them",
+            f" {spans(numbers(units))} of {topic}, so retention cannot delete them",
             f"`streamqd why {topic}/{units[0].unit.partition}/{group}` says what it waits for;"
             f" `streamqd doctor stream {topic}` what that costs",
             about=f"{topic}/{group}",
@@ -136,7 +136,7 @@ def _floor_held(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("partitions.archive-behind", Severity.WARNING, Need.UNITS)
 def _archive_behind(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """What is beyond max_age is not archived, and must be first."""
+    """Messages beyond max_age must be archived before they may be trimmed."""
     for topic in facts.topics:
         age = topic.holds.retention.max_age
         if topic.holds.archive != "required" or age is None:
@@ -170,9 +170,8 @@ def _foreign(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         yield CheckResult(
             f"another client reads as {', '.join(names[:4])} in the group {group} of {topic} and"
             f" holds {plural(held, 'message')} on {spans(numbers(units))}",
-            "end that client, or give it a group of its own; a running daemon takes the messages"
-            f" over once they lie idle, `streamqd group adopt {topic} {group}` takes them over"
-            " while none runs",
+            "stop that client, or give it a group of its own. A running daemon takes idle messages"
+            f" over; while none runs, use `streamqd group adopt {topic} {group}`",
             about=f"{topic}/{group}",
             evidence={"partitions": numbers(units), "consumers": names[:16], "pending": held},
         )
@@ -238,8 +237,8 @@ def _no_room(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             " server's clock: every later message gets such an id, so their age is wrong"
         )
         yield CheckResult(
-            f"{what}; a client has written an id of its own choice (`XADD` without `*`)",
-            f"create a topic under another name and send to it; once {each.topic} has no lag, no"
+            f"{what}, because a client has written an ID of its own choice (`XADD` without `*`)",
+            f"create a topic under another name and send to it. Once {each.topic} has no lag, no"
             f" pending messages and no retries, run `streamqd topic delete {each.topic}`",
             about=place,
             evidence={"partition": each.partition, "last_id": str(last), "full": full},
@@ -318,7 +317,7 @@ def _lost(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             yield CheckResult(
                 f"{plural(count, 'due time')} of {each.kind} on partition {each.partition} of"
                 f" {each.topic} have no message: it is lost",
-                "find what deleted it; the due times go by themselves when they are due, or now by"
+                "find what deleted it. The due times are removed when they are due, or now by"
                 f" `redis-cli ZREM {delays.key} {' '.join(delays.lost[:NAMES_SHOWN]) or 'MEMBER'}`",
                 about=each.about,
                 evidence={"partition": each.partition, "members": list(delays.lost[:NAMES_SHOWN])},

@@ -1,4 +1,4 @@
-"""Checks of schedules: those that send nothing, and those that this configuration cannot have."""
+"""Checks of schedules: those that send nothing, and those that conflict with this configuration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES_SHOWN = 8
 
 
 def gather(store: Store, bad: BadValues, unseen: list[str], *, wanted: bool) -> ScheduleFacts:
-    """Read the schedules, if they are wanted; `unseen` gets what was left out."""
+    """Read the schedules if a check needs them. `unseen` gets the parts that were left out."""
     if not wanted:
         return ScheduleFacts()
     lines = schedules.index(store, bad)

@@ -1,6 +1,6 @@
-"""Checks of the server: what it may forget, how near its limits are, who answers there.
+"""Checks of the server: durability, limits, product and version.
 
-Also whether this Redis user may do what a daemon does.
+They also check that this Redis user has the permissions of a daemon.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 
 def fix_of(product: str, version: str) -> str:
-    """The version that a server should be updated to at least; '' when none is known.
+    """Return the lowest safe version for a server, '' when none is known.
 
-    `product` is redis or valkey, `version` what the server says, as 7.2.4.
+    `product` is redis or valkey, `version` the server's version, such as 7.2.4.
     """
     lines, found = MENDED[product], _VERSION.match(version)
     if found is None:
@@ -164,7 +164,7 @@ def _failing_writes(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("server.memory-full", Severity.WARNING, Need.SERVER)
 def _memory_full(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """More than 85 % of maxmemory is used; a problem from 95 % on."""
+    """More than 85 % of maxmemory is used. A problem from 95 % on."""
     limit, used = facts.server.number("maxmemory"), facts.server.number("used_memory")
     if limit and used > limit * NEARLY_FULL:
         yield CheckResult(
@@ -179,7 +179,7 @@ def _memory_full(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("server.memory-unlimited", Severity.NOTE, Need.SERVER)
 def _memory_unlimited(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """There is no maxmemory."""
+    """No maxmemory is set."""
     if facts.server.info.get("maxmemory") == "0":
         yield CheckResult(
             "the server has no memory limit: when the host's memory is full the system kills it"
@@ -203,8 +203,8 @@ def _clients(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     limit = int(most) if most.isdigit() else 0
     if limit and now > limit * CLIENTS:
         yield CheckResult(
-            f"{now:,} of {limit:,} connections that the server allows are open; every worker needs"
-            " one of its own",
+            f"{now:,} of {limit:,} connections that the server allows are open, and every worker"
+            " needs its own",
             f"raise the limit: `redis-cli CONFIG SET maxclients {2 * limit}`, and the server's"
             " limit of open files with it",
             evidence={"connected_clients": now, "maxclients": limit},
@@ -246,18 +246,18 @@ def _replica(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 def _min_replicas(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """The server has replicas, and takes writes without them."""
     info = facts.server.info
-    # The server tells how many are good only when it asks for some.
+    # The server reports the number of good replicas only when it requires some.
     if facts.server.number("connected_slaves") and "min_slaves_good_slaves" not in info:
         yield CheckResult(
-            "the server has replicas and takes writes without them: a master that is cut off goes"
-            " on writing what is lost at the failover",
-            f"{_set('min-replicas-to-write 1')}; then the same with `min-replicas-max-lag 10`",
+            "the server has replicas and takes writes without them: a master that is cut off keeps"
+            " accepting writes, which are lost at the failover",
+            f"{_set('min-replicas-to-write 1')}, then the same with `min-replicas-max-lag 10`",
             evidence={"connected_slaves": facts.server.number("connected_slaves")},
         )
 
 
 def _product(facts: DiagnosisFacts) -> tuple[str, str]:
-    """What answers, and its version. Valkey tells old clients that it is Redis 7.2.4."""
+    """Return product and version. Valkey reports itself as Redis 7.2.4 to old clients."""
     info = facts.server.info
     product = "valkey" if "valkey_version" in info else "redis"
     return product, info.get(f"{product}_version", "")
@@ -273,8 +273,8 @@ def _flaws(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             f"the server is {product} {version}, whose known flaws let clients that may log in read"
             " what their rights forbid, or run code on its host, unless its builder has fixed"
             " them under the same number",
-            f"update it to {product} {fix} or later, see `redis-cli INFO server`; until then let"
-            " only clients log in that you trust (docs/how-to/secure.md)",
+            f"update it to {product} {fix} or later, see `redis-cli INFO server`. Until then, allow"
+            " only clients to log in that you trust (docs/how-to/secure.md)",
             evidence={f"{product}_version": version, "mended": fix},
         )
 
@@ -337,8 +337,8 @@ def _slow(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             f"the server's slow log holds {plural(len(slow), 'command')} on keys of ours that"
             f" stopped every client for {SLOW_MS:g} ms and more; the worst took"
             f" {worst.milliseconds:,.0f} ms {ago} ago, {worst.command} on {worst.key}",
-            "see `redis-cli SLOWLOG GET` and `redis-cli LATENCY DOCTOR`; give the server a core of"
-            " its own, and look for swapping and huge pages",
+            "see `redis-cli SLOWLOG GET` and `redis-cli LATENCY DOCTOR`. Reserve a core for the"
+            " server, and check for swapping and huge pages",
             evidence={
                 "slow": [
                     {"command": each.command, "key": each.key, "milliseconds": each.milliseconds}

@@ -37,11 +37,11 @@ from streamqd.words import known_sum, plural
 class BlockingGroup:
     """One group on one partition.
 
-    `owner` is the instance that holds it, '' for none. `unread` is null when the server cannot
-    tell. `needs_unix_ms` is when the oldest entry was written that it has still to settle, null
-    when there is none. `idle_seconds` is how long ago a consumer of the group was last seen, null
-    when it never had one. `abandoned`: no instance owns it, and no client has read for it lately,
-    although it has something to read. `dropped` counts what it ever lost to drop_unacked_*.
+    `owner` is the instance that owns it, '' without one. `unread` is null when the server has no
+    count. `needs_unix_ms` is the write time of the oldest entry it has still to settle, null
+    without one. `idle_seconds` is the time since a consumer of the group was last seen, null when
+    it never had one. `abandoned`: no instance owns it, and no client has read for it recently,
+    although entries wait. `dropped` counts all messages it ever lost to drop_unacked_*.
     """
 
     group: str
@@ -56,15 +56,15 @@ class BlockingGroup:
 
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """One partition: its memory and what keeps it.
+    """One partition: its memory and the reason why it is kept.
 
-    `kept_by` is group, archive (both: still needed, and beyond what retention would keep),
-    retention (it would go later), settings (no setting ever trims it) or empty. `holder` is the
-    group, or @archive, that needs the oldest entry that must stay, '' for none;
-    `since_unix_ms` is when that entry was written. `needed` is how many entries there are from
-    that one on, null for more than 100,000; `needed_bytes` is about their memory. `bytes` is the
-    memory of the partition, `dead_bytes` that of its dead letters, `retry_bytes` that of the retry
-    streams of its groups: about, null when the Redis user may not ask.
+    `kept_by` is group, archive (both: still needed, and beyond the limits of retention), retention
+    (trimmed later), settings (no setting ever trims it) or empty. `holder` is the group, or
+    @archive, that needs the oldest entry that must stay, '' without one. `since_unix_ms` is the
+    write time of that entry. `needed` counts the entries from there on, null for more than 100,000,
+    and `needed_bytes` is their approximate memory. `bytes` is the memory of the partition,
+    `dead_bytes` of its dead letters, `retry_bytes` of the retry streams of its groups: approximate,
+    null without the permission.
     """
 
     partition: int
@@ -84,7 +84,7 @@ class StreamRow:
 
 @dataclass(frozen=True, slots=True)
 class BlockingProblem:
-    """Something that keeps memory although retention would let it go, and what to do about it.
+    """Memory that is kept although retention would free it, and the fix.
 
     `kind` is abandoned, behind, archive, missing_group or no_groups.
     """
@@ -98,9 +98,9 @@ class BlockingProblem:
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """What `doctor stream` found. `retention` and `archive` are the settings that hold.
+    """The report of `doctor stream`. `retention` and `archive` are the effective settings.
 
-    `unreadable` are values in Redis that cannot be read. A partition that they hide is no row.
+    `unreadable` are values in Redis that cannot be read. A partition hidden by them has no row.
     """
 
     topic: str
@@ -120,7 +120,7 @@ class StreamReport:
 def blocking_group(
     group: GroupStand, lease: LeaseView | None, abandoned_after: float
 ) -> BlockingGroup:
-    """Where a group stands, and whether a consumer will still read; no lease is known for None."""
+    """Return the state of a group, and if a consumer will still read. None: no known lease."""
     state, name, _ = holder(lease) if lease else ("free", "", None)
     owner = name if state == "owned" else ""
     idle = None if group.idle_ms is None else group.idle_ms / 1000
@@ -263,7 +263,7 @@ def _floor(
     name, entry = floor_of(stand, holds.archive == "required")
     needed: int | None = 0
     if entry is not None:
-        # Without pending entries the server's own count is that; else they are counted.
+        # Without pending entries, use the server's own count, else count the entries.
         told = [each.unread for each in groups if each.group == name and not each.pending]
         needed = told[0] if told else None
         if needed is None:
@@ -274,7 +274,7 @@ def _floor(
 
 
 def _kept_by(stand: Stand, floor: _Floor, bounds: config.Retention, now: int) -> str:
-    """What keeps it. A holder does where retention would let go of the entry that it needs."""
+    """Return the reason for its memory: a holder, if retention would free the entry it needs."""
     if not stand.length:
         return "empty"
     if not bounds.bounded:
@@ -330,7 +330,7 @@ def _missing_group(facts: HeldPartition) -> Iterator[CheckResult]:
 
 @check("stream.abandoned", Severity.PROBLEM)
 def _abandoned(facts: HeldPartition) -> Iterator[CheckResult]:
-    """A group needs messages, and nobody reads for it."""
+    """A group needs messages, and no client reads for it."""
     row = facts.row
     for each in row.groups:
         if not each.abandoned:
@@ -368,11 +368,11 @@ def _behind(facts: HeldPartition) -> Iterator[CheckResult]:
 
 @check("stream.archive", Severity.PROBLEM)
 def _archive(facts: HeldPartition) -> Iterator[CheckResult]:
-    """What retention would let go of is not archived."""
+    """Entries that retention would free are not archived."""
     if facts.row.kept_by == "archive":
         yield CheckResult(
-            f"what is not archived keeps {_amount(facts.row.needed)}",
-            f'run `streamqd pipeline archive`; {facts.topic} says archive = "required"',
+            f"unarchived entries keep {_amount(facts.row.needed)}",
+            f'run `streamqd pipeline archive`; {facts.topic} has archive = "required"',
             about=ARCHIVE,
         )
 

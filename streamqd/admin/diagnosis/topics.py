@@ -1,4 +1,4 @@
-"""Checks of what is stored of topics: registry, count, set of partitions, the configuration."""
+"""Checks of stored topics: registry, count, set of partitions, configuration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _without_meta(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             and not (topic.deleting or topic.unreadable)
         ):
             yield CheckResult(
-                f"{topic.name} is in the registry, but nothing says how many partitions it has:"
+                f"{topic.name} is in the registry, but its partition count is missing:"
                 " no client can write or read it",
                 f"`streamqd topic create {topic.name} --partitions N` with as many as it had, or,"
                 " if it is not needed,"
@@ -59,7 +59,7 @@ def _set_differs(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         fixes += [f"`redis-cli SREM {name} {' '.join(strange[:4])}`"] if strange else []
         yield CheckResult(
             f"{topic.name} has {plural(topic.partitions, 'partition')}, but its set of partition"
-            f" streams lacks {len(lacking)} of them and holds {len(strange)} others",
+            f" streams lacks {len(lacking)} and has {len(strange)} others",
             f"the count is what counts: {', '.join(fixes)}",
             about=topic.name,
             evidence={
@@ -83,7 +83,7 @@ def _configured_differs(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             continue
         small = count < topic.partitions
         yield CheckResult(
-            f"the configuration says {name} = {count}, and {topic.partitions} are registered,"
+            f"the configuration sets {name} = {count}, and {topic.partitions} are registered,"
             + (" so a daemon does not start" if small else ", which stay"),
             f"write `partitions = {topic.partitions}`: a topic cannot shrink"
             if small
@@ -100,7 +100,7 @@ def _deletion(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for topic in facts.topics:
         if topic.deleting:
             yield CheckResult(
-                f"the deletion of {topic.name} was begun and not finished: it can be neither used"
+                f"the deletion of {topic.name} is incomplete: it can be neither used"
                 " nor created again",
                 f"`streamqd topic delete {topic.name} --yes`",
                 about=topic.name,
@@ -110,12 +110,12 @@ def _deletion(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("topics.unreadable", Severity.PROBLEM, Need.TOPICS)
 def _unreadable(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """What is stored of a topic is spoiled."""
+    """The stored data of a topic cannot be read."""
     for topic in facts.topics:
         if topic.unreadable:
             meta = facts.keys.meta(topic.name)
             yield CheckResult(
-                f"what is stored of {topic.name} cannot be read: {topic.unreadable}",
+                f"the stored data of {topic.name} cannot be read: {topic.unreadable}",
                 f"see `redis-cli HGETALL {meta}`, and set the field right with `redis-cli HSET`"
                 if topic.stored
                 else f"see who writes it, then `redis-cli RENAME {meta} ELSEWHERE`",

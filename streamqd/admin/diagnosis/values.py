@@ -1,8 +1,8 @@
-"""Every value that streamqd reads: those that cannot be read, what that does, and their cure.
+"""The unreadable ones among all values that streamqd reads, with their effects and fixes.
 
-Most are read for other checks already. Here is read what no other check reads, and one table says
-of each value that could not be read what puts it right. Hashes of more than PAGE fields are left
-out, as nothing is scanned; of delayed messages the first and the last ones are looked at.
+Other checks read most values already. This module reads the rest, and one table has the fix for
+each kind of value. Hashes of more than PAGE fields are left out, because nothing is scanned. Of
+delayed messages, the first and the last ones are read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from streamqd.store.store import Store
 PAGE = 10_000  # fields of one hash that is read
 BODIES_AT_ONCE = 32  # hashes of one exchange
 ITEMS = 64  # delayed messages of one group that are looked into
-ENDS = 100  # delayed messages at each end: a due time that is no time is at an end
+ENDS = 100  # delayed messages read at each end, where invalid due times sort
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 _PLACE = re.compile(r"[mr]:[0-9]{1,20}-[0-9]{1,20}")
@@ -42,11 +42,11 @@ Parse = Callable[[bytes, str, str], object]
 
 
 class ValueRule(NamedTuple):
-    """What is wrong when a field of a kind of key cannot be read.
+    """The effect of an unreadable field in a kind of key, and the fix.
 
-    `fields` is an expression for whole names, '' for keys without fields. `command` is what
-    redis-cli runs to put it right, with what `_words` knows in braces; `then` follows it. `parse`
-    reads the value where no other check does.
+    `fields` is an expression for whole names, '' for keys without fields. `command` is a redis-cli
+    command for the fix, with the names of `_words` in braces, followed by `then`. `parse` reads the
+    value where no other check does.
     """
 
     kind: str
@@ -85,18 +85,20 @@ _DROP = "HDEL {key} {field}"
 _DUE_NOW = "ZADD {key} XX 1 {field}"
 
 _RULES = (
-    ValueRule("members", ".+", "it counts as silent, or is no instance", "ZREM {key} {field}"),
+    ValueRule(
+        "members", ".+", "it counts as silent, or as no instance at all", "ZREM {key} {field}"
+    ),
     ValueRule(
         "info",
         ".+",
-        "it counts as leaving, and gets no partition; a living instance says it again",
+        "it counts as leaving and gets no partition, until a live instance replaces it",
         "HDEL {key} {member}",
     ),
     ValueRule("orders", directives.LAST, "orders of now look older than it, or are refused", _DROP),
     ValueRule(
         "instance",
         ".*",
-        "views show it as missing; a living instance publishes it again",
+        "views show it as missing, until a live instance publishes it again",
         "DEL {key}",
     ),
     ValueRule("registry", "", "it names no topic", "SREM {key} {found}"),
@@ -138,7 +140,7 @@ _RULES = (
     ValueRule(
         "trim",
         "archived",
-        "trimming, or what shows it, fails there; without it everything that is kept is archived"
+        "trimming, or its view, fails there. Without the value, all kept entries are archived"
         " once more",
         _DROP,
         parse=untrusted.entry_id,
@@ -165,12 +167,12 @@ _RULES = (
         "`streamqd schedule remove {place} --yes` removes it; an instance that declares it adds it"
         " again",
     ),
-    ValueRule("schedule_index", ".*", "it is no schedule", "HDEL {key} {field}"),
+    ValueRule("schedule_index", ".*", "it is not a schedule", "HDEL {key} {field}"),
     ValueRule("moving", ".+", "its dead letter is not moved on", _DROP, parse=_moved),
     ValueRule(
         "stream",
         "group",
-        "another client made it; it holds up trimming, and no consumer here reads for it",
+        "another client made it, and it holds up trimming, as no consumer here reads for it",
         "XGROUP DESTROY {key} {found}",
     ),
     ValueRule(
@@ -192,7 +194,7 @@ _RULES = (
         " lets it be due now",
         _due_of_place,
     ),
-    # `a due time` is what a look at the earliest one says, which has no name for it.
+    # A look at the earliest due time yields `a due time`, without a name.
     ValueRule(
         "retry",
         "(?!a due time$).+",
@@ -259,7 +261,7 @@ def _read(kind: str, key: str, stored: Mapping[bytes, bytes], bad: BadValues) ->
 def _sorted_by_length(
     store: Store, bad: BadValues, keys: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """The hashes that are not long, and those that are."""
+    """Return the hashes with few fields, and those with many."""
     sizes = dict(zip(keys, ask(store, [("HLEN", key) for key in keys], bad), strict=True))
     small = [key for key, size in sizes.items() if 0 < (size or 0) <= PAGE]
     return small, [key for key, size in sizes.items() if (size or 0) > PAGE]
@@ -274,7 +276,7 @@ def _due_times(store: Store, bad: BadValues, keys: Sequence[str]) -> dict[str, d
 
 
 def _items(store: Store, bad: BadValues, units: Sequence[Unit]) -> None:
-    """What is kept of delayed retries, of the first ones of each group."""
+    """Return the first delayed retries of each group."""
     calls = [retries.page(store.keys, unit, (0, ""), ITEMS) for unit in units]
     for unit, reply in zip(units, measure_each(store, calls, bad), strict=True):
         for row in reply.rest[0] if reply else ():
@@ -288,11 +290,11 @@ def _items(store: Store, bad: BadValues, units: Sequence[Unit]) -> None:
                 bad.read(untrusted.integer, raw, key, field, default=0)
 
 
-# --- what each of them does, and its cure ---------------------------------------------------------
+# --- effects and fixes ----------------------------------------------------------------------------
 
 
 class Home(NamedTuple):
-    """What a key is, and of what: an instance, a topic, a partition, a unit."""
+    """The subject of a key: an instance, a topic, a partition or an assignment."""
 
     kind: str
     about: str
@@ -351,12 +353,12 @@ _TYPES = {
 
 
 def _of_another_type(store: Store, bad: BadValues, homes: Mapping[str, Home]) -> Iterator[Value]:
-    """Keys of another type than streamqd gives them; those of partitions have a check."""
+    """Keys of an unexpected type. Those of partitions have a check of their own."""
     wanted = {key: _TYPES[home.kind] for key, home in homes.items() if home.kind in _TYPES}
     for key, kind in wrong_types(store, bad, [wanted])[0].items():
         row = Unreadable(key, "", f"a {kind}", f"a {wanted[key]}")
         cure = f"see who writes it, then `redis-cli RENAME {_quoted(key)} ELSEWHERE`"
-        yield Value(row, homes[key].about, "what needs it fails", cure)
+        yield Value(row, homes[key].about, "commands on it fail", cure)
 
 
 def _value(row: Unreadable, home: Home, rule: ValueRule) -> Value:
@@ -374,10 +376,10 @@ def _value(row: Unreadable, home: Home, rule: ValueRule) -> Value:
 
 
 def _words(row: Unreadable, home: Home) -> dict[str, list[bytes]]:
-    """What the commands of the table name in braces."""
+    """The words that commands of the table name in braces."""
     field = _ESCAPED.sub(lambda byte: bytes([int(byte[1], 16)]), row.field.encode())
     found = ast.literal_eval(f"b{row.found}") if row.found[-1:] in "'\"" else b"NAME"
-    # What is wrong in the words of a member is named `member.field`, and a name may have points.
+    # A problem in the fields of a member is named `member.field`, and a member may have dots.
     members = [
         each for each in home.more.get("members", ()) if f"{row.field}.".startswith(f"{each}.")
     ]
