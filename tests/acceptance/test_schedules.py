@@ -98,6 +98,7 @@ def counted(daemon: Daemon, name: str) -> dict[str, int]:
 # --- instances ------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("kills", "between"), [(4, 3), pytest.param(12, 5, marks=pytest.mark.slow)]
@@ -155,6 +156,7 @@ def test_a_daemon_that_restarts_within_each_period_loses_no_tick(
     print(f"{restarts} restarts: {len(sent)} ticks, late by {max(late)} ms at most")
 
 
+@pytest.mark.promise
 def test_a_clock_that_is_set_back_repeats_no_tick(
     fresh_server: ProcessServer, tmp_path: Path
 ) -> None:
@@ -203,6 +205,7 @@ def test_a_tick_is_left_out_while_the_last_message_runs(new_daemon: Make) -> Non
     assert counted(daemon, "tick")["skipped"] >= 2 * (len(sent) - 1)
 
 
+@pytest.mark.promise
 def test_after_twenty_ticks_with_no_instance_the_policy_decides(fleet: Callable[..., Any]) -> None:
     """All down for 20 ticks: 1, 0 and 20 messages."""
     policies = ("once", "skip", "all")
@@ -227,6 +230,7 @@ def test_after_twenty_ticks_with_no_instance_the_policy_decides(fleet: Callable[
     assert {*sent["once"]} - {*sent["skip"]} == {max({*sent["all"]} - {*sent["skip"]})}
 
 
+@pytest.mark.promise
 def test_two_releases_send_the_union_of_their_schedules(fleet: Callable[..., Any]) -> None:
     a, b, c = (every_second(each) for each in "abc")
     two = fleet([a, b], [b, c])

@@ -543,7 +543,10 @@ LIMITS = (
         "a dump that looks at threads while they run",
         "to ask where a worker stands does not kill it",
         "streamqd/process.py",
-        ("all_threads=False, chain=True)", "all_threads=True, chain=False)"),
+        (
+            "STACK_OF_THREAD, descriptor, all_threads=False)",
+            "STACK_OF_THREAD, descriptor, all_threads=True)",
+        ),
         tests={"unit/test_process.py": "test_stacks_are_shown_while_threads_come_and_go"},
     ),
 )
