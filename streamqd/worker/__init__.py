@@ -1,20 +1,21 @@
 """The worker: the process that handles one unit's messages. The data plane.
 
-`worker` is its life and its one loop: boot, recover what is pending, serve, leave. `reader` says
-when to read and how much, and waits in a long poll. A worker never acquires or renews a lease.
-`standby` is a worker that has booted and waits for its turn; `control_channel` is where it listens
-to the supervisor between two messages.
+`worker` is its lifecycle and its only loop: boot, recover pending entries, serve, leave. `reader`
+decides when to read and how much, and waits in a long poll. A worker never acquires or renews a
+lease. `standby` is a worker that has booted and waits to take over. Between two messages, the
+worker checks `control_channel` for commands of the supervisor.
 
 An *executor* has the fetched entries (`entry`) and runs them: `serial` one message after the other,
-by `runs` or in `batches`, `concurrent` several at once, in the `lanes`. `ordering` says which of
-several may begin; `blocking` and `held_keys` let what has failed run again before what follows it.
+through `runs` or in `batches`, `concurrent` several at a time, in the `lanes`. `ordering` selects
+the messages that may start. `blocking` and `held_keys` retry a failed message ahead of later ones.
 
-`verdicts` makes of a run's end a settlement, and `settler` tells Redis. The `gates` (`guards`,
-`throttle`) say when a run may start. `quarantine` runs what a lost owner left in rounds, `reclaim`
-takes over what other clients left. `hooks` holds the user's code, `eventloop` what runs its
-coroutines, `forks` keeps its children from being workers, and `soft_limit` interrupts it.
+`verdicts` turns the outcome of a run into a settlement, and `settler` sends it to Redis. `gates`
+(`guards`, `throttle`) decide when a run may start. `quarantine` runs the entries of a lost owner in
+rounds, `reclaim` takes over the entries of other clients. `hooks` holds the user's code, and
+`eventloop` runs its coroutines. `forks` keeps the children of a handler from acting as workers, and
+`soft_limit` interrupts the handler.
 
-`context` has the objects of which a worker has one each. No part knows the worker itself.
+`context` has the objects of which a worker has one each. No part depends on the worker itself.
 """
 
 from __future__ import annotations

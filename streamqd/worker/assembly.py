@@ -58,7 +58,7 @@ def assemble(
     check_form(consumer, hooks)
     hooks.show_loop(slot)
     keys = Keys(settings.keys.control, settings.keys.streams)
-    # Where runs go on during a read, what has ended is settled beside it.
+    # With several lanes, settle over a second connection, so that a pending read never delays it.
     apart = consumer.lanes > 1
     settling = new_link(settings, lease.unit, ":settle") if apart else link
     settler = Settler(settling, keys, lease, slot, ACK_DELAY_NS if apart else 0)

@@ -1,4 +1,4 @@
-"""What a worker is told at its birth, and how it tells itself to begin again."""
+"""The assignment that a worker gets at its start, and the exception that makes it reconnect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from streamqd.model import Lease
 from streamqd.policy.rounds import Suspects
 
-STOP = b"stop"  # said to a standby in place of its assignment
+STOP = b"stop"  # sent to a standby in place of its assignment
 
 
 class Assignment(NamedTuple):
@@ -22,7 +22,7 @@ class Assignment(NamedTuple):
 
     lease: Lease
     cautious: bool  # one entry at a time at first: two processes died with nothing to blame
-    suspects: Suspects = MappingProxyType({})  # one of them may have killed a process
+    suspects: Suspects = MappingProxyType({})  # entries that may have killed a process
 
     @property
     def title(self) -> str:
@@ -37,11 +37,11 @@ class Assignment(NamedTuple):
         return zlib.compress(raw, 1)  # of thousands of suspects, or no socket takes it at once
 
     def unpacked(self, raw: bytes) -> Assignment:
-        """Return this assignment with what `packed` has said."""
+        """Return this assignment with the lease and suspects that `packed` wrote."""
         token, epoch, cautious, suspects = json.loads(zlib.decompress(raw))
         places = {place.encode("latin-1"): most for place, most in suspects.items()}
         return Assignment(Lease(self.lease.unit, token, epoch), cautious, places)
 
 
 class Reconnect(Exception):  # noqa: N818 - nothing is wrong
-    """The connection was given up on purpose; begin again with another."""
+    """The connection was closed on purpose. Start again with a new connection."""

@@ -1,7 +1,7 @@
-"""Batches: the handler is called for many messages at once, and each of them is settled by itself.
+"""Batches: one call of the handler gets many messages, and each message is settled separately.
 
-While it runs, all of its entries are RUNNING: a process that dies in it has as many suspects. None
-is charged; the next process runs them in smaller batches (`policy/rounds.py`).
+While a batch runs, all its entries are RUNNING. If the process dies, every entry is a suspect and
+none is charged. The next process runs them in smaller batches (`policy/rounds.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streamqd.worker.gates import Gates
 from streamqd.worker.runs import RunPace
 from streamqd.worker.verdicts import Verdicts
 
-BATCH = 100  # messages at once, where the consumer does not say
+BATCH = 100  # messages in one call, unless the consumer sets `batch`
 
 
 def batch_size(consumer: Consumer) -> int:
@@ -49,7 +49,7 @@ class BatchRunner:
         self._size = min(size, context.consumer.max_messages or size)
 
     def handle(self, entry: FetchedEntry) -> None:
-        """Take an entry into the batch; run the handler when that fills it."""
+        """Add an entry to the batch, and run the handler when the batch is full."""
         if entry.message.expires_at is not None and self._verdicts.skip_expired(entry):
             return
         self._taken.append(entry)
@@ -61,11 +61,11 @@ class BatchRunner:
         return 0
 
     def drop_collected(self) -> None:
-        """Forget what was collected. It stays pending."""
+        """Forget the collected entries. They stay pending."""
         self._taken = []
 
     def run_collected(self) -> None:
-        """Run the handler for what was collected."""
+        """Run the handler for the collected entries."""
         batch, self._taken = self._taken, []
         if not batch:
             return
@@ -81,7 +81,7 @@ class BatchRunner:
             self._size = min(self._size, limit - handled)
 
     def _run(self, batch: list[FetchedEntry], now: int) -> list[BaseException | None]:
-        """Call the handler. Returns what is wrong with each message, None for those done."""
+        """Call the handler. Return the error of each message, None for a handled one."""
         slot, soft = self._context.slot, self._context.limit
         states, words, lanes = slot.states, slot.words, slot.lanes
         lanes[0], lanes[1] = batch[0].index, now
@@ -104,7 +104,7 @@ class BatchRunner:
         if isinstance(errors, BaseException):
             errors = [errors] * len(batch)
         for taken, error in zip(batch, errors, strict=True):
-            # One that has failed is RUNNING again while its own verdict is found: each for itself.
+            # A failed entry is RUNNING again while its verdict is found, one entry at a time.
             states[taken.index] = DONE if error is None else FAILED
         self._last_run_ns = now_ns() - now
         self._context.counts.note_time(self._last_run_ns, len(batch))
@@ -113,7 +113,7 @@ class BatchRunner:
     def _note(self, batch: list[FetchedEntry], errors: list[BaseException | None]) -> None:
         ended, settler = now_ns(), self._context.settler
         for entry, error in zip(batch, errors, strict=True):
-            # What is settled is named by what is known before the run.
+            # The id comes from the fetch, because the handler may have changed the message.
             entry_id, retried = entry.place[2:], entry.retried
             self._context.counts.handled += 1
             if error is None:
@@ -127,9 +127,9 @@ class BatchRunner:
 
 
 def errors_of(end: object, batch: list[Message]) -> list[BaseException | None]:
-    """Return what the end of a batch means for each of its messages, None for those done.
+    """Return the error of each message of a batch from the result of its run, None if handled.
 
-    Whoever names a message that is not of the batch has mixed something up: then none is done.
+    If the handler names a message outside the batch, the whole batch fails.
     """
     error = handlers.error_of(end)
     if not isinstance(error, handlers.Failures):

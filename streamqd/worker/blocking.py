@@ -1,9 +1,9 @@
-"""`on_error = "block"`: a message that has failed is run again in place; nothing gets past it.
+"""`on_error = "block"`: a failed message runs again in place, ahead of all later messages.
 
-While it waits, its state byte is WAITING, as before its first run: a process that dies meanwhile
-has nobody to blame, and no limit of a run counts the wait. How often it has failed, and when it is
-due, is written into Redis first: the next owner begins with this message, waits for what is left
-and goes on counting.
+While it waits, its state byte is WAITING, as before its first run. So if the process dies during
+the wait, no message is charged, and time limits of a run do not count the wait. The failure count
+and the due time are written to Redis first. The next owner starts with this message, waits for the
+remaining time and continues the count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from streamqd.worker.quarantine import Quarantine
 
 
 class BlockedPartition:
-    """Each message runs until it is done or dead; those behind it wait."""
+    """Each message runs until it is handled or dead-lettered. Later messages wait."""
 
     def __init__(self, context: WorkerContext, quarantine: Quarantine) -> None:
         self._slot = context.slot
@@ -40,7 +40,7 @@ class BlockedPartition:
         self._slot.states[entry.index] = WAITING
 
     def forget(self, _entry: FetchedEntry) -> None:
-        """A message has its verdict: nothing of it is kept here."""
+        """Do nothing: nothing is kept here for a message that has its verdict."""
 
     def _wait(self, entry: FetchedEntry) -> None:
         self._settler.flush()

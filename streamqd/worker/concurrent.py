@@ -1,8 +1,8 @@
-"""Several messages at once: what comes into hand waits for a lane, and every end becomes a verdict.
+"""Several messages at a time: fetched entries wait for a lane, and each finished run is settled.
 
-The slot's batch is a table here, in which an entry keeps its index until it is settled. The main
-thread alone changes it and talks to Redis; lanes run the handler. What has ended is settled over a
-connection of its own, so it never waits for a read that waits for new entries.
+The slot's batch is a table here. An entry keeps its index in the table until it is settled. Only
+the main thread changes the table and uses Redis. The lanes run the handler. Finished runs are
+settled over a separate connection, so a read that waits for new entries never delays them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from streamqd.worker.verdicts import Verdicts
 
 
 class ConcurrentExecutor:
-    """Knows every fetched entry: those that wait, and those that run. Its lanes do the work."""
+    """Holds all fetched entries, waiting or running. The lanes run them."""
 
     def __init__(
         self,
@@ -66,15 +66,15 @@ class ConcurrentExecutor:
         self._free = list(range(context.consumer.lanes))
         self._indexes: list[int] = []  # some that are free
         self._judged: FetchedEntry | None = None  # whose verdict is being found
-        self.wake_fds = (lanes.ends.wake_fd,)  # readable when a run has ended
+        self.wake_fds = (lanes.ends.wake_fd,)  # readable when a run has finished
         context.slot.open_table(context.consumer.lanes)
         self._table = context.slot.states[: context.slot.in_hand]
         context.limit.listen(self._on_soft_limit)
 
-    # --- what comes ---
+    # --- intake ---
 
     def drop_unstarted(self) -> None:
-        """Drop what has not started, because a list of what is pending comes. It stays pending."""
+        """Drop the entries that have not started, before a listing. They stay pending."""
         self.take_ended()
         for entry in self._ordering.drop():
             self._slot.states[entry.index] = CLEARED
@@ -89,7 +89,7 @@ class ConcurrentExecutor:
         self._line_up(entries)
 
     def admit_read(self, fetched: FetchResult) -> None:
-        """Take what was read into hand. Each entry runs when its turn comes."""
+        """Accept the entries of a read. Each runs when its turn comes."""
         retried, main = fetched.retried, fetched.main
         size = self._take_stream(retried, True) + self._take_stream(main, False)
         total = len(retried) + len(main)
@@ -107,7 +107,7 @@ class ConcurrentExecutor:
         self._may_expire |= may_expire
         sizes = [sum(map(len, fields)) for _, fields in entries]
         found = list(zip(messages, sizes, strict=True))
-        # Settling an oversized one at once may fail: none behind it must be admitted by then.
+        # Settling an oversized entry may fail immediately: later entries must not be admitted yet.
         step = 1 if max(sizes) > bytes_max else len(found)
         for start in range(0, len(found), step):
             part = found[start : start + step]
@@ -147,7 +147,7 @@ class ConcurrentExecutor:
                 self._bytes_in_hand += entry.size
                 self._ordering.add([entry])
 
-    # --- what is in hand, and how much more may come ---
+    # --- entries in flight, and room for more ---
 
     @property
     def running(self) -> int:
@@ -156,24 +156,24 @@ class ConcurrentExecutor:
 
     @property
     def in_hand(self) -> int:
-        """The number of entries that run or have yet to, without those that are held."""
+        """The number of entries that run or wait for a run, without held entries."""
         return len(self._running) + self._ordering.waiting
 
     @property
     def places(self) -> Iterable[bytes]:
-        """The places of what runs, and of what is held."""
+        """The places of the running and the held entries."""
         held = () if self._held is None else self._held.places
         return [*(entry.place for entry in self._running.values()), *held]
 
     @property
     def startable(self) -> int:
-        """The number of entries that `start` would start now; 0 where it may do I/O, or wait."""
+        """The number of entries that `start` would start now. 0 if it may do I/O or wait."""
         if self._ack_each or self._held is not None or not self._begins_at_once:
             return 0
         return min(self._lanes_free, self._ordering.ready)
 
     def room(self) -> int:
-        """Return how many more entries of each stream may come into hand; 0 when it is full."""
+        """Return how many more entries of each stream may be fetched, 0 when full."""
         if self._is_full():
             return 0
         waiting, held = self._ordering.waiting, self._held
@@ -191,13 +191,13 @@ class ConcurrentExecutor:
     def wants(self, count: int) -> bool:
         """Return True if there is room, fewer than `count` are ready, and soon none will be.
 
-        Quick handlers find the next ones there when their lanes are free. What is slow lies in the
-        stream until a lane is free, and what the rate lets wait, where another worker may get it.
+        Quick handlers find the next entries ready when a lane is free. Entries of slow handlers, or
+        beyond the rate, stay in the stream until a lane is free, so another worker can get them.
         """
         if self._is_full():
             return False
         if self._held is not None:
-            # There are lanes for what is due when fewer are ready than lanes free.
+            # When fewer entries are ready than lanes are free, there are lanes for due keys.
             return bool(self._free) and self._ordering.ready <= self._consumer.lanes // 2
         quick, begin = self._run_ns < WORK_IN_HAND_NS, self.startable
         ready = self._ordering.ready - begin
@@ -205,11 +205,11 @@ class ConcurrentExecutor:
 
     @property
     def _free_indexes(self) -> int:
-        """How many more entries could be in hand."""
+        """The number of entries that can still be added to the table."""
         return bytes(self._table).count(CLEARED)
 
     def next_due(self, now: int, *, held: bool = True) -> int | None:
-        """Return when an entry in hand may start, `held` or not; None: not before an event."""
+        """Return when an entry in flight may start, or None if only an event can start it."""
         due = None
         if held and self._held is not None and self._wants_due(self._held):
             due = self._held.next_due()
@@ -222,7 +222,7 @@ class ConcurrentExecutor:
     # --- running ---
 
     def start(self, *, held: bool = True) -> None:
-        """Start as many entries as there are lanes for, also `held` ones that are due."""
+        """Start as many entries as lanes are free, including `held` entries that are due."""
         if self._ack_each and self._settler.since_ns:
             self._settler.flush()  # each end is settled before its lane starts again
         if held and self._held is not None:
@@ -255,7 +255,7 @@ class ConcurrentExecutor:
 
     @property
     def _begins_at_once(self) -> bool:
-        """Whether nothing but lanes decides what begins."""
+        """True if only free lanes limit the starts."""
         return not (self._may_expire or self._gates.any)
 
     def _begin_each(self) -> list[FetchedEntry]:
@@ -276,7 +276,7 @@ class ConcurrentExecutor:
         free, limit = len(self._free), self._consumer.max_messages
         if not limit:
             return free
-        # The process ends when those that run have ended.
+        # The process exits when the running messages have finished.
         return min(free, max(0, limit - self._context.counts.handled - len(self._running)))
 
     def _may_start(self) -> bool:
@@ -285,7 +285,7 @@ class ConcurrentExecutor:
         return self._gates.admits(len(self._running))
 
     def _mark_running(self, entries: list[FetchedEntry]) -> None:
-        """Give entries their lanes, RUNNING before they begin: if we die in between, they ran."""
+        """Assign lanes to entries. They are RUNNING before they start: after a crash, they ran."""
         slot, free, running = self._slot, self._free, self._running
         words, lanes, sequences, states = slot.words, slot.lanes, slot.sequences, slot.states
         sequence, now = words[WORD_RUN_SEQ], now_ns()
@@ -299,10 +299,10 @@ class ConcurrentExecutor:
             states[index] = RUNNING
             running[sequence] = entry
 
-    # --- ends ---
+    # --- finished runs ---
 
     def take_ended(self) -> None:
-        """Note the verdicts on the runs that have ended."""
+        """Collect the verdicts of finished runs."""
         if ended := self._lanes.ends.take():
             self._collect(ended)
 
@@ -333,7 +333,7 @@ class ConcurrentExecutor:
         self._all_over(ended)
 
     def _all_over(self, entries: list[FetchedEntry]) -> None:
-        """Entries that were given out are in hand no more, run or not: their keys go on."""
+        """Remove entries from the executor, run or not. The next entries of their keys may run."""
         self._bytes_in_hand -= sum([entry.size for entry in entries])
         self._ordering.ended(entries)
         if self._held is not None:
@@ -355,7 +355,7 @@ class ConcurrentExecutor:
         self._judged = None
 
     def _on_soft_limit(self, _number: int, _frame: object) -> None:
-        # All runs have one limit: those that began before the one that is meant are over it too.
+        # All runs have one limit, so runs that started before the reported run are over it too.
         limit, last = self._context.limit, self._slot.soft_kill_seq
         for sequence, entry in list(self._running.items()):
             if sequence <= last and not entry.interrupted:
@@ -367,5 +367,5 @@ class ConcurrentExecutor:
             raise limit.error()
 
     def close(self) -> None:
-        """Give up what it needs. Nothing runs any more."""
+        """Close the lanes. No handler is running."""
         self._lanes.close()

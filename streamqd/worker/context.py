@@ -39,7 +39,7 @@ class ServerClock:
 
 
 class RunCounts:
-    """Counts in the worker's own memory; `publish` moves the times into the slot's histogram.
+    """Counts in the worker's memory. `publish` moves the times into the slot's histogram.
 
     The hot loop adds to `times` itself.
     """
@@ -48,11 +48,11 @@ class RunCounts:
         self.handled = 0
         self.failed = 0
         self.times = [0] * 64  # runs since `publish`, by the bits of their microseconds
-        self.times_ns = 0  # and all of them together
+        self.times_ns = 0  # the sum of all times
 
     @property
     def succeeded(self) -> int:
-        """How many runs have ended well."""
+        """The number of successful runs."""
         return self.handled - self.failed
 
     def note_time(self, elapsed_ns: int, runs: int) -> None:

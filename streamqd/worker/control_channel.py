@@ -1,7 +1,7 @@
-"""Where a worker listens between two messages: stop here, wait here, or go on.
+"""How a worker receives its supervisor's commands between two messages: continue, wait or stop.
 
-The supervisor's wish is a word in the scoreboard, read at every message; the control socket only
-wakes a worker that waits. Its end of file means that the supervisor is gone.
+The command is a word in the scoreboard, read at every message. The control socket only wakes a
+waiting worker. Its end of file means that the supervisor has exited.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WORD_BYTES_MAX = 160_000  # of an assignment with ENTRIES_MAX suspects, packed
 
 
 class ExitCode(enum.IntEnum):
-    """How a worker tells the supervisor why it ended."""
+    """The exit code of a worker, with which it reports the reason to the supervisor."""
 
     STOPPED = 0
     BOOT_FAILED = 3
@@ -41,7 +41,7 @@ class ExitCode(enum.IntEnum):
 
 
 class Stop(Exception):  # noqa: N818 - leaves all loops, it is not an error
-    """The worker must end now, with this code; what has not begun stays pending."""
+    """The worker must exit now, with this code. Messages not yet started stay pending."""
 
     def __init__(self, code: ExitCode) -> None:
         super().__init__(code.name)
@@ -54,14 +54,14 @@ class ControlChannel:
     def __init__(
         self, slot: WorkerSlot, control: socket.socket, before_pause: Callable[[], None]
     ) -> None:
-        """Listen on `control`. `before_pause` settles what is owed, and keeps the rest."""
+        """Listen on `control`. `before_pause` settles all verdicts, and keeps the refused ones."""
         self.slot = slot
         self.control = control
         self._before_pause = before_pause
         self.before_wait: Callable[[], None] = lambda: None  # called often, and must be quick
 
     def check(self, unstarted: int = 0) -> None:
-        """Go on, or wait while paused, or raise Stop. `unstarted` entries are released."""
+        """Return, wait while paused, or raise Stop. `unstarted` entries are released."""
         command = self.slot.words[WORD_COMMAND]
         if command == WorkerCommand.NONE:
             return
@@ -79,9 +79,9 @@ class ControlChannel:
         self.check(unstarted)
 
     def await_trust(self) -> int:
-        """Wait until the supervisor has renewed the lease; nothing may begin meanwhile.
+        """Wait until the supervisor has renewed the lease. No message starts during the wait.
 
-        What is done is settled first: another may own the unit when the wait is over.
+        Finished messages are settled first: another worker may own the unit after the wait.
         """
         settled = False
         while (now := now_ns()) > self.slot.words[WORD_TRUSTED_UNTIL]:
@@ -100,9 +100,9 @@ class ControlChannel:
             self._wait(min(left, BREATH_SECONDS))
 
     def await_any(self, descriptors: list[int], seconds: float) -> set[int]:
-        """Wait until some are readable, or the supervisor says something. Returns those that are.
+        """Wait for a readable descriptor or a word from the supervisor. Return the readable ones.
 
-        Whether the supervisor wants something is then in the slot.
+        After that, the slot has the supervisor's command, if there is one.
         """
         self.slot.progress_ns = now_ns()
         poller = select.poll()
@@ -114,7 +114,7 @@ class ControlChannel:
         return ready
 
     def await_assignment(self) -> bytes:
-        """Wait, as a standby, until the supervisor says something; return it."""
+        """Wait, as a standby, for the supervisor's next message, and return it."""
         while True:
             process.wait_readable([self.control.fileno()], BREATH_SECONDS)
             word = self._read()
@@ -127,7 +127,7 @@ class ControlChannel:
             self.control.send(b"!", socket.MSG_DONTWAIT)
 
     def fail(self, why: str) -> None:
-        """Tell the supervisor why this process cannot begin: its log names it at the end."""
+        """Report to the supervisor why this process cannot start. It logs the text at the exit."""
         with contextlib.suppress(OSError):
             word = process.LAST_WORDS + why.encode("utf-8", "replace")
             self.control.send(word[: process.LAST_WORDS_BYTES], socket.MSG_DONTWAIT)
@@ -147,5 +147,5 @@ class ControlChannel:
         except OSError:
             word = b""
         if not word:
-            os._exit(1)  # the supervisor is gone; whatever is in hand stays pending
+            os._exit(1)  # the supervisor has exited; all fetched entries stay pending
         return word

@@ -21,7 +21,7 @@ from streamqd.message import (
 from streamqd.policy.fingerprint import fingerprint
 
 BOOKKEEPING = 2048  # bytes of names, and of fields that are ours
-ERROR_BYTES_MAX = 500  # of what a delayed retry tells of its error
+ERROR_BYTES_MAX = 500  # bytes of error text in a delayed retry
 PLACE_BYTES_MAX = 200
 
 # An entry with more names and values than this was written by hand, and a script cannot pass 8,000
@@ -41,7 +41,7 @@ KNOWN = (
 
 
 def within_limit(fields: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """Return the fields, or only those in KNOWN when a script could not write all of them."""
+    """Return the fields, or only the KNOWN fields if a script cannot write every field."""
     if 2 * len(fields) <= BODY_VALUES_MAX:
         return fields
     return {name: fields[name] for name in KNOWN if name in fields}
@@ -57,7 +57,7 @@ def carried(message: Message, *, retries: int, crashes: int) -> dict[bytes, byte
         b"crashCount": b"%d" % crashes,
     }
     if has_field(message, REPLAY_COUNT):
-        # At its next place it would be believed, whoever wrote it.
+        # The next place would trust this field, even if a producer wrote it.
         fields[REPLAY_COUNT] = str(message.replay_count).encode()
     if _forgiven(message):
         fields[FORGIVEN_AT] = str(int(message.forgiven_at * 1000)).encode()
@@ -65,7 +65,7 @@ def carried(message: Message, *, retries: int, crashes: int) -> dict[bytes, byte
 
 
 def last_error(message: Message, error: str, place: str) -> dict[bytes, bytes]:
-    """Return what a delayed retry tells people of the failure before it. Nothing depends on it."""
+    """Return the fields of a delayed retry that describe the last failure, only for display."""
     fields = {}
     # What a producer wrote under these names must not pass for ours.
     if error or has_field(message, LAST_ERROR):
@@ -83,7 +83,7 @@ def _cut(text: str, size: int) -> bytes:
 
 
 def _forgiven(message: Message) -> bool:
-    """Whether the message has been told when it was forgiven, now or on its way here."""
+    """True if the message carries the time of its forgiveness, set now or earlier."""
     return has_field(message, FORGIVEN_AT) or bool(vars(message).get("forgiven_at"))
 
 
@@ -102,7 +102,7 @@ def letter(
 ) -> dict[bytes, bytes]:
     """Return the context of a dead letter. `failedAt` is added by the script, by its clock.
 
-    `error` is what the error says of itself; each text is "" where there is none.
+    `error` is the error's own text. Each text may be "".
     """
     topic, partition = message.origin
     fields = {
@@ -121,7 +121,7 @@ def letter(
         b"fingerprint": fingerprint.encode(),
     }
     if _forgiven(message):
-        fields[FORGIVEN_AT] = b"0"  # a replay begins again
+        fields[FORGIVEN_AT] = b"0"  # a replay starts with a clean record
     return fields
 
 
@@ -149,7 +149,7 @@ def unhandled(
 
 
 def too_large(message: Message, bytes_max: int) -> str:
-    """Say that a message is larger than `max_message_bytes` lets producers send, '' when not."""
+    """Return a text if a message is over `max_message_bytes` for producers, else ''."""
     size = len(message.payload)
     beside = sum(len(name) + len(value) for name, value in message.fields.items()) - size
     if max(size, beside - BOOKKEEPING) <= bytes_max:
@@ -174,17 +174,17 @@ def withheld(message: Message, policy: str) -> dict[bytes, bytes]:
 
 
 def crash_fields(context: bytes) -> tuple[str, dict[bytes, bytes]]:
-    """Read the supervisor's record of a crash: how the process ended, and the letter's fields."""
+    """Return the exit of the process and the dead letter's fields, from the supervisor's record."""
     try:
         found: dict[str, Any] = dict(json.loads(context or b"{}"))
     except (ValueError, TypeError, RecursionError):
-        # Not written by a supervisor. The message is dead-lettered all the same.
+        # Not written by a supervisor. The message is dead-lettered anyway.
         found = {}
     fields = {
         name.encode(): str(found[name]).encode()
         for name in ("signal", "exitCode", "rss", "pid")
         if found.get(name) is not None
     }
-    # Who charges a mark that a lost owner has left knows nothing of how that ended.
-    unseen = "an unknown cause" if context else "the loss of its host, which nobody saw"
+    # A worker that charges the mark of a lost owner has no record of the crash.
+    unseen = "an unknown cause" if context else "the loss of its host"
     return str(found.get("what", unseen)), fields

@@ -1,4 +1,4 @@
-"""One entry in hand, from its fetch, or its listing, until it is settled."""
+"""One fetched or listed entry, until it is settled."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ NOWHERE = -1  # the index of an entry that is not in the slot's batch
 
 
 class FetchedEntry:
-    """What a run of one message needs, and what is known of it before its handler gets hold of it.
+    """The data for a run of one message, recorded before its handler gets the message.
 
-    `index` is its place in the slot's batch, `crashes` are those charged to the entry itself, on
-    top of what its fields carry. `lane`, `sequence` and `started_ns` are there once it runs in a
-    lane; `end`, None or the exception with which it has failed, and `ended_ns` once it has run
-    there.
+    `index` is its place in the slot's batch. `crashes` are the crashes charged to the entry itself,
+    in addition to the crashes in its fields. `lane`, `sequence` and `started_ns` are set once it
+    runs in a lane. `end` (None or the exception with which it failed) and `ended_ns` are set after
+    that run.
     """
 
     __slots__ = (
@@ -48,7 +48,7 @@ class FetchedEntry:
         self.size = size or sum(map(len, message._fields))  # bytes, about
         self.key = message.key
         self.interrupted = False
-        self.run: CoroutineRun | Task[None] | None = None  # what it runs in, as a coroutine
+        self.run: CoroutineRun | Task[None] | None = None  # its run, if the handler is a coroutine
 
     @property
     def due_ns(self) -> int:

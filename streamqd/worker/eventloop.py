@@ -1,7 +1,7 @@
 """The event loop of a worker: one, in a thread of its own, for as long as the worker lives.
 
-It turns also while the worker waits for Redis, so the timers, keep-alives and pools of a handler's
-clients work between two messages. The main thread hands coroutines over and is told their ends.
+It also turns while the worker waits for Redis, so the timers, keep-alives and pools of a handler's
+clients work between two messages. The main thread passes coroutines in and receives their results.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from streamqd.scoreboard import WorkerSlot
 from streamqd.worker.forks import family
 from streamqd.worker.loop_beat import LoopBeat
 
-CLOSE_SECONDS = 5.0  # what tasks that a handler has left behind may take to be cancelled
+CLOSE_SECONDS = 5.0  # seconds to cancel the tasks that a handler left running
 
 _libc = ctypes.CDLL(None)
 
-Work = Callable[[], object]  # returns the coroutine; called in the loop's thread
+Work = Callable[[], object]  # returns the coroutine. Called in the loop's thread
 
 
 class CoroutineRun:
-    """One coroutine of a handler, from its start to its end, which is told to `ended`.
+    """One coroutine of a handler, from its start until its result is passed to `ended`.
 
-    The end is what was returned, or the exception that was raised. A run is the coroutine that its
-    task drives, and passes every step on: so it can let a limit arrive where the handler waits.
+    The result is the returned value or the raised exception. A run wraps the coroutine that its
+    task drives, and forwards every step, so it can raise a limit where the handler waits.
     """
 
     __slots__ = ("_coroutine", "_ended", "_limit", "_message", "_task", "_work")
@@ -53,16 +53,16 @@ class CoroutineRun:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin. In the loop's thread, as all that follows."""
+        """Start the coroutine. Call it, and all methods below, in the loop's thread."""
         try:
             self._task = loop.create_task(self)  # type: ignore[arg-type]
         except BaseException as raised:  # noqa: BLE001 - the handler's module may make the tasks
-            if self._coroutine is None:  # else it has begun, and ends by itself
+            if self._coroutine is None:  # otherwise it has started and finishes normally
                 ended, self._work, self._ended = self._ended, _withdrawn, _nobody
                 ended(raised)
 
     def interrupt(self, limit: BaseException) -> None:
-        """Raise an exception in the coroutine, where it waits. What has ended is left alone."""
+        """Raise an exception in the coroutine where it waits. Has no effect on a finished run."""
         self._limit = limit
         if self._task is not None:
             self._task.cancel()
@@ -80,7 +80,7 @@ class CoroutineRun:
         if limit is not None and isinstance(error, asyncio.CancelledError):
             self._limit = None
             if self._task is not None:
-                self._task.uncancel()  # the coroutine may go on, and wait again
+                self._task.uncancel()  # the coroutine may continue and wait again
             error = limit
         try:
             return self._begun().throw(error)
@@ -95,7 +95,7 @@ class CoroutineRun:
         raise TypeError("a run is driven by its task alone")
 
     def __getattr__(self, name: str) -> Any:
-        # Whoever inspects the task sees the handler's coroutine: `cr_frame` and the like.
+        # Tools that inspect the task get the handler's coroutine: `cr_frame` and the like.
         return getattr(self._coroutine, name)
 
     def _begun(self) -> Any:
@@ -130,9 +130,9 @@ def _start(runs: list[CoroutineRun]) -> None:
 
 
 def maker_of_tasks(name: str) -> Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]:
-    """Return what makes a task of that name on the running loop, as cheaply as it goes.
+    """Return the fastest function that makes a named task on the running loop.
 
-    Where Python can, a task begins at once, and is never queued when it has nothing to wait for.
+    On Python 3.12 and later, tasks start immediately, so a task that never waits is never queued.
     """
     loop = asyncio.get_running_loop()
     if loop.get_task_factory() is not None:
@@ -155,7 +155,7 @@ class _TimeSpec(ctypes.Structure):
 
 
 class PreciseSelector(selectors.EpollSelector):
-    """Waits no longer than it is told; `epoll` itself waits for whole milliseconds, rounded up.
+    """Waits no longer than its timeout. `epoll` itself rounds up to whole milliseconds.
 
     It may return early with nothing: the loop then asks for the rest, which is below a millisecond.
     """
@@ -168,7 +168,7 @@ class PreciseSelector(selectors.EpollSelector):
         self._polled = _PollDescriptor(self.fileno(), select.POLLIN, 0)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait for events, at most that many seconds, and return what is ready."""
+        """Wait for events, at most `timeout` seconds, and return the ready keys."""
         if timeout and timeout > 0:
             if milliseconds := int(timeout * 1000):
                 self._poll.poll(milliseconds)
@@ -180,7 +180,7 @@ class PreciseSelector(selectors.EpollSelector):
 
 
 def new_loop(kind: str = "asyncio") -> asyncio.AbstractEventLoop:
-    """Return what asyncio.new_event_loop makes; asyncio's own loop gets precise timers.
+    """Return a new event loop. The loop of asyncio gets precise timers.
 
     `kind` is `daemon.event_loop`. Raises HandlerLoadError if uvloop cannot be imported.
     """
@@ -213,14 +213,14 @@ class EventLoop:
         family.loops.add(self)
 
     def halt(self) -> None:
-        """In a child that was forked by a coroutine: turn no further, and begin nothing more."""
-        ready = getattr(self._loop, "_ready", None)  # asyncio's own; others end this turn
+        """In a child that was forked by a coroutine: stop the loop, and start no more callbacks."""
+        ready = getattr(self._loop, "_ready", None)  # asyncio's own; other loops finish this turn
         if isinstance(ready, deque):
             ready.clear()
         self._loop.stop()
 
     def show(self, slot: WorkerSlot | None) -> None:
-        """Show in a worker's slot that the loop turns, from now on; None: in no slot any more."""
+        """Show in a worker's slot from now on that the loop turns. None: stop showing it."""
         if self._beat is not None:
             self._beat.close()
         self._beat = None if slot is None else LoopBeat(self._loop, slot, self._thread.native_id)
@@ -238,7 +238,7 @@ class EventLoop:
         self._loop.call_soon_threadsafe(function, *given)
 
     def soon(self, call: Callable[[], object]) -> None:
-        """Call something after what is ready to run. In the loop's thread."""
+        """Call a function after the callbacks that are ready to run. In the loop's thread."""
         self._loop.call_soon(call)
 
     def interrupt(self, run: CoroutineRun, limit: BaseException) -> None:
@@ -246,7 +246,7 @@ class EventLoop:
         self._loop.call_soon_threadsafe(run.interrupt, limit)
 
     def wait(self, work: Work) -> object:
-        """Run a coroutine to its end. Returns what it returns, or the exception that it raised."""
+        """Run a coroutine and wait for it. Return its result, or the exception that it raised."""
         ends: SimpleQueue[object] = SimpleQueue()
         run = self._waited = CoroutineRun(work, None, ends.put)
         self.begin([run])
@@ -260,8 +260,8 @@ class EventLoop:
             self.interrupt(self._waited, limit)
 
     def close(self) -> None:
-        """Cancel what is left and end the thread, as far as that is possible in some seconds."""
-        with contextlib.suppress(RuntimeError):  # it has ended already
+        """Cancel the remaining tasks and stop the thread. Waits at most CLOSE_SECONDS."""
+        with contextlib.suppress(RuntimeError):  # the loop is already closed
             self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_SECONDS)
 

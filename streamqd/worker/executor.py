@@ -28,39 +28,39 @@ from streamqd.worker.verdicts import Verdicts
 
 
 class Executor(Protocol):
-    """Has the entries in hand and runs the handler for them. Main thread only.
+    """Holds the fetched entries and runs the handler for them. Main thread only.
 
-    How a run ended goes to the verdicts, and from there to the settler.
+    The result of a run goes to the verdicts, and from there to the settler.
     """
 
     @property
     def wake_fds(self) -> tuple[int, ...]:
-        """File descriptors that are readable when a run has ended."""
+        """File descriptors that are readable when a run has finished."""
 
-    # --- what comes ---
+    # --- intake ---
 
     def admit(self, entries: list[FetchedEntry]) -> None:
-        """Take entries that were pending before into hand."""
+        """Accept entries that were already pending."""
 
     def admit_read(self, fetched: FetchResult) -> None:
-        """Take what was read into hand."""
+        """Accept the entries of a read."""
 
     def drop_unstarted(self) -> None:
-        """Drop what has not started, because a list of what is pending comes. It stays pending."""
+        """Drop the entries that have not started, before a listing. They stay pending."""
 
     # --- running ---
 
     def start(self, *, held: bool = True) -> None:
-        """Start what can start, also `held` entries that are due."""
+        """Start the entries that can start, including `held` entries that are due."""
 
     def take_ended(self) -> None:
-        """Note the verdicts on the runs that have ended."""
+        """Collect the verdicts of finished runs."""
 
-    # --- what is in hand, and how much more may come ---
+    # --- entries in flight, and room for more ---
 
     @property
     def in_hand(self) -> int:
-        """The number of entries that run or have yet to, without those that are held."""
+        """The number of entries that run or wait for a run, without held entries."""
 
     @property
     def running(self) -> int:
@@ -68,23 +68,23 @@ class Executor(Protocol):
 
     @property
     def startable(self) -> int:
-        """The number of entries that `start` would start now; 0 where it may do I/O, or wait."""
+        """The number of entries that `start` would start now. 0 if it may do I/O or wait."""
 
     @property
     def places(self) -> Iterable[bytes]:
-        """The places of what stays in hand when the connection is lost."""
+        """The places of the entries that the executor keeps when the connection is lost."""
 
     def room(self) -> int:
-        """Return how many more entries of each stream may come into hand; 0 when it is full."""
+        """Return how many more entries of each stream may be fetched, 0 when full."""
 
     def wants(self, count: int) -> bool:
         """Return True if there is room, and fewer than `count` are ready."""
 
     def next_due(self, now: int, *, held: bool = True) -> int | None:
-        """Return when an entry in hand may start, `held` or not; None: not before an event."""
+        """Return when an entry in flight may start, or None if only an event can start it."""
 
     def close(self) -> None:
-        """Give up what it needs. Nothing runs any more."""
+        """Release the executor's resources. No handler is running."""
 
 
 def executor_for(
@@ -136,6 +136,6 @@ def check_form(consumer: Consumer, hooks: Hooks) -> None:
         )
     if consumer.on_error != REQUEUE:
         raise HandlerLoadError(
-            f"{consumer.handler} takes batches, whose messages fail each by itself: remove "
-            f'on_error = "{consumer.on_error}", or write it for one message'
+            f"{consumer.handler} is a batch handler, whose messages fail separately; remove "
+            f'on_error = "{consumer.on_error}", or write the handler for single messages'
         )

@@ -1,12 +1,12 @@
-"""What a handler forks is never a worker.
+"""Keeps a process that a handler forks from acting as a worker.
 
-A handler may fork: `multiprocessing` does, and what it starts runs a function of its own and exits.
-But a child that returns from the handler comes back into the worker's loop, with the worker's token
-and connections. So at the fork, before any other Python runs in the child, it loses all that makes
-a worker: the connections to Redis, the supervisor's socket, and the slot, in whose place it gets
-memory of its own with an order to stop. It ends at the first look.
+A handler may fork: `multiprocessing` does, and its child runs a function of its own and exits. But
+a child that returns from the handler comes back into the worker's loop, with the worker's token and
+connections. So at the fork, before any other Python code runs in the child, the child loses
+everything that makes it a worker: the connections to Redis, the supervisor's socket, and the slot,
+which is replaced by private memory with a stop command. The child exits at its next check.
 
-Only the child pays for this. Programs that are started, as by `subprocess`, see nothing of it.
+Only the child pays for this. It does not affect programs started through `subprocess`.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from streamqd.model import Unit
 from streamqd.scoreboard import WORD_COMMAND, WorkerCommand, WorkerSlot
 from streamqd.store.client import Connection
 
-EXIT_CODE = 70  # of such a child, for whoever has forked it and waits for it
-ADVICE = "a handler forked and its child returned; end such a child with os._exit"
+EXIT_CODE = 70  # of such a child, reported to the process that waits for it
+ADVICE = "a handler forked and its child returned; exit from such a child with os._exit"
 
 
 class Loop(Protocol):
-    """An event loop, which must not go on turning in a child."""
+    """An event loop that must stop turning in a child."""
 
     def halt(self) -> None: ...
 
 
 class ForkingWorker:
-    """What a worker process holds that no child of it may have."""
+    """The parts of a worker process that its children must not use."""
 
     def __init__(self, unit: Unit, slot: WorkerSlot, control: socket.socket) -> None:
         self.unit = unit
         self.slot = slot
         self.control = control
-        self.links: Callable[[], Iterable[Connection]] = tuple  # those that there are by now
+        self.links: Callable[[], Iterable[Connection]] = tuple  # its open connections
 
 
 class Family:
@@ -59,7 +59,7 @@ class Family:
         self._worker = weakref.ref(worker)
 
     def forked(self) -> None:
-        """In a child, first of all: give up what is the worker's."""
+        """In a child, before anything else: release the worker's resources."""
         worker = self._worker()
         if worker is None:
             return

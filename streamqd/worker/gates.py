@@ -1,4 +1,4 @@
-"""Gates: what may hold back the start of a run. Each start asks them, in their order.
+"""Gates: conditions that delay the start of a run. Each start checks them in order.
 
 A gate holds back all runs alike, such as the circuit breaker (`guards`) or the rate (`throttle`).
 The gates of one entry are different: it may have expired, be too large or have crashed too often
@@ -27,7 +27,7 @@ class Gate(Protocol):
         """True while only one message may run at a time."""
 
     def await_open(self, now: int, runs: int = 1) -> int:
-        """Wait until `runs` may start, and return that instant. Nothing runs meanwhile.
+        """Wait until `runs` may start, and return that instant. No handler runs during the wait.
 
         Raises Stop, Fenced, RedisUnavailable, RedisRefused.
         """

@@ -1,9 +1,8 @@
-"""What keeps a worker from beginning messages that would only fail: a circuit, and a flood guard.
+"""The circuit breaker and the flood guard, which stop a worker from running messages in vain.
 
-`policy.circuit` and `policy.dead_letter_rate` decide; here they hear of failures, and are waited
-for. A worker without either has no guards, and pays nothing for them. What they know is kept in
-words of the slot, so that a worker that follows on another, also after a crash, goes on where that
-one was.
+`policy.circuit` and `policy.dead_letter_rate` decide. This module reports failures to them and does
+the waiting. A worker without guards pays nothing for them. Their state is kept in words of the
+slot, so the next worker continues it, even after a crash.
 """
 
 from __future__ import annotations
@@ -59,25 +58,25 @@ class Guards:
         self._flood = DeadLetterRate(guard.letters, guard.window, guard.share, letters)
         (self._settled_before,) = self._waits.kept(SETTLED_SO_FAR)
         self._deaths = 0
-        self._probe_from = 0  # successes when the probe began
+        self._probe_from = 0  # successes when the probe started
         self.must_pause = False
-        self._paused = False  # the pause is written; it ends when an operator takes it out
+        self._paused = False  # the pause is written; it lasts until an operator removes it
         self._unsaid = self.probing
 
-    # --- being told ---
+    # --- reports of failures ---
 
     def exempts(self, outcome: Outcome, message: Message) -> bool:
         """Judge a failure: whether it is a dependency's, and costs the message no attempt.
 
-        What the policy does not retry is the message's own, whatever the breaker names. A message
-        that is forgiven is told when, and takes it along.
+        A failure that the policy does not retry is the message's own, even if the breaker lists its
+        error. A forgiven message stores the time of its forgiveness.
         """
         if not self._breaker.failures or not isinstance(outcome, Failed):
             return False
         self.look()
         of_message = not settlement.retries(outcome, self._policy)
         if of_message or (self._on and self._on.isdisjoint(outcome.lineage)):
-            # This failure tells us nothing about the dependency.
+            # This failure shows nothing about the dependency.
             return False
         now, unix = _now(), self._clock.time()
         forgiven = None
@@ -106,11 +105,11 @@ class Guards:
         if self._guard.letters:
             self.must_pause |= self._flood.died(_now(), self._settled)
             if not self.must_pause:
-                # Else what is kept stays one short of a flood until this one has been stopped.
+                # Until this flood is stopped, keep the count one short of a flood.
                 self._keep_flood()
 
     def look(self) -> None:
-        """Note what has been settled, and whether a circuit that was open is closed."""
+        """Note settled messages, and whether an open circuit has closed."""
         self._waits.keep(SETTLED_SO_FAR, self._settled)
         if self._unsaid:
             self._unsaid = False
@@ -152,7 +151,7 @@ class Guards:
         if self._circuit.state is not CircuitState.OPEN:
             return 0.0
         left = self._circuit.wait(_now())
-        # Also when none is left: a worker that has nothing to try says that the circuit is open.
+        # Even with no time left: a worker with nothing to try shows an open circuit.
         self._waits.begin(Wait.OPEN, now_ns() + int(left * 1e9))
         return left
 
@@ -207,7 +206,7 @@ class Guards:
     def stand_still(self) -> None:
         """Pause the partition as an operator would, and wait until an operator resumes it.
 
-        Called again after a lost connection; a pause that was written is not written again.
+        Call it again after a lost connection. A pause that Redis confirmed is not written again.
         """
         self._settler.flush()
         self._waits.begin(Wait.FLOODED)
@@ -234,7 +233,7 @@ class Guards:
         self._waits.end()
 
     def _pause(self, name: str, why: str) -> str:
-        """Write the pause; return why it could not be written, or ''.
+        """Write the pause. Return why it could not be written, or ''.
 
         If the connection is lost before the answer, the pause is written a second time.
         """

@@ -1,9 +1,9 @@
-"""`on_error = "hold-key"`: a message that has failed waits with all of its key; other keys pass.
+"""`on_error = "hold-key"`: a failed message delays all messages of its key. Other keys pass it.
 
-Held messages stay pending and in this process; nothing goes through the delayed set, so nothing of
-a key can overtake. How often the first of a key has failed, and when it is due, is written into
-Redis: a new owner waits for what is left. A message without a key has no order to keep, and is set
-aside as with requeue.
+Held messages stay pending and in this process. They do not go through the delayed set, so no
+message of a key can overtake another. The failure count and due time of a key's first message are
+written to Redis, and a new owner waits for the remaining time. A message without a key has no order
+to keep. It is delayed as with requeue.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from streamqd.worker.quarantine import Quarantine
 
 
 class Sized(Protocol):
-    """What is kept: its size in bytes, about."""
+    """An element with an approximate size in bytes."""
 
     @property
     def size(self) -> int: ...
@@ -32,10 +32,10 @@ Kept = TypeVar("Kept", bound=Sized)
 
 
 class KeyBlocker(Generic[Kept]):
-    """Keys whose first message waits for its next run, and the messages behind it.
+    """Keys whose first message waits for a retry, and their later messages.
 
-    That message stays here while it runs again, and goes when it has ended: so whatever happens in
-    between, nothing of its key gets past it. Times are numbers of one clock, passed in.
+    The first message stays here while it runs again, and is removed when it has finished. So no
+    message of its key overtakes it. Times are numbers of one clock, passed in.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class KeyBlocker(Generic[Kept]):
         self._wait(key, due)
 
     def behind(self, key: Hashable, entry: Kept) -> None:
-        """Put an entry behind those of its key, which is held."""
+        """Append an entry to the queue of its held key."""
         self._queues[key].append(entry)
         self._count(entry, 1)
 
@@ -110,11 +110,11 @@ class KeyBlocker(Generic[Kept]):
         return key in self._due
 
     def done(self, key: Hashable) -> None:
-        """The first entry of a key has ended, well or not: it is held no more."""
+        """Remove the first entry of a key, which has finished, successfully or not."""
         self._count(self._queues[key].popleft(), -1)
 
     def go_on(self, key: Hashable, now: float) -> None:
-        """After its first entries have run: free a key with nothing behind, else it is due."""
+        """Release a key without further entries after a run, else make it due."""
         if key in self._due:
             return
         if self._queues[key]:
@@ -123,7 +123,7 @@ class KeyBlocker(Generic[Kept]):
             del self._queues[key]
 
     def restart(self, now: float, busy: Collection[Hashable] = ()) -> None:
-        """Let all keys that neither wait nor run be due: what was about to run has not begun."""
+        """Make all keys due that neither wait nor run, because their run did not start."""
         for key in list(self._queues):
             if key not in self._due and key not in busy:
                 self.go_on(key, now)
@@ -139,9 +139,9 @@ class KeyBlocker(Generic[Kept]):
 
 
 class HeldKeys:
-    """The held keys of one worker. Either executor asks it before a run, and tells it the end.
+    """The held keys of one worker. Each executor consults it before a run and after the run.
 
-    What is held is in no batch, so it cannot be blamed for a crash.
+    Held entries are in no batch, so they cannot be blamed for a crash.
     """
 
     def __init__(self, context: WorkerContext, quarantine: Quarantine) -> None:
@@ -163,9 +163,9 @@ class HeldKeys:
         return len(messages) - start
 
     def may_run(self, entry: FetchedEntry, *, queued: bool = False) -> bool:
-        """Whether a message may run now; else it waits with its key.
+        """Return True if a message may run now. Otherwise it waits with its key.
 
-        `queued`: another one of its key waits for its run, or runs.
+        `queued`: another message of its key waits for its run, or runs.
         """
         key, blocker = entry.key, self._blocker
         if key is None:
@@ -189,10 +189,10 @@ class HeldKeys:
         return self._quarantine.is_open
 
     def begin_again(self, entry: FetchedEntry) -> None:
-        """Wait for the turn of a message that was taken for a lane, and mark it; it begins next.
+        """Wait for the turn of a message that was taken for a lane, and mark it. It starts next.
 
-        A message that has a batch of its own is asked for with `may_run` instead. Raises Stop,
-        Fenced, RedisUnavailable, RedisRefused: the message has not begun then, see `restart`.
+        Batches of one message use `may_run` instead. Raises Stop, Fenced, RedisUnavailable,
+        RedisRefused. Then the message has not started, see `restart`.
         """
         self._quarantine.run_again(entry.place)
 
@@ -206,7 +206,7 @@ class HeldKeys:
         self._leave_batch(entry, *behind)
 
     def forget(self, entry: FetchedEntry) -> None:
-        """A message has ended, well or not: it waits no more, if it was held."""
+        """Remove a finished message, successful or not, if it was held."""
         if self._blocker.first(entry.key) is entry:
             self._blocker.done(entry.key)
 
@@ -233,9 +233,9 @@ class HeldKeys:
                 self._blocker.go_on(entry.key, now_ns())
         self._report()
         if held:
-            self._quarantine.nothing_runs()  # last: it may fail, and the runs are over all the same
+            self._quarantine.nothing_runs()  # last, because it may fail, and the runs are finished
 
-    # --- what is held ---
+    # --- held entries ---
 
     @property
     def keys(self) -> int:
@@ -244,7 +244,7 @@ class HeldKeys:
 
     @property
     def places(self) -> list[bytes]:
-        """The places of what is held."""
+        """The places of the held entries."""
         return [entry.place for entry in self._blocker]
 
     def room(self, queued: int = 0) -> int:
@@ -255,18 +255,18 @@ class HeldKeys:
         return (self._consumer.held_max - self._blocker.entries - queued) // 2
 
     def is_full(self, queued: int = 0) -> bool:
-        """Whether nothing more may come into hand: what comes could be of held keys."""
+        """Return True if no more entries may be fetched, because they may belong to held keys."""
         blocker, consumer = self._blocker, self._consumer
         full = blocker.entries >= consumer.held_max or blocker.size >= consumer.prefetch_bytes
         report_full(self._slot.waits, (blocker.next_due() or 0) if full else None)
         return full or blocker.entries + queued >= consumer.held_max
 
     def restart(self, running: Iterable[FetchedEntry] = ()) -> None:
-        """Let all that was about to run be due: it has not begun."""
+        """Make all keys due whose entries were taken but did not start."""
         self._blocker.restart(now_ns(), {entry.key for entry in running})
         self._report()
 
-    # --- what is due ---
+    # --- due entries ---
 
     def take(self, longest: int) -> list[FetchedEntry]:
         """Take a key that is due. Returns its first messages, [] when no key is due."""
@@ -278,7 +278,7 @@ class HeldKeys:
         due = self._blocker.next_due()
         return None if due is None else int(due)
 
-    # --- what others see ---
+    # --- reports ---
 
     def _leave_batch(self, *entries: FetchedEntry) -> None:
         for entry in entries:
@@ -286,15 +286,15 @@ class HeldKeys:
         self._report()
 
     def _report(self) -> None:
-        """Show in the slot how much is held, and tell the settler how much stays pending."""
+        """Show the held entries in the slot, and report to the settler how many stay pending."""
         self._settler.kept = self._blocker.entries
         self._slot.waits.hold(self._blocker.entries, self._blocker.keys)
 
 
 def report_full(waits: IdleReason, due_ns: float | None) -> None:
-    """Show that nothing is read until a held key is due; None: that this is over.
+    """Show that no entry is read until a held key is due. None: the wait is over.
 
-    Whatever else keeps the worker from beginning is shown first: it lets the held ones wait, too.
+    Other reasons that delay the worker are shown first, because they delay held entries too.
     """
     kind = waits.read().kind
     if due_ns is not None and kind is Wait.NOTHING:

@@ -15,7 +15,7 @@ from streamqd.worker.eventloop import EventLoop
 
 
 def boot(settings: Settings, consumer: Consumer, unit: Unit) -> Hooks:
-    """Import the handler, run its `on_start`, see to what it logs. Raises HandlerLoadError."""
+    """Import the handler, run its `on_start`, set up its logging. Raises HandlerLoadError."""
     output = logs.output_of_handlers()
     if output is not None:
         output.stand_by()
@@ -35,7 +35,7 @@ def boot(settings: Settings, consumer: Consumer, unit: Unit) -> Hooks:
 
 
 class Hooks:
-    """What was loaded, with the event loop that it needs, if it needs one."""
+    """The loaded handler, with the event loop that it needs, if any."""
 
     def __init__(
         self, consumer: Consumer, loaded: handlers.Loaded, unit: Unit, event_loop: str = "asyncio"
@@ -51,7 +51,7 @@ class Hooks:
 
     @property
     def function(self) -> Callable[..., object]:
-        """The handler as something that is called and returns when it has ended."""
+        """The handler as a function that returns when the run has finished."""
         function, loop = self.loaded.function, self.loop
         if loop is None or not self.loaded.form.asynchronous:
             return function
@@ -59,13 +59,13 @@ class Hooks:
 
     @property
     def interrupt(self) -> Callable[[BaseException], None] | None:
-        """How `function` is interrupted; None: by an exception of a signal handler."""
+        """Return how to interrupt `function`. None: by an exception of a signal handler."""
         if self.loop is None or not self.loaded.form.asynchronous:
             return None
         return self.loop.interrupt_waited
 
     def show_loop(self, slot: WorkerSlot | None) -> None:
-        """Show in a slot that the event loop turns, if there is one; None: in no slot any more."""
+        """Show in a slot that the event loop turns, if there is one. None: stop showing it."""
         if self.loop is not None:
             self.loop.show(slot)
 
@@ -84,7 +84,7 @@ class Hooks:
         if error is not None and self.loaded.redact is None:
             logs.event("worker.hook_failed", logging.ERROR, unit=self._unit, exc=error)
         elif error is not None:
-            # A traceback names what else was going on, all of it in texts that nobody has passed.
+            # A traceback includes chained errors, whose texts have not passed `redact_error`.
             told = self._told(error)
             logs.event("worker.hook_failed", logging.ERROR, unit=self._unit, error=told)
         if self.loop is not None:

@@ -1,8 +1,8 @@
 """Lanes: where several messages of one partition are handled at once, in coroutines or threads.
 
-A lane writes the state byte of its entry when the handler has ended, and says so; all the rest is
-done by the main thread, which alone talks to Redis. One that has failed is RUNNING again while the
-main thread finds its verdict: until then it only waits, and cannot be to blame.
+A lane writes the state byte of its entry when the handler has finished, and reports the entry. The
+main thread does everything else, because only it uses Redis. A failed entry is RUNNING again while
+the main thread finds its verdict. Until then it only waits, and cannot be blamed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INTERRUPT_SECONDS = 1.0  # longest wait for a thread that is just ending its run
 
 
 class RunEnds:
-    """Keeps the ends of runs for the main thread. `wake_fd` is readable when there are some."""
+    """Collects finished runs for the main thread. `wake_fd` is readable when there are some."""
 
     def __init__(self, slot: WorkerSlot) -> None:
         self._slot = slot
@@ -59,10 +59,10 @@ class RunEnds:
         os.eventfd_write(self.wake_fd, 1)
 
     def take(self) -> list[FetchedEntry]:
-        """Return the entries whose runs have ended since the last call."""
+        """Return the entries whose runs have finished since the last call."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.wake_fd)
-        self._woken = False  # before the look, so that what comes after it wakes again
+        self._woken = False  # cleared first, so that a later run wakes the main thread again
         found = []
         while self._ended:
             found.append(self._ended.popleft())
@@ -80,13 +80,13 @@ class Lanes(Protocol):
     def ends(self) -> RunEnds: ...
 
     def start(self, entries: list[FetchedEntry]) -> None:
-        """Begin to handle entries: there are no more than lanes free."""
+        """Start to handle entries. Their number is at most the number of free lanes."""
 
     def interrupt(self, entry: FetchedEntry, limit: handlers.SoftTimeout) -> None:
         """Raise an exception in a run. Also for use by a signal handler."""
 
     def close(self) -> None:
-        """Give up what they need. Nothing runs any more."""
+        """Release the lanes' resources. No handler is running."""
 
 
 class TaskLanes:
@@ -108,7 +108,7 @@ class TaskLanes:
         self._name = getattr(function, "__name__", "handler")  # of its tasks
 
     def start(self, entries: list[FetchedEntry]) -> None:
-        """Begin to handle entries."""
+        """Start to handle entries."""
         if not self._limited:
             self._loop.call(self._begin, entries)
             return
@@ -126,7 +126,7 @@ class TaskLanes:
             try:
                 task = make(handled)
             except BaseException as raised:  # noqa: BLE001 - the handler's module may make the tasks
-                if getcoroutinestate(handled) == CORO_CREATED:  # else it ends by itself
+                if getcoroutinestate(handled) == CORO_CREATED:  # otherwise it finishes normally
                     handled.close()
                     self._over(entry, raised)
                 continue
@@ -135,10 +135,10 @@ class TaskLanes:
         self._loop.soon(partial(self._see_to_cancelled, entries))
 
     def _see_to_cancelled(self, entries: list[FetchedEntry]) -> None:
-        """After the first steps: a task that somebody cancelled before has not run at all."""
+        """After the first steps: report tasks that were cancelled before they ran."""
         for entry in entries:
             if isinstance(entry.run, Task) and entry.run.done():
-                self._over(entry, CancelledError("cancelled before it began"))
+                self._over(entry, CancelledError("cancelled before it started"))
 
     async def _handle(self, entry: FetchedEntry) -> None:
         if family.child:
@@ -162,11 +162,11 @@ class TaskLanes:
         self.ends.add(entry, end, self._wake_later)
 
     def _wake_later(self) -> None:
-        # After all that can run now: each call wakes the main thread, and stops this one.
+        # After all callbacks that can run now: each call wakes the main thread, and stops this one.
         self._loop.soon(self.ends.wake)
 
     def close(self) -> None:
-        """Give up what they need. Nothing runs any more."""
+        """Release the lanes' resources. No handler is running."""
         self.ends.close()
 
 
@@ -186,7 +186,7 @@ class ThreadLanes:
             thread.start()
 
     def start(self, entries: list[FetchedEntry]) -> None:
-        """Begin to handle entries."""
+        """Start to handle entries."""
         for entry in entries:
             self._work.put(entry)
 
@@ -249,7 +249,7 @@ class _Window:
             self._lock.release()
 
     def close(self) -> None:
-        """Let nothing more come, and take back what has not come yet. In the thread itself."""
+        """Accept no more exceptions, and take back one that is under way. In the thread itself."""
         with self._lock:
             self._open = False
         if self.limit is not None:
@@ -258,7 +258,7 @@ class _Window:
     def _take_back(self) -> None:
         # CPython has a way to take it back, but up to 3.12 it leaves every thread looking for it at
         # each call and turn of a loop forever after, and with a tracer they turn in a circle then.
-        # One that has come leaves nothing behind: so one is sent in its place, and comes here.
+        # An exception that arrived leaves no trace. So one is sent in its place, and caught here.
         with contextlib.suppress(handlers.SoftTimeout):
             kind = ctypes.py_object(handlers.SoftTimeout)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, kind)

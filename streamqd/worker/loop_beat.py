@@ -27,7 +27,7 @@ class LoopBeat:
         slot.loop_beat_ns = 0
 
     def want(self) -> None:
-        """Beat while runs are open. To be called when a run is RUNNING in the slot, ahead of it."""
+        """Beat while runs are open. Call it when a run is RUNNING in the slot, before it starts."""
         if not self._beating and self._slot is not None:
             self._beating = True
             self._slot.loop_beat_ns = now_ns()
@@ -40,7 +40,7 @@ class LoopBeat:
             slot.loop_beat_ns = 0
 
     def _turn(self) -> None:
-        """Beat, and beat again later; in the loop's thread."""
+        """Beat, and schedule the next beat. In the loop's thread."""
         if self._timer is not None:
             self._timer.cancel()  # `want` came while the last turn found nothing that runs
             self._timer = None

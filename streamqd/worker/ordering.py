@@ -10,7 +10,7 @@ from streamqd.worker.entry import FetchedEntry
 
 
 class Keyed(Protocol):
-    """An entry with a key; None = without."""
+    """An entry with a key, or None."""
 
     @property
     def key(self) -> bytes | None: ...
@@ -84,7 +84,7 @@ class Unordered(Generic[Entry]):
 
 
 class ByKey(Generic[Entry]):
-    """One entry of each key at a time; an entry without a key never waits."""
+    """One entry of each key at a time. An entry without a key never waits."""
 
     def __init__(self) -> None:
         self._ready: deque[Entry] = deque()

@@ -1,7 +1,7 @@
-"""The number of entries that a read asks for: bounded by number, by bytes and by work in hand.
+"""The number of entries of a read, limited by the consumer's number, bytes and work in flight.
 
-Redis takes a number and no size, so the number follows from the mean size of earlier entries. The
-first read, and a read after one that was too large, use no mean: they stay within the bound even if
+Redis accepts a number and no size, so the number follows from the mean size of earlier entries. The
+first read, and a read after an oversized batch, use no mean: they stay within the limit even if
 every entry is as large as `max_message_bytes` allows.
 """
 
@@ -30,7 +30,7 @@ class PrefetchController:
     ) -> None:
         """Ask for at most `batch_max` at first, for `later_max` after CAUTIOUS_ENTRIES.
 
-        `per_second` is the rate of the partition; 0: no limit.
+        `per_second` is the rate of the partition. 0: no limit.
         """
         self._bytes_max = consumer.prefetch_bytes
         self._least = max(consumer.batch or 1, consumer.lanes)  # what one call, or all lanes, take

@@ -9,8 +9,8 @@ charged message runs alone: its worker is the only one of the instance that hand
 entry. The next loss charges this message, and no other.
 
 A worker has a mark and a turn only while one of its messages runs. It first waits for everything
-that holds a run back, then for its turn. Where members of a round wait for a rate or a guard while
-no other runs, the turn ends, and a new mark names only the members that are left.
+holds a run back, then for its turn. If members of a round wait for a rate or a guard while no other
+member runs, the turn ends, and a new mark names only the remaining members.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from streamqd.worker.gates import Gates
 POLL_SECONDS = 0.05  # how often a turn is asked for: the lock's own queue could not be left
 SHARE_SECONDS = 1.0  # of turns, after which a worker lets those go first that ask for one
 
-# Marked while nothing runs. No entry has this id, so nobody is suspected.
+# The mark while no message runs. No entry has this id, so no message is suspected.
 NOBODY = b"m:0-0"
 
 
@@ -59,16 +59,16 @@ class Quarantine:
         self.accused: frozenset[bytes] = frozenset()  # of a round in which a host was lost
         self._session = ""  # while entries of a lost owner are handled
         self._lock: int | None = None
-        self._since = 0.0  # when the present turn began
+        self._since = 0.0  # when the present turn started
         self._had_seconds = 0.0  # of turns since the others could go first
-        self._suspects: set[bytes] = set()  # places; also of what is kept in hand
+        self._suspects: set[bytes] = set()  # places, including entries that wait in this process
         self._marked = NOBODY
-        self._logged_unlocked = False  # that there are no turns
+        self._logged_unlocked = False  # that turns are unavailable
         context.channel.before_wait = self._before_wait
         _everyone.add(self)
 
     def open(self, session: str) -> None:
-        """Mark every run of this session; '' for none."""
+        """Mark every run of this session. '' for none."""
         self._session = session
 
     @property
@@ -77,7 +77,7 @@ class Quarantine:
         return self._session != ""
 
     def begin(self, *entries: FetchedEntry) -> None:
-        """Settle what is done, wait for the turn of a round, and write down that it comes next.
+        """Settle finished runs, wait for the turn of a round, and write its mark.
 
         Raises Stop, Fenced, RedisUnavailable.
         """
@@ -106,10 +106,10 @@ class Quarantine:
             self._session = ""
 
     def end_turn(self) -> None:
-        """End the turn: the others may go on."""
+        """Give up the turn, so that other workers can run."""
         if self._lock is None:
             return
-        # A process that the handler has left behind may have the file too: closing is not enough.
+        # A process left running by the handler may share the file: closing is not enough.
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_UN)
         self.disown()
@@ -141,7 +141,7 @@ class Quarantine:
             self._had_seconds = 0.0
             self._unmark()
             channel.sleep(2 * POLL_SECONDS)
-        runs = len(places) if self._batches else 1  # that begin at the same time
+        runs = len(places) if self._batches else 1  # number of runs that start at the same time
         while True:
             if self._is_held_back(runs):
                 self._unmark()
@@ -161,27 +161,27 @@ class Quarantine:
         return bool(words[WORD_COMMAND]) or not self._gates.are_open(now_ns(), runs)
 
     def _wait_out(self, runs: int) -> None:
-        """Wait for all that could hold a run back. Nothing runs, so none of it comes again soon."""
+        """Wait for every condition that delays a run. No run is active, so few can return soon."""
         self._context.channel.check(self._context.slot.unfinished)
         self._gates.await_open(now_ns(), runs)
 
     def _mark(self, places: bytes) -> None:
         """Write durably which entries come next, so that a host-killer is found."""
         settler = self._context.settler
-        self._marked = b""  # unknown, if there is no answer
+        self._marked = b""  # unknown until Redis answers
         call = messages.solo_mark(settler.keys, settler.lease, self._session, places, [])
         self._calls.run(call)
         self._marked = places
 
     def _unmark(self) -> None:
-        """Suspect none: the last one that ran may still be pending, because it was kept."""
+        """Suspect no message: the entry that ran last may still be pending, because it was kept."""
         if self._marked != NOBODY:
             self._mark(NOBODY)
 
     def _take_turn(self, *, alone: bool) -> bool:
-        """Try to begin a turn: when no suspect runs here; `alone`, when no inherited entry does.
+        """Try to start a turn: when no suspect runs here, or with `alone` no inherited entry.
 
-        The turn ends with `end_turn`, or with the process.
+        The turn lasts until `end_turn`, or until the process exits.
         """
         self.end_turn()
         daemon = self._context.settings.daemon
@@ -196,7 +196,7 @@ class Quarantine:
             self.disown()
             return False
         except (OSError, Refused) as error:
-            # Without a lock there are no turns; a mark still finds who kills hosts.
+            # Without a lock there are no turns. A mark still finds the message that kills hosts.
             self.disown()
             if not self._logged_unlocked:
                 self._logged_unlocked = True

@@ -69,7 +69,7 @@ class LongPoll:
         """
         if self._words.is_missed:
             raise SilentConnection(
-                "the connection is silent: a message came, and it was not told", sent=True
+                "the connection is silent: a message came, and Redis did not report it", sent=True
             )
         try:
             if self._silence is not None and not self._silence.left():
@@ -114,11 +114,11 @@ class Reader:
         return self.fetcher.watch()
 
     def heard(self, retry: bytes, main: bytes) -> None:
-        """Note the ids up to which the group has read; b'' leaves one unchanged."""
+        """Note the ids up to which the group has read. b'' leaves an id unchanged."""
         self.last_retry, self.last_main = retry or self.last_retry, main or self.last_main
 
     def send(self, main_acks: list[bytes], retry_acks: list[bytes], count: int) -> None:
-        """Ask for `count` entries of each stream; the acknowledgements ride on the read.
+        """Request `count` entries of each stream. The acknowledgements travel with the read.
 
         `receive` must follow.
         """

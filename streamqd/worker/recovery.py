@@ -1,4 +1,4 @@
-"""Recovery: what is pending comes first, oldest first, before anything new is read.
+"""Recovery: pending entries run first, oldest first, before any new entry is read.
 
 Entries are pending because an owner died, a connection was lost, a handler released them, or
 another client left them. Suspects of a crash, and what a lost owner left, run in rounds.
@@ -59,7 +59,7 @@ class Recovery:
         self._slot.suspects_left = 0
 
     def leave(self) -> None:
-        """End the turn of what runs: the worker exits."""
+        """Give up the turn of the running entry, because the worker exits."""
         self._quarantine.end_turn()
 
     def take_over(self, reclaim: Reclaim) -> None:
@@ -72,7 +72,7 @@ class Recovery:
                 self._settler.flush()
 
     def _pages(self, *, opened: bool = False) -> Iterator[list[messages.PendingEntry]]:
-        """List what is pending, oldest first. `opened`: the session is in the fence already."""
+        """List the pending entries, oldest first. `opened`: the session is in the fence already."""
         reader, session = self._reader, self._reader.session
         after = {False: b"", True: b""}
         over = False
@@ -101,7 +101,7 @@ class Recovery:
             yield pending
 
     def _run_others(self, *, opened: bool) -> None:
-        """Handle all that is pending; in quarantine, in rounds that grow."""
+        """Handle all pending entries. In quarantine, they run in rounds that grow."""
         ready: list[messages.PendingEntry] = []
         width, listed = self._quarantine.width, 0
         growing = min(width, 2)
@@ -129,7 +129,7 @@ class Recovery:
         size, size_max = 0, self._consumer.prefetch_bytes
         for pending in self._pages():
             if self._quarantine.is_open:
-                return True  # all that is inherited runs behind marks
+                return True  # all inherited entries run under marks
             found = [entry for entry in pending if entry.place in self._suspects]
             ready += found
             size += sum(entry.size for entry in found)
@@ -145,7 +145,7 @@ class Recovery:
     ) -> list[messages.PendingEntry]:
         """Run the first suspects together, and nothing beside them. Returns the others.
 
-        `most` is the largest round of inherited entries that nobody suspects.
+        `most` is the largest round of inherited entries that are not suspects.
         """
         alone = self._quarantine.accused
         largest = [
@@ -171,7 +171,7 @@ class Recovery:
     def _run_pending(self, found: list[messages.PendingEntry]) -> None:
         """Handle entries that were pending before, those alone that must be alone.
 
-        In quarantine each of them gets a durable mark, and a turn.
+        In quarantine, each inherited entry gets a durable mark and a turn.
         """
         executor, together = self._executor, list[FetchedEntry]()
         for entry in self._runnable(found):
@@ -190,7 +190,7 @@ class Recovery:
         self._turns.await_capacity()
 
     def _admit_dry(self, entries: list[FetchedEntry]) -> None:
-        """Run entries, and nothing beside them, after all that is in hand."""
+        """Run entries with no other message next to them, after all entries in flight."""
         self._turns.run_dry()
         if entries:
             self._executor.admit(entries)
@@ -225,10 +225,10 @@ class Recovery:
         return message
 
     def _run_marked(self, entries: list[FetchedEntry]) -> None:
-        """Run entries behind one mark that names all of them, and nothing beside them.
+        """Run entries under one mark that names all of them, with no other message next to them.
 
-        Their turn lasts while one of them runs. If a gate holds the others back then, the rest of
-        the round gets a turn and a mark of its own.
+        Their turn lasts while one entry runs. If a gate then delays the others, the rest of the
+        round gets a turn and a mark of its own.
         """
         executor, states = self._executor, self._slot.states
         self._turns.run_dry()

@@ -1,9 +1,9 @@
-"""One run: the handler is called for one message, and its end becomes a verdict.
+"""One run: the handler is called for one message, and its result becomes a verdict.
 
 The state byte of the entry is RUNNING before anything of the message is decoded. A handler that
-returns ends the run; one that fails does not, for the words of its error are the user's code too:
-the byte stays RUNNING until the verdict is written down. It decides who is to blame for a crash,
-and what the time limits count.
+returns finishes the run. A failed run lasts until its verdict is written, because the text of its
+error is the user's code too. The state byte decides which message is charged for a crash, and
+which time the limits count.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.gates import Gates
 from streamqd.worker.verdicts import Verdicts
 
-ACK_DELAY_NS = 20_000_000  # no run begins while the end of another is older and not settled
-ACK_SHARE = 20  # an end waits for nothing when settling takes less than such a part of its run
+ACK_DELAY_NS = 20_000_000  # start no run while a finished one is older and not settled
+ACK_SHARE = 20  # settle immediately if settling takes less than this part of the run (1/20)
 QUICK_RUN_NS = 2_000_000  # after a run shorter than this its end may wait for the next one
 
 
 class RunPace:
-    """What comes between two runs: what has ended is settled."""
+    """The work between two runs: finished runs are settled."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._settler = context.settler
@@ -44,7 +44,7 @@ class RunPace:
         self._settling_ns = QUICK_RUN_NS // ACK_SHARE  # what settling took last
 
     def settle_first(self, now: int, ran_ns: int) -> int:
-        """Settle what has failed, and what is due, before the next run: that may take hours.
+        """Settle failures and due verdicts before the next run, which may take hours.
 
         `ran_ns` is how long the run before it took. Returns the instant afterwards.
         """
@@ -59,13 +59,13 @@ class RunPace:
 
 
 class InPlace(Protocol):
-    """Lets a message that has failed run again in its place, before what must not pass it."""
+    """Runs a failed message again in its place, before the messages that must not pass it."""
 
     def count_free(self, messages: list[Message], start: int) -> int:
         """How many new messages, from `start` on, may run one after the other."""
 
     def may_run(self, entry: FetchedEntry) -> bool:
-        """Whether an entry may run now. It may wait for that; else the entry is kept elsewhere."""
+        """Return True if an entry may run now, after a wait if needed. Else it is kept apart."""
 
     def keep(self, entry: FetchedEntry) -> None:
         """Let an entry whose run has failed wait until it is due. Then it is asked for again."""
@@ -113,8 +113,8 @@ class SingleRunner:
     def run_many(self, messages: list[Message], start: int, first: int, retried: bool) -> int:
         """Run the handler for messages that came just now, from `start` on.
 
-        The first of them all is at `first` of the batch. Returns how many have run: the next one
-        has to wait, or is not for many, and is for `handle`.
+        The first message of the list is at `first` of the batch. Returns the number of messages
+        that ran. The next message has to wait, or needs `handle`.
         """
         in_place = self._in_place
         count = len(messages) - start if in_place is None else in_place.count_free(messages, start)
@@ -131,8 +131,8 @@ class SingleRunner:
     ) -> int:
         """Run the handler for messages whose entries are at `first` of the batch and after it.
 
-        Returns how many have run: after one that waits in its place others may have to. Of one
-        message there may be an `entry`; of many nothing is known yet.
+        Returns the number of messages that ran: after a message that waits in its place, others may
+        have to wait. `entry` is set only for a single message.
 
         The hot path: what does not change from one message to the next is looked up once.
         """
@@ -156,7 +156,7 @@ class SingleRunner:
             words[WORD_RUN_SEQ] = sequence = sequence + 1
             states[index] = RUNNING
             current.message, entry_id = message, message.id_bytes
-            end: object = None  # what it returned, or raised
+            end: object = None  # the handler's return value, or its exception
             try:
                 soft.in_handler = True
                 try:

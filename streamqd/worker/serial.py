@@ -1,7 +1,7 @@
 """Messages one after the other, in the main thread.
 
-The slot's batch is what was read last, or listed. All of it has ended, or is kept by its order,
-before the next read is sent; acknowledgements ride on that read.
+The slot's batch is the last read, or the last listing. All its entries have finished, or are kept
+by their order, before the next read is sent. The acknowledgements travel with that read.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Runner(Protocol):
     def run_many(self, messages: list[Message], start: int, first: int, retried: bool) -> int:
         """Run the handler for messages that came just now, from `start` on.
 
-        The first of them all is at `first` of the batch. Returns how many have run; the next one
-        needs its entry, and is for `handle`.
+        The first message of the list is at `first` of the batch. Returns the number of messages
+        that ran. The next message needs its entry, and is for `handle`.
         """
 
     def handle(self, entry: FetchedEntry) -> None:
@@ -68,65 +68,65 @@ class SerialExecutor:
         self._listed: list[FetchedEntry] = []
         self._read: FetchResult | None = None
 
-    # --- what comes ---
+    # --- intake ---
 
     def drop_unstarted(self) -> None:
-        """Drop what has not started, because a list of what is pending comes. It stays pending."""
+        """Drop the entries that have not started, before a listing. They stay pending."""
         self._listed, self._read = [], None
         self._runner.drop_collected()
         if self._held is not None:
             self._held.restart()
 
     def admit(self, entries: list[FetchedEntry]) -> None:
-        """Take entries that were pending before into hand. Nothing else may be in hand."""
+        """Accept entries that were already pending. No other entry may be in flight."""
         self._settler.begin_batch([entry.place for entry in entries])
         for index, entry in enumerate(entries):
             entry.index = index
         self._listed = entries
 
     def admit_read(self, fetched: FetchResult) -> None:
-        """Take what was read into hand: the retry stream's entries, then the partition's."""
+        """Accept the entries of a read: the retry stream's entries, then the partition's."""
         places = [b"r:" + entry[0] for entry in fetched.retried]
         places += [b"m:" + entry[0] for entry in fetched.main]
         self._settler.begin_batch(places, read=True)
         self._slot.add("fetched", len(places))
         self._read = fetched
 
-    # --- what is in hand, and how much more may come ---
+    # --- entries in flight, and room for more ---
 
     @property
     def in_hand(self) -> int:
-        """The number of entries that have yet to run, without those that are held."""
+        """The number of entries that wait for a run, without held entries."""
         return self._slot.unfinished if self._listed or self._read else 0
 
     @property
     def places(self) -> Iterable[bytes]:
-        """The places of what stays in hand when the connection is lost."""
+        """The places of the entries that the executor keeps when the connection is lost."""
         return () if self._held is None else self._held.places
 
     def room(self) -> int:
-        """Return how many more entries of each stream may come into hand; 0 when it is full."""
+        """Return how many more entries of each stream may be fetched, 0 when full."""
         if self._held is None:
             return self._context.consumer.prefetch_max
         return 0 if self._held.is_full() else max(1, self._held.room())
 
     def wants(self, _count: int) -> bool:
-        """Return True if there is room: all that was in hand has run, or is held."""
+        """Return True if there is room, because every fetched entry has run or is held."""
         return self._held is None or not self._held.is_full()
 
     def next_due(self, _now: int, *, held: bool = True) -> int | None:
-        """Return when a `held` entry is due; None: not before an event."""
+        """Return when a `held` entry is due, or None if only an event can start one."""
         return None if self._held is None or not held else self._held.next_due()
 
     # --- running ---
 
     def take_ended(self) -> None:
-        """Do nothing: `start` returns when all that it started has ended."""
+        """Do nothing: `start` returns after all its runs have finished."""
 
     def start(self, *, held: bool = True) -> None:
-        """Run all that is in hand, and `held` messages that are due.
+        """Run all fetched entries, and the `held` messages that are due.
 
-        Raises Stop, Fenced, RedisUnavailable, RedisRefused: what has not run stays pending.
+        Raises Stop, Fenced, RedisUnavailable, RedisRefused. Entries that did not run stay pending.
         """
         listed, self._listed = self._listed, []
         if listed:
@@ -178,8 +178,8 @@ class SerialExecutor:
     def _run_due(self, held: HeldKeys) -> None:
         """Run the held messages that are due, of each key up to the first that fails.
 
-        Not too many at a time: what is due again in between waits until something was read,
-        because it must not starve other keys.
+        The number is limited: keys that become due in between wait for the next read, because they
+        must not starve other keys.
         """
         lines: list[list[FetchedEntry]] = []
         count = 0

@@ -1,8 +1,8 @@
 """Settling: acknowledgements, retries, dead letters and failure counts, sent to Redis in parts.
 
-`policy.settlement` decides, `Settler` carries the decision out. It alone holds what is not settled
-yet, knows each entry's index in the slot, when it is due, and cuts everything into calls of a
-bounded length.
+`policy.settlement` decides, and `Settler` executes the decision. Only the settler keeps the
+verdicts that are not settled yet, with each entry's index in the slot. It determines when they are
+due, and splits them into calls of a bounded length.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from streamqd.worker.dead_letters import within_limit
 from streamqd.worker.entry import NOWHERE, FetchedEntry
 from streamqd.worker.fenced import FencedCalls
 
-BATCH_MAX = 128  # entries of one script; bounds how long one call occupies the server
-GRACE_NS = 1_000_000  # after an acknowledgement is due, a wait for events ends
+BATCH_MAX = 128  # entries of one script, which bounds how long one call occupies the server
+GRACE_NS = 1_000_000  # how long after an acknowledgement is due a wait for events lasts
 DEFER_SECONDS = 1.0  # between two attempts to settle entries that the server refused
 
 # The server takes no writes for now. Any other refusal may concern one entry or one key.
@@ -41,13 +41,13 @@ class FailedEntry(NamedTuple):
 
     `fields` are the changed fields. `body` holds all fields as they were read, flat: sent only if
     the server cannot copy them, because the entry was trimmed or is too wide. `size` is the
-    approximate size of the body in bytes. `read` numbers the read that brought the entry; 0 if it
+    approximate size of the body in bytes. `read` numbers the read that brought the entry, 0 if it
     was listed or came alone.
     """
 
     place: bytes
     at: int  # index in the slot, or NOWHERE
-    delay: float | None  # seconds; None = dead
+    delay: float | None  # seconds, or None for a dead letter
     fields: dict[bytes, bytes]
     body: list[bytes]
     size: int
@@ -65,7 +65,7 @@ class FailedEntry(NamedTuple):
 
 @dataclass
 class Settler:
-    """Collects verdicts and settles them. Owned by one worker; survives reconnects.
+    """Collects verdicts and settles them. Owned by one worker, and kept across reconnects.
 
     A state byte stays DONE or FAILED until Redis confirms its settlement. Main thread only.
     """
@@ -85,7 +85,7 @@ class Settler:
         self._with_counters: list[tuple[bytes, int]] = []
         self.items: list[FailedEntry] = []
         self._read = 0  # number of the current read, see `FailedEntry`
-        self.since_ns = 0  # when the oldest unsettled verdict was noted; 0 = none
+        self.since_ns = 0  # when the oldest unsettled verdict was noted, or 0
         self._hurried = False  # a failure must not wait for `linger_ns`
         # By place: failures of entries that wait in place, and when they run again.
         self._notes: dict[bytes, tuple[int, int]] = {}
@@ -96,7 +96,7 @@ class Settler:
     # --- noting ---
 
     def ack(self, entry_id: bytes, index: int, now: int, retried: bool, has_counters: bool) -> None:
-        """Note that an entry is done. `now` is when its run ended (`now_ns`)."""
+        """Note that an entry is handled. `now` is when its run finished (`now_ns`)."""
         if has_counters:
             self._with_counters.append((place_of(entry_id, retried=retried), index))
         else:
@@ -144,7 +144,7 @@ class Settler:
 
     @property
     def deferred_places(self) -> list[bytes]:
-        """The places of failed entries that are not settled, such as those that Redis refused."""
+        """The places of failed entries that are not settled, such as entries that Redis refused."""
         return [item.place for item in self.items]
 
     def begin_batch(self, places: list[bytes], *, read: bool = False) -> None:
@@ -180,7 +180,7 @@ class Settler:
         return self._hurried and not self.only_plain_acks
 
     def settle(self, *, read_follows: bool) -> None:
-        """Settle what is due. Plain acknowledgements ride on the read, if one follows.
+        """Settle due verdicts. Plain acknowledgements travel with the read, if one follows.
 
         Raises as `flush`.
         """
@@ -207,7 +207,7 @@ class Settler:
         """Settle everything by scripts, acknowledgements first, because they may free memory.
 
         Defers retries and dead letters that Redis refuses. Raises Fenced and RedisUnavailable, and
-        RedisRefused if an acknowledgement is refused; what was confirmed by then is settled.
+        RedisRefused if an acknowledgement is refused. Calls confirmed before that are settled.
         """
         self._flush_acks()
         self.flush_verdicts()
@@ -228,7 +228,7 @@ class Settler:
             self.flush()
 
     def try_to_flush(self) -> None:
-        """Settle as much as Redis takes now; the rest stays noted. Raises Fenced."""
+        """Settle as much as Redis accepts now. The rest stays noted. Raises Fenced."""
         with contextlib.suppress(RedisUnavailable, RedisRefused):
             self.flush()
 
@@ -288,7 +288,7 @@ class Settler:
                 if not isinstance(reply, RedisRefused):
                     again += _batches(self._moved(reply, items, dead=dead))
                 elif len(items) > 1 and reply.kind not in _NO_WRITES:
-                    # One of them may be the cause: alone, it does not hold up the others.
+                    # One item may be the cause. Sent alone, it does not delay the others.
                     again += [(dead, [item]) for item in items]
                 else:
                     deferred += items
@@ -331,7 +331,7 @@ class Settler:
         return again
 
     def _defer(self, error: RedisRefused, items: list[FailedEntry]) -> None:
-        """Let refused entries wait for DEFER_SECONDS. They stay pending; others are settled."""
+        """Let refused entries wait for DEFER_SECONDS. They stay pending, and others are settled."""
         if not self._deferred_until_ns:
             logs.event(
                 "message.parked",
@@ -346,7 +346,7 @@ class Settler:
         self._deferred_until_ns = now_ns() + int(DEFER_SECONDS * 1e9)
 
     def pending_differs(self) -> bool:
-        """Return True if the server counts other pending entries than those in hand here."""
+        """Return True if the server counts other pending entries than this worker."""
         unit = self.lease.unit
         commands = [
             ("XPENDING", self.keys.source(*unit), unit.group),

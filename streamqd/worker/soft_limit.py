@@ -23,9 +23,9 @@ class SoftLimit:
     def __init__(self, slot: WorkerSlot, seconds: float | None) -> None:
         self.slot = slot
         self._seconds = seconds
-        # What may be interrupted runs now: the handler, or what looks at its error.
+        # Interruptible code runs now: the handler, or the inspection of its error.
         self.in_handler = False
-        self.judging = False  # it is the latter, which runs in the main thread
+        self.judging = False  # it is the inspection, which runs in the main thread
         # How a run is interrupted that is not in the main thread.
         self.interrupt: Callable[[BaseException], None] | None = None
 
@@ -34,7 +34,7 @@ class SoftLimit:
         signal.signal(signal.SIGUSR1, on_signal or self._on_signal)
 
     def _on_signal(self, _number: int, _frame: object) -> None:
-        # The supervisor names the run that it means; by now another one may be running, or none.
+        # The supervisor names the run to interrupt. By now another run, or none, may be active.
         if self.in_handler and self.slot.soft_kill_seq == self.slot.words[WORD_RUN_SEQ]:
             # Cleared here too: raised at the first instruction of `finally`, it skips the rest.
             self.in_handler = False
@@ -49,12 +49,12 @@ class SoftLimit:
         )
 
     def judge(self, work: Callable[..., Found], *given: Any) -> Found | handlers.SoftTimeout:
-        """Call what looks at the end of a run; the limit goes on, for it may call user code.
+        """Call the inspection of a run's result under the time limit, as it may call user code.
 
-        Returns the exception of the soft limit when that has come. `work` must only find something
-        out: nothing of ours may stay half done.
+        Returns the exception of the soft limit if the limit is reached. `work` must not change any
+        state, because it can be interrupted anywhere.
         """
-        family.end_child()  # one that has raised, or returned something
+        family.end_child()  # a forked child that raised or returned
         try:
             self.judging = self.in_handler = True
             try:

@@ -1,8 +1,8 @@
-"""A standby: a worker that boots beside the one that it will follow, and waits for its turn.
+"""A standby: a worker that boots next to the worker that it will replace, and waits for its turn.
 
-It imports, runs `on_start` and connects, but has no token: it can neither read nor settle, and it
-writes nothing into the slot, which belongs to the worker that still works, but for the one word
-that tells that it is warm.
+It imports, runs `on_start` and connects, but has no token, so it can neither read nor settle. It
+writes only one word into the slot, which still belongs to the active worker: that the standby is
+warm.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from streamqd.worker.hooks import Hooks, boot
 
 
 class StandbyResult(NamedTuple):
-    """The standby's time has come: its assignment, and what it has prepared."""
+    """The standby's assignment, and the resources that it has prepared."""
 
     assignment: Assignment
     booted: tuple[Hooks, Connection]
@@ -38,7 +38,7 @@ def prepare(
     slot: WorkerSlot,
     control: socket.socket,
 ) -> StandbyResult | ExitCode:
-    """Boot, say so, and wait for the assignment. An exit code when there is none to wait for.
+    """Boot, report it, and wait for the assignment. An exit code if no assignment will come.
 
     Raises HandlerLoadError.
     """

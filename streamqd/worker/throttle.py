@@ -1,8 +1,8 @@
 """Keeps the runs of one partition within the rate of its consumer.
 
-`policy.rate` decides; here it is waited for, between two runs, as everything a worker waits for: a
-stop, a pause or a hand-over comes first. The state is a word of the slot, so that a worker that
-follows on another, also after a crash, goes on where that one was.
+`policy.rate` decides. This module waits between two runs. A stop, a pause or a hand-over ends the
+wait, as with every wait of a worker. The state is a word of the slot, so the next worker continues
+it, even after a crash.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RateLimiter:
         self._channel = context.channel
         self._settler = context.settler
         self._waits = slot.waits
-        self._since_ns = 0  # when the present wait began, 0 = nobody waits
+        self._since_ns = 0  # when the present wait started, 0 = no wait
 
     def _use(self, partitions: int) -> None:
         """Compute the rate of this partition. With `rate_per = "group"`, it is an equal share."""
@@ -44,7 +44,7 @@ class RateLimiter:
 
     @property
     def burst(self) -> int:
-        """How many runs may begin at once."""
+        """The number of runs that may start at a time."""
         return self._rate.burst
 
     def await_open(self, now: int, runs: int = 1) -> int:
@@ -96,8 +96,8 @@ class RateLimiter:
 def rate_limiter_of(context: WorkerContext, burst: int) -> RateLimiter | None:
     """Return the rate limiter that a consumer asks for, None when it asks for none.
 
-    `burst` holds where the consumer does not say how much may begin at once, or what comes in
-    some milliseconds when that is more: nothing wakes up in time to the microsecond.
+    `burst` applies if the consumer sets no burst, or the number of runs due in some milliseconds if
+    that is larger, because wake-ups are not precise to the microsecond.
     """
     if context.consumer.rate:
         return RateLimiter(context, burst)

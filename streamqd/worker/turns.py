@@ -1,7 +1,7 @@
 """One turn of a worker's loop, which serving and recovery share, and every wait of the loop.
 
-A turn obeys the supervisor, notes the runs that ended, starts what can start, and settles what is
-due. `worker` adds the reads, `recovery` what is pending.
+A turn follows the supervisor's command, collects finished runs, starts ready entries, and settles
+due verdicts. `worker` adds the reads, `recovery` the pending entries.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Turns:
         self._published_ns = 0
 
     def look(self) -> None:
-        """Obey, and note what has ended."""
+        """Follow the supervisor's command, and collect finished runs."""
         self.obey()
         self.executor.take_ended()
         self.check_life()
@@ -56,13 +56,13 @@ class Turns:
             self.publish()
 
     def obey(self) -> None:
-        """When the supervisor wants a stop or a pause, start nothing and let the runs end."""
+        """If the supervisor commands a stop or a pause, start nothing and wait for the runs."""
         if not self._slot.words[WORD_COMMAND]:
             return
         self.finish_running()
         waited = self.reader.poll.waiting
         if waited:
-            # Whatever the long poll has moved meanwhile is found by listing.
+            # Entries that the long poll has moved in this time are found by listing.
             self.reader.poll.forget()
             self._link.close()
         self._channel.check(self.executor.in_hand)
@@ -80,7 +80,7 @@ class Turns:
         return must_pause or self._slot.words[WORD_COMMAND] != 0
 
     def publish(self) -> None:
-        """Bring what others see of the runs up to date."""
+        """Publish the current figures of the runs."""
         if self.guards is not None:
             self.guards.look()
         now = self._published_ns = now_ns()
@@ -89,27 +89,27 @@ class Turns:
         self.verdicts.catch_up()
 
     def start_and_settle(self) -> None:
-        """Start what can start, and settle what is due."""
+        """Start ready entries, and settle due verdicts."""
         self.executor.start()
         due = self._settler.is_due(now_ns())
         self._settler.settle(read_follows=due and self.takes_along())
 
     def advance(self) -> None:
-        """Obey, note what has ended, begin with what can begin, settle what is due."""
+        """Follow the command, collect finished runs, start ready entries, settle due verdicts."""
         self.look()
         self.start_and_settle()
 
     # --- waiting ---
 
     def await_capacity(self) -> None:
-        """Run messages in hand, held ones too, until more may come into hand."""
+        """Run fetched messages, including held ones, until there is room for more."""
         while not self.executor.room():
             self.advance()
             if not self.executor.room():
                 self.wait()
 
     def finish_running(self, *, commanded: bool = True) -> None:
-        """Wait for the runs to end; `commanded`: as long as the supervisor commands something."""
+        """Wait for the runs. `commanded`: only while the supervisor commands a stop or a pause."""
         while self.executor.running and (self._slot.words[WORD_COMMAND] or not commanded):
             self.wait()
             self.executor.take_ended()
@@ -117,7 +117,7 @@ class Turns:
                 self._settler.try_to_flush()
 
     def run_dry(self) -> None:
-        """Run all that is in hand, and nothing beside it; then settle it."""
+        """Run all entries in flight with no other message next to them, then settle them."""
         executor = self.executor
         while executor.in_hand:
             self.look()
@@ -164,11 +164,11 @@ class Turns:
     def is_link_taken(self) -> bool:
         """True while a long poll has the connection that settling needs.
 
-        Such a poll ends in time for what is due next, see `_start_poll`.
+        Such a poll returns in time for the next due verdict, see `_start_poll`.
         """
         return self.reader.poll.waiting and self._settler.link is self._link
 
-    # --- how much more may come ---
+    # --- room for more ---
 
     def wants(self, count: int = 0) -> bool:
         """Return True if a read may bring entries: fewer than `count` are ready, or than lanes."""
@@ -177,7 +177,7 @@ class Turns:
     def takes_along(self) -> bool:
         """Return True if a read may go out for its acknowledgements alone.
 
-        No lane asked for the entries that it brings. With those in hand they must fit in one read.
+        No lane asked for the entries of this read. With the fetched ones they must fit in one read.
         """
         return self.wants(max(self.prefetch.count, self._consumer.lanes))
 

@@ -1,8 +1,8 @@
-"""How a run's end becomes a settlement, and how a message is settled that is not run at all.
+"""Turns the result of a run into a settlement, and settles messages that do not run at all.
 
-`policy.settlement` decides what becomes of a message. Here that is carried to the settler: as an
-acknowledgement, a retry or a dead letter. What runs again in its place stays with the executor,
-which has the place; when it does, and how often it has failed, is noted for the next owner.
+`policy.settlement` decides about a message. This module passes the decision to the settler: an
+acknowledgement, a retry or a dead letter. A message that runs again in its place stays with the
+executor. Its due time and failure count are noted for the next owner.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from streamqd.worker.entry import NOWHERE, FetchedEntry
 from streamqd.worker.guards import Guards
 from streamqd.worker.settler import FailedEntry
 
-RELEASE_SECONDS = 1.0  # between a handler's Release and the next look at what is pending
+RELEASE_SECONDS = 1.0  # between a handler's Release and the next listing of pending entries
 TOO_LARGE = "too-large"  # the reason of a dead letter
 UNTOLD = "<its text took longer than the time limit of the run>"
-TELL_TEXT = ("message", "traceback")  # the values of `dlq_error` that keep what an error says
+TELL_TEXT = ("message", "traceback")  # the values of `dlq_error` that keep the error's own text
 
 
 class Judged:
-    """What is found out of a failed run, step by step: a time limit may end the search."""
+    """The facts about a failed run, found step by step. A time limit may stop the search."""
 
     __slots__ = ("described", "error", "fingerprint", "outcome", "place", "text", "traceback")
 
@@ -56,7 +56,7 @@ class Judged:
 
 
 class Verdicts:
-    """Settles messages, with or without a run, and counts what became of them."""
+    """Settles messages, with or without a run, and counts the outcomes."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Verdicts:
     # --- without a run ---
 
     def skip_expired(self, entry: FetchedEntry) -> bool:
-        """Acknowledge a message that has expired, without a run; False when it has not."""
+        """Acknowledge an expired message without a run. Return False if it has not expired."""
         message = entry.message
         expires_at = message.expires_at
         if expires_at is None or self._clock.time() < expires_at:
@@ -125,7 +125,7 @@ class Verdicts:
         return True
 
     def dead_letter_oversized(self, entry: FetchedEntry) -> bool:
-        """Dead-letter a message that is larger than any producer may send; False when it is not."""
+        """Dead-letter a message that is too large for any producer. Return False for others."""
         text = dead_letters.too_large(entry.message, self._bytes_max)
         if not text or self._delivery.unit.reads_letters:
             return False
@@ -146,10 +146,10 @@ class Verdicts:
         if self._guards is not None and self._guards.must_pause and self._consumer.lanes == 1:
             self._guards.stand_still()
 
-    # --- after a run that has failed ---
+    # --- after a failed run ---
 
     def error_of(self, end: object) -> BaseException | None:
-        """Return what is wrong with the end of a run, None when its message is done."""
+        """Return the error of a finished run, or None if its message is handled."""
         if issubclass(type(end), BaseException):  # `isinstance` may ask the user's code
             assert isinstance(end, BaseException)
             return end
@@ -261,7 +261,7 @@ class Verdicts:
         # Both times are the server's: hosts need not agree on theirs.
         if self._policy.max_age is None:
             return 0.0
-        # A dead letter begins again when it becomes one: its message may be old.
+        # The age of a replayed dead letter counts from its failure: its message may be old.
         since = message.timestamp if message.letter is None else message.letter.failed_at
         return max(0.0, self._clock.time() - since)
 
@@ -283,7 +283,7 @@ class Verdicts:
         self._say_end(self._given_up_lines, entry.message, reason, error, judged)
 
     def catch_up(self) -> None:
-        """Say how many lines were left out, when it is time to."""
+        """Log how many lines were left out, when that is due."""
         for lines in (
             self._dead_lines,
             self._given_up_lines,
@@ -313,7 +313,7 @@ class Verdicts:
         error: str,
         judged: Judged | None = None,
     ) -> None:
-        """Log what a message has died of; `judged` when that was a run."""
+        """Log why a message was dead-lettered. `judged` is set if it failed in a run."""
         if not lines.held():
             lines.event(
                 trace=judged.traceback if judged and logs.verbose() else "",
@@ -327,7 +327,7 @@ class Verdicts:
 
 
 def _untold(error: BaseException, detail: str) -> Failed:
-    """What is known about an error whose inspection timed out."""
+    """Return an outcome for an error whose inspection timed out."""
     name = type(error).__name__
     return Failed("" if detail == "none" else name, "", "", (name,))
 

@@ -1,9 +1,9 @@
-"""A worker's life: boot, attach (what is pending comes first), serve, leave.
+"""A worker's lifecycle: boot, attach (pending entries run first), serve, leave.
 
-One loop serves all shapes: obey the supervisor, note what has ended, begin what can begin, settle
-what is due, and read when the executor wants more. The executor has the fetched entries and runs
-them; how a run ended goes over `verdicts` to the settler, and from there with the next read, or in
-a script, to Redis.
+One loop serves all executors: check for supervisor commands, collect finished runs, start new ones,
+settle due verdicts, and read when the executor has room. The executor has the fetched entries and
+runs them. The result of a run goes through `verdicts` to the settler, and from there to Redis, with
+the next read or in a script.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class WorkerProcess:
         self._reclaim = Reclaim(context, self.reader.calls)
         self._trouble = logs.Episode("worker.stalled", "worker.resumed")
         self.reconnect_wait = 0.0  # 0 = the last round was completed
-        self._listed = False  # all that was pending has been read since the connection was opened
+        self._listed = False  # every pending entry has been read since the connection was opened
         self._idle_since = 0
 
     def run(self) -> ExitCode:
@@ -97,7 +97,7 @@ class WorkerProcess:
         return code
 
     def _work(self) -> ExitCode:
-        """Serve until something ends it; every trouble with the connection leads back to attach."""
+        """Serve until a Stop. Every connection problem leads back to attach."""
         self.slot.waits.reset()
         while True:
             try:
@@ -119,7 +119,7 @@ class WorkerProcess:
                 self.reader.poll.forget()
 
     def _failed(self, error: RedisUnavailable | RedisRefused) -> None:
-        """Begin with a new connection, after a wait that grows."""
+        """Start again with a new connection, after a wait that grows."""
         self.slot.add("redis_errors")
         self._trouble.failed(unit=self.unit, error=str(error))
         self.link.close()
@@ -127,11 +127,11 @@ class WorkerProcess:
         self.reconnect_wait = min(max(first, self.reconnect_wait * 2), longest)
 
     def _group_restored(self) -> bool:
-        """Make the group again that was destroyed, where it was. False when that place is unknown.
+        """Create the destroyed group again at its old position. False if that position is unknown.
 
-        Then it begins at its floor: what was pending had not been listed, or was given back, and
-        none of it may be skipped. Without an answer the call is repeated: it may not have arrived,
-        and then what was acknowledged would be handled once more.
+        Then the group starts at its floor: pending entries had not been listed, or were given back,
+        and none may be skipped. Without an answer the call is repeated: it may not have arrived,
+        and then acknowledged entries would be handled once more.
         """
         if not self._listed or self._turns.verdicts.released:
             return False
@@ -166,13 +166,13 @@ class WorkerProcess:
         return True
 
     def _superseded(self) -> ExitCode:
-        """Say that a newer owner exists; every fetched entry is its business now."""
+        """Log that a newer owner exists, which is responsible for every fetched entry."""
         self.slot.add("fenced")
         logs.event("fenced", logging.WARNING, unit=self.unit, epoch=self.lease.epoch)
         return ExitCode.FENCED
 
     def _attach(self) -> None:
-        """Handle what is pending. Each new connection starts here."""
+        """Handle the pending entries. Each new connection starts here."""
         self._listed = False
         self.reader.poll.forget()
         self._recovery.run_all()
@@ -183,7 +183,7 @@ class WorkerProcess:
     # --- serve ---
 
     def _serve(self) -> None:
-        """Loop: note what ended, start what can start, and do the one step that is next."""
+        """Loop: collect finished runs, start ready entries, and take the next step."""
         empty = False  # the last read brought no entry
         while True:
             self._turns.look()
@@ -253,7 +253,7 @@ class WorkerProcess:
         return Step.POLL if empty and not (due or reclaims) else Step.READ
 
     def _begin_again(self) -> None:
-        """Wait a little, and begin with the oldest pending entry, because some were given back."""
+        """Wait RELEASE_SECONDS, then list the pending entries again, as some were given back."""
         self._turns.run_dry()
         self.settler.flush()
         self._turns.verdicts.released = 0
@@ -265,12 +265,12 @@ class WorkerProcess:
     # --- reading ---
 
     def _read(self) -> FetchResult:
-        """Read once. Acknowledgements ride on the read; entries start while Redis answers."""
+        """Read once. Acknowledgements travel with the read. Entries start while Redis answers."""
         settler, executor, reader = self.settler, self.executor, self.reader
         count = min(self._turns.prefetch.count, self._turns.await_room())
         reader.send(settler.main_acks, settler.retry_acks, count)
         if executor.startable:
-            executor.start()  # it must not add to what is acknowledged
+            executor.start()  # it must not add to the acknowledgements already sent
         fetched = reader.receive()
         if fetched.executed and settler.acks_owed:
             settler.acks_confirmed(now_ns())
@@ -298,7 +298,7 @@ class WorkerProcess:
         return None
 
     def _take(self, fetched: FetchResult) -> None:
-        """Take what was read into hand, or see to what is due when nothing happens."""
+        """Accept the entries of a read. An empty read leaves time for periodic work."""
         if self.reconnect_wait:
             self.reconnect_wait = 0.0
             self._trouble.recovered(unit=self.unit)
@@ -313,9 +313,9 @@ class WorkerProcess:
             self.context.clock.read(self.link)
 
     def _idle(self) -> None:
-        """See whether all that is pending is known here, from time to time."""
+        """Check, from time to time, that all pending entries are fetched here."""
         now = now_ns()
-        # What a rate, a circuit or a held key lets wait is pending, too.
+        # Entries that wait for a rate, a circuit or a held key are pending, too.
         if self.executor.in_hand or self.settler.owed:
             self._idle_since = 0
             return
