@@ -911,6 +911,182 @@ AROUND = (
     ),
 )
 
+# --- schedules: each tick once, without a leader --------------------------------------------------
+
+SCHEDULES = (
+    mutant(
+        "a tick that does not compare the due time",
+        "each tick is sent once, whoever tries",
+        "lua/schedule_fire.lua",
+        (
+            "if not number or tonumber(text(number)) ~= tonumber(step.due) then",
+            "if not number then",
+        ),
+        tests={
+            "contract/test_schedules.py": [
+                "test_a_tick_fires_once_whoever_tries_again",
+                "test_a_link_that_is_missing_ends_the_chain",
+            ]
+        },
+    ),
+    mutant(
+        "a tick that leaves its due time",
+        "each tick is sent once, whoever tries",
+        "lua/schedule_fire.lua",
+        (
+            "redis.call('ZADD', due, step.following, name)",
+            "redis.call('ZADD', due, step.due, name)",
+        ),
+        tests={"contract/test_schedules.py": "test_a_tick_is_written_and_moved_on"},
+    ),
+    mutant(
+        "a tick of another specification",
+        "an edited schedule sends nothing of the old one",
+        "lua/schedule_fire.lua",
+        ("elseif hash ~= step.hash then", "elseif false then"),
+        tests={"contract/test_schedules.py": "test_another_specification_fires_nothing"},
+    ),
+    mutant(
+        "a tick by the clock of the host",
+        "the server's clock decides whether a tick is due",
+        "lua/schedule_fire.lua",
+        ("elseif number > now then", "elseif false then"),
+        tests={"contract/test_schedules.py": "test_the_server_decides_whether_it_is_time"},
+    ),
+    mutant(
+        "an orphan that goes on",
+        "a schedule that no instance declares stops",
+        "lua/schedule_fire.lua",
+        ("elseif seen and now - (whole(seen) or 0) > orphan_ms then", "elseif false then"),
+        tests={"contract/test_schedules.py": "test_an_orphan_is_not_fired"},
+    ),
+    mutant(
+        "a tick to a topic of another size",
+        "a message never goes to a partition that its key has left",
+        "lua/schedule_fire.lua",
+        ("if count ~= partitions then", "if false then"),
+        tests={"contract/test_schedules.py": "test_a_topic_of_another_size_fires_nothing"},
+    ),
+    mutant(
+        "an overlap that is not looked at",
+        "with overlap, one message of a schedule is unfinished at most",
+        "lua/schedule_fire.lua",
+        ("if busy then", "if false then"),
+        tests={
+            "contract/test_schedules.py": [
+                "test_a_message_that_is_not_finished_leaves_a_tick_out",
+                "test_of_two_ticks_in_one_call_the_second_overlaps",
+            ]
+        },
+    ),
+    mutant(
+        "a tick that is sent again after an edit",
+        "x-schedule and x-scheduled-for never repeat together",
+        "lua/schedule_fire.lua",
+        ("written[name] or sent and whole(sent) or -1", "-1"),
+        tests={"contract/test_schedules.py": "test_a_tick_that_was_sent_is_not_sent_again"},
+    ),
+    mutant(
+        "a deploy that touches what is the same",
+        "an unchanged schedule keeps its due time",
+        "lua/schedule_declare.lua",
+        ("if known_hash == hash then", "if false then"),
+        tests={"contract/test_schedules.py": "test_the_same_specification_touches_nothing"},
+    ),
+    mutant(
+        "an older file that replaces a newer one",
+        "of two releases, the file that was read later holds",
+        "lua/schedule_declare.lua",
+        ("if not newer and now - seen <= takeover_ms then", "if false then"),
+        tests={
+            "contract/test_schedules.py": "test_a_file_that_was_read_earlier_does_not",
+            "integration/test_schedules.py": "test_the_later_release_holds_while_both_run",
+        },
+    ),
+    mutant(
+        "a file that takes the name of an operator",
+        "a schedule of an operator stays as it is",
+        "lua/schedule_declare.lua",
+        ("if known_origin ~= origin then", "if false then"),
+        tests={"contract/test_schedules.py": "test_a_file_does_not_replace_what_was_added_by_hand"},
+    ),
+    mutant(
+        "an edit that resumes",
+        "a paused schedule stays paused until it is resumed",
+        "lua/schedule_declare.lua",
+        ("if reason == 'paused' then", "if false then"),
+        tests={"contract/test_schedules.py": "test_a_paused_schedule_stays_paused_when_it_changes"},
+    ),
+    mutant(
+        "a stamp that resumes",
+        "a paused schedule stays paused until it is resumed",
+        "lua/schedule_stamp.lua",
+        ("if each.reason == 'orphaned' then", "if each.reason then"),
+        tests={"contract/test_schedules.py": "test_a_stamp_leaves_a_paused_one_paused"},
+    ),
+    mutant(
+        "a hold that leaves it due",
+        "a held schedule sends nothing",
+        "lua/schedule_hold.lua",
+        ("redis.call('ZREM', due, name)", "redis.call('ZSCORE', due, name)"),
+        tests={"contract/test_schedules.py": "test_a_held_schedule_keeps_its_time"},
+    ),
+    mutant(
+        "a message by hand that names a tick again",
+        "x-schedule and x-scheduled-for never repeat together",
+        "lua/schedule_run.lua",
+        ("whole(tick or nil) or 0, whole(ran or nil) or 0", "whole(ran or nil) or 0, 0"),
+        tests={"contract/test_schedules.py": "test_a_run_by_hand_names_no_instant_that_a_tick_had"},
+    ),
+    mutant(
+        "an edit that forgets which tick was sent",
+        "a clock that is set back repeats no tick",
+        "streamqd/schedules/reconciliation.py",
+        (
+            "tick = next_tick(schedule, max(now_unix_ms - offset, sent))",
+            "tick = next_tick(schedule, now_unix_ms - offset)",
+        ),
+        tests={
+            "integration/test_schedules.py": (
+                "test_an_edit_does_not_repeat_a_tick_after_a_clock_was_set_back"
+            )
+        },
+    ),
+    mutant(
+        "a move that is not noted first",
+        "a move that a crash interrupts is finished",
+        "streamqd/schedules/reconciliation.py",
+        (
+            "store, each.name, IndexLine(entry.fleet, entry.origin, place, origin), new=False",
+            "store, each.name, entry, new=False",
+        ),
+        tests={
+            "integration/test_schedules.py": (
+                "test_a_move_by_growth_of_a_dead_housekeeper_is_finished"
+            )
+        },
+    ),
+    mutant(
+        "an hour that comes twice",
+        "each tick is sent once on the day of change",
+        "streamqd/schedules/ticks.py",
+        ("        if tick > last:\n", "        if tick:\n"),
+        tests={
+            "unit/test_schedules.py": ["test_no_tick_comes_back_within_the_hour_that_comes_twice"]
+        },
+    ),
+    mutant(
+        "missed ticks that are sent as if on time",
+        "misfire decides about missed ticks",
+        "streamqd/schedules/ticks.py",
+        ("missed = now - tick > grace_ms(schedule, tick)", "missed = False"),
+        tests={
+            "unit/test_schedules.py": "test_missed_ticks_are_treated_by_the_policy",
+            "integration/test_schedules.py": "test_twenty_missed_ticks_follow_the_policy",
+        },
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *FENCE,
     *LOST_AND_LATE,
@@ -918,4 +1094,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *LIMITS,
     *SETTLING,
     *AROUND,
+    *SCHEDULES,
 )
