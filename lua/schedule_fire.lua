@@ -25,6 +25,7 @@
 --
 -- Entry    FIRED     written
 -- Entry    SKIPPED   moved on without a message, as was asked for
+-- Entry    SENT      moved on without a message: this tick, or a later one, was sent before
 -- Entry    OVERLAP   moved on without a message: the last one is not finished
 -- Entry    STALE     not due at that time: another housekeeper was first, or it is held or gone
 -- Entry    CHANGED   its specification is another one
@@ -53,15 +54,15 @@ if meta ~= due then
   end
 end
 redis.call('XLEN', stream)
-redis.call('HLEN', last)
 
 local now = now_unix_ms()
 local moved, written = {}, {}
 local function judge(step)
   local name = step.name
   local score = moved[name] or redis.call('ZSCORE', due, name)
-  local hash, seen = unpack(redis.call('HMGET', schedules, name .. ':hash', name .. ':seen'))
   local number = score and tonumber(score)  -- compared as answered: 1.5 moves on as well
+  local hash, seen = unpack(redis.call('HMGET', schedules, name .. ':hash', name .. ':seen'))
+  local id, sent = unpack(redis.call('HMGET', last, name .. ':id', name .. ':tick'))
   if not number or tonumber(text(number)) ~= tonumber(step.due) then
     step.word = 'STALE'
   elseif hash ~= step.hash then
@@ -72,28 +73,28 @@ local function judge(step)
     step.word = 'ORPHANED'
   elseif step.tick == '' then
     step.word = 'SKIPPED'
+  elseif tonumber(step.tick) <= (written[name] or sent and whole(sent) or -1) then
+    step.word = 'SENT'
   else
-    local id = group ~= '' and redis.call('HGET', last, name .. ':id')
-    local busy = group ~= '' and written[name]
-      or id and unfinished(stream, retry, delayed, items, group, id)
+    local busy = group ~= '' and (written[name]
+      or id and unfinished(stream, retry, delayed, items, group, id))
     step.word = 'FIRED'
     if busy then
       step.word = 'OVERLAP'
     end
-    written[name] = true
+    written[name] = tonumber(step.tick)
   end
-  return step.word == 'SKIPPED' or step.word == 'OVERLAP' or step.word == 'FIRED'
+  return ({FIRED = 1, SKIPPED = 1, SENT = 1, OVERLAP = 1})[step.word]
 end
 
 local steps, words, at = {}, {}, 1
 while at <= #ticks do
   local name, hash, score, tick, following, left_out = unpack(ticks, at, at + 5)
   local first, ends = at + 7, at + 6 + tonumber(ticks[at + 6])
-  local step = {name = name, hash = hash, due = score, tick = tick, word = false}
+  local step = {name = name, hash = hash, due = score, tick = tick, word = false,
+    following = following, left_out = tonumber(left_out), body = slice(ticks, first, ends)}
   if judge(step) then
     moved[name] = following
-    step.following, step.left_out = following, tonumber(left_out)
-    step.body = slice(ticks, first, ends)
     steps[#steps + 1] = step
   end
   words[#words + 1] = step.word

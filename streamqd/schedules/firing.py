@@ -40,6 +40,7 @@ BYTES_MAX = 256 << 10  # of messages in one script, and one more
 REST_SECONDS = 5.0  # after a place was refused: its topic is gone, or a key is of a wrong type
 TURN_SECONDS = 0.3  # how long a turn takes before the others have theirs
 CACHE_MAX = 20_000
+_MOVED_ON = ("FIRED", "SKIPPED", "SENT", "OVERLAP")  # words of schedule_fire
 
 
 class Outcome(NamedTuple):
@@ -164,7 +165,7 @@ class Firer:
         now = untrusted.integer(raw_now, "the server's time")
         for tick, raw in zip(batch, words, strict=True):
             word = raw.decode()
-            if tick.skipped and word in ("FIRED", "SKIPPED", "OVERLAP"):
+            if tick.skipped and word in _MOVED_ON:
                 self._note(Outcome(place, "misfire", tick.skipped, 0))
                 logs.event(
                     "schedule.misfired", schedule=tick.name, topic=place[0], ticks=tick.skipped

@@ -42,7 +42,7 @@ def fire(desk: Desk, *ticks: DueTick, group: str = "", partitions: int | None = 
     call = calls.fire(desk.keys, PLACE, ticks, group=group, partitions=partitions)
     words, _now = desk.expect("schedule_fire", "OK", call)
     told = [each.decode() for each in words]
-    if not {"FIRED", "SKIPPED", "OVERLAP"} & {*told}:
+    if not {"FIRED", "SKIPPED", "SENT", "OVERLAP"} & {*told}:
         assert desk.dump() == before
     return told
 
@@ -70,6 +70,29 @@ def test_a_tick_fires_once_whoever_tries_again(desk: Desk) -> None:
     assert fire(desk, tick()) == ["FIRED"]
     assert fire(desk, tick()) == ["STALE"]
     assert len(entries(desk)) == 1
+
+
+@pytest.mark.parametrize("later", [0, 1_000])
+def test_a_tick_that_was_sent_is_not_sent_again(desk: Desk, later: int) -> None:
+    """Its due time was computed before it was sent, and written after: an edit at that moment."""
+    kept_schedule(desk)
+    assert fire(desk, tick(TICK, TICK + 5_000)) == ["FIRED"]
+    desk.do("HSET", desk.keys.schedules_last(*PLACE), "tick:tick", TICK + later)
+    desk.link.run(declare(desk, "h2", since_unix_ms=2, next_unix_ms=TICK))
+    again = tick(hash="h2", skipped=3)
+    assert fire(desk, again, tick(TICK + 1_000, TICK + 2_000, hash="h2")) == [
+        "SENT",
+        "SENT" if later else "FIRED",
+    ]
+    assert len(entries(desk)) == (1 if later else 2)
+    assert (due(desk), last(desk, "skipped")) == ({"tick": TICK + 2_000}, b"3")
+
+
+@pytest.mark.parametrize("sent", ["", "soon", "-5", "1e300"])
+def test_a_last_tick_of_a_stranger_holds_nothing_back(desk: Desk, sent: str) -> None:
+    kept_schedule(desk)
+    desk.do("HSET", desk.keys.schedules_last(*PLACE), "tick:tick", sent)
+    assert fire(desk, tick()) == ["FIRED"]
 
 
 def test_the_last_tick_leaves_nothing_due(desk: Desk) -> None:
@@ -166,7 +189,7 @@ def test_a_call_answers_each_tick(desk: Desk) -> None:
     """Several schedules in one call: each is judged alone."""
     at = desk.now_unix_ms() + 60_000
     place = PLACE
-    for name in ("a", "b", "c", "d", "e", "f", "g"):
+    for name in ("a", "b", "c", "d", "e", "f", "g", "h"):
         call = calls.declare(
             desk.keys, place, name, "h1", "{}", origin=FILE, since_unix_ms=1, next_unix_ms=TICK
         )
@@ -176,12 +199,13 @@ def test_a_call_answers_each_tick(desk: Desk) -> None:
     desk.do("HSET", table, "d:hash", "h2", "f:seen", "1")
     desk.do("ZADD", scores, at, "e", TICK + 1, "c")
     desk.do("HSET", desk.keys.schedules_last(*place), "g:id", desk.add("5-0").decode()[2:])
-    ticks = [tick(name=name) for name in ("a", "b", "c", "d", "e", "f", "g")]
+    desk.do("HSET", desk.keys.schedules_last(*place), "h:tick", TICK)
+    ticks = [tick(name=name) for name in ("a", "b", "c", "d", "e", "f", "g", "h")]
     ticks[1] = ticks[1]._replace(tick=None, fields=[])
     ticks[4] = ticks[4]._replace(due_unix_ms=at)
     desk.expect_words(
         "schedule_fire",
-        ["FIRED", "SKIPPED", "STALE", "CHANGED", "EARLY", "ORPHANED", "OVERLAP"],
+        ["FIRED", "SKIPPED", "STALE", "CHANGED", "EARLY", "ORPHANED", "OVERLAP", "SENT"],
         calls.fire(desk.keys, place, ticks, group="hits"),
     )
 

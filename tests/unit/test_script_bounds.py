@@ -196,6 +196,7 @@ UNPACKED: dict[str, int | str] = {
     "message_recover: names": 4,
     "query_position: position": 5,
     "retry_cancel: fields": LETTER_VALUES,
+    "schedule_fire: redis.call('HMGET', last, name .. ':id', name .. ':tick')": 2,
     "schedule_fire: redis.call('HMGET', schedules, name .. ':hash', name .. ':seen')": 2,
     "schedule_fire: step.body": schedules.FIELDS_MAX,
     "schedule_fire: ticks, at, at + 5": 6,
