@@ -54,8 +54,8 @@ _TASKIQ_MORE = ("--max-async-tasks", "100", "--max-prefetch", "100", "--log-leve
 _FASTSTREAM = ("{bin}/faststream", "run", "faststream_app:app", "--log-level", "error")
 _GROUP = ("{bin}/python", "faststream_app.py")
 _NODE = ("node", "bullmq_app.mjs", "work")
-_AGAIN = "run again when maintenance, by chance, finds a heartbeat a minute old"
-_PENDING = "stay pending, until a subscriber with `min_idle_time` claims them"
+_AGAIN = "run again when random maintenance finds a heartbeat older than a minute"
+_PENDING = "stay pending until a subscriber with `min_idle_time` claims them"
 _HOUR = "run again after an hour (`visibility_timeout`)"
 _PREPARE = (*_DAEMON, "topic", "create", "bench", "--partitions", "2")
 
@@ -63,7 +63,7 @@ _PREPARE = (*_DAEMON, "topic", "create", "bench", "--partitions", "2")
 def _limit(name: str, app: str, package: str, about: Tuning) -> System:
     return System(
         name, app, package, "", (("{bin}/python", f"{app}.py"),), 1_000_000, 20_000,
-        "stay pending for ever", about,
+        "stay pending forever", about,
     )  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def _ours(name: str, handler: str, jobs: int) -> System:
     config = STREAMQ_TOML.replace("{handler}", handler)
     return System(
         name, "streamqd_app", "streamqd", "", (_DAEMON,), jobs, 20_000,
-        "what ran is run again, the rest goes on", tuning.STREAMQD,
+        "the running job runs again, the others continue", tuning.STREAMQD,
         config=config, prepare=_PREPARE,
     )  # fmt: skip
 
@@ -83,7 +83,7 @@ SYSTEMS = (
     _ours("streamqd, batch handler", "jobs", 1_000_000),
     System("Celery, prefork", "celery_app", "celery", "celery",
            ((*_CELERY, "--pool", "prefork", "--concurrency", "2", *_QUIET),),
-           5_000, 2_000, f"of a child: run again at once; of all: {_HOUR}", tuning.CELERY),
+           5_000, 2_000, f"one child: run again immediately, all: {_HOUR}", tuning.CELERY),
     System("Celery, two solo workers", "celery_app", "celery", "celery",
            tuple((*_CELERY, "--pool", "solo", *_QUIET, "--hostname", name) for name in ("a", "b")),
            8_000, 2_000, _HOUR, tuning.CELERY),

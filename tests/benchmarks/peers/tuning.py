@@ -27,24 +27,24 @@ _FASTSTREAM = "https://faststream.ag2.ai/latest/redis/"
 _BULLMQ = "https://docs.bullmq.io/"
 
 BARE = Tuning(
-    "COUNT 256; RESP2; XACK and XREADGROUP in one write",
-    "a batch at a time, behind its last handler",
+    "COUNT 256, RESP2, XACK and XREADGROUP in one write",
+    "per batch, after its last handler",
     ("https://redis.io/docs/latest/commands/xreadgroup/",),
 )
 RAW = Tuning(
-    "a blocking socket, hiredis's parser and packer, and no redis-py; else as the next",
+    "a blocking socket, hiredis's parser and packer, no redis-py, otherwise like the bare loop",
     BARE.acknowledges,
     (*BARE.pages, "https://github.com/redis/hiredis-py"),
 )
 STREAMQD = Tuning(
-    "none: two partitions, all else at its default",
-    "behind the handler, with the next read; fenced",
+    "none: two partitions, everything else at its default",
+    "after the handler, with the next read, fenced",
     ("../internals/hot-path.md", "promises.md"),
 )
 CELERY = Tuning(
     "`task_acks_late`, `task_reject_on_worker_lost`, `worker_prefetch_multiplier = 64`, no "
-    "results, no rate limits; without gossip, mingle and heartbeats; in bulk a `group` of 1,000",
-    "behind the handler (`task_acks_late`; by default before it)",
+    "results, no rate limits, without gossip, mingle and heartbeats, in bulk a `group` of 1,000",
+    "after the handler (`task_acks_late`, by default before it)",
     (
         _CELERY + "userguide/optimizing.html",
         _CELERY + "userguide/tasks.html",
@@ -53,18 +53,18 @@ CELERY = Tuning(
 )
 DRAMATIQ = Tuning(
     "none: eight threads in each process",
-    "behind the handler",
+    "after the handler",
     (_DRAMATIQ + "guide.html", _DRAMATIQ + "advanced.html"),
 )
 DRAMATIQ_TUNED = Tuning(
-    "one thread in each process, `dramatiq_queue_prefetch = 500`, and of its middleware the "
-    "retries alone",
-    "behind the handler",
+    "one thread in each process, `dramatiq_queue_prefetch = 500`, and only the retries of "
+    "its middleware",
+    "after the handler",
     (_DRAMATIQ + "guide.html", _DRAMATIQ + "reference.html"),
 )
 RQ = Tuning(
-    "`SimpleWorker`, no results, `Retry(max=3)`; in bulk `enqueue_many` of 500",
-    "before the handler, and kept in a registry, which the workers' maintenance looks through",
+    "`SimpleWorker`, no results, `Retry(max=3)`, in bulk `enqueue_many` of 500",
+    "before the handler, and kept in a registry that the workers' maintenance searches",
     (
         "https://github.com/rq/rq/blob/master/docs/benchmark.md",
         _RQ + "workers/",
@@ -72,30 +72,30 @@ RQ = Tuning(
     ),
 )
 RQ_FORK = Tuning(
-    "its default worker, a process for each job; no results, `Retry(max=3)`",
-    "before the handler, and kept in a registry; the worker sees its child die",
+    "its default worker, a process for each job, no results, `Retry(max=3)`",
+    "before the handler, and kept in a registry while the worker watches its child",
     (_RQ + "workers/", _RQ + "exceptions/"),
 )
 ARQ = Tuning(
-    "100 jobs at once, `poll_delay = 0.01`, no results, no log line for each job; uvloop, of which "
-    "its documentation says nothing; in bulk 100 calls at once",
-    "behind the handler; a job in hand carries a mark that expires",
+    "100 concurrent jobs, `poll_delay = 0.01`, no results, no log line for each job, uvloop (not "
+    "in its documentation), in bulk 100 concurrent calls",
+    "after the handler, and a fetched job has a mark that expires",
     ("https://arq-docs.helpmanual.io/",),
 )
 TASKIQ_LIST = Tuning(
-    "100 tasks at once and 100 fetched ahead, uvloop, orjson; in bulk 100 calls at once",
-    "never: it is taken off the list",
+    "100 concurrent tasks and 100 fetched ahead, uvloop, orjson, in bulk 100 concurrent calls",
+    "never, because fetching removes it",
     (_TASKIQ + "guide/cli.html", _TASKIQ + "available-components/brokers.html"),
 )
 TASKIQ_STREAM = Tuning(
     TASKIQ_LIST.settings,
-    "behind the handler",
+    "after the handler",
     TASKIQ_LIST.pages,
 )
 STREAQ = Tuning(
-    "100 tasks at once and 200 fetched ahead, uvloop and the optimized mode of coredis, no "
-    "results, no log lines; in bulk `enqueue_many` of 500",
-    "behind the handler; a worker keeps its tasks alive",
+    "100 concurrent tasks and 200 fetched ahead, uvloop and the optimized mode of coredis, no "
+    "results, no log lines, in bulk `enqueue_many` of 500",
+    "after the handler, and a worker keeps its tasks alive",
     (
         "https://streaq.readthedocs.io/en/latest/",
         "https://coredis.readthedocs.io/en/latest/handbook/optimization.html",
@@ -103,7 +103,7 @@ STREAQ = Tuning(
 )
 HUEY = Tuning(
     "worker processes, a blocking pop, no results",
-    "never: it is taken off the list",
+    "never, because fetching removes it",
     (_HUEY + "consumer.html", _HUEY + "guide.html"),
 )
 _FASTSTREAM_PAGES = (
@@ -112,18 +112,18 @@ _FASTSTREAM_PAGES = (
     _FASTSTREAM + "pipeline/",
 )
 FASTSTREAM = Tuning(
-    "200 entries in a read, uvloop; in bulk pipelines of 500",
-    "behind the handler",
+    "200 entries in a read, uvloop, in bulk pipelines of 500",
+    "after the handler",
     _FASTSTREAM_PAGES,
 )
 FASTSTREAM_BATCH = Tuning(
-    "200 entries in a read and in a call, uvloop; in bulk pipelines of 500",
-    "behind the handler",
+    "200 entries in a read and in a call, uvloop, in bulk pipelines of 500",
+    "after the handler",
     _FASTSTREAM_PAGES,
 )
 BULLMQ = Tuning(
-    "100 jobs at once, completed jobs removed; in bulk `addBulk` of 1,000",
-    "behind the handler; a job in hand is locked",
+    "100 concurrent jobs, completed jobs removed, in bulk `addBulk` of 1,000",
+    "after the handler, and a fetched job is locked",
     (
         _BULLMQ + "guide/workers/concurrency",
         _BULLMQ + "guide/workers/auto-removal-of-jobs",
