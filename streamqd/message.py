@@ -11,7 +11,7 @@ from typing import Any
 
 from streamqd.config.setting import NAME
 from streamqd.dead_letter import DeadLetter
-from streamqd.model import Unit
+from streamqd.model import RawEntry, Unit
 
 # Bookkeeping fields. They are believed in the retry stream only, which streamqd alone writes; in
 # the partition stream a producer could have written anything into them. Where a message was written
@@ -30,7 +30,6 @@ LAST_ERROR_PLACE = b"lastErrorPlace"
 EXPIRES_AT = b"expiresAt"
 EXPIRES_AFTER = b"expiresAfter"
 
-Entry = list[Any]  # of a read: [id, [name, value, …]]
 
 _DIGITS_MAX = 18  # of a count; a longer one is nothing that we have written
 _ENTRY_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
@@ -244,7 +243,9 @@ class Message:
         return int(raw) if raw.isdigit() and len(raw) <= _DIGITS_MAX else 0
 
 
-def of_read(delivery: Delivery, entries: list[Entry], retried: bool) -> tuple[list[Message], bool]:
+def of_read(
+    delivery: Delivery, entries: list[RawEntry], retried: bool
+) -> tuple[list[Message], bool]:
     """Return the messages of the entries of one stream, and whether some may expire."""
     new, messages, may_expire = Message.__new__, [], False
     for entry_id, fields in entries:

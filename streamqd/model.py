@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+TopicPartition = tuple[str, int]  # the name of a topic and the number of a partition
+RawEntry = list[Any]  # of a stream, as Redis replies: [id, [name, value, …]]
 
 LETTERS = "@dlq"  # ends the names of groups that read dead letters; no configured name has an @
 

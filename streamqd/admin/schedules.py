@@ -19,7 +19,7 @@ from streamqd.admin.reading import BadValues, Unreadable, ask, server_unix_ms
 from streamqd.config import Schedule
 from streamqd.config.schedules import PER_TOPIC_MAX, SCHEDULE_NAME
 from streamqd.errors import BadValue, Malformed, RedisRefused, Refused
-from streamqd.model import Uid
+from streamqd.model import TopicPartition, Uid
 from streamqd.schedules import record
 from streamqd.schedules.reconciliation import Declaration, declare, relocate
 from streamqd.schedules.ticks import next_tick, offset_ms, written
@@ -36,7 +36,6 @@ from streamqd.store.schedules import (
     UNREADABLE,
     IndexLine,
     Kept,
-    Place,
 )
 from streamqd.store.store import Store
 
@@ -160,7 +159,7 @@ class _SeenSchedule:
     kept: Kept | None
 
     @property
-    def places(self) -> list[Place]:
+    def places(self) -> list[TopicPartition]:
         """Where it may be: a schedule that moves is at one of two places."""
         return [each for each in (self.line.place, self.line.origin_place) if each is not None]
 
@@ -558,7 +557,7 @@ def look(store: Store, lines: Mapping[str, IndexLine], bad: BadValues) -> list[_
 
 
 def _kept(
-    store: Store, wanted: Sequence[tuple[str, IndexLine, Place | None]], bad: BadValues
+    store: Store, wanted: Sequence[tuple[str, IndexLine, TopicPartition | None]], bad: BadValues
 ) -> dict[str, Kept]:
     places = [(name, place) for name, _, place in wanted if place is not None]
     commands = [
@@ -643,7 +642,7 @@ def _instead(given: Mapping[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def _place(store: Store, schedule: Schedule) -> Place:
+def _place(store: Store, schedule: Schedule) -> TopicPartition:
     """Where it belongs. Raises TopicMissing, Refused without such a partition."""
     count = topics.partition_count(store, schedule.topic)
     partition = record.partition_of(schedule, count)
@@ -656,7 +655,7 @@ def _each(
     names: Iterable[str],
     may: Callable[[Store, _SeenSchedule], bool],
     state: str,
-    act: Callable[[Store, Place, str], str],
+    act: Callable[[Store, TopicPartition, str], str],
     dry_run: bool,
 ) -> ScheduleChanged:
     """Act on schedules, after checking that all of them allow it."""
@@ -670,11 +669,11 @@ def _each(
     return ScheduleChanged(changed, min(dues, default=None), dry_run)
 
 
-def _hold(store: Store, place: Place, name: str) -> str:
+def _hold(store: Store, place: TopicPartition, name: str) -> str:
     return store.run(calls.hold(store.keys, place, name, PAUSED)).word
 
 
-def _release(store: Store, place: Place, name: str) -> str:
+def _release(store: Store, place: TopicPartition, name: str) -> str:
     return store.run(calls.release(store.keys, place, name)).word
 
 
@@ -717,5 +716,5 @@ def _whose(line: IndexLine) -> str:
     return f"{line.place[0]}, {who}"
 
 
-def _uid(place: Place, entry_id: str) -> str:
+def _uid(place: TopicPartition, entry_id: str) -> str:
     return Uid(f"{place[0]}/{place[1]}/{entry_id}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from streamqd.admin import delayed, live, topics
-from streamqd.admin.dead_letters.selection import Fields
+from streamqd.admin.dead_letters.selection import LetterFields
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import Id, ask, last_id, pairs, read_id, server_unix_ms
 from streamqd.errors import Malformed, RedisRefused, Refused
@@ -278,12 +278,12 @@ class _Search:
 
     def _is_ours(self, copy: tracing.Copy) -> bool:
         """A dead letter may have been moved here from another partition."""
-        letter = Fields(copy.fields)
+        letter = LetterFields(copy.fields)
         topic, partition = letter.text(b"originalTopic"), letter.text(b"originalPartition")
         return topic in ("", self._name.topic) and partition in ("", str(self._name.partition))
 
     def _letter(self, copy: tracing.Copy) -> LetterTrace:
-        letter = Fields(copy.fields)
+        letter = LetterFields(copy.fields)
         return LetterTrace(
             id=f"{self._name.partition}:{copy.id}",
             replays=max(0, letter.number(b"replayCount") or 0),
@@ -415,7 +415,7 @@ def _delayed(row: retries.Delayed) -> dict[str, Any]:
         "state": DELAYED,
         "place": row.place,
         "due_unix_ms": row.due_unix_ms,
-        "error_message": Fields(row.fields).text(LAST_ERROR),
+        "error_message": LetterFields(row.fields).text(LAST_ERROR),
     }
 
 

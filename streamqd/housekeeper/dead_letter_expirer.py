@@ -15,14 +15,13 @@ from streamqd.housekeeper.batch import Refusals, Steps, TimeSlice, run_batched
 from streamqd.housekeeper.topics import Topics
 from streamqd.isolate import Isolate, directly
 from streamqd.metrics.view import MetricsView
+from streamqd.model import TopicPartition
 from streamqd.store import dead
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
 PAGE = 64  # letters deleted by one script, at most: in less than 1 ms
 ROUNDS_MAX = 80  # scripts for one partition before the partitions are listed again
-
-Place = tuple[str, int]  # topic, partition
 
 
 class DeadLetterExpirer:
@@ -33,7 +32,7 @@ class DeadLetterExpirer:
         store: Store,
         view: MetricsView,
         settings: Settings,
-        isolate: Isolate[Place] = directly,
+        isolate: Isolate[TopicPartition] = directly,
     ) -> None:
         self._store = store
         self._isolate = isolate
@@ -52,7 +51,7 @@ class DeadLetterExpirer:
         refusals = Refusals()
         expired: Counter[str] = Counter()
 
-        def book(place: Place, reply: Reply | RedisRefused) -> bool:
+        def book(place: TopicPartition, reply: Reply | RedisRefused) -> bool:
             if isinstance(reply, RedisRefused):
                 return refusals.took(reply)
             removed = int(reply.rest[0])
@@ -77,7 +76,7 @@ class DeadLetterExpirer:
         found = self._topics.get(topic)
         return None if found is None else found.dlq_retention
 
-    def _call(self, place: Place) -> Call:
+    def _call(self, place: TopicPartition) -> Call:
         kept = self._kept(place[0])
         assert kept is not None
         before = f"{max(0, self._view.now_unix_ms() - round(kept * 1000))}-0"

@@ -22,7 +22,7 @@ LOOK_SECONDS = 0.5  # between two looks
 SURE_SECONDS = 0.25  # how long a worker may take to hear of an entry
 STREAMS_MAX = 128  # of one command, which takes Redis about a microsecond for each
 
-Place = tuple[str, bytes]  # a stream, and the id behind which somebody waits
+StreamPosition = tuple[str, bytes]  # a stream, and the id behind which somebody waits
 
 
 class Listener:
@@ -43,7 +43,7 @@ class Listener:
             poll = self._isolate(unit, self._look, unit, slot)
             if poll is not None:
                 waiting[unit] = poll
-        places: dict[Place, list[Unit]] = {}
+        places: dict[StreamPosition, list[Unit]] = {}
         for unit, poll in waiting.items():
             places.setdefault((self._store.keys.retry_stream(*unit), poll.retry), []).append(unit)
             places.setdefault((self._store.keys.source(*unit), poll.main), []).append(unit)
@@ -63,7 +63,7 @@ class Listener:
             return None
         return poll
 
-    def _with_entries(self, places: Sequence[Place]) -> list[Place]:
+    def _with_entries(self, places: Sequence[StreamPosition]) -> list[StreamPosition]:
         """Those of the places that have an entry behind them."""
         by_stream: dict[str, list[bytes]] = {}
         for stream, after in sorted(places, key=_order):
@@ -74,7 +74,7 @@ class Listener:
             for start in range(0, len(together), STREAMS_MAX)
         ]
         replies = run_commands(self._store, [_command(part, by_stream) for part in parts])
-        found: list[Place] = []
+        found: list[StreamPosition] = []
         for part, reply in zip(parts, replies, strict=True):
             if isinstance(reply, Exception) and len(part) > 1:
                 # One that is no stream must not hide the others.
@@ -86,7 +86,7 @@ class Listener:
         return found
 
 
-def _order(place: Place) -> tuple[str, int, int]:
+def _order(place: StreamPosition) -> tuple[str, int, int]:
     milliseconds, _, sequence = place[1].partition(b"-")
     return place[0], int(milliseconds), int(sequence)
 
@@ -97,7 +97,9 @@ def _command(streams: Sequence[str], ids: Mapping[str, Sequence[bytes]]) -> tupl
     return ("XREAD", "COUNT", 1, "STREAMS", *keys, *after)
 
 
-def _read(reply: Any, streams: Sequence[str], ids: Mapping[str, Sequence[bytes]]) -> list[Place]:
+def _read(
+    reply: Any, streams: Sequence[str], ids: Mapping[str, Sequence[bytes]]
+) -> list[StreamPosition]:
     """The places that an answer has an entry of: of one stream, those behind the least ids."""
     names = [name for name, _ in reply] if isinstance(reply, list) else []
     return [

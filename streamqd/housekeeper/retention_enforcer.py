@@ -15,7 +15,7 @@ from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.housekeeper.batch import Refusals, run_batched
 from streamqd.isolate import Isolate, directly
 from streamqd.metrics.view import MetricsView
-from streamqd.model import Unit
+from streamqd.model import TopicPartition, Unit
 from streamqd.store import retention
 from streamqd.store.retention import Dropped
 from streamqd.store.scripts import Call, Reply
@@ -25,7 +25,6 @@ PAGE = 2_000  # entries removed by one script, at most
 GHOSTS = 256  # pending entries settled by one script, at most
 ROUNDS_MAX = 20  # scripts for one partition before the partitions are listed again
 
-Place = tuple[str, int]  # topic, partition
 Loss = tuple[str, int, str, str]  # topic, partition, group, unread or pending
 
 
@@ -37,16 +36,16 @@ class RetentionEnforcer:
         store: Store,
         view: MetricsView,
         groups: Mapping[str, list[str]],
-        isolate: Isolate[Place | Unit] = directly,
+        isolate: Isolate[TopicPartition | Unit] = directly,
     ) -> None:
         self._store = store
         self._isolate = isolate
         self._view = view
         self._groups = groups
-        self._seen: set[Place] = set()
+        self._seen: set[TopicPartition] = set()
 
     def steps(
-        self, places: Mapping[Place, Topic], refusals: Refusals
+        self, places: Mapping[TopicPartition, Topic], refusals: Refusals
     ) -> Generator[None, None, bool]:
         """Drop a bounded number of entries, a write at a step.
 
@@ -63,7 +62,7 @@ class RetentionEnforcer:
             self._tell(losses)
 
     def _drop(
-        self, places: Mapping[Place, Topic], refusals: Refusals, losses: Counter[Loss]
+        self, places: Mapping[TopicPartition, Topic], refusals: Refusals, losses: Counter[Loss]
     ) -> Generator[None, None, bool]:
         waiting = [place for place, topic in places.items() if topic.retention.drops]
         ghosts: set[Unit] = set()
@@ -78,7 +77,7 @@ class RetentionEnforcer:
         unsettled = yield from self._settle(ghosts, refusals, losses)
         return bool(left or unsettled)
 
-    def _call(self, place: Place, topic: Topic) -> Call:
+    def _call(self, place: TopicPartition, topic: Topic) -> Call:
         bounds = topic.retention
         drop_before = "0-0"
         if bounds.drop_unacked_after is not None:
@@ -96,7 +95,7 @@ class RetentionEnforcer:
 
     def _book(
         self,
-        place: Place,
+        place: TopicPartition,
         reply: Reply | RedisRefused,
         refusals: Refusals,
         losses: Counter[Loss],

@@ -8,9 +8,9 @@ from __future__ import annotations
 from streamqd.config import Settings
 from streamqd.isolate import Isolate
 from streamqd.metrics.view import MetricsView
+from streamqd.model import TopicPartition
 from streamqd.schedules.firing import Firer, Outcome
 from streamqd.schedules.reconciliation import MoveFinisher, Reconciler
-from streamqd.store.schedules import Place
 from streamqd.store.store import Store
 
 RECONCILE_SECONDS = 10.0
@@ -21,7 +21,7 @@ class Scheduler:
     """What the housekeeper does for schedules."""
 
     def __init__(
-        self, store: Store, view: MetricsView, settings: Settings, isolate: Isolate[Place]
+        self, store: Store, view: MetricsView, settings: Settings, isolate: Isolate[TopicPartition]
     ) -> None:
         self._view = view
         self._reconciler = Reconciler(
@@ -49,7 +49,7 @@ class Scheduler:
         """Fire what is due; return in how many seconds to come back."""
         return self._firer.turn() if self._declared else None
 
-    def _owned(self) -> set[Place]:
+    def _owned(self) -> set[TopicPartition]:
         return {(unit.topic, unit.partition) for _, unit in self._view.owned()}
 
     def _note(self, outcome: Outcome) -> None:

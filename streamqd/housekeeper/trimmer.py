@@ -16,7 +16,7 @@ from streamqd.housekeeper.retention_enforcer import RetentionEnforcer
 from streamqd.housekeeper.topics import Topics
 from streamqd.isolate import Isolate, directly
 from streamqd.metrics.view import MetricsView
-from streamqd.model import Unit
+from streamqd.model import TopicPartition, Unit
 from streamqd.store import retention
 from streamqd.store.retention import Trimmed
 from streamqd.store.scripts import Call, Reply
@@ -27,8 +27,6 @@ PAGE = 4_000  # entries removed by one script, at most
 ROUNDS_MAX = 50  # scripts for one stream before the streams are listed again
 SOON = 1.0  # seconds until the next run where an acknowledged entry is to go at once
 
-Place = tuple[str, int]  # topic, partition
-
 
 class Trimmer:
     """Trims the streams of what this instance owns; the floor is found by the script."""
@@ -38,7 +36,7 @@ class Trimmer:
         store: Store,
         view: MetricsView,
         settings: Settings,
-        isolate: Isolate[Place | Unit] = directly,
+        isolate: Isolate[TopicPartition | Unit] = directly,
     ) -> None:
         self._store = store
         self._isolate = isolate
@@ -50,8 +48,8 @@ class Trimmer:
             if not consumer.reads_letters:
                 self._groups.setdefault(consumer.topic, []).append(consumer.group)
         self._dropper = RetentionEnforcer(store, view, self._groups, isolate)
-        self._refused: set[Place] = set()
-        self._held: dict[Place, tuple[str, int]] = {}  # as in the view, which gets copies
+        self._refused: set[TopicPartition] = set()
+        self._held: dict[TopicPartition, tuple[str, int]] = {}  # as in the view, which gets copies
         self._turns = TimeSlice(self._steps)
 
     def run(self) -> float | None:
@@ -85,7 +83,7 @@ class Trimmer:
         at_once = any(topic.retention.ack_policy == "delete" for topic in places.values())
         return SOON if at_once else None
 
-    def _places(self, owned: list[Unit]) -> dict[Place, Topic]:
+    def _places(self, owned: list[Unit]) -> dict[TopicPartition, Topic]:
         """The partitions to look at, with the settings of their topics."""
         # Who only reads dead letters need not know the groups of the partition.
         wanted = {(unit.topic, unit.partition) for unit in owned if not unit.reads_letters}
@@ -101,7 +99,9 @@ class Trimmer:
                 places[place] = topic
         return places
 
-    def _streams(self, owned: list[Unit], places: dict[Place, Topic]) -> list[Place | Unit]:
+    def _streams(
+        self, owned: list[Unit], places: dict[TopicPartition, Topic]
+    ) -> list[TopicPartition | Unit]:
         """Partitions (as places) and retry streams (as units) that may hold something to trim."""
         figures = self._view.units
         return [
@@ -109,7 +109,7 @@ class Trimmer:
             *(unit for unit in owned if unit in figures and figures[unit].retry.length),
         ]
 
-    def _call(self, stream: Place | Unit, places: dict[Place, Topic]) -> Call:
+    def _call(self, stream: TopicPartition | Unit, places: dict[TopicPartition, Topic]) -> Call:
         if isinstance(stream, Unit):
             return retention.trim_retry(self._store.keys, stream, PAGE)
         topic = places[stream]
@@ -132,7 +132,9 @@ class Trimmer:
             expected=self._groups.get(stream[0], []),
         )
 
-    def _book(self, stream: Place | Unit, reply: Reply | RedisRefused, refusals: Refusals) -> bool:
+    def _book(
+        self, stream: TopicPartition | Unit, reply: Reply | RedisRefused, refusals: Refusals
+    ) -> bool:
         """Note one answer; return whether there is more to trim at once."""
         if isinstance(reply, RedisRefused):
             refusals.took(reply)
@@ -150,7 +152,7 @@ class Trimmer:
                 self._view.count("trimmed", (stream[0], str(stream[1])), trimmed.removed)
         return trimmed.more
 
-    def _say_refused(self, stream: Place | Unit, reply: Reply) -> None:
+    def _say_refused(self, stream: TopicPartition | Unit, reply: Reply) -> None:
         if isinstance(stream, Unit) or stream in self._refused or reply.word != "MISSING_GROUP":
             return
         self._refused.add(stream)

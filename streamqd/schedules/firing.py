@@ -16,6 +16,7 @@ from streamqd import logs
 from streamqd.config import Schedule
 from streamqd.errors import RedisRefused, RefusalKind
 from streamqd.isolate import Isolate, directly
+from streamqd.model import TopicPartition
 from streamqd.schedules import record
 from streamqd.schedules.reconciliation import Declaration, relocate
 from streamqd.schedules.ticks import offset_ms, steps
@@ -28,7 +29,6 @@ from streamqd.store.schedules import (
     DueSchedule,
     DueTick,
     IndexLine,
-    Place,
 )
 from streamqd.store.scripts import Call
 from streamqd.store.store import Store
@@ -46,7 +46,7 @@ _MOVED_ON = ("FIRED", "SKIPPED", "SENT", "OVERLAP")  # words of schedule_fire
 class Outcome(NamedTuple):
     """What became of one tick, for the metrics. `reason` is '' for a message that was sent."""
 
-    place: Place
+    place: TopicPartition
     reason: str
     ticks: int
     late_ms: int
@@ -58,9 +58,9 @@ class Firer:
     def __init__(
         self,
         store: Store,
-        owned: Callable[[], set[Place]],
+        owned: Callable[[], set[TopicPartition]],
         note: Callable[[Outcome], None],
-        isolate: Isolate[Place] = directly,
+        isolate: Isolate[TopicPartition] = directly,
         declared: Mapping[str, Schedule] = MappingProxyType({}),
     ) -> None:
         """`owned` are the partitions of this instance; `note` gets what was done.
@@ -71,9 +71,9 @@ class Firer:
         self._owned = owned
         self._note = note
         self._isolate = isolate
-        self._places: list[Place] = []
+        self._places: list[TopicPartition] = []
         self._look_at = 0.0
-        self._ask_at: dict[Place, float] = {}  # monotonic
+        self._ask_at: dict[TopicPartition, float] = {}  # monotonic
         self._declared = declared
         self._cache: dict[str, Schedule] = {}  # by the hash of the specification
         self._counts: dict[str, tuple[float, int]] = {}
@@ -97,7 +97,7 @@ class Firer:
         first = min(self._ask_at.values(), default=self._look_at)
         return max(0.0, min(first, self._look_at) - time.monotonic())
 
-    def _fire_at(self, place: Place, owned: bool) -> float:
+    def _fire_at(self, place: TopicPartition, owned: bool) -> float:
         """Fire one page of a place; return in how many seconds to ask again."""
         keys, behind = self._store.keys, 0 if owned else STAGGER_MS
         try:
@@ -120,7 +120,9 @@ class Firer:
         wait = (min(later) + behind - page.now_unix_ms) / 1000 if later else LOOK_SECONDS
         return min(LOOK_SECONDS, max(0.0, wait))
 
-    def _fire(self, place: Place, rows: Sequence[DueSchedule], now: int) -> list[int] | None:
+    def _fire(
+        self, place: TopicPartition, rows: Sequence[DueSchedule], now: int
+    ) -> list[int] | None:
         """Fire rows that are due; return when they are due next. None: the topic is gone."""
         count = self._count(place[0])
         if not count:
@@ -156,7 +158,7 @@ class Firer:
             self._book(place, batch, call)
         return following_all
 
-    def _book(self, place: Place, batch: Sequence[DueTick], call: Call) -> None:
+    def _book(self, place: TopicPartition, batch: Sequence[DueTick], call: Call) -> None:
         reply = self._store.run(call)
         if reply.word == "MOVED":
             self._counts.pop(place[0], None)
@@ -178,7 +180,7 @@ class Firer:
                 self._store.run(calls.hold(self._store.keys, place, tick.name, ORPHANED))
                 logs.event("schedule.orphaned", logging.WARNING, schedule=tick.name, topic=place[0])
 
-    def _known(self, place: Place, rows: Sequence[DueSchedule]) -> dict[bytes, Schedule]:
+    def _known(self, place: TopicPartition, rows: Sequence[DueSchedule]) -> dict[bytes, Schedule]:
         """The schedules of rows. One that cannot be read is held: others have their turn."""
         found, unknown = {}, []
         for row in rows:
@@ -215,7 +217,7 @@ class Firer:
             self._counts[topic] = time.monotonic(), count
         return count
 
-    def _move(self, place: Place, schedule: Schedule, count: int) -> None:
+    def _move(self, place: TopicPartition, schedule: Schedule, count: int) -> None:
         """The topic has grown: the schedule goes where its key is now."""
         partition = record.partition_of(schedule, count)
         entry = calls.index(self._store, [schedule.name]).get(schedule.name)

@@ -14,12 +14,13 @@ from typing import TypeVar
 from streamqd import logs
 from streamqd.config import Schedule, Topic
 from streamqd.errors import BadValue, RedisRefused, RefusalKind
+from streamqd.model import TopicPartition
 from streamqd.schedules import record
 from streamqd.schedules.ticks import next_tick, offset_ms
 from streamqd.store import schedules as calls
 from streamqd.store import topics
 from streamqd.store.replies import accepted
-from streamqd.store.schedules import FILE, MOVING, PAUSED, IndexLine, Kept, Place
+from streamqd.store.schedules import FILE, MOVING, PAUSED, IndexLine, Kept
 from streamqd.store.store import Store
 
 NAMES_MAX = 500  # names that one look at the index asks for
@@ -76,7 +77,7 @@ class Reconciler:
         """Declare, move and note as declared. Raises RedisUnavailable, RedisRefused."""
         counts = self._counts()
         self._create = False
-        here: dict[Place, list[Declaration]] = {}
+        here: dict[TopicPartition, list[Declaration]] = {}
         for first in range(0, len(self._declared), NAMES_MAX):
             some = self._declared[first : first + NAMES_MAX]
             entries = calls.index(self._store, [each.name for each in some])
@@ -116,7 +117,7 @@ class Reconciler:
 
     def _placed(
         self, each: Declaration, entry: IndexLine | BadValue | None, counts: Mapping[str, int]
-    ) -> Place | None:
+    ) -> TopicPartition | None:
         """Where it is by now, None when it is kept from there."""
         topic = each.schedule.topic
         count = counts.get(topic, 0)
@@ -143,7 +144,7 @@ class Reconciler:
             self._refused[each.name] = reason
             logs.event("schedule.refused", logging.ERROR, schedule=each.name, problem=reason)
 
-    def _stamp(self, place: Place, some: Sequence[Declaration]) -> None:
+    def _stamp(self, place: TopicPartition, some: Sequence[Declaration]) -> None:
         pairs = [(each.name, self._hashes[each.name]) for each in some]
         [words] = self._store.run(calls.stamp(self._store.keys, place, pairs)).rest
         left = [each for each, word in zip(some, words, strict=True) if word != b"SAME"]
@@ -168,7 +169,7 @@ def objection(each: Declaration, entry: IndexLine | BadValue) -> str:
 
 
 def declare(
-    store: Store, place: Place, some: Sequence[Declaration], *, force: bool = False
+    store: Store, place: TopicPartition, some: Sequence[Declaration], *, force: bool = False
 ) -> list[str]:
     """Keep schedules where they belong; return the words of schedule_declare."""
     known = kept(store, [(each.name, place) for each in some])
@@ -208,7 +209,7 @@ def next_due(schedule: Schedule, now_unix_ms: int, before: Kept | None) -> int |
     return None if tick is None else tick + offset
 
 
-def relocate(store: Store, each: Declaration, entry: IndexLine, place: Place) -> bool:
+def relocate(store: Store, each: Declaration, entry: IndexLine, place: TopicPartition) -> bool:
     """Move a schedule to the partition of its key; its due time goes with it.
 
     What is interrupted goes on where it was. Returns False when another release's specification
@@ -308,7 +309,7 @@ def _may_move(store: Store, each: Declaration, before: Kept) -> bool:
     return stale or each.since_unix_ms > before.since_unix_ms
 
 
-def kept(store: Store, named: Iterable[tuple[str, Place]]) -> list[Kept | None]:
+def kept(store: Store, named: Iterable[tuple[str, TopicPartition]]) -> list[Kept | None]:
     """Read what is kept of schedules, each with its name and place. Raises BadValue."""
     wanted = list(named)
     commands = [

@@ -10,12 +10,12 @@ import itertools
 import json
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import pyarrow as pa
 from pyarrow import compute
 
-Entry = list[Any]  # [id, [name, value, …]], as XRANGE answers
+from streamqd.model import RawEntry
+
 Headers = list[tuple[bytes, bytes]]  # in UTF-8
 
 HEADERS = b"headers"
@@ -33,7 +33,7 @@ class Entries:
     flat list, and no Python code runs for a single entry.
     """
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
+    def __init__(self, entries: Sequence[RawEntry]) -> None:
         self.ids: list[bytes] = [entry[0] for entry in entries]
         self._bodies: list[list[bytes]] = [entry[1] for entry in entries]
         self._columns: dict[bytes, Sequence[bytes]] | None = _even_columns(self._bodies)

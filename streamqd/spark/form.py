@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from streamqd.config.values import parse_size
-from streamqd.spark.offsets import COUNTS, LAG, Bound, Place, Position
+from streamqd.model import TopicPartition
+from streamqd.spark.offsets import COUNTS, LAG, Bound, Position
 
 # What Spark itself puts among the options.
 _SPARK = frozenset({"checkpointlocation", "queryname"})
@@ -104,9 +105,9 @@ class Form:
             return {}
         return found
 
-    def partitions(self, name: str, text: str) -> list[Place]:
+    def partitions(self, name: str, text: str) -> list[TopicPartition]:
         """`{"access": [0, 2]}`"""
-        places: list[Place] = []
+        places: list[TopicPartition] = []
         for topic, numbers in self.document(name, text).items():
             fits = isinstance(numbers, list) and all(
                 isinstance(number, int) and number >= 0 for number in numbers
@@ -118,10 +119,14 @@ class Form:
         return places
 
     def places(
-        self, name: str, text: str, assign: tuple[Place, ...], parse: Callable[[Any], Bound]
-    ) -> dict[Place, Bound]:
+        self,
+        name: str,
+        text: str,
+        assign: tuple[TopicPartition, ...],
+        parse: Callable[[Any], Bound],
+    ) -> dict[TopicPartition, Bound]:
         """`{"access": {"0": …}}`, with the counts that an offset from a checkpoint has."""
-        bounds: dict[Place, Bound] = {}
+        bounds: dict[TopicPartition, Bound] = {}
         document = self.document(name, text)
         counts = document.pop(COUNTS, {})
         document.pop(LAG, None)

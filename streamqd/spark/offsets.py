@@ -13,8 +13,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from streamqd.model import TopicPartition
+
 Id = tuple[int, int]  # milliseconds, sequence number
-Place = tuple[str, int]  # what is read (a topic, or a topic's `NAME:dlq`), partition
 
 PART_MAX = (1 << 64) - 1  # largest half of an id
 ZERO: Id = (0, 0)  # before every entry
@@ -73,7 +74,7 @@ class Position(NamedTuple):
     passed: int | None = None
 
 
-Offsets = dict[Place, Position]
+Offsets = dict[TopicPartition, Position]
 
 
 class StreamFacts(NamedTuple):
@@ -110,7 +111,7 @@ class StreamFacts(NamedTuple):
         return Position(self.last, self.added if self.exact else None)
 
 
-def to_json(offsets: Mapping[Place, Position]) -> dict[str, dict[str, Any]]:
+def to_json(offsets: Mapping[TopicPartition, Position]) -> dict[str, dict[str, Any]]:
     """The offset as Spark keeps it: `{"access": {"0": "17-3"}, "#": {"access": {"0": 4711}}}`.
 
     The order is fixed, because Spark compares offsets as texts.
@@ -279,7 +280,9 @@ def backlog(start: Position, facts: StreamFacts) -> int:
     return max(1, -(-facts.length * ahead // whole))
 
 
-def shares(waiting: Mapping[Place, int], most: int, oldest: Sequence[Place]) -> dict[Place, int]:
+def shares(
+    waiting: Mapping[TopicPartition, int], most: int, oldest: Sequence[TopicPartition]
+) -> dict[TopicPartition, int]:
     """Divide `most` entries in proportion to what waits; nobody who waits gets nothing.
 
     When there are more partitions than entries to give, those come first that are first in
@@ -312,7 +315,7 @@ class Span(NamedTuple):
     of which this is a part: with its count it tells whether the stream is still the same.
     """
 
-    place: Place
+    place: TopicPartition
     start: Id
     end: Id
     rows: int | None = None
@@ -320,7 +323,7 @@ class Span(NamedTuple):
     upto: Position | None = None
 
 
-def span(place: Place, start: Position, end: Position, facts: StreamFacts) -> Span | None:
+def span(place: TopicPartition, start: Position, end: Position, facts: StreamFacts) -> Span | None:
     """The range between two positions, None when it is empty."""
     if end.id <= start.id:
         return None
@@ -358,7 +361,7 @@ def cut_at(whole: Span, ends: Sequence[Id], rows: int | None) -> list[Span]:
     ]
 
 
-def pieces(weights: Mapping[Place, int], wanted: int) -> dict[Place, int]:
+def pieces(weights: Mapping[TopicPartition, int], wanted: int) -> dict[TopicPartition, int]:
     """How many pieces each span gets so that there are `wanted` in all, by their weight."""
     empty = sum(not weight for weight in weights.values())
     # Weights are scaled so that there is something to give to small spans too.

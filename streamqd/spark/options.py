@@ -20,8 +20,9 @@ from streamqd.config.endpoint import url_fault
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.config.topology import EMBEDDED
 from streamqd.config.values import parse_duration
+from streamqd.model import TopicPartition
 from streamqd.spark.form import Form
-from streamqd.spark.offsets import EARLIEST, LATEST, Bound, Place, read_id
+from streamqd.spark.offsets import EARLIEST, LATEST, Bound, read_id
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DLQ = ":dlq"  # `access:dlq` is read as the dead letters of `access`
@@ -89,10 +90,10 @@ class ReadOptions:
     connection: SparkConnection
     subscribe: tuple[str, ...]
     pattern: str
-    assign: tuple[Place, ...]
-    starting: Mapping[Place, Bound] | None
+    assign: tuple[TopicPartition, ...]
+    starting: Mapping[TopicPartition, Bound] | None
     starting_default: Bound | None
-    ending: Mapping[Place, Bound] | None
+    ending: Mapping[TopicPartition, Bound] | None
     ending_default: Bound | None
     fail_on_data_loss: bool = option("failOnDataLoss", True, Form.flag)
     max_per_trigger: int = option("maxOffsetsPerTrigger", 200_000, Form.whole, low=1)
@@ -226,7 +227,7 @@ def _check_group(form: Form, options: ReadOptions) -> None:
         form.problems.append("holdRetention needs a name for the position of the query: group")
 
 
-def _subscription(form: Form) -> tuple[tuple[str, ...], str, tuple[Place, ...]]:
+def _subscription(form: Form) -> tuple[tuple[str, ...], str, tuple[TopicPartition, ...]]:
     given = [
         name for name in ("subscribe", "subscribePattern", "assign") if form.text(name).strip()
     ] or ["topic"]
@@ -256,8 +257,8 @@ def _subscription(form: Form) -> tuple[tuple[str, ...], str, tuple[Place, ...]]:
 
 
 def _bounds(
-    form: Form, edge: str, assign: tuple[Place, ...]
-) -> tuple[Mapping[Place, Bound] | None, Bound | None]:
+    form: Form, edge: str, assign: tuple[TopicPartition, ...]
+) -> tuple[Mapping[TopicPartition, Bound] | None, Bound | None]:
     """The start or the end. As with Kafka, one timestamp for all goes before all others."""
     one_time = f"{edge}Timestamp"
     by_time = f"{edge}OffsetsByTimestamp"

@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from streamqd import config
 from streamqd.errors import Refused, TopicMissing
+from streamqd.model import TopicPartition
 from streamqd.policy.partitioning import crc32_partition, round_robin_partition
 from streamqd.producer.encoding import Outgoing, fields_of
-from streamqd.spark.offsets import Place
 from streamqd.spark.options import WriteOptions
 from streamqd.spark.streams import keys_for, persist
 from streamqd.store import topics
@@ -32,7 +32,7 @@ class Row(NamedTuple):
     fields: list[bytes]
 
 
-Chunk = Mapping[Place, Sequence[Row]]
+Chunk = Mapping[TopicPartition, Sequence[Row]]
 
 
 def rows_of(batch: pa.RecordBatch, options: WriteOptions) -> Iterator[Row]:
@@ -102,7 +102,7 @@ class Targets:
             )
         return found
 
-    def place(self, row: Row, turn: int) -> Place:
+    def place(self, row: Row, turn: int) -> TopicPartition:
         """The partition of a row: its own, that of its key, of its id, or the next in turn."""
         count = self.count(row.topic)
         if row.partition is not None:
@@ -127,7 +127,7 @@ def deliver(
     Rows without a key begin at `turn`.
     """
     targets = Targets(options)
-    held: dict[Place, list[Row]] = {}
+    held: dict[TopicPartition, list[Row]] = {}
     count = size = 0
     for number, row in enumerate(rows, turn):
         held.setdefault(targets.place(row, number), []).append(row)

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
+from streamqd.model import TopicPartition
 from streamqd.spark import offsets
-from streamqd.spark.offsets import Id, Place, Span
+from streamqd.spark.offsets import Id, Span
 
 _LAST: Id = (offsets.PART_MAX, offsets.PART_MAX)
 
@@ -28,7 +29,7 @@ class Narrowing:
         """Use what can be used of the filters; return those that Spark must still apply."""
         return [each for each in filters if not self._take(each)]
 
-    def keeps(self, place: Place) -> bool:
+    def keeps(self, place: TopicPartition) -> bool:
         """Whether rows of the place can pass."""
         return all(place[at] in values for at, values in self._allowed)
 

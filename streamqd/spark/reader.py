@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from streamqd.errors import RedisUnavailable
+from streamqd.model import RawEntry
 from streamqd.spark import offsets
-from streamqd.spark.entries import Entry
 from streamqd.spark.offsets import Loss, Span
 from streamqd.spark.options import ReadOptions
 from streamqd.spark.streams import Catalog, keys_for, link_for, persist, stream_key, tell_loss
@@ -48,9 +48,9 @@ class EntryReader:
         self.rows = 0
         self.end = span.end
 
-    def batches(self) -> Iterator[list[Entry]]:
+    def batches(self) -> Iterator[list[RawEntry]]:
         """The entries, in lists of about `fetch_bytes`. At the end DataLossError, if at all."""
-        held: list[Entry] = []
+        held: list[RawEntry] = []
         weight = 0.0
         with _collector_paused():
             for page in self._pages():
@@ -64,7 +64,7 @@ class EntryReader:
         self._report(0)
         self._settle()
 
-    def _pages(self) -> Iterator[list[Entry]]:
+    def _pages(self) -> Iterator[list[RawEntry]]:
         span = self._span
         end = offsets.write_id(span.end)
         cursor = "(" + offsets.write_id(span.start)
@@ -103,7 +103,7 @@ class EntryReader:
         """Entries that may still be read; None: all."""
         return None if self._limit is None or self._broken else max(0, self._limit - self.rows)
 
-    def _fetch(self, cursor: str, end: str, count: int) -> tuple[list[Entry], int]:
+    def _fetch(self, cursor: str, end: str, count: int) -> tuple[list[RawEntry], int]:
         """Entries from the cursor on, and how many were asked for in the end.
 
         A count says nothing of their size: a thousand small ones may be followed by a thousand
@@ -178,7 +178,7 @@ class EntryReader:
 
 def _weighed(
     link: Connection, command: Sequence[str | int], bytes_max: float
-) -> tuple[list[Entry], int]:
+) -> tuple[list[RawEntry], int]:
     return link.node.execute_weighed(*command, bytes_max=bytes_max)
 
 

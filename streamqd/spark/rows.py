@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from streamqd.spark import offsets
-from streamqd.spark.entries import LONG_MAX, Entries, Entry, header_lists, times
+from streamqd.model import RawEntry, TopicPartition
+from streamqd.spark.entries import LONG_MAX, Entries, header_lists, times
 
 _LARGEST_COUNT = (1 << 31) - 1
 
@@ -93,13 +93,13 @@ class Table:
     `own` are all columns of the read: `fields` holds what none of them takes, whichever are asked.
     """
 
-    def __init__(self, chosen: Sequence[Column], own: Sequence[Column], place: offsets.Place):
+    def __init__(self, chosen: Sequence[Column], own: Sequence[Column], place: TopicPartition):
         self.schema = arrow_schema(chosen)
         self._chosen = chosen
         self._place = place
         self._taken = {column.field for column in own if column.field}
 
-    def batch(self, entries: Sequence[Entry]) -> pa.RecordBatch:
+    def batch(self, entries: Sequence[RawEntry]) -> pa.RecordBatch:
         """One batch of the entries, which are in the order of their ids."""
         source = Entries(entries)
         arrays = [

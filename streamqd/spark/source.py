@@ -30,8 +30,9 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from streamqd.errors import Refused
+from streamqd.model import TopicPartition
 from streamqd.spark import offsets, rows, sink, table
-from streamqd.spark.offsets import Loss, Offsets, Place, Position, Span, StreamFacts
+from streamqd.spark.offsets import Loss, Offsets, Position, Span, StreamFacts
 from streamqd.spark.options import ReadOptions, WriteOptions, read_options, write_options
 from streamqd.spark.pushdown import Narrowing
 from streamqd.spark.reader import EntryReader
@@ -195,7 +196,9 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         self._initial: dict[str, Any] | None = None
         self._target: Offsets | None = None
         self._end: Offsets = {}  # of the batch that was planned last
-        self._seen: dict[Place, int] = {}  # entries that were ever issued, as far as was looked at
+        self._seen: dict[
+            TopicPartition, int
+        ] = {}  # entries that were ever issued, as far as was looked at
         self._took_at = float("-inf")
         self._shown: Offsets = {}
         self._shown_at = float("-inf")
@@ -248,7 +251,11 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         return offsets.to_json(self._end)
 
     def _limited(
-        self, catalog: Catalog, begun: Offsets, most: int, facts: Mapping[Place, StreamFacts]
+        self,
+        catalog: Catalog,
+        begun: Offsets,
+        most: int,
+        facts: Mapping[TopicPartition, StreamFacts],
     ) -> Offsets:
         """Ends that take `most` entries in all, from each partition its share."""
         for _ in range(LOOKS):
@@ -266,8 +273,8 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         }
 
     def _waiting(
-        self, begun: Offsets, facts: Mapping[Place, StreamFacts]
-    ) -> tuple[dict[Place, StreamFacts], Offsets, dict[Place, int]]:
+        self, begun: Offsets, facts: Mapping[TopicPartition, StreamFacts]
+    ) -> tuple[dict[TopicPartition, StreamFacts], Offsets, dict[TopicPartition, int]]:
         """The facts up to the target, where the query can go on, and how much waits behind that."""
         now = {place: self._as_of_target(place, each) for place, each in facts.items()}
         starts = {}
@@ -305,7 +312,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         places = catalog.places(strict=False)
         return {place: facts.latest for place, facts in catalog.facts(places).items()}
 
-    def _as_of_target(self, place: Place, facts: StreamFacts) -> StreamFacts:
+    def _as_of_target(self, place: TopicPartition, facts: StreamFacts) -> StreamFacts:
         """The facts as if nothing had come after the target, which is of the same stream."""
         if self._target is None:
             return facts
@@ -328,7 +335,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         return time.monotonic() - self._took_at < self.options.max_trigger_delay
 
 
-def _forward(begun: Offsets, ends: Offsets, anew: set[Place]) -> Offsets:
+def _forward(begun: Offsets, ends: Offsets, anew: set[TopicPartition]) -> Offsets:
     """The ends that lie beyond their start, or in a stream made anew. The others stay as they are.
 
     Spark compares offsets as texts to see whether there is anything to do.

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 from pyspark.sql.datasource import WriterCommitMessage
 
 from streamqd.errors import RedisRefused, SparkError, StreamqdError
-from streamqd.spark.offsets import Place
+from streamqd.model import TopicPartition
 from streamqd.spark.options import WriteOptions
 from streamqd.spark.outgoing import Chunk
 from streamqd.spark.streams import keys_for, link_for, partition_counts, persist
@@ -55,7 +55,7 @@ class Staged(WriterCommitMessage):
 
     query: str
     attempt: str
-    rows: Mapping[Place, int]
+    rows: Mapping[TopicPartition, int]
     counts: Mapping[str, int]
 
 
@@ -85,7 +85,7 @@ class _Ledger:
     def run(self, *commands: tuple[object, ...]) -> Sequence[Any]:
         return accepted(self.ask(lambda link: link.pipeline(commands)))
 
-    def stream(self, place: Place, attempt: str) -> str:
+    def stream(self, place: TopicPartition, attempt: str) -> str:
         return self.keys.staged(*place, self.query, attempt)
 
     def lengths(self, streams: Sequence[str]) -> list[int | None]:
@@ -138,7 +138,7 @@ class Stage:
         self._batch = batch
         self._run = run[:_RUN_DIGITS]
         self._attempt = self._run + secrets.token_hex(8)
-        self._rows: Counter[Place] = Counter()
+        self._rows: Counter[TopicPartition] = Counter()
         self._announced: set[str] = set()
         self._bytes = 0
 
@@ -311,7 +311,7 @@ class Publisher:
         call = store.end(of.keys, of.query, batch, of.ttl)
         of.ask(lambda link: link.run(call))
 
-    def _left(self, plan: store.Plan) -> dict[tuple[Place, str], int | None]:
+    def _left(self, plan: store.Plan) -> dict[tuple[TopicPartition, str], int | None]:
         """Rows that are not moved yet, by place and attempt; None where they are gone.
 
         A partition that its topic does not have has no reader: rows for it are gone as well.
@@ -329,9 +329,9 @@ class Publisher:
             for line, rows in zip(lines, found, strict=True)
         }
 
-    def _move(self, waiting: Sequence[tuple[Place, str]]) -> None:
+    def _move(self, waiting: Sequence[tuple[TopicPartition, str]]) -> None:
         """Move the rows of attempts: those of a partition in the order of the tasks."""
-        lines: dict[Place, list[str]] = {}
+        lines: dict[TopicPartition, list[str]] = {}
         for place, attempt in waiting:
             lines.setdefault(place, []).append(attempt)
         of = self._ledger
@@ -351,7 +351,7 @@ class Publisher:
     def _run_many(self, calls: Sequence[Call]) -> Sequence[Any]:
         return accepted(self._ledger.ask(lambda link: link.run_many(calls)))
 
-    def _gives_up(self, batch: int, gone: Sequence[tuple[Place, str]]) -> bool:
+    def _gives_up(self, batch: int, gone: Sequence[tuple[TopicPartition, str]]) -> bool:
         """Whether a batch ends without rows that are gone; False: it was ended by another driver.
 
         Raises NotPublishedError where no loss is allowed.

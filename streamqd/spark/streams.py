@@ -21,8 +21,9 @@ from typing import Any, TypeVar
 
 from streamqd.config import topology
 from streamqd.errors import RedisRefused, RedisUnavailable, Refused, SparkError, TopicMissing
+from streamqd.model import TopicPartition
 from streamqd.spark import offsets
-from streamqd.spark.offsets import Bound, Id, Loss, Offsets, Place, Position, Span, StreamFacts
+from streamqd.spark.offsets import Bound, Id, Loss, Offsets, Position, Span, StreamFacts
 from streamqd.spark.options import DLQ, ReadOptions, SparkConnection
 from streamqd.store import spark as store
 from streamqd.store import statistics, topics
@@ -124,7 +125,7 @@ def persist(connection: SparkConnection, work: Callable[[Connection], _T], *, ke
     return work(link_for(connection, key))
 
 
-def stream_key(keys: Keys, place: Place) -> str:
+def stream_key(keys: Keys, place: TopicPartition) -> str:
     """The stream of a place."""
     name, partition = place
     if name.endswith(DLQ):
@@ -170,7 +171,9 @@ class Catalog:
         self._options = options
         self._keys = keys_for(options.connection)
 
-    def places(self, begun: Iterable[Place] = (), *, strict: bool = True) -> list[Place]:
+    def places(
+        self, begun: Iterable[TopicPartition] = (), *, strict: bool = True
+    ) -> list[TopicPartition]:
         """All partitions to be read now, in order. Raises TopicMissing, Refused.
 
         Those that a stream has begun to read may be gone, and any when it is not `strict`.
@@ -183,7 +186,7 @@ class Catalog:
             self._refuse_unknown(found)
         return sorted(found)
 
-    def _refuse_unknown(self, found: Sequence[Place]) -> None:
+    def _refuse_unknown(self, found: Sequence[TopicPartition]) -> None:
         """Raise Refused when the start or the end names a partition that is not read."""
         options = self._options
         for edge, named in (("starting", options.starting), ("ending", options.ending)):
@@ -195,7 +198,9 @@ class Catalog:
                     " not exist, or the subscription leaves it out"
                 )
 
-    def vanished(self, begun: Iterable[Place], places: Sequence[Place]) -> list[Place]:
+    def vanished(
+        self, begun: Iterable[TopicPartition], places: Sequence[TopicPartition]
+    ) -> list[TopicPartition]:
         """Partitions that a stream has begun to read, is still to read, and that are gone."""
         options = self._options
         pattern = re.compile(options.pattern.removesuffix(DLQ))
@@ -210,7 +215,7 @@ class Catalog:
             )
         ]
 
-    def _find_places(self, link: Connection, known: set[str], strict: bool) -> list[Place]:
+    def _find_places(self, link: Connection, known: set[str], strict: bool) -> list[TopicPartition]:
         options = self._options
         if options.pattern:
             wanted = re.compile(options.pattern.removesuffix(DLQ))
@@ -237,11 +242,13 @@ class Catalog:
                 raise Refused(f"{name} has {counts[name]} partitions: there is no {partition}")
         return [place for place in options.assign if place[1] < counts[place[0]]]
 
-    def facts(self, places: Sequence[Place]) -> dict[Place, StreamFacts]:
+    def facts(self, places: Sequence[TopicPartition]) -> dict[TopicPartition, StreamFacts]:
         """What each stream says of itself."""
         return persist(self._options.connection, lambda link: self._ask_facts(link, places))
 
-    def _ask_facts(self, link: Connection, places: Sequence[Place]) -> dict[Place, StreamFacts]:
+    def _ask_facts(
+        self, link: Connection, places: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, StreamFacts]:
         dead = [place for place in places if place[0].endswith(DLQ)]
         live = [place for place in places if not place[0].endswith(DLQ)]
         asked = [("XINFO", "STREAM", stream_key(self._keys, place)) for place in dead]
@@ -275,16 +282,18 @@ class Catalog:
 
     # --- positions ---
 
-    def starts(self, facts: Mapping[Place, StreamFacts], default: Bound) -> Offsets:
+    def starts(self, facts: Mapping[TopicPartition, StreamFacts], default: Bound) -> Offsets:
         """Where reading begins. Raises Refused when options do not say it for a partition."""
         return self._resolved("starting", facts, default)
 
-    def ends(self, facts: Mapping[Place, StreamFacts]) -> Offsets:
+    def ends(self, facts: Mapping[TopicPartition, StreamFacts]) -> Offsets:
         """Where a batch read ends."""
         return self._resolved("ending", facts, offsets.LATEST)
 
-    def _resolved(self, edge: str, facts: Mapping[Place, StreamFacts], default: Bound) -> Offsets:
-        single: Mapping[Place, Bound] | None = getattr(self._options, edge)
+    def _resolved(
+        self, edge: str, facts: Mapping[TopicPartition, StreamFacts], default: Bound
+    ) -> Offsets:
+        single: Mapping[TopicPartition, Bound] | None = getattr(self._options, edge)
         chosen: Bound = getattr(self._options, f"{edge}_default") or default
         missing = [place for place in facts if single is not None and place not in single]
         if missing:
@@ -301,7 +310,7 @@ class Catalog:
             for place, bound in bounds.items()
         }
 
-    def _settled(self, groups: Mapping[Place, str]) -> dict[Place, Id]:
+    def _settled(self, groups: Mapping[TopicPartition, str]) -> dict[TopicPartition, Id]:
         """Up to where each group is done: before its first pending entry, else what it was given.
 
         The groups are asked first: what is delivered in between is then pending, or done.
@@ -322,7 +331,7 @@ class Catalog:
             settled[place] = given if first is None else min(given, offsets.predecessor(first))
         return settled
 
-    def counted(self, positions: Offsets, facts: Mapping[Place, StreamFacts]) -> Offsets:
+    def counted(self, positions: Offsets, facts: Mapping[TopicPartition, StreamFacts]) -> Offsets:
         """The positions, with their counts where those can be had by walking over what follows."""
         unknown = {
             place: position
@@ -337,7 +346,9 @@ class Catalog:
             if p not in gone and offsets.lost(at, facts[p]) is None
         }
 
-    def overtaken(self, starts: Offsets, facts: Mapping[Place, StreamFacts]) -> set[Place]:
+    def overtaken(
+        self, starts: Offsets, facts: Mapping[TopicPartition, StreamFacts]
+    ) -> set[TopicPartition]:
         """Places of which entries behind the start went since the facts: counts are wrong there."""
         now = self.facts(list(starts))
         return {
@@ -347,7 +358,9 @@ class Catalog:
             and ((first := now[place].first) is None or first > start.id)
         }
 
-    def walk(self, wanted: Mapping[Place, tuple[Id, Id, int]]) -> dict[Place, _Walked]:
+    def walk(
+        self, wanted: Mapping[TopicPartition, tuple[Id, Id, int]]
+    ) -> dict[TopicPartition, _Walked]:
         """Go (after, up to, entries) in each stream; return how far that was.
 
         The server counts a thousand at a time, fewer where bodies are large, so that it is never
@@ -380,9 +393,9 @@ class Catalog:
         self,
         starts: Offsets,
         ends: Offsets,
-        facts: Mapping[Place, StreamFacts],
-        seen: Mapping[Place, int] = MappingProxyType({}),
-    ) -> dict[Place, Span]:
+        facts: Mapping[TopicPartition, StreamFacts],
+        seen: Mapping[TopicPartition, int] = MappingProxyType({}),
+    ) -> dict[TopicPartition, Span]:
         """What lies between two offsets. Raises DataLossError for what is gone, or leaves it out.
 
         A partition that has no start is new: it is read from its first entry on. `seen` is how many
@@ -403,7 +416,9 @@ class Catalog:
                 found[place] = whole
         return found
 
-    def cut(self, spans: Mapping[Place, Span], facts: Mapping[Place, StreamFacts]) -> list[Span]:
+    def cut(
+        self, spans: Mapping[TopicPartition, Span], facts: Mapping[TopicPartition, StreamFacts]
+    ) -> list[Span]:
         """The spans in as many pieces as the options ask for."""
         options = self._options
         if options.max_per_partition:
@@ -433,7 +448,7 @@ class Catalog:
             ends.append(gone.id)
             after = gone.id
 
-    def told(self, place: Place, after: Position, loss: Loss) -> None:
+    def told(self, place: TopicPartition, after: Position, loss: Loss) -> None:
         """Raise DataLossError, or say it and go on, as the options want it."""
         tell_loss(place, after.id, loss, fail=self._options.fail_on_data_loss)
 
@@ -474,7 +489,7 @@ def _last_delivered(listed: list[Any], group: str) -> Id | None:
     return None
 
 
-def tell_loss(place: Place, after: Id, loss: Loss, *, fail: bool) -> None:
+def tell_loss(place: TopicPartition, after: Id, loss: Loss, *, fail: bool) -> None:
     """Raise DataLossError when `fail`, else log it."""
     left = "what is left"
     where = f"{place[0]} partition {place[1]} behind {offsets.write_id(after)}"

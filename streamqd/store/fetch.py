@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import hiredis
 
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.model import Lease
+from streamqd.model import Lease, RawEntry
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.transport import Transport
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     import socket
 
 CONSUMER = "w"  # the one consumer name of every group: the fence says who owns
-
-Entry = list[Any]  # [id, [name, value, …]]
 
 
 def _pack(*command: str | bytes) -> bytes:
@@ -52,8 +50,8 @@ class FetchResult(NamedTuple):
     executed: bool
     mine: bool
     acked: int
-    retried: list[Entry]
-    main: list[Entry]
+    retried: list[RawEntry]
+    main: list[RawEntry]
     error: str
     received: int = 0
     reported: tuple[bytes, bytes] = (b"", b"")
@@ -120,8 +118,8 @@ class Fetcher:
         acked = sum(n for n in executed[:-1] if isinstance(n, int))
         if isinstance(reply, RedisRefused):
             return FetchResult(True, mine, acked, [], [], reply.code)
-        retried: list[Entry] = []
-        main: list[Entry] = []
+        retried: list[RawEntry] = []
+        main: list[RawEntry] = []
         for name, entries in reply or ():
             if name == self._retry_name:
                 retried = entries

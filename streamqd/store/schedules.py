@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from streamqd.config.setting import NAME
 from streamqd.errors import BadValue, ContractError
-from streamqd.model import Unit
+from streamqd.model import TopicPartition, Unit
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
@@ -27,8 +27,6 @@ TICKS_MAX = 64  # ticks in one call
 STAMPS_MAX = 256  # declared ones in one call
 FIELDS_MAX = 8  # names and values of one message
 _TEXTS_MAX = 128 << 10
-
-Place = tuple[str, int]  # a topic and its partition
 
 
 class DueSchedule(NamedTuple):
@@ -77,8 +75,8 @@ class IndexLine(NamedTuple):
 
     fleet: str
     origin: str
-    place: Place
-    origin_place: Place | None = None
+    place: TopicPartition
+    origin_place: TopicPartition | None = None
 
     @classmethod
     def parse(cls, raw: bytes, key: str, name: str) -> IndexLine:
@@ -100,14 +98,14 @@ class IndexLine(NamedTuple):
         return " ".join([self.fleet, self.origin, *(f"{topic} {at}" for topic, at in places)])
 
 
-def page(keys: Keys, place: Place, count: int) -> Call:
+def page(keys: Keys, place: TopicPartition, count: int) -> Call:
     """Ask which schedules are due."""
     return scripts.get("schedule_page").call(_keys(keys, place), count=count)
 
 
 def fire(
     keys: Keys,
-    place: Place,
+    place: TopicPartition,
     ticks: Sequence[DueTick],
     *,
     group: str = "",
@@ -149,7 +147,7 @@ def fire(
 
 def run(
     keys: Keys,
-    place: Place,
+    place: TopicPartition,
     name: str,
     digest: str,
     instant_unix_ms: int,
@@ -177,7 +175,7 @@ def run(
 
 def declare(
     keys: Keys,
-    place: Place,
+    place: TopicPartition,
     name: str,
     digest: str,
     text: str,
@@ -202,7 +200,7 @@ def declare(
     )
 
 
-def stamp(keys: Keys, place: Place, declared: Sequence[tuple[str, str]]) -> Call:
+def stamp(keys: Keys, place: TopicPartition, declared: Sequence[tuple[str, str]]) -> Call:
     """Note that an instance declares these, each a name and the hash of its specification."""
     if not 1 <= len(declared) <= STAMPS_MAX:
         raise ContractError(f"{len(declared)} schedules in one call, not 1 to {STAMPS_MAX}")
@@ -210,29 +208,29 @@ def stamp(keys: Keys, place: Place, declared: Sequence[tuple[str, str]]) -> Call
     return scripts.get("schedule_stamp").call(_keys(keys, place), declared=flat)
 
 
-def hold(keys: Keys, place: Place, name: str | bytes, reason: str) -> Call:
+def hold(keys: Keys, place: TopicPartition, name: str | bytes, reason: str) -> Call:
     """Stop a schedule; it keeps its due time."""
     if reason not in REASONS:
         raise ContractError(f"schedule_hold: reason {reason!r}")
     return scripts.get("schedule_hold").call(_keys(keys, place), name=name, reason=reason)
 
 
-def release(keys: Keys, place: Place, name: str) -> Call:
+def release(keys: Keys, place: TopicPartition, name: str) -> Call:
     """Let a held schedule be due again."""
     return scripts.get("schedule_release").call(_keys(keys, place), name=name)
 
 
-def drop(keys: Keys, place: Place, name: str) -> Call:
+def drop(keys: Keys, place: TopicPartition, name: str) -> Call:
     """Remove a schedule."""
     named = {**_keys(keys, place), "last": keys.schedules_last(*place)}
     return scripts.get("schedule_drop").call(named, name=name)
 
 
-def _keys(keys: Keys, place: Place) -> dict[str, str]:
+def _keys(keys: Keys, place: TopicPartition) -> dict[str, str]:
     return {"due": keys.schedules_due(*place), "schedules": keys.schedules(*place)}
 
 
-def _counted(keys: Keys, place: Place, partitions: int | None) -> Mapping[str, str]:
+def _counted(keys: Keys, place: TopicPartition, partitions: int | None) -> Mapping[str, str]:
     return {} if partitions is None else {"meta": keys.meta(place[0])}
 
 
@@ -290,7 +288,7 @@ def forget_topic(store: Store, topic: str, partitions: int) -> None:
     store.execute("SREM", store.keys.schedule_places(), *gone)
 
 
-def places(store: Store) -> list[Place]:
+def places(store: Store) -> list[TopicPartition]:
     """Where there may be schedules. What cannot be read is passed over."""
     found = []
     for raw in store.execute("SMEMBERS", store.keys.schedule_places()):
@@ -336,7 +334,7 @@ _PARTS = ("hash", "origin", "since", "seen", "held")
 _LAST = ("tick", "id", "late", "fired", "skipped", "ran")
 
 
-def kept_commands(keys: Keys, place: Place, name: str) -> list[tuple[Any, ...]]:
+def kept_commands(keys: Keys, place: TopicPartition, name: str) -> list[tuple[Any, ...]]:
     """The commands whose three replies `kept` takes."""
     return [
         ("HMGET", keys.schedules(*place), name, *(f"{name}:{part}" for part in _PARTS)),
@@ -345,7 +343,9 @@ def kept_commands(keys: Keys, place: Place, name: str) -> list[tuple[Any, ...]]:
     ]
 
 
-def carried_commands(keys: Keys, place: Place, name: str, from_: Kept) -> list[tuple[Any, ...]]:
+def carried_commands(
+    keys: Keys, place: TopicPartition, name: str, from_: Kept
+) -> list[tuple[Any, ...]]:
     """The commands that carry counts and the last tick to another place, for a move.
 
     They may be repeated: what is there already stays. The id of the last message is of another

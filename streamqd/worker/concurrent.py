@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from streamqd.config import Consumer
-from streamqd.message import Entry, of_read, restored
-from streamqd.model import EACH
+from streamqd.message import of_read, restored
+from streamqd.model import EACH, RawEntry
 from streamqd.scoreboard import (
     CLEARED,
     RUNNING,
@@ -98,7 +98,7 @@ class ConcurrentExecutor:
         took_ns = int(self._run_ns * total / self._consumer.lanes)  # as others took
         self._prefetch.observe(total, size, took_ns, fetched.received)
 
-    def _take_stream(self, entries: list[Entry], retried: bool) -> int:
+    def _take_stream(self, entries: list[RawEntry], retried: bool) -> int:
         """Take the entries that were read of one stream into hand. Returns their size in bytes."""
         if not entries:
             return 0

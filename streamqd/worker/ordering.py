@@ -16,10 +16,10 @@ class Keyed(Protocol):
     def key(self) -> bytes | None: ...
 
 
-Entry = TypeVar("Entry", bound=Keyed)
+KeyedEntry = TypeVar("KeyedEntry", bound=Keyed)
 
 
-class Ordering(Protocol[Entry]):
+class Ordering(Protocol[KeyedEntry]):
     """Entries that wait for a lane of the concurrent executor, in the order that they keep."""
 
     @property
@@ -30,30 +30,30 @@ class Ordering(Protocol[Entry]):
     def ready(self) -> int:
         """The number of waiting entries that could start now."""
 
-    def add(self, entries: Iterable[Entry]) -> None:
+    def add(self, entries: Iterable[KeyedEntry]) -> None:
         """Append entries, in their order."""
 
-    def take(self, count: int) -> list[Entry]:
+    def take(self, count: int) -> list[KeyedEntry]:
         """Remove and return the oldest entries that may start, at most `count`."""
 
-    def ended(self, entries: Iterable[Entry]) -> None:
+    def ended(self, entries: Iterable[KeyedEntry]) -> None:
         """Note that taken entries finished, with any result."""
 
     def knows(self, key: bytes | None) -> bool:
         """Return True if another entry of this key would have to wait."""
 
-    def surrender(self, entry: Entry) -> list[Entry]:
+    def surrender(self, entry: KeyedEntry) -> list[KeyedEntry]:
         """Remove and return the entries that wait for the key of a taken entry."""
 
-    def drop(self) -> list[Entry]:
+    def drop(self) -> list[KeyedEntry]:
         """Remove and return all waiting entries. Taken entries stay taken until `ended`."""
 
 
-class Unordered(Generic[Entry]):
+class Unordered(Generic[KeyedEntry]):
     """Every entry may start at any time."""
 
     def __init__(self) -> None:
-        self._ready: deque[Entry] = deque()
+        self._ready: deque[KeyedEntry] = deque()
 
     @property
     def waiting(self) -> int:
@@ -61,42 +61,42 @@ class Unordered(Generic[Entry]):
 
     ready = waiting
 
-    def add(self, entries: Iterable[Entry]) -> None:
+    def add(self, entries: Iterable[KeyedEntry]) -> None:
         self._ready.extend(entries)
 
-    def take(self, count: int) -> list[Entry]:
+    def take(self, count: int) -> list[KeyedEntry]:
         ready = self._ready
         return [ready.popleft() for _ in range(min(count, len(ready)))]
 
-    def ended(self, _entries: Iterable[Entry]) -> None:
+    def ended(self, _entries: Iterable[KeyedEntry]) -> None:
         """Do nothing: no entry waits for another."""
 
     def knows(self, _key: bytes | None) -> bool:
         return False
 
-    def surrender(self, _entry: Entry) -> list[Entry]:
+    def surrender(self, _entry: KeyedEntry) -> list[KeyedEntry]:
         return []
 
-    def drop(self) -> list[Entry]:
+    def drop(self) -> list[KeyedEntry]:
         dropped = list(self._ready)
         self._ready.clear()
         return dropped
 
 
-class ByKey(Generic[Entry]):
+class ByKey(Generic[KeyedEntry]):
     """One entry of each key at a time. An entry without a key never waits."""
 
     def __init__(self) -> None:
-        self._ready: deque[Entry] = deque()
+        self._ready: deque[KeyedEntry] = deque()
         # By key with a ready or taken entry: its waiting entries. Mostly None.
-        self._behind: dict[bytes, deque[Entry] | None] = {}
+        self._behind: dict[bytes, deque[KeyedEntry] | None] = {}
         self.waiting = 0
 
     @property
     def ready(self) -> int:
         return len(self._ready)
 
-    def add(self, entries: Iterable[Entry]) -> None:
+    def add(self, entries: Iterable[KeyedEntry]) -> None:
         ready, behind = self._ready, self._behind
         before, later = len(ready), 0
         for entry in entries:
@@ -114,13 +114,13 @@ class ByKey(Generic[Entry]):
                     line.append(entry)
         self.waiting += len(ready) - before + later
 
-    def take(self, count: int) -> list[Entry]:
+    def take(self, count: int) -> list[KeyedEntry]:
         ready = self._ready
         taken = [ready.popleft() for _ in range(min(count, len(ready)))]
         self.waiting -= len(taken)
         return taken
 
-    def ended(self, entries: Iterable[Entry]) -> None:
+    def ended(self, entries: Iterable[KeyedEntry]) -> None:
         ready, behind = self._ready, self._behind
         for entry in entries:
             key = entry.key
@@ -131,7 +131,7 @@ class ByKey(Generic[Entry]):
     def knows(self, key: bytes | None) -> bool:
         return key in self._behind
 
-    def surrender(self, entry: Entry) -> list[Entry]:
+    def surrender(self, entry: KeyedEntry) -> list[KeyedEntry]:
         key = entry.key
         if key is None:
             return []
@@ -140,7 +140,7 @@ class ByKey(Generic[Entry]):
         self.waiting -= len(behind)
         return behind
 
-    def drop(self) -> list[Entry]:
+    def drop(self) -> list[KeyedEntry]:
         dropped = list(self._ready)
         for entry in self._ready:
             if entry.key is not None:

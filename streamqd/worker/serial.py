@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from streamqd.message import Entry, Message, of_read
+from streamqd.message import Message, of_read
+from streamqd.model import RawEntry
 from streamqd.scoreboard import CLEARED, WORD_COMMAND, now_ns
 from streamqd.store.fetch import FetchResult
 from streamqd.store.messages import place_of
@@ -156,7 +157,9 @@ class SerialExecutor:
         self._runner.run_collected()
         self._prefetch.observe(total, size, now_ns() - began, fetched.received)
 
-    def _run_stream(self, entries: list[Entry], first: int, retried: bool, received: int) -> None:
+    def _run_stream(
+        self, entries: list[RawEntry], first: int, retried: bool, received: int
+    ) -> None:
         """Run the entries of one stream. They are at `first` of the batch and after it."""
         context, slot, runner = self._context, self._slot, self._runner
         messages, may_expire = of_read(context.delivery, entries, retried)

@@ -405,6 +405,7 @@ def many(new_daemon: Make, request: pytest.FixtureRequest) -> tuple[Daemon, int]
     return daemon, due
 
 
+@pytest.mark.promise
 def test_ten_thousand_schedules_are_due_at_once(many: tuple[Daemon, int]) -> None:
     """Reports how late the last one was, and the CPU of the server while it waits and fires."""
     daemon, due = many

@@ -12,10 +12,11 @@ from click.testing import CliRunner
 from streamqd.admin.reading import server_unix_ms
 from streamqd.cli import cli
 from streamqd.config import Schedule
+from streamqd.model import TopicPartition
 from streamqd.schedules.reconciliation import Reconciler
 from streamqd.store import schedules as calls
 from streamqd.store.client import Connection
-from streamqd.store.schedules import ORPHAN_MS, IndexLine, Place
+from streamqd.store.schedules import ORPHAN_MS, IndexLine
 from tests.support.servers import Server
 from tests.support.surgery import TOPIC, Surgery
 
@@ -32,7 +33,7 @@ def surgery(tmp_path: Path, server: Server, link: Connection) -> Surgery:
     return made
 
 
-def place_of(surgery: Surgery, name: str = "nightly") -> Place:
+def place_of(surgery: Surgery, name: str = "nightly") -> TopicPartition:
     line = calls.index(surgery.store, [name])[name]
     assert isinstance(line, IndexLine)
     return line.place

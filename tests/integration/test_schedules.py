@@ -10,6 +10,7 @@ import pytest
 
 from streamqd.admin import growth, topics_deletion
 from streamqd.config import Schedule, Topic
+from streamqd.model import TopicPartition
 from streamqd.schedules import firing, reconciliation
 from streamqd.schedules.firing import Firer, Outcome
 from streamqd.schedules.reconciliation import (
@@ -24,7 +25,7 @@ from streamqd.store import schedules as calls
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
-from streamqd.store.schedules import OPERATOR, IndexLine, Kept, Place
+from streamqd.store.schedules import OPERATOR, IndexLine, Kept
 from streamqd.store.store import Store
 from tests.contract.desk import Desk
 
@@ -51,7 +52,7 @@ def reconcile(store: Store, *schedules: Schedule, fleet: str = "default", since:
     Reconciler(store, fleet, schedules, since, {}).run()
 
 
-def place_of(store: Store, name: str = "tick") -> Place:
+def place_of(store: Store, name: str = "tick") -> TopicPartition:
     entry = calls.index(store, [name])[name]
     assert isinstance(entry, IndexLine)
     return entry.place

@@ -10,10 +10,9 @@ import pytest
 
 from streamqd import config
 from streamqd.errors import Refused, TopicMissing
-from streamqd.model import Unit
+from streamqd.model import RawEntry, TopicPartition, Unit
 from streamqd.spark import offsets
-from streamqd.spark.entries import Entry
-from streamqd.spark.offsets import EARLIEST, LATEST, Loss, Place, Position, Span
+from streamqd.spark.offsets import EARLIEST, LATEST, Loss, Position, Span
 from streamqd.spark.options import ReadOptions, read_options
 from streamqd.spark.reader import BATCH_ROWS, EntryReader
 from streamqd.spark.streams import Catalog, DataLossError
@@ -26,7 +25,7 @@ from streamqd.store.transport import OverweightError
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import ProcessServer, Server
 
-PLACE: Place = ("access", 0)
+PLACE: TopicPartition = ("access", 0)
 
 
 class Shop:
@@ -157,7 +156,7 @@ def test_fetches_are_bounded_by_bytes(shop: Shop, monkeypatch: pytest.MonkeyPatc
     asked: list[int] = []
     fetch = EntryReader._fetch
 
-    def spied(self: EntryReader, cursor: str, end: str, count: int) -> tuple[list[Entry], int]:
+    def spied(self: EntryReader, cursor: str, end: str, count: int) -> tuple[list[RawEntry], int]:
         asked.append(count)
         return fetch(self, cursor, end, count)
 
@@ -178,7 +177,7 @@ def test_large_entries_behind_small_ones(shop: Shop, monkeypatch: pytest.MonkeyP
     refused = 0
     weighed = Node.execute_weighed
 
-    def spied(node: Node, *command: Any, bytes_max: float) -> tuple[list[Entry], int]:
+    def spied(node: Node, *command: Any, bytes_max: float) -> tuple[list[RawEntry], int]:
         nonlocal refused
         try:
             page, received = weighed(node, *command, bytes_max=bytes_max)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamqd.spark.offsets import ZERO, Id, Place, Position, StreamFacts
+from streamqd.model import TopicPartition
+from streamqd.spark.offsets import ZERO, Id, Position, StreamFacts
 from streamqd.spark.pipelines import batches
 from streamqd.spark.pipelines.batches import Stretch, TaskEnd
 
@@ -17,7 +18,7 @@ def stream(rows: int, removed: int = 0) -> StreamFacts:
     return StreamFacts(rows, rows + removed, first, (rows + removed, 0))
 
 
-def stretch(place: Place, facts: StreamFacts, start: int = 0) -> Stretch:
+def stretch(place: TopicPartition, facts: StreamFacts, start: int = 0) -> Stretch:
     position = Position((start, 0) if start else ZERO, start)
     return Stretch(place, position, facts.latest)
 
@@ -108,7 +109,7 @@ def test_where_it_stands() -> None:
 def test_batch_after_batch_takes_everything_once(lengths: list[int], most: int, tasks: int) -> None:
     facts = {("t", number): stream(rows) for number, rows in enumerate(lengths)}
     targets = {place: each.latest for place, each in facts.items()}
-    archived: dict[Place, Position] = {}
+    archived: dict[TopicPartition, Position] = {}
     taken = 0
     for _ in range(1 + sum(lengths)):
         starts = batches.waiting(archived, targets, facts)

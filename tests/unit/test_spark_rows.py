@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamqd.model import RawEntry
 from streamqd.spark import rows
-from streamqd.spark.entries import Entry
 
 pytest.importorskip("pyarrow")
 
 
 def table(
-    entries: list[Entry], *names: str, dead: bool = False, place: Any = ("access", 3)
+    entries: list[RawEntry], *names: str, dead: bool = False, place: Any = ("access", 3)
 ) -> list[dict[str, Any]]:
     own = rows.columns(dead=dead, headers=True, fields=True)
     chosen = [next(each for each in own if each.name == name) for name in names] or own
@@ -26,7 +26,7 @@ def table(
     return list(batch.to_pylist())
 
 
-def entry(entry_id: str, **fields: bytes) -> Entry:
+def entry(entry_id: str, **fields: bytes) -> RawEntry:
     flat: list[bytes] = []
     for name, value in fields.items():
         flat += (name.encode(), value)

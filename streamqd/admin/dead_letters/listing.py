@@ -13,7 +13,7 @@ from streamqd.admin.dead_letters.selection import (
     EVERY_LETTER,
     KNOWN,
     DeadLetterFilter,
-    Fields,
+    LetterFields,
     find,
     origin_of,
     replays_of,
@@ -186,7 +186,7 @@ def show(store: Store, topic: str, letter_id: str) -> DeadLetterDetail:
     """Return one letter in full. Raises TopicMissing, and Refused for an unknown letter."""
     entry = find(store, streams_of(store, topic), letter_id)
     row = _row(topic, entry)
-    known = Fields(entry.fields).known(DeadLetterDetail)
+    known = LetterFields(entry.fields).known(DeadLetterDetail)
     mark = store.execute("HGET", store.keys.moving(topic, entry.partition), str(entry.id)) or b""
     return DeadLetterDetail(
         topic=topic,
@@ -221,7 +221,7 @@ def _row(topic: str, entry: Entry) -> DeadLetterRow:
     origin, number, original = origin_of(topic, entry)
     return DeadLetterRow(
         id=str(entry.place),
-        **Fields(entry.fields).known(DeadLetterRow),
+        **LetterFields(entry.fields).known(DeadLetterRow),
         replays=replays_of(entry),
         uid=f"{origin}/{number}/{original}" if original else "",
         key=entry.fields.get(b"key"),
@@ -288,7 +288,7 @@ class FailureTally:
 
     def add(self, entry: Entry) -> None:
         """Count one letter."""
-        name = (of_letter(entry.fields), Fields(entry.fields).text(b"group"))
+        name = (of_letter(entry.fields), LetterFields(entry.fields).text(b"group"))
         self.count += 1
         alike = self._found.get(name)
         if alike is None:
@@ -319,7 +319,7 @@ class _Alike:
             self.first = entry.place
         if entry.id > self.newest.id:
             self.newest, self.fields = entry.place, entry.fields
-        instance = Fields(entry.fields).text(b"instance")
+        instance = LetterFields(entry.fields).text(b"instance")
         if len(self.instances) < INSTANCES_MAX and instance:
             self.instances[instance] = None
         replays = replays_of(entry)
@@ -327,7 +327,7 @@ class _Alike:
         self.replays = max(self.replays, replays)
 
     def cause(self, fingerprint: str, group: str) -> FailureCause:
-        newest = Fields(self.fields)
+        newest = LetterFields(self.fields)
         return FailureCause(
             **newest.known(FailureCause) | {"group": group},
             fingerprint=fingerprint,

@@ -22,7 +22,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamqd.admin import audit
-from streamqd.admin.dead_letters.selection import DeadLetterFilter, Fields, Page, origin_of, pages
+from streamqd.admin.dead_letters.selection import (
+    DeadLetterFilter,
+    LetterFields,
+    Page,
+    origin_of,
+    pages,
+)
 from streamqd.admin.reading import PAGE_MAX, Entry
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.policy.fingerprint import of_letter
@@ -265,7 +271,7 @@ class Export:
 
 def document(topic: str, entry: Entry) -> dict[str, Any]:
     """A letter as a JSON document."""
-    letter = Fields(entry.fields)
+    letter = LetterFields(entry.fields)
     *origin, original_id = origin_of(topic, entry)
     return {
         "id": str(entry.place),

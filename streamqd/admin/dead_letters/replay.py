@@ -28,7 +28,7 @@ from streamqd.admin.dead_letters.selection import (
     DEAD_ONLY,
     REPLAYS_HEADER,
     DeadLetterFilter,
-    Fields,
+    LetterFields,
     Page,
     origin_of,
     pages,
@@ -116,7 +116,7 @@ class Route:
             return Destination(target.topic, partition, None)
         if target.everyone:
             return Destination(self.topic, partition, None)
-        group = Fields(entry.fields).text(b"group")
+        group = LetterFields(entry.fields).text(b"group")
         return Destination(self.topic, partition, group) if group else None
 
     def stays(self, entry: Entry, to: Destination) -> bool:
@@ -398,7 +398,7 @@ class _Replay:
         self._done.refused[f"it is on its way to {where}: finish that replay first"] += 1
 
 
-Place = tuple[str, int]  # group, partition
+GroupPartition = tuple[str, int]  # group, partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,7 +456,7 @@ def plan(
     groups = topics.groups(store, receiving, range(route.count), letters=False, queries=False)
     refused: Counter[str] = Counter()
     tally = FailureTally()
-    newest: dict[Place, int] = {}
+    newest: dict[GroupPartition, int] = {}
     counts: Counter[str] = Counter()
     found = pages(store, topic, choice)
     until = server_unix_ms(store.connection) + 1
@@ -495,7 +495,7 @@ def _receivers(
     store: Store,
     fleet: str,
     topic: str,
-    newest: dict[Place, int],
+    newest: dict[GroupPartition, int],
     counts: Counter[str],
 ) -> list[Receiver]:
     places = sorted(newest)

@@ -521,10 +521,8 @@ PARTITIONS_MAX = 4_096  # of all topics together
 BODIES_MAX = 64  # partitions of which a message is looked at
 BODIES_AT_ONCE = 8  # bodies of one exchange
 
-Place = tuple[TopicFacts, int]
 
-
-def places_of(topics: Sequence[TopicFacts]) -> tuple[list[Place], int]:
+def places_of(topics: Sequence[TopicFacts]) -> tuple[list[tuple[TopicFacts, int]], int]:
     """The partitions to look at, and how many there are: a share of each topic when too many."""
     counted = [(topic, topic.partitions or 0) for topic in topics]
     total = sum(count for _, count in counted)
@@ -533,7 +531,7 @@ def places_of(topics: Sequence[TopicFacts]) -> tuple[list[Place], int]:
 
 
 def gather_partitions(
-    store: Store, bad: BadValues, places: Sequence[Place], *, bodies: bool
+    store: Store, bad: BadValues, places: Sequence[tuple[TopicFacts, int]], *, bodies: bool
 ) -> list[PartitionFacts]:
     """Look at partitions."""
     keys, names = store.keys, [(topic.name, number) for topic, number in places]

@@ -16,7 +16,7 @@ PARTITIONS = range(4)
 GROUPS = ("hits", "agents")
 TABLES = {"hits": "path, status", "agents": "agent"}  # a group's table, and what it counts
 
-Place = tuple[str, int]  # group and partition
+GroupPartition = tuple[str, int]  # group and partition
 
 
 @dataclass
@@ -25,8 +25,8 @@ class DemoTally:
 
     folder: Folder
     lines: int  # lines of input
-    handled: Counter[Place] = field(default_factory=Counter)
-    dead: Counter[Place] = field(default_factory=Counter)
+    handled: Counter[GroupPartition] = field(default_factory=Counter)
+    dead: Counter[GroupPartition] = field(default_factory=Counter)
     added: Counter[int] = field(default_factory=Counter)  # entries that Redis took, per partition
     unsettled: int | None = None  # unread, pending or delayed; None while Redis cannot tell
     letters: list[dict[str, Any]] = field(default_factory=list)
@@ -59,7 +59,7 @@ class DemoTally:
 
     # --- telling ---
 
-    def of_group(self, counts: Counter[Place], group: str) -> int:
+    def of_group(self, counts: Counter[GroupPartition], group: str) -> int:
         """Sum a group's counts over the partitions."""
         return sum(counts[group, partition] for partition in PARTITIONS)
 

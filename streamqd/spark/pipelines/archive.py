@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from streamqd import config
 from streamqd.errors import Refused, SparkError
+from streamqd.model import TopicPartition
 from streamqd.spark import offsets, register_once
-from streamqd.spark.offsets import Offsets, Place, Position, StreamFacts
+from streamqd.spark.offsets import Offsets, Position, StreamFacts
 from streamqd.spark.options import of_settings, read_options
 from streamqd.spark.pipelines import batches, compact, parsed
 from streamqd.spark.pipelines.lease import PipelineLease
@@ -202,7 +203,7 @@ class Archiver:
         accepted(self.link.run_many(calls))
 
 
-def _of_same_streams(archived: Offsets, facts: Mapping[Place, StreamFacts]) -> Offsets:
+def _of_same_streams(archived: Offsets, facts: Mapping[TopicPartition, StreamFacts]) -> Offsets:
     """The positions whose streams reach them: a stream made anew holds other entries there."""
     return {
         place: end
@@ -230,12 +231,12 @@ class _Run:
             "maxOffsetsPerTrigger": str(archiver.batch_rows),
         }
 
-    def facts(self) -> dict[Place, StreamFacts]:
+    def facts(self) -> dict[TopicPartition, StreamFacts]:
         """What each stream of the topic says of itself."""
         catalog = Catalog(read_options(self._given, {}))
         return catalog.facts(catalog.places())
 
-    def backlog(self, facts: Mapping[Place, StreamFacts]) -> int:
+    def backlog(self, facts: Mapping[TopicPartition, StreamFacts]) -> int:
         """How many entries there are to archive, about. Raises DataLossError for what is gone."""
         targets = {place: each.latest for place, each in facts.items()}
         starts = batches.waiting(self._table.positions, targets, facts)

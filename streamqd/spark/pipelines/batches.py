@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from streamqd.model import TopicPartition
 from streamqd.spark import offsets
-from streamqd.spark.offsets import Id, Offsets, Place, Position, Span, StreamFacts
+from streamqd.spark.offsets import Id, Offsets, Position, Span, StreamFacts
 
 PIECE_ROWS = 100_000  # of a stream that is divided among several tasks each gets so many at least
 
@@ -22,7 +23,7 @@ class Stretch(NamedTuple):
     a `limit`, only as far as that many entries go.
     """
 
-    place: Place
+    place: TopicPartition
     begin: Position
     target: Position
     spans: tuple[Span, ...] = ()
@@ -37,7 +38,9 @@ class TaskEnd(NamedTuple):
     rows: int
 
 
-def waiting(archived: Offsets, targets: Offsets, facts: Mapping[Place, StreamFacts]) -> Offsets:
+def waiting(
+    archived: Offsets, targets: Offsets, facts: Mapping[TopicPartition, StreamFacts]
+) -> Offsets:
     """Where each partition stands that is not archived up to its target."""
     # One that is not archived yet begins before its first entry: what is trimmed is a loss.
     starts = {place: archived.get(place, Position(offsets.ZERO, 0)) for place in targets}
@@ -49,7 +52,10 @@ def waiting(archived: Offsets, targets: Offsets, facts: Mapping[Place, StreamFac
 
 
 def plan(
-    stretches: Sequence[Stretch], facts: Mapping[Place, StreamFacts], rows_max: int, tasks: int
+    stretches: Sequence[Stretch],
+    facts: Mapping[TopicPartition, StreamFacts],
+    rows_max: int,
+    tasks: int,
 ) -> list[Stretch]:
     """What of the stretches goes into a batch of `rows_max` entries, for so many tasks.
 

@@ -19,8 +19,9 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import Row, StructType
 
+from streamqd.model import TopicPartition
 from streamqd.spark import offsets, rows
-from streamqd.spark.offsets import Offsets, Place, Span, StreamFacts
+from streamqd.spark.offsets import Offsets, Span, StreamFacts
 from streamqd.spark.options import ReadOptions, read_options
 from streamqd.spark.pipelines import batches
 from streamqd.spark.pipelines.batches import Stretch, TaskEnd
@@ -129,7 +130,7 @@ class FileStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield (*file[:-2], *bounds, None)
             yield (None, None, number, reader.rows, None, None, offsets.write_id(reader.end), None)
 
-    def _write(self, reader: EntryReader, place: Place) -> list[WrittenFile]:
+    def _write(self, reader: EntryReader, place: TopicPartition) -> list[WrittenFile]:
         writer = PartWriter(self.folder, place[1])
         table = rows.Table(STORED, COLUMNS, place)
         try:
@@ -143,7 +144,7 @@ class FileStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _table(self) -> ArchiveTable:
         return ArchiveTable(self.folder, self.options.subscribe[0])
 
-    def _facts(self) -> dict[Place, StreamFacts]:
+    def _facts(self) -> dict[TopicPartition, StreamFacts]:
         catalog = Catalog(self.options)
         return catalog.facts(catalog.places())
 
