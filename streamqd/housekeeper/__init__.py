@@ -1,8 +1,8 @@
-"""The housekeeper: one process per instance that keeps house over what the instance owns.
+"""The housekeeper: one process per instance that maintains the data of the owned partitions.
 
-Its life: 1. open a connection 2. loop: run the tasks that are due, each bounded 3. end when the
-supervisor says so or is gone. It owns no lease and no message; without it nothing is lost, retries
-only wait. Redis may be away for as long as it likes. A thread serves HTTP.
+It opens a connection, runs its due tasks in a loop, each bounded, and exits when the supervisor
+commands it or has exited. It owns no lease and no message. Without it no message is lost, but
+retries wait. It works again when Redis is back, after any outage. A thread serves HTTP.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from streamqd.store.store import Store
 LINK_TIMEOUT = 5.0
 DOUBT_SECONDS = 0.3  # after which a silent connection is doubted: nothing is lost with it
 AWAY_FIRST, AWAY_LONGEST = 0.5, 5.0  # seconds between two tries while Redis is away
-SUMMARY_LIFE = 10.0  # seconds; five times its interval
+SUMMARY_LIFE = 10.0  # seconds, five times its interval
 NOT_AT_WORK = (WorkerState.GONE, WorkerState.BOOTING)
 # Refusals that mean "not now" for the whole server, not a fault of one key or of writing.
 _AWAY = (RefusalKind.AWAY, RefusalKind.BUSY, RefusalKind.LOGIN)
@@ -123,10 +123,10 @@ class Housekeeper:
 
         scheduler = Scheduler(store, view, self._settings, isolate("fire_schedules"))
         return [
-            # First, because what is due is compared with the clock that it reads.
+            # First, because due times are compared with the clock that it reads.
             Task("probe", 2.0, self._probe),
             Task("listen", LISTEN_SECONDS, lambda: listener.run(view.owned())),
-            # These say themselves when they come back, which is sooner.
+            # These tasks return when they are due again, which is sooner.
             Task("promote_retries", 1.0, promote_retries),
             Task("promote_scheduled", 2.0, promote_scheduled),
             Task("declare_schedules", RECONCILE_SECONDS, scheduler.declare),
@@ -141,7 +141,7 @@ class Housekeeper:
         ]
 
     def run(self) -> int:
-        """Work until a stop is requested; return the exit code."""
+        """Work until a stop is requested. Return the exit code."""
         logs.event("housekeeper.started")
         server = self._serve()
         try:
@@ -167,8 +167,8 @@ class Housekeeper:
         named = self._board.flags & (InstanceFlags.MEMBER | InstanceFlags.DUPLICATE)
         seen = (owned, idle, named)
         if seen != (self._owned, self._idle, self._named) and not self._away.open:
-            # What has just been acquired is shown at once, not with the next turn of the table, and
-            # so is a worker that begins or has ended.
+            # A new partition, and a worker's start or exit, are shown immediately, not with the
+            # next turn of the task table.
             shown = ("measure", "publish") if owned != self._owned else ("publish",)
             self._owned, self._idle, self._named = seen
             for task in self._tasks:
@@ -212,7 +212,7 @@ class Housekeeper:
         self.view.redis_up = True
 
     def _measure(self) -> float | None:
-        """Read the figures, which also say what is due where nobody asks for it."""
+        """Read the figures, which also show due entries where no script asked for them."""
         sooner = self._figures.run()
         for task in self._tasks:
             if task.name.startswith("promote_"):
@@ -266,7 +266,7 @@ class Housekeeper:
         return max(0.0, min(task.due for task in self._tasks) - time.monotonic())
 
     def _stop_requested(self, seconds: float) -> bool:
-        """Wait for a word of the supervisor; its silence forever is a word too."""
+        """Wait for a command of the supervisor. A closed socket is a stop command too."""
         if not process.wait_readable([self._control.fileno()], seconds):
             return False
         try:
@@ -318,11 +318,11 @@ class Housekeeper:
 
 
 def run(board: Scoreboard, settings: Settings, control: socket.socket) -> int:
-    """Be the housekeeper, in a forked child, until `control` ends or says quit; return 0.
+    """Run the housekeeper in a forked child, until `control` closes or a quit arrives. Return 0.
 
     Any other exit code means that it must be started again.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
-        # A terminal and a service manager signal all processes; only the supervisor decides.
+        # A terminal and a service manager signal all processes. Only the supervisor decides.
         signal.signal(number, signal.SIG_IGN)
     return Housekeeper(board, settings, control).run()

@@ -1,11 +1,11 @@
-"""Who may read the pages: everybody, or whoever has the token.
+"""Access to the HTTP pages: open to every client, or only with the token.
 
 On the loopback a request must name an address, localhost or a configured host. Otherwise a page of
 the web could have its own name resolved to 127.0.0.1 and read the answers in an operator's browser
-(DNS rebinding). An address that other hosts reach has the token against that.
+(DNS rebinding). An address that other hosts reach is protected by the token instead.
 
-Health is told to everybody, for a service manager has no token; on an address that other hosts
-reach only in one word, since the reasons name topics and groups.
+Health needs no token, because a service manager has none. On an address that other hosts reach,
+it is only one word, because the reasons contain topics and groups.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Access:
         self._hosts = None if anyone else {"localhost", *map(str.lower, http.hosts)}
 
     def addressed(self, route: Route) -> Route:
-        """The route for requests that name this host; others are told 421 Misdirected Request."""
+        """Return a route that answers 421 Misdirected Request unless a request names this host."""
 
         def answer(request: HttpRequest) -> HttpResponse:
             if self.names_us(request.headers.get("host", "")):
@@ -71,7 +71,7 @@ class Access:
         return answer
 
     def health(self, request: HttpRequest, reasons: list[str]) -> HttpResponse:
-        """Tell health, with the reasons for those who may read the other pages too."""
+        """Answer a health request, with the reasons for clients that may read the other pages."""
         status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
         document: dict[str, object] = {"ok": not reasons}
         if not self._discreet or (self._token is not None and self.allows(request)):
@@ -81,8 +81,8 @@ class Access:
     def allows(self, request: HttpRequest) -> bool:
         """Whether a request has the token, or none is asked for.
 
-        The file is read each time, so that a new token needs no restart. Without a token in it
-        nobody is let in.
+        The file is read each time, so that a new token needs no restart. If it is empty or missing,
+        all requests are refused.
         """
         if self._token is None:
             return True

@@ -1,8 +1,8 @@
 """Many scripts in bounded writes, and tasks that give way to each other.
 
-The server answers everything that came in one write before it serves anybody else. So few scripts
-that move or remove go in a write, and a task with much to do ends its turn after a moment: it goes
-on in its next one.
+The server answers every command of a write before it serves other clients. So a write has only a
+few scripts that move or remove entries, and a task with much work stops after TURN_SECONDS and
+continues in its next turn.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TURN_SECONDS = 0.3  # how long a task works before the others have their turn
 
 Target = TypeVar("Target")
 Made = TypeVar("Made")
-Steps = Generator[None, None, float | None]  # a write at each; returns when to come back sooner
+Steps = Generator[None, None, float | None]  # one write a step; returns when to run sooner
 
 
 def read_all(
@@ -49,7 +49,7 @@ def run_commands(store: Store, commands: Sequence[Sequence[Any]]) -> list[Any]:
 def prepared(
     targets: Iterable[Target], call: Callable[[Target], Made], isolate: Isolate[Target]
 ) -> tuple[list[Target], list[Made]]:
-    """Make the calls or commands for targets; those whose call cannot be made are left out."""
+    """Make the calls or commands for targets. Targets whose call cannot be made are left out."""
     made = [(target, isolate(target, call, target)) for target in targets]
     pairs = [(target, each) for target, each in made if each is not None]
     return [target for target, _ in pairs], [each for _, each in pairs]
@@ -63,10 +63,10 @@ def run_batched(
     rounds: int,
     isolate: Isolate[Target] = directly,
 ) -> Generator[None, None, list[Target]]:
-    """Run a script for each target, then again for those with more, and so on; a write at a step.
+    """Run a script for each target, and again for targets with more work. Each step is one write.
 
-    `book` takes an answer and says whether there is more. Returns those that have more after so
-    many `rounds`.
+    `book` notes a reply, and returns True if the target has more work. Returns the targets that
+    still have more work after `rounds` rounds.
     """
     waiting = list(targets)
     for _ in range(rounds):
@@ -85,7 +85,7 @@ def run_batched(
 
 
 def _refusal(reply: Any) -> Any:
-    """A node of a cluster that does not answer is like a bad key: the others' work goes on."""
+    """Treat a cluster node that does not answer like a bad key: other work continues."""
     if isinstance(reply, RedisUnavailable):
         return RedisRefused("UNANSWERED", str(reply))
     return reply
@@ -99,9 +99,9 @@ class TimeSlice:
         self._steps: Steps | None = None
 
     def run(self) -> float | None:
-        """Take a turn: begin, or go on. Return 0 when it has not come to its end.
+        """Take a turn: start the steps, or continue them. Return 0 if they have not finished.
 
-        At the end return what the steps return. What they raise ends them too.
+        When they have finished, return their result. An exception of the steps finishes them too.
         """
         until = time.monotonic() + TURN_SECONDS
         steps, self._steps = self._steps or self._begin(), None
@@ -117,13 +117,13 @@ class TimeSlice:
 
 
 class Refusals:
-    """Collects what was refused in a run, so that one bad key does not stop the others."""
+    """Collects the refusals of a run, so that one bad key does not stop the others."""
 
     def __init__(self) -> None:
         self._first: RedisRefused | None = None
 
     def took(self, reply: Any) -> bool:
-        """Return whether the reply is an answer; remember it when it is a refusal."""
+        """Return True if the reply is an answer. A refusal is remembered."""
         if isinstance(reply, RedisRefused):
             self._first = self._first or reply
             return False

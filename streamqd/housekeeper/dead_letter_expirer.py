@@ -1,7 +1,7 @@
-"""Deleting dead letters that are older than their topic keeps them.
+"""Deletes dead letters that are older than their topic's retention.
 
-Without `dlq_retention` none ever goes by itself. The stream of dead letters is never trimmed: the
-oldest are deleted one by one, a bounded number at a time.
+Without `dlq_retention` no dead letter is deleted automatically. The stream of dead letters is never
+trimmed: the oldest letters are deleted one by one, a bounded number at a time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class DeadLetterExpirer:
         self._turns = TimeSlice(self._steps)
 
     def run(self) -> float | None:
-        """Delete letters for a moment; return 0 when there are more to delete at once."""
+        """Delete letters for one turn. Return 0 if more letters are due now."""
         return self._turns.run()
 
     def _steps(self) -> Steps:

@@ -25,7 +25,7 @@ Found = TypeVar("Found")
 def ask_time(link: Connection, view: MetricsView, key: str) -> None:
     """Note the server's clock: instants of the server are compared with nothing else.
 
-    It reads `key` too: a server that is loading tells the time and refuses everything else.
+    It reads `key` too: a server that is loading answers TIME and refuses all other commands.
     """
     time, _ = accepted(link.pipeline((("TIME",), ("EXISTS", key))))
     view.asked_ns = now_ns()
@@ -40,7 +40,7 @@ def measure(
 ) -> Steps:
     """Read the figures of everything that this instance owns into the view, a write at a step.
 
-    What is measured is as old as its beginning.
+    The figures are as old as the start of the measurement.
     """
     began = now_ns()
     units = [unit for _, unit in view.owned()]
@@ -81,7 +81,7 @@ def _letters(
     """Count dead letters by group, where there are some: pages of each partition in turn.
 
     Counted letters stay counted, so that only new ones are read. Starts no page later than
-    LETTERS_SECONDS after the first one; the next measurement continues.
+    LETTERS_SECONDS after the first one. The next measurement continues.
     """
     left = [place for place, figures in partitions.items() if figures.dead]
     known = {place: view.letters.get(place, statistics.LetterCount()) for place in left}
@@ -95,7 +95,7 @@ def _letters(
     until = now_ns() + int(LETTERS_SECONDS * 1e9)
     while left:
         counted = yield from _each(store, left, ask, read, refusals, isolate)
-        for place in left:  # one that was refused is not known
+        for place in left:  # the count of a refused partition is unknown
             del known[place]
         known |= counted
         # A count that starts again, because letters were removed, waits for the next measurement.
@@ -113,7 +113,7 @@ def _each(
     refusals: Refusals,
     isolate: Isolate[Target],
 ) -> Generator[None, None, dict[Target, Found]]:
-    """Run a script that reads for each of many subjects; return what was found, where it was."""
+    """Run a reading script for each subject. Return the results by subject, where there are any."""
     asked, calls = prepared(subjects, call, isolate)
     replies = yield from read_all(store, calls)
     found = {

@@ -16,7 +16,7 @@ WORKER_SECONDS = 60.0  # an idle worker finishes an exchange every 5 s
 
 
 def live(view: MetricsView) -> list[str]:
-    """Return why the instance is not alive; empty when it is."""
+    """Return the reasons why the instance is not alive, [] if it is."""
     board = view.board
     reasons = []
     if _stale(board.progress_ns, SUPERVISOR_SECONDS):
@@ -28,14 +28,14 @@ def live(view: MetricsView) -> list[str]:
 
 
 def started(view: MetricsView) -> list[str]:
-    """Return why the instance has not started; empty when it has."""
+    """Return the reasons why the instance has not started, [] if it has."""
     if InstanceFlags.STARTED in view.board.flags:
         return []
     return ["the daemon is still starting"]
 
 
 def ready(view: MetricsView) -> list[str]:
-    """Return why no work should be expected of the instance; empty when it should."""
+    """Return the reasons why the instance is not ready for work, [] if it is."""
     flags = view.board.flags
     reasons = [*started(view), *live(view)]
     if InstanceFlags.DRAINING in flags:
@@ -65,5 +65,5 @@ def _age(at_ns: int) -> float:
 
 
 def _stale(at_ns: int, seconds: float) -> bool:
-    # 0 = it has not begun yet, which is the start's business.
+    # 0 = it has not started yet, which the startup check covers.
     return at_ns != 0 and _age(at_ns) > seconds

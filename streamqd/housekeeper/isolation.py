@@ -1,7 +1,7 @@
 """The seam of the housekeeper: an error about one partition or unit leaves the others their turn.
 
-All tasks run what they do for one subject through it. After an unexpected error the task leaves the
-subject alone for a while, and continues with the others.
+Every task runs its work for one subject through this module. After an unexpected error the task
+leaves the subject alone for a while, and continues with the others.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class _Failing:
 
 
 class TaskIsolation:
-    """Counts and logs errors about one subject, and lets the task rest there.
+    """Counts and logs errors about one subject, and pauses the task for this subject.
 
-    One for all tasks; the thread that serves HTTP uses it too.
+    Shared by all tasks, and by the thread that serves HTTP.
     """
 
     def __init__(self, view: MetricsView) -> None:
@@ -77,7 +77,7 @@ class TaskIsolation:
                 del self._failing[task, subject]
 
     def failures(self, unit: Unit) -> list[dict[str, Any]]:
-        """Return what fails at a unit or its partition, as the summary shows failures."""
+        """Return the failures of a unit or its partition, in the form of the summary."""
         now, subjects = time.monotonic(), (unit, (unit.topic, unit.partition))
         return [
             {

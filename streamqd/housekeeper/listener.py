@@ -1,9 +1,9 @@
-"""Looking for entries of which a worker that waits for messages should have heard.
+"""Finds entries that a waiting worker should have received.
 
-A worker in a long poll gets no answer while there is nothing, so it cannot tell by itself that its
-connection is dead. Here one command on another connection asks for all workers together. A worker
-that should have heard of an entry is told so, and takes a new connection. Two looks are needed,
-because a worker may be about to hear of what has come just now.
+A worker in a long poll gets no answer without a new entry, so it cannot detect that its
+connection is dead. Here one command on another connection checks for all workers together. A worker
+that missed an entry is notified, and opens a new connection. Two looks are needed, because a new
+entry may still be on its way to the worker.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ LOOK_SECONDS = 0.5  # between two looks
 SURE_SECONDS = 0.25  # how long a worker may take to hear of an entry
 STREAMS_MAX = 128  # of one command, which takes Redis about a microsecond for each
 
-StreamPosition = tuple[str, bytes]  # a stream, and the id behind which somebody waits
+StreamPosition = tuple[str, bytes]  # a stream, and the id after which a worker waits
 
 
 class Listener:
-    """Finds workers that wait and hear nothing; `wake` makes the supervisor wake them."""
+    """Finds workers that wait and miss entries. `wake` makes the supervisor wake them."""
 
     def __init__(
         self, store: Store, wake: Callable[[], None], isolate: Isolate[Unit] = directly
@@ -34,10 +34,10 @@ class Listener:
         self._store = store
         self._isolate = isolate
         self._wake = wake
-        self._overdue: dict[Unit, Poll] = {}  # waits behind which the last look found an entry
+        self._overdue: dict[Unit, Poll] = {}  # waits for which the last look found an entry
 
     def run(self, owned: Iterable[tuple[WorkerSlot, Unit]]) -> float | None:
-        """Look at the workers that wait; return when to look again, if that is sooner."""
+        """Look at the waiting workers. Return the seconds to the next look, if that is sooner."""
         waiting: dict[Unit, Poll] = {}
         for slot, unit in owned:
             poll = self._isolate(unit, self._look, unit, slot)
@@ -52,7 +52,7 @@ class Listener:
         return SURE_SECONDS if self._overdue else None
 
     def _look(self, unit: Unit, slot: WorkerSlot) -> Poll | None:
-        """Return the wait of a worker, None if it does not wait or has just been told."""
+        """Return the wait of a worker, None if it does not wait or was just notified."""
         words = slot.poll
         poll = words.waiting()
         if poll is None or poll.since_ns == words.missed:
@@ -64,7 +64,7 @@ class Listener:
         return poll
 
     def _with_entries(self, places: Sequence[StreamPosition]) -> list[StreamPosition]:
-        """Those of the places that have an entry behind them."""
+        """Return the places that have a later entry."""
         by_stream: dict[str, list[bytes]] = {}
         for stream, after in sorted(places, key=_order):
             by_stream.setdefault(stream, []).append(after)
@@ -77,7 +77,7 @@ class Listener:
         found: list[StreamPosition] = []
         for part, reply in zip(parts, replies, strict=True):
             if isinstance(reply, Exception) and len(part) > 1:
-                # One that is no stream must not hide the others.
+                # A key of another type must not hide the others.
                 alone = run_commands(self._store, [_command([key], by_stream) for key in part])
                 for key, one in zip(part, alone, strict=True):
                     found += _read(one, [key], by_stream)
@@ -100,7 +100,7 @@ def _command(streams: Sequence[str], ids: Mapping[str, Sequence[bytes]]) -> tupl
 def _read(
     reply: Any, streams: Sequence[str], ids: Mapping[str, Sequence[bytes]]
 ) -> list[StreamPosition]:
-    """The places that an answer has an entry of: of one stream, those behind the least ids."""
+    """Return the places with a later entry: per stream, the places with the lowest ids."""
     names = [name for name, _ in reply] if isinstance(reply, list) else []
     return [
         (stream, after)

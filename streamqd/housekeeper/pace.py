@@ -1,7 +1,7 @@
-"""How the work goes just now: what comes in, how the lag moves, how long handlers take.
+"""The current pace of work: arriving messages, changes of the lag, durations of handlers.
 
-Counters say what has been since the start; people who look want the last minute. Everything here
-forgets by time, and is kept by the housekeeper alone.
+Counters cover the time since the start, but people who look want the last minute. All figures here
+fade with time, and only the housekeeper keeps them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streamqd.scoreboard import BUCKETS, WorkerSlot, now_ns
 TREND_SECONDS = 20.0  # a trend is an average that forgets over about this long
 DRIFT_LOOKS = 7  # a drift is the middle of the changes between so many looks
 LATENCY_SECONDS = 60.0
-QUIET = 0.01  # runs below which nothing is said of how long they take
+QUIET = 0.01  # runs; below this number no durations are reported
 
 
 class Trend:
@@ -55,7 +55,7 @@ class Trend:
 class Drift:
     """How fast numbers mostly change per second: the middle of the last changes.
 
-    A burst is one change among many. An average would say for long after it that the number grows.
+    A burst is one change among many, but it would raise an average for a long time.
     None before the third look, as one change alone may be a burst.
     """
 
@@ -69,10 +69,10 @@ class Drift:
         for name, number in numbers.items():
             seen = kept[name] = self._seen.get(name) or deque(maxlen=self._looks)
             seen.append((number, now))
-        self._seen = kept  # as a whole: the HTTP thread reads it meanwhile
+        self._seen = kept  # replaced as a whole, because the HTTP thread reads it
 
     def of(self, name: Hashable) -> float | None:
-        """The drift of a number; of two that are in the middle the slower one."""
+        """Return the drift of a number. With two middle values, the slower one."""
         seen = list(self._seen.get(name, ()))
         changes = sorted(
             (number - before) / max(1e-3, (now - then) / 1e9)
@@ -86,7 +86,7 @@ class Drift:
 
 
 class Durations(NamedTuple):
-    """Of about the last minute's handler runs, in seconds; the true value is at most this."""
+    """The durations of about the last minute's runs in seconds. True values are at most these."""
 
     p50: float
     p99: float
@@ -99,7 +99,7 @@ class Latency:
     def __init__(self) -> None:
         self._last: dict[int, tuple[list[int], float, int]] = {}
         self._kept: dict[int, tuple[list[float], float]] = {}
-        self._ran: dict[int, int] = {}  # when the last run of a slot ended, as far as looks show
+        self._ran: dict[int, int] = {}  # when the last run of a slot finished, as far as looks show
 
     def observe(self, index: int, counts: list[int], total: float, now: int) -> None:
         """Take a slot's histogram as it is at `now`: runs per bucket and their sum in seconds."""
@@ -117,7 +117,7 @@ class Latency:
         )
 
     def of(self, index: int) -> Durations | None:
-        """How long the runs of a slot take; None when it has had none lately."""
+        """Return the durations of a slot's runs, or None without recent runs."""
         kept, total = self._kept.get(index, ([], 0.0))
         runs = math.fsum(kept)
         if runs < QUIET:
@@ -137,7 +137,7 @@ def _quantile(counts: Sequence[float], share: float) -> float:
 
 
 class Pace:
-    """What the summary says of the pace, from look to look."""
+    """The pace figures of the summary, updated at each look."""
 
     def __init__(self, isolate: Isolate[Unit] = directly) -> None:
         self._isolate = isolate

@@ -1,6 +1,6 @@
-"""Moving what is due: retries into the retry streams, scheduled sends into the partitions.
+"""Moves due messages: retries into the retry streams, scheduled sends into the partitions.
 
-Not fenced: each move is atomic and right whoever asks for it, twice or at once.
+The moves are not fenced: each is atomic and safe for any caller, even if repeated or concurrent.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ T = TypeVar("T")
 
 
 class Promoter(Generic[Target]):
-    """Moves what is due, at its time.
+    """Moves delayed messages when they are due.
 
-    The answer to a move says when the next one is due, so what was set aside for longer than a
-    second is moved punctually. A worker that sets something aside says in its slot when that is
-    due. What others bring in (a send with a delay, a retry that a person hastens, a worker whose
-    answer was lost) is found within a second where anything is delayed, or was a minute ago. At
-    a target that is quiet nobody asks: the figures, measured every three seconds, tell of it.
+    The reply to a move contains the next due time, so a message that is delayed for more than a
+    second is moved on time. A worker that delays a message shows its due time in its slot. Messages
+    from other sources (a send with a delay, a retry that an operator hastens, a worker whose reply
+    was lost) are found within a second if the target has delayed messages, or had some within the
+    last minute. A quiet target is not asked. The figures, measured every three seconds, show when
+    that changes.
 
-    All targets are gone through at a look alone. Between two looks only those count at which
-    something is due before the next one, so a busy target costs nothing at the others.
+    Only a look goes through all targets. Between two looks, only the targets with messages due
+    before the next look count, so a busy target costs nothing at the others.
     """
 
     def __init__(
@@ -67,8 +68,8 @@ class Promoter(Generic[Target]):
         self._isolate = isolate
         self._look_at = 0.0  # when to look again
         self._looked_ns = 0  # how old the figures were at the last look
-        self._wanted: set[Target] = set()  # whom to ask at once
-        self._near: dict[Target, int] = {}  # what is due before the next look
+        self._wanted: set[Target] = set()  # targets to ask immediately
+        self._near: dict[Target, int] = {}  # due times before the next look
         self._asked: dict[Target, float] = {}  # when a script has asked last
         self._lively: dict[Target, float] = {}  # when something was delayed last
         self._due: dict[Target, int | None] = {}
@@ -77,13 +78,13 @@ class Promoter(Generic[Target]):
         self._refusals = Refusals()
 
     def turn(self, targets: Callable[[], Mapping[Target, int]]) -> float:
-        """Look at `targets()` if it is time, and promote; return when the next turn is."""
+        """Look at `targets()` if due, and promote. Return the seconds until the next turn."""
         if time.monotonic() >= self._look_at or self._view.measured_ns > self._looked_ns:
             self.look(targets())
         return self.promote()
 
     def run(self, targets: Mapping[Target, int]) -> float:
-        """Look at `targets` and promote; return when the next turn is."""
+        """Look at `targets` and promote. Return the seconds until the next turn."""
         self.look(targets)
         return self.promote()
 
@@ -107,11 +108,11 @@ class Promoter(Generic[Target]):
         }
 
     def promote(self) -> float:
-        """Promote what is due, for a moment; return when the next turn is."""
+        """Promote due messages for one turn. Return the seconds until the next turn."""
         now = self._view.now_unix_ms()
         self._wanted |= {target for target, due in self._near.items() if due <= now}
         until = time.monotonic() + batch.TURN_SECONDS
-        # Who has waited longest comes first: nobody keeps the others from it.
+        # The target that has waited longest comes first, so that no target starves.
         waiting = sorted(self._wanted, key=lambda target: self._asked.get(target, 0.0))
         steps = run_batched(self._store, waiting, self._call, self._book, ROUNDS_MAX, self._try)
         for _ in steps:
@@ -127,7 +128,7 @@ class Promoter(Generic[Target]):
     ) -> T | None:
         found = self._isolate(target, do, *args, **named)
         if found is None:
-            # What is known of it may be half of it: it is asked again after its rest.
+            # The data about this target may be incomplete: it is asked again after its rest.
             self._wanted.discard(target)
             self._near.pop(target, None)
             self._forget(target)
@@ -155,12 +156,12 @@ class Promoter(Generic[Target]):
             self._lively[target] = time.monotonic()
 
     def _book(self, target: Target, reply: Reply | RedisRefused) -> bool:
-        """Note one answer; return whether there is more to move at once."""
+        """Note one answer. Return True if there is more to move now."""
         self._asked[target] = time.monotonic()
         self._wanted.discard(target)
         self._near.pop(target, None)
         if isinstance(reply, RedisRefused):
-            # What could not be moved is still due; try it with the next poll, not before.
+            # The refused message is still due. Try it with the next poll, not before.
             self._learn(target, None, now_ns())
             self._lively[target] = time.monotonic()
             return self._refusals.took(reply)
@@ -229,5 +230,5 @@ def send_promoter(
     def call(place: tuple[str, int]) -> Call:
         return messages.promote_scheduled(store.keys, *place, PAGE)
 
-    # There are no hints, so new figures and what is due are all that there is to look at.
+    # Without hints, it looks only at new figures and due times.
     return Promoter(store, view, call, measured, moved, look=POLL_SECONDS, isolate=isolate)

@@ -1,7 +1,7 @@
-"""Looking for entries that foreign consumers left pending.
+"""Looks for entries that other clients' consumers left pending.
 
-It claims nothing: it raises a flag in the slot of the partition's worker, which claims them by a
-fenced script. So nothing ever comes into an owner's hands behind its back.
+It claims nothing: it raises a flag in the slot of the partition's worker, which claims the entries
+by a fenced script. So an owner never gets an entry that it did not request.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from streamqd.model import Unit
 from streamqd.scoreboard import WorkerSlot
 from streamqd.store.store import Store
 
-OUR_CONSUMER = b"w"  # the one consumer name of all owners: the fence says who owns
-# Asked for idle entries alone, the server goes through all that are not, in one command.
+OUR_CONSUMER = b"w"  # the only consumer name of all owners; the fence identifies the owner
+# With an IDLE filter, the server would scan all entries that are not idle, in one command.
 PAGE = 500  # pending entries of one consumer in one answer
 PAGES_MAX = 32  # pages in one look
 GO_ON_SECONDS = 1.0  # until the next look while lists are not read to their end
@@ -27,7 +27,7 @@ BEGIN = b"0-0"
 
 
 class GroupWalk(NamedTuple):
-    """A way through what a foreign consumer holds: its first page alone, or what is behind that."""
+    """A scan of another client's pending entries: the first page only, or the later pages."""
 
     unit: Unit
     key: str
@@ -48,7 +48,7 @@ class Reclaimer:
         self._store = store
         self._isolate = isolate
         self._idle = {(each.topic, each.unit_group): each.reclaim_idle for each in consumers}
-        self._walks: dict[GroupWalk, bytes] = {}  # how far each is; whose turn it is comes first
+        self._walks: dict[GroupWalk, bytes] = {}  # position of each scan, the next scan first
         self._list_at = 0.0  # when the consumers are listed again, if that takes so long
 
     @property
@@ -57,12 +57,12 @@ class Reclaimer:
         return min(15.0, max(1.0, min(self._idle.values(), default=60.0) / 4))
 
     def run(self, owned: Iterable[tuple[WorkerSlot, Unit]]) -> float | None:
-        """Read some pages of what foreign consumers hold; return when to read on."""
+        """Read pages of other clients' pending entries. Return the seconds until the next pages."""
         slots = {unit: slot for slot, unit in owned if (unit.topic, unit.group) in self._idle}
         if not self._walks or time.monotonic() >= self._list_at:
             self._list_at = time.monotonic() + self.every
             self._list(slots)
-        # A flag that is up already says it all; the worker takes it down when nothing is left.
+        # A raised flag needs no more pages. The worker lowers it when no entry is left.
         self._walks = {
             walk: at
             for walk, at in self._walks.items()
@@ -80,9 +80,9 @@ class Reclaimer:
         return GO_ON_SECONDS if self._walks else None
 
     def _list(self, slots: Mapping[Unit, WorkerSlot]) -> None:
-        """Begin with every consumer that holds anything; what is under way keeps its turn.
+        """Start a scan of every consumer with pending entries. Scans under way keep their turn.
 
-        What no consumer has is idle forever, so it raises the flag at once.
+        An entry without a consumer is idle forever, so it raises the flag immediately.
         """
         places = [
             (unit, key)
@@ -105,7 +105,7 @@ class Reclaimer:
         return ("XPENDING", walk.key, walk.unit.group, after, "+", PAGE, walk.name)
 
     def _book(self, walk: GroupWalk, rows: list[Any], slot: WorkerSlot) -> None:
-        """Note a page: raise the flag, or go on behind it later."""
+        """Note a page: raise the flag, or continue with later entries in another turn."""
         del self._walks[walk]
         idle_ms = round(self._idle[walk.unit.topic, walk.unit.group] * 1000)
         if any(row[2] >= idle_ms for row in rows):

@@ -1,4 +1,4 @@
-"""Removing what is not acknowledged, for topics whose settings ask for it, and counting the loss.
+"""Removes unacknowledged entries of topics whose settings allow it, and counts the loss.
 
 It is never silent: each loss is in the metric, in the log and in the record of the partition.
 """
@@ -29,7 +29,7 @@ Loss = tuple[str, int, str, str]  # topic, partition, group, unread or pending
 
 
 class RetentionEnforcer:
-    """Drops the oldest of a partition, then settles what its groups had in flight of that."""
+    """Drops the oldest entries of a partition, then settles the pending ones of its groups."""
 
     def __init__(
         self,
@@ -101,12 +101,12 @@ class RetentionEnforcer:
         losses: Counter[Loss],
         ghosts: set[Unit],
     ) -> bool:
-        """Note one answer; return whether there is more to drop at once."""
+        """Note one answer. Return True if there is more to drop now."""
         if isinstance(reply, RedisRefused):
             refusals.took(reply)
             return False
         if reply.word != "OK":
-            return False  # the trimmer says which group is missing
+            return False  # the trimmer reports which group is missing
         dropped = Dropped.parse(reply)
         if dropped.removed:
             self._view.count("trimmed", (place[0], str(place[1])), dropped.removed)
@@ -121,7 +121,7 @@ class RetentionEnforcer:
     def _settle(
         self, ghosts: set[Unit], refusals: Refusals, losses: Counter[Loss]
     ) -> Generator[None, None, list[Unit]]:
-        """Settle what was in flight; return the units that may have more of it."""
+        """Settle dropped entries in flight. Return the units that may have more."""
 
         def book(unit: Unit, reply: Reply | RedisRefused) -> bool:
             settled = 0

@@ -1,6 +1,6 @@
-"""Schedules, as tasks of the housekeeper: declaring those of this instance, firing what is due.
+"""Schedules, as tasks of the housekeeper: declaring this instance's schedules, firing due ones.
 
-Firing waits until this instance has declared its own: what it was down for is then no orphan.
+Firing waits until this instance has declared its schedules, so that they are not taken for orphans.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Scheduler:
         self._moves.run()
 
     def fire(self) -> float | None:
-        """Fire what is due; return in how many seconds to come back."""
+        """Fire due schedules. Return the seconds until the next turn."""
         return self._firer.turn() if self._declared else None
 
     def _owned(self) -> set[TopicPartition]:

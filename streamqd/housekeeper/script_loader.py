@@ -14,16 +14,17 @@ PRODUCER_SCRIPTS = ("message_append", "message_publish", "message_schedule")
 
 
 class ScriptLoader:
-    """Looks whether the server knows the scripts, and loads those that it does not."""
+    """Checks that the server has the scripts, and loads the missing ones."""
 
     def __init__(self, link: Connection) -> None:
         self._link = link
         self._scripts = [scripts.get(name) for name in PRODUCER_SCRIPTS]
 
     def run(self) -> None:
-        """Load what is missing, on every node that answers. Raises RedisUnavailable: none does.
+        """Load the missing scripts on every node that answers.
 
-        Raises RedisRefused too; not when it is that some nodes will answer later.
+        Raises RedisUnavailable if no node answers, and RedisRefused unless the refusal is
+        transient.
         """
         nodes = self._link.masters()
         silent: list[RedisRefused | RedisUnavailable] = []

@@ -1,4 +1,4 @@
-"""What an instance tells of itself: one JSON document, for Redis, for /status and for the page.
+"""The summary of an instance: one JSON document for Redis, for /status and for the page.
 
 `status`, `top` and `partitions` on any host read it from Redis, for every instance of the fleet.
 """
@@ -192,7 +192,7 @@ class Summary:
 
 
 def worker_state(slot: WorkerSlot) -> str:
-    """Return the state of a worker as a word; of one that waits, what it waits for."""
+    """Return the state of a worker as a word, for a waiting worker the reason of its wait."""
     try:
         state = WorkerState(slot.state)
     except ValueError:
@@ -247,7 +247,7 @@ def _loop(slot: WorkerSlot) -> dict[str, Any]:
 
 
 def state_of(flags: InstanceFlags, *, owned: bool) -> str:
-    """Return the state of the instance as a word; what matters most comes first."""
+    """Return the state of the instance as a word, the most important state first."""
     if InstanceFlags.DRAINING in flags:
         return "draining"
     if InstanceFlags.STARTED not in flags:

@@ -1,4 +1,4 @@
-"""The settings of topics that hold now: the file's, over what is registered in Redis."""
+"""The effective settings of topics: the file's settings override those registered in Redis."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Topics:
         self.trouble: StreamqdError | None = None  # the last that could not be read
 
     def refresh(self, names: Iterable[str]) -> None:
-        """Read those that were never read, and the ones read longest ago."""
+        """Read the topics that were never read, and those read longest ago."""
         now = time.monotonic()
         due = sorted(
             (self._read.get(name, 0.0), name)
@@ -49,9 +49,9 @@ class Topics:
                 self._known[name] = config.effective(stated, found.settings), found.partitions
 
     def get(self, name: str) -> Topic | None:
-        """Return the settings that hold; None before they are known, when nothing may go."""
+        """Return the effective settings. While unknown (None), no entry may be removed."""
         return self._known[name][0] if name in self._known else None
 
     def partitions(self, name: str) -> int:
-        """Return the registered number of partitions, 0 when there is no such topic."""
+        """Return the registered number of partitions, 0 if the topic does not exist."""
         return self._known[name][1] if name in self._known else 0

@@ -1,7 +1,7 @@
 """Removing what every group has acknowledged and nothing retains.
 
-Retry streams keep nothing that is acknowledged; partitions what their topic retains. What a topic
-allows to be lost is removed by the dropper, at the end of each run.
+Retry streams keep no acknowledged entry, partitions keep the entries that their topic retains.
+The retention enforcer removes entries that a topic allows to be lost, at the end of each run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SOON = 1.0  # seconds until the next run where an acknowledged entry is to go at
 
 
 class Trimmer:
-    """Trims the streams of what this instance owns; the floor is found by the script."""
+    """Trims the streams of this instance's partitions and units. The script finds the floor."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Trimmer:
         self._turns = TimeSlice(self._steps)
 
     def run(self) -> float | None:
-        """Trim for a moment; return 0 when there is more to trim at once."""
+        """Trim for one turn. Return 0 if there is more to trim now."""
         try:
             return self._turns.run()
         finally:
@@ -90,7 +90,7 @@ class Trimmer:
         for name in self._configured:
             topic = self._topics.get(name)
             if topic is not None and topic.retention.without_groups:
-                # Nobody need own what no group reads; that several trim it does no harm.
+                # No instance owns a partition without groups. Several may trim it without harm.
                 wanted |= {(name, number) for number in range(self._topics.partitions(name))}
         places = {}
         for place in sorted(wanted):
@@ -135,7 +135,7 @@ class Trimmer:
     def _book(
         self, stream: TopicPartition | Unit, reply: Reply | RedisRefused, refusals: Refusals
     ) -> bool:
-        """Note one answer; return whether there is more to trim at once."""
+        """Note one answer. Return True if there is more to trim now."""
         if isinstance(reply, RedisRefused):
             refusals.took(reply)
             return False

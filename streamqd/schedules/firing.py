@@ -1,7 +1,7 @@
-"""Firing: due ticks become messages. Any housekeeper may try; the first one is right.
+"""Firing: due ticks become messages. Any housekeeper may fire a tick, and the first one counts.
 
-The instance that owns a partition is first, the others follow a moment later where it has not been:
-so five instances do the work of one, and none of them is missed.
+The instance that owns a partition fires first. The others follow after STAGGER_MS, where it did
+not fire. So five instances do the work of one, and no single instance is required.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from streamqd.store.scripts import Call
 from streamqd.store.store import Store
 
 LOOK_SECONDS = 1.0  # how often the places are read, and a place that has nothing due is asked
-STAGGER_MS = 300  # by which those that do not own a partition come later
+STAGGER_MS = 300  # milliseconds by which instances that do not own a partition fire later
 PAGE = 128  # schedules of one page
 BYTES_MAX = 256 << 10  # of messages in one script, and one more
 REST_SECONDS = 5.0  # after a place was refused: its topic is gone, or a key is of a wrong type
@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
 
 
 class Firer:
-    """Fires what is due on this Redis, whoever declares it."""
+    """Fires due schedules of this Redis, including schedules of other fleets."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Firer:
         isolate: Isolate[TopicPartition] = directly,
         declared: Mapping[str, Schedule] = MappingProxyType({}),
     ) -> None:
-        """`owned` are the partitions of this instance; `note` gets what was done.
+        """`owned` returns the partitions of this instance. `note` gets each outcome.
 
         `declared` are schedules by the hash of their specification, which need not be read.
         """
@@ -79,7 +79,7 @@ class Firer:
         self._counts: dict[str, tuple[float, int]] = {}
 
     def turn(self) -> float:
-        """Fire what is due, for a moment; return in how many seconds the next turn is."""
+        """Fire due schedules for one turn. Return the seconds until the next turn."""
         begun = time.monotonic()
         if begun >= self._look_at or not self._places:
             self._look_at = begun + LOOK_SECONDS
@@ -98,7 +98,7 @@ class Firer:
         return max(0.0, min(first, self._look_at) - time.monotonic())
 
     def _fire_at(self, place: TopicPartition, owned: bool) -> float:
-        """Fire one page of a place; return in how many seconds to ask again."""
+        """Fire one page of a place. Return the seconds until the next page."""
         keys, behind = self._store.keys, 0 if owned else STAGGER_MS
         try:
             reply = self._store.run(calls.page(keys, place, PAGE))
@@ -123,7 +123,7 @@ class Firer:
     def _fire(
         self, place: TopicPartition, rows: Sequence[DueSchedule], now: int
     ) -> list[int] | None:
-        """Fire rows that are due; return when they are due next. None: the topic is gone."""
+        """Fire due rows. Return their next due times, or None if the topic does not exist."""
         count = self._count(place[0])
         if not count:
             return None
@@ -140,7 +140,7 @@ class Firer:
             offset = offset_ms(schedule)
             expected: int | None = row.due_unix_ms
             for step in steps(schedule, row.due_unix_ms - offset, now - offset):
-                assert expected is not None  # only the last step has none behind it
+                assert expected is not None  # only the last step has no following tick
                 following = None if step.following is None else step.following + offset
                 fields = [] if step.tick is None else record.message_of(schedule, step.tick)
                 tick = DueTick(
@@ -181,7 +181,7 @@ class Firer:
                 logs.event("schedule.orphaned", logging.WARNING, schedule=tick.name, topic=place[0])
 
     def _known(self, place: TopicPartition, rows: Sequence[DueSchedule]) -> dict[bytes, Schedule]:
-        """The schedules of rows. One that cannot be read is held: others have their turn."""
+        """Return the schedules of rows. Unreadable ones are held, so that others can run."""
         found, unknown = {}, []
         for row in rows:
             cached = self._declared.get(row.hash) or self._cache.get(row.hash)

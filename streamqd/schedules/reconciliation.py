@@ -164,14 +164,14 @@ def objection(each: Declaration, entry: IndexLine | BadValue) -> str:
     if entry.fleet != each.fleet:
         return f"fleet {entry.fleet} has a schedule of this name; give this one another"
     if entry.origin != each.origin:
-        return "an operator has added one of this name; remove that, or rename this one"
+        return "an operator added a schedule of this name; remove it, or rename this one"
     return ""
 
 
 def declare(
     store: Store, place: TopicPartition, some: Sequence[Declaration], *, force: bool = False
 ) -> list[str]:
-    """Keep schedules where they belong; return the words of schedule_declare."""
+    """Keep schedules where they belong. Return the reply words of schedule_declare."""
     known = kept(store, [(each.name, place) for each in some])
     now = server_unix_ms(store)
     built = []
@@ -210,22 +210,22 @@ def next_due(schedule: Schedule, now_unix_ms: int, before: Kept | None) -> int |
 
 
 def relocate(store: Store, each: Declaration, entry: IndexLine, place: TopicPartition) -> bool:
-    """Move a schedule to the partition of its key; its due time goes with it.
+    """Move a schedule to the partition of its key, with its due time.
 
-    What is interrupted goes on where it was. Returns False when another release's specification
-    holds, which sends elsewhere.
+    An interrupted move continues where it stopped. Returns False if another release's
+    specification is in force and sends to another partition.
     """
     origin = entry.origin_place or entry.place
     [before] = kept(store, [(each.name, origin)])
     if entry.origin_place is None:
         if before is not None and not _may_move(store, each, before):
             return False
-        # Before anything is held: what is interrupted must be found again.
+        # Before any hold, so that an interrupted move is found again.
         calls.enter(
             store, each.name, IndexLine(entry.fleet, entry.origin, place, origin), new=False
         )
     elif entry.place != place:
-        place = entry.place  # first the move that was begun
+        place = entry.place  # first finish the move that has started
     store.run(calls.hold(store.keys, origin, each.name, _reason(before)))
     [before] = kept(store, [(each.name, origin)])
     text = record.text_of(each.schedule)
@@ -310,7 +310,7 @@ def _may_move(store: Store, each: Declaration, before: Kept) -> bool:
 
 
 def kept(store: Store, named: Iterable[tuple[str, TopicPartition]]) -> list[Kept | None]:
-    """Read what is kept of schedules, each with its name and place. Raises BadValue."""
+    """Read the stored state of schedules by name and place. Raises BadValue."""
     wanted = list(named)
     commands = [
         each for name, place in wanted for each in calls.kept_commands(store.keys, place, name)

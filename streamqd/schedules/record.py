@@ -1,4 +1,4 @@
-"""A schedule as Redis keeps it: its specification as JSON, the hash of that, and its messages."""
+"""A schedule in Redis: its specification as JSON, the hash of the specification, its messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def hash_of(text: str) -> str:
 
 
 def read(text: str) -> Schedule:
-    """Read a specification. Raises ValueError with what is wrong: anybody may have written it."""
+    """Parse a specification, which any client may have written. Raises ValueError."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -54,7 +54,7 @@ def build(given: object) -> Schedule:
 
 
 def partition_of(schedule: Schedule, count: int) -> int:
-    """The partition that it sends to, of a topic with `count`; `count` itself or more is none."""
+    """Return the partition in a topic with `count`. A value of `count` or more does not exist."""
     if schedule.partition is not None:
         return schedule.partition
     return crc32_partition(key_of(schedule), count)

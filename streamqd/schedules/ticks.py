@@ -20,15 +20,15 @@ from streamqd.config.schedules import ALL, SKIP, Schedule
 
 CATCH_UP_MAX = 100  # missed ticks that `misfire = "all"` sends
 COUNTED_MAX = 1_000  # ticks of a cron that are counted as skipped, of more than that many
-SLACK_MS = 5_000  # lateness that is nobody's misfire
-_LAST_UNIX_MS = 221_845_392_000_000  # 9000-01-01: behind it, calendars end
+SLACK_MS = 5_000  # lateness up to this is not a misfire
+_LAST_UNIX_MS = 221_845_392_000_000  # 9000-01-01, the last year that calendars support
 
 
 @dataclass(frozen=True, slots=True)
 class TickStep:
     """One move of a schedule: from its tick to `following`, None when no tick follows.
 
-    `tick` is sent; None when none is. `skipped` ticks before or at it are not sent.
+    `tick` is sent, or no tick if it is None. `skipped` ticks up to it are not sent.
     """
 
     tick: int | None
@@ -65,8 +65,8 @@ def _next_by_cron(cron: str, zone: str, after_unix_ms: int) -> int | None:
 def _by_cron(cron: str, zone: str, after_unix_ms: int) -> Iterator[int]:
     """Ticks after an instant.
 
-    Where a local time is skipped or repeated, cronsim yields times that are equal, or before the
-    one that it began with: they are passed over, so that ticks only grow.
+    Where a local time is skipped or repeated, cronsim yields times that are equal, or before its
+    start. These are dropped, so that ticks only grow.
     """
     begin = datetime.fromtimestamp(after_unix_ms // 1000, ZoneInfo(zone))
     last = after_unix_ms
@@ -89,7 +89,7 @@ def newest_ticks(schedule: Schedule, after: int, until: int, limit: int) -> list
 
 
 def count_ticks(schedule: Schedule, after: int, until: int) -> int:
-    """How many ticks there are in (after, until]; of a cron at most COUNTED_MAX."""
+    """Return the number of ticks in (after, until], for a cron at most COUNTED_MAX."""
     if schedule.every is not None:
         period = round(schedule.every * 1000)
         return max(0, until // period - after // period)
@@ -124,9 +124,9 @@ def grace_ms(schedule: Schedule, tick: int) -> int:
 
 
 def steps(schedule: Schedule, tick: int, now: int) -> list[TickStep]:
-    """What is to be done about a tick that is due at `now` (both without jitter), in order.
+    """Return the steps for a tick that is due at `now` (both without jitter), in order.
 
-    Each step begins where the one before it ends. The last one ends behind `now`.
+    Each step starts where the previous step stops. The last step stops after `now`.
     """
     if tick > now:
         return []
@@ -136,11 +136,11 @@ def steps(schedule: Schedule, tick: int, now: int) -> list[TickStep]:
         return _chain(schedule, [tick, *_between(schedule, tick, now)])
     if schedule.misfire == ALL:
         ticks = newest_ticks(schedule, tick, now, CATCH_UP_MAX)
-        # The tick itself is one of them, if there is room.
+        # Include the tick itself, if there is room.
         ticks = [tick, *ticks] if len(ticks) < CATCH_UP_MAX else ticks
         return _chain(schedule, ticks, count_ticks(schedule, tick - 1, ticks[0] - 1))
     [newest] = newest_ticks(schedule, tick, now, 1) or [tick]
-    # The tick counts by itself: by hand, or by an older specification, it may be none of this one.
+    # The tick counts separately: an operator or an older specification may have set it.
     before = int(newest != tick) + max(0, count_ticks(schedule, tick, newest) - 1)
     following = next_tick(schedule, newest)
     if schedule.misfire == SKIP:
