@@ -1,7 +1,7 @@
--- What comes after an id. Behind the last id of all there is nothing, and the server refuses the
--- question: a client may have written that id. Needs _ids.
+-- The entries after an id. After the greatest id there are none, and the server rejects the range.
+-- A client may have written that id, so these functions return an empty list. Needs _ids.
 
--- At most `count` entries behind an id, up to another.
+-- Return at most `count` entries after an id, up to another id.
 local function entries_after(source, id, upto, count)
   if id == LAST_ID then
     return {}
@@ -9,7 +9,7 @@ local function entries_after(source, id, upto, count)
   return redis.call('XRANGE', source, '(' .. id, upto, 'COUNT', count)
 end
 
--- The same of what is pending; with a consumer, of what that one holds.
+-- The same for pending entries. With a consumer, only the entries pending for that consumer.
 local function pending_after(source, group, id, count, ...)
   if id == LAST_ID then
     return {}

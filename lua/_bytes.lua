@@ -1,6 +1,6 @@
--- How much one call may copy: no other client is served meanwhile. A script that copies bodies ends
--- once so many bytes of them have gone by, and says that there is more. One body may be larger.
--- streamqd/store/items.py has the same number.
+-- The bytes that one call may copy, because the server serves no other client during a script. A
+-- script that copies bodies stops after this many bytes and reports that there is more. A single
+-- body may be larger. streamqd/store/items.py has the same number.
 local BYTES_MAX = 524288
 
 local function size_of(fields)

@@ -1,12 +1,11 @@
--- Counting entries, for which their bodies are copied too. Needs _bytes
--- and _after.
+-- Count entries. Counting copies their bodies too. Needs _bytes and _after.
 
--- Entries that are read at once: what they may take beyond the bound is as many bodies.
+-- Entries per read. A call can exceed the bound by this many bodies.
 local PIECE = 4
 
--- How many entries come after an id and not beyond another; the id of the last of them; whether
--- there may be more, because `limit` entries or the bytes that one call may copy have gone by.
--- A list gets their ids.
+-- Return the number of entries after an id and up to another, the id of the last one, and whether
+-- there may be more because `limit` entries or BYTES_MAX bytes were read. Appends their ids to
+-- `ids`, if given.
 local function count_after(source, after, upto, limit, ids)
   local count, size, piece = 0, 0, 1
   while count < limit and size < BYTES_MAX do

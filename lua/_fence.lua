@@ -1,7 +1,7 @@
--- The guard of every script that acts for an owner: its token must be the one in the fence.
+-- The guard of every script that acts for an owner: its token must equal the one in the fence.
 --
--- Tokens are equal or not; there is no order among them. A fence without a token equals nothing,
--- because an argument is never false.
+-- Tokens have no order. A fence without a token equals no argument, because an argument is never
+-- false.
 
 local function superseded(fence, token)
   local held = redis.call('HMGET', fence, 'token', 'epoch', 'owner')

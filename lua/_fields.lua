@@ -1,11 +1,12 @@
--- Field lists, flat: name, value, name, value … A body never leaves the server on its way to the
--- delayed set, the dead letters or back; only the fields that change come from the caller.
+-- Field lists are flat: name, value, name, value … A body never leaves the server on its way to
+-- the delayed set, to the dead letters or back. The caller sends only the fields that change.
 
--- More values than this are not carried: `unpack` ends near 8,000. Such an entry was written by
--- hand; it counts as one without a body, and the caller sends the fields that it knows.
+-- The most values that are carried, because `unpack` fails near 8,000. A wider entry was not
+-- written by streamqd. It counts as an entry without a body, and the caller sends the fields that
+-- it knows.
 local WIDE = 4000
 
--- The body of an entry, or nothing when it is trimmed, deleted or too wide to carry.
+-- Return the body of an entry, or nil if the entry is trimmed, deleted or too wide to carry.
 local function body_of(source, id)
   local found = redis.call('XRANGE', source, id, id)
   if #found == 0 or #found[1][2] > WIDE then
@@ -23,8 +24,8 @@ local function has(fields, name)
   return false
 end
 
--- The body with fields changed: the changed ones come last, the others keep their order. Names in
--- `dropped` (a set) are left out.
+-- Return the body with some fields changed. Changed fields come last and the others keep their
+-- order. Names in `dropped` (a set) are left out.
 local function merged(body, changed, dropped)
   local skip = {}
   for at = 1, #changed, 2 do

@@ -1,6 +1,7 @@
--- Who still needs what of a stream: the floor, the smallest id that must stay. Needs _groups, _ids.
+-- The floor of a stream: the smallest id that must stay. Needs _groups, _ids.
 
--- Of a group: its first pending entry, else what comes after the last delivered one.
+-- Return the floor of a group: its first pending entry, or else the id after the last delivered
+-- one.
 local function floor_of(stream, group)
   if group['pending'] > 0 then
     return redis.call('XPENDING', stream, group['name'], '-', '+', 1)[1][1]
@@ -8,8 +9,8 @@ local function floor_of(stream, group)
   return successor(group['last-delivered-id'])
 end
 
--- Whether the position of a group keeps entries. That of a Spark query does only when the query
--- asked for it.
+-- Return true if the position of a group keeps entries. The position of a Spark query does so only
+-- if the query asked for it.
 local function keeps(group, trim)
   return not of_query(group) or redis.call('HGET', trim, 'holds:' .. group['name']) == '1'
 end
@@ -24,8 +25,8 @@ local function keeping(groups, trim)
   return found
 end
 
--- The lowest of all groups and the group that has it; nothing without groups. `record` gets the
--- floor of each.
+-- Return the lowest floor of all groups and the group that has it, or nil without groups. Stores
+-- the floor of each group in `record`.
 local function lowest_floor(stream, groups, record)
   local floor, holder
   for _, group in ipairs(groups) do
@@ -38,18 +39,18 @@ local function lowest_floor(stream, groups, record)
   return floor, holder
 end
 
--- What is not archived stays: everything before the first mark, and when nobody can read the mark.
+-- Entries that are not archived stay. If the mark is missing or not an id, all entries stay.
 local function archive_floor(archived)
   return is_id(archived) and successor(archived) or '0-0'
 end
 
--- Before which id entries may go for the archive's part.
+-- Return the id before which the archive allows entries to be trimmed.
 local function archive_ceiling(trim, archive, last)
   local stored = archive_floor(redis.call('HGET', trim, 'archived'))
   return archive == '1' and earlier(stored, successor(last)) or successor(last)
 end
 
--- The first expected group that is not there.
+-- Return the first expected group that does not exist.
 local function absent(groups, expected)
   local present = {}
   for _, group in ipairs(groups) do

@@ -1,9 +1,9 @@
--- Forgetting what a group has in flight, some in each call: the server frees all of it at once when
--- the group goes, and serves nobody meanwhile. Between the calls the partition is kept from others
--- by a lease like any other. Needs _clock, _numbers and _places.
+-- Forget the pending entries of a group in several calls. If the group were destroyed, the server
+-- would free them all in one command and serve no client until then. Between the calls a lease
+-- keeps the partition from other owners. Needs _clock, _numbers and _places.
 
 local function keep(fence, lease, token, ttl_ms, keeper)
-  -- HDEL first: accepted when memory is full, and so is every write behind it.
+  -- HDEL first: it is accepted when memory is full, and so is every write after it.
   redis.call('HDEL', fence, 'mark', 'session', 'solo', 'accused')
   local held = redis.call('HMGET', fence, 'token', 'epoch')
   if held[1] ~= token then
@@ -20,8 +20,8 @@ local function in_hand(found)
   return found and found['pending'] or 0
 end
 
--- Forget the oldest, at most `limit` of all sources, each of them a stream and the group on it, or
--- false. Returns how many of the first source.
+-- Forget the oldest pending entries, at most `limit` over all sources. A source is a stream and the
+-- group on it, or false. Returns the number forgotten on the first source.
 local function forget_oldest(sources, limit)
   local first
   for _, source in ipairs(sources) do

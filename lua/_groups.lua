@@ -27,7 +27,7 @@ local function group_on(stream, group)
   return nil
 end
 
--- Whether a group only shows how far a Spark query has read.
+-- Return true if a group only shows how far a Spark query has read.
 local function of_query(group)
   return string.sub(group['name'], 1, 6) == 'spark:'
 end

@@ -1,7 +1,7 @@
--- What a schedule has while it is not fired: `reason due`, in its field `:held`.
+-- The state of a schedule that is held: `reason due`, in its field `:held`.
 
--- The reason and the due time of a held one, '' for a due time that there is none; nothing when it
--- is not held.
+-- Return the reason and the due time of a held schedule, or nil if it is not held. A due time of ''
+-- means that it has none.
 local function held(schedules, name)
   local raw = redis.call('HGET', schedules, name .. ':held')
   if not raw then

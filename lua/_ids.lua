@@ -1,7 +1,7 @@
--- Arithmetic on entry ids, `ms-seq`, as text.
+-- Arithmetic on entry ids, `ms-seq`, as strings.
 --
--- Both halves are 64-bit unsigned and a Lua number is exact to 53 bits only. Decimal texts without
--- leading zeros compare by length first, then by characters.
+-- Both halves are 64-bit unsigned integers, but a Lua number is exact to 53 bits only. Decimal
+-- strings without leading zeros compare by length first, then by characters.
 
 local function halves(id)
   local ms, seq = string.match(id, '^(%d+)%-(%d+)$')
@@ -28,8 +28,8 @@ local function earlier(a, b)
   return older(a, b) and a or b
 end
 
--- One more, or one less, than a decimal text: the last digit that does not carry changes, the
--- digits behind it become zeros (or nines).
+-- Add one to a decimal string, or subtract one. The last digit that does not carry changes, and the
+-- digits after it become zeros (or nines).
 local function plus_one(digits)
   local head, nines = string.match(digits, '^(%d-)(9*)$')
   if head == '' then
@@ -50,13 +50,13 @@ local LAST_SEQ = '18446744073709551615'
 
 local LAST_ID = LAST_SEQ .. '-' .. LAST_SEQ
 
--- Whether a text is an id, as the server writes them. A record may hold anything.
+-- Return true if a string is an id as the server writes it. A record may hold anything.
 local function is_id(raw)
   local ms, seq = string.match(raw or '', '^(%d+)%-(%d+)$')
   return ms ~= nil and not (less(LAST_SEQ, ms) or less(LAST_SEQ, seq))
 end
 
--- The smallest id after this one. After the last of all comes none: it stays.
+-- Return the smallest id after this one. The greatest id has none and is returned itself.
 local function successor(id)
   local ms, seq = halves(id)
   if id == LAST_ID then
@@ -68,7 +68,7 @@ local function successor(id)
   return ms .. '-' .. plus_one(seq)
 end
 
--- The greatest id before this one; nothing is before 0-0.
+-- Return the greatest id before this one. For 0-0, which has none, return 0-0.
 local function predecessor(id)
   local ms, seq = halves(id)
   if seq ~= '0' then

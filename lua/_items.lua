@@ -1,9 +1,9 @@
--- Many entries in one call to settle. First comes what changes alike in all of them: field_count,
--- then that many names and values. An item is: place, [delay_ms,] field_count, that many names and
--- values of its own. Of a name that all have, its own value stands in the place of the shared one;
--- the others come last. Needs _lists.
+-- Many entries in one call to settle. The arguments start with the fields that change alike in all
+-- entries: field_count, then that many names and values. Each item follows: place, [delay_ms,]
+-- field_count, that many names and values of its own. If an item has its own value for a shared
+-- name, that value replaces the shared one. Its other fields come last. Needs _lists.
 
--- Answers the items, and what they share: a list, and where in it the value of a name is.
+-- Return the items and their shared fields: a list, and the index of each name's value in it.
 local function read_items(first, delayed)
   local last = first + tonumber(ARGV[first] or 0)
   local shared = {list = slice(ARGV, first + 1, last), at = {}, behind = {}}
@@ -17,7 +17,7 @@ local function read_items(first, delayed)
     at = delayed and at + 2 or at + 1
     last = at + tonumber(ARGV[at])
     local own = {unpack(ARGV, at + 1, last)}
-    -- All at once: a table that grows field by field is made again four times.
+    -- One constructor for all fields: a table that grows field by field is reallocated four times.
     items[#items + 1] = {
       place = place, delay_ms = delay_ms, own = own, source = false, id = false, word = false,
       body = false,
@@ -27,7 +27,7 @@ local function read_items(first, delayed)
   return items, shared
 end
 
--- The shared names and values in a list of their own, behind so many places.
+-- Return the shared names and values in a list of their own, after `count` empty slots.
 local function behind(shared, count)
   local list = shared.behind[count]
   if not list then
@@ -40,8 +40,8 @@ local function behind(shared, count)
   return {unpack(list)}
 end
 
--- The fields of an item at its next place: the changed ones come last, the others keep their order.
--- Names in `dropped` (a set) are left out of the body.
+-- Return the fields of an item at its next place. Changed fields come last and the others keep
+-- their order. Names in `dropped` (a set) are left out of the body.
 local function renewed(item, shared, dropped)
   local own, others = item.own, {}
   for at = 1, #own, 2 do

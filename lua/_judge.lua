@@ -1,7 +1,7 @@
--- What will become of the items of a call to settle. Needs _places, _fields and _items.
+-- Decide the outcome of each item of a call to settle. Needs _places, _fields and _items.
 
--- What is found at once of the items of a stream that are side by side there: which are pending,
--- and their bodies, by id.
+-- Look up items that are adjacent in a stream, in two reads. Returns their pending ids and their
+-- bodies, by id.
 local function look_up(items, source, group)
   local first, last, count = nil, nil, 0
   for _, item in ipairs(items) do
@@ -21,11 +21,11 @@ local function look_up(items, source, group)
   return known
 end
 
--- Says for each item what will become of it: sets `word`, `source` and `id`, and for MOVED `body`.
--- Only reads. Answers the refusal of the call, if there is one: a text that is not a place, or a
--- group that somebody has destroyed, which its owner makes again with what is in flight. With
--- `adjacent`, the caller says that no other entry lies between those of a stream; where that is
--- wrong, it only takes longer: what is not found together is looked for alone.
+-- Set `word`, `source` and `id` of each item, and `body` for MOVED. Only reads. Returns the error
+-- of the call, if there is one: a string that is not a place, or a group that another client
+-- destroyed, which its owner then restores with its pending entries. With `adjacent`, the caller
+-- states that no other entry lies between the items of a stream. If that is wrong, the call only
+-- takes longer: an item not found in the first reads is looked up alone.
 local function judge_items(items, shared, adjacent, stream, retry, group)
   for _, item in ipairs(items) do
     item.source, item.id = locate(stream, retry, item.place)

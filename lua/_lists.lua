@@ -1,9 +1,9 @@
 -- Parts of lists.
 
--- `unpack` takes fewer than 8,000 values: long lists go out in slices.
+-- `unpack` takes fewer than 8,000 values, so long lists are passed in slices.
 local SLICE = 500
 
--- A slice of a list, as a list.
+-- Return a slice of a list, as a list.
 local function slice(list, first, last)
   local part = {}
   for at = first, last do

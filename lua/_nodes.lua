@@ -1,20 +1,21 @@
--- Freeing the oldest entries, in whole nodes: quicker than copying them, but it takes its time too.
--- A node holds 100 entries or 4 KiB by the server's defaults, or one that is larger.
+-- Free the oldest entries in whole nodes. That is faster than copying them, but still takes time.
+-- By the server's defaults a node holds 100 entries or 4 KiB, or a single larger entry.
 local FREED_MAX = 16777216
 local NODE = 100
 local STEP = 128
 
--- Of this call: the bytes that went, at most, and whether they have kept more from going.
+-- For this call: an upper bound of the bytes freed so far, and whether it kept more from being
+-- freed.
 local freed, stopped = 0, false
 
--- How many of the oldest entries may go, `room` at most, and what they take at most: as many of the
--- oldest nodes as there are entries. One goes in any case.
+-- Return how many of the oldest entries may be freed, at most `room` and at least 1, and an upper
+-- bound of their bytes. The bound counts one node for each entry.
 local function room_for(stream, nodes, room)
   local taken
   repeat
     local used = redis.pcall('MEMORY', 'USAGE', stream, 'SAMPLES', room)
     if type(used) ~= 'number' then
-      return math.min(room, NODE), FREED_MAX  -- who may not ask is careful
+      return math.min(room, NODE), FREED_MAX  -- MEMORY is not permitted: free few entries
     end
     taken = used * math.min(1, room / math.max(1, nodes))
     local left = FREED_MAX - freed
@@ -26,12 +27,13 @@ local function room_for(stream, nodes, room)
   return room, taken
 end
 
--- Remove whole nodes of what is before an id, of `room` entries or so; but the first node also if
--- it holds more, up to `most`. A server may be told to make nodes of any size: a bound smaller than
--- a node would remove nothing, forever. `info` is what XINFO STREAM told before the first call.
+-- Remove whole nodes before an id, of about `room` entries. The first node is removed even if it
+-- holds more, up to `most` entries: a server may be configured to make nodes of any size, and a
+-- bound smaller than a node would never remove anything. `info` is the reply of XINFO STREAM before
+-- the first call.
 local function remove_nodes(stream, info, before, room, most)
   local nodes, removed, gone, piece, taken = info['radix-tree-keys'], 0, 0, 0, 0
-  -- A few at first: mostly there are no more, and to look at nodes takes time as well.
+  -- Try a few first: usually there are no more, and examining nodes takes time too.
   for _, upto in ipairs({math.min(room, STEP), room}) do
     if removed < upto and freed < FREED_MAX and 2 * gone >= piece then
       piece, taken = room_for(stream, nodes - removed, upto - removed)

@@ -1,21 +1,23 @@
--- Whole numbers that stand in Redis as text. Anybody may have written there: Lua's own conversion
--- takes hex, `inf` and 1e308, answers nothing for the rest, and every use of that raises an error.
+-- Integers stored in Redis as strings. Any client may have written them. Lua's own conversion
+-- accepts hex, `inf` and 1e308, and returns nil for other strings, so that every later use raises
+-- an error.
 
-local WHOLE_MAX = 9007199254740991  -- what a Lua number holds exactly
+local WHOLE_MAX = 9007199254740991  -- the greatest integer that a Lua number holds exactly
 
--- The number of a text; 0 for what is not there, nothing for what is none.
+-- Return the integer in a string: 0 without a string, nil if it is not an integer.
 local function whole(raw)
   local digits = string.match(raw or '0', '^%d+$')
   local number = digits and #digits <= 16 and tonumber(digits)
   return number and number <= WHOLE_MAX and number or nil
 end
 
--- What a call answers that cannot do without the value.
+-- The error of a call that cannot work without the value.
 local function bad_value(key, field, wanted)
   return redis.error_reply('BADVALUE ' .. field .. ' of ' .. key .. ' is not ' .. wanted)
 end
 
--- Count on; what is no number begins again. What it counts has happened, so it is never refused.
+-- Add to a counter, and restart it if it is not an integer. The counted event has already happened,
+-- so counting is never refused.
 local function count_on(key, field, by)
   local counted = redis.pcall('HINCRBY', key, field, by)
   if type(counted) == 'table' or counted < by then

@@ -1,8 +1,8 @@
--- A place is the one true name of a pending entry: `m:<id>` in the partition stream, `r:<id>` in
--- the group's retry stream. The two streams do issue equal ids, so an id alone names nothing.
--- Needs _lists.
+-- A place is the only unambiguous name of a pending entry: `m:<id>` in the partition stream,
+-- `r:<id>` in the group's retry stream. Both streams can issue the same id, so an id alone is
+-- ambiguous. Needs _lists.
 
--- The stream and the id that a place names; nothing when it is not a place.
+-- Return the stream and the id of a place, or nil if the string is not a place.
 local function locate(stream, retry, place)
   local letter, id = string.match(place, '^([mr]):(%d+%-%d+)$')
   if letter == 'm' then
@@ -14,10 +14,10 @@ local function locate(stream, retry, place)
   return nil
 end
 
--- A stream on which a group was looked for that is not there.
+-- A stream on which the group was found missing.
 local destroyed
 
--- A group that does not exist has nothing pending; every other error is raised.
+-- A group that does not exist has nothing pending. Every other error is raised.
 local function pending(source, group, id)
   local reply = redis.pcall('XPENDING', source, group, id, id, 1)
   if reply.err then
@@ -30,7 +30,8 @@ local function pending(source, group, id)
   return #reply > 0
 end
 
--- Splits places into ids of the two streams. The third value is the first that is not a place.
+-- Sort places into the ids of the two streams. The third value is the first string that is not a
+-- place.
 local function sorted(stream, retry, places)
   local ids = {[stream] = {}, [retry] = {}}
   for _, place in ipairs(places) do
@@ -56,8 +57,8 @@ local function forget_attempts(attempts, place)
   redis.call('HDEL', attempts, place .. ':c', place .. ':f', place .. ':due', place .. ':last')
 end
 
--- The same of many. A small hash is a list, and each look for a field walks through all of it: it
--- is read once instead, and what it does not have is not looked for.
+-- The same for many places. In a small hash every lookup of a field scans the whole hash. So the
+-- hash is read once, and only fields that it has are deleted.
 local SMALL = 512
 
 local function forget_all_attempts(attempts, places)

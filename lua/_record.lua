@@ -1,13 +1,13 @@
--- The record of trimming, written with the trim itself: a server does not say what a trim removed.
--- Needs _groups, _ids,
--- _numbers. Fields that keep their value are not written again.
+-- The record of trimming, written with the trim itself, because the server keeps no account of
+-- removed entries. Fields that keep their value are not written again. Needs _groups, _ids,
+-- _numbers.
 
 local function note_trim(stream, trim, removed, record)
   if removed > 0 then
     count_on(trim, 'removed', removed)
   end
   local first = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
-  -- That of an empty stream copies no bodies.
+  -- For an empty stream, XINFO copies no bodies.
   local info = not first and named(redis.call('XINFO', 'STREAM', stream))
   record['first'] = first and first[1] or successor(info['last-generated-id'])
   record['size'] = string.format('%.0f', redis.call('XLEN', stream))

@@ -1,8 +1,8 @@
--- Whether a topic is still as its messages were routed.
+-- Check that a topic still has the partition count by which its messages were routed.
 
--- The present number of partitions of a topic, as text, if it is another than that by which
--- messages were routed; '' when the topic is gone. On a cluster the meta key is in another slot and
--- missing here.
+-- Return the current partition count of a topic, as a string, if it differs from the count by which
+-- messages were routed, or '' if the topic is gone. Returns nil if they are equal, and on a
+-- cluster, where the meta key is in another slot and is not passed.
 local function moved(meta, stream, partitions)
   if meta ~= stream then
     local present = redis.call('HGET', meta, 'partitionCount')

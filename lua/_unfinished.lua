@@ -1,10 +1,10 @@
--- Whether a group has still to finish a message of the partition: unread, pending, or set aside for
--- its retry. Of the retries that have run once already, the first LOOKED_AT are looked at. Needs
--- _groups, _ids.
+-- Check whether a group still has to finish a message of the partition: unread, pending, or set
+-- aside for its retry. Of the retries that have already run once, only the first LOOKED_AT are
+-- examined. Needs _groups, _ids.
 
 local LOOKED_AT = 64
 
--- Whether a packed list of fields, or one that is not, is of a copy of that entry.
+-- Return true if `fields` is the field list of a copy of this entry. It may be any value.
 local function is_copy(fields, id)
   for at = 1, type(fields) == 'table' and #fields or 0, 2 do
     if fields[at] == 'originalId' then
@@ -18,7 +18,7 @@ local function is_pending(stream, group, id)
   return #redis.call('XPENDING', stream, group, id, id, 1) > 0
 end
 
--- Among the copies in the retry stream: pending ones, and those that are not read.
+-- Search the copies in the retry stream, pending and unread.
 local function in_retry_stream(retry, group, id)
   local found = group_on(retry, group)
   if not found then
@@ -39,7 +39,7 @@ local function in_retry_stream(retry, group, id)
   return false
 end
 
--- Among those that wait for their time: the message itself, and its copies.
+-- Search the delayed entries: the message itself, and its copies.
 local function waits(delayed, items, id)
   if redis.call('ZSCORE', delayed, 'm:' .. id) then
     return true

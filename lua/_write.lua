@@ -1,8 +1,8 @@
 -- Writing messages to a partition.
 
--- Write the messages that stand in ARGV from `at` on, at most `room`. Returns their ids, and where
--- the first one stands that is not written. An insertion that is refused (an error is a table) is
--- the last one; the first raises its error.
+-- Write the messages in ARGV from index `at`, at most `room`. Returns their ids, and the index of
+-- the first message not written. Stops at an insertion that the server refuses: its error (a table)
+-- is the last item of the ids. If the first insertion is refused, its error is raised.
 local function write(stream, alone, at, room)
   local values, count, payloads = ARGV, #ARGV, alone == '1'
   local ids, written, call, id = {}, 0, redis.call, nil

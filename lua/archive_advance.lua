@@ -1,18 +1,18 @@
 -- archive_advance: stored -> free to be trimmed
 --
--- Note up to which entry a partition is in the archive. Only forward: an archive that is behind
--- another one, or a late copy of this call, must not make the trimmer wait for what is safe, nor
--- say of anything that it is stored when it is not.
+-- Record up to which entry a partition is archived. The mark only moves forward. A slower archive
+-- or a late copy of this call must neither keep archived entries from being trimmed nor mark an
+-- entry as stored when it is not.
 --
 -- KEYS[1]  trim    HASH  streaming:mq:trim:{T:p:i}
 --
--- ARGV[1]  id      id    the last entry of the partition that is stored, with all before it
+-- ARGV[1]  id      id    the last archived entry; all entries before it are archived too
 --
--- Returns  OK      noted
--- Returns  BEHIND  as far was noted before, or further     [2] the id noted
+-- Returns  OK      recorded
+-- Returns  BEHIND  the recorded id is the same or later     [2] the recorded id
 --
 -- Cost     O(1)
--- Repeat   safe: the second answers BEHIND. Works when memory is full
+-- Repeat   idempotent: the second call returns BEHIND. Works when memory is full
 -- @include _ids
 
 local trim, id = KEYS[1], ARGV[1]
@@ -23,7 +23,7 @@ if is_id(archived) and not older(archived, id) then
 end
 
 -- Guards end here
--- HDEL first: accepted when memory is full, and so is every write behind it.
+-- HDEL first: it is accepted when memory is full, and so is every write after it.
 redis.call('HDEL', trim, 'archived')
 redis.call('HSET', trim, 'archived', id)
 return {'OK'}

@@ -1,22 +1,21 @@
 -- control_change: any -> any
 --
--- Write down what an operator wants of a fleet, take out what is wanted no more, or both. Every
--- order gets the time at which it was given. The times of a fleet's orders grow, so that an
--- instance can tell a new order from one that it has obeyed.
+-- Write a directive of an operator for a fleet, remove directives that no longer apply, or both.
+-- Every directive gets the time at which it was given. The times in a fleet only grow, so that an
+-- instance can distinguish a new directive from an applied one.
 --
--- KEYS[1]  control    HASH  streaming:mq:control:{F}     order -> JSON
+-- KEYS[1]  control    HASH  streaming:mq:control:{F}     directive -> JSON
 --
--- ARGV[1]  orders_max int   not more orders than this
--- ARGV[2]  field      str   the order to write, '' = none
--- ARGV[3]  body       str   JSON object of it, without its time
--- ARGV[4..] removed   list  orders to take out
+-- ARGV[1]  orders_max int   maximum number of directives
+-- ARGV[2]  field      str   the directive to write, '' = none
+-- ARGV[3]  body       str   its JSON object, without the time
+-- ARGV[4..] removed   list  directives to remove
 --
--- Returns  OK    written                         [2] time, unix ms [3] how many were taken out
--- Returns  FULL  there are too many orders already, nothing was written     [2] how many
+-- Returns  OK    written                         [2] time, unix ms [3] number removed
+-- Returns  FULL  there are already `orders_max` directives; nothing was written     [2] how many
 --
--- Cost     O(n), n = orders taken out
--- Repeat   safe; a reload or a rebalance that is ordered twice is done twice. Works when memory is
---          full
+-- Cost     O(n), n = directives removed
+-- Repeat   safe: a repeated reload or rebalance runs twice. Works when memory is full
 -- @include _clock
 -- @include _numbers
 
@@ -26,7 +25,7 @@ local orders_max, field, body = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 local LAST_MAX = 4503599627370496
 
 local removed = {unpack(ARGV, 4)}
--- A time that nobody can go on from is none of ours: readers take none of 2^52 or later.
+-- Readers reject times of 2^52 or later. Such a time was not written by this script.
 local last = whole(redis.call('HGET', control, 'last')) or 0
 if last >= LAST_MAX then
   last = 0
@@ -37,8 +36,8 @@ if field ~= '' and count > orders_max and redis.call('HEXISTS', control, field) 
 end
 
 -- Guards end here
--- The empty order is nobody's: this goes out because it is accepted when memory is full, and so is
--- every write behind it.
+-- No directive has an empty name. This HDEL runs because it is accepted when memory is full, and so
+-- is every write after it.
 redis.call('HDEL', control, '')
 local at = math.max(now_unix_ms(), last + 1)
 redis.call('HSET', control, 'last', text(at))

@@ -1,17 +1,17 @@
 -- dead_deliver: moving -> ready
 --
--- Write a dead letter that has left its slot into its new stream, once: the name of the letter is
--- remembered for a while, so that a move that was interrupted can be done again.
+-- Write a dead letter that has left its slot into its new stream, once. The name of the letter is
+-- remembered for `window_ms`, so that an interrupted move can be repeated.
 --
 -- KEYS[1]  target     STREAM  stream:topic:{T:p:i}:retry:G, or stream:topic:{T:p:i}
 -- KEYS[2]  dedup      STRING  streaming:mq:dedup:{T:p:i}:<id>
 --
--- ARGV[1]  group      str     whose retry stream the target is; '' = the target is the partition
+-- ARGV[1]  group      str     group of the target retry stream, '' = the target is the partition
 -- ARGV[2]  window_ms  int     how long the name is remembered
 -- ARGV[3..] fields    list    names and values of the whole entry
 --
 -- Returns  OK       written                          [2] id
--- Returns  DUP      written before under the name    [2] id of that entry
+-- Returns  DUP      already written under this name  [2] id of that entry
 -- Returns  NOGROUP  the group does not exist on its retry stream
 --
 -- Cost     O(1) + size of the body

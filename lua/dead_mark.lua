@@ -1,20 +1,21 @@
 -- dead_mark: dead -> moving
 --
--- Note where a dead letter is going that leaves its slot. It stays a dead letter until it has
--- arrived; meanwhile it can be moved nowhere else. The first mark stands, so whoever resumes an
--- interrupted move goes on to the same place.
+-- Record the destination of a dead letter that moves to another slot. It stays a dead letter until
+-- it has arrived, and until then it cannot be moved elsewhere. The first mark stands, so a resumed
+-- move continues to the same destination.
 --
 -- KEYS[1]  dlq        STREAM  stream:topic:{T:p:i}:dlq
 -- KEYS[2]  moving     HASH    streaming:mq:moving:{T:p:i}
 --
 -- ARGV[1]  letter_id  id      the letter
--- ARGV[2]  target     str     where it goes; '' = nowhere any more: the target has refused it
+-- ARGV[2]  target     str     its destination, '' = clear the mark, because the target refused the
+--                             letter
 --
--- Returns  OK    marked, now or before     [2] where it goes [3] marked so many ms ago
--- Returns  GONE  no such letter: replayed or purged before
+-- Returns  OK    marked, now or before     [2] destination [3] ms since it was marked
+-- Returns  GONE  no such letter: already replayed or purged
 --
 -- Cost     O(log n + size of a body), n = letters
--- Repeat   safe: answers the first mark
+-- Repeat   idempotent: returns the first mark
 -- @include _clock
 -- @include _numbers
 

@@ -1,20 +1,21 @@
 -- dead_purge: dead -> gone
 --
--- Delete dead letters: those named, or the oldest ones before an id. The dead-letter stream is the
--- one stream that is deleted from, and therefore never trimmed. Marks of letters on their way out of
--- the slot go with them: this is also the last step of a move.
+-- Delete dead letters by id, or the oldest ones before an id. The dead-letter stream is the only
+-- stream with deletions, so it is never trimmed. Marks of letters that move to another slot are
+-- deleted with them: this is also the last step of a move.
 --
 -- KEYS[1]  dlq     STREAM  stream:topic:{T:p:i}:dlq
 -- KEYS[2]  moving  HASH    streaming:mq:moving:{T:p:i}
 --
--- ARGV[1]  before  id      delete what is older than this id; '' = only the letters named
--- ARGV[2]  count   int     at most this many of the older ones
+-- ARGV[1]  before  id      delete letters before this id, '' = only the letters in `ids`
+-- ARGV[2]  count   int     at most this many of the letters before it
 -- ARGV[3..] ids    list    letters to delete
 --
--- Returns  OK      [2] removed [3] 1 = there may be more of the older ones
+-- Returns  OK      [2] removed [3] 1 = there may be more letters before that id
 --
--- Cost     O((count + letters named) x log n) + 512 KiB of bodies at most and four more, n = letters
--- Repeat   safe: removes the next older ones; letters named are gone. Works when memory is full
+-- Cost     O((count + ids) x log n) + at most 512 KiB of bodies plus four more, n = letters
+-- Repeat   safe: the next call removes the next letters; named letters are gone. Works when memory
+--          is full
 -- @include _bytes
 -- @include _ids
 -- @include _after

@@ -1,26 +1,26 @@
 -- dead_replay: dead -> ready
 --
--- Put a dead letter back: into the retry stream of its own group, or into the partition for every
--- group. One step, so it cannot happen twice. What only a dead letter has (why, where, when it
--- died) is left behind; what an entry has (payload, key, headers, originalId, its counters)
--- travels on, with the fields that the caller changes.
+-- Put a dead letter back into the retry stream of its own group, or into the partition for every
+-- group. It is one step, so it cannot happen twice. Fields that only a dead letter has (why, where
+-- and when it died) are dropped. Fields of an entry (payload, key, headers, originalId, counters)
+-- are kept, with the changes that the caller sends.
 --
 -- KEYS[1]  dlq        STREAM  stream:topic:{T:p:i}:dlq
 -- KEYS[2]  target     STREAM  stream:topic:{T:p:i}:retry:G, or stream:topic:{T:p:i}
 -- KEYS[3]  moving     HASH    streaming:mq:moving:{T:p:i}
 --
 -- ARGV[1]  letter_id  id      the letter
--- ARGV[2]  group      str     whose retry stream the target is; '' = the target is the partition
+-- ARGV[2]  group      str     group of the target retry stream, '' = the target is the partition
 -- ARGV[3..] changed   list    names and values: retryCount 0, crashCount 0, replayCount + 1
 --
 -- Returns  OK        [2] new id
--- Returns  GONE      no such letter: replayed or purged before
--- Returns  MISMATCH  the letter is another group's             [2] that group
--- Returns  MOVING    it is on its way out of the slot          [2] where it goes
+-- Returns  GONE      no such letter: already replayed or purged
+-- Returns  MISMATCH  the letter belongs to another group        [2] that group
+-- Returns  MOVING    the letter is moving to another slot       [2] its destination
 -- Returns  NOGROUP   the group does not exist on its retry stream
 --
 -- Cost     O(log n + size of a body), n = letters
--- Repeat   safe: the second answers GONE
+-- Repeat   idempotent: the second call returns GONE
 -- @include _groups
 -- @include _fields
 -- @include _lists
@@ -28,7 +28,7 @@
 local dlq, target, moving = KEYS[1], KEYS[2], KEYS[3]
 local letter_id, group, changed = ARGV[1], ARGV[2], slice(ARGV, 3, #ARGV)
 
--- Fields that settle_dead's caller and settle_dead itself add, less those that an entry has too.
+-- Fields that settle_dead and its caller add, except the fields that an entry also has.
 local DEAD_ONLY = {
   originalTopic = true, originalPartition = true, timestamp = true, group = true, instance = true,
   handler = true, attempts = true, crashes = true, reason = true, errorClass = true,

@@ -1,9 +1,9 @@
--- ghost_settle: in-flight, its entry gone -> settled, counted
+-- ghost_settle: in-flight, entry missing -> settled, counted
 --
--- Settle what a group still has in flight of entries that are no longer in the partition. Partitions
--- are trimmed from the old end only, so what is older than the first entry never comes back. Only
--- for a topic that drops what is not settled: elsewhere another client has trimmed, and the owner,
--- who may still have the body, settles it.
+-- Settle the pending entries of a group that are no longer in the partition. Partitions are trimmed
+-- from the old end only, so an entry older than the first one never comes back. Only for a topic
+-- that may drop unsettled entries. In any other topic another client has trimmed the stream, and
+-- the owner, which may still have the body, settles the entry.
 --
 -- KEYS[1]  stream    STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  attempts  HASH    streaming:mq:attempts:{T:p:i}:G
@@ -12,11 +12,11 @@
 -- ARGV[1]  group     str     consumer group
 -- ARGV[2]  count     int     at most this many
 --
--- Returns  OK       [2] settled; fewer than count = no more there
+-- Returns  OK       [2] settled; fewer than count = there are no more
 -- Returns  NOGROUP  the group does not exist on the partition
 --
 -- Cost     O(g + count x log n), g = groups, n = pending entries
--- Repeat   safe: settles the next ones. Works when memory is full, but for the counting
+-- Repeat   safe: settles the next ones. Works when memory is full, except for the counter
 -- @include _groups
 -- @include _lists
 -- @include _places

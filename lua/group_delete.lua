@@ -1,7 +1,7 @@
 -- group_delete: present -> absent, for a group on a partition
 --
--- Remove a group with everything of its own: position, pending entries, retry stream, delayed
--- retries, counters, fence and lease. Dead letters stay. An owner's worker is refused from then on.
+-- Remove a group with all its state: position, pending entries, retry stream, delayed retries,
+-- counters, fence and lease. Dead letters stay. From then on the worker of an owner is refused.
 --
 -- KEYS[1]  stream    STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  retry     STREAM  stream:topic:{T:p:i}:retry:G
@@ -13,20 +13,20 @@
 -- KEYS[8]  trim      HASH    streaming:mq:trim:{T:p:i}
 --
 -- ARGV[1]  group     str     consumer group
--- ARGV[2]  force     flag    1 = also when it is owned or has something that is not settled
--- ARGV[3]  token     token   of whoever deletes, and keeps it from others until all is done
--- ARGV[4]  ttl_ms    int     for how long, from this call
--- ARGV[5]  at_once   int     how many pending entries may go with the group
--- ARGV[6]  part      int     how many one call forgets while there are more
+-- ARGV[2]  force     flag    1 = even if it is owned or has unsettled entries
+-- ARGV[3]  token     token   of the deleting client, which holds the partition until all is done
+-- ARGV[4]  ttl_ms    int     how long it holds the partition, from this call
+-- ARGV[5]  at_once   int     maximum number of pending entries removed with the group
+-- ARGV[6]  part      int     number of pending entries forgotten per call while there are more
 --
--- Returns  OK         removed, or there was nothing to remove
--- Returns  MORE       some pending entries were forgotten: call again
--- Returns  OWNED      a lease lives                        [2] owner [3] epoch
+-- Returns  OK         removed, or nothing to remove
+-- Returns  MORE       some pending entries were forgotten; call again
+-- Returns  OWNED      the lease is valid                   [2] owner [3] epoch
 -- Returns  UNSETTLED  [2] pending [3] delayed [4] 1 = the retry stream holds unread entries
 --
 -- Cost     O(n), n = pending entries, at most `at_once`
--- Repeat   safe; a late copy removes a group that was made again. Left after MORE the group stays,
---          without what was forgotten. Works when memory is full
+-- Repeat   safe, but a late copy removes a group that was created again. If the caller stops after
+--          MORE, the group stays, without the forgotten entries. Works when memory is full
 -- @include _clock
 -- @include _groups
 -- @include _ids
@@ -65,7 +65,7 @@ if pending > at_once then
   forget_oldest({{stream, on_stream}, {retry, on_retry}}, part)
   return {'MORE'}
 end
--- HDEL first: accepted when memory is full, and so is every write behind it.
+-- HDEL first: it is accepted when memory is full, and so is every write after it.
 redis.call('HDEL', trim, 'floor:' .. group)
 if on_stream then
   redis.call('XGROUP', 'DESTROY', stream, group)

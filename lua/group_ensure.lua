@@ -1,21 +1,22 @@
 -- group_ensure: absent -> present, for a group on a partition and on its retry stream
 --
--- A group that was lost (destroyed, FLUSHALL of the stream) comes back just before the oldest
--- message that it had not finished when the partition was last trimmed; a group's position is
--- exclusive, so that is the predecessor of its floor. A new group begins at `start`.
+-- A group that was lost (destroyed, or its stream was deleted) comes back just before the oldest
+-- message that it had not finished when the partition was last trimmed. A group's position is
+-- exclusive, so that is the predecessor of its floor. A new group starts at `start`.
 --
 -- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  retry   STREAM  stream:topic:{T:p:i}:retry:G
 -- KEYS[3]  trim    HASH    streaming:mq:trim:{T:p:i}
 --
 -- ARGV[1]  group   str     consumer group
--- ARGV[2]  start   str     0 = every message kept, $ = only later ones
+-- ARGV[2]  start   str     0 = every retained message, $ = only later ones
 --
--- Returns  OK       was there (its retry side may have been fixed)
--- Returns  CREATED  made on the partition      [2] id after which it begins
+-- Returns  OK       it exists (its retry side may have been repaired)
+-- Returns  CREATED  created on the partition      [2] id after which it starts
 --
 -- Cost     O(g), g = groups of the partition
--- Repeat   safe: the second answers OK. Writes nothing when the group is there, so memory may be full
+-- Repeat   idempotent: the second call returns OK. Writes nothing if the group exists, so memory
+--          may be full
 -- @include _groups
 -- @include _ids
 -- @include _numbers

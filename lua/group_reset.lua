@@ -1,8 +1,8 @@
 -- group_reset: one position -> another, for a group on a partition
 --
--- Let a group go on from another position. What is handed out and not settled is forgotten: from the
--- new position on it is unread again, before it it counts as finished. Crash counts start again. An
--- owner loses the partition in the same step, so whatever its worker still does is refused.
+-- Move a group to another position. Its pending entries are forgotten: after the new position they
+-- are unread again, and before it they count as finished. Crash counts restart at 0. An owner loses
+-- the partition in the same step, so every later write of its worker is refused.
 --
 -- KEYS[1]  fence     HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  lease     STRING  streaming:mq:lease:{T:p:i}:G
@@ -14,25 +14,29 @@
 -- KEYS[8]  trim      HASH    streaming:mq:trim:{T:p:i}
 --
 -- ARGV[1]  group     str     consumer group
--- ARGV[2]  after     id      the group reads what comes after it; '' = after the last id issued
--- ARGV[3]  drop      flag    1 = its retries go too: the delayed ones and those in the retry stream
--- ARGV[4]  force     flag    1 = also when it is owned
--- ARGV[5]  keeper    str     an owner that keeps it even then
--- ARGV[6]  token     token   of whoever resets, and keeps it from others until all is done
--- ARGV[7]  ttl_ms    int     for how long, from this call
--- ARGV[8]  at_once   int     how many pending entries may go together
--- ARGV[9]  part      int     how many one call forgets while there are more
+-- ARGV[2]  after     id      the group reads the entries after this id, '' = after the last id
+--                            issued
+-- ARGV[3]  drop      flag    1 = remove its retries too, the delayed ones and those in the retry
+--                            stream
+-- ARGV[4]  force     flag    1 = even if it is owned
+-- ARGV[5]  keeper    str     an owner that keeps the partition even with `force`
+-- ARGV[6]  token     token   of the resetting client, which holds the partition until all is done
+-- ARGV[7]  ttl_ms    int     how long it holds the partition, from this call
+-- ARGV[8]  at_once   int     maximum number of pending entries forgotten in one step
+-- ARGV[9]  part      int     number of pending entries forgotten per call while there are more
 --
--- Returns  OK       [2] position before [3] position now [4] pending entries forgotten [5] delayed
---                   retries dropped [6] entries of the retry stream dropped, at most
--- Returns  MORE     the position is set, some pending entries were forgotten: call again
---                   [2] position before [3] position now [4] how many
--- Returns  OWNED    a lease lives                        [2] owner [3] epoch
+-- Returns  OK       [2] previous position [3] new position [4] pending entries forgotten [5]
+--                   delayed retries dropped [6] upper bound of the entries dropped from the retry
+--                   stream
+-- Returns  MORE     the position is set and some pending entries were forgotten; call again [2]
+--                   previous position [3] new position [4] number forgotten
+-- Returns  OWNED    the lease is valid                   [2] owner [3] epoch
 -- Returns  NOGROUP  the group does not exist on the partition
 --
 -- Cost     O(n), n = pending entries, at most `at_once`
--- Repeat   safe; a late copy sets the position again. Left after MORE the group goes on from its new
---          position, once more with what was not forgotten. Works when memory is full
+-- Repeat   safe, but a late copy sets the position again. If the caller stops after MORE, the group
+--          continues from its new position and may handle pending entries again that were not
+--          forgotten. Works when memory is full
 -- @include _clock
 -- @include _groups
 -- @include _ids
@@ -55,7 +59,7 @@ local on_stream, on_retry = group_on(stream, group), group_on(retry, group)
 if not on_stream then
   return {'NOGROUP'}
 end
--- A position beyond the last id would skip messages that are still to come.
+-- A position after the last id would skip messages that are written later.
 local last = named(redis.call('XINFO', 'STREAM', stream))['last-generated-id']
 if after == '' or older(last, after) then
   after = last
@@ -77,7 +81,7 @@ if in_hand(on_stream) + in_hand(dropping) > at_once then
   local forgotten = forget_oldest({{stream, on_stream}, {retry, dropping}}, part)
   return {'MORE', on_stream['last-delivered-id'], after, forgotten}
 end
--- HDEL first: accepted when memory is full, and so is every write behind it.
+-- HDEL first: it is accepted when memory is full, and so is every write after it.
 redis.call('HDEL', fence, 'token', 'session', 'mark', 'solo', 'accused', 'owner')
 redis.call('DEL', lease)
 redis.call('XGROUP', 'DESTROY', stream, group)

@@ -1,9 +1,9 @@
--- group_restore: absent -> present, for a group whose owner knows what it has read and settled
+-- group_restore: absent -> present, for a group whose owner knows its position and pending entries
 --
--- Somebody has destroyed the group while its owner works. It goes on where it was: behind the last
--- entry that was delivered, with all in flight that is not settled. So nothing that was acknowledged
--- is handled again, and nothing is skipped. A stream that is not the one that was read, because it
--- was deleted too, is read from its first entry.
+-- Another client destroyed the group while its owner runs. The group is created again after the
+-- last entry delivered to it, with its unsettled entries pending. So no acknowledged message is
+-- handled again and no message is skipped. A stream that was deleted too is read from its first
+-- entry.
 --
 -- KEYS[1]  fence        HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream       STREAM  stream:topic:{T:p:i}
@@ -11,16 +11,16 @@
 --
 -- ARGV[1]  token        token   the owner's
 -- ARGV[2]  group        str     consumer group
--- ARGV[3]  after_main   id      last id that was delivered from the partition stream
--- ARGV[4]  after_retry  id      the same of the retry stream
--- ARGV[5..] places      list    what was delivered and is not settled
+-- ARGV[3]  after_main   id      last id delivered from the partition stream
+-- ARGV[4]  after_retry  id      the same for the retry stream
+-- ARGV[5..] places      list    delivered entries that are not settled
 --
--- Returns  OK      the group is there     [2] id after which it goes on in the partition stream, ''
---                  when it was there [3] the same of the retry stream
+-- Returns  OK      the group exists     [2] id after which it continues in the partition stream, ''
+--                  if it existed before [3] the same for the retry stream
 -- Returns  FENCED  another owner, or none      [2] epoch [3] owner
 --
 -- Cost     O(g + e x log n), g = groups, e = places, n = pending entries
--- Repeat   safe: the second answers OK with ''
+-- Repeat   idempotent: the second call returns OK with ''
 -- @include _fence
 -- @include _groups
 -- @include _ids
@@ -40,7 +40,7 @@ if bad then
   return redis.error_reply('ERR not a place: ' .. bad)
 end
 
--- Where the group goes on; nothing when it is there.
+-- Return the id after which the group continues, or nil if it exists.
 local function missing(source, after)
   if group_on(source, group) then
     return nil

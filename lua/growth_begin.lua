@@ -1,22 +1,23 @@
--- growth_begin: settled count -> growing
+-- growth_begin: fixed partition count -> growing
 --
--- Say that a topic is about to get more partitions. Nothing changes for anybody yet. The token is
--- that of the leases by which the growth keeps the new partitions, until each group may read them.
+-- Announce that a topic is about to get more partitions. Nothing changes for producers or groups
+-- yet. The token is also that of the leases with which the growth holds the new partitions until
+-- each group may read them.
 --
 -- KEYS[1]  meta   HASH   streaming:mq:topic:{T}:meta
 --
--- ARGV[1]  seen   int    partition count that the caller has seen
--- ARGV[2]  to     int    partition count that is wanted
+-- ARGV[1]  seen   int    partition count that the caller saw
+-- ARGV[2]  to     int    target partition count
 -- ARGV[3]  token  token  new, random
 --
--- Returns  OK       begun, or under way to the same count     [2] token that holds [3] count before
+-- Returns  OK       started, or in progress to the same count     [2] its token [3] previous count
 --                   [4] phase: begun, switched or marked [5] barriers, '' before they are marked
--- Returns  OTHER    growing to another count                  [2] that count
--- Returns  CHANGED  the count is another than the caller saw  [2] it
--- Returns  MISSING  there is no such topic
+-- Returns  OTHER    growing to another count                      [2] that count
+-- Returns  CHANGED  the count has changed since the caller saw it  [2] the count
+-- Returns  MISSING  no such topic
 --
 -- Cost     O(1)
--- Repeat   safe: the second answers the same. A late copy answers CHANGED
+-- Repeat   idempotent: the second call returns the same. A late copy returns CHANGED
 -- @include _clock
 
 local meta = KEYS[1]

@@ -1,16 +1,16 @@
--- growth_end: settling -> settled count
+-- growth_end: settling -> fixed partition count
 --
--- Forget a growth: every group that was there when it began reads the new partitions.
+-- Forget a growth. Every group that existed at its start now reads the new partitions.
 --
 -- KEYS[1]  meta   HASH   streaming:mq:topic:{T}:meta
 --
--- ARGV[1]  token  token  that of the growth
+-- ARGV[1]  token  token  of the growth
 --
--- Returns  OK    ended
--- Returns  GONE  no such growth is under way: success for a repeat
+-- Returns  OK    forgotten
+-- Returns  GONE  no such growth is in progress: success for a repeat
 --
 -- Cost     O(1)
--- Repeat   safe: the second answers GONE. Works when memory is full
+-- Repeat   idempotent: the second call returns GONE. Works when memory is full
 
 local meta = KEYS[1]
 local token = ARGV[1]

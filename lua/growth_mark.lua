@@ -1,18 +1,19 @@
 -- growth_mark: grown -> settling
 --
--- Keep what each group has to settle on the old partitions before it may read the new ones. Read
--- after the switch, so that nothing behind it was routed by the old count; the first marks stay.
+-- Store the barriers: the last entries that each group must settle on the old partitions before it
+-- may read the new ones. They are read after the switch, so no entry after them was routed by the
+-- old count. The first barriers stay.
 --
 -- KEYS[1]  meta      HASH   streaming:mq:topic:{T}:meta
 --
--- ARGV[1]  token     token  that of the growth
--- ARGV[2]  barriers  str    the last id of each old partition, in their order, with blanks between
+-- ARGV[1]  token     token  of the growth
+-- ARGV[2]  barriers  str    the last id of each old partition, in order, separated by spaces
 --
--- Returns  OK    [2] the barriers that hold
--- Returns  GONE  no such growth is under way, or it is not switched
+-- Returns  OK    [2] the stored barriers
+-- Returns  GONE  no such growth is in progress, or producers are not switched yet
 --
 -- Cost     O(1)
--- Repeat   safe: the second answers the first's barriers
+-- Repeat   idempotent: the second call returns the first barriers
 
 local meta = KEYS[1]
 local token, barriers = ARGV[1], ARGV[2]

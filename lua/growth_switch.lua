@@ -1,16 +1,16 @@
 -- growth_switch: growing -> grown, for producers
 --
--- From here on every message is routed by the new count: writes that were routed by the old one are
--- transactions under WATCH of this key, and are refused.
+-- From here on every message is routed by the new count. Writes that were routed by the old count
+-- are transactions under WATCH of this key, and are refused.
 --
 -- KEYS[1]  meta        HASH   streaming:mq:topic:{T}:meta
 -- KEYS[2]  partitions  SET    streaming:mq:topic:{T}:partitions
 --
--- ARGV[1]  token       token  that of the growth
+-- ARGV[1]  token       token  of the growth
 -- ARGV[2..] streams    list   names of the new partition streams
 --
 -- Returns  OK    switched, now or before
--- Returns  GONE  no such growth is under way
+-- Returns  GONE  no such growth is in progress
 --
 -- Cost     O(p), p = new partitions
 -- Repeat   safe

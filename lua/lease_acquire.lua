@@ -1,11 +1,12 @@
 -- lease_acquire: free -> held (epoch + 1 or later)
 --
--- Take a partition for a group. The caller says which epoch it saw when it decided: a copy of this
--- call that executes minutes late finds a later epoch and changes nothing. A fence that still has a
--- token means that the last owner did not release: what it left is inherited and runs in solo mode.
--- The entries that it was about to handle are accused, and run alone next. An entry that was accused
--- or charged before ran alone: if it is still pending, it is charged. The first charge of an accused
--- entry counts three crashes: the loss that left it behind, the one of its round, and the one alone.
+-- Take a partition for a group. The caller passes the epoch that it saw when it decided, so a copy
+-- of this call that runs minutes late finds a later epoch and changes nothing. A token left in the
+-- fence means that the last owner did not release the partition: its pending entries are inherited
+-- and run in solo mode. The entries that it was about to handle are accused, and run alone next. An
+-- entry that was accused or charged before has run alone: if it is still pending, it is charged.
+-- The first charge of an accused entry counts three crashes: the loss that left it pending, the one
+-- of its round, and the one when it ran alone.
 --
 -- KEYS[1]  fence       HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  lease       STRING  streaming:mq:lease:{T:p:i}:G
@@ -13,23 +14,24 @@
 -- KEYS[4]  stream      STREAM  stream:topic:{T:p:i}
 -- KEYS[5]  retry       STREAM  stream:topic:{T:p:i}:retry:G
 --
--- ARGV[1]  token       token   new, random; used again only to repeat this very call
+-- ARGV[1]  token       token   new, random; reused only to repeat this very call
 -- ARGV[2]  seen_epoch  int     epoch that the caller saw, 0 = none
--- ARGV[3]  ttl_ms      int     life of the lease
+-- ARGV[3]  ttl_ms      int     lifetime of the lease
 -- ARGV[4]  owner       str     instance id
 -- ARGV[5]  group       str     consumer group
--- ARGV[6]  dead_token  str     token whose processes are all proven dead, or whose owner has been
---                              silent for longer than a lease lives: its lease counts as free; '' =
---                              none
+-- ARGV[6]  dead_token  str     token whose processes are all proven dead, or whose owner was silent
+--                              for longer than the lifetime of a lease: its lease counts as free;
+--                              '' = none
 --
 -- Returns  OK      taken                         [2] epoch [3] 1 = not released by the last owner
---                                                [4] place that was charged, or ''
--- Returns  MINE    taken before with this token  [2] epoch [3] 1 = solo mode
--- Returns  HELD    another's lease lives         [2] ms that it lives [3] epoch [4] owner
--- Returns  MOVED   owned by someone since the caller looked                      [2] epoch
+--                                                [4] charged place, or ''
+-- Returns  MINE    already taken with this token [2] epoch [3] 1 = solo mode
+-- Returns  HELD    another lease is valid        [2] ms until it expires [3] epoch [4] owner
+-- Returns  MOVED   taken by another owner since the caller looked    [2] epoch
 --
 -- Cost     O(log n), n = pending entries
--- Repeat   safe, and late: answers MINE, HELD or MOVED, never takes twice. Works when memory is full
+-- Repeat   safe, even late: returns MINE, HELD or MOVED, never takes twice. Works when memory is
+--          full
 -- @include _clock
 -- @include _numbers
 -- @include _lists
@@ -64,20 +66,20 @@ if unclean and not mine and mark then
       accused = accused == '' and mark or accused .. ' ' .. mark
     end
   elseif string.find(mark, ' ', 1, true) then
-    -- Two rounds at most: what was accused earlier has mostly run since.
+    -- At most two rounds: most entries accused earlier have run since.
     accused = #accused > #mark and mark or (accused == '' and mark or accused .. ' ' .. mark)
   end
 end
 
 -- Guards end here
 if mine then
-  -- PEXPIRE is accepted when memory is full, and so is every write behind it.
+  -- PEXPIRE is accepted when memory is full, and so is every write after it.
   if redis.call('PEXPIRE', lease, ttl_ms) == 0 or leased ~= token then
     redis.call('SET', lease, token, 'PX', ttl_ms)
   end
   return {'MINE', text(epoch), held[5] and 1 or 0}
 end
--- HDEL first: accepted when memory is full, and so is every write behind it.
+-- HDEL first: it is accepted when memory is full, and so is every write after it.
 redis.call('HDEL', fence, 'mark', 'session')
 if victim ~= '' then
   count_on(attempts, victim .. ':c', hits)

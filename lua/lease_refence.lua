@@ -1,8 +1,9 @@
--- lease_refence: held -> held (epoch + 1 or later), for the successor of a dead or dismissed child
+-- lease_refence: held -> held (epoch + 1 or later), for the successor of a dead or dismissed worker
 --
--- Replace the token of a child that has ended: packets of it that are still on their way bounce
--- from here on. In the same step acknowledge what it had finished and charge what it was running.
--- As three calls, a lost reply would charge twice, and a death in between would charge nobody.
+-- Replace the token of a worker process that has exited. From here on its late packets are refused.
+-- The same step acknowledges the entries that it finished and charges the running one.
+-- As three calls, a lost reply would charge twice, and a crash between the calls would charge no
+-- entry.
 --
 -- KEYS[1]  fence     HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  lease     STRING  streaming:mq:lease:{T:p:i}:G
@@ -10,21 +11,21 @@
 -- KEYS[4]  stream    STREAM  stream:topic:{T:p:i}
 -- KEYS[5]  retry     STREAM  stream:topic:{T:p:i}:retry:G
 --
--- ARGV[1]  old       token   token of the child that has ended
+-- ARGV[1]  old       token   token of the exited worker
 -- ARGV[2]  new       token   token of its successor
--- ARGV[3]  ttl_ms    int     life of the lease from now
+-- ARGV[3]  ttl_ms    int     lifetime of the lease from now
 -- ARGV[4]  group     str     consumer group
--- ARGV[5]  charged   str     place that the child was running, or ''
--- ARGV[6]  context   bytes   how the child died, kept with the charge
--- ARGV[7..] done     list    places that it had finished
+-- ARGV[5]  charged   str     place that the worker was running, or ''
+-- ARGV[6]  context   bytes   how the worker died, stored with the charge
+-- ARGV[7..] done     list    places that it finished
 --
 -- Returns  OK      replaced, now or by an earlier copy of this call
---                  [2] epoch [3] crashes of the charged place so far
+--                  [2] epoch [3] total crashes of the charged place
 -- Returns  FENCED  another owner, or none      [2] epoch [3] owner
 --
 -- Cost     O(d + log n), d = places done, n = pending entries
--- Repeat   safe: the second finds the new token, changes and charges nothing. Works when memory is
---          full
+-- Repeat   idempotent: the second call finds the new token, changes and charges nothing. Works when
+--          memory is full
 -- @include _clock
 -- @include _fence
 -- @include _numbers
@@ -61,7 +62,7 @@ redis.call('XLEN', retry)
 local blamed = source and pending(source, group, charged_id)
 
 -- Guards end here
--- HDEL first: accepted when memory is full, and so is every write behind it.
+-- HDEL first: it is accepted when memory is full, and so is every write after it.
 redis.call('HDEL', fence, 'mark', 'session')
 if blamed then
   crashes = count_on(attempts, charged .. ':c', 1)

@@ -1,8 +1,8 @@
 -- lease_release: held -> free
 --
--- Give the partition back, clean: nothing is inherited and nobody is charged. The epoch stays, so
--- that the next owner's is greater. The token is dead from the moment this call was sent: used
--- again, a late copy of this call would release under its owner's feet.
+-- Give the partition back cleanly: nothing is inherited and no entry is charged. The epoch stays,
+-- so that the next owner's is greater. The token must not be used again after this call was sent.
+-- Otherwise a late copy of the call would release a partition that is in use.
 --
 -- KEYS[1]  fence   HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  lease   STRING  streaming:mq:lease:{T:p:i}:G
@@ -10,10 +10,10 @@
 -- ARGV[1]  token   token   the owner's
 --
 -- Returns  OK      free
--- Returns  FENCED  not (or no longer) the owner's: success for a repeat     [2] epoch [3] owner
+-- Returns  FENCED  not, or no longer, the owner: success for a repeat     [2] epoch [3] owner
 --
 -- Cost     O(1)
--- Repeat   safe: the second answers FENCED. Works when memory is full
+-- Repeat   idempotent: the second call returns FENCED. Works when memory is full
 -- @include _fence
 
 local fence, lease = KEYS[1], KEYS[2]

@@ -1,23 +1,23 @@
 -- lease_renew: held -> held
 --
--- Give the lease a new life. The fence decides: a lease that has expired while the fence still
--- carries this token is set again under the same epoch (a server pause longer than the lease costs
--- no ownership).
+-- Extend the lease. The fence decides: if the lease expired while the fence still has this token,
+-- it is set again under the same epoch. So a server pause longer than the lease costs no ownership.
 --
 -- KEYS[1]  fence   HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  lease   STRING  streaming:mq:lease:{T:p:i}:G
 --
 -- ARGV[1]  token   token   the owner's
--- ARGV[2]  ttl_ms  int     life of the lease from now
+-- ARGV[2]  ttl_ms  int     lifetime of the lease from now
 --
 -- Returns  OK      renewed
--- Returns  LATE    had expired, set again
--- Returns  LOST    the lease holds another token although the fence holds mine: a broken invariant
+-- Returns  LATE    expired, and set again
+-- Returns  LOST    the lease holds another token although the fence holds this one: a broken
+--                  invariant
 -- Returns  FENCED  another owner, or none      [2] epoch [3] owner
 --
 -- Cost     O(1)
--- Repeat   safe: a late copy can only lengthen the life of a lease whose token is current. Works
---          when memory is full
+-- Repeat   safe: a late copy can only extend a lease whose token is current. Works when memory is
+--          full
 -- @include _fence
 
 local fence, lease = KEYS[1], KEYS[2]
@@ -33,7 +33,7 @@ if leased and leased ~= token then
 end
 
 -- Guards end here
--- PEXPIRE is accepted when memory is full, and so is every write behind it.
+-- PEXPIRE is accepted when memory is full, and so is every write after it.
 if redis.call('PEXPIRE', lease, ttl_ms) == 1 then
   return {'OK'}
 end

@@ -1,17 +1,17 @@
 -- letters_measure: no transition, reads only
 --
--- Count the dead letters of a partition by the group whose they are, a page at a time. Entries are
--- looked at here, so that no body travels.
+-- Count the dead letters of a partition by group, one page per call. Entries are examined here, so
+-- that no body is transferred.
 --
 -- KEYS[1]  dlq    STREAM  stream:topic:{T:p:i}:dlq
 --
--- ARGV[1]  after  id   last letter of the page before; '' = begin
+-- ARGV[1]  after  id   last letter of the previous page, '' = start
 -- ARGV[2]  count  int  at most this many letters
 --
--- Returns  OK  [2] names of groups and their counts by turns [3] last letter of the page, or `after`
---              [4] 1 = there may be more [5] letters there are
+-- Returns  OK  [2] group names and their counts in turn [3] last letter of the page, or `after` [4]
+--              1 = there may be more [5] total number of letters
 --
--- Cost     O(log n + count) + 512 KiB of bodies at most and some more, n = letters
+-- Cost     O(log n + count) + at most 512 KiB of bodies plus eight more, n = letters
 -- Repeat   safe: reads only
 -- @include _bytes
 -- @include _groups
@@ -19,7 +19,7 @@
 
 local dlq, after, count = KEYS[1], ARGV[1], tonumber(ARGV[2])
 
--- Letters that are copied at once: a large one copies few others beyond the limit.
+-- Letters per read: a large one copies few others beyond the limit.
 local AT_ONCE = 8
 
 local order, counts = {}, {}

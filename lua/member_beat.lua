@@ -1,26 +1,28 @@
 -- member_beat: absent -> present, present -> present
 --
--- Say that an instance lives, and learn who else does and what operators want. Whoever was silent
--- while the caller watched, and for twenty times the span after which an instance counts as stale,
--- is forgotten. Not by the clock alone: it may have jumped, and then everybody looks silent.
+-- Record the heartbeat of an instance, and return the other members and the operators' directives.
+-- An instance is removed if it was silent while the caller watched and its last heartbeat is older
+-- than 20 times `stale_ms`. The clock alone does not decide: after a jump, every instance would
+-- look silent.
 --
--- KEYS[1]  members   ZSET  streaming:mq:members:{F}     score = last beat, unix ms
+-- KEYS[1]  members   ZSET  streaming:mq:members:{F}     score = last heartbeat, unix ms
 -- KEYS[2]  info      HASH  streaming:mq:info:{F}        instance id -> JSON with its nonce
--- KEYS[3]  control   HASH  streaming:mq:control:{F}     order -> JSON, read only
+-- KEYS[3]  control   HASH  streaming:mq:control:{F}     directive -> JSON, read only
 --
 -- ARGV[1]  id        str   instance id
 -- ARGV[2]  nonce     token random, one for each run of the instance
 -- ARGV[3]  described str   JSON: nonce, host, pid, weight, offers …
--- ARGV[4]  stale_ms  int   a beat older than this does not count
--- ARGV[5..] silent   list  ids that have not beaten while the caller watched
+-- ARGV[4]  stale_ms  int   a heartbeat older than this does not count
+-- ARGV[5..] silent   list  ids without a heartbeat while the caller watched
 --
--- Returns  OK    [2] now, unix ms [3] members, each id, last beat in unix ms, JSON
---                [4] orders and their JSON by turns
--- Returns  TWIN  another run beats under this id     [2] its last beat, unix ms [3] its JSON
+-- Returns  OK    [2] now, unix ms [3] members, each id, last heartbeat in unix ms, JSON [4]
+--                directives and their JSON in turn
+-- Returns  TWIN  another run sends heartbeats under this id     [2] its last heartbeat, unix ms [3]
+--                its JSON
 --
--- Cost     O(n + m + s), n = members, m = orders (control_change bounds them), s = silent ids
--- Repeat   safe; a late copy of an instance that has left brings it back until it is forgotten.
---          Works when memory is full
+-- Cost     O(n + m + s), n = members, m = directives (control_change bounds them), s = silent ids
+-- Repeat   safe, but a late copy from an instance that left brings it back until it is removed for
+--          its silence. Works when memory is full
 -- @include _clock
 
 local members, info, control = KEYS[1], KEYS[2], KEYS[3]
@@ -30,7 +32,7 @@ local now = now_unix_ms()
 local known = redis.call('HGET', info, id)
 local beat = redis.call('ZSCORE', members, id)
 if known and beat and now - tonumber(beat) < stale_ms then
-  -- A record that cannot be read is no run's: whoever beats next writes its own.
+  -- A record that cannot be read belongs to no run. The next heartbeat replaces it.
   local readable, held = pcall(cjson.decode, known)
   local other = readable and type(held) == 'table' and held['nonce']
   if type(other) == 'string' and other ~= nonce then
@@ -47,8 +49,8 @@ for at = 5, #ARGV do
 end
 
 -- Guards end here
--- The empty id is nobody's: these two go out even when no one is forgotten, because they are
--- accepted when memory is full, and so is every write behind them.
+-- No instance has an empty id. These two commands run even if no instance is removed, because they
+-- are accepted when memory is full, and so is every write after them.
 redis.call('ZREM', members, '', unpack(silent))
 redis.call('HDEL', info, '', unpack(silent))
 redis.call('ZADD', members, text(now), id)

@@ -1,7 +1,7 @@
 -- member_leave: present -> absent
 --
--- Take an instance's entry out, if it is of the run that is named. Also used for a predecessor
--- that is proven dead (its lock is free), with the predecessor's nonce.
+-- Remove an instance's entry, if it belongs to the given run. Also used for a predecessor that is
+-- proven dead (its lock is free), with the predecessor's nonce.
 --
 -- KEYS[1]  members  ZSET  streaming:mq:members:{F}
 -- KEYS[2]  info     HASH  streaming:mq:info:{F}
@@ -11,10 +11,10 @@
 --
 -- Returns  OK       left
 -- Returns  GONE     no such member: success for a repeat
--- Returns  OTHER    the entry is of another run
+-- Returns  OTHER    the entry belongs to another run
 --
 -- Cost     O(log n), n = members
--- Repeat   safe: the second answers GONE. Works when memory is full
+-- Repeat   idempotent: the second call returns GONE. Works when memory is full
 
 local members, info = KEYS[1], KEYS[2]
 local id, nonce = ARGV[1], ARGV[2]

@@ -1,21 +1,22 @@
--- message_adopt: in-flight (foreign clients') -> in-flight (streamqd's)
+-- message_adopt: in-flight (other clients) -> in-flight (streamqd)
 --
--- Take over everything that a group's clients have read and not acknowledged, while no instance of
--- streamqd owns the unit: the first owner recovers it. Takes a page; the cursor goes on. A missing
--- group is the server's own error NOGROUP, as for a read.
+-- Take over all entries that clients of the group have read and not acknowledged, while no instance
+-- of streamqd owns the assignment. The first owner recovers them. Each call takes one page and
+-- returns the cursor of the next. A missing group raises the server's own error NOGROUP, as a read
+-- does.
 --
 -- KEYS[1]  fence   HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  source  STREAM  stream:topic:{T:p:i}, or its :retry:G
 --
 -- ARGV[1]  group   str     consumer group
--- ARGV[2]  cursor  id      where the page begins, 0-0 at first
+-- ARGV[2]  cursor  id      where the page starts, 0-0 for the first
 -- ARGV[3]  count   int     at most this many
 --
--- Returns  OK      [2] the next page's cursor, 0-0 at the end [3] how many this page took
--- Returns  HELD    somebody of streamqd owns the unit       [2] epoch [3] owner
+-- Returns  OK      [2] cursor of the next page, 0-0 after the last [3] entries taken
+-- Returns  HELD    an instance of streamqd owns the assignment  [2] epoch [3] owner
 --
 -- Cost     O(count x log n)
--- Repeat   safe: what was taken is taken again
+-- Repeat   safe: takes the same entries again
 -- @include _groups
 
 local fence, source = KEYS[1], KEYS[2]

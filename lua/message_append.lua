@@ -1,20 +1,20 @@
 -- message_append: nothing -> ready
 --
--- Write messages to one partition, in their order, if the topic has the number of partitions by
--- which they were routed. Check and writes are one step: no message goes to a partition that its
--- key has left, or to a topic that is gone.
+-- Write messages to one partition, in order, if the topic still has the partition count by which
+-- they were routed. Check and writes are one step, so no message is written to a partition that its
+-- key has left, or to a deleted topic.
 --
 -- KEYS[1]  stream      STREAM  stream:topic:{T:p:i}
 -- KEYS[2]? meta        HASH    streaming:mq:topic:{T}:meta      not on a cluster: another slot
 --
--- ARGV[1]  partitions  int     the number of partitions by which the messages were routed
--- ARGV[2]  alone       flag    1 = each message is its payload and nothing else
--- ARGV[3..] messages   list    the payloads; otherwise of each message: how many names and values
---                              it has, then these
+-- ARGV[1]  partitions  int     partition count by which the messages were routed
+-- ARGV[2]  alone       flag    1 = each message is only its payload
+-- ARGV[3..] messages   list    the payloads; without `alone`, for each message: the count of its
+--                              names and values, then these
 --
--- Returns  OK     written     [2..] ids; a list of them if the last is an error, behind which no
---                             more is written
--- Returns  MOVED  the topic has another number of partitions, or is gone    [2] the number, or ''
+-- Returns  OK     written     [2..] ids; if the server refused a message, one list of them with the
+--                 error last, and no later message is written
+-- Returns  MOVED  the topic has another partition count, or is gone    [2] the count, or ''
 --
 -- Cost     O(m) + size of the bodies, m = messages
 -- Repeat   writes again
@@ -34,5 +34,5 @@ local ids = write(stream, alone, messages, #ARGV)
 if type(ids[#ids]) == 'table' then
   return {'OK', ids}
 end
--- As one string: the server takes longer to write a list.
+-- One string: the server takes longer to encode a list.
 return 'OK ' .. table.concat(ids, ' ')

@@ -1,27 +1,27 @@
 -- message_fetch: unread -> in-flight, while the server's memory is full
 --
--- Read for the owner, retries and new entries. The ordinary way is a transaction under WATCH, which
--- is faster; but most servers refuse to queue any command while their memory is full, and reading
--- on is what lets entries be trimmed. The session is compared because a copy that executes late,
--- from a connection given up, would move entries that nobody looks for any more. A missing group is
--- the server's own error NOGROUP, as for a read.
+-- Read retries and new entries for the owner. Usually a transaction under WATCH does that, which is
+-- faster. But most servers refuse to queue any command while their memory is full, and only further
+-- reading allows entries to be trimmed. The session is compared because a late copy from an
+-- abandoned connection would move entries that no worker looks for. A missing group raises the
+-- server's own error NOGROUP, as a read does.
 --
 -- KEYS[1]  fence    HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream   STREAM  stream:topic:{T:p:i}
 -- KEYS[3]  retry    STREAM  stream:topic:{T:p:i}:retry:G
 --
 -- ARGV[1]  token    token   the owner's
--- ARGV[2]  session  token   the one that message_recover opened
+-- ARGV[2]  session  token   the session that message_recover opened
 -- ARGV[3]  group    str     consumer group
--- ARGV[4]  count    int     at most this many of each stream
+-- ARGV[4]  count    int     at most this many from each stream
 --
 -- Returns  OK       [2] entries of the retry stream [3] of the partition stream; each id, fields
--- Returns  SESSION  a newer connection has opened a session
+-- Returns  SESSION  a newer connection opened a session
 -- Returns  FENCED   another owner, or none     [2] epoch [3] owner
 --
 -- Cost     O(count x size of a body)
--- Repeat   the second reads what comes next; after a lost reply message_recover lists what the first
---          has read. Works when memory is full
+-- Repeat   the second call reads the next entries; after a lost reply message_recover lists the
+--          entries that the first one read. Works when memory is full
 -- @include _fence
 -- @include _groups
 

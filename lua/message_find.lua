@@ -1,25 +1,25 @@
 -- message_find: no transition, reads only
 --
--- Find the copies of a message in a stream, by the id that it was first written under: entries of a
--- retry stream, dead letters, replays. Entries are looked at here, so that no body travels.
+-- Find the copies of a message in a stream by its original id: entries of a retry stream, dead
+-- letters, replays. Entries are examined here, so that no body is transferred.
 --
 -- KEYS[1]  stream    STREAM  any stream of a partition
 --
--- ARGV[1]  original  id   what `originalId` must be
--- ARGV[2]  from      id   first entry to look at
--- ARGV[3]  count     int  look at no more than this many
+-- ARGV[1]  original  id   the wanted value of `originalId`
+-- ARGV[2]  from      id   first entry to examine
+-- ARGV[3]  count     int  examine at most this many
 --
--- Returns  OK  [2] copies, each id, fields without payload, headers and traceback [3] entry to go on
---              with, or '' when all were looked at
+-- Returns  OK  [2] copies, each id, fields without payload, headers and traceback [3] next entry to
+--              examine, or '' if all were examined
 --
--- Cost     O(log n + count) + 512 KiB of bodies at most and some more, n = entries
+-- Cost     O(log n + count) + at most 512 KiB of bodies plus eight more, n = entries
 -- Repeat   safe: reads only
 -- @include _bytes
 -- @include _ids
 
 local stream, original, from, count = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 
--- Entries that are copied at once: a large one copies few others beyond the limit.
+-- Entries per read: a large one copies few others beyond the limit.
 local AT_ONCE = 8
 local COPIES_MAX = 100
 local LEFT_OUT = {payload = true, headers = true, traceback = true}
@@ -50,7 +50,7 @@ while from ~= '' and seen < count and bytes < BYTES_MAX and #copies < COPIES_MAX
   end
   seen = seen + #page
   local last = #page == AT_ONCE and page[#page][1] or ''
-  -- Nothing is behind the greatest id.
+  -- No entry follows the greatest id.
   from = (last == '' or last == LAST_SEQ .. '-' .. LAST_SEQ) and '' or successor(last)
 end
 return {'OK', copies, from}

@@ -1,9 +1,9 @@
 -- message_promote: delayed, due -> ready
 --
--- Move what is due: retries of a group into its retry stream, scheduled sends into the partition.
--- Not fenced: each move is atomic and right whoever asks for it, twice or at once. One item must
--- not hold those behind it: of one that is too wide to write only what streamqd knows is moved, and
--- one that cannot be read is put off and stays.
+-- Move due entries: retries of a group into its retry stream, scheduled sends into the partition.
+-- Not fenced: each move is atomic and idempotent, so any process may run it, repeatedly or
+-- concurrently. One bad item must not block later ones. If an item is too wide to write, only the
+-- fields that streamqd knows are moved. An item that cannot be read is postponed and stays.
 --
 -- KEYS[1]  delayed  ZSET    streaming:mq:retry:{T:p:i}:G, or streaming:mq:delayed:{T:p:i}
 -- KEYS[2]  items    HASH    streaming:mq:retry:item:{T:p:i}:G, or …:delayed:item:{T:p:i}
@@ -11,11 +11,12 @@
 --
 -- ARGV[1]  count    int     at most this many
 --
--- Returns  OK       [2] moved [3] members without an item, removed [4] next due time, unix ms, or ''
---                   [5] members whose item cannot be read, put off by a minute [6] 1 = more is due
+-- Returns  OK       [2] moved [3] members without an item, removed [4] next due time, unix ms, or
+--                   '' [5] members with an unreadable item, postponed by a minute [6] 1 = more are
+--                   due
 --
--- Cost     O(count x log n) + 512 KiB of bodies at most and one more, n = delayed entries
--- Repeat   safe: moves the next ones that are due
+-- Cost     O(count x log n) + at most 512 KiB of bodies plus one more, n = delayed entries
+-- Repeat   safe: moves the next due entries
 -- @include _clock
 -- @include _bytes
 
@@ -23,7 +24,7 @@ local delayed, items, target = KEYS[1], KEYS[2], KEYS[3]
 local count = ARGV[1]
 
 local PUT_OFF_MS = 60000
--- `unpack` ends near 8,000 values.
+-- `unpack` fails near 8,000 values.
 local WIDEST = 7900
 local KNOWN = {
   payload = true, key = true, headers = true, sentAt = true, originalId = true,
@@ -35,7 +36,7 @@ local function scalar(value)
   return type(value) == 'string' or type(value) == 'number'
 end
 
--- The fields of an item, names and values in turn; nothing when that is not what it holds.
+-- Return the fields of an item, names and values in turn, or nil if it holds anything else.
 local function fields_of(packed)
   local readable, fields = pcall(cmsgpack.unpack, packed)
   if not readable or type(fields) ~= 'table' or #fields == 0 or #fields % 2 == 1 then
@@ -61,8 +62,9 @@ redis.call('HLEN', items)
 redis.call('XLEN', target)
 
 -- Guards end here
--- Member by member the insertion, and behind them the sources of what was moved, all at once: an
--- insertion that is refused (an error is a table) is the last one, and the first raises its error.
+-- All insertions come first, then one removal of the members that were moved. An insertion that the
+-- server refuses (its error is a table) is the last one. If the first one is refused, its error is
+-- raised.
 local orphans, unreadable, size = 0, 0, 0
 local gone, written = {}, nil
 for _, member in ipairs(due) do

@@ -1,36 +1,35 @@
 -- message_publish: nothing -> ready
 --
--- Write messages as message_append does, with a dedup id or a limit of the backlog. A message with
--- a dedup id is not written if that was used before. With a limit, messages are written as long as
--- fewer than that wait.
+-- Write messages as message_append does, with a dedup id or a backlog limit. A message whose dedup
+-- id was used before is not written. With a limit, messages are written while the backlog is
+-- smaller.
 --
--- The backlog is that of the group that is furthest behind:
--- its pending entries and those that it has not read. Entries that only wait for trimming do not
--- count. Without a group, all entries do. Where the server does not know how many are unread (Redis
--- 6.2, a group that was set to the middle by hand) it is estimated from the times of first, last
--- read and last entry.
+-- The backlog is that of the group with the most unfinished entries, pending and unread. Entries
+-- that only wait for trimming do not count. Without a group, all entries count. If the server does
+-- not know how many entries are unread (Redis 6.2, or a group whose position was set by hand), the
+-- number is estimated from the times of the first, the last read and the last entry.
 --
 -- KEYS[1]  stream       STREAM  stream:topic:{T:p:i}
 -- KEYS[2]? meta         HASH    streaming:mq:topic:{T}:meta          not on a cluster: another slot
 -- KEYS[3]? dedup        STRING  streaming:mq:dedup:{T:p:i}:<id>      only with one message
 --
--- ARGV[1]  partitions   int     the topic's number of partitions by which the messages were routed
+-- ARGV[1]  partitions   int     partition count by which the messages were routed
 -- ARGV[2]  window_ms    int     how long the dedup id is remembered
--- ARGV[3]  max_backlog  int     write none when so many entries wait; -1 = no limit
--- ARGV[4]  alone        flag    1 = each message is its payload and nothing else
--- ARGV[5..] messages    list    the payloads; otherwise of each message: how many names and values
---                               it has, then these
+-- ARGV[3]  max_backlog  int     write none if the backlog is this large, -1 = no limit
+-- ARGV[4]  alone        flag    1 = each message is only its payload
+-- ARGV[5..] messages    list    the payloads; without `alone`, for each message: the count of its
+--                               names and values, then these
 --
--- Returns  OK     written, all or the first ones     [2] their ids; an error may be the last one
---                 [3] the backlog for which there is no room for the others, '' otherwise
--- Returns  DUP    written before under the dedup id  [2] id of that entry (or scheduled send)
+-- Returns  OK     written, all or the first ones     [2] their ids; the last may be an error [3]
+--                 the backlog that left no room for the others, or ''
+-- Returns  DUP    already written with this dedup id [2] id of that entry (or scheduled send)
 -- Returns  FULL   the backlog is at its limit        [2] backlog
--- Returns  MOVED  the topic has another number of partitions, or is gone     [2] the number, or ''
+-- Returns  MOVED  the topic has another partition count, or is gone     [2] the count, or ''
 --
--- Cost     O(m) + size of the bodies, m = messages; with a limit, when so many entries are there:
---          O(g), g = groups, and the size of a body, of one more for each group whose unread
---          entries are estimated
--- Repeat   safe with a dedup id: answers DUP within the window. Without one it writes again
+-- Cost     O(m) + size of the bodies, m = messages; with a limit, if the stream has that many
+--          entries: O(g), g = groups, and the size of one body, plus one more for each group whose
+--          unread entries are estimated
+-- Repeat   idempotent with a dedup id: returns DUP within the window. Without one it writes again
 -- @include _routed
 -- @include _write
 -- @include _groups

@@ -1,35 +1,36 @@
--- message_reclaim: in-flight (a foreign client's) -> in-flight (the owner's)
+-- message_reclaim: in-flight (another client) -> in-flight (the owner)
 --
--- Take over what a client that is not streamqd read from the group and left pending. Only names
--- other than the owner's are looked at: its own slow entries are idle too, and running. An idle
--- entry without a body is acknowledged and counted. An entry that no consumer has (XNACK of Redis
--- 8.8 leaves it so, with the name '' and an idle time of -1) counts as idle forever; no list of
--- consumers has it, so it is looked for among all that is pending, when the server counts more of
--- that than the consumers hold. Looks at a page of what those clients hold, busy
--- or not, and says where the next page begins: to ask the server for idle entries alone would let it
--- go through all that are not. A missing group is the server's own error NOGROUP, as for a read. The
--- session is compared as well: a late copy from a connection given up would take over entries after
--- the list of pending ones was read, and nobody would handle them.
+-- Take over entries that a client other than streamqd read from the group and left pending. The
+-- owner's own consumer is never examined, because its slow entries are idle too, and running. An
+-- idle entry without a body is acknowledged and counted. An entry without a consumer (XNACK of
+-- Redis 8.8 leaves it with the name '' and an idle time of -1) counts as idle forever. No list of
+-- consumers includes it, so all pending entries are searched for it if the server counts more of
+-- them than the consumers hold. Each call examines one page of the other clients' entries, busy or
+-- not, and returns where the next page starts: for a request of idle entries alone, the server
+-- would scan all others. A missing group raises the server's own error NOGROUP, as a read does. The
+-- session is compared because a late copy from an abandoned connection would take over entries
+-- after the list of pending ones was read, and no worker would handle them.
 --
 -- KEYS[1]  fence    HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  source   STREAM  stream:topic:{T:p:i}, or its :retry:G
 --
 -- ARGV[1]  token    token   the owner's
--- ARGV[2]  session  token   the one that message_recover opened
+-- ARGV[2]  session  token   the session that message_recover opened
 -- ARGV[3]  group    str     consumer group
--- ARGV[4]  idle_ms  int     pending for so long without being touched
--- ARGV[5]  count    int     take at most this many; fewer come when they are large
--- ARGV[6]  at_name  bytes   the consumer at which the page begins; '' = what no consumer has
--- ARGV[7]  after    bytes   behind this entry of it; '' = begin with the first entry of the first
+-- ARGV[4]  idle_ms  int     minimum time since the entry was last delivered
+-- ARGV[5]  count    int     take at most this many; fewer if they are large
+-- ARGV[6]  at_name  bytes   consumer at which the page starts, '' = entries without a consumer
+-- ARGV[7]  after    bytes   start after this entry of that consumer, '' = first entry of the first
+--                           consumer
 --
--- Returns  OK       [2] entries, each id, fields [3] ghosts acknowledged [4] where the next page
---                   begins, name and id; empty at the end
--- Returns  SESSION  a newer connection has opened a session
+-- Returns  OK       [2] entries, each id, fields [3] missing entries acknowledged [4] start of the
+--                   next page, name and id; empty at the end
+-- Returns  SESSION  a newer connection opened a session
 -- Returns  FENCED   another owner, or none      [2] epoch [3] owner
 --
--- Cost     O(c + (count + 512) x log n) + 512 KiB of bodies at most and one more, n = pending
+-- Cost     O(c + (count + 512) x log n) + at most 512 KiB of bodies plus one more, n = pending
 --          entries, c = consumers
--- Repeat   safe; after a lost reply message_recover lists what was taken
+-- Repeat   safe. After a lost reply message_recover lists the taken entries
 -- @include _bytes
 -- @include _fence
 -- @include _groups
@@ -57,7 +58,7 @@ if not on_source then
 end
 local entries, ids, ghosts, looked, size = {}, {}, {}, 0, 0
 
--- Take one more idle entry: whether it may be left behind. It stays when there is no room for it.
+-- Take one more idle entry. Returns true if the page may move past it, false without room.
 local function pass(id)
   if #ids + #ghosts >= count or size >= BYTES_MAX then
     return false
@@ -71,8 +72,8 @@ local function pass(id)
   return true
 end
 
--- Look at what a consumer holds behind an entry. Answers where the page ends, nothing at the end.
--- What no consumer has, of the name '', is among all that is pending.
+-- Walk through a consumer's entries. Returns where the page stops, or nil after the last entry.
+-- Entries without a consumer (name '') are searched among all pending ones.
 local function walk(name, behind)
   local rows, asked
   local filter = name ~= '' and {name} or {}
@@ -101,7 +102,7 @@ for _, flat in ipairs(redis.call('XINFO', 'CONSUMERS', source, group)) do
   unowned = unowned - (name ~= '' and holds or 0)
   if here and not stop and name ~= 'w' and name ~= '' and holds > 0 then
     stop = walk(name, name == at_name and after ~= '' and after or '0-0')
-    -- Every one counts, so that many with little to see do not make a long page.
+    -- Each consumer counts, so that many consumers with few entries do not make a long page.
     looked = looked + 1
   end
 end

@@ -1,9 +1,10 @@
 -- message_recover: in-flight (some connection) -> in-flight (this connection), page by page
 --
--- List what is pending for the owner, oldest first, with bodies and counters. The first page opens
--- a session: the write to the fence makes every fetch that is still on its way from an earlier
--- connection fail, or its entries are in this list. An entry whose body is trimmed or deleted is a
--- ghost: it comes without fields. A missing group is the server's own error NOGROUP, as for a read.
+-- List the pending entries of the owner, oldest first, with bodies and counters. The first page
+-- opens a session: after that write to the fence, a late fetch from an earlier connection either
+-- fails or its entries are in this list. An entry whose body is trimmed or deleted (a missing
+-- entry) comes without fields. A missing group raises the server's own error NOGROUP, as a read
+-- does.
 --
 -- KEYS[1]  fence        HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream       STREAM  stream:topic:{T:p:i}
@@ -11,24 +12,23 @@
 -- KEYS[4]  attempts     HASH    streaming:mq:attempts:{T:p:i}:G
 --
 -- ARGV[1]  token        token   the owner's
--- ARGV[2]  session      token   new, random, one for each connection
+-- ARGV[2]  session      token   new, random, one per connection
 -- ARGV[3]  group        str     consumer group
 -- ARGV[4]  open         flag    1 = the first page: write the session
--- ARGV[5]  after_main   id      list what comes after it in the partition stream; '' = all
--- ARGV[6]  after_retry  id      the same in the retry stream
--- ARGV[7]  count        int     at most this many of each stream
+-- ARGV[5]  after_main   id      list the entries after it in the partition stream, '' = all
+-- ARGV[6]  after_retry  id      the same for the retry stream
+-- ARGV[7]  count        int     at most this many from each stream
 --
--- Returns  OK      [2] 1 = solo mode [3] last id delivered to the group in the partition stream
---                  [4] the same in the retry stream [5] entries of the partition stream [6] of the
---                  retry stream; an entry = id, fields or nil, crashes, failures, crash context,
---                  ms until its next run in place is due (of the numbers: -1 = what stands
---                  there is none) [7] 1 = there may be more in the
---                  partition stream [8] the same in the retry stream
---                  [9] places of a round in which a host was lost, with a space between two; '' = none
+-- Returns  OK      [2] 1 = solo mode [3] last id delivered to the group in the partition stream [4]
+--                  the same in the retry stream [5] entries of the partition stream [6] of the
+--                  retry stream; each id, fields or nil, crashes, failures, crash context, ms until
+--                  its next run in place is due (a number that cannot be read is -1) [7] 1 = there
+--                  may be more in the partition stream [8] the same for the retry stream [9] places
+--                  of a round during which a host was lost, separated by spaces, '' = none
 -- Returns  FENCED  another owner, or none      [2] epoch [3] owner
 --
--- Cost     O(count x log n) + 1 MiB of bodies at most and two more, n = pending entries
--- Repeat   safe: the same list, the same session. Works when memory is full
+-- Cost     O(count x log n) + at most 1 MiB of bodies plus two more, n = pending entries
+-- Repeat   idempotent: the same list, the same session. Works when memory is full
 -- @include _clock
 -- @include _bytes
 -- @include _fence
@@ -84,7 +84,7 @@ local accused = redis.call('HGET', fence, 'accused') or ''
 
 -- Guards end here
 if open == '1' then
-  -- HDEL first: accepted when memory is full, and so is the write behind it.
+  -- HDEL first: it is accepted when memory is full, and so is the write after it.
   redis.call('HDEL', fence, 'session')
   redis.call('HSET', fence, 'session', session)
 end

@@ -1,23 +1,23 @@
 -- message_schedule: nothing -> delayed, for every group
 --
--- Keep a message until it is due; message_promote then writes it to the partition. `sentAt` is
--- added here, by the server's clock: its entry id will say when it was due.
+-- Keep a message until it is due. message_promote then writes it to the partition. `sentAt` is
+-- added here by the server's clock, because the id of the later entry shows its due time.
 --
 -- KEYS[1]  scheduled  ZSET    streaming:mq:delayed:{T:p:i}            score = due, unix ms
 -- KEYS[2]  items      HASH    streaming:mq:delayed:item:{T:p:i}       send id -> packed fields
 -- KEYS[3]? meta       HASH    streaming:mq:topic:{T}:meta             not on a cluster: another slot
 -- KEYS[4]? dedup      STRING  streaming:mq:dedup:{T:p:i}:<id>         only with a dedup id
 --
--- ARGV[1]  partitions int     the number of partitions by which the message was routed
--- ARGV[2]  delay_ms   int     wait from now, unless there is an instant
--- ARGV[3]  at_ms      int     the instant, unix ms; one that has passed is due at once. -1 = none
--- ARGV[4]  send_id    str     new, random; used again only to repeat this very call
+-- ARGV[1]  partitions int     partition count by which the message was routed
+-- ARGV[2]  delay_ms   int     delay from now, if `at_ms` is -1
+-- ARGV[3]  at_ms      int     due time, unix ms; a past one is due immediately. -1 = none
+-- ARGV[4]  send_id    str     new, random; reused only to repeat this very call
 -- ARGV[5]  window_ms  int     how long the dedup id is remembered
 -- ARGV[6..] fields    list    names and values
 --
 -- Returns  OK   scheduled, now or by an earlier copy of this call     [2] due, unix ms
 -- Returns  DUP  the dedup id was used before     [2] send id or entry id of that message
--- Returns  MOVED  the topic has another number of partitions, or is gone    [2] the number, or ''
+-- Returns  MOVED  the topic has another partition count, or is gone    [2] the count, or ''
 --
 -- Cost     O(log n) + size of the body, n = scheduled messages
 -- Repeat   safe until the message is due; after that only with a dedup id

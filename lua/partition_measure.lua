@@ -1,7 +1,7 @@
 -- partition_measure: no transition, reads only
 --
--- What metrics and status show of one partition. Entries are looked at here, so that no body
--- travels.
+-- Return the figures of one partition for metrics and status. Entries are examined here, so that no
+-- body is transferred.
 --
 -- KEYS[1]  stream     STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  dlq        STREAM  stream:topic:{T:p:i}:dlq
@@ -10,9 +10,10 @@
 --
 -- Returns  OK  [2] length [3] entries ever added [4] first id or '' [5] last id ever issued or ''
 --              [6] dead letters of all groups [7] scheduled [8] first id that trimming kept or ''
---              [9] due time of the first scheduled send, unix ms, or '' [10] of each position of a
---              Spark query: group, unread or '' when unknown, milliseconds since it was shown
---              [11] 1 = the server counts what was ever added, 0 = [3] leaves out what others removed
+--              [9] due time of the first scheduled send, unix ms, or '' [10] for each position of a
+--              Spark query: group, unread or '' if unknown, milliseconds since its last report [11]
+--              1 = the server counts entries ever added, 0 = [3] leaves out entries that other
+--              clients removed
 --
 -- Cost     O(log n + g) + size of two bodies, n = scheduled sends, g = groups
 -- Repeat   safe: reads only
@@ -29,7 +30,7 @@ if redis.call('EXISTS', stream) == 1 then
   last = info['last-generated-id']
   first = info['first-entry'] and info['first-entry'][1] or ''
   counted = info['entries-added'] and 1 or 0
-  -- Before 7.0 the server does not count: what is there, and what trimming says it removed.
+  -- Before 7.0 the server does not count added entries: add the present ones to the removed.
   added = text(info['entries-added'] or length + (whole(redis.call('HGET', trim, 'removed')) or 0))
   for _, group in ipairs(groups_of(stream)) do
     if of_query(group) then

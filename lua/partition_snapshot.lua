@@ -1,6 +1,6 @@
 -- partition_snapshot: no transition, reads only
 --
--- Count where the messages of a group on a partition are, at one instant: the conservation check.
+-- Count the messages of a group on a partition by state, at one instant: the conservation check.
 --
 -- KEYS[1]  stream     STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  retry      STREAM  stream:topic:{T:p:i}:retry:G
@@ -9,14 +9,14 @@
 -- KEYS[5]  scheduled  ZSET    streaming:mq:delayed:{T:p:i}
 --
 -- ARGV[1]  group      str     consumer group
--- ARGV[2]  limit      int     count at most this many unread entries of each stream
+-- ARGV[2]  limit      int     count at most this many unread entries per stream
 --
 -- Returns  OK       [2] length [3] unread [4] pending [5] delayed [6] retry unread [7] retry
 --                   pending [8] dead letters of all groups [9] scheduled; unread -1 = more than
---                   limit, or than can be counted at once
+--                   `limit`, or more than one call can count
 -- Returns  NOGROUP  the group is missing on one of the streams
 --
--- Cost     O(limit x log n) + 1 MiB of bodies at most and eight more, n = entries
+-- Cost     O(limit x log n) + at most 1 MiB of bodies plus eight more, n = entries
 -- Repeat   safe: reads only
 -- @include _groups
 -- @include _bytes
@@ -33,7 +33,8 @@ if not on_stream or not on_retry then
   return {'NOGROUP'}
 end
 
--- The server's own `lag` is missing on 6.2, sometimes null and sometimes wrong: count.
+-- The server's own `lag` is missing on 6.2, sometimes null and sometimes wrong, so entries are
+-- counted.
 local function unread(source, last)
   local count, _, more = count_after(source, last, '+', limit + 1)
   return more and -1 or count

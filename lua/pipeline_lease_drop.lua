@@ -1,16 +1,16 @@
 -- pipeline_lease_drop: held -> free
 --
--- Give the lease back at the end of a run.
+-- Release the lease at the end of a run.
 --
 -- KEYS[1]  lease  STRING  streaming:mq:pipeline:{T}:N
 --
 -- ARGV[1]  token  token   the run's
 --
 -- Returns  OK     free
--- Returns  LOST   expired, or another run's: success for a repeat
+-- Returns  LOST   expired, or held by another run: success for a repeat
 --
 -- Cost     O(1)
--- Repeat   safe: the second answers LOST. Works when memory is full
+-- Repeat   idempotent: the second call returns LOST. Works when memory is full
 
 local lease, token = KEYS[1], ARGV[1]
 

@@ -1,15 +1,15 @@
 -- pipeline_lease_keep: held -> held
 --
--- Give the lease a new life. One that has expired is lost even if nobody holds it now: another run
--- may have come and gone.
+-- Extend the lease. An expired lease is lost even if no run holds it now: another run may have
+-- started and finished.
 --
 -- KEYS[1]  lease   STRING  streaming:mq:pipeline:{T}:N
 --
 -- ARGV[1]  token   token   the run's
--- ARGV[2]  ttl_ms  int     life of the lease from now
+-- ARGV[2]  ttl_ms  int     lifetime of the lease from now
 --
 -- Returns  OK      held
--- Returns  LOST    expired, or another run's
+-- Returns  LOST    expired, or held by another run
 --
 -- Cost     O(1)
 -- Repeat   safe. Works when memory is full

@@ -1,15 +1,16 @@
 -- retention_measure: no transition, reads only
 --
--- What keeps the memory of a partition: its size, and of each group where it stands.
+-- Return the memory use of a partition and the position of each group, to show which entries stay
+-- and why.
 --
 -- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  trim    HASH    streaming:mq:trim:{T:p:i}       the record
 --
--- Returns  OK  [2] length [3] bytes of memory, about, or '' when the user may not ask [4] first id
---              or '' [5] last id ever issued or '' [6] archived or '' [7] shrink_from or ''
---              [8] of each group: name, pending, first entry that it keeps or '', unread or '' when
---              unknown, milliseconds since a consumer of it was last seen or '', unread and pending
---              ever dropped [9] first entry that is not archived or ''
+-- Returns  OK  [2] length [3] approximate bytes of memory, or '' without permission for MEMORY [4]
+--              first id or '' [5] last id ever issued or '' [6] archived or '' [7] shrink_from or
+--              '' [8] for each group: name, pending, first entry that it keeps or '', unread or ''
+--              if unknown, milliseconds since one of its consumers was last seen or '', total
+--              unread and pending entries dropped [9] first entry that is not archived or ''
 --
 -- Cost     O(g x (c + log n)) + size of g + 3 bodies, g = groups, c = consumers of a group, n = pending
 --          entries, and the sizes of 1,000 nodes

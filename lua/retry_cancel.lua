@@ -1,23 +1,24 @@
 -- retry_cancel: delayed -> dead, or delayed -> nothing
 --
--- Take delayed retries out before they are due. Each becomes a dead letter, its body with the fields
--- that say what and why; with `drop` it is lost. Scheduled sends are cancelled with `drop` only.
+-- Remove delayed retries before they are due. Each becomes a dead letter: its body plus the fields
+-- that describe the failure. With `drop`, no dead letter is written. Scheduled sends are cancelled
+-- with `drop` only.
 --
 -- KEYS[1]  delayed   ZSET    streaming:mq:retry:{T:p:i}:G, or streaming:mq:delayed:{T:p:i}
 -- KEYS[2]  items     HASH    streaming:mq:retry:item:{T:p:i}:G, or …:delayed:item:{T:p:i}
 -- KEYS[3]  dlq       STREAM  stream:topic:{T:p:i}:dlq
 --
--- ARGV[1]  drop      flag    1 = no dead letter is made
--- ARGV[2..] entries  list    for each: place, field_count, that many names and values that change
+-- ARGV[1]  drop      flag    1 = no dead letter is written
+-- ARGV[2..] entries  list    for each: place, field_count, that many changed names and values
 --
 -- Returns  OK  [2] a word for each entry [3] the letter's id for each entry, or ''
 --
--- Entry    MOVED       out of the delayed ones
--- Entry    GONE        not delayed any more, nothing done
--- Entry    UNREADABLE  what is kept of it cannot be made a letter; nothing done. It can be dropped
+-- Entry    MOVED       no longer delayed
+-- Entry    GONE        it was not delayed. Nothing done
+-- Entry    UNREADABLE  its item cannot become a dead letter. Nothing done. It can be dropped
 --
 -- Cost     O(e x (log n + size of a body)), e = entries, n = delayed retries
--- Repeat   safe: the second answers GONE for each
+-- Repeat   idempotent: the second call returns GONE for each
 -- @include _clock
 -- @include _lists
 -- @include _fields
@@ -41,7 +42,7 @@ while at <= #entries do
   if seen[entry.place] or not redis.call('ZSCORE', delayed, entry.place) then
     entry.word = 'GONE'
   else
-    -- What is lost need not be read.
+    -- A dropped item need not be readable.
     entry.body = drop ~= '1' and body_in(redis.call('HGET', items, entry.place))
     entry.word = 'MOVED'
     if drop ~= '1' and not entry.body then
@@ -56,8 +57,8 @@ redis.call('HLEN', items)
 redis.call('XLEN', dlq)
 
 -- Guards end here
--- Entry by entry, its insertion first and its source last: a write that is refused leaves every
--- entry in exactly one place.
+-- Entry by entry, insertion first and source last: if the server refuses a write, every entry is
+--          still in exactly one place.
 local failed_at = text(now_unix_ms())
 local words, letters = {}, {}
 for number, entry in ipairs(chosen) do

@@ -1,15 +1,16 @@
 -- retry_hasten: delayed -> delayed, due now
 --
--- Let delayed retries, or scheduled sends, be due at once. message_promote moves them, as it does with all that are due.
+-- Make delayed retries or scheduled sends due immediately. message_promote then moves them with all
+-- other due entries.
 --
 -- KEYS[1]  delayed  ZSET  streaming:mq:retry:{T:p:i}:G, or streaming:mq:delayed:{T:p:i}
 --
--- ARGV[1..] places  list  which ones
+-- ARGV[1..] places  list  the entries
 --
--- Returns  OK  [2] made due, or due already [3] not delayed any more
+-- Returns  OK  [2] due now [3] no longer delayed
 --
 -- Cost     O(p x log n), p = places, n = delayed retries
--- Repeat   safe: the second finds them due or gone
+-- Repeat   idempotent: the second call finds them due or gone
 -- @include _clock
 
 local delayed = KEYS[1]

@@ -1,19 +1,19 @@
 -- retry_page: no transition, reads only
 --
--- A page of the delayed retries of a group, or of scheduled sends, the earliest first. Payloads are measured here, so that
--- no body travels.
+-- Return one page of a group's delayed retries, or of scheduled sends, earliest first. Payloads are
+-- measured here, so that no body is transferred.
 --
 -- KEYS[1]  delayed      ZSET  streaming:mq:retry:{T:p:i}:G, or streaming:mq:delayed:{T:p:i}
 -- KEYS[2]  items        HASH  streaming:mq:retry:item:{T:p:i}:G, or …:delayed:item:{T:p:i}
 --
--- ARGV[1]  after_due    int   due time of the last row of the page before, unix ms; 0 = begin
--- ARGV[2]  after_place  str   place of that row; '' = begin
+-- ARGV[1]  after_due    int   due time of the last row of the previous page, unix ms; 0 = start
+-- ARGV[2]  after_place  str   place of that row, '' = start
 -- ARGV[3]  count        int   at most this many rows
 --
--- Returns  OK  [2] rows, each place, due, payload bytes (-1 when the item cannot be read), fields
+-- Returns  OK  [2] rows, each place, due, payload bytes (-1 if the item cannot be read), fields
 --              without payload and headers [3] 1 = there may be more
 --
--- Cost     O(log n + count) + 512 KiB of bodies at most and one more, n = delayed retries
+-- Cost     O(log n + count) + at most 512 KiB of bodies plus one more, n = delayed retries
 -- Repeat   safe: reads only
 -- @include _clock
 -- @include _bytes
@@ -21,8 +21,8 @@
 local delayed, items = KEYS[1], KEYS[2]
 local after_due, after_place, count = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
 
--- Pages looked at for one answer: more than one only when the last row has gone meanwhile and many
--- others are due in the same millisecond.
+-- Pages read for one reply. More than one is read only if the last row is gone and many others are
+-- due in the same millisecond.
 local PAGES = 100
 
 local function described(packed)

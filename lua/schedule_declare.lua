@@ -1,28 +1,31 @@
--- schedule_declare: nothing, or another specification -> due
+-- schedule_declare: absent, or another specification -> due
 --
--- Keep a schedule. The same specification touches nothing. Of two files that declare it differently
--- at a time, the one that was read later holds, or the one that an instance still declares.
+-- Store a schedule. An unchanged specification changes nothing. If two files declare a schedule
+-- differently, the file that was read later wins. The earlier one wins only if no instance has
+-- declared the later one for `takeover_ms`.
 --
 -- KEYS[1]  due          ZSET  streaming:mq:schedule:due:{T:p:i}    name, score = due, unix ms
 -- KEYS[2]  schedules    HASH  streaming:mq:schedule:{T:p:i}        of each name: specification, …
 --
--- ARGV[1]  name         str   of the schedule
--- ARGV[2]  hash         str   of its specification
+-- ARGV[1]  name         str   name of the schedule
+-- ARGV[2]  hash         str   hash of its specification
 -- ARGV[3]  spec         str   the specification, JSON
 -- ARGV[4]  origin       str   `file` or `operator`
--- ARGV[5]  since_ms     int   when the file was read, unix ms; of an operator the time of the edit
--- ARGV[6]  takeover_ms  int   a specification that no instance has declared for so long gives way
--- ARGV[7]  next         str   its next due time, unix ms; '' = none
--- ARGV[8]  force        flag  replace whatever is there
+-- ARGV[5]  since_ms     int   when the file was read, unix ms; for an operator, the time of the
+--                             edit
+-- ARGV[6]  takeover_ms  int   a specification that no instance declared for this long can be
+--                             replaced
+-- ARGV[7]  next         str   its next due time, unix ms, '' = none
+-- ARGV[8]  force        flag  1 = replace any existing schedule
 --
--- Returns  ADDED     it is new
--- Returns  REPLACED  it has replaced another specification, or one that could not be read
--- Returns  SAME      it was there already
--- Returns  OTHER     another release's specification holds          [2] its hash
--- Returns  OPERATOR  a schedule of this name was added by hand
+-- Returns  ADDED     new
+-- Returns  REPLACED  replaced another specification, or an unreadable one
+-- Returns  SAME      unchanged
+-- Returns  OTHER     another release's specification stays          [2] its hash
+-- Returns  OPERATOR  a schedule of this name was added by an operator
 --
 -- Cost     O(log n) + size of the specification, n = schedules of the partition
--- Repeat   safe: the second answers SAME
+-- Repeat   idempotent: the second call returns SAME
 -- @include _clock
 -- @include _numbers
 -- @include _held

@@ -1,18 +1,18 @@
 -- schedule_drop: due or held -> gone
 --
--- Remove a schedule with all that is kept of it.
+-- Remove a schedule and all its state.
 --
 -- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}     name, score = due, unix ms
 -- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}         of each name: specification, …
 -- KEYS[3]  last       HASH  streaming:mq:schedule:last:{T:p:i}    of each name: last tick, counts
 --
--- ARGV[1]  name       str   of the schedule
+-- ARGV[1]  name       str   name of the schedule
 --
 -- Returns  OK    removed
--- Returns  GONE  there is no such schedule
+-- Returns  GONE  no such schedule
 --
 -- Cost     O(log n), n = schedules of the partition
--- Repeat   safe: the second answers GONE
+-- Repeat   idempotent: the second call returns GONE
 
 local due, schedules, last = KEYS[1], KEYS[2], KEYS[3]
 local name = ARGV[1]

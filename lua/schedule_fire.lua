@@ -1,8 +1,9 @@
 -- schedule_fire: due -> ready, and due again later
 --
--- Write the messages of due ticks, and move each schedule on to its next tick, in one step. Not
+-- Write the messages of due ticks and advance each schedule to its next tick, in one step. Not
 -- fenced: a tick is a compare-and-set on the due time and the specification, so any housekeeper may
--- try. Python computes the next due time, the server's clock decides whether this one has come.
+-- try. Python computes the next due time. The server's clock decides whether the current one has
+-- come.
 --
 -- KEYS[1]  due        ZSET    streaming:mq:schedule:due:{T:p:i}     name, score = due, unix ms
 -- KEYS[2]  schedules  HASH    streaming:mq:schedule:{T:p:i}         of each name: specification, …
@@ -13,28 +14,29 @@
 -- KEYS[7]? delayed    ZSET    streaming:mq:retry:{T:p:i}:G          with a group
 -- KEYS[8]? items      HASH    streaming:mq:retry:item:{T:p:i}:G     with a group
 --
--- ARGV[1]  partitions  int    of the topic, by which the keys were placed
--- ARGV[2]  group       str    leave out a tick while this group has not finished the last message;
---                             '' = never
--- ARGV[3]  orphan_ms   int    a schedule that no instance has declared for so long is not fired
+-- ARGV[1]  partitions  int    partition count by which the keys were placed
+-- ARGV[2]  group       str    skip a tick while this group has not finished the previous message;
+--                             '' = never skip
+-- ARGV[3]  orphan_ms   int    a schedule that no instance declared for this long is not fired
 -- ARGV[4..] ticks      list   for each: name, hash, due, tick or '' to send none, next due time or
---                             '', ticks left out before it, field_count, that many names and values
+--                             '', number of ticks skipped before it, field_count, that many names
+--                             and values
 --
--- Returns  OK     [2] a word for each tick [3] the server's time, unix ms
--- Returns  MOVED  the topic has another number of partitions, or is gone; nothing done    [2] number
+-- Returns  OK     [2] a word for each tick [3] server time, unix ms
+-- Returns  MOVED  the topic has another partition count, or is gone. Nothing done    [2] the count
 --
 -- Entry    FIRED     written
--- Entry    SKIPPED   moved on without a message, as was asked for
--- Entry    SENT      moved on without a message: this tick, or a later one, was sent before
--- Entry    OVERLAP   moved on without a message: the last one is not finished
+-- Entry    SKIPPED   advanced without a message, as requested
+-- Entry    SENT      advanced without a message: this tick, or a later one, was sent before
+-- Entry    OVERLAP   advanced without a message: the previous one is not finished
 -- Entry    STALE     not due at that time: another housekeeper was first, or it is held or gone
--- Entry    CHANGED   its specification is another one
+-- Entry    CHANGED   its specification changed
 -- Entry    EARLY     not due yet by the server's clock
--- Entry    ORPHANED  no instance has declared it for too long
+-- Entry    ORPHANED  no instance has declared it for `orphan_ms`
 --
--- Cost     O(t x log n + size of the bodies), t = ticks, n = schedules; with a group 200 reads more
---          for each at most
--- Repeat   safe: the second answers STALE for each
+-- Cost     O(t x log n + size of the bodies), t = ticks, n = schedules; with a group at most 200
+--          more reads for each
+-- Repeat   idempotent: the second call returns STALE for each
 -- @include _clock
 -- @include _groups
 -- @include _ids

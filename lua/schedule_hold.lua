@@ -1,16 +1,15 @@
 -- schedule_hold: due -> held
 --
--- Stop a schedule: it keeps the time at which it was due. One that is held already gets the new
--- reason.
+-- Stop a schedule and keep its due time. A schedule that is already held gets the new reason.
 --
 -- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    name, score = due, unix ms
 -- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        of each name: specification, …
 --
--- ARGV[1]  name       str   of the schedule
+-- ARGV[1]  name       str   name of the schedule
 -- ARGV[2]  reason     str   paused, orphaned, unreadable or moving
 --
 -- Returns  OK    held                       [2] its due time, unix ms, or ''
--- Returns  GONE  there is no such schedule
+-- Returns  GONE  no such schedule
 --
 -- Cost     O(log n), n = schedules of the partition
 -- Repeat   idempotent

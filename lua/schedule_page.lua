@@ -1,17 +1,17 @@
--- schedule_page: which schedules are due (a read)
+-- schedule_page: no transition, reads only
 --
--- The schedules of a partition that are due by the server's clock, the earliest first.
+-- List the schedules of a partition that are due by the server's clock, earliest first.
 --
 -- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    name, score = due, unix ms
 -- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        of each name: specification, …
 --
 -- ARGV[1]  count      int   at most this many
 --
--- Returns  OK  [2] the server's time, unix ms [3] for each: name, due, hash of its specification or
---              '' [4] due time of the first that is not due yet, or ''
+-- Returns  OK  [2] server time, unix ms [3] for each: name, due, hash of its specification or ''
+--              [4] due time of the next schedule that is not due yet, or ''
 --
 -- Cost     O(count + log n), n = schedules of the partition
--- Repeat   safe: it only reads
+-- Repeat   safe: reads only
 -- @include _clock
 
 local due, schedules = KEYS[1], KEYS[2]

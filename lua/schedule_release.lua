@@ -1,17 +1,17 @@
 -- schedule_release: held -> due
 --
--- Let a held schedule be due again, at the time that it had: what has passed since is a misfire.
+-- Make a held schedule due again at its stored due time. Ticks missed since then are misfires.
 --
 -- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    name, score = due, unix ms
 -- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        of each name: specification, …
 --
--- ARGV[1]  name       str   of the schedule
+-- ARGV[1]  name       str   name of the schedule
 --
 -- Returns  OK    due again             [2] its due time, unix ms, or ''
 -- Returns  GONE  it is not held
 --
 -- Cost     O(log n), n = schedules of the partition
--- Repeat   safe: the second answers GONE
+-- Repeat   idempotent: the second call returns GONE
 -- @include _held
 
 local due, schedules = KEYS[1], KEYS[2]

@@ -1,25 +1,25 @@
--- schedule_run: nothing -> ready, a message of a schedule by hand
+-- schedule_run: nothing -> ready, one message of a schedule on request
 --
--- Write a message of a schedule now. When it is due does not change.
+-- Write one message of a schedule now. Its due time does not change.
 --
 -- KEYS[1]  schedules  HASH    streaming:mq:schedule:{T:p:i}         of each name: specification, …
 -- KEYS[2]  last       HASH    streaming:mq:schedule:last:{T:p:i}    of each name: last tick, counts
 -- KEYS[3]  stream     STREAM  stream:topic:{T:p:i}
 -- KEYS[4]? meta       HASH    streaming:mq:topic:{T}:meta           not on a cluster: another slot
 --
--- ARGV[1]  name        str    of the schedule
--- ARGV[2]  hash        str    of its specification
--- ARGV[3]  partitions  int    of the topic, by which the keys were placed
--- ARGV[4]  instant     int    that its headers name, unix ms
+-- ARGV[1]  name        str    name of the schedule
+-- ARGV[2]  hash        str    hash of its specification
+-- ARGV[3]  partitions  int    partition count by which the keys were placed
+-- ARGV[4]  instant     int    time in the message's headers, unix ms
 -- ARGV[5..] fields     list   names and values
 --
 -- Returns  OK       written                                                   [2] id
--- Returns  CHANGED  its specification is another one, or it is gone
--- Returns  AGAIN    the instant is no later than that of its last message: name a later one
--- Returns  MOVED    the topic has another number of partitions, or is gone    [2] number
+-- Returns  CHANGED  its specification changed, or it is gone
+-- Returns  AGAIN    the instant is not later than that of its last message; pass a later one
+-- Returns  MOVED    the topic has another partition count, or is gone         [2] the count
 --
 -- Cost     O(1) + size of the body
--- Repeat   safe: the second answers AGAIN
+-- Repeat   idempotent: the second call returns AGAIN
 -- @include _lists
 -- @include _numbers
 

@@ -1,7 +1,7 @@
--- schedule_stamp: orphaned -> due, and what is declared stays declared
+-- schedule_stamp: orphaned -> due, declared -> declared
 --
--- Note that an instance declares these specifications. One that was held as an orphan is due again
--- at the time that it had.
+-- Record that an instance declares these specifications. A schedule held as an orphan becomes due
+-- again at its stored due time.
 --
 -- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    name, score = due, unix ms
 -- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        of each name: specification, …
@@ -10,11 +10,12 @@
 --
 -- Returns  OK  [2] a word for each
 --
--- Entry    SAME     noted
--- Entry    OTHER    another specification, one added by hand, or one that cannot be read; nothing done
+-- Entry    SAME     recorded
+-- Entry    OTHER    another specification, one added by an operator, or an unreadable one;
+--                   nothing done
 -- Entry    MISSING  there is no schedule of this name
 --
--- Cost     O(d x log n), d = declared ones, n = schedules of the partition
+-- Cost     O(d x log n), d = declared schedules, n = schedules of the partition
 -- Repeat   idempotent
 -- @include _clock
 -- @include _held

@@ -1,7 +1,8 @@
 -- settle_ack: in-flight -> settled
 --
--- Acknowledge what is done. Entries that were charged with a crash, or that failed in place, have
--- counters to be removed: they come first in the list. Without any the attempts key is not named.
+-- Acknowledge finished entries. Entries that were charged with a crash, or that failed in place,
+-- have counters to remove, and come first in the list. If there are none, the attempts key is not
+-- passed.
 --
 -- KEYS[1]  fence          HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream         STREAM  stream:topic:{T:p:i}
@@ -10,14 +11,15 @@
 --
 -- ARGV[1]  token          token   the owner's
 -- ARGV[2]  group          str     consumer group
--- ARGV[3]  charged_count  int     so many of the places have counters
--- ARGV[4..] places        list    what to acknowledge, the charged ones first
+-- ARGV[3]  charged_count  int     number of places with counters
+-- ARGV[4..] places        list    places to acknowledge, the charged ones first
 --
--- Returns  OK      [2] acknowledged; fewer than sent: before, by a repeat or by a foreign client
+-- Returns  OK      [2] acknowledged; the others were acknowledged before, by a repeat or by another
+--                  client
 -- Returns  FENCED  another owner, or none      [2] epoch [3] owner
 --
 -- Cost     O(p), p = places
--- Repeat   safe: the second acknowledges nothing. Works when memory is full
+-- Repeat   idempotent: the second call acknowledges nothing. Works when memory is full
 -- @include _fence
 -- @include _lists
 -- @include _places

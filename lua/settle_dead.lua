@@ -1,7 +1,7 @@
 -- settle_dead: in-flight -> dead
 --
--- Give entries up: each becomes a dead letter, its body with the fields that say what, where and
--- why. `failedAt` is added here, by the server's clock.
+-- Give up entries. Each becomes a dead letter: its body plus the fields that describe the failure.
+-- `failedAt` is added here by the server's clock.
 --
 -- KEYS[1]  fence     HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream    STREAM  stream:topic:{T:p:i}
@@ -11,22 +11,23 @@
 --
 -- ARGV[1]  token     token   the owner's
 -- ARGV[2]  group     str     consumer group
--- ARGV[3]  adjacent  flag    no other entry lies between those of a stream: they are read at once
--- ARGV[4..] entries  list    what changes alike in all: field_count, that many names and values; then
+-- ARGV[3]  adjacent  flag    1 = no other entry lies between those of a stream, so they are read
+--                            together
+-- ARGV[4..] entries  list    shared changes first: field_count, that many names and values; then
 --                            for each entry: place, field_count, that many names and values that
---                            change in it. With a `payload` among them, they are the whole body of
---                            an entry that has lost its own
+--                            change in it. If they include `payload`, they are the whole body of an
+--                            entry that has lost its own
 --
 -- Returns  OK      [2] a word for each entry [3] the letter's id for each entry, or ''
 -- Returns  FENCED  another owner, or none      [2] epoch [3] owner
 --
--- Entry    MOVED   dead
--- Entry    GONE    not pending, nothing done (settled before, or named twice in this call)
--- Entry    GHOST   pending, but its body is trimmed, deleted or too wide; nothing done: repeat with
---                  all fields, or of more than 7,000 names and values with those that matter
+-- Entry    MOVED   dead-lettered
+-- Entry    GONE    not pending. Nothing done (already settled, or passed twice in this call)
+-- Entry    GHOST   pending, but its body is trimmed, deleted or too wide. Nothing done. Repeat with
+--                  all fields, or, beyond 7,000 names and values, with the important ones
 --
 -- Cost     O(e x (log n + size of a body)), e = entries, n = pending entries
--- Repeat   safe: the second answers GONE for each
+-- Repeat   idempotent: the second call returns GONE for each
 -- @include _clock
 -- @include _fence
 -- @include _lists
@@ -52,8 +53,8 @@ redis.call('XLEN', dlq)
 local counted = redis.call('HLEN', attempts) > 0
 
 -- Guards end here
--- Entry by entry, its insertion first and its source last: a write that is refused leaves every
--- entry in exactly one place.
+-- Entry by entry, insertion first and source last: if the server refuses a write, every entry is
+--          still in exactly one place.
 local failed_at = text(now_unix_ms())
 local words, letters = {}, {}
 for at, entry in ipairs(entries) do

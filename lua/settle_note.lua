@@ -1,9 +1,9 @@
 -- settle_note: in-flight -> in-flight
 --
--- Write down how often entries have failed that stay with their owner for another run, and when
--- that run is due, so that the next owner goes on counting and waits for what is left. A count is
--- the whole number of failures and only grows, and a due time is written with its count: a call
--- that is repeated, or comes late, changes nothing.
+-- Record the failures of entries that stay with their owner for another run, and when that run is
+-- due, so that the next owner continues the count and waits for the remaining delay. A count is the
+-- total number of failures and only grows, and a due time is written with its count. A repeated or
+-- late call changes nothing.
 --
 -- KEYS[1]  fence     HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream    STREAM  stream:topic:{T:p:i}
@@ -14,11 +14,11 @@
 -- ARGV[2]  group     str     consumer group
 -- ARGV[3..] notes    list    for each entry: place, failures, delay_ms
 --
--- Returns  OK      [2] so many are pending; for the others nothing was written
+-- Returns  OK      [2] number of pending entries; nothing is written for the others
 -- Returns  FENCED  another owner, or none      [2] epoch [3] owner
 --
 -- Cost     O(e x log n), e = entries, n = pending entries
--- Repeat   safe: writes the same counts, or none
+-- Repeat   idempotent: writes the same counts, or none
 -- @include _clock
 -- @include _fence
 -- @include _numbers

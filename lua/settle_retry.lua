@@ -1,8 +1,8 @@
 -- settle_retry: in-flight -> delayed
 --
--- Set entries aside, each for its delay. The decision was made in policy/settlement.py; this script
--- only carries it out, or refuses. The body goes from the stream to the delayed set inside the
--- server. The attempts of the entry end here: its crash count travels on in its fields.
+-- Set entries aside, each for its delay. The decision is made in policy/settlement.py. This script
+-- only carries it out, or refuses. The body moves from the stream to the delayed set inside the
+-- server. The attempts of the entry are removed: its crash count continues in its fields.
 --
 -- KEYS[1]  fence     HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream    STREAM  stream:topic:{T:p:i}
@@ -13,22 +13,24 @@
 --
 -- ARGV[1]  token     token   the owner's
 -- ARGV[2]  group     str     consumer group
--- ARGV[3]  adjacent  flag    no other entry lies between those of a stream: they are read at once
--- ARGV[4..] entries  list    what changes alike in all: field_count, that many names and values; then
---                            for each entry: place, delay_ms, field_count, that many names and values
---                            that change in it. With a `payload` among them, they are the whole
---                            body of an entry that has lost its own
+-- ARGV[3]  adjacent  flag    1 = no other entry lies between those of a stream, so they are read
+--                            together
+-- ARGV[4..] entries  list    shared changes first: field_count, that many names and values; then
+--                            for each entry: place, delay_ms, field_count, that many names and
+--                            values that change in it. If they include `payload`, they are the
+--                            whole body of an entry that has lost its own
 --
--- Returns  OK      [2] a word for each entry [3] earliest due time of all delayed, unix ms, or ''
+-- Returns  OK      [2] a word for each entry [3] earliest due time of all delayed entries, unix ms,
+--                  or ''
 -- Returns  FENCED  another owner, or none      [2] epoch [3] owner
 --
 -- Entry    MOVED   set aside
--- Entry    GONE    not pending, nothing done (settled before, or named twice in this call)
--- Entry    GHOST   pending, but its body is trimmed, deleted or too wide; nothing done: repeat with
---                  all fields, or of more than 7,000 names and values with those that matter
+-- Entry    GONE    not pending. Nothing done (already settled, or passed twice in this call)
+-- Entry    GHOST   pending, but its body is trimmed, deleted or too wide. Nothing done. Repeat with
+--                  all fields, or, beyond 7,000 names and values, with the important ones
 --
 -- Cost     O(e x (log n + size of a body)), e = entries, n = pending and delayed entries
--- Repeat   safe: the second answers GONE for each
+-- Repeat   idempotent: the second call returns GONE for each
 -- @include _clock
 -- @include _fence
 -- @include _lists
@@ -55,7 +57,7 @@ redis.call('HLEN', items)
 local counted = redis.call('HLEN', attempts) > 0
 
 -- Guards end here
--- Insertions first and sources last. Each write is for all of them, and is refused as a whole, so
+-- Insertions first and sources last. Each write covers all entries and is refused as a whole, so
 -- every entry is in exactly one place.
 local now = now_unix_ms()
 local words, packed, dues = {}, {}, {}

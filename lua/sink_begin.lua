@@ -1,24 +1,25 @@
--- sink_begin: a batch that nothing is known of -> decided
+-- sink_begin: unknown batch -> decided
 --
--- Decide which attempts of its tasks make up a batch of a streaming query. The decision stays until
--- all of it is published: who comes later with other attempts is told the first one.
+-- Decide which task attempts make up a batch of a streaming query. The decision stays until the
+-- whole batch is published. A later call with other attempts gets the first decision.
 --
 -- KEYS[1]  record  HASH  streaming:mq:sink:{Q}
 --
--- ARGV[1]  batch   int   number of the batch; a query's batches grow
--- ARGV[2]  plan    str   JSON: which attempts, and to which partitions they have staged rows
+-- ARGV[1]  batch   int   batch number; the numbers of a query grow
+-- ARGV[2]  plan    str   JSON: the attempts, and the partitions for which they staged rows
 -- ARGV[3]  ttl_ms  int   how long the record is kept from now
--- ARGV[4]  rows    int   how many rows the plan has
--- ARGV[5]  topics  str   names of their topics, with spaces between them
+-- ARGV[4]  rows    int   number of rows in the plan
+-- ARGV[5]  topics  str   names of their topics, separated by spaces
 --
--- Returns  OK     decided                       [2] number of the batch before, or ''
--- Returns  BEGUN  a decision is not carried out yet, of this batch or one before
---                 [2] number of that batch [3] its plan
--- Returns  DONE   the batch is published       [2] its rows [3] its topics, '' = not known
+-- Returns  OK     decided                       [2] number of the previous batch, or ''
+-- Returns  BEGUN  a decision is not carried out yet, for this batch or an earlier one [2] number of
+--                 that batch [3] its plan
+-- Returns  DONE   the batch is published        [2] its rows [3] its topics, '' = unknown
 -- Returns  PAST   a later batch was decided     [2] its number
 --
 -- Cost     O(1) + size of the plan
--- Repeat   safe: the second answers BEGUN with what the first has decided. Works when memory is full
+-- Repeat   idempotent: the second call returns BEGUN with the first decision. Works when memory is
+--          full
 -- @include _numbers
 
 local record = KEYS[1]
@@ -44,8 +45,8 @@ if at then
 end
 
 -- Guards end here
--- HDEL first: accepted when memory is full, and so is every write behind it. What is staged takes
--- memory until it is published.
+-- HDEL first: it is accepted when memory is full, and so is every write after it. Staged rows take
+-- memory until they are published.
 redis.call('HDEL', record, 'plan')
 redis.call('HSET', record, 'batch', batch, 'plan', plan, 'rows', rows, 'topics', topics)
 redis.call('PEXPIRE', record, ttl_ms)

@@ -1,17 +1,18 @@
 -- sink_publish: staged -> ready, each row once
 --
--- Move rows that an attempt of a task has staged into their partition, the first ones first. At every
--- moment a row is in one of the two streams. The emptied one stays, as the proof that all of it was
--- moved, until `sink_end` has written that down.
+-- Move rows staged by a task attempt into their partition, oldest first. At every moment a row is
+-- in exactly one of the two streams. The emptied stream stays, as proof that every row was moved,
+-- until `sink_end` has recorded that.
 --
 -- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  staged  STREAM  streaming:mq:sink:{T:p:i}:Q:A
 --
--- ARGV[1]  limit   int     move at most this many rows, 1 or more, and 512 KiB of them; one at least
--- ARGV[2]  ttl_ms  int     how long what is left is kept from now
+-- ARGV[1]  limit   int     move at most this many rows (1 or more) and 512 KiB, but at
+--                          least one
+-- ARGV[2]  ttl_ms  int     how long the remaining rows are kept from now
 --
 -- Returns  OK    [2] rows moved [3] rows left
--- Returns  GONE  nothing is known of the staged rows
+-- Returns  GONE  the stream of staged rows does not exist
 --
 -- Cost     O(r x size of a body), r = rows
 -- Repeat   safe: moves the next ones. Works when memory is full
@@ -22,7 +23,7 @@
 local stream, staged = KEYS[1], KEYS[2]
 local limit, ttl_ms = tonumber(ARGV[1]), ARGV[2]
 
--- Rows that are read at once: what they may take beyond the bound is as many bodies.
+-- Rows per read. A call can exceed the bound by this many bodies.
 local PIECE = 4
 
 if redis.call('EXISTS', staged) == 0 then
@@ -41,7 +42,8 @@ until #page == 0 or #rows == limit or size >= BYTES_MAX
 local left = redis.call('XLEN', staged)
 
 -- Guards end here
--- PEXPIRE first: accepted when memory is full, and so is every write behind it. A move takes none.
+-- PEXPIRE first: it is accepted when memory is full, and so is every write after it. A move takes
+-- no more memory.
 redis.call('PEXPIRE', staged, ttl_ms)
 local moved, refused = 0, nil
 for _, fields in ipairs(rows) do
@@ -53,7 +55,7 @@ for _, fields in ipairs(rows) do
   moved = moved + 1
 end
 if moved > 0 then
-  -- Nothing is ever removed from the middle of what is staged: the first so many went.
+  -- Staged rows are never removed from the middle, so the rows that were moved are the oldest.
   redis.call('XTRIM', staged, 'MAXLEN', left - moved)
 end
 if refused then

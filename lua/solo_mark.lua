@@ -1,26 +1,26 @@
 -- solo_mark: inherited entries, one round at a time
 --
--- Write down which entries are about to be handled, so that one that takes the whole host with it is
--- found by the next owners; acknowledge those before in the same step. Without a place solo mode
--- ends. The session is compared as well: a late copy from a connection given up would name an
--- entry that nobody is running.
+-- Record the entries about to run, so that the next owner can identify an entry that takes down the
+-- whole host. Acknowledges the previous entries in the same step. Without places, solo mode is
+-- over. The session is compared because a late copy from an abandoned connection would record an
+-- entry that is not running.
 --
 -- KEYS[1]  fence    HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream   STREAM  stream:topic:{T:p:i}
 -- KEYS[3]  retry    STREAM  stream:topic:{T:p:i}:retry:G
 --
 -- ARGV[1]  token    token   the owner's
--- ARGV[2]  session  token   the one that message_recover opened
+-- ARGV[2]  session  token   the session that message_recover opened
 -- ARGV[3]  group    str     consumer group
--- ARGV[4]  places   str     about to be handled, with a space between two; '' = solo mode is over
--- ARGV[5..] acked   list    places done (charged ones go through settle_ack)
+-- ARGV[4]  places   str     about to run, separated by spaces, '' = solo mode is over
+-- ARGV[5..] acked   list    finished places (charged ones go through settle_ack)
 --
 -- Returns  OK       marked, or over
--- Returns  SESSION  a newer connection has opened a session
+-- Returns  SESSION  a newer connection opened a session
 -- Returns  FENCED   another owner, or none     [2] epoch [3] owner
 --
 -- Cost     O(a), a = places acked
--- Repeat   safe: marks the same again. Works when memory is full
+-- Repeat   idempotent: marks the same places again. Works when memory is full
 -- @include _fence
 -- @include _lists
 -- @include _places
@@ -47,7 +47,7 @@ redis.call('XLEN', stream)
 redis.call('XLEN', retry)
 
 -- Guards end here
--- HDEL first: accepted when memory is full, and so is every write behind it.
+-- HDEL first: it is accepted when memory is full, and so is every write after it.
 redis.call('HDEL', fence, 'mark')
 acknowledge(stream, group, main_ids)
 acknowledge(retry, group, retry_ids)

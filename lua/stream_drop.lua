@@ -1,22 +1,22 @@
--- stream_drop: not settled, beyond a limit that allows the loss -> gone, counted
+-- stream_drop: unsettled, beyond a limit that allows the loss -> gone, counted
 --
--- Remove the oldest entries, whole nodes at a time, also those that a group has still to read or to
--- finish: only for a topic whose settings ask for it by name. What is not archived stays, if the
--- topic requires an archive. What each group had not read is counted here; what it had in flight keeps
--- its place among the pending ones and is counted when `ghost_settle` settles it.
+-- Remove the oldest entries in whole nodes, even if a group has not read or finished them. Only
+-- for a topic whose settings explicitly allow it. Entries that are not archived stay, if the topic
+-- requires an archive. The entries that each group had not read are counted here. Its pending
+-- entries stay pending, and are counted when `ghost_settle` settles them.
 --
 -- KEYS[1]  stream       STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  trim         HASH    streaming:mq:trim:{T:p:i}       the record
 --
--- ARGV[1]  drop_before  id      entries before this id go; 0-0 = none goes for its age
--- ARGV[2]  max_len      int     more entries than this go; -1 = no such bound
--- ARGV[3]  archive      flag    1 = what is not archived stays
--- ARGV[4]  limit        int     remove at most this many, 1 or more, and 16 MiB of them;
---                               one node at least, or 512 KiB of one if its entries must be counted
+-- ARGV[1]  drop_before  id      remove entries before this id, 0-0 = none for their age
+-- ARGV[2]  max_len      int     keep at most this many entries, -1 = no such bound
+-- ARGV[3]  archive      flag    1 = entries that are not archived stay
+-- ARGV[4]  limit        int     remove at most this many (1 or more) and 16 MiB; at least
+--                               one node, or 512 KiB of one node if its entries must be counted
 -- ARGV[5..] expected    list    groups that must exist
 --
--- Returns  OK             [2] removed [3] of each group: name, how many of them it had not read
--- Returns  NO_GROUPS      nobody reads the stream (or there is none)
+-- Returns  OK             [2] removed [3] for each group: name, number that it had not read
+-- Returns  NO_GROUPS      no group reads the stream (or it does not exist)
 -- Returns  MISSING_GROUP  an expected group does not exist      [2] its name
 --
 -- Cost     O(g x (log n + size of a node) + limit), g = groups, n = pending entries; O(g) while
@@ -56,7 +56,7 @@ end)
 
 -- Guards end here
 local removed = 0
--- Remove what is before an id, as far as age and length want it gone.
+-- Remove entries before an id, as far as age and length require.
 local function cut(before)
   if removed < limit and not stopped then
     local most, age = removed == 0 and length or 0, earlier(by_age, before)
@@ -70,11 +70,11 @@ local function cut(before)
   end
 end
 
--- From group to group, in the order of what they have read: what goes after a group's turn it has
--- not read, but for the read ones in the node where its reading ended, which are counted before, as
--- far as age or length may still want them gone.
--- When they are more than one call may copy, those that were counted go, as the first of a call,
--- and nothing behind them: the calls after this one go on.
+-- Visit the groups in the order of their read positions. Entries removed after a group's turn are
+-- unread by it, except the read ones in the node where its reading stopped. These are counted
+-- before, as far as age or length may still remove them. If they are too many to copy in one call,
+-- a call that has removed nothing yet removes the counted ones and stops there. Later calls
+-- continue.
 local unread, crowded = {}, false
 for at, group in ipairs(groups) do
   local read = group['last-delivered-id']

@@ -1,7 +1,7 @@
 -- stream_page: no transition, reads only
 --
--- Read a page of a stream with its bodies. The server limits XRANGE and XREVRANGE in rows only; a page
--- also ends once it has 512 KiB of bodies.
+-- Read a page of a stream with its bodies. XRANGE and XREVRANGE are bounded in rows only, so a page
+-- also stops after 512 KiB of bodies.
 --
 -- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}, or stream:topic:{T:p:i}:dlq
 --
@@ -12,7 +12,7 @@
 --
 -- Returns  OK  [2] entries, each id and fields [3] 1 = there may be more
 --
--- Cost     O(count x log n) + 512 KiB of bodies at most and one more, n = entries
+-- Cost     O(count x log n) + at most 512 KiB of bodies plus one more, n = entries
 -- Repeat   safe: reads only
 -- @include _bytes
 -- @include _ids
@@ -30,7 +30,7 @@ while more and #entries < count and bytes < BYTES_MAX do
     bytes = bytes + size_of(entry[2])
     first = '(' .. entry[1]
   end
-  -- No range starts behind the last id of all.
+  -- No range starts after the greatest id.
   more = entry ~= nil and (newest == '1' or entry[1] ~= LAST_ID)
 end
 return {'OK', entries, more and 1 or 0}

@@ -1,18 +1,19 @@
 -- stream_step: no transition, reads only
 --
--- Where a reader stands who goes so many entries on. A stream has no ranks, so somebody must count;
--- here no body travels.
+-- Return the position `count` entries after another. A stream has no ranks, so entries must be
+-- counted. Here no body is transferred.
 --
 -- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}, or its :dlq
 --
 -- ARGV[1]  after   id      position, exclusive; 0-0 is before every entry
--- ARGV[2]  upto    id      do not go beyond this one
--- ARGV[3]  count   int     how many entries to go at most, 500 or less: callers take several steps
+-- ARGV[2]  upto    id      do not go beyond this id
+-- ARGV[3]  count   int     maximum number of entries to advance, 500 or less; callers take several
+--                          steps
 --
--- Returns  OK  [2] entries gone [3] id of the last of them, `after` when there was none
---              [4] 1 = there may be more, though `upto` has not come
+-- Returns  OK  [2] entries advanced [3] id of the last entry, or `after` if there was none [4] 1 =
+--              there may be more before `upto`
 --
--- Cost     O(count x log n) + 512 KiB of bodies at most and four more, n = entries
+-- Cost     O(count x log n) + at most 512 KiB of bodies plus four more, n = entries
 -- Repeat   safe: reads only
 -- @include _bytes
 -- @include _ids

@@ -1,30 +1,30 @@
 -- stream_trim: settled and no longer retained -> gone
 --
--- Remove the oldest entries, whole nodes at a time, never one that a group has still to finish.
--- The floor, the smallest id that must stay, is found and used in one step: outside it would be
--- wrong after a group's creation, a reset or a failover. Of a group it is its first pending entry,
--- else what comes after the last delivered one; the position of a Spark query counts only when the
--- query asked for that. Every bound removes for itself: an entry goes that one of them does not
--- retain.
+-- Remove the oldest entries in whole nodes, but keep every entry that a group still has to finish. The
+-- floor, the smallest id that must stay, is found and used in one step: computed elsewhere, it
+-- would be wrong after a group's creation, a reset or a failover. The floor of a group is its first
+-- pending entry, or else the id after the last delivered one. The position of a Spark query counts
+-- only if the query asked for it. Limits apply independently: an entry is removed as soon as any
+-- one limit no longer retains it.
 --
 -- KEYS[1]  stream     STREAM  stream:topic:{T:p:i}, or its :retry:G
 -- KEYS[2]? trim       HASH    streaming:mq:trim:{T:p:i}       the record; none for a retry stream
 --
--- ARGV[1]  keep_from  id      entries from this id on stay; '' = none stays for its age
--- ARGV[2]  max_len    int     more entries than this go; -1 = no such bound
--- ARGV[3]  max_bytes  int     more bytes than this go, about; -1 = no such bound
--- ARGV[4]  shrink_ms  int     each time so much has passed, what was there the time before goes; -1 =
---                             no such bound. Needs the record
--- ARGV[5]  archive    flag    1 = what is not archived stays
--- ARGV[6]  groupless  flag    1 = trim also what no group reads
--- ARGV[7]  limit      int     remove at most this many, 1 or more, and 16 MiB of them, about; one node at
---                             least
+-- ARGV[1]  keep_from  id      entries from this id on stay, '' = no entry stays for its age
+-- ARGV[2]  max_len    int     keep at most this many entries, -1 = no such bound
+-- ARGV[3]  max_bytes  int     keep approximately this many bytes, -1 = no such bound
+-- ARGV[4]  shrink_ms  int     each time this period has passed, the entries that existed at the
+--                             previous time are removed, -1 = no such bound. Needs the record
+-- ARGV[5]  archive    flag    1 = entries that are not archived stay
+-- ARGV[6]  groupless  flag    1 = also trim a stream that no group reads
+-- ARGV[7]  limit      int     remove at most this many (1 or more) and about 16 MiB; at
+--                             least one node
 -- ARGV[8..] expected  list    groups that must exist
 --
--- Returns  OK             [2] removed [3] floor [4] the group that holds it, '@archive', or '' when
---                         nobody needs an entry [5] first entry that is kept for the holder alone, as
---                         no bound retains it, or '' [6] 1 = there may be more to remove
--- Returns  NO_GROUPS      no group reads the stream (or there is none)
+-- Returns  OK             [2] removed [3] floor [4] the group that holds it, '@archive', or '' if
+--                         no entry is needed [5] first entry that stays for the holder alone,
+--                         because no bound retains it, or '' [6] 1 = there may be more to remove
+-- Returns  NO_GROUPS      no group reads the stream (or it does not exist)
 -- Returns  MISSING_GROUP  an expected group does not exist      [2] its name
 --
 -- Cost     O(g x log n + limit) + size of five bodies, g = groups, n = pending entries; with
@@ -73,7 +73,7 @@ floor, holder = floor or successor(last), holder or ''
 local keep = keep_from == '' and successor(last) or keep_from
 if shrink_ms >= 0 then
   local known = redis.call('HMGET', trim, 'shrunk', 'shrink_from', 'shrink_next')
-  -- What cannot be read of it begins again, which keeps entries for longer.
+  -- An unreadable value restarts the period, which keeps entries for longer.
   local now, from = now_unix_ms(), is_id(known[2]) and known[2] or '0-0'
   local shrunk = known[1] and whole(known[1])
   local since = shrunk and now - shrunk
@@ -87,18 +87,19 @@ if shrink_ms >= 0 then
   end
 end
 if max_bytes >= 0 and length > 0 then
-  -- The newest so many take about max_bytes, if entries are of one size more or less.
+  -- The number of newest entries that take about max_bytes, if entries have similar sizes.
   local used = redis.call('MEMORY', 'USAGE', stream, 'SAMPLES', 1000)
   local fitting = math.floor(length * math.min(1, max_bytes / used))
   max_len = (max_len < 0 or fitting < max_len) and fitting or max_len
 end
 
 -- Guards end here
--- XTRIM first: accepted when memory is full, and so is every write behind it. `~` removes whole
--- nodes, the last and partly filled one too once all of it may go; part of one would free nothing.
+-- XTRIM first: it is accepted when memory is full, and so is every write after it. `~` removes
+-- whole nodes, including a partly filled last one if all its entries may go. Removing part of a
+-- node would free nothing.
 local below = older(keep, floor) and keep or floor
 local removed = remove_nodes(stream, info, below, limit, length)
--- A LIMIT of 0 is none.
+-- A LIMIT of 0 means no limit.
 local excess = max_len >= 0 and length - removed - max_len or 0
 if math.min(excess, limit - removed) > 0 then
   local room = math.min(excess, limit - removed)
@@ -108,7 +109,7 @@ end
 if recorded then
   note_trim(stream, trim, removed, record)
 end
--- Fewer than a node beyond the bound is not the floor's doing.
+-- An excess smaller than a node is not caused by the floor.
 local node = math.max(NODE, length / math.max(1, info['radix-tree-keys']))
 local beyond = older(floor, keep) or excess > node
 local more = stopped or removed > 0 and 2 * removed >= limit

@@ -1,19 +1,18 @@
--- topic_configure: registered settings -> others
+-- topic_configure: registered settings -> other settings
 --
--- Replace the settings that are registered with a topic, if they are still those that the caller has
--- seen.
+-- Replace the registered settings of a topic, if they are unchanged since the caller saw them.
 --
 -- KEYS[1]  meta      HASH  streaming:mq:topic:{T}:meta
 --
--- ARGV[1]  seen      str   JSON, as it was read; '' = there was none
+-- ARGV[1]  seen      str   JSON as read, '' = there was none
 -- ARGV[2]  settings  str   JSON
 --
 -- Returns  OK       replaced
--- Returns  CHANGED  another client changed them meanwhile    [2] the present ones
--- Returns  MISSING  there is no such topic
+-- Returns  CHANGED  another client changed them    [2] the current settings
+-- Returns  MISSING  no such topic
 --
 -- Cost     O(1)
--- Repeat   safe: the second answers CHANGED, with what it wanted
+-- Repeat   idempotent: the second call returns CHANGED with the wanted settings
 
 local meta = KEYS[1]
 local seen, settings = ARGV[1], ARGV[2]

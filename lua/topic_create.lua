@@ -1,21 +1,21 @@
 -- topic_create: absent -> present
 --
--- Fix a topic's number of partitions, once: the first wins. The registry of topics lives in another
--- slot; every producer's start adds the name there with a call of its own.
+-- Set a topic's partition count, once: the first call wins. The registry of topics is in another
+-- slot. Every producer adds the topic's name there when it starts, in a separate call.
 --
 -- KEYS[1]  meta        HASH  streaming:mq:topic:{T}:meta
 -- KEYS[2]  partitions  SET   streaming:mq:topic:{T}:partitions
 --
--- ARGV[1]  count       int   number of partitions
+-- ARGV[1]  count       int   partition count
 -- ARGV[2]  settings    str   JSON
 -- ARGV[3..] streams    list  names of the partition streams
 --
 -- Returns  OK        created
--- Returns  EXISTS    created before           [2] its count [3] its settings
+-- Returns  EXISTS    already created          [2] its count [3] its settings
 -- Returns  DELETING  it is being deleted
 --
 -- Cost     O(p), p = partitions
--- Repeat   safe: the second answers EXISTS with the same count
+-- Repeat   idempotent: the second call returns EXISTS with the same count
 -- @include _clock
 -- @include _lists
 

@@ -1,15 +1,16 @@
 -- topic_retire: present -> being deleted
 --
--- From here on the topic has no partitions for anybody who asks, and cannot be created. `deleting`
--- keeps their number, for whoever removes what is left; the removal of the whole key ends it.
+-- From here on clients see no partitions of the topic, and it cannot be created. `deleting` keeps
+-- the partition count for the process that removes the rest. Removing the whole key completes the
+-- deletion.
 --
 -- KEYS[1]  meta  HASH  streaming:mq:topic:{T}:meta
 --
--- Returns  OK       [2] number of partitions
--- Returns  MISSING  there is no such topic
+-- Returns  OK       [2] partition count
+-- Returns  MISSING  no such topic
 --
 -- Cost     O(1)
--- Repeat   safe: the second answers the same. Works when memory is full
+-- Repeat   idempotent: the second call returns the same. Works when memory is full
 
 local meta = KEYS[1]
 
@@ -20,7 +21,7 @@ if not count then
 end
 
 -- Guards end here
--- HDEL first: accepted when memory is full, and so is every write behind it.
+-- HDEL first: it is accepted when memory is full, and so is every write after it.
 redis.call('HDEL', meta, 'partitionCount')
 redis.call('HSET', meta, 'deleting', count)
 return {'OK', count}

@@ -1,7 +1,7 @@
 -- unit_measure: no transition, reads only
 --
--- What metrics and status show of one group on one partition. Entries are looked at here, so that
--- no body travels.
+-- Return the figures of one group on one partition for metrics and status. Entries are examined
+-- here, so that no body is transferred.
 --
 -- KEYS[1]  stream   STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  retry    STREAM  stream:topic:{T:p:i}:retry:G
@@ -9,9 +9,9 @@
 --
 -- ARGV[1]  group    str     consumer group
 --
--- Returns  OK       [2] of the partition and [3] of the retry stream: {pending, oldest pending id or
---                   '', unread or '' when unknown, oldest unread id or '', length}
---                   [4] delayed [5] next due time, unix ms, or ''
+-- Returns  OK       [2] for the partition and [3] for the retry stream: {pending, oldest pending id
+--                   or '', unread or '' if unknown, oldest unread id or '', length} [4] delayed [5]
+--                   next due time, unix ms, or ''
 -- Returns  NOGROUP  the group does not exist on the partition
 --
 -- Cost     O(g + log n) + size of two bodies, g = groups, n = pending entries
@@ -42,7 +42,7 @@ local function backlog(source, at)
     if first[1] == oldest[1] then
       unread = length
     else
-      -- Missing before 7.0, and null for a group that was created in the middle.
+      -- Missing before 7.0, and null for a group that was created in the middle of the stream.
       unread = at['lag'] and math.min(at['lag'], length) or ''
     end
   end

@@ -1,4 +1,4 @@
-"""ghost_settle: in-flight, its entry gone -> settled, counted."""
+"""ghost_settle: in-flight, entry missing -> settled, counted."""
 
 from __future__ import annotations
 
