@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import socket
 import subprocess
 import urllib.error
@@ -105,11 +106,6 @@ def watched(new_daemon: NewDaemon, tmp_path: Path) -> Iterator[tuple[Daemon, Pro
         http=f"127.0.0.1:{port}",
         consumer={"max_attempts": 2, "backoff": {"kind": "fixed", "base": "20ms"}},
     )
-    # Of a topic of its own, so that the dashboard has something to show and the sums stay exact.
-    tick = {"name": "tick", "topic": "ticks", "every": "1s"}
-    daemon.write_config(
-        topics=daemon.tables["topics"] | {"ticks": {"partitions": 1}}, schedules=[tick]
-    )
     prometheus = Prometheus(tmp_path / "prometheus", port)
     try:
         with daemon:
@@ -133,6 +129,11 @@ def expressions() -> list[str]:
 
 def test_prometheus_answers_for_the_daemon(watched: tuple[Daemon, Prometheus, int]) -> None:
     daemon, prometheus, _ = watched
+    # For the panels of schedules: of a topic of its own, so that the sums stay exact.
+    tick = {"name": "tick", "topic": "ticks", "every": "1s"}
+    topics = daemon.tables["topics"] | {"ticks": {"partitions": 1}}
+    daemon.write_config(topics=topics, schedules=[tick])
+    daemon.signal(signal.SIGHUP)
     daemon.send(["ok"] * 20 + ["dead"] * 2 + ["fail"])
     daemon.wait_settled()
 
