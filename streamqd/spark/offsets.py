@@ -2,9 +2,9 @@
 
 A position is exclusive: everything up to and including its id has been read. A range is
 `(start, end]`. Besides the id a position carries how many entries the stream had issued up to it.
-Ids have gaps, so an id alone cannot tell whether trimming overtook a reader; the two counts can,
-and to the entry: what the stream has removed in all, less what the reader has passed, is what it
-has lost. They also make a backlog one subtraction.
+Ids have gaps, so an id alone does not show whether trimming overtook a reader. The two counts do,
+exactly: the entries that the stream has removed in total, minus the entries that the reader has
+passed, are the lost entries. With the counts, a backlog is one subtraction.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Id = tuple[int, int]  # milliseconds, sequence number
 
 PART_MAX = (1 << 64) - 1  # largest half of an id
 ZERO: Id = (0, 0)  # before every entry
-COUNTS = "#"  # key of the counts in the JSON of an offset; no topic can be called that
+COUNTS = "#"  # key of the counts in the JSON of an offset; it cannot be the name of a topic
 LAG = "#lag"  # key beside it in what a query reports
 
 _ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
@@ -42,17 +42,17 @@ def write_id(entry_id: Id) -> str:
 
 
 def successor(entry_id: Id) -> Id:
-    """The smallest id after this one; the largest id is its own successor."""
+    """Return the smallest id after this one. The largest id is its own successor."""
     return _from_number(min(_number(entry_id) + 1, _number((PART_MAX, PART_MAX))))
 
 
 def predecessor(entry_id: Id) -> Id:
-    """The largest id before this one; nothing is before 0-0."""
+    """Return the largest id before this one. No id is before 0-0."""
     return _from_number(max(_number(entry_id) - 1, 0))
 
 
 def before_time(unix_ms: int) -> Id:
-    """The position from which entries of that millisecond and later are read."""
+    """Return the position that precedes all entries from a millisecond on."""
     return predecessor((min(unix_ms, PART_MAX), 0))
 
 
@@ -68,7 +68,7 @@ def _from_number(number: int) -> Id:
 
 
 class Position(NamedTuple):
-    """A place between entries. `passed`: entries ever issued up to here; None when not known."""
+    """A place between entries. `passed`: entries ever issued up to here, None if unknown."""
 
     id: Id
     passed: int | None = None
@@ -78,9 +78,9 @@ Offsets = dict[TopicPartition, Position]
 
 
 class StreamFacts(NamedTuple):
-    """What a stream says of itself at one instant.
+    """The facts about a stream at one instant.
 
-    `added` counts every entry ever issued; less what others than streamqd removed, where the server
+    `added` counts every entry ever issued, minus the entries that others removed if the server
     does not count (`counted`). `exact` is False for a stream whose entries are also removed from
     its middle (dead letters): nothing is ever missed there, only counted less well.
     """
@@ -107,7 +107,7 @@ class StreamFacts(NamedTuple):
 
     @property
     def latest(self) -> Position:
-        """The position behind the newest entry."""
+        """The position after the newest entry."""
         return Position(self.last, self.added if self.exact else None)
 
 
@@ -138,7 +138,7 @@ def from_json(document: Mapping[str, Mapping[str, Any]]) -> Offsets:
     return offsets
 
 
-# --- where to begin and to end --------------------------------------------------------------------
+# --- bounds of a read ---------------------------------------------------------------------------
 
 
 class Bound(NamedTuple):
@@ -164,8 +164,8 @@ def resolve(bound: Bound, facts: StreamFacts, group_at: Id | None = None) -> Pos
         case "latest":
             return facts.latest
         case "time" | "group":
-            # A time before the oldest entry asks for what there is; nothing was promised before.
-            # Trimming waits for groups: what it removed before one is done.
+            # A time before the oldest entry starts there, as earlier entries were not promised.
+            # Trimming waits for groups: entries trimmed before a group's position are handled.
             wanted = before_time(bound.value) if group_at is None else group_at
             return facts.earliest if facts.earliest.id > wanted else at(wanted, facts)
         case "position":
@@ -185,14 +185,14 @@ def at(entry_id: Id, facts: StreamFacts) -> Position:
     return Position(entry_id)
 
 
-# --- what is gone ---------------------------------------------------------------------------------
+# --- lost entries -------------------------------------------------------------------------------
 
 
 class Loss(NamedTuple):
-    """Entries that nobody can read any more. `entries` is None when it cannot be said how many.
+    """Entries that can no longer be read. `entries` is None if their number is unknown.
 
-    `kind` is trimmed, replaced for a stream that is not the one that was read before, or vanished
-    for one that there is no more. Of the last two `entries` are those that had been seen: at least.
+    `kind` is trimmed, replaced (the stream is not the stream that was read before) or vanished (the
+    stream does not exist). For the last two, `entries` counts only known entries, a minimum.
     """
 
     kind: str
@@ -202,12 +202,12 @@ class Loss(NamedTuple):
 def replaced(position: Position, facts: StreamFacts) -> bool:
     """Whether a position is of another stream, which had the same name.
 
-    Of one and the same stream, whatever precedes a position is there or counted as removed.
+    In one and the same stream, every entry before a position exists or is counted as removed.
     """
     if not facts.exact or position.passed is None:
         return False
     if facts.last < position.id:
-        return True  # the last id of a stream never goes back, whatever is removed
+        return True  # the last id of a stream never decreases, even if entries are removed
     if facts.counted and facts.added < position.passed:
         return True
     # Without the server's count an id is as good as one: a new stream has none of the past.
@@ -217,14 +217,14 @@ def replaced(position: Position, facts: StreamFacts) -> bool:
 
 
 def unread(start: Position, seen: int | None) -> int | None:
-    """How many entries lie behind a position at least, when `seen` were issued; None: unknown."""
+    """Return the minimum number of unread entries, from `seen` issued ones. None: unknown."""
     if seen is None or start.passed is None or seen <= start.passed:
         return None
     return seen - start.passed
 
 
 def lost(start: Position, facts: StreamFacts, seen: int | None = None) -> Loss | None:
-    """What was removed behind a position, before it was read. `seen` entries had been issued."""
+    """Return the entries removed before they were read. `seen` entries had been issued."""
     if not facts.exact:
         return None
     if replaced(start, facts):
@@ -238,21 +238,21 @@ def lost(start: Position, facts: StreamFacts, seen: int | None = None) -> Loss |
 
 
 def after_loss(start: Position, facts: StreamFacts) -> Position:
-    """Where to go on when what is gone is given up: before what is left, behind what was read."""
+    """Return where to continue after a loss: at the oldest entry, or after the last one read."""
     return facts.earliest if facts.earliest.id > start.id else Position(start.id)
 
 
 def onward(start: Position, facts: StreamFacts) -> Position:
-    """Where a stream goes on: of another stream of the same name it has read nothing."""
+    """Return where to continue. In another stream of the same name, nothing is read yet."""
     if replaced(start, facts):
         return facts.earliest
     return start if lost(start, facts) is None else after_loss(start, facts)
 
 
 def lag(end: Offsets, latest: Offsets) -> dict[str, float]:
-    """How many entries wait behind a batch: in all, in the partition with most, in the mean.
+    """Return the entries that wait after a batch: in total, the maximum and the mean per partition.
 
-    Empty where streams do not count. A partition that is new waits as a whole.
+    Empty where streams do not count. A new partition counts in full.
     """
     start = Position(ZERO, 0)
     behind = [
@@ -269,7 +269,7 @@ def lag(end: Offsets, latest: Offsets) -> dict[str, float]:
 
 
 def backlog(start: Position, facts: StreamFacts) -> int:
-    """Entries that are there behind a position; an estimate when the position has no count."""
+    """Return the number of entries after a position, estimated if the position has no count."""
     if start.id >= facts.last or not facts.length:
         return 0
     if start.passed is not None and facts.exact:
@@ -283,10 +283,10 @@ def backlog(start: Position, facts: StreamFacts) -> int:
 def shares(
     waiting: Mapping[TopicPartition, int], most: int, oldest: Sequence[TopicPartition]
 ) -> dict[TopicPartition, int]:
-    """Divide `most` entries in proportion to what waits; nobody who waits gets nothing.
+    """Divide `most` entries in proportion to the waiting entries. Each partition gets some.
 
-    When there are more partitions than entries to give, those come first that are first in
-    `oldest`. The result adds up to `most`, or to all that waits.
+    If there are more partitions than entries, the first ones in `oldest` are served. The result
+    adds up to `most`, or to all waiting entries.
     """
     hungry = [place for place in oldest if waiting[place] > 0]
     total = sum(waiting[place] for place in hungry)
@@ -310,9 +310,9 @@ def shares(
 class Span(NamedTuple):
     """Entries of one stream in `(start, end]`.
 
-    `rows` is how many there are, when known. `removed` is what the stream had lost when the span
-    was planned, None for a stream on which nothing counts as lost. `upto` is where the whole ends
-    of which this is a part: with its count it tells whether the stream is still the same.
+    `rows` is their number, if known. `removed` is the number of entries that the stream had lost
+    when the span was planned, None if losses do not count. `upto` is the end of the whole range of
+    which this is a part. Its count shows whether the stream is still the same.
     """
 
     place: TopicPartition
@@ -327,13 +327,13 @@ def span(place: TopicPartition, start: Position, end: Position, facts: StreamFac
     """The range between two positions, None when it is empty."""
     if end.id <= start.id:
         return None
-    # Only ids say that a range is empty: counts that did not grow are counts that nobody knows.
+    # Only ids show that a range is empty: equal counts may be unknown counts.
     rows = unread(start, end.passed)
     return Span(place, start.id, end.id, rows, facts.removed if facts.exact else None, end)
 
 
 def split(whole: Span, pieces: int, first: Id | None = None) -> list[Span]:
-    """Cut a span into about equal stretches of time; `first` is the oldest entry that is there.
+    """Cut a span into pieces of about equal time. `first` is the oldest existing entry.
 
     Rows are not counted, so the pieces of a stream that came in bursts are uneven.
     """
@@ -345,9 +345,9 @@ def split(whole: Span, pieces: int, first: Id | None = None) -> list[Span]:
 
 
 def cut_at(whole: Span, ends: Sequence[Id], rows: int | None) -> list[Span]:
-    """Cut a span behind each of the ids, which lie inside it in order.
+    """Cut a span after each of the ids, which are inside it and in order.
 
-    `rows` is how many entries each piece but the last has, None when that is not known.
+    `rows` is the number of entries of each piece but the last, None if unknown.
     """
     if not ends:
         return [whole]

@@ -28,8 +28,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DLQ = ":dlq"  # `access:dlq` is read as the dead letters of `access`
 URL_VARIABLE = "STREAMQ_URL"
 
-_ARCHIVED = "what is archived is read with `streamqd.spark.read_topic(spark, TOPIC, archivePath=…)`"
-# Where somebody coming from Kafka, or from an older version, looks in vain; what to do instead.
+_ARCHIVED = "read archived entries with `streamqd.spark.read_topic(spark, TOPIC, archivePath=…)`"
+# Options of Kafka, or of an older version, that do not exist here, with the alternative.
 _ELSEWHERE = {
     "path": "name topics with `subscribe`, or the target with `topic`",
     "kafka.bootstrap.servers": "the address is `url`",
@@ -40,7 +40,7 @@ _ELSEWHERE = {
     "fetchoffset.numretries": "it is called `retries`",
     "fetchoffset.retryintervalms": "it is called `retryIntervalMs`",
     "kafkaconsumer.polltimeoutms": "it is called `timeoutMs`",
-    "roworder": "a batch is written once in whatever order its rows come: leave it away",
+    "roworder": "a batch is written once, and the order of its rows does not matter: remove it",
     "startingoffsetsbytimestampstrategy": "an id is a time: every timestamp has its place",
 }
 # Option -> the setting of `config.Redis` that it is.
@@ -56,7 +56,7 @@ _LOGIN = {
 
 
 def option(name: str, default: Any, kind: Callable[..., Any], **how: Any) -> Any:
-    """A dataclass field that is an option; `kind` reads it off a form."""
+    """Return a dataclass field that is an option. `kind` parses it from a form."""
     read = partial(kind, name=name, default=default, **how)
     return field(default=default, metadata={name: read})
 
@@ -79,12 +79,12 @@ class SparkConnection:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What is read, from where to where, and in which portions.
+    """Which entries are read, in which range, and in which portions.
 
-    `starting` and `ending` hold the bounds of single partitions; `starting_default` and
-    `ending_default` those of all others, None when the partitions named are all that is meant. A
-    stream shows its position as that of the group `spark:GROUP`, and with `hold` retention keeps
-    what it has not read.
+    `starting` and `ending` hold the bounds of single partitions, `starting_default` and
+    `ending_default` the bounds of all others. These are None if only the named partitions are read.
+    A stream shows its position as the group `spark:GROUP`, and with `hold` retention keeps its
+    unread entries.
     """
 
     connection: SparkConnection
@@ -112,7 +112,7 @@ class ReadOptions:
 
     @property
     def dead(self) -> bool:
-        """Whether dead letters are read: all that is subscribed are DLQs, or nothing is."""
+        """True if dead letters are read: every subscribed name is a DLQ, or none is subscribed."""
         names = self.subscribe or tuple(name for name, _ in self.assign) or (self.pattern,)
         return names[0].endswith(DLQ)
 
@@ -139,7 +139,7 @@ class WriteOptions:
 
 
 _EDGES = ("Offsets", "Timestamp", "OffsetsByTimestamp")
-# Of reading and of writing: a table is for both, and each takes what is its own.
+# Of reading and of writing: a table is for both, and each use ignores the other's options.
 _NAMES = (
     *("url", *_LOGIN, "subscribe", "subscribePattern", "assign"),
     *(f"{edge}{kind}" for edge in ("starting", "ending") for kind in _EDGES),
@@ -292,7 +292,7 @@ def _id_bound(value: Any) -> Bound:
 
 
 def _time_bound(value: Any) -> Bound:
-    """Unix milliseconds, or a time in UTC; entries have whole milliseconds, so it is rounded up."""
+    """Parse Unix milliseconds or a time in UTC. Rounds up, as entries have whole milliseconds."""
     text = str(value)
     with contextlib.suppress(ValueError, OverflowError):
         if re.fullmatch("[0-9]{1,19}", text):

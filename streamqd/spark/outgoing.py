@@ -1,4 +1,4 @@
-"""Rows as messages: what is in each, and to which partition it goes."""
+"""Rows as messages: their fields, and their target partition."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OWN_FIELDS = frozenset({"payload", "key", "headers"})
 
 
 class Row(NamedTuple):
-    """A message to be written: where to, as far as the row says it, and its fields."""
+    """A message to write: its target, as far as the row sets it, and its fields."""
 
     topic: str
     partition: int | None
@@ -83,7 +83,7 @@ class Targets:
         self.counts: dict[str, int] = {}
 
     def count(self, topic: str) -> int:
-        """Its partitions; it is created when that is asked for. Raises TopicMissing."""
+        """Return the number of partitions. Creates the topic if requested. Raises TopicMissing."""
         if topic not in self.counts:
             self.counts[topic] = persist(
                 self._options.connection, lambda link: self._ask(link, topic)
@@ -122,9 +122,9 @@ class Targets:
 def deliver(
     rows: Iterable[Row], options: WriteOptions, turn: int, send: Callable[[Chunk], object]
 ) -> Mapping[str, int]:
-    """Hand rows on in chunks of `batchRows` or `batchBytes`; return the partitions of each topic.
+    """Send rows in chunks of `batchRows` or `batchBytes`. Return the partitions of each topic.
 
-    Rows without a key begin at `turn`.
+    Rows without a key start at partition `turn`.
     """
     targets = Targets(options)
     held: dict[TopicPartition, list[Row]] = {}

@@ -1,7 +1,7 @@
-"""Filters that Spark offers, as partitions to leave out and ids to begin and end at. Pure.
+"""Filters that Spark offers, as partitions to leave out and ids to start and stop at. Pure.
 
-Spark applies a filter again unless it is told that this is not needed; only what is answered to
-the entry is taken off its hands.
+Spark applies a filter again unless the source claims to apply it. So the source claims only filters
+that it applies exactly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Narrowing:
         self._allowed: list[tuple[int, frozenset[Any]]] = []
 
     def take(self, filters: Iterable[Any]) -> list[Any]:
-        """Use what can be used of the filters; return those that Spark must still apply."""
+        """Use the usable filters. Return the filters that Spark must still apply."""
         return [each for each in filters if not self._take(each)]
 
     def keeps(self, place: TopicPartition) -> bool:
@@ -53,7 +53,7 @@ class Narrowing:
         if column == "timestamp" and isinstance(value, datetime) and value.tzinfo is not None:
             micros = round(value.timestamp() * 1_000_000)
             if micros >= 0:
-                # Ids have whole milliseconds, so a bound between two of them takes in both.
+                # Ids have whole milliseconds, so a bound between two milliseconds includes both.
                 self._bound(kind, micros // 1000, -(-micros // 1000))
         return False
 

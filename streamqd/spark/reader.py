@@ -20,7 +20,7 @@ from streamqd.store.transport import OverweightError
 BATCH_ROWS = 10_000  # of one Arrow batch at most
 PROGRESS_TTL = 86_400  # seconds
 
-_FIRST_FETCH = 32  # entries; nothing is known of their size yet
+_FIRST_FETCH = 32  # entries, while their size is unknown
 _GROWTH = 8  # times as many entries as in the fetch before at most
 _OVERWEIGHT = 4  # times `fetch_bytes`: a reply of more is not taken
 _LEAST_ASKED = 2  # entries: the one read last and the next, however large they are
@@ -29,8 +29,8 @@ _LEAST_ASKED = 2  # entries: the one read last and the next, however large they 
 class EntryReader:
     """Reads one span in pieces of bounded size, and notices when trimming overtakes it.
 
-    With a `limit` it ends after so many entries, and `end` says where; unless trimming overtook it,
-    because how many entries a stream had issued is then known at the end of the span only.
+    With a `limit` it stops after so many entries, and `end` is the position. If trimming overtakes
+    it, the limit is ignored, because the issued entries are then known only for the whole span.
     """
 
     def __init__(self, options: ReadOptions, span: Span, limit: int | None = None) -> None:
@@ -42,7 +42,7 @@ class EntryReader:
         self._size = min(_FIRST_FETCH, options.fetch_size)
         self._mean = 0.0  # bytes of an entry, of the last fetch
         self._unreported = 0
-        # Nothing but the thread from page to page tells what is gone.
+        # Only reading from page to page can detect lost entries.
         self._uncounted = span.removed is not None and span.rows is None
         self._broken = ""  # what took entries away: trimmed, replaced
         self.rows = 0
@@ -71,7 +71,7 @@ class EntryReader:
         last: bytes | None = None
         while True:
             # From the second page on the last entry is read once more: while it is there, nothing
-            # behind it can have been trimmed.
+            # entry after it can have been trimmed.
             size = self._size if self._left is None else min(self._size, self._left)
             asked = size + (last is not None)
             page, asked = self._fetch(cursor, end, asked)
@@ -84,7 +84,7 @@ class EntryReader:
             elif self._uncounted:
                 self._broken = self._taken()
             if self._broken and self._uncounted and self._options.fail_on_data_loss:
-                return  # `_settle` will say it
+                return  # `_settle` will report it
             if page:
                 self.rows += len(page)
                 self._unreported += len(page)
@@ -100,14 +100,14 @@ class EntryReader:
 
     @property
     def _left(self) -> int | None:
-        """Entries that may still be read; None: all."""
+        """The number of entries that may still be read. None: all."""
         return None if self._limit is None or self._broken else max(0, self._limit - self.rows)
 
     def _fetch(self, cursor: str, end: str, count: int) -> tuple[list[RawEntry], int]:
         """Entries from the cursor on, and how many were asked for in the end.
 
-        A count says nothing of their size: a thousand small ones may be followed by a thousand
-        large ones. A reply that gets too heavy is left unread, and fewer are asked for.
+        A count does not limit size: a thousand small entries may be followed by a thousand large
+        entries. A reply that gets too large is left unread, and fewer entries are requested.
         """
         if self._unreported:
             self._report(BATCH_ROWS)
@@ -126,16 +126,16 @@ class EntryReader:
             return page, count
 
     def _measure(self, count: int, received: int) -> None:
-        """Ask for as many entries next time as fit into `fetch_bytes`, by the size of these."""
+        """Adjust the next request to `fetch_bytes`, by the mean size of the last entries."""
         if count:
             self._mean = received / count
             fitting = int(self._options.fetch_bytes / self._mean)
             self._size = max(1, min(fitting, self._options.fetch_size, _GROWTH * self._size))
 
     def _report(self, least: int) -> None:
-        """Add to the progress that a command line shows; approximate, tasks may run twice.
+        """Add to the progress that a command line shows. Approximate, because tasks may run twice.
 
-        What Redis does not answer is not shown: no task fails for that, and nothing counts twice.
+        If Redis does not answer, the rows are not shown. No task fails, and no row counts twice.
         """
         key, place = self._options.progress_key, self._span.place
         if not key or self._unreported <= least:

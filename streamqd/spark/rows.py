@@ -37,7 +37,7 @@ COLUMNS = (
 )
 HEADERS = Column("headers", "array<struct<key:string,value:binary>>", b"headers")
 FIELDS = Column("fields", "map<string,binary>")
-# What a dead letter says beyond its message. `original_timestamp` is its field `timestamp`.
+# The fields of a dead letter besides its message. `original_timestamp` is its field `timestamp`.
 LETTER_COLUMNS = (
     Column("original_topic", "string", b"originalTopic"),
     Column("original_partition", "int", b"originalPartition"),
@@ -90,7 +90,7 @@ def arrow_schema(chosen: Sequence[Column]) -> pa.Schema:
 class Table:
     """Turns entries of one stream into batches with the columns asked for, in their order.
 
-    `own` are all columns of the read: `fields` holds what none of them takes, whichever are asked.
+    `own` are all columns of the read: `fields` holds the fields without a column of their own.
     """
 
     def __init__(self, chosen: Sequence[Column], own: Sequence[Column], place: TopicPartition):
@@ -135,7 +135,7 @@ class Table:
 
 
 def _number(raw: bytes | None, most: int) -> int | None:
-    """A count from the wire; anybody can write an entry, so what is none becomes null."""
+    """Return a count from an entry. Any client can write entries, so a bad value becomes null."""
     if raw is None or len(raw) > 20:
         return None
     try:

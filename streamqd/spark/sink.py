@@ -42,7 +42,7 @@ _TYPES = {
 
 
 def check_schema(schema: StructType, options: WriteOptions) -> None:
-    """Raise ValueError naming all that is wrong with the columns. Others are not looked at."""
+    """Raise ValueError naming every problem of the columns. Other columns are ignored."""
     found = {each.name: each.dataType.simpleString() for each in schema.fields}
     problems = [
         f"the column {name} must be {' or '.join(types)}, not {found[name]}"
@@ -50,11 +50,11 @@ def check_schema(schema: StructType, options: WriteOptions) -> None:
         if name in found and found[name] not in types
     ]
     if "value" not in found:
-        problems.append("there is no column value")
+        problems.append("the column value is missing")
     if not options.topic and "topic" not in found:
         problems.append("name the target by the option topic or a column topic")
     if options.id_column and options.id_column not in found:
-        problems.append(f"there is no column {options.id_column}, which idColumn names")
+        problems.append(f"the column {options.id_column}, which idColumn names, is missing")
     if problems:
         raise ValueError("streamq: " + "; ".join(problems))
 
@@ -66,7 +66,7 @@ def prepare(options: WriteOptions) -> None:
 
 
 def append(options: WriteOptions, chunk: Chunk) -> int:
-    """Write rows; each under its id if it has one, unless that was used within the window.
+    """Write rows. A row with an id is skipped if the id was used within the window.
 
     Returns how many were written.
     """
@@ -112,7 +112,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         query = context.getLocalProperty("sql.streaming.queryId")
         if batch is None or query is None:
             raise NotPublishedError(
-                "Spark does not say which batch this is: idempotent=false writes at least once"
+                "Spark reports no batch number; set idempotent=false to write at least once"
             )
         run = context.getLocalProperty("spark.jobGroup.id") or ""
         stage = Stage(options, query, int(batch), run)
@@ -126,7 +126,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         return stage.message(counts)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Publish the batch. Spark makes this object anew for it: only messages know the query."""
+        """Publish the batch. Spark creates a new writer for it: only messages have the query."""
         parts = [each for each in messages if isinstance(each, Staged)]
         if parts:
             Publisher(self.options, parts[0].query).commit(batchId, parts)

@@ -1,7 +1,7 @@
 """The data source `streamq` for Spark: `spark.read.format("streamq")` and its three siblings.
 
 Spark makes these objects in several processes, pickles them and throws them away: they hold options
-only, what they know of Redis they ask for again.
+only, and read everything else from Redis again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StreamqSource(DataSource):
         return "streamq"
 
     def schema(self) -> str | StructType:
-        """The columns that the options ask for; those of a CREATE TABLE carry its options."""
+        """The columns that the options select. The columns of a CREATE TABLE carry its options."""
         raw = dict(self.options)
         declared = table.declared(raw)
         columns = _columns(read_options(raw if declared is None else declared, os.environ))
@@ -65,13 +65,13 @@ class StreamqSource(DataSource):
         if options.ending is not None or options.ending_default is not None:
             raise ValueError(
                 "streamq: a stream has no end: leave endingOffsets, endingTimestamp and"
-                " endingOffsetsByTimestamp out, or read a batch; the trigger availableNow ends at"
-                " what is there"
+                " endingOffsetsByTimestamp out, or read a batch; the trigger availableNow stops at"
+                " the newest entry"
             )
         return TopicStreamReader(options, chosen_columns(schema, options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A batch write; the mode must be append."""
+        """Return a batch writer. The mode must be append."""
         if overwrite:
             raise ValueError('streamq: a topic is never overwritten: use mode("append")')
         return sink.TopicWriter(self._write_options(schema))
@@ -79,7 +79,7 @@ class StreamqSource(DataSource):
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        """A streaming write; the output mode must be append."""
+        """Return a streaming writer. The output mode must be append."""
         if overwrite:
             raise ValueError("streamq: a topic is never overwritten: the mode complete has no use")
         return sink.TopicStreamWriter(self._write_options(schema))
@@ -99,9 +99,9 @@ def _columns(options: ReadOptions) -> tuple[rows.Column, ...]:
 
 
 def chosen_columns(schema: StructType, options: ReadOptions) -> list[rows.Column]:
-    """The columns that a schema names; whoever gives one of his own may leave out and reorder.
+    """Return the columns that a schema names. A user's schema may omit and reorder columns.
 
-    Raises ValueError for a column that there is not, or of another type.
+    Raises ValueError for an unknown column, or a column of another type.
     """
     own = {column.name: column for column in _columns(options)}
     chosen = []
@@ -109,7 +109,7 @@ def chosen_columns(schema: StructType, options: ReadOptions) -> list[rows.Column
         column = own.get(field.name)
         if column is None:
             raise ValueError(
-                f"streamq: there is no column {field.name}; there are {', '.join(own)}"
+                f"streamq: the column {field.name} does not exist; use {', '.join(own)}"
             )
         if field.dataType.simpleString() != column.ddl or not field.nullable:
             raise ValueError(f"streamq: the column {field.name} is a nullable {column.ddl}")
@@ -185,11 +185,11 @@ class FilteringReader(TopicReader):
         return self.narrowing.take(filters)
 
 
-SHOW_SECONDS = 10.0  # how often a query that waits says that it is there
+SHOW_SECONDS = 10.0  # seconds between two reports of a waiting query
 
 
 class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming read. Spark keeps the offsets in its checkpoint; Redis may be shown them."""
+    """A streaming read. Spark keeps the offsets in its checkpoint. Redis may show them too."""
 
     def __init__(self, options: ReadOptions, chosen: Sequence[rows.Column]) -> None:
         super().__init__(options, chosen)
@@ -204,7 +204,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         self._shown_at = float("-inf")
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a query without a checkpoint begins. Spark asks more than once."""
+        """Return the start of a query without a checkpoint. Spark calls it more than once."""
         if self._initial is None:
             catalog = Catalog(self.options)
             facts = catalog.facts(catalog.places())
@@ -219,7 +219,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         self._target = self._latest()
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """The newest entries, and how many of them are behind the batch that was planned last."""
+        """Return the newest entries, and how many come after the batch that was planned last."""
         latest = self._latest()
         lag = offsets.lag(self._end, latest)
         return offsets.to_json(latest) | ({offsets.LAG: lag} if lag else {})
@@ -257,7 +257,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         most: int,
         facts: Mapping[TopicPartition, StreamFacts],
     ) -> Offsets:
-        """Ends that take `most` entries in all, from each partition its share."""
+        """Return end positions for `most` entries in total, with a share for each partition."""
         for _ in range(LOOKS):
             facts, starts, waiting = self._waiting(begun, facts)
             oldest = sorted(waiting, key=lambda place: (starts[place].id, place))
@@ -275,11 +275,11 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
     def _waiting(
         self, begun: Offsets, facts: Mapping[TopicPartition, StreamFacts]
     ) -> tuple[dict[TopicPartition, StreamFacts], Offsets, dict[TopicPartition, int]]:
-        """The facts up to the target, where the query can go on, and how much waits behind that."""
+        """Return the facts up to the target, the start of the query, and its backlog."""
         now = {place: self._as_of_target(place, each) for place, each in facts.items()}
         starts = {}
         for place, each in now.items():
-            # A new partition begins at its first entry. That something is gone is told when the
+            # A new partition starts at its first entry. A loss is reported when the
             # batch is planned in full, not here.
             new = Position(offsets.ZERO, 0 if each.exact else None)
             starts[place] = offsets.onward(begun.get(place, new), each)
@@ -298,7 +298,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         return [SpanPartition(span) for span in catalog.cut(spans, facts)]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: Spark calls it late or never, so nobody may rely on it."""
+        """Do nothing: Spark calls it late or never, so no state may depend on it."""
 
     def _show(self, catalog: Catalog, begun: Offsets) -> None:
         """Show the position: the query has committed all before the start of its next batch."""
@@ -336,9 +336,9 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
 
 
 def _forward(begun: Offsets, ends: Offsets, anew: set[TopicPartition]) -> Offsets:
-    """The ends that lie beyond their start, or in a stream made anew. The others stay as they are.
+    """Return the end positions after their start, or in a new stream. The others stay as they are.
 
-    Spark compares offsets as texts to see whether there is anything to do.
+    Spark compares offsets as texts to decide whether there is work to do.
     """
     return {
         place: end

@@ -2,10 +2,10 @@
 
 1. A `Stage` takes the rows of one attempt of a task, each into a stream beside its partition.
 2. The driver gets a `Staged` of each task, and gives them to `Publisher.commit`.
-3. That decides once which attempts make up the batch, moves their rows until all of them are in
-   the topic, and removes what did not count.
+3. The commit decides once which attempts make up the batch, moves their rows until all are in the
+   topic, and removes the rest.
 
-Whatever dies in between, the batch comes again and goes on from there: see decision 0024.
+If a process dies in between, the batch is repeated and continues from there: see decision 0024.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from streamqd.store.scripts import Call, Reply
 CALLS = 8  # for one partition in one exchange
 KEYS_MAX = 256  # of one command
 _ATTEMPT = "attempt:"
-_THERE = "equal or smaller"  # what the server says of an id that is there already
+_THERE = "equal or smaller"  # the server's refusal of an id that exists already
 _BATCH = re.compile(rb"[0-9]{1,18}")
 _RUN_DIGITS = 8  # of the id of a run, in the name of each of its attempts
 
@@ -60,7 +60,7 @@ class Staged(WriterCommitMessage):
 
 
 class _Attempt(NamedTuple):
-    """What the record says of an attempt: it may have staged rows for a topic, in a batch."""
+    """An attempt in the record: it may have staged rows for a topic, in a batch."""
 
     field: bytes
     name: str
@@ -89,14 +89,14 @@ class _Ledger:
         return self.keys.staged(*place, self.query, attempt)
 
     def lengths(self, streams: Sequence[str]) -> list[int | None]:
-        """How many rows wait in each stream; None where there is none. Those there are stay."""
+        """Return the number of rows in each stream, None if it is missing. Extends their expiry."""
         stay = [("PEXPIRE", stream, self.ttl_ms) for stream in streams]
         found = self.run(*stay, *(("XLEN", stream) for stream in streams))
         both = zip(found[: len(streams)], found[len(streams) :], strict=True)
         return [rows if there else None for there, rows in both]
 
     def partitions(self, names: Iterable[str]) -> dict[str, int]:
-        """How many partitions each topic has; 0 when it is gone."""
+        """Return the number of partitions of each topic, 0 if it does not exist."""
         wanted = set(names)
         return self.ask(lambda link: partition_counts(link, self.keys, wanted))
 
@@ -113,7 +113,7 @@ class _Ledger:
         return int(last) if _BATCH.fullmatch(last) else -1, found
 
     def everywhere(self, attempts: Sequence[_Attempt]) -> list[str]:
-        """Every stream that attempts may have: a killed one has not said for which partitions."""
+        """Return every possible stream of attempts: killed ones did not report their partitions."""
         counts = self.partitions(each.topic for each in attempts)
         return [
             self.stream((each.topic, number), each.name)
@@ -145,7 +145,7 @@ class Stage:
     def clear(self) -> None:
         """Remove what earlier runs of the query have staged for this batch, unless it is decided.
 
-        Another attempt of this run may be at work, and what is decided must be published.
+        Another attempt of this run may be active, and a decided batch must be published.
         """
         decided, attempts = self._ledger.read()
         left = [
@@ -176,14 +176,14 @@ class Stage:
             for row in rows:
                 self._rows[place] += 1
                 added.append(("XADD", key, f"0-{self._rows[place]}", *row.fields))
-            # Behind the first, so that nothing stays for ever when this process ends in between.
+            # After the first row, so that no stream stays forever if this process is killed.
             commands += (*added[:1], ("PEXPIRE", key, self._ledger.ttl_ms), *added[1:])
         for reply in self._ledger.ask(lambda link: link.pipeline(commands)):
             if isinstance(reply, RedisRefused) and _THERE not in str(reply):
                 raise reply
 
     def _announce(self, names: set[str]) -> None:
-        """Note what is to be removed should this attempt not count, before it is there."""
+        """Note what to remove if this attempt does not count, before it exists."""
         record, new = self._ledger.record, sorted(names - self._announced)
         if new:
             fields = [part for name in new for part in (self._field(name), self._batch)]
@@ -194,14 +194,14 @@ class Stage:
         return f"{_ATTEMPT}{self._attempt}:{topic}"
 
     def drop(self) -> None:
-        """Remove what is staged, as far as Redis answers: the attempt has failed."""
+        """Remove the staged rows, as far as Redis answers, because the attempt has failed."""
         streams = [self._ledger.stream(place, self._attempt) for place in self._rows]
         fields = [self._field(name).encode() for name in sorted(self._announced)]
         with contextlib.suppress(StreamqdError):
             self._ledger.remove(link_for(self._ledger.connection), fields, streams)
 
     def message(self, counts: Mapping[str, int]) -> Staged:
-        """What is staged by now, of topics that have so many partitions."""
+        """Return the message about the staged rows, for topics with these partition counts."""
         return Staged(self._ledger.query, self._attempt, dict(self._rows), dict(counts))
 
 
@@ -213,7 +213,7 @@ class Publisher:
         self._fails = options.fail_on_data_loss
 
     def commit(self, batch: int, parts: Sequence[Staged]) -> None:
-        """Publish a batch, or what is left of it after an earlier try. Raises NotPublishedError."""
+        """Publish a batch, or the rest after an earlier try. Raises NotPublishedError."""
         self._check(batch, parts)
         plan = _plan(parts)
         if len(store.write_plan(plan)) > store.PLAN_BYTES_MAX:
@@ -247,7 +247,7 @@ class Publisher:
     def _check(self, batch: int, parts: Sequence[Staged]) -> None:
         """See that all is there and in its place that was staged, unless the batch is decided."""
         fault = self._rerouted(parts) or self._missing(parts)
-        # Another driver that decides the batch removes what it does not publish.
+        # Another driver that decides the batch removes the rows that it does not publish.
         if fault and self._ledger.read()[0] < batch:
             raise NotPublishedError(
                 f"batch {batch}: {fault}; nothing of the batch is published, start the query again"
@@ -266,7 +266,7 @@ class Publisher:
         return ""
 
     def _missing(self, parts: Sequence[Staged]) -> str:
-        """What is to be said of staged rows that are gone."""
+        """Return a sentence about missing staged rows, or ''."""
         wanted = {
             self._ledger.stream(place, part.attempt): rows
             for part in parts
@@ -283,14 +283,14 @@ class Publisher:
 
     def _warn(self, batch: int) -> None:
         _log.warning(
-            "nothing is known of what query %s has published before batch %d: if that batch was cut"
-            " off before, by an older version or longer ago than commitRetention, rows of it are"
-            " there twice",
+            "the batches of query %s before batch %d are unknown: if that batch was interrupted"
+            " before, by an older version or longer ago than commitRetention, some of its rows"
+            " are duplicated",
             self._ledger.query,
             batch,
         )
 
-    # --- what is decided ---
+    # --- decided batches ---
 
     def _publish(self, batch: int, plan: store.Plan) -> None:
         """Move rows until all of a plan are in their partitions, and note that.
@@ -312,7 +312,7 @@ class Publisher:
         of.ask(lambda link: link.run(call))
 
     def _left(self, plan: store.Plan) -> dict[tuple[TopicPartition, str], int | None]:
-        """Rows that are not moved yet, by place and attempt; None where they are gone.
+        """Return rows that are not moved yet, by place and attempt. None where they are lost.
 
         A partition that its topic does not have has no reader: rows for it are gone as well.
         """
@@ -352,9 +352,9 @@ class Publisher:
         return accepted(self._ledger.ask(lambda link: link.run_many(calls)))
 
     def _gives_up(self, batch: int, gone: Sequence[tuple[TopicPartition, str]]) -> bool:
-        """Whether a batch ends without rows that are gone; False: it was ended by another driver.
+        """Give up lost rows of a batch. Return False if another driver has finished the batch.
 
-        Raises NotPublishedError where no loss is allowed.
+        Raises NotPublishedError if no loss is allowed.
         """
         [(at, plan)] = self._ledger.run(("HMGET", self._ledger.record, "batch", "plan"))
         if at != b"%d" % batch or plan is None:
@@ -369,11 +369,11 @@ class Publisher:
         )
         if self._fails:
             raise NotPublishedError(
-                f"{text}. With failOnDataLoss=false the query goes on without them;"
-                f" `HDEL {self._ledger.record} batch plan` lets it publish the whole batch again,"
-                " what is there of it twice"
+                f"{text}. With failOnDataLoss=false the query continues without them;"
+                f" `HDEL {self._ledger.record} batch plan` makes it publish the whole batch again,"
+                " with its published rows twice"
             )
-        _log.warning("%s; going on without them", text)
+        _log.warning("%s; continuing without them", text)
         streams = [self._ledger.stream(*line) for line in gone]
         self._ledger.ask(lambda link: self._ledger.remove(link, (), streams))
         return True
@@ -381,7 +381,7 @@ class Publisher:
     # --- afterwards ---
 
     def _compare(self, batch: int, parts: Sequence[Staged], rows: int, done: Reply) -> None:
-        """See whether what was published may be this batch. Raises NotPublishedError."""
+        """Check that the published batch may be this one. Raises NotPublishedError."""
         count, names = (raw.decode("utf-8", "replace") for raw in done.rest)
         mine, theirs = {name for part in parts for name, _ in part.rows}, set(names.split())
         if mine and theirs and not mine & theirs:
@@ -397,11 +397,11 @@ class Publisher:
             )
 
     def _sweep(self, batch: int, parts: Sequence[Staged], published: store.Plan | None) -> None:
-        """Remove what was staged for batches before this one, and what of this one did not count.
+        """Remove the rows staged for earlier batches, and the rejected attempts of this batch.
 
-        The emptied streams of those that counted stay for one batch more: in a cluster the node of
-        the record may forget that they were published. What did not count may still be at work: it
-        is looked for again at the end of the next batch.
+        The emptied streams of published attempts stay for one more batch: in a cluster the node of
+        the record may forget that they were published. A rejected attempt may still be running, so
+        it is searched for again at the end of the next batch.
         """
         own = {part.attempt for part in parts}
         doomed, fields = [], []
@@ -415,7 +415,7 @@ class Publisher:
         self._ledger.ask(lambda link: self._ledger.remove(link, fields, streams))
 
     def abort(self, parts: Sequence[Staged]) -> None:
-        """Remove what was staged, but for attempts that are decided and still to be published."""
+        """Remove the staged rows, except for decided attempts that are still to be published."""
         [raw] = self._ledger.run(("HGET", self._ledger.record, "plan"))
         decided = store.read_plan(raw, self._ledger.record) if raw else {}
         places = [(p.attempt, place) for p in parts if p.attempt not in decided for place in p.rows]

@@ -1,4 +1,4 @@
-"""The Redis side of the source: what streams hold, where positions are, what is to be read.
+"""The Redis side of the source: stream facts, positions, and the partitions to read.
 
 Reads by id only: no consumer group is made, no pending entry. A process keeps its connections from
 task to task, because Spark's Python workers run many: a few at a time, each until it was idle for a
@@ -40,7 +40,7 @@ _log = logging.getLogger("streamqd.spark")
 _links: dict[tuple[int, SparkConnection, int], _Link] = {}  # least recently used first
 _links_of = os.getpid()
 _links_lock = threading.Lock()
-_told: set[str] = set()  # a stream asks for the names in every batch; each is told once
+_told: set[str] = set()  # a stream asks for the names in every batch; each is logged once
 _T = TypeVar("_T")
 
 
@@ -62,8 +62,8 @@ class _Link:
 def link_for(connection: SparkConnection, key: str = "") -> Connection:
     """Return this thread's connection, made at its first use. With `key`: to the node that has it.
 
-    Ask for it again for each exchange: a thread keeps its last LINKS_MAX connections, and one that
-    was idle for IDLE_MAX is closed, so none outlives its password for long.
+    Call it again before each exchange: a thread keeps its last LINKS_MAX connections, and closes
+    connections idle for IDLE_MAX, so none outlives its password for long.
     """
     where = topology.parse(connection.redis.url)
     if where.kind != topology.CLUSTER:
@@ -112,7 +112,7 @@ def keys_for(connection: SparkConnection) -> Keys:
 
 
 def persist(connection: SparkConnection, work: Callable[[Connection], _T], *, key: str = "") -> _T:
-    """Do what may be repeated, again when Redis does not answer; raise what the last try raised."""
+    """Run repeatable work, and retry it if Redis does not answer. Raises the last error."""
     for _ in range(connection.retries):
         try:
             return work(link_for(connection, key))
@@ -137,14 +137,14 @@ def stream_key(keys: Keys, place: TopicPartition) -> str:
 
 
 def registered(store: Store) -> list[str]:
-    """The names of all topics, sorted, without what cannot be the name of a topic.
+    """Return the names of all topics, sorted, without invalid names.
 
-    Whoever may write to Redis can put any text there, and a name becomes a part of paths. A bad one
-    is logged once and passed over.
+    Any client may write any text there, and a name becomes part of paths. A bad name is logged
+    once and skipped.
     """
     found, bad = topics.registry(store)
     for error in bad:
-        _warn_once(f"{error}; it is passed over")
+        _warn_once(f"{error}; it is skipped")
     return found
 
 
@@ -176,7 +176,7 @@ class Catalog:
     ) -> list[TopicPartition]:
         """All partitions to be read now, in order. Raises TopicMissing, Refused.
 
-        Those that a stream has begun to read may be gone, and any when it is not `strict`.
+        Partitions that a stream already reads may be missing, and all partitions if not `strict`.
         """
         known = {name for name, _ in begun}
         found = persist(
@@ -201,7 +201,7 @@ class Catalog:
     def vanished(
         self, begun: Iterable[TopicPartition], places: Sequence[TopicPartition]
     ) -> list[TopicPartition]:
-        """Partitions that a stream has begun to read, is still to read, and that are gone."""
+        """Return the missing partitions that a stream has started and not finished reading."""
         options = self._options
         pattern = re.compile(options.pattern.removesuffix(DLQ))
         return [
@@ -234,7 +234,7 @@ class Catalog:
                 alike = get_close_matches(topic, registered(Store(link, self._keys)), 1)
                 hint = f"did you mean {alike[0]}, or " if alike else ""
                 raise TopicMissing(f"{text}; {hint}create it with `streamqd topic create {topic}`")
-            _warn_once(f"{text}; it is left out")
+            _warn_once(f"{text}; it is skipped")
         if not options.assign:
             return [(name, number) for name in names for number in range(counts[name])]
         for name, partition in options.assign:
@@ -243,7 +243,7 @@ class Catalog:
         return [place for place in options.assign if place[1] < counts[place[0]]]
 
     def facts(self, places: Sequence[TopicPartition]) -> dict[TopicPartition, StreamFacts]:
-        """What each stream says of itself."""
+        """Return the facts about each stream."""
         return persist(self._options.connection, lambda link: self._ask_facts(link, places))
 
     def _ask_facts(
@@ -283,11 +283,11 @@ class Catalog:
     # --- positions ---
 
     def starts(self, facts: Mapping[TopicPartition, StreamFacts], default: Bound) -> Offsets:
-        """Where reading begins. Raises Refused when options do not say it for a partition."""
+        """Return the start positions. Raises Refused if the options omit a partition."""
         return self._resolved("starting", facts, default)
 
     def ends(self, facts: Mapping[TopicPartition, StreamFacts]) -> Offsets:
-        """Where a batch read ends."""
+        """Return the end positions of a batch read."""
         return self._resolved("ending", facts, offsets.LATEST)
 
     def _resolved(
@@ -299,8 +299,8 @@ class Catalog:
         if missing:
             name, partition = missing[0]
             raise Refused(
-                f"{edge}Offsets leaves {len(missing)} partitions out, as {name} {partition}: all"
-                " that are read must be named"
+                f"{edge}Offsets leaves {len(missing)} partitions out, such as {name} {partition};"
+                " name every partition that is read"
             )
         bounds = {place: chosen if single is None else single[place] for place in facts}
         grouped = {place: bound.value for place, bound in bounds.items() if bound.kind == "group"}
@@ -311,9 +311,9 @@ class Catalog:
         }
 
     def _settled(self, groups: Mapping[TopicPartition, str]) -> dict[TopicPartition, Id]:
-        """Up to where each group is done: before its first pending entry, else what it was given.
+        """Return the position of each group: before its first pending entry, else its last one.
 
-        The groups are asked first: what is delivered in between is then pending, or done.
+        The groups are read first, so entries delivered in between are pending or handled.
         """
         commands: list[tuple[str, ...]] = []
         for place, group in groups.items():
@@ -326,7 +326,7 @@ class Catalog:
             listed, pending = replies[2 * at : 2 * at + 2]
             given = None if isinstance(listed, RedisRefused) else _last_delivered(listed, group)
             if given is None or isinstance(pending, RedisRefused):
-                raise Refused(f"there is no group {group} on {place[0]} {place[1]}")
+                raise Refused(f"the group {group} does not exist on {place[0]} {place[1]}")
             first = offsets.read_id(pending[1]) if pending[0] else None
             settled[place] = given if first is None else min(given, offsets.predecessor(first))
         return settled
@@ -349,7 +349,7 @@ class Catalog:
     def overtaken(
         self, starts: Offsets, facts: Mapping[TopicPartition, StreamFacts]
     ) -> set[TopicPartition]:
-        """Places of which entries behind the start went since the facts: counts are wrong there."""
+        """Return places whose entries were removed since the facts: their counts are wrong."""
         now = self.facts(list(starts))
         return {
             place
@@ -361,10 +361,10 @@ class Catalog:
     def walk(
         self, wanted: Mapping[TopicPartition, tuple[Id, Id, int]]
     ) -> dict[TopicPartition, _Walked]:
-        """Go (after, up to, entries) in each stream; return how far that was.
+        """Walk (after, up to, entries) in each stream. Return how far that was.
 
         The server counts a thousand at a time, fewer where bodies are large, so that it is never
-        busy for more than some milliseconds; all streams take their steps together.
+        busy for more than a few milliseconds. All streams take their steps together.
         """
         walked = {place: _Walked(after, 0) for place, (after, _, _) in wanted.items()}
         left = {place: count for place, (_, _, count) in wanted.items() if count > 0}
@@ -396,7 +396,7 @@ class Catalog:
         facts: Mapping[TopicPartition, StreamFacts],
         seen: Mapping[TopicPartition, int] = MappingProxyType({}),
     ) -> dict[TopicPartition, Span]:
-        """What lies between two offsets. Raises DataLossError for what is gone, or leaves it out.
+        """Return the spans between two offsets. Skips lost entries, or raises DataLossError.
 
         A partition that has no start is new: it is read from its first entry on. `seen` is how many
         entries a stream had issued when it was last looked at.
@@ -449,7 +449,7 @@ class Catalog:
             after = gone.id
 
     def told(self, place: TopicPartition, after: Position, loss: Loss) -> None:
-        """Raise DataLossError, or say it and go on, as the options want it."""
+        """Raise DataLossError, or log the loss and continue, depending on the options."""
         tell_loss(place, after.id, loss, fail=self._options.fail_on_data_loss)
 
 
@@ -491,8 +491,8 @@ def _last_delivered(listed: list[Any], group: str) -> Id | None:
 
 def tell_loss(place: TopicPartition, after: Id, loss: Loss, *, fail: bool) -> None:
     """Raise DataLossError when `fail`, else log it."""
-    left = "what is left"
-    where = f"{place[0]} partition {place[1]} behind {offsets.write_id(after)}"
+    left = "the remaining entries"
+    where = f"{place[0]} partition {place[1]} after {offsets.write_id(after)}"
     known = loss.entries is not None
     seen = f"at least {loss.entries:,} entries" if known else "entries that were not read"
     if loss.kind == "trimmed":
@@ -502,11 +502,11 @@ def tell_loss(place: TopicPartition, after: Id, loss: Loss, *, fail: bool) -> No
         text = f"the stream of {where} is gone, and {seen} with it"
     else:
         text = (
-            f"the stream of {where} is not the one that was read before, and {seen} with it: it was"
-            " deleted and made again, or its newest entries were lost in a failover, or on Redis"
-            " 6.2 trimmed by others"
+            f"the stream of {where} is not the stream that was read before, and {seen} with it; it"
+            " was deleted and created again, its newest entries were lost in a failover, or on"
+            " Redis 6.2 another client trimmed it"
         )
-        left = "all that is there, after a failover with entries that it has read before"
+        left = "all its entries, after a failover including entries that it has read before"
     if fail:
-        raise DataLossError(f"{text}; with failOnDataLoss=false the query goes on with {left}")
-    _log.warning("%s; going on with %s", text, left)
+        raise DataLossError(f"{text}; with failOnDataLoss=false the query continues with {left}")
+    _log.warning("%s; continuing with %s", text, left)

@@ -1,7 +1,7 @@
 """A table of Spark's catalog over a topic: its options travel in the metadata of its columns. Pure.
 
-Spark shows a Python source the options of CREATE TABLE once, when it asks for the columns. Whoever
-reads or writes the table gets none of them; but its schema, with the metadata (decision 0027).
+Spark passes the options of CREATE TABLE to a Python source once, when it asks for the columns.
+Readers and writers of the table get no options, only its schema with the metadata (decision 0027).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 _COLUMN = "topic"  # every table has it
 _OPTIONS = "streamq"
 # Columns of different lengths are of different types. So Spark lays the columns of the table over
-# those of whatever is inserted, and leaves this out: where it is, somebody reads the table.
+# the inserted columns, and leaves this out. A schema with it belongs to a read of the table.
 _LENGTH = "__CHAR_VARCHAR_TYPE_STRING"
-_DECLARED = "option."  # what CREATE TABLE has under OPTIONS; all else is the catalog's
+_DECLARED = "option."  # the options of CREATE TABLE; others belong to the catalog
 _NONE = (
-    "streamq: there are no options; a table is made by CREATE TABLE name USING streamq OPTIONS"
+    "streamq: the options are missing; create a table by CREATE TABLE name USING streamq OPTIONS"
     " (topic 'orders'), without columns and without AS"
 )
 _NO_TARGET = (
-    "streamq: there are no options; give the option topic or a column topic, or make a table by"
+    "streamq: the options are missing; set topic, add a column topic, or create a table by"
     " CREATE TABLE name USING streamq OPTIONS (topic 'orders'), without columns and without AS"
 )
 
 
 def declared(raw: Mapping[str, str]) -> dict[str, str] | None:
-    """The options of a CREATE TABLE; None when these are of another use.
+    """Return the options of a CREATE TABLE, None for options of another use.
 
     Raises ValueError for a password: the catalog would keep it and show it.
     """
@@ -42,9 +42,9 @@ def declared(raw: Mapping[str, str]) -> dict[str, str] | None:
         return None
     if any(has_password(value) for value in raw.values()):
         raise ValueError(
-            "streamq: a table has no password in its url: name a passwordFile, set $STREAMQ_URL, or"
-            " leave url away and use streamq.toml; Spark has shown this one in its event log and on"
-            " its SQL page already, so change it"
+            "streamq: the url of a table cannot contain a password; set passwordFile, set"
+            " $STREAMQ_URL, or remove url and use streamq.toml. Spark has already shown this"
+            " password in its event log and on its SQL page, so change it"
         )
     given = {name.removeprefix(_DECLARED): raw[name] for name in raw if name.startswith(_DECLARED)}
     return given | {name: raw[name] for name in ("path",) if name in raw}
@@ -83,8 +83,8 @@ def write_options(schema: StructType, given: Mapping[str, str]) -> dict[str, str
     if text is not None and _LENGTH in schema[_COLUMN].metadata:
         if not given:
             raise ValueError(
-                "streamq: Spark does not tell which table these rows are for: name the columns, as"
-                " in INSERT INTO name (key, value) SELECT key, value FROM …"
+                "streamq: Spark does not pass on the table of a row; name the columns, as in"
+                " INSERT INTO name (key, value) SELECT key, value FROM …"
             )
         text = None
     return _merged(text, given)

@@ -181,7 +181,7 @@ def test_a_loss_is_counted_and_then_left_behind(shop: Shop, link: Connection, ke
     assert end == at("80-0", "0-0")
     assert len(rows(reader, start, end)) == 50
     strict = shop.reader()
-    with pytest.raises(Exception, match="20 entries of access partition 0 behind 10-0"):
+    with pytest.raises(Exception, match="20 entries of access partition 0 after 10-0"):
         strict.partitions(start, end)
 
 
@@ -260,7 +260,7 @@ def test_a_topic_that_is_gone_is_a_loss(
         end = reader.latestOffset(start, ALL)
         assert "access" not in end
         for _ in range(2):
-            message = f"the stream of access partition 0 behind 100-0 is gone, and {many} with it"
+            message = f"the stream of access partition 0 after 100-0 is gone, and {many} with it"
             with pytest.raises(DataLossError, match=message):
                 reader.partitions(start, end)
     caplog.clear()
@@ -287,7 +287,7 @@ def test_partitions_that_are_gone_are_a_loss(shop: Shop, caplog: pytest.LogCaptu
         reader = shop.reader(**how)
         end = reader.latestOffset(start, ALL)
         assert end == at("3-0")
-        with pytest.raises(DataLossError, match="access partition 1 behind 7-0 is gone"):
+        with pytest.raises(DataLossError, match="access partition 1 after 7-0 is gone"):
             reader.partitions(start, end)
         assert len(goes_on(caplog, lenient(shop, **how), start, end)) == 3
 
@@ -313,7 +313,7 @@ def test_a_stream_made_anew_is_a_loss(
     reader = shop.reader()
     end = reader.latestOffset(start, ALL)
     assert end != start
-    with pytest.raises(DataLossError, match="is not the one that was read before"):
+    with pytest.raises(DataLossError, match="is not the stream that was read before"):
         reader.partitions(start, end)
     assert len(goes_on(caplog, lenient(shop), start, end)) == count
 
@@ -328,7 +328,7 @@ def test_a_stream_made_anew_with_smaller_ids_and_more_entries(
     shop.fill(0, 1, 30)
     reader = shop.reader()
     end = reader.latestOffset(start, ALL)
-    with pytest.raises(DataLossError, match="is not the one that was read before"):
+    with pytest.raises(DataLossError, match="is not the stream that was read before"):
         reader.partitions(start, end)
     assert len(goes_on(caplog, lenient(shop), start, end)) == 30
 
@@ -363,7 +363,7 @@ def test_a_stream_that_is_made_anew_after_the_batch_was_planned(
     shop.link.execute("DEL", shop.keys.stream("access", 0))
     shop.fill(0, 50, 80)
     assert rows(reader, start, end) == []
-    assert "is not the one that was read before" in caplog.text
+    assert "is not the stream that was read before" in caplog.text
     onward = reader.latestOffset(end, ALL)
     assert len(rows(reader, end, onward)) == 31
 
@@ -409,7 +409,7 @@ def test_a_stream_that_is_gone_before_its_pieces_are_read(shop: Shop) -> None:
     assert len(planned) == 2
     shop.link.execute("DEL", shop.keys.stream("access", 0))
     for piece in planned:
-        with pytest.raises(DataLossError, match="is not the one that was read before"):
+        with pytest.raises(DataLossError, match="is not the stream that was read before"):
             list(reader.read(piece))
 
 

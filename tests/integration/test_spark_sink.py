@@ -435,7 +435,7 @@ def test_a_batch_of_which_nothing_is_known(shop: Shop, caplog: pytest.LogCapture
     assert caplog.text == ""
     shop.link.execute("DEL", shop.keys.sink(QUERY))
     shop.batch([rows("c")], batch=2)
-    assert "nothing is known of what query query has published before batch 2" in caplog.text
+    assert "the batches of query query before batch 2 are unknown" in caplog.text
 
 
 def test_a_task_stages_so_much_and_no_more(shop: Shop) -> None:
@@ -527,7 +527,7 @@ def test_a_deleted_topic_holds_up_no_other(
             staging.NotPublishedError, match=r"rows for other partition 0 are gone .*deleted"
         ) as caught:
             shop.batch([rows(*LETTERS)])
-        assert "With failOnDataLoss=false the query goes on without them" in str(caught.value)
+        assert "With failOnDataLoss=false the query continues without them" in str(caught.value)
         assert shop.all_written() == BODIES, "the rest of the batch is published"
     caplog.clear()
     parts = [shop.stage(rows(*LETTERS))]

@@ -103,7 +103,7 @@ def test_a_group_is_done_before_what_it_has_pending(
 ) -> None:
     shop.add("1-0", "2-0", "3-0")
     catalog = shop.catalog(startingOffsets="group:hits")
-    with pytest.raises(Refused, match="no group hits on access 0"):
+    with pytest.raises(Refused, match="the group hits does not exist on access 0"):
         catalog.starts(catalog.facts([PLACE]), LATEST)
     link.run(messages.ensure_group(keys, Unit("access", 0, "hits"), "0"))
     stream = keys.stream("access", 0)
@@ -119,7 +119,7 @@ def test_a_group_is_done_before_what_it_has_pending(
 
 def test_starts_must_name_all(shop: Shop) -> None:
     catalog = shop.catalog(startingOffsets='{"access": {"0": "1-0"}}')
-    with pytest.raises(Refused, match="leaves 1 partitions out, as access 1"):
+    with pytest.raises(Refused, match="leaves 1 partitions out, such as access 1"):
         catalog.starts(catalog.facts(catalog.places()), LATEST)
 
 
@@ -280,7 +280,7 @@ def test_what_is_gone_before_the_batch_is_planned(
     assert catalog.spans(start, ends, facts)[PLACE].rows == 7
     shop.trim("6-0")
     facts = catalog.facts([PLACE])
-    with pytest.raises(DataLossError, match="2 entries of access partition 0 behind 3-0"):
+    with pytest.raises(DataLossError, match="2 entries of access partition 0 after 3-0"):
         catalog.spans(start, ends, facts)
     with caplog.at_level(logging.WARNING, "streamqd.spark"):
         left = lenient.spans(start, ends, facts)[PLACE]
@@ -317,7 +317,7 @@ def test_what_goes_while_it_is_read(
     lenient = shop.options(fetchSize=10, failOnDataLoss="false")
     with caplog.at_level(logging.WARNING, "streamqd.spark"):
         assert read(lenient, lambda: shop.trim("98-0")) == 33
-    assert "going on with what is left" in caplog.text
+    assert "continuing with the remaining entries" in caplog.text
 
 
 def test_what_goes_before_the_first_fetch(shop: Shop) -> None:

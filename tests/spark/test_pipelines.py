@@ -129,7 +129,7 @@ def test_what_is_archived_and_trimmed_while_it_is_planned(
     # What no archive holds is a loss, or is passed over.
     shop.fill("access", 0, 10, 12)
     shop.link.execute("XTRIM", shop.keys.stream("access", 0), "MAXLEN", "=", 1)
-    with pytest.raises(DataLossError, match="2 entries of access partition 0 behind 9-0"):
+    with pytest.raises(DataLossError, match="2 entries of access partition 0 after 9-0"):
         tables.topic_table(shop.spark, settings, "access", archive)
     left = read_topic(
         shop.spark,

@@ -116,14 +116,14 @@ def test_what_is_wrong_is_said(shop: Shop) -> None:
         (f"{create} OPTIONS (url '{shop.server.url}')", "give one of subscribe"),
         (f"{create} OPTIONS (url 'redis://h', topic '../a')", "not the name of a topic"),
         (f"{create} {of} LOCATION '/tmp/x'", "name topics with `subscribe`"),
-        (f"{create} {of} AS SELECT binary('x') AS value", "there are no options"),
+        (f"{create} {of} AS SELECT binary('x') AS value", "the options are missing"),
         ("INSERT OVERWRITE orders (value) VALUES (binary('x'))", "never overwritten"),
         ("CREATE TABLE bad USING streamq", "give one of subscribe"),
     ):
         assert sentence in said(shop, statement), statement
     shop.spark.sql(f"CREATE TABLE columns (value BINARY) USING streamq {of}")
-    assert "there are no options" in said(shop, "SELECT * FROM columns")
-    assert "there are no options" in said(shop, "INSERT INTO columns VALUES (binary('x'))")
+    assert "the options are missing" in said(shop, "SELECT * FROM columns")
+    assert "the options are missing" in said(shop, "INSERT INTO columns VALUES (binary('x'))")
     assert shop.payloads("orders", 1) == []
 
 

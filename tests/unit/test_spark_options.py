@@ -173,7 +173,7 @@ def test_dead_letters_are_named_by_their_topic() -> None:
                 "assign": '{"access": [0, 1]}',
                 "startingOffsets": '{"access": {"0": "latest"}}',
             },
-            "startingOffsets does not say where access 1 is to be read",
+            "startingOffsets has no position for access 1; add it",
         ),
     ],
 )
@@ -280,7 +280,7 @@ def test_options_of_a_write() -> None:
     ("options", "sentence"),
     [
         ({"topic": "a:b"}, "not the name of a topic"),
-        ({"rowOrder": "content"}, "roworder is not an option: a batch is written once in whatever"),
+        ({"rowOrder": "content"}, "roworder is not an option: a batch is written once"),
         ({"commitRetention": "59m"}, "commitRetention must be an hour or more"),
         ({"dedupWindow": "0s"}, "dedupWindow must be a time"),
         ({"batchRows": 1001}, "1 to 1000"),

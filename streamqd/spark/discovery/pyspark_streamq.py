@@ -1,4 +1,4 @@
-"""What lets Spark find `streamq` by itself: it looks into every importable module `pyspark_*`."""
+"""Lets Spark find `streamq` automatically: Spark imports every module named `pyspark_*`."""
 
 from __future__ import annotations
 
