@@ -1,4 +1,4 @@
-"""The table as a page of the documentation: rows, tests, and how they ended last."""
+"""The table as a page of the documentation: rows, tests and their last outcomes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ _HEAD = f"""\
 
 # The fault battery
 
-What can go wrong, what must come of it, and the tests that show it: on real servers, with real
-processes and real signals. A test is marked with the rows that it shows; a test of the suite
-demands one of every row and that this page is current. At most {UNTESTED_MAX} rows may be without
-a test, and then say what was tried.
+This page lists faults, the required behavior, and the tests that show it on real servers, with
+real processes and real signals. A test is marked with its rows. The test suite fails if a row has
+no test or this page is outdated. At most {UNTESTED_MAX} rows may be without a test, with
+a description of the attempts.
 
-`make verify NAME=faults` runs them and writes this page; `docs/internals/faults.json` holds the
-outcomes.
-Whatever talks to a server is run on each of three, what needs none is run once. A row is shown on a
-server when all of its tests that talk to one have passed there, none was skipped, and none of the
-others has failed. Once the battery has been run the suite demands that of each row and server, but
-for those that the row excepts, with the reason.
+`make verify NAME=faults` runs the tests and writes this page. `docs/internals/faults.json` has the
+outcomes. Tests that talk to a server run on each of three servers, other tests once. A row is shown
+on a server when all of its tests that talk to one have passed there, none was skipped, and no
+other test of the row has failed. After a run, the test suite requires this of each row and server,
+except where the row names a server and a reason.
 """
 
 
@@ -81,4 +80,4 @@ def _last(test: str, results: Mapping[str, Any]) -> str:
         servers = [server for server, outcome in outcomes.items() if outcome == word]
         if servers:
             told.append(f"{word} on {', '.join(servers)}")
-    return "; ".join(told) or NOT_RUN
+    return ", ".join(told) or NOT_RUN

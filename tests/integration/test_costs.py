@@ -177,7 +177,7 @@ def test_what_a_message_allocates(
     starts, ends = full[::BATCH], full[BATCH - 1 :: BATCH]
     in_hand = (starts[-1] - held[0]) / BATCH
     kept = max(0.0, (ends[-1] - ends[0]) / (FULL - BATCH))
-    text = f"{in_hand:.1f} blocks while its batch is in hand, {kept:.2f} afterwards"
+    text = f"{in_hand:.1f} blocks while its batch is in memory, {kept:.2f} afterwards"
     page.report("Memory of a message", text)
     with capsys.disabled():
         print(f"\na message: {text}")

@@ -12,37 +12,37 @@ from tests.protocol.checker import MODEL, Checked
 _HEAD = """\
 <!-- Written by `make verify NAME=model-full`: do not edit. -->
 
-# The protocol, checked
+# The protocol model
 
 `tests/protocol/partition.pml` is the protocol of one partition and one group as a model for
 [Spin](https://spinroot.com): two instances, each with a supervisor and a worker, the server, the
-housekeeper, a foreign client. Every script is one atomic step; any process may stand still for any
-time; the lease may expire at any moment. A budget of faults pays for what goes wrong: a worker
+housekeeper, and another client. Every script is one atomic step, any process may stand still for
+any time, and the lease may expire at any moment. A budget limits the faults: a worker
 dies, a host is lost, the reply of a call is lost, and a call is **executed late**, at any later
-time, after its sender gave up and after newer calls. Without late packets the worst flaws stay
+time, after its sender gave up and after newer calls. Without late packets, the worst flaws stay
 invisible.
 
-Spin visits every state that can be reached and checks in each:
+Spin visits every reachable state and checks these invariants in each:
 
 1. Each message is in exactly one place: unread, pending, delayed, retry unread, retry pending,
-   dead, acknowledged, or pending at a foreign client.
+   dead, acknowledged, or pending at another client.
 2. A superseded token changes nothing.
 3. The owner starts nothing that is not pending.
 4. A handler is started at most once, and once more for each failure, each crash of its own, and
-   each loss of its owner while it was begun.
+   each loss of its owner after its start.
 5. No message is charged with more crashes than it caused, but for the mark of a replaced owner,
    which is charged once.
 6. The owner's first starts are in the order of the stream.
-7. Whenever nothing more happens by itself and somebody owns the partition, everything is settled.
+7. In every final state with an owner of the partition, all messages are settled.
 
-The bounds are small, so this is evidence and no proof. Not modelled: two groups, trimming, time
-itself (the worker's trust deadline, the second look before a takeover), concurrency in a worker and
-the mark that suspects nobody, retries that hold their place, adoption, a server that restarts
-without its last writes, and more than one late call at a time. The contract tests and the fault
-battery have these.
+The bounds are small, so this is evidence but not a proof. The model leaves out two groups,
+trimming, time itself (the worker's trust deadline, the second look before a takeover), concurrency
+in a worker with its mark without suspects, retries that hold their place, adoption, a server that
+restarts without its last writes, and more than one late call at a time. The contract tests and the
+fault battery cover these.
 
-`make verify NAME=model` runs the small scopes and all mutations; CI runs it for every change. The
-model of these figures: {digest}.
+`make verify NAME=model` runs the small scopes and all mutations. CI runs it for every change. The
+figures belong to the model with the digest {digest}.
 
 ## The protocol holds
 
@@ -53,20 +53,20 @@ model of these figures: {digest}.
 _MUTATIONS = """
 ## Each rule is needed
 
-One rule is taken out at a time, and Spin finds what it was for. These are its shortest
+Each variant removes one rule, and Spin finds a violated invariant. These are its shortest
 counterexamples. Numbers in brackets are tokens, other numbers messages.
 
-| Taken out | The rule | Breaks | How |
+| Variant | Removed rule | Violated | Trace |
 | --- | --- | --- | --- |
 """
 
 _FOUND = """
 ## What the model found
 
-The late copy of a reclaim. `message_reclaim` compared the token alone: its copy, executed after the
-worker had connected anew and listed its pending entries, moved a foreign client's entry into the
-owner's list without anybody knowing. The entry waited for the next comparison of counts, half a
-minute later. The script compares the session now, as the read and the mark do.
+The model found a flaw with the late copy of a reclaim. `message_reclaim` compared only the token. A
+copy of it, executed after the worker had reconnected and listed its pending entries, moved another
+client's entry into the owner's list without notice. The entry waited for the next comparison of
+counts, half a minute later. Now the script compares the session, as the read and the mark do.
 """
 
 
@@ -95,7 +95,7 @@ def scope(result: Checked) -> str:
 
 
 def digest() -> str:
-    """What tells this model and its variants from others; comments do not matter."""
+    """Identify this model and its variants. Comments do not matter."""
     model = re.sub(r"/\*.*?\*/", "", MODEL.read_text(), flags=re.DOTALL)
     return hashlib.sha256((model + inspect.getsource(variants)).encode()).hexdigest()[:16]
 
@@ -109,7 +109,7 @@ def render(results: list[Checked]) -> str:
     ]
     broken = [
         f"| {each.variant.title} | {each.variant.rule} | {each.violated} |"
-        f" {'; '.join(each.trace)} |\n"
+        f" {' → '.join(each.trace)} |\n"
         for each in results
         if each.variant.breaks
     ]

@@ -28,8 +28,8 @@ PAGE = ROOT / "docs" / "internals" / "transcripts" / "top.md"
 HEAD = """\
 # The screen of `streamqd top`
 
-What `streamqd top` shows in a terminal, as it was on the screen, without colours. The daemon and
-its messages are those of `tests/support/top_transcript.py`, which writes this page:
+This page shows the screen of `streamqd top` without colors. `tests/support/top_transcript.py`
+starts the daemon, sends the messages and writes this page:
 `python -m tests.support.top_transcript`. The [on-call
 runbook](../../how-to/on-call-runbook.md) has the next questions.
 """
@@ -73,7 +73,7 @@ def scenes(daemon: Daemon, server: servers.ProcessServer) -> list[tuple[str, str
         top.resize(80, 24)
         server.kill()
         top.wait_text("REDIS AWAY")
-        found.append(("Redis is killed: what was known last stays, with its age", top.shown))
+        found.append(("Redis is killed: the last figures stay, with their age", top.shown))
         top.type("q")
         top.wait_end()
     return found
