@@ -16,6 +16,7 @@ from streamqd.config.setting import NAMED, JsonText, Seconds, Shape, described, 
 ONCE, SKIP, ALL = "once", "skip", "all"
 PAYLOAD_BYTES_MAX = 64 << 10
 PER_TOPIC_MAX = 10_000
+LAST_UNIX_MS = 221_845_392_000_000  # 9000-01-01, the last year that calendars support
 CRON_CHARS_MAX = 256
 JITTER_MAX = 86_400.0
 

@@ -16,12 +16,11 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim
 
-from streamqd.config.schedules import ALL, SKIP, Schedule
+from streamqd.config.schedules import ALL, LAST_UNIX_MS, SKIP, Schedule
 
 CATCH_UP_MAX = 100  # missed ticks that `misfire = "all"` sends
 COUNTED_MAX = 1_000  # ticks of a cron that are counted as skipped, of more than that many
 SLACK_MS = 5_000  # lateness up to this is not a misfire
-_LAST_UNIX_MS = 221_845_392_000_000  # 9000-01-01, the last year that calendars support
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ def next_tick(schedule: Schedule, after_unix_ms: int) -> int | None:
     if schedule.at is not None:
         at = schedule.at_unix_ms
         return at if at is not None and at > after_unix_ms else None
-    if after_unix_ms >= _LAST_UNIX_MS:
+    if after_unix_ms >= LAST_UNIX_MS:
         return None
     after_unix_ms = max(after_unix_ms, -1)
     if schedule.every is not None:

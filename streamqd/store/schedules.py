@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from streamqd.config.schedules import LAST_UNIX_MS
 from streamqd.config.setting import NAME
 from streamqd.errors import BadValue, ContractError
 from streamqd.model import TopicPartition, Unit
@@ -382,13 +383,17 @@ def kept(key: str, name: str, replies: Sequence[Any]) -> Kept | None:
         seen_unix_ms=None if seen is None else untrusted.integer(seen, key, f"{name}:seen"),
         held=reason,
         due_unix_ms=due,
-        tick=None if tick is None else untrusted.integer(tick, key, f"{name}:tick"),
+        tick=_instant(tick, key, f"{name}:tick"),
         entry_id=_label(entry_id or b""),
         late_ms=None if late is None else untrusted.integer(late, key, f"{name}:late"),
         fired=untrusted.integer(fired, key, f"{name}:fired", default=0),
         skipped=untrusted.integer(skipped, key, f"{name}:skipped", default=0),
-        ran=None if ran is None else untrusted.integer(ran, key, f"{name}:ran"),
+        ran=_instant(ran, key, f"{name}:ran"),
     )
+
+
+def _instant(raw: bytes | None, key: str, field: str) -> int | None:
+    return None if raw is None else untrusted.integer(raw, key, field, high=LAST_UNIX_MS)
 
 
 def _number(raw: bytes, key: str, name: str) -> int:

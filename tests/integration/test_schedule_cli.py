@@ -330,6 +330,20 @@ def test_a_place_of_a_wrong_type_hides_no_other(added: Run, store: Store) -> Non
     assert len(seen["unreadable"]) == 1
 
 
+@pytest.mark.parametrize("part", ["tick", "ran"])
+def test_a_last_tick_behind_all_calendars_hides_no_other(
+    added: Run, store: Store, part: str
+) -> None:
+    """`schedule list` ended with an error about a year, and named no schedule."""
+    added("add", "other", "--topic", "others", "--every", "1h")
+    line = calls.index(store, ["tick"])["tick"]
+    assert isinstance(line, calls.IndexLine)
+    store.execute("HSET", store.keys.schedules_last(*line.place), f"tick:{part}", 2**53 - 1)
+    seen = document(added("list", "--json"))
+    assert {each["name"]: each["state"] for each in seen["rows"]}["other"] == "active"
+    assert [each["field"] for each in seen["unreadable"]] == [f"tick:{part}"]
+
+
 # --- looking --------------------------------------------------------------------------------------
 
 
