@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.protocol import page
+from tests.protocol import variants as known
 from tests.protocol.checker import Checked, check
-from tests.protocol.variants import LARGE, MUTATIONS, SMALL
 
 PAGE = Path(__file__).parents[2] / "docs" / "internals" / "protocol-model.md"
 
@@ -29,7 +29,9 @@ def main() -> int:
         if shutil.which(tool) is None:
             print(f"{tool} is missing. On Debian: apt-get install spin gcc", file=sys.stderr)
             return 2
-    variants = [*SMALL, *(LARGE if options.full else ()), *MUTATIONS]
+    mutations = [*known.MUTATIONS, *known.SCHEDULE_MUTATIONS]
+    large = known.LARGE if options.full else ()
+    variants = [*known.SMALL, *large, *known.SCHEDULE, *mutations]
     results: list[Checked] = []
     wrong = 0
     # The checker is a process of its own; two of them keep two cores busy.
@@ -42,7 +44,7 @@ def main() -> int:
         PAGE.write_text(page.render(results))
     held = sum(1 for each in results if not each.variant.breaks and each.expected)
     found = sum(1 for each in results if each.variant.breaks and each.expected)
-    print(f"{held} variants hold, {found} of {len(MUTATIONS)} mutations found, {wrong} wrong")
+    print(f"{held} variants hold, {found} of {len(mutations)} mutations found, {wrong} wrong")
     return 1 if wrong else 0
 
 

@@ -8,10 +8,10 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.protocol.trace import told
+from tests.protocol.trace import TOLD
 from tests.protocol.variants import Variant
 
-MODEL = Path(__file__).parent / "partition.pml"
+MODELS = {name: Path(__file__).parent / f"{name}.pml" for name in ("partition", "schedule")}
 SECONDS_MAX = 900
 
 
@@ -32,8 +32,9 @@ class Checked(NamedTuple):
 
 def check(variant: Variant) -> Checked:
     """Explore every state of a variant. Raises CalledProcessError when a tool fails."""
+    model = MODELS[variant.model]
     with tempfile.TemporaryDirectory(prefix="sq-model-") as folder:
-        _run(["spin", *variant.flags, "-a", str(MODEL)], folder)
+        _run(["spin", *variant.flags, "-a", str(model)], folder)
         # Breadth first finds the shortest counterexample, depth first needs less memory.
         search = ["-DBFS"] if variant.breaks else ["-DCOLLAPSE"]
         _run(
@@ -48,9 +49,11 @@ def check(variant: Variant) -> Checked:
         if "errors: 0" in printed:
             return Checked(variant, states, transitions, "", [])
         replayed = _run(
-            ["spin", *variant.flags, "-t", "-k", f"{MODEL.name}.trail", "-p", str(MODEL)], folder
+            ["spin", *variant.flags, "-t", "-k", f"{model.name}.trail", "-p", str(model)], folder
         )
-    return Checked(variant, states, transitions, _invariant(replayed), told(replayed))
+    return Checked(
+        variant, states, transitions, _invariant(replayed), TOLD[variant.model](replayed)
+    )
 
 
 def _invariant(replayed: str) -> str:

@@ -22,6 +22,32 @@ _WITHOUT = {
 _WORDS = {*_WITHOUT, "call", "lost", "late", "die", "promote", "arrives"}
 
 
+_OF_SCHEDULE = {
+    "fire": "{who} asks for tick {last}",
+    "sent": "tick {last} is sent",
+    "die": "{who} dies",
+    "late": "{who}'s call times out, still under way",
+    "arrives": "the late call executes",
+    "reads": "an edit reads the clock, {last}",
+    "declare": "the edit writes, next due at {last}",
+    "pause": "it is paused",
+    "resume": "it is resumed",
+    "clock": "it is {last}",
+    "back": "the clock is set back to {last}",
+}
+
+
+def told_of_schedule(replayed: str) -> list[str]:
+    """Return the steps of the model of schedules."""
+    sentences = []
+    for line in replayed.splitlines():
+        word, *numbers = line.split() or [""]
+        if word in _OF_SCHEDULE and all(number.isdigit() for number in numbers):
+            who, last = ("AB"[int(numbers[0]) % 2], numbers[-1]) if numbers else ("", "")
+            sentences.append(_OF_SCHEDULE[word].format(who=who, last=last))
+    return sentences
+
+
 def told(replayed: str) -> list[str]:
     """Return the steps, one sentence each; all other lines of the replay are passed over."""
     sentences = []
@@ -49,3 +75,6 @@ def _sentence(word: str, numbers: list[int]) -> str:
     read = [str(m) for m in range(3) if numbers[5] >> m & 1]
     said = f"{name} {answer}" + (f", {' and '.join(read)}" if read else "")
     return said if word == "call" else f"{said}, reply lost"
+
+
+TOLD = {"partition": told, "schedule": told_of_schedule}

@@ -8,13 +8,15 @@ from typing import NamedTuple
 class Variant(NamedTuple):
     """One run of the checker. `breaks` is '' for the protocol itself: then all must hold.
 
-    `defines` are the scope (messages, faults, acquisitions …) and the mutation's name.
+    `defines` are the scope (messages, faults, acquisitions …) and the mutation's name. `model` is
+    the file of the model.
     """
 
     title: str
     defines: dict[str, int | None]
     breaks: str = ""
     rule: str = ""  # what the mutation takes out, and what stands for it in the code
+    model: str = "partition"
 
     @property
     def flags(self) -> list[str]:
@@ -140,5 +142,64 @@ MUTATIONS = (
         _scope() | {"NO_GATE": None},
         "1",
         "settle_retry and settle_dead answer GONE",
+    ),
+)
+
+
+def _schedule(
+    ticks: int = 3, faults: int = 1, edits: int = 1, pauses: int = 1, backs: int = 1, **more: int
+) -> dict[str, int | None]:
+    return {
+        "TICKS": ticks,
+        "FAULTS": faults,
+        "EDITS": edits,
+        "PAUSES": pauses,
+        "BACKS": backs,
+        **more,
+    }
+
+
+def _of_schedule(
+    title: str, defines: dict[str, int | None], breaks: str = "", rule: str = ""
+) -> Variant:
+    return Variant(title, defines, breaks, rule, "schedule")
+
+
+SCHEDULE = (
+    _of_schedule("a schedule", _schedule()),
+    _of_schedule("a schedule whose missed ticks are left out", _schedule(MISSED=1)),
+    _of_schedule("a schedule that is edited twice", _schedule(edits=2, pauses=0)),
+)
+
+SCHEDULE_MUTATIONS = (
+    _of_schedule(
+        "a tick that compares neither its due time nor the last one",
+        _schedule() | {"NO_DUE": None, "NO_SENT": None},
+        "1",
+        "schedule_fire answers STALE",
+    ),
+    _of_schedule(
+        "a tick that does not compare the last one",
+        _schedule() | {"NO_SENT": None},
+        "1",
+        "schedule_fire answers SENT",
+    ),
+    _of_schedule(
+        "a tick of another specification",
+        _schedule() | {"NO_HASH": None},
+        "4",
+        "schedule_fire answers CHANGED",
+    ),
+    _of_schedule(
+        "a tick after the clock was set back",
+        _schedule() | {"NO_CLOCK": None},
+        "2",
+        "schedule_fire answers EARLY",
+    ),
+    _of_schedule(
+        "a paused schedule that stays due",
+        _schedule() | {"PAUSE_LEAVES_DUE": None},
+        "3",
+        "schedule_hold takes the due time away",
     ),
 )

@@ -1,0 +1,181 @@
+/*
+ * One schedule and two housekeepers, as docs/explanation/decisions/0032-schedules-without-a-leader.md
+ * describes them, for the model checker Spin. A tick is a number, and so is the server's clock.
+ *
+ * Every script is one atomic step of the server. A process may stand still for any time. What costs
+ * a fault of the budget: a housekeeper dies between two steps, or a call is executed LATE - at any
+ * later time, after newer calls.
+ *
+ * Checked: (1) no tick is sent twice; (2) nothing is sent before it is due; (3) nothing is sent while
+ * it is paused; (4) nothing is sent by a specification that was replaced; (5) once nothing more
+ * happens by itself, each tick that has come was sent, or left out by misfire or by an edit.
+ *
+ * A housekeeper remembers nothing after the call, so a lost reply is the same as none that is lost.
+ */
+
+#ifndef TICKS
+#define TICKS 3
+#endif
+#ifndef FAULTS
+#define FAULTS 1
+#endif
+#ifndef EDITS
+#define EDITS 1
+#endif
+#ifndef PAUSES
+#define PAUSES 1
+#endif
+#ifndef BACKS
+#define BACKS 1        /* how often the clock is set back */
+#endif
+#ifndef MISSED
+#define MISSED 0       /* misfire: 0 sends each, 1 sends the newest */
+#endif
+
+/* --- the server --- */
+byte clock, due, spec, last;
+byte held_due;
+bit held;
+
+/* --- what only the checker knows --- */
+byte sent[TICKS + 2];
+bit left[TICKS + 2];
+byte faults, edits, pauses, backs;
+
+/* --- the call that is still under way: of schedule_fire --- */
+bit late;
+byte late_due, late_tick, late_spec;
+
+byte x;
+
+#define holds(number, condition) \
+  if :: (condition) :: else -> printf("broken %d\n", number); assert(false) fi
+
+/* The tick after one, 0 for none. */
+#define after(tick) ((tick) < TICKS -> (tick) + 1 : 0)
+
+/* schedule_fire for one tick: d is the due time that was seen, m the tick that is sent. */
+inline fire(d, m, s) {
+  if
+#ifndef NO_DUE
+  :: due != d -> skip                                        /* STALE */
+  :: due == d && due != 0 ->
+#else
+  :: due == 0 && held -> skip
+  :: !(due == 0 && held) ->
+#endif
+     if
+#ifndef NO_HASH
+     :: spec != s -> skip                                    /* CHANGED */
+     :: spec == s ->
+#else
+     :: true ->
+#endif
+        if
+#ifndef NO_CLOCK
+        :: d > clock -> skip                                 /* EARLY */
+        :: d <= clock ->
+#else
+        :: true ->
+#endif
+           if
+#ifndef NO_SENT
+           :: m <= last -> skip                              /* SENT */
+           :: m > last ->
+#else
+           :: true ->
+#endif
+              x = d;
+              do
+              :: x < m -> left[x] = 1; x++
+              :: else -> break
+              od;
+              x = 0;
+              sent[m]++; last = m; printf("sent %d\n", m);
+              holds(1, sent[m] <= 1);
+              holds(2, d <= clock);
+              holds(3, !held);
+              holds(4, spec == s)
+           fi;
+           due = after(m)
+        fi
+     fi
+  :: due == d && due == 0 -> skip
+  fi
+}
+
+proctype Housekeeper(bit i) {
+  byte d, s, m;
+  do
+  :: atomic {                                                /* schedule_page */
+     due != 0 && due <= clock ->
+     d = due; s = spec;
+     m = (MISSED -> clock : d)
+     }
+     if
+     :: atomic { fire(d, m, s); printf("fire %d %d %d\n", i, d, m); d = 0; s = 0; m = 0 }
+     :: atomic { faults < FAULTS ->                          /* dies before it fires */
+        faults++; printf("die %d\n", i); d = 0; s = 0; m = 0 }
+     :: atomic { faults < FAULTS && !late ->
+        faults++; late = 1; late_due = d; late_tick = m; late_spec = s;
+        printf("late %d %d\n", i, d); d = 0; s = 0; m = 0 }
+     fi
+  od
+}
+
+/* A deploy or an edit: it reads the clock and the last tick, and declares after that. */
+proctype Deploy() {
+  byte now, known, next;
+  do
+  :: atomic { edits < EDITS -> edits++; now = clock; known = last; printf("reads %d\n", now) }
+     atomic {
+       next = (now > known -> now : known);
+       next = after(next);
+       spec++;
+       x = 1;
+       do
+       :: x <= TICKS && (next == 0 || x < next) -> if :: sent[x] == 0 -> left[x] = 1 :: else fi; x++
+       :: else -> break
+       od;
+       x = 0;
+       if
+       :: held -> held_due = next
+       :: !held -> due = next
+       fi;
+       printf("declare %d\n", next); now = 0; known = 0; next = 0
+     }
+  od
+}
+
+proctype Operator() {
+  do
+  :: atomic { !held && pauses < PAUSES ->
+     pauses++; held = 1; held_due = due; printf("pause\n");
+#ifndef PAUSE_LEAVES_DUE
+     due = 0
+#endif
+     }
+  :: atomic { held ->
+     held = 0; due = held_due; held_due = 0; printf("resume\n") }
+  od
+}
+
+active proctype World() {
+  atomic { due = 1; spec = 1; run Housekeeper(0); run Housekeeper(1); run Deploy(); run Operator() }
+end:
+  do
+  :: atomic { clock < TICKS -> clock++; printf("clock %d\n", clock) }
+  :: atomic { clock > 0 && backs < BACKS -> backs++; clock--; printf("back %d\n", clock) }
+  :: atomic { late -> late = 0; printf("arrives %d\n", late_due);
+     fire(late_due, late_tick, late_spec); late_due = 0; late_tick = 0; late_spec = 0 }
+  :: atomic {
+       timeout ->
+       x = 1;
+       do
+       :: x <= TICKS -> holds(5, sent[x] == 1 || left[x]); x++
+       :: else -> break
+       od;
+       break
+     }
+  od
+}
