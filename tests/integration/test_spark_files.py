@@ -193,7 +193,7 @@ def test_redis_is_told_nothing_of_a_stream_that_was_made_anew(
     shop.add(0, *ids)
     settings = replace(config.Settings(), redis=shop.server.settings)
     archiver = Archiver(settings, shop.archive.root, pytest.fail, print)
-    with contextlib.closing(archiver), pytest.raises(DataLossError, match="not the one"):
+    with contextlib.closing(archiver), pytest.raises(DataLossError, match="not the stream"):
         archiver.run(["access"])
     told = [shop.link.execute("HGET", shop.keys.trim("access", n), "archived") for n in (0, 1)]
     assert told == [None, b"2-0"]
@@ -312,5 +312,5 @@ def test_a_message_is_looked_up_in_the_archive_without_spark(shop: Shop) -> None
     assert (between.file, between.found) == (found.file, False)
     assert look(folder, "access", 0, "2000-0").file == ""
     assert look(folder, "other", 0, "1001-0").found is False
-    with pytest.raises(Refused, match="there is no archive"):
+    with pytest.raises(Refused, match="is not an archive"):
         look(folder / "nowhere", "access", 0, "1001-0")

@@ -299,7 +299,7 @@ def test_the_work_is_bounded_and_it_is_said(
 def test_an_archive_that_is_none_is_refused(run: Run, handed_out: Desk, tmp_path: Any) -> None:
     """U13: looking into an archive starts no Spark, and says when there is none."""
     refused = run("trace", UID, "--archive", str(tmp_path), code=8).stderr
-    assert "there is no archive in" in refused
+    assert "is not an archive" in refused
 
 
 def test_looking_writes_nothing(run: Run, handed_out: Desk) -> None:

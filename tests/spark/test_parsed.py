@@ -296,8 +296,8 @@ UNFIT: list[tuple[str, str | None, type[StreamqdError], str]] = [
     ("id long, __DOES_NOT_FIT int", None, Malformed, "cannot be read: write different names"),
     ("id long,", None, Malformed, "the schema 'id long,' cannot be read"),
     ("at timestamp(3)", None, Malformed, "the schema 'at timestamp(3)' cannot be read"),
-    ("id long", "at", Refused, "event_time is at, which is no timestamp or date"),
-    ("id long", "id", Refused, "event_time is id, which is no timestamp or date"),
+    ("id long", "at", Refused, "event_time is at, which is not a timestamp or date"),
+    ("id long", "id", Refused, "event_time is id, which is not a timestamp or date"),
 ]
 
 
@@ -514,7 +514,7 @@ def test_a_raw_table_that_was_put_back_is_told(press: Press) -> None:
     archive = Archive(press.folder)
     raw = archive.table("orders")
     assert raw is not None
-    with pytest.raises(Refused, match="was put back behind what is parsed of it: remove"):
+    with pytest.raises(Refused, match="was restored to before its parsed rows; remove"):
         parsed.parse(archive, raw, Pipeline(SCHEMA), lambda: press.shop.spark, lambda: None)
 
 

@@ -286,8 +286,8 @@ def test_what_cannot_be_reported_is_refused_before_spark_starts(
     topics.create(store, "access", config.Topic(partitions=1))
     moment = dt.datetime.now(dt.UTC)
     for asked, sentence in (
-        (ReportScope(("nothing",)), "there is no topic nothing"),
-        (ReportScope(schemas={"nothing": "a int"}), "there is no topic nothing"),
+        (ReportScope(("nothing",)), "the topic nothing does not exist"),
+        (ReportScope(schemas={"nothing": "a int"}), "the topic nothing does not exist"),
         (ReportScope(since=moment, until=moment), "window is empty"),
     ):
         with pytest.raises(Refused, match=sentence):

@@ -142,5 +142,5 @@ def test_a_checkpoint_that_tells_no_query_is_a_sentence(desk: Desk, text: str | 
         (desk.folder / "metadata").write_text(text)
     frame = desk.shop.spark.range(3)
     store = results.ResultWriter(desk.archive, "ids", frame, desk.folder)
-    with pytest.raises(ArchiveError, match="metadata does not tell the id of the query: put"):
+    with pytest.raises(ArchiveError, match="metadata does not contain the id of the query"):
         store(frame, 0)

@@ -369,5 +369,5 @@ def test_a_partition_that_was_made_anew_and_is_empty_stops_no_other(archive: Arc
         {("orders", 1): Position((10, 0))}
     ]
     raw.append([], {("orders", 0): Position((8, 0))})
-    with pytest.raises(Refused, match="was put back behind what is parsed"):
+    with pytest.raises(Refused, match="was restored to before its parsed rows"):
         list(parsed._chunks(raw, table))

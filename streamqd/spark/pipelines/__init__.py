@@ -1,7 +1,7 @@
 """Pipelines on Spark: archive, compact, replay, sql, and jobs of one's own.
 
-Called by `streamqd pipeline`. Each takes a lease where two runs could meet, and returns what it did
-as a plain value. Importing this needs pyarrow, and says so.
+`streamqd pipeline` calls these. Each takes a lease where two runs could collide, and returns its
+result as a plain value. Importing this needs pyarrow, and a missing one raises an error.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Topics into Delta tables, each entry exactly once, and the watermark that lets Redis forget them.
 
-The table is the truth: each run begins where it ends. The stream's own checkpoint lives no longer
-than the run, so none can disagree.
+The table is the source of truth: each run starts at its end. The stream's own checkpoint exists
+only during the run, so no checkpoint can disagree.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 TIMEOUT = 10.0  # seconds that one exchange with Redis may take
 BATCH_ROWS = 4_000_000  # each batch costs Java most of a CPU second
-FETCH_ROWS = 5_000  # of one page; `fetchBytes` bounds it before that when entries are large
+FETCH_ROWS = 5_000  # entries of one page; `fetchBytes` is the limit if entries are large
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Done:
     rows: int = 0
     size: int = 0
     files: int = 0
-    missing: int = 0  # entries of the range that were gone: trimmed or deleted by somebody
+    missing: int = 0  # entries of the range that were trimmed, or deleted by another client
     parsed: int = 0  # rows of entries that are of the topic's schema
     quarantined: int = 0
     seconds: float = 0.0
@@ -62,14 +62,13 @@ class Done:
 class Archiver:
     """Archives topics into one folder.
 
-    1. `run` goes over the topics once; each is done under its lease.
-    2. What is committed already is told to Redis first, which a killed run may not have done; but
-       nothing of a stream that was made anew.
-    3. A stream follows until all is archived that was there: Spark's tasks write the files of a
-       batch, a commit makes them part of the table, Redis is told.
-    4. Payloads are parsed, where the configuration has a schema. What is wrong there never keeps
-       entries from being archived, of this topic or the next.
-    5. Many small files become few, and what no reader needs any more is deleted.
+    1. `run` processes the topics once, each under its lease. 2. It first reports committed entries
+    to Redis, which a killed run may not have done. A stream that was created again is excluded. 3.
+    A stream follows until all entries present at the start are archived: Spark's tasks write the
+    files of a batch, a commit adds them to the table, and the archived position is sent to Redis.
+    4. Payloads are parsed if the configuration has a schema. Schema problems never keep entries
+    from being archived, of this topic or the next. 5. Small files are merged, and files that no
+    reader needs any longer are deleted.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class Archiver:
     ) -> None:
         """Prepare. `spark` is asked only when there is something to do.
 
-        `warn` gets what is wrong with `[pipelines.TOPIC]` as soon as it is known, each thing once.
+        `warn` gets each problem of `[pipelines.TOPIC]` once, as soon as it is found.
         """
         self.settings = config.resolved(settings)
         self.keys = Keys(settings.keys.control, settings.keys.streams)
@@ -103,14 +102,14 @@ class Archiver:
         self._unread: list[str] = []  # topics whose schemas have not been read in this run
 
     def run(self, wanted: Sequence[str] = ()) -> list[Done]:
-        """Archive all that is there now, of these topics or of all. Raises what stops it.
+        """Archive all entries present now, for the given topics or for all. Raises the first error.
 
-        What keeps payloads of a topic from being parsed stops nothing: see `problems`.
+        Problems of parsing payloads stop nothing: see `problems`.
         """
         known = registered(Store(self.link, self.keys))
         missing = [name for name in wanted if name not in known]
         if missing:
-            raise Refused(f"there is no topic {missing[0]}")
+            raise Refused(f"the topic {missing[0]} does not exist")
         for name, text in config.useless(self.settings, known):
             self._warn_once(f"pipelines.{name}: {text}")
         names = wanted or known
@@ -187,7 +186,7 @@ class Archiver:
         done.parsed, done.quarantined = fitted.rows, fitted.quarantined
 
     def _verify_new(self, table: ArchiveTable) -> None:
-        """Look at the files of which Redis has not been told yet: it deletes what it is told."""
+        """Check the files not yet reported to Redis, because Redis deletes reported entries."""
         for place, end in table.positions.items():
             raw = self.link.execute("HGET", self.keys.trim(*place), "archived")
             told = offsets.read_id(raw) if raw else offsets.ZERO
@@ -195,7 +194,7 @@ class Archiver:
                 table.verify(each for each in table.files(place[1]) if each.last > told)
 
     def advance(self, ends: Offsets) -> None:
-        """Tell Redis up to where partitions are archived."""
+        """Report to Redis up to where partitions are archived."""
         calls = [
             archives.advance(self.keys, *place, offsets.write_id(end.id))
             for place, end in ends.items()
@@ -204,7 +203,7 @@ class Archiver:
 
 
 def _of_same_streams(archived: Offsets, facts: Mapping[TopicPartition, StreamFacts]) -> Offsets:
-    """The positions whose streams reach them: a stream made anew holds other entries there."""
+    """Return the positions that their streams reach. A recreated stream has other entries there."""
     return {
         place: end
         for place, end in archived.items()
@@ -215,7 +214,7 @@ def _of_same_streams(archived: Offsets, facts: Mapping[TopicPartition, StreamFac
 
 
 class _Run:
-    """One topic's run: batch after batch, until all is archived that was there when it began."""
+    """One topic's run: batch after batch, until all entries present at the start are archived."""
 
     def __init__(self, archiver: Archiver, table: ArchiveTable, lease: PipelineLease) -> None:
         self._of = archiver
@@ -232,19 +231,19 @@ class _Run:
         }
 
     def facts(self) -> dict[TopicPartition, StreamFacts]:
-        """What each stream of the topic says of itself."""
+        """Return the facts about each stream of the topic."""
         catalog = Catalog(read_options(self._given, {}))
         return catalog.facts(catalog.places())
 
     def backlog(self, facts: Mapping[TopicPartition, StreamFacts]) -> int:
-        """How many entries there are to archive, about. Raises DataLossError for what is gone."""
+        """Return the approximate number of entries to archive. Raises DataLossError for a loss."""
         targets = {place: each.latest for place, each in facts.items()}
         starts = batches.waiting(self._table.positions, targets, facts)
         for place, start in starts.items():
             loss = offsets.lost(start, facts[place])
             if loss is not None and not self._of.allow_loss:
                 tell_loss(place, start.id, loss, fail=True)
-        # One at least: what is gone without having been archived must be told.
+        # At least 1 each, because entries lost before archiving must be reported.
         return sum(max(1, offsets.backlog(start, facts[place])) for place, start in starts.items())
 
     def run(self, spark: SparkSession, meter: ProgressMeter) -> None:
@@ -273,7 +272,7 @@ class _Run:
                 raise (self._failures or [failure(error)])[0] from error
 
     def _store(self, frame: DataFrame, _: int) -> None:
-        """Commit one batch. What it raises reaches `run` beside Spark, which carries texts only."""
+        """Commit one batch. Passes errors to `run` directly, because Spark carries only texts."""
         from pyspark.errors import PySparkException
 
         try:
@@ -300,7 +299,7 @@ class _Run:
         self.done.files += len(files)
 
     def _count_missing(self, files: Sequence[WrittenFile], ends: Offsets) -> None:
-        """Compare the rows with the entries that the streams have issued meanwhile."""
+        """Compare the rows with the number of entries that the streams issued in this range."""
         found = Counter[int]()
         for each in files:
             found[each.partition] += each.rows
@@ -309,7 +308,7 @@ class _Run:
             if start.passed is None or end.passed is None:
                 continue
             missing = end.passed - start.passed - found[place[1]]
-            if missing < 0 and not self._of.allow_loss:  # a stream made anew counts from zero
+            if missing < 0 and not self._of.allow_loss:  # a recreated stream counts from zero
                 raise ArchiveError(
                     f"{place[0]}: {-missing} rows more than entries up to"
                     f" {offsets.write_id(end.id)}"

@@ -1,7 +1,7 @@
-"""What one batch of an archive takes of each partition, and up to where it came. Pure.
+"""Plans one batch of an archive: the entries of each partition, and the position after it. Pure.
 
-The table is the only book that is kept: a batch begins where it ends. A batch that was broken off
-is planned again, and may then hold other entries.
+The table is the only record: a batch starts at its end. An interrupted batch is planned again, and
+may then have other entries.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ PIECE_ROWS = 100_000  # of a stream that is divided among several tasks each get
 class Stretch(NamedTuple):
     """One partition's part of a batch.
 
-    It begins at `begin`, is read in `spans`, none when nothing is there, and goes to `target`; with
-    a `limit`, only as far as that many entries go.
+    It starts at `begin`, is read in `spans` (none without entries), and reaches to `target`. With a
+    `limit`, it stops after that many entries.
     """
 
     place: TopicPartition
@@ -31,7 +31,7 @@ class Stretch(NamedTuple):
 
 
 class TaskEnd(NamedTuple):
-    """Where a task ended, and how many entries it had read."""
+    """Where a task stopped, and how many entries it had read."""
 
     partition: int
     end: Id
@@ -42,7 +42,7 @@ def waiting(
     archived: Offsets, targets: Offsets, facts: Mapping[TopicPartition, StreamFacts]
 ) -> Offsets:
     """Where each partition stands that is not archived up to its target."""
-    # One that is not archived yet begins before its first entry: what is trimmed is a loss.
+    # A partition not yet archived starts before its first entry: trimmed entries are a loss.
     starts = {place: archived.get(place, Position(offsets.ZERO, 0)) for place in targets}
     return {
         place: start
@@ -57,9 +57,9 @@ def plan(
     rows_max: int,
     tasks: int,
 ) -> list[Stretch]:
-    """What of the stretches goes into a batch of `rows_max` entries, for so many tasks.
+    """Return the stretches of a batch of `rows_max` entries, for `tasks` tasks.
 
-    Whatever is longer than its share gets a limit; the others may be divided.
+    Stretches longer than their share get a limit. The others may be divided.
     """
     spans = {
         each.place: offsets.span(each.place, each.begin, each.target, facts[each.place])
@@ -84,7 +84,7 @@ def plan(
             cut = offsets.split(span, count, facts[place].first) if count > 1 else [span]
             planned.append(each._replace(spans=tuple(cut)))
         elif place in shares:
-            # How many rows there are up to the end of the span says nothing about this part of it.
+            # The number of rows in the whole span does not apply to this part.
             one = span._replace(rows=None)
             planned.append(each._replace(spans=(one,), limit=shares[place]))
     return planned
@@ -97,7 +97,7 @@ def _entries(span: Span | None, begin: Position, facts: StreamFacts) -> int:
 
 
 def reached(begins: Offsets, targets: Offsets, ended: Sequence[TaskEnd]) -> Offsets:
-    """Up to where each partition is read, its tasks having ended there: at the target or before."""
+    """Return the position that each partition reached: its target, or where its tasks stopped."""
     found = {}
     for place, target in targets.items():
         own = [each for each in ended if each.partition == place[1]]

@@ -9,7 +9,7 @@ import datetime as dt
 from collections.abc import Iterator, Mapping
 
 WIDTH, HEIGHT = 440, 180  # px
-_RIGHT, _TOP, _BOTTOM = 14, 12, 38  # px around the bars; on the left is as much as labels need
+_RIGHT, _TOP, _BOTTOM = 14, 12, 38  # px around the bars; the left margin depends on the labels
 _CHARACTER = 7.5  # px of one in a label
 _LABEL = 72  # px between two labels of the time axis at least
 _ROWS = 4  # steps of the axis of counts at most
@@ -102,7 +102,7 @@ def time_labels(first: int, last: int, most: float) -> Iterator[tuple[int, str, 
 
 
 def _moment(unix_ms: int) -> dt.datetime | None:
-    """A time in UTC; None for one that no calendar has."""
+    """Return a time in UTC, None if it is outside the calendar."""
     try:
         return dt.datetime.fromtimestamp(unix_ms // 1000, dt.UTC)
     except (OverflowError, ValueError, OSError):

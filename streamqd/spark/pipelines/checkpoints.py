@@ -19,7 +19,7 @@ _SIGN = "_checkpoints.json"  # names the folder, wherever it is mounted
 
 
 def hold(settings: config.Settings, folder: Path) -> PipelineLease:
-    """The lease on a folder of checkpoints, which is made if need be; enter it."""
+    """Return the lease on a folder of checkpoints, which is created if missing. Enter it."""
     sign = _sign(folder)
     keys = Keys(settings.keys.control, settings.keys.streams)
     return PipelineLease(
@@ -28,9 +28,9 @@ def hold(settings: config.Settings, folder: Path) -> PipelineLease:
 
 
 def bind(folder: Path, query: Mapping[str, str]) -> None:
-    """See that the folder's checkpoint is of this query, or note that it is from now on.
+    """Check that the folder's checkpoint belongs to this query, or record the query in a new one.
 
-    Spark goes on with a changed query where it can, and what it has counted then is of neither.
+    Spark continues with a changed query where it can, and its counts then match neither query.
     Raises Refused.
     """
     sign = _sign(folder)
@@ -39,7 +39,7 @@ def bind(folder: Path, query: Mapping[str, str]) -> None:
     if wrong:
         raise Refused(
             f"{folder} is the checkpoint of another query, its {wrong[0]} is"
-            f" {known.get(wrong[0])!r}: name another folder, or delete it to begin anew"
+            f" {known.get(wrong[0])!r}; name another folder, or delete it to start again"
         )
     (folder / _SIGN).write_text(json.dumps(sign) + "\n", "utf-8")
 

@@ -1,7 +1,7 @@
-"""Many small files of a table into few, and files away that no reader needs any more.
+"""Merges small files of a table into large ones, and deletes files that no reader needs any longer.
 
-The first is a commit of the Delta log: a reader sees the table before or after it. The second makes
-no commit, and leaves what a reader may have begun to read for `grace`.
+The merge is a commit of the Delta log: a reader sees the table before or after it. The deletion is
+not a commit, and it spares files for `grace`, because readers may still use them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from streamqd.store.keys import Keys
 _log = logging.getLogger("streamqd.spark")
 
 TARGET = 256 << 20  # bytes of files that are written into one
-GRACE = 86_400.0  # seconds that replaced files stay for those who have begun to read them
+GRACE = 86_400.0  # seconds that replaced files stay for readers that already use them
 FAN_IN = 8  # files of a date and a partition of about one size become one
 _SMALLEST = 1 << 20  # bytes: all below are of one size
 _DATES = 200  # of which one commit writes small files into large ones
@@ -69,9 +69,9 @@ def compact(
     target: int = TARGET,
     grace: float = _HOUR,
 ) -> tuple[list[Compacted], list[Refused | SparkError]]:
-    """Compact topics, or all that are archived; return what was done, and what stopped some.
+    """Compact topics, or all archived ones. Return the results, and the errors of some tables.
 
-    What stops one table stops no other. Raises Refused for a request that cannot be.
+    An error of one table does not stop the others. Raises Refused for an invalid request.
     """
     if grace < _HOUR:
         raise Refused("a grace below 1h takes files from runs that write them: use 1h or more")
@@ -133,7 +133,7 @@ def tidy(table: ArchiveTable, batches: int) -> None:
         return  # another program changes the files: it, or the next run, makes them few
     except ArchiveDamagedError:
         raise
-    except (ArchiveError, OSError) as error:  # what was archived is archived
+    except (ArchiveError, OSError) as error:  # the archived entries stay archived
         _log.warning("the small files of %s stay as they are: %s", table.topic, error)
 
 
@@ -149,7 +149,7 @@ def _tidy(table: ArchiveTable, batches: int) -> None:
             many[partition, size].append(date)
     for (partition, size), dates in many.items():
         target = min(TARGET, _SMALLEST * FAN_IN ** (size + 1))
-        for at in range(0, len(dates), _DATES):  # anybody may send messages of many dates
+        for at in range(0, len(dates), _DATES):  # a message can have any date
             part = dates[at : at + _DATES]
             only = [
                 (name, "in", part) if name == table.partitioned[0] else (name, "=", value)
@@ -168,7 +168,7 @@ def _size_class(size: int) -> int:
 def rewrite(
     table: ArchiveTable, target: int, only: Any = None
 ) -> tuple[list[WrittenFile], list[WrittenFile]]:
-    """Write small files into files of about `target` bytes; return the old and the new ones."""
+    """Write small files into files of about `target` bytes. Return the old and the new ones."""
     from deltalake import CommitProperties, WriterProperties
 
     before, version, mark = table.files(), table.version, uuid.uuid4().hex
@@ -178,7 +178,7 @@ def rewrite(
             target_size=target,
             max_concurrent_tasks=1,
             writer_properties=WriterProperties(compression="ZSTD"),
-            # No note: a batch of another run, committed meanwhile, would be forgotten by it.
+            # Without a note, which would discard a batch committed by another run in this time.
             commit_properties=CommitProperties(custom_metadata={MARK: mark}),
         )
         # delta-rs writes and commits in one call and flushes neither: files first, then the log.
@@ -210,10 +210,10 @@ def _added(table: ArchiveTable, found: dict[str, Any]) -> WrittenFile:
 
 
 def purge(table: ArchiveTable, grace: float) -> int:
-    """Delete files that no version of the last `grace` seconds names; return how many.
+    """Delete files that no version of the last `grace` seconds names. Return their number.
 
-    delta-rs only lists them: it would follow links, and delete what is not of our layout. Raises
-    ArchiveError for one that cannot be deleted.
+    delta-rs only lists them: it would follow links, and delete files outside our layout. Raises
+    ArchiveError for a file that cannot be deleted.
     """
     count = 0
     for name in table.unnamed(grace):
@@ -230,7 +230,7 @@ def purge(table: ArchiveTable, grace: float) -> int:
 
 
 def _ours(table: ArchiveTable, name: str) -> Path | None:
-    """The regular file of a name, None for what has another place than files of a table have."""
+    """Return the regular file of a name, or None if it is outside the layout of a table."""
     layout = zip(table.partitioned, (_DATE, _NUMBER), strict=False)
     folders = "".join(f"{column}={value}/" for column, value in layout)
     if not re.fullmatch(rf"{folders}[^/]+\.parquet", name):
@@ -238,5 +238,5 @@ def _ours(table: ArchiveTable, name: str) -> Path | None:
     try:
         path = below(table.folder, name)
         return path if stat.S_ISREG(path.lstat().st_mode) else None
-    except (Refused, FileNotFoundError):  # a link on the way, or gone meanwhile
+    except (Refused, FileNotFoundError):  # a link in its path, or deleted by now
         return None

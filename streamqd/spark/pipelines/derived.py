@@ -1,4 +1,4 @@
-"""Tables that are made of others: what they are like, and how two of them keep in step."""
+"""Derived tables: their columns, and how the parsed table and its quarantine keep in step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def quarantine_columns() -> pa.Schema:
 
 
 def result_columns() -> pa.Schema:
-    """A table of results has whatever columns its query has."""
+    """Return no columns: a table of results has the columns of its query."""
     import pyarrow as pa
 
     return pa.schema([])
@@ -54,10 +54,10 @@ class Pair(NamedTuple):
 
 
 def opened(archive: Archive, topic: str) -> Pair | None:
-    """The tables of a topic, after the quarantine got what it was owed; None when there are none.
+    """Return the tables of a topic, after the quarantine got its owed files. None without tables.
 
-    Whoever asks holds the lease on the topic. Raises Refused when one of them was put back, or
-    removed, alone.
+    The caller holds the lease on the topic. Raises Refused if one table was restored or removed
+    without the other.
     """
     parsed = archive.derived(topic, PARSED)
     quarantine = archive.derived(topic, QUARANTINE)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 REASON_MAX = 1000  # characters
-# A row is a file; `bad` ones are of the quarantine.
+# A row describes a file. `bad` files belong to the quarantine.
 FILE_DDL = "path string, date string, rows bigint, size bigint, bad boolean"
 _OPTIONS = {
     "columnNameOfCorruptRecord": BAD,
@@ -33,8 +33,8 @@ LATE_BYTES = 32 << 20  # of rows for the quarantine that a task holds
 def judged(rows: DataFrame, kind: StructType, event_time: str, now_us: int) -> DataFrame:
     """Rows of a raw table, converted, in the order of the dates that they will have when they fit.
 
-    `Reasons` says what does not fit. `alone` is there for columns that derail Spark, as maps do: a
-    wrong row is converted again, without these columns and with each of them alone.
+    `Reasons` returns what does not fit. `alone` exists for columns that derail Spark, such as maps:
+    a wrong row is converted again, without these columns and with each one alone.
     """
     from pyspark.sql import functions as f
     from pyspark.sql.types import StringType, StructField, StructType
@@ -67,8 +67,8 @@ def judged(rows: DataFrame, kind: StructType, event_time: str, now_us: int) -> D
 def converted(rows: DataFrame, kind: StructType) -> DataFrame:
     """Rows with a payload as `value`, each with it as columns of the schema: `row`.
 
-    `fault` says why Spark must not even try to convert a payload; `text` is null then, else what it
-    converts. `wrong` are those that are not of the schema, with a fault or without.
+    `fault` is the reason why Spark must not convert a payload. `text` is then null, otherwise the
+    text to convert. `wrong` rows do not match the schema, with a fault or without.
     """
     from pyspark.sql import functions as f
     from pyspark.sql.types import StringType, StructField, StructType
@@ -83,12 +83,12 @@ def converted(rows: DataFrame, kind: StructType) -> DataFrame:
 
 
 def _day(value: Column, kind: DataType) -> Column:
-    """The number of a value's day (UTC), whatever time zone the session has."""
+    """The number of a value's day (UTC), in any time zone of the session."""
     from pyspark.sql import functions as f
 
     if kind.typeName() == "date":
         return f.unix_date(value)
-    # Below the first year any day will do; near the least bigint there is none to subtract from.
+    # Below the first year any day is fine. Near the smallest bigint, subtraction would overflow.
     us, floor = f.unix_micros(value), f.lit((FIRST_DAY - 1) * DAY_US)
     us = f.when(us < floor, floor).otherwise(us)
     return ((us - f.pmod(us, f.lit(DAY_US))) / DAY_US).cast("int")
@@ -98,7 +98,7 @@ class Plain:
     """Writes rows of a frame into files of a table that nothing divides."""
 
     def __init__(self, folder: Path, schema: pa.Schema) -> None:
-        """Begin; `schema` has the frame's columns."""
+        """Open the writer. `schema` has the frame's columns."""
         self._schema = schema
         self._files = DateWriter(folder, "", schema)
 
@@ -107,7 +107,7 @@ class Plain:
         self._files.write("", _as(self._schema, batch.columns))
 
     def finish(self) -> pa.RecordBatch:
-        """Close the files; return a row for each."""
+        """Close the files. Return a row for each."""
         return _told((self._files.finish(), False))
 
     def discard(self) -> None:
@@ -128,7 +128,7 @@ class Fitter:
         quarantine: tuple[Path, pa.Schema],
         reasons: Callable[[pa.RecordBatch], pa.Array],
     ) -> None:
-        """Begin; each schema is that of the files, without the column that divides the table."""
+        """Open the writer. Each schema is that of the files, without the partition column."""
         self._good = DateWriter(parsed[0], OWN[0], parsed[1])
         self._bad = DateWriter(quarantine[0], "date", quarantine[1])
         self._schemas = parsed[1], quarantine[1]
@@ -178,7 +178,7 @@ class Fitter:
                 self._bad.write(date, _as(unfitting, [rows[name] for name in unfitting.names]))
 
     def finish(self) -> pa.RecordBatch:
-        """Close the files; return a row for each."""
+        """Close the files. Return a row for each."""
         self._write_late()
         return _told((self._good.finish(), False), (self._bad.finish(), True))
 
@@ -191,9 +191,9 @@ class Fitter:
 def written(
     frame: DataFrame, begin: Callable[[], Plain | Fitter]
 ) -> tuple[list[WrittenFile], list[WrittenFile]]:
-    """Have Spark's tasks write a frame; return the files of the table, and of the quarantine.
+    """Make Spark's tasks write a frame. Return the files of the table, and of the quarantine.
 
-    A function of tables needs pyarrow only; `mapInArrow` would need pandas too.
+    A table function needs only pyarrow. `mapInArrow` would need pandas too.
     """
     from pyspark.sql.functions import arrow_udtf
 

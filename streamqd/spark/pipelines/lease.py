@@ -24,17 +24,17 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
 
-TTL = 30.0  # seconds without a renewal after which another run may begin
+TTL = 30.0  # seconds without a renewal after which another run may start
 _RENEWALS = 5  # per TTL
 
 
 class PipelineLease:
     """One pipeline on one topic, for the length of a `with` block.
 
-    1. Entering takes the lease, or raises Refused, which says who holds it.
+    1. Entering takes the lease, or raises Refused, which names its holder.
     2. A thread renews it. `check` raises RedisUnavailable once it is no longer ours.
-    3. Leaving gives it back. A run that is killed leaves it to expire; on the same host the next
-       run sees that its process is gone and does not wait.
+    3. Leaving gives it back. After a kill the lease expires. On the same host, the next run detects
+       that the process has exited, and does not wait.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class PipelineLease:
         ttl: float = TTL,
         what: str = "",
     ) -> None:
-        """Prepare. `what` says what is held, as the begin of a sentence."""
+        """Prepare the lease. `what` describes it, as the start of a sentence."""
         self._what = what or f"the pipeline {name.partition(':')[0]} of {topic} is being run"
         self._connect = connect
         self._keys = keys
@@ -68,8 +68,8 @@ class PipelineLease:
                 reply = link.run(self._take(holder))
         if reply.word == "HELD":
             raise Refused(
-                f"{self._what} by {holder_of(_text(reply.rest[0]))}; its lease ends"
-                f" {max(0, reply.rest[1]) / 1000:.0f} s after it"
+                f"{self._what} by {holder_of(_text(reply.rest[0]))}; its lease expires"
+                f" {max(0, reply.rest[1]) / 1000:.0f} s after it exits"
             )
         self._until = began + self._ttl
         self._thread.start()
@@ -82,7 +82,7 @@ class PipelineLease:
     def check(self) -> None:
         """Raise RedisUnavailable when another run may have started. Costs no round trip.
 
-        A lease is lost only after Redis did not answer for its TTL, so that is what it is called.
+        A lease is lost only if Redis does not answer for its TTL, so the error reports that.
         """
         if self._lost or time.monotonic() > self._until:
             raise RedisUnavailable(
@@ -104,7 +104,7 @@ class PipelineLease:
                 try:
                     reply = link.run(archives.keep_lease(*arguments, self._ttl))
                 except (RedisUnavailable, RedisRefused):
-                    continue  # `_until` tells when that has lasted too long
+                    continue  # `_until` shows when that has lasted too long
                 if reply.word != "OK":
                     self._lost = True
                     return
@@ -129,7 +129,7 @@ def holder_of(token: str) -> str:
 
 
 def is_gone(token: str) -> bool:
-    """Whether the process of a token is known to have ended: only of this host can that be said."""
+    """True if the process of a token has exited. Known only for processes of this host."""
     parts = token.split("|")
     if len(parts) != 5 or parts[:2] != [socket.gethostname(), _space()]:
         return False
@@ -145,7 +145,7 @@ def _start(process: psutil.Process) -> str:
 
 
 def _space() -> str:
-    """What tells this host's processes from those of a container of the same name."""
+    """Return what distinguishes this host's processes from a container's of the same name."""
     try:
         return f"{boot_id()}:{os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 - it is not a path
     except OSError:

@@ -16,7 +16,7 @@ from streamqd.spark.pipelines.storage import Archive
 class Looked:
     """Where a message would be in an archive. `file` is '' when no file covers its id.
 
-    `found` says whether it is in the file.
+    `found` is True if the message is in the file.
     """
 
     file: str
@@ -41,7 +41,7 @@ def look(folder: Path, topic: str, partition: int, entry_id: str) -> Looked:
 def _is_in(path: Path, wanted: Id) -> bool:
     # The columns hold halves of ids up to 63 bits.
     ms, seq = (min(half, LONG_MAX) for half in wanted)
-    # Opened by itself: what the folders around it are called adds no columns.
+    # Opened alone, so that the names of its folders add no columns.
     with path.open("rb") as raw:
         ids = [("id_ms", "==", ms), ("id_seq", "==", seq)]
         return bool(parquet.read_table(raw, columns=["id_ms"], filters=ids).num_rows)

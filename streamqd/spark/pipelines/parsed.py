@@ -1,8 +1,8 @@
-"""Parsed tables: payloads of a topic as columns, and what does not fit, with the reason.
+"""Parsed tables: payloads of a topic as columns, and the payloads that do not fit, with the reason.
 
-Both are made of the raw table, which stays the truth. The commit to the parsed table says how far
-it is, and names the files that it owes to the quarantine, which gets them next: so a kill between
-the two loses none and doubles none.
+Both are derived from the raw table, which stays the source of truth. The commit to the parsed table
+records its position, and the files that it owes to the quarantine, which gets them next. So a kill
+between the two loses no file and duplicates none.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def read_columns(pipeline: config.Pipeline) -> tuple[StructType, pa.Schema]:
         time_of not in kind.names or kind[time_of].dataType.typeName() not in ("date", "timestamp")
     ):
         raise Refused(
-            f"event_time is {time_of}, which is no timestamp or date of the schema: name one, or"
-            " leave it out, and the time of the entry counts"
+            f"event_time is {time_of}, which is not a timestamp or date of the schema; name one,"
+            " or remove event_time to use the time of the entry"
         )
     return kind, pa.schema([*derived.parsed_columns(), *columns])
 
@@ -120,11 +120,11 @@ def _chunks(
     """
     known = {} if parsed is None else parsed.positions
     for place, end in raw.positions.items():
-        # A stream that was made anew and is empty yet is at zero: there is nothing to parse.
+        # A recreated stream that is still empty is at zero: there is nothing to parse.
         if place in known and offsets.ZERO < end.id < known[place].id:
             raise Refused(
-                f"{raw.folder} was put back behind what is parsed of it: remove the folders of"
-                f" {raw.topic} in parsed and quarantine, and all is parsed again"
+                f"{raw.folder} was restored to before its parsed rows; remove the folders of"
+                f" {raw.topic} in parsed and quarantine to parse everything again"
             )
     starts = {place: known.get(place, Position(offsets.ZERO)).id for place in raw.positions}
     ends = {place: end.id for place, end in raw.positions.items() if end.id > starts[place]}
@@ -151,7 +151,7 @@ def _chunks(
 def _behind(
     spark: SparkSession, raw: ArchiveTable, files: list[WrittenFile], starts: Offsets
 ) -> DataFrame:
-    """The rows of raw files that lie behind these positions."""
+    """Return the rows of raw files that come after these positions."""
     from pyspark.sql import functions as f
 
     frame = tables.read_files(spark, raw, files)

@@ -26,7 +26,7 @@ GROUP_BYTES = 32 << 20  # held back before a row group is written
 GROUP_ROWS = 1 << 17
 _DAY_MS = 86_400_000
 _LAST_DAY = 253_402_300_799 // 86_400  # ids beyond the calendar belong to its last day
-# Ids are looked for, what a message says is not: statistics of bodies cost and help no reader.
+# Readers search for ids, not for contents: statistics of bodies cost time and help no reader.
 _STATISTICS = ("key", "id", "id_ms", "id_seq", "timestamp")
 _ENCODINGS = {
     "id": "DELTA_BYTE_ARRAY",
@@ -49,10 +49,10 @@ class WrittenFile(NamedTuple):
 
 
 class OpenFile:
-    """A Parquet file being written. What it holds back is bounded, however much is written."""
+    """A Parquet file being written. Its buffer is bounded, for any number of rows."""
 
     def __init__(self, folder: Path, within: str, schema: pa.Schema, **options: Any) -> None:
-        """Begin it in a folder of the table in `folder`; `options` are those of pyarrow."""
+        """Create it in a folder of the table in `folder`. `options` are those of pyarrow."""
         self.path = str(PurePosixPath(within, f"{uuid.uuid4().hex}.zstd.parquet"))
         self.rows = 0
         self._whole = below(folder, self.path)
@@ -71,7 +71,7 @@ class OpenFile:
             self._write_group()
 
     def close(self) -> int:
-        """Write the rest and have it reach the disk; return the size in bytes."""
+        """Write the rest and flush it to the disk. Return the size in bytes."""
         self._write_group()
         self._writer.close()
         with self._whole.open("rb") as file:
@@ -79,7 +79,7 @@ class OpenFile:
             return os.fstat(file.fileno()).st_size
 
     def abandon(self) -> None:
-        """Close it without what is held back, which may fail again."""
+        """Close the file without its buffered rows, whose writing may fail again."""
         with suppress(Exception):
             self._writer.close()
 
@@ -102,7 +102,7 @@ class _Part:
 class PartWriter:
     """Writes rows of one partition, in the order of their ids, into one file for each date (UTC).
 
-    Or into several when they get long. What it holds is bounded by bytes, however much is written.
+    Long ones are split into several files. Its buffer is bounded by bytes, for any number of rows.
     """
 
     def __init__(self, folder: Path, partition: int, *, rows_max: int = FILE_ROWS_MAX) -> None:
@@ -121,7 +121,7 @@ class PartWriter:
         first, last = _id_at(rows, 0), _id_at(rows, rows.num_rows - 1)
         if first < self._last:
             raise ValueError(
-                f"partition {self._partition}: the entry {first} comes behind {self._last}"
+                f"partition {self._partition}: the entry {first} comes after {self._last}"
             )
         self._last = last
         for day, piece in _by_day(rows, first, last):
@@ -135,13 +135,13 @@ class PartWriter:
             self._part.file.add(piece)
 
     def finish(self) -> list[WrittenFile]:
-        """Close all files; return what is to be known of each."""
+        """Close all files. Return the description of each."""
         if self._part is not None:
             self._close()
         return self._done
 
     def discard(self) -> None:
-        """Remove what was written: no table will name it."""
+        """Remove the written files: no table will name them."""
         part, self._part = self._part, None
         if part is not None:
             part.file.abandon()
@@ -174,7 +174,7 @@ class DateWriter:
     """Writes rows of dates into one file for each stretch of a date, or of none, in their order."""
 
     def __init__(self, folder: Path, column: str, schema: pa.Schema) -> None:
-        """Prepare; `column` is the one that divides the table, "" for none."""
+        """Prepare the writer. `column` is the partition column of the table, "" for none."""
         self._folder = folder
         self._column = column
         self._schema = schema
@@ -195,13 +195,13 @@ class DateWriter:
         self._file.add(rows)
 
     def finish(self) -> list[WrittenFile]:
-        """Close all files; return what is to be known of each."""
+        """Close all files. Return the description of each."""
         if self._file is not None:
             self._close()
         return self._done
 
     def discard(self) -> None:
-        """Remove what was written: no table will name it."""
+        """Remove the written files: no table will name them."""
         file, self._file = self._file, None
         if file is not None:
             file.abandon()

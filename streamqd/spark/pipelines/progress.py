@@ -1,6 +1,6 @@
-"""How far a run is, while Spark says nothing: counts that the tasks add up in Redis.
+"""Progress of a run, which Spark does not report: counts that the tasks add up in Redis.
 
-A task that is done again counts again, so the figure is approximate and never past the total.
+A repeated task counts again, so the figure is approximate, but never above the total.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from streamqd.store.client import Connection
 
 
 class PipelineProgress(NamedTuple):
-    """One look at a run: what it works at, rows done and in all, seconds since it began."""
+    """Progress of a run: its current part, rows done and in total, seconds since its start."""
 
     what: str
     done: int
@@ -29,7 +29,7 @@ class PipelineProgress(NamedTuple):
 
     @property
     def left(self) -> float | None:
-        """Seconds that the rest takes at this rate; None when nothing is known yet."""
+        """Seconds that the rest takes at this rate, None while no row is done."""
         return (self.total - self.done) / self.rate if self.done else None
 
 
@@ -48,7 +48,7 @@ class ProgressMeter:
         self._began = time.monotonic()
 
     def begin(self, what: str, total: int) -> None:
-        """Begin a part of the run."""
+        """Start a part of the run."""
         self._what, self._total, self._began = what, total, time.monotonic()
         self._forget()
         self.show(0)

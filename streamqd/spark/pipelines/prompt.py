@@ -25,14 +25,14 @@ Fits = Callable[[Sequence[str]], None]
 
 
 class SqlAnswer(NamedTuple):
-    """What a statement returned. One that returns nothing has no columns."""
+    """The result of a statement. A statement without a result has no columns."""
 
     columns: list[str]
     rows: list[tuple[Any, ...]]
 
 
 class Prompt:
-    """Answers statements over topics. A topic is a table, `topic_NAME`; so are `dlq_NAME`."""
+    """Answers statements over topics, which are tables `topic_NAME`, dead letters `dlq_NAME`."""
 
     def __init__(
         self, spark: SparkSession, settings: config.Settings, archive: Archive | None
@@ -44,12 +44,12 @@ class Prompt:
     def ask(
         self, statement: str, most: int | None = None, fits: Fits = lambda _: None
     ) -> SqlAnswer:
-        """The answer, all rows or the first `most` of it, held at once.
+        """Return the answer, all rows or the first `most` rows, in memory.
 
         `fits` gets the names of the columns before a query is run, and may refuse them. Raises
-        Refused or Malformed for a statement that cannot be, PipelineError for one that fails, and
-        KeyboardInterrupt for one that was cancelled: no job of it runs on, and one that has no job
-        and does not end soon is left alone.
+        Refused or Malformed for an invalid statement, PipelineError for a failed one, and
+        KeyboardInterrupt for a cancelled one. Its jobs are cancelled. A statement without jobs that
+        does not stop soon is left running.
         """
         check(statement)
         answered: Future[SqlAnswer] = Future()
@@ -67,8 +67,8 @@ class Prompt:
         return answered.result()
 
     def _cancel(self, tag: str, answered: Future[SqlAnswer]) -> None:
-        """Cancel the jobs of a statement until it ends: what is planned still begins its own."""
-        with suppress(Exception):  # the session is stopped meanwhile
+        """Cancel the jobs of a statement until it stops, as a planned one still starts jobs."""
+        with suppress(Exception):  # the session may have been stopped
             while not answered.done():
                 self._spark.sparkContext.cancelJobsWithTag(tag)
                 wait([answered], _POLL)
@@ -82,7 +82,7 @@ class Prompt:
         answered: Future[SqlAnswer],
     ) -> None:
         try:
-            self._spark.sparkContext.addJobTag(tag)  # of what this thread begins
+            self._spark.sparkContext.addJobTag(tag)  # of the jobs that this thread starts
             answered.set_result(self._answer(statement, most, fits))
         except Exception as error:  # noqa: BLE001 - it is raised to the one that waits
             answered.set_exception(error)

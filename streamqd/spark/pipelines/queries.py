@@ -27,15 +27,15 @@ _CAUSE = re.compile(
 
 _AWAY = (RedisUnavailable.__name__, SilentConnection.__name__)
 
-_CALLING = re.compile(r"An error occurred while calling ")  # py4j; what was raised comes next
+_CALLING = re.compile(r"An error occurred while calling ")  # py4j; the next line has the exception
 
 
 class PipelineError(SparkError):
-    """A pipeline stopped. What it had finished stays; run it again once the cause is mended."""
+    """A pipeline stopped. Its finished work stays. Fix the cause and run it again."""
 
 
 def wait(queries: Sequence[StreamingQuery], look: Callable[[], None] = lambda: None) -> None:
-    """Wait until all queries have ended, and `look` meanwhile. Raises what stopped one.
+    """Wait until all queries have stopped, calling `look` in between. Raises a query's error.
 
     An interrupt is noted first: raised in the midst of a call to the JVM, it would break that.
     """
@@ -55,7 +55,7 @@ def wait(queries: Sequence[StreamingQuery], look: Callable[[], None] = lambda: N
                 look()
                 if interrupted.is_set():
                     raise KeyboardInterrupt
-        if interrupted.is_set():  # while the last one ended
+        if interrupted.is_set():  # while the last query stopped
             raise KeyboardInterrupt
     finally:
         if ours:
@@ -99,7 +99,7 @@ def sentence(error: Exception) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """What Spark says first, without its codes and what py4j and the scheduler say of it."""
+    """Return Spark's first sentence, without its codes and prefixes of py4j and the scheduler."""
     lines = str(error).strip().splitlines()
     called = _CALLING.match(lines[0]) and len(lines) > 1
     line = lines[1].removeprefix(": ") if called else lines[0]

@@ -2,7 +2,7 @@
 
 Whole columns are looked at, so a row that fits costs next to nothing, and a wrong one costs one
 more look at its payload. Spark leaves null where a value does not fit its type, so such a value is
-one that is null in the column and not in the payload.
+value is null in the column and not null in the payload.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def last_day(now_us: int) -> int:
 
 
 class Reasons:
-    """Says why rows of `fitting.judged` do not fit. A value: tasks get a copy each."""
+    """Finds the reasons why rows of `fitting.judged` do not fit. A value: each task gets a copy."""
 
     def __init__(self, kind: StructType, event_time: str, now_us: int) -> None:
         self._kind = kind
@@ -40,7 +40,7 @@ class Reasons:
         self._apart = [each.name for each in kind.fields if derails(each.dataType)]
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Array:
-        """Return the reason of each row, null for one that fits."""
+        """Return the reason of each row, null for a row that fits."""
         import pyarrow as pa
 
         faults, row = batch["fault"], batch["row"]
@@ -92,7 +92,7 @@ class Reasons:
         return found
 
     def _values(self, field: StructField, column: pa.Array) -> Iterable[tuple[int, str]]:
-        """Rows whose value is of the type and must not be, and why; the first of a row counts."""
+        """Return rows with a forbidden value of the right type, and why, the first of each row."""
         from pyarrow import compute
 
         timed = field.name == self._event_time
@@ -112,7 +112,7 @@ class Reasons:
 def _has_long_number(payload: bytes) -> bool:
     """Return True if Spark reads no column of a payload: no number may have over 1,000 characters.
 
-    Texts are not told from numbers here, so it is asked about wrong rows only.
+    This does not distinguish texts from numbers, so it is called for wrong rows only.
     """
     return len(payload) > _NUMBER_MAX and _LONG_NUMBER.search(payload) is not None
 

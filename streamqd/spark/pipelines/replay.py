@@ -1,6 +1,6 @@
-"""Sending again what once was sent: from Redis, the archive or the dead letters, to any topic.
+"""Sends old messages again: from Redis, the archive or the dead letters, to any topic.
 
-A replayed message is a new message. Its header `x-replay-of` says which entry it was.
+A replayed message is a new message. Its header `x-replay-of` contains the id of the old entry.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SENT = (*COLUMNS[:2], HEADERS, FIELDS, Column("dedup", "string"))
 
 @dataclass(frozen=True)
 class ReplayFilter:
-    """What is replayed. All that is given must hold; times are of the entries."""
+    """Selects the messages to replay. All conditions must hold. Times are of the entries."""
 
     since: dt.datetime | None = None
     until: dt.datetime | None = None
@@ -74,8 +74,8 @@ def replay(
 ) -> ReplaySummary:
     """Send the chosen messages to `target`, or to their own topic.
 
-    `rate` in messages per second. With a `name` no message is sent twice within WINDOW, however
-    often the replay of that name is repeated; without, a replay that was broken off begins anew.
+    `rate` in messages per second. With a `name`, no message is sent twice within WINDOW, even if
+    the named replay is repeated. Without a name, an interrupted replay starts again.
     Raises Refused, TopicMissing, PipelineError.
     """
     began = time.monotonic()
@@ -189,7 +189,7 @@ def _is_replay() -> SparkColumn:
 
 
 def _send(frame: DataFrame, options: WriteOptions, rate: float | None) -> int:
-    """Send rows, with a rate all in one task; return how many were not sent before."""
+    """Send rows, with a rate all in one task. Return how many were not sent before."""
     from streamqd.spark.sink import append
 
     if rate is not None:

@@ -1,7 +1,7 @@
-"""What is wrong with topics, the worst first, and what is in them: a page, and its figures.
+"""A report on topics: their problems, worst first, and their contents, as a page and its figures.
 
-It reads and changes nothing but its own folder, so it needs no lease. What arrives while it runs
-may be in it or not.
+It reads and changes nothing but its own folder, so it needs no lease. Entries that arrive during
+the run may be included or not.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LETTERS = rows.ddl(rows.columns(dead=True, headers=True, fields=False))
 def report(
     settings: config.Settings, spark: Callable[[], SparkSession], out: Path, scope: ReportScope
 ) -> dict[str, Any]:
-    """Write a report into the folder `out`; return its figures, which the next is compared with.
+    """Write a report into the folder `out`. Return its figures, for comparison with the next one.
 
     `spark` is asked for a session only when there is something to read. Raises Refused, Malformed,
     PipelineError.
@@ -50,7 +50,7 @@ def report(
     out = local_folder(out)
     began, last = time.monotonic(), _last(out)
     if scope.since and scope.until and scope.since >= scope.until:
-        raise Refused("the window is empty: its begin must lie before its end")
+        raise Refused("the window is empty; its start must be before its end")
     sizes, dying = _sizes(settings, scope), _fleet(settings).dead_letters
     topics = [
         _topic(settings, spark(), scope, name, size, dead=name in dying)
@@ -78,13 +78,13 @@ def report(
 
 
 def _sizes(settings: config.Settings, scope: ReportScope) -> dict[str, int | None]:
-    """The partitions of each topic that is meant; None for one that is only archived."""
+    """Return the partitions of each selected topic, None for a topic that is only archived."""
     with _store(settings) as store:
         live = streams.registered(store)
         every = sorted({*live, *(() if scope.archive is None else scope.archive.topics())})
         missing = [name for name in (*scope.topics, *scope.schemas) if name not in every]
         if missing:
-            raise Refused(f"there is no topic {missing[0]}")
+            raise Refused(f"the topic {missing[0]} does not exist")
         return {
             name: registry.partition_count(store, name) if name in live else None
             for name in every
@@ -116,9 +116,9 @@ def _topic(
     *,
     dead: bool,
 ) -> dict[str, Any]:
-    """What is in one topic; `size`: its partitions in Redis, None when it is only archived.
+    """Return the contents of a topic. `size`: its partitions in Redis, None if only archived.
 
-    `dead`: whether it has dead letters.
+    `dead`: True if it has dead letters.
     """
     try:
         tier = "cold" if size is None else "all"
@@ -144,7 +144,7 @@ def _topic(
 
 
 def _quarantine(archive: Archive | None, topic: str) -> dict[str, Any] | None:
-    """The view over a topic's quarantine, and the rows in it; None without one."""
+    """Return the view over a topic's quarantine, and its number of rows. None without one."""
     table = None if archive is None else archive.derived(topic, QUARANTINE)
     if archive is None or table is None:
         return None
@@ -156,7 +156,7 @@ def _quarantine(archive: Archive | None, topic: str) -> dict[str, Any] | None:
 
 
 def _last(out: Path) -> dict[str, Any] | None:
-    """The figures of the last report in a folder. Raises Refused for what is none."""
+    """Return the figures of the last report in a folder. Raises Refused if it is not one."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise Refused(f"{out} is not a folder: name another one")
     if not (out / FIGURES).exists() and not (out / PAGE).exists():

@@ -1,4 +1,4 @@
-"""What a report makes of its figures: what is wrong, worst first, and what has changed. Pure."""
+"""The findings of a report: problems, worst first, and changes since the last report. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Topic = Mapping[str, Any]  # as `report` has it
 FAMILY = "streamqd-report/"
 FORMAT = FAMILY + "2"
 LATE_SECONDS, STALE_SECONDS = 30, 300  # the age of the oldest unread message: a warning, a problem
-ENTRIES_MIN = 1_000  # fewer say nothing of how they are spread
+ENTRIES_MIN = 1_000  # with fewer entries, their spread means nothing
 _UNEVEN = 1.5  # the fullest partition, in times the mean
 _RELIEF = 0.7  # more partitions help when the fullest then holds at most this part of before
 _SHARE = 0.1  # of all entries: a key that is worth a word
@@ -28,10 +28,10 @@ _ORDER = (Severity.PROBLEM, Severity.WARNING, Severity.NOTE)
 
 @dataclass(frozen=True, slots=True)
 class ReportFinding:
-    """What is wrong with a topic or a group: how many messages it concerns, and what helps.
+    """A problem of a topic or a group: the number of messages concerned, and a remedy.
 
-    Nothing that a message holds is part of `command`: names of topics and groups, and the folder
-    that the operator named.
+    `command` has no data of messages, only names of topics and groups, and the folder that the
+    operator named.
     """
 
     severity: Severity
@@ -42,7 +42,7 @@ class ReportFinding:
 
 
 def judged(seen: StatusView, topics: Sequence[Topic]) -> dict[str, Any]:
-    """Findings, groups, causes of death, topics and measures; each the worst first.
+    """Return findings, groups, causes of death, topics and measures, each the worst first.
 
     Measures are numbers to compare, under names for people.
     """
@@ -74,7 +74,7 @@ def error_of(cause: Mapping[str, Any]) -> str:
     return str(cause["error_class"] or cause["reason"] or "unknown")
 
 
-# --- what is wrong --------------------------------------------------------------------------------
+# --- problems -----------------------------------------------------------------------------------
 
 
 def _fleet(seen: StatusView) -> Iterator[ReportFinding]:
@@ -184,7 +184,7 @@ def _skew(topic: Topic) -> Iterator[ReportFinding]:
 def _fullest(topic: Topic, partitions: int) -> float:
     """Entries that the fullest of so many partitions would hold.
 
-    The keys with the most entries go where their hash says, the rest evenly.
+    The keys with the most entries go where their hash puts them, the rest evenly.
     """
     held = [0] * partitions
     for key in topic["keys"]:
@@ -196,7 +196,7 @@ def _finding(severity: Severity, about: str, what: str, messages: int, verb: str
     return ReportFinding(severity, about, what, messages, f"streamqd {verb}")
 
 
-# --- what has changed -----------------------------------------------------------------------------
+# --- changes ------------------------------------------------------------------------------------
 
 
 def _measures(
@@ -219,8 +219,8 @@ def _measures(
 def compared(last: Mapping[str, Any] | None, now: Mapping[str, Any]) -> dict[str, Any]:
     """`changes` since the last report, what became worse most first, and `compared_with`.
 
-    That is when it was made, in unix ms, or a sentence: why it cannot serve. Anybody may have
-    written into that file: what is no number under a short name does not count.
+    `compared_with` is its time in unix ms, or a sentence why it cannot be used. Any user may have
+    edited that file: values that are not numbers under a short name are ignored.
     """
     why = ""
     if last is None:

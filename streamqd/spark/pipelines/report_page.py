@@ -1,7 +1,7 @@
 """A report as one page that needs nothing else: no network, no script, plots inside. Pure.
 
-Whatever comes from a message is a stranger's text: the template escapes every value by itself, and
-`_shown` makes text of it that can do no harm on a screen either.
+Texts from messages are untrusted: the template escapes every value automatically, and `_shown`
+also makes them harmless on a terminal.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _shown(value: Any) -> Any:
 
 
 def _time(unix_ms: int | None) -> str | None:
-    """`2025-11-20 10:00:05` of a time in unix ms; None for one that no calendar has."""
+    """Format unix ms as `2025-11-20 10:00:05`, None if it is outside the calendar."""
     if unix_ms is None:
         return None
     try:
@@ -59,6 +59,6 @@ def _time(unix_ms: int | None) -> str | None:
 
 
 def _plot(topic: Mapping[str, Any], of: str) -> Markup:
-    """Entries or letters over time as SVG; '' without times, or with such as no calendar has."""
+    """Return entries or letters over time as SVG, '' without times or with invalid ones."""
     found = {row["at_unix_ms"]: row[of] for row in topic["timeline"]}
     return Markup(bars(found, topic["width_ms"], of))  # noqa: S704 - numbers and times

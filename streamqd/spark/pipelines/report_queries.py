@@ -1,6 +1,6 @@
-"""What a report asks Spark of one topic: its entries, its dead letters, the fields of its payloads.
+"""The queries of a report on one topic: its entries, its dead letters, the fields of its payloads.
 
-Entries are read once, and kept in a narrow form; all but the fields comes from that copy.
+Entries are read once and kept in a narrow form. All queries but the fields use that copy.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from streamqd.spark.pipelines import fitting
 from streamqd.spark.pipelines.schemas import read_schema
 from streamqd.spark.pipelines.storage import Archive
 
-ROWS_MAX = 10_000  # of one answer; further ones are left out
-VALUES_MAX = 5  # values of a field, those that are found most often
+ROWS_MAX = 10_000  # rows of one answer; more are left out
+VALUES_MAX = 5  # the most frequent values of a field
 TEXT_MAX = 300  # characters of a text that a report keeps
 _BARS = 60  # of the timeline, at most
 _SECONDS = (1, 5, 15, 60, 300, 900, 3_600, 10_800, 43_200, 86_400, 604_800, 2_419_200)
@@ -53,7 +53,7 @@ _TIMELINE = """
 class ReportScope:
     """What a report is about: these topics or all, entries of a window, payloads by their schemas.
 
-    The window is about the times of ids; its end is not part of it.
+    The window applies to the times of ids, and excludes its end.
     """
 
     topics: tuple[str, ...] = ()
@@ -72,9 +72,9 @@ class ReportScope:
 
 
 def figures(rows: DataFrame, letters: DataFrame, schema: str = "") -> dict[str, Any]:
-    """What is in a topic, as the queries above have it; with a schema, `fields` of its payloads.
+    """Return the contents of a topic, by the queries above. With a schema, `fields` of payloads.
 
-    `width_ms` is that of the buckets of the timeline. Raises Malformed.
+    `width_ms` is the width of a bucket of the timeline. Raises Malformed.
     """
     with _kept(_entries(rows)) as entries, _kept(_letters(letters)) as dead:
 
@@ -114,7 +114,7 @@ def _entries(rows: DataFrame) -> DataFrame:
 
 def _letters(letters: DataFrame) -> DataFrame:
     """Group, fingerprint, ms (of the id: when it died), took_ms (from the first write to there)
-    and `newest` of each letter: its name, and what it says of its failure.
+    and `newest` of each letter: its name and its recorded failure.
     """
     cause = f.udf(_cause, "fingerprint string, place string", useArrow=False)
     texts = ("error_class", "error_message", "reason", "handler")

@@ -22,7 +22,7 @@ _TIDY = 8  # batches between two looks at the small files
 
 
 def hold(settings: config.Settings, archive: Archive, name: str) -> PipelineLease:
-    """The lease on a table of results; enter it."""
+    """Return the lease on a table of results. Enter it."""
     archive.folder(name, RESULTS)  # a name that cannot be is refused before it is part of a key
     keys = Keys(settings.keys.control, settings.keys.streams)
     of, what = f"results:{archive.id[:12]}", f"the table {name} is being written"
@@ -30,7 +30,7 @@ def hold(settings: config.Settings, archive: Archive, name: str) -> PipelineLeas
 
 
 class ResultWriter:
-    """Writes batches of a query into a table; Spark calls it with each, and its number.
+    """Writes batches of a query into a table. Spark calls it with each batch and its number.
 
     The commit of a batch carries the query's id and the number, so a batch that Spark gives again
     is known. Both are those of the checkpoint.
@@ -71,6 +71,6 @@ class ResultWriter:
             return str(json.loads(path.read_bytes())["id"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ArchiveError(
-                f"{path} does not tell the id of the query: put the checkpoint back as it was, or"
-                " name another one and another table, and the query begins anew"
+                f"{path} does not contain the id of the query; restore the checkpoint, or name"
+                " another checkpoint and another table to start the query again"
             ) from error

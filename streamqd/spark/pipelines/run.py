@@ -42,14 +42,14 @@ class Job:
         return tables.topic_table(self.spark, self.settings, topic, self.archive)
 
     def stream(self, topic: str, **options: str) -> DataFrame:
-        """A topic as a stream: from its first entry unless `startingOffsets` says otherwise."""
+        """Return a topic as a stream, from its first entry unless `startingOffsets` is set."""
         given = of_settings(self.settings) | {"subscribe": topic, "startingOffsets": "earliest"}
         return self.spark.readStream.format("streamq").options(**(given | options)).load()
 
     def sink(self, frame: DataFrame, topic: str, name: str, **options: str) -> DataStreamWriter:
-        """A writer of new rows of a stream into a topic, exactly once; call `start` on it.
+        """Return a writer of new rows of a stream into a topic, exactly once. Call `start` on it.
 
-        `name` is the query's: under it it finds its checkpoint again.
+        `name` is the query's, under which it finds its checkpoint again.
         """
         given = of_settings(self.settings) | {"topic": topic} | options
         return (
@@ -60,17 +60,17 @@ class Job:
         )
 
     def changes(self, frame: DataFrame, topic: str, name: str, **options: str) -> DataStreamWriter:
-        """A writer of an aggregation's changed rows into a topic; call `start` on it.
+        """Return a writer of an aggregation's changed rows into a topic. Call `start` on it.
 
         Spark's own sinks of this kind know no update mode. Rows need a column `key`, unique within
-        a batch: a batch that is done again within a day sends none of them twice.
+        a batch: a batch repeated within a day sends no row twice.
         """
         given = of_settings(self.settings) | {"topic": topic, "idColumn": "dedup"}
         given |= {"dedupWindow": "1d"} | options
         checkpoint = below(self.checkpoints, name)
 
         def send(batch: DataFrame, number: int) -> None:
-            # Of a query that begins anew the numbers begin anew, but not its id.
+            # When a query starts again, its batch numbers start again, but its id is new.
             query = json.loads((checkpoint / "metadata").read_text("utf-8"))["id"]
             dedup = f.concat_ws("/", f.lit(query), f.lit(number), f.col("key").cast("string"))
             rows = batch.withColumn("dedup", dedup)
@@ -85,7 +85,7 @@ class Job:
 
 
 def load(reference: str, folder: Path) -> Callable[[Job], Any]:
-    """The function that `module:function` names; found beside the configuration too.
+    """Return the function named `module:function`, also from the folder of the configuration.
 
     Raises HandlerLoadError.
     """
@@ -99,14 +99,14 @@ def load(reference: str, folder: Path) -> Callable[[Job], Any]:
     except (ImportError, AttributeError) as error:
         raise HandlerLoadError(f"{reference} cannot be loaded: {error}") from error
     if not callable(found):
-        raise HandlerLoadError(f"{reference} is no function")
+        raise HandlerLoadError(f"{reference} is not a function")
     return found  # type: ignore[no-any-return]
 
 
 def run(job: Job, function: Callable[[Job], Any]) -> Any:
-    """Run the function; wait for the streaming queries that it has left running.
+    """Run the function, and wait for the streaming queries that it left running.
 
-    Raises PipelineError for what stops one of them.
+    Raises PipelineError if a query fails.
     """
     returned = function(job)
     queries = job.spark.streams.active

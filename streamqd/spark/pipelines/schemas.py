@@ -18,7 +18,7 @@ _SIMPLE = (
     *("decimal", "string", "binary", "date", "timestamp"),
 )
 _OTHERWISE = {"short", "integer", "long"}  # as PySpark names them
-_OF_QUERIES = "byte"  # rows of a query may have tinyint; payloads may not
+_OF_QUERIES = "byte"  # rows of a query may have tinyint, but payloads may not
 
 
 def unlike(field: StructField) -> str:
@@ -95,9 +95,9 @@ def _check_json(kind: DataType, path: str) -> None:
 
 
 def stored(kind: StructType) -> pa.Schema:
-    """The columns as a Delta table has them; each may be null. Raises Refused for what it cannot.
+    """Return the columns of a Delta table, all nullable. Raises Refused for unsupported columns.
 
-    It tells names by more than their case, as Spark does.
+    Names that differ only in case are duplicates, as in Spark.
     """
     from pyspark.sql.pandas.types import to_arrow_schema
 

@@ -26,21 +26,21 @@ from streamqd.spark.pipelines.run import Job
 from streamqd.spark.pipelines.statements import check
 from streamqd.spark.pipelines.storage import Archive
 
-NAME = "sql"  # of the query; its checkpoint is the folder of that name
-SHOWN_MAX = 20_000  # entries of one batch whose rows are shown: all of them are held at once
-INTERVAL = "1 second"  # between two batches, for whom it goes on
+NAME = "sql"  # of the query, and of its checkpoint's folder
+SHOWN_MAX = 20_000  # shown entries of one batch, all held in memory
+INTERVAL = "1 second"  # between two batches, with `follow`
 
 Show = Callable[[list[str], list[tuple[Any, ...]]], None]
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What is asked, and how."""
+    """A standing query and its options."""
 
     query: str
     mode: str = "append"  # append | update: the rows of an aggregation, each time they change
     start: str = "earliest"  # earliest | latest, without a checkpoint
-    follow: bool = False  # go on for new entries
+    follow: bool = False  # continue with new entries
     target: str = ""  # topic
     partitions: int = 0  # of the target, to create it
     into: str = ""  # table of `archive`
@@ -68,11 +68,11 @@ def run(
     checkpoint: Path | None = None,
     fits: Fits = lambda _: None,
 ) -> Stood:
-    """Ask until all that is there now is done; with `follow` until interrupted.
+    """Run the query until all present entries are processed, with `follow` until interrupted.
 
-    Each batch of rows is given to `show`, unless they go into a topic or a table; `fits` gets the
-    names of their columns before that begins, and may refuse them. Raises Refused or Malformed for
-    a query that cannot be, PipelineError for what stops it.
+    Each batch of rows is given to `show`, unless the rows go into a topic or a table. `fits` gets
+    the names of their columns before that starts, and may refuse them. Raises Refused or Malformed
+    for an invalid query, PipelineError for a failed one.
     """
     check(standing.query)
     if not standing.shown and checkpoint is None:
@@ -139,7 +139,7 @@ def _run(
 def _remembering(
     take: Callable[[DataFrame, int], None], failures: list[Exception]
 ) -> Callable[[DataFrame, int], None]:
-    """What takes batches, and notes what it raises: Spark carries texts only."""
+    """Return a batch function that also stores its errors, because Spark carries only texts."""
 
     def taking(batch: DataFrame, number: int) -> None:
         try:

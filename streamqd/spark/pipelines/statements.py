@@ -1,4 +1,4 @@
-"""Spark's SQL as text: where a statement ends, and whether a password is in it."""
+"""Spark's SQL as text: finds the end of a statement, and passwords in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import dropwhile
 from streamqd.config.secrets import has_password
 from streamqd.errors import Malformed, Refused
 
-# What ends a piece of SQL, by what the piece is: plain, a literal, a name, a comment.
+# The end of a piece of SQL, by its kind: plain, a literal, a name, a comment.
 _STOPS = {
     "": re.compile(r"""/\*(?!\+)|--|(?<!\w)[rR]['"]|['"`;]"""),  # /*+ is a hint, no comment
     "'": re.compile(r"\\.|'", re.DOTALL),
@@ -35,7 +35,7 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([01][0-7]{2})|(
 
 
 class SqlScanner:
-    """Cuts SQL into pieces. Takes it whole, or line by line: no piece ends within two characters
+    """Cuts SQL into pieces. Takes it whole, or line by line: no piece stops within two characters
     that belong together.
     """
 
@@ -44,7 +44,7 @@ class SqlScanner:
         self._depth = 0  # of comments in comments
 
     def pieces(self, text: str) -> Iterator[tuple[str, str]]:
-        """Pieces of a text, each with what it is: a key of _STOPS, or `;`."""
+        """Return the pieces of a text, each with its kind: a key of _STOPS, or `;`."""
         begin = at = 0
         while stop := _STOPS[self.inside].search(text, at):
             at = stop.end()
@@ -60,7 +60,7 @@ class SqlScanner:
         yield self.inside, text[begin:]
 
     def _turn(self, stop: str) -> bool:
-        """Whether a piece ends here; note in what the next one is."""
+        """Return True if a piece stops here, and note the kind of the next one."""
         if not self.inside:
             self.inside = "" if stop == ";" else stop.lower()
             self._depth = 1
@@ -87,7 +87,7 @@ class SqlSplitter:
         self.begun = False  # nothing but space
 
     def add(self, line: str) -> list[str]:
-        """Take a line, with its end; return the statements that end in it."""
+        """Add a line, with its line break. Return the statements that it completes."""
         done: list[str] = []
         for kind, piece in self._scanner.pieces(line):
             if kind == ";":
@@ -102,7 +102,7 @@ class SqlSplitter:
         return done
 
     def rest(self) -> str:
-        """The statement that has no end; empty for comments, unless one of them is not closed."""
+        """Return the unfinished statement, '' if it has only closed comments."""
         closed = self._scanner.inside != "/*"
         return "" if self._blank and closed else "".join(self._pieces).strip()
 
@@ -110,8 +110,8 @@ class SqlSplitter:
 def check(statement: str) -> None:
     """Raise Malformed for a statement that is not UTF-8, Refused for one with a password of Redis.
 
-    Spark shows statements on its pages, and checkpoints keep them. What functions put together is
-    not seen, `concat` of literals aside; so the url of a table must be a literal.
+    Spark shows statements on its pages, and checkpoints keep them. Texts put together by functions
+    are not checked, except `concat` of literals. So the url of a table must be a literal.
     """
     try:
         statement.encode()
@@ -141,7 +141,7 @@ def _has_columns(statement: str) -> bool:
 
 
 def _has_made_url(statement: str) -> bool:
-    """Whether a CREATE TABLE … USING streamq has a url that is no literal."""
+    """True if a CREATE TABLE … USING streamq has a url that is not a literal."""
     tokens = list(_tokens(statement))
     words = " ".join(text if kind == "" else "'" for kind, text in tokens)
     if "using streamq" not in words or ("", "options") not in tokens:
@@ -158,7 +158,7 @@ def _has_made_url(statement: str) -> bool:
 
 
 def _tokens(statement: str) -> Iterator[tuple[str, str]]:
-    """Words and signs, and the values of literals, which come with a `'`; in small letters."""
+    """Return words, signs, and literals marked with `'`. All in lower case."""
     for kind, piece in SqlScanner().pieces(statement):
         if kind in _LITERALS:
             yield "'", _value(kind, piece).lower()
@@ -173,7 +173,7 @@ def _has_password(text: str) -> bool:
 
 
 def _texts(statement: str) -> Iterator[str]:
-    """The values of literals, one for those in a row, which Spark joins; words of all else."""
+    """Return the values of literals, adjacent ones joined as in Spark, and all other words."""
     joined: list[str] = []
     between = _JOINS
     for kind, piece in SqlScanner().pieces(statement):

@@ -1,14 +1,14 @@
-"""An archive: a folder with Delta tables, one of the entries of each topic and those made of them.
+"""An archive: a folder with Delta tables, for each topic its entries and the derived tables.
 
     <archive>/_archive.json                                      names the archive
     <archive>/tables/<topic>/_delta_log/                         what counts, how far it goes
     <archive>/tables/<topic>/date=<d>/partition=<p>/….parquet    entries
-    <archive>/parsed/<topic>/                                    what their payloads say
+    <archive>/parsed/<topic>/                                    their payloads as columns
     <archive>/quarantine/<topic>/                                payloads that are not of the schema
     <archive>/results/<name>/                                    rows of standing queries
 
 A commit adds the files of a batch and carries a note: how far each partition is archived by it.
-The newest note is where the next batch begins. A file that no commit names is not in the archive.
+The next batch starts at the newest note. A file that no commit names is not in the archive.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 NOTE = "streamqd"  # key of the note in a commit's metadata
-MARK = "streamqd.compaction"  # key that tells a commit of ours from those of other programs
+MARK = "streamqd.compaction"  # key that marks a commit of ours, unlike those of other programs
 _SIGN = "_archive.json"  # marks the folder as an archive and names it
 _LOG = "_delta_log"
 _APP = "streamqd"  # of the application transaction, whose version is the number of the batch
@@ -54,7 +54,7 @@ _CONFIGURATION = {
 }
 _MAPPING = "delta.columnMapping.mode"
 _LONG_MAX = (1 << 63) - 1
-_HARMLESS = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}  # files say all the same
+_HARMLESS = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}  # files look the same
 _AMBIGUOUS = re.compile(r"[%#?*\[\]{}\\]")  # in a path: escapes of URLs, patterns of names
 _VERSION = re.compile(r"[0-9]{20}\.|_last_checkpoint$")  # names of files in a log
 _ARROW = re.compile(r"\x1b\[[0-9;]*m|↳")
@@ -62,7 +62,7 @@ _BACKTRACE = re.compile(r"[0-9]+: ")
 
 
 class ArchiveError(SparkError):
-    """The archive is not what its tables say, or cannot be written. The message says where."""
+    """The archive does not match its tables, or cannot be written. The message names the place."""
 
 
 class ArchiveDamagedError(ArchiveError):
@@ -121,10 +121,10 @@ RAW = TableKind("tables", ("date", "partition"), arrow_schema, "id_ms,timestamp"
 
 
 class Archive:
-    """An archive folder. Whoever writes to a topic of it holds the lease on that topic.
+    """An archive folder. A writer to one of its topics must hold the lease on that topic.
 
-    Whatever is written goes through `paths.below`, so no name of a topic leads out of the folder:
-    that is Refused.
+    Every write goes through `paths.below`, so a topic's name cannot lead out of the folder. It
+    raises Refused.
     """
 
     def __init__(self, root: str | Path, *, create: bool = False) -> None:
@@ -142,7 +142,7 @@ class Archive:
             self.id = self._opened(create=create)
         except FileNotFoundError:
             raise Refused(
-                f"there is no archive in {root}; `streamqd pipeline archive` makes one"
+                f"{root} is not an archive; create it with `streamqd pipeline archive`"
             ) from None
         except OSError as error:
             raise Refused(f"{root} cannot be an archive: {error.strerror}") from error
@@ -162,7 +162,7 @@ class Archive:
 
     @property
     def lease_name(self) -> str:
-        """The name of the lease of whoever writes to a topic of it."""
+        """The name of the lease for writing to one of its topics."""
         return f"archive:{self.id[:12]}"
 
     def topics(self) -> list[str]:
@@ -170,12 +170,12 @@ class Archive:
         return self.names(RAW)
 
     def names(self, kind: TableKind) -> list[str]:
-        """Names of the tables of a kind, most of them those of topics."""
+        """Return the names of the tables of a kind, mostly names of topics."""
         folders = [each.parent for each in self.root.glob(f"{kind.folder}/*/{_LOG}")]
         return sorted(each.name for each in folders if NAME.fullmatch(each.name) and _is_made(each))
 
     def folder(self, topic: str, kind: TableKind = RAW) -> Path:
-        """Where the table of a topic is. Raises Refused for what is not the name of a topic."""
+        """Return the folder of a topic's table. Raises Refused for an invalid name."""
         if not NAME.fullmatch(topic):
             raise Refused(f"{topic!r} is not the name of a topic or a table")
         return below(self.root, kind.folder, topic)
@@ -194,9 +194,9 @@ class Archive:
     def derived(
         self, name: str, kind: TableKind, columns: pa.Schema | None = None
     ) -> ArchiveTable | None:
-        """A table that is made of others; with `columns` it is made with these if need be.
+        """Return a derived table, None if it does not exist. With `columns`, create a missing one.
 
-        None when there is none. Raises Refused, ArchiveError.
+        Raises Refused, ArchiveError.
         """
         folder = self.folder(name, kind)
         if columns is not None and not _is_made(folder):
@@ -209,7 +209,7 @@ class Archive:
 class ArchiveTable:
     """The Delta table of a topic, as it was when it was opened or last written to.
 
-    `append` is the fence between two runs: of two that began at the same state one is refused.
+    `append` is the fence between two runs: if two start at the same state, one is refused.
     """
 
     def __init__(self, folder: Path, topic: str, kind: TableKind = RAW) -> None:
@@ -275,7 +275,7 @@ class ArchiveTable:
         return self.kind.partitioned
 
     def divided(self, values: Mapping[str, Any]) -> tuple[str, int]:
-        """Date and partition of a file that has these values; "" and 0 where it has none."""
+        """Return the date and partition of a file with these values, "" and 0 if it has none."""
         date, partition = (*(values[name] for name in self.partitioned), "", 0)[:2]
         return str(date), int(partition or 0)
 
@@ -313,7 +313,7 @@ class ArchiveTable:
             _flush(path)
 
     def unnamed(self, grace: float) -> list[str]:
-        """Names of what no version of the last `grace` seconds names, whatever it is."""
+        """Return the names of all files that no version of the last `grace` seconds names."""
         self.reload()
         with _told(self.folder, "read"):
             return self.delta.vacuum(
@@ -348,9 +348,9 @@ class ArchiveTable:
     ) -> None:
         """Commit a batch: these files are in the archive, which goes as far as `positions`.
 
-        `owed` is what a second table gets next; `batch` the number, one more than the last unless
-        given; `of` the query whose batch it is, and that one's number, as `done` knows them.
-        When it returns, all of it has reached the disk. Raises Refused when another run has
+        `owed` is for the second table, which gets it next. `batch` is the number, by default one
+        more than the last. `of` is the query whose batch it is, and the query's batch number, as in
+        `done`. When it returns, the commit has reached the disk. Raises Refused if another run has
         committed a batch since the table was opened, ArchiveError.
         """
         from deltalake import PostCommitHookProperties
@@ -384,7 +384,7 @@ class ArchiveTable:
         return _columns(self.delta.schema()) == _columns(_delta_schema(columns))
 
     def grow(self, columns: pa.Schema) -> None:
-        """Add the columns that the table lacks. Raises Refused for one that it has otherwise."""
+        """Add the columns that the table lacks. Raises Refused for a column of another type."""
         from deltalake import Schema
 
         have = {each.name.lower(): each for each in self.delta.schema().fields}
@@ -404,7 +404,7 @@ class ArchiveTable:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Commit inside: what is committed has reached the disk, and is looked at, at the end."""
+        """Commit inside. On exit, the commit is flushed to the disk and checked."""
         before = self.version
         with _told(self.folder, "written"):
             yield
@@ -455,7 +455,7 @@ class ArchiveTable:
 def _restored(commit: dict[str, Any]) -> tuple[int, int]:
     """The version and the time (Unix ms) up to which commits count after a restore.
 
-    delta-rs names a `version` or a `datetime` (Unix ms); Spark a `version` or a `timestamp`, a
+    delta-rs has a `version` or a `datetime` (Unix ms). Spark has a `version` or a `timestamp`, a
     text, and the other as null. Raises ArchiveError for anything else.
     """
     try:
@@ -473,8 +473,8 @@ def _restored(commit: dict[str, Any]) -> tuple[int, int]:
         raise ValueError(f"it names no version and no time with a time zone: {given}")
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ArchiveError(
-            f"what version {commit['version']} of the table has restored cannot be read: {error};"
-            " restore that version by its number, as DESCRIBE HISTORY has it"
+            f"the restore in version {commit['version']} of the table cannot be read: {error};"
+            " restore that version by its number, as in DESCRIBE HISTORY"
         ) from error
 
 
@@ -553,7 +553,7 @@ def _action(file: WrittenFile, values: Mapping[str, str]) -> AddAction:
 
 
 def _note(text: Any, topic: str) -> BatchNote:
-    """Raises ArchiveError for what is not a note of this topic."""
+    """Parse a note. Raises ArchiveError if it is not a note of this topic."""
     try:
         found = json.loads(text)
         if found["format"] != FORMAT or found["topic"] != topic:
@@ -582,7 +582,7 @@ def _owed(found: Any) -> Owed | None:
 
 @contextmanager
 def _told(folder: Path, verb: str) -> Iterator[None]:
-    """Say what deltalake raises as a sentence."""
+    """Convert exceptions of deltalake to one sentence."""
     from deltalake.exceptions import CommitFailedError, DeltaError
 
     try:
@@ -594,7 +594,7 @@ def _told(folder: Path, verb: str) -> Iterator[None]:
 
 
 def _one_line(error: Exception) -> str:
-    """What deltalake says: its causes follow, one a line behind an arrow, then a backtrace."""
+    """Return deltalake's message in one line: its causes follow after arrows, then a backtrace."""
     lines = [_ARROW.sub("", each).strip() for each in str(error).strip().splitlines()]
     said = itertools.takewhile(lambda each: not _BACKTRACE.match(each), lines)
     return ": ".join(each for each in said if each) or type(error).__name__
@@ -612,7 +612,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _flush_commit(log: Path, number: int) -> None:
-    """Have a commit reach the disk, and the checkpoint that was made behind it."""
+    """Flush a commit to the disk, and the checkpoint created after it."""
     _flush(log / f"{number:020d}.json")
     for name in (f"{number:020d}.checkpoint.parquet", "_last_checkpoint"):
         with suppress(FileNotFoundError):

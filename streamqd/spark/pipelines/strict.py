@@ -2,8 +2,8 @@
 
 Spark's reader of JSON is lenient: it takes the first of two documents, the last of two names, and
 makes characters of bytes that are not UTF-8. It also computes for hours to round 1e500000000. So
-each payload is read here before Spark sees it: a fast reader proves most of them right, and an
-exact one, which has the sentences, reads the rest.
+each payload is read here before Spark reads it: a fast reader proves most payloads valid, and an
+exact reader, which has the error sentences, reads the rest.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _never(constant: str) -> None:
-    raise ValueError(constant)  # NaN and Infinity are no JSON
+    raise ValueError(constant)  # NaN and Infinity are not JSON
 
 
-# Floats stay as they are written: their exponent tells whether Spark can round them.
+# Floats stay texts: their exponent shows whether Spark can round them.
 _decoder = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_never, parse_float=str)
 
 _Check = Callable[[Any], bool]
 _Fields = Sequence[tuple[str, _Check]]
-_Checks = Sequence[tuple[str, str, _Check]]  # of columns: name, what to say, what must not be
+_Checks = Sequence[tuple[str, str, _Check]]  # of columns: name, error, check for bad values
 
 
 def faults(value: Column, kind: StructType) -> Column:
-    """The `fault` of each payload, for columns of this schema; null where there is none."""
+    """Return the `fault` of each payload, for columns of this schema. Null for a valid one."""
     import pyarrow as pa
     from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
 
@@ -86,7 +86,7 @@ def forbidden(kind: StructType) -> _Checks:
 
 
 def _somewhere(kind: DataType, leaf: type[DataType], check: _Check) -> _Check | None:
-    """The check of a JSON value of which each value of type `leaf` is checked; None without one."""
+    """Return a check of all values of type `leaf` in a JSON value, None if there are none."""
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     if isinstance(kind, leaf):
@@ -132,7 +132,7 @@ def _is_beyond(value: Any) -> bool:
 
 
 def fault(payload: bytes | None, checks: _Checks = ()) -> str | None:
-    """Why a payload is no JSON object, or has what is `forbidden`; None when it is all right."""
+    """Return why a payload is not a JSON object, or fails the checks. None if it is valid."""
     if not payload:
         return "there is no payload"
     found = proven(payload)
@@ -157,10 +157,10 @@ def _fast() -> Callable[[bytes], Any]:
 
 
 def proven(payload: bytes) -> dict[str, Any] | None:
-    """Return the object of a payload that is surely strict JSON; None for one in doubt.
+    """Return the object of a payload that is surely strict JSON, None for a doubtful one.
 
-    The reader is strict but for names that are there twice: it takes the last. They are ruled out
-    by counting: there are at most as many names as colons behind a quote, wherever these are.
+    The reader is strict except for repeated names: it takes the last. Counting excludes these: a
+    payload has at most as many names as it has colons after a quote, in any place.
     """
     try:
         found = _fast()(payload)
@@ -175,7 +175,7 @@ def proven(payload: bytes) -> dict[str, Any] | None:
 
 
 def _names(found: dict[str, Any]) -> int:
-    """The number of names in an object and all that it holds."""
+    """Return the number of names in an object and everything inside it."""
     names = 0
     held: list[Any] = [found]
     while held:

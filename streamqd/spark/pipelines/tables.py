@@ -1,7 +1,7 @@
-"""Topics as tables: what is archived and what is still in Redis, each entry once.
+"""Topics as tables: archived entries and the entries still in Redis, each entry once.
 
-The Delta table decides: what it holds is read from its files, by Spark itself; what lies behind it
-from the stream. It does not matter what Redis has trimmed of the first.
+The Delta table decides: Spark reads its entries from its files, and later entries from the stream.
+Archived entries may be trimmed from Redis at any time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def cold(spark: SparkSession, topic: str, table: ArchiveTable | None) -> DataFra
 
 
 def read_files(spark: SparkSession, table: ArchiveTable, files: Sequence[WrittenFile]) -> DataFrame:
-    """The rows of these files of a table, with all of its columns."""
+    """Return the rows of some files of a table, with all its columns."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     schema = from_arrow_schema(arrow_columns(table))
@@ -72,7 +72,7 @@ def hot(
     *,
     fail: bool = True,
 ) -> DataFrame:
-    """What Redis holds of a topic behind what a table holds. `options` are those of the source."""
+    """Return a topic's entries in Redis after those in a table. `options` are the source's."""
     given = {**options, "includeHeaders": "true", "includeFields": "true"}
     if table is not None:
         given["startingOffsets"] = starts_behind(given, topic, table, fail=fail)
@@ -83,10 +83,10 @@ def hot(
 def starts_behind(
     options: Mapping[str, str], topic: str, table: ArchiveTable | None, *, fail: bool = True
 ) -> str:
-    """Where reading begins behind what a table holds, as the option startingOffsets has it.
+    """Return startingOffsets for reading the entries that follow a table.
 
-    With the counts of the table: an id alone does not tell whether what is gone behind it was
-    archived. Raises DataLossError when it was not, unless told not to `fail`.
+    Includes the counts of the table, because an id alone does not show whether trimmed entries were
+    archived. Raises DataLossError if they were not, unless `fail` is False.
     """
     catalog = Catalog(read_options({**options, "subscribe": topic}, os.environ))
     facts = catalog.facts(catalog.places())
@@ -121,8 +121,8 @@ def tiered(
 ) -> DataFrame:
     """The same, by the options of the data source. Read it soon: it does not see later archiving.
 
-    The table is opened before the streams are asked, so what is archived in between is still taken
-    from Redis. Should it be trimmed already, the table has grown, and is opened again.
+    The table is opened before the streams are read, so entries archived in between are still read
+    from Redis. If they are already trimmed, the table has grown, and is opened again.
     """
     if tier not in ("all", "hot", "cold"):
         raise Refused(f"tier is all, hot or cold, not {tier}")
@@ -131,7 +131,7 @@ def tiered(
         raise Refused(f"over an archive, {bounds[0]} is a condition on timestamp or id_ms")
     if archive is None:
         if tier == "cold":
-            raise Refused("what is archived cannot be read without an archive")
+            raise Refused("archived entries cannot be read without an archive")
         return hot(spark, options, topic, None)
     if tier == "cold":
         # Options are checked as for the others, but no address is needed.
@@ -158,7 +158,7 @@ def letter_table(spark: SparkSession, settings: config.Settings, topic: str) -> 
 
 
 def view_name(kind: str, name: str) -> str:
-    """The name of a view: `topic_access`, `dlq_access`; other characters become `_`."""
+    """Return the name of a view: `topic_access`, `dlq_access`. Other characters become `_`."""
     return f"{kind}_" + re.sub(r"\W", "_", name)
 
 
@@ -180,7 +180,7 @@ def make_views(
     *,
     stream: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Make the views that a query names; return their names. Raises Refused for a clash.
+    """Make the views that a query names. Return their names. Raises Refused for a clash.
 
     SHOW TABLES and SHOW VIEWS name all. Views of streams with the options of `stream`, when that is
     given.

@@ -1,11 +1,11 @@
 """The stream that the archive runs: Spark's tasks write entries into files, its rows are the files.
 
-No entry enters Java: the Python task that reads a range of a topic writes its Parquet files too,
-and gives a row for each. A task that is tried again writes other files; those of the try that
-Spark took are in its rows, and no table ever names the others.
+No entry enters Java: the Python task that reads a range of a topic also writes its Parquet files,
+and returns a row for each. A repeated task writes other files. Only the files of the attempt that
+Spark accepted are in the rows, and no table names the other files.
 
-An offset of the stream is the number of a batch, no more: where a batch begins is asked of the
-table. So whatever a checkpoint says, no entry is archived twice, and none is left out.
+An offset of the stream is only the number of a batch. The start of a batch is read from the table.
+So no entry is archived twice, and none is left out, for any content of a checkpoint.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FORMAT = "streamq_files"
 FOLDER = "folder"  # option: of the table
 COLUMNS = rows.columns(dead=False, headers=True, fields=True)
 STORED = tuple(column for column in COLUMNS if column.name not in ("topic", "partition"))
-# A row is a file; or, without a path, where a task ended (`last`); or what is planned.
+# A row is a file, or (without a path) the position where a task stopped (`last`), or the plan.
 _DDL = (
     "path string, date string, partition int, rows bigint, size bigint, first string, last string,"
     " planned string"
@@ -58,7 +58,7 @@ class FileSource(DataSource):
 
 
 class PlanPartition(InputPartition):
-    """The task that only says what is planned; there is one in each batch, also without entries."""
+    """The task that only returns the plan. There is one in each batch, even without entries."""
 
     def __init__(self, planned: str) -> None:
         super().__init__(planned)
@@ -75,7 +75,7 @@ class PartPartition(InputPartition):
 
 
 class FileStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans batches behind the table, until all is in it that was there at the start."""
+    """Plans batches after the table, until it has all entries present at the start."""
 
     def __init__(self, options: ReadOptions, folder: Path) -> None:
         self.options = options
@@ -92,14 +92,14 @@ class FileStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = {place: each.latest for place, each in self._facts().items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802, ARG002
-        """The number of the next batch; the last one's when there is nothing for another."""
+        """Return the number of the next batch, or of the last one if there are no more entries."""
         table = self._table()
         if not batches.waiting(table.positions, self._target, self._facts()):
             return start
         return {"batch": table.note.batch + 1}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:  # noqa: ARG002
-        """The tasks of a batch. Raises DataLossError for what is gone, unless that is allowed."""
+        """Return the tasks of a batch. Raises DataLossError for a loss, unless it is allowed."""
         facts = self._facts()
         starts = batches.waiting(self._table().positions, self._target, facts)
         stretches = []
