@@ -379,6 +379,8 @@ def test_names_are_completed(file: Path, at: At, link: Connection, keys: Keys) -
     link.execute("HSET", keys.meta("access"), "group:hits", 3)
     link.execute("SADD", keys.registry(), "bad name", "../x", b"\xff", "audit")
     link.execute("ZADD", keys.members("default"), 1, "web-1", 2, "web\n2")
+    for name in ("nightly", "a\nb"):
+        link.execute("HSET", keys.schedule_index(), name, "default file access 0")
     shell = BashComplete(cli, {}, "streamqd", "_STREAMQD_COMPLETE")
 
     def offered(*words: str) -> list[str]:
@@ -395,6 +397,9 @@ def test_names_are_completed(file: Path, at: At, link: Connection, keys: Keys) -
     assert offered("forget", "w") == ["web-1"]
     assert offered("move", "access/0/hits", "w") == ["web-1"]
     assert offered("pause", "acc") == ["access"]
+    assert offered("schedule", "show", "") == ["nightly"]
+    assert offered("schedule", "resume", "nightly", "n") == ["nightly"]
+    assert offered("schedule", "list", "--topic", "ac") == ["access"]
     assert offered("move", "access/1") == ["access/1/hits"]
     assert offered("why", "acc") == ["access"]
     assert offered("why", "access/1") == ["access/1", "access/1/hits"]
