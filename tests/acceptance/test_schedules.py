@@ -181,6 +181,29 @@ def test_a_clock_that_is_set_back_repeats_no_tick(
             assert daemon.stop() == 0
 
 
+def test_full_memory_delays_ticks_and_loses_none(
+    fresh_server: ProcessServer, tmp_path: Path
+) -> None:
+    """The server refuses writes for some ticks: they follow, each once, and the log stays short."""
+    with daemons(tmp_path, fresh_server.url) as make:
+        daemon = make()
+        daemon.write_config(schedules=[every_second("tick", misfire="all")])
+        with daemon:
+            wait_ticks(daemon, "tick", 2)
+            daemon.link.execute("CONFIG", "SET", "maxmemory", "1mb")
+            begun, lines = server_unix_ms(daemon.store), len(daemon.tail(10_000).splitlines())
+            before = ticks(daemon)["tick"]
+            wait_until(
+                lambda: server_unix_ms(daemon.store) > begun + 8 * SECOND, timeout=60.0, every=0.1
+            )
+            assert len(ticks(daemon)["tick"]) <= len(before) + 1
+            assert len(daemon.tail(10_000).splitlines()) < lines + 20
+            daemon.link.execute("CONFIG", "SET", "maxmemory", "0")
+            wait_ticks(daemon, "tick", len(before) + 12)
+            assert_each_once(ticks(daemon)["tick"])
+            assert daemon.stop() == 0
+
+
 SLOW_WORK = """
 import time
 from streamqd import handler
