@@ -1,10 +1,10 @@
 """Write the reference pages that come from the code, two pictures, and etc/streamq.toml.
 
     python docs/generate.py            write them
-    python docs/generate.py --check    only tell which are not current; exit code 1 if any is
+    python docs/generate.py --check    only report outdated pages; exit code 1 if there are any
 
-Whoever changes a setting, a metric, a script, a log event, a key, an error or a verb runs it once;
-a test compares.
+Run it after a change of a setting, a metric, a script, a log event, a key, an error or a command. A
+test compares the pages.
 """
 
 from __future__ import annotations
@@ -54,11 +54,12 @@ def configuration() -> str:
         "Configuration",
         "streamqd/config",
         """
-One TOML file. The command line overrides the environment, which overrides the file, which
-overrides the defaults. `streamqd config show` prints what is in force, `streamqd check` names every
-problem at once, `streamqd config schema` prints a JSON schema for editors.
+The configuration is one TOML file. The command line overrides the environment, which overrides the
+file, which overrides the defaults. `streamqd config show` prints the effective settings,
+`streamqd check` reports all problems, and `streamqd config schema` prints a JSON schema for
+editors.
 
-Below is `etc/streamq.toml`: every setting with its meaning, its limits and its default.
+The file `etc/streamq.toml` contains every setting with its meaning, limits and default:
 """,
         f"```toml\n{config.reference_toml().strip()}\n```",
     )
@@ -74,24 +75,24 @@ def metrics() -> str:
         "Metrics and health",
         "streamqd/metrics",
         """
-The housekeeper serves them over HTTP where `http.bind` says (`127.0.0.1:9464`).
+The housekeeper serves HTTP endpoints at the address `http.bind` (default `127.0.0.1:9464`).
 
-| Path | Answers |
+| Path | Response |
 | --- | --- |
 | `/metrics` | The metrics below, for Prometheus. |
-| `/livez` | Whether supervisor and housekeeper move. Does not depend on Redis. |
-| `/startupz` | Whether the start is over. |
-| `/readyz` | Owning or standing by, also after `streamqd drain`; Redis answers; not stopping. |
-| `/status` | What this instance owns and does, as JSON. |
-| `/` | The same as one page for people, read only. |
+| `/livez` | 200 if supervisor and housekeeper make progress. Independent of Redis. |
+| `/startupz` | 200 if the start is finished. |
+| `/readyz` | 200 while working or on standby, with Redis. After `streamqd drain`, it stays ready. |
+| `/status` | The partitions of this instance and their state, as JSON. |
+| `/` | The same as a read-only HTML page. |
 
-The three health paths answer 200 or 503, with the reasons as JSON.
+The three health endpoints return 200 or 503, with the reasons as JSON.
 """,
         _table(("Metric", "Kind", "Labels", "Meaning"), rows),
         """
-The label `consumer` is the instance. Metrics without it say something about Redis, so every
-instance that reads the partition reports the same: take `max by (topic, partition)` of them.
-Counters begin again with the supervisor, not with a worker: a crash loses none.
+The label `consumer` is the instance. Metrics without that label describe Redis, and every instance
+that reads the partition reports the same value: use `max by (topic, partition)`.
+Counters restart with the supervisor. A crash of a worker does not reset them.
 """,
     )
 
@@ -103,9 +104,9 @@ def log_events() -> str:
         "streamqd/logs/events.py",
         """
 The daemon writes to standard error: text on a terminal, JSON lines otherwise (`log.format`). Each
-line begins with an event from this list, in JSON the field `event`. The words stay the same over
-versions. State changes are logged, loops are not, payloads never. What handlers print or log passes
-through untouched.
+line starts with an event from this list (in JSON, the field `event`). Event names stay the same
+across versions. State changes are logged. Repeated steps and payloads are not. See
+[Logging](../how-to/logging.md) for log records of handlers.
 """,
         _table(("Event", "Meaning"), ((f"`{word}`", text) for word, text in logs.EVENTS.items())),
     )
@@ -127,20 +128,20 @@ def lua() -> str:
         if script.args:
             parts.append(_table(("Argument", "Type", "Meaning"), arguments))
         answers = ((f"`{word}`", text) for word, text in script.returns.items())
-        parts.append(_table(("Answer", "Meaning"), answers))
+        parts.append(_table(("Reply", "Meaning"), answers))
         if script.entry_returns:
             each = ((f"`{word}`", text) for word, text in script.entry_returns.items())
             parts.append(_table(("For each entry", "Meaning"), each))
         parts.append(f"Cost: {script.cost}  \nRepeat: {script.repeat}")
     return _page(
-        "Scripts",
+        "Lua scripts",
         "the headers of lua/*.lua",
         """
-Each transition of a message or a lease is one Lua script: it does all of it, or refuses and has
-written nothing. In key names `T` is the topic, `i` the partition, `G` the group. Answers are a word
-and what belongs to it; `[2]` is the second element.
+Each transition of a message or a lease is one Lua script. A script completes the transition, or
+refuses it and writes nothing. In key names, `T` is the topic, `i` the partition, `G` the group. A
+reply is a word with its values, and `[2]` is the second element.
 
-A script whose meaning changes gets a new name, so old and new daemons can run side by side.
+A script with a new meaning gets a new name, so that old and new daemons can run together.
 """,
         *parts,
     )
@@ -168,14 +169,15 @@ def keys() -> str:
         example = getattr(Keys(), name)(*(samples[each] for each in wanted))
         rows.append((example, inspect.getdoc(method) or ""))
     return _page(
-        "Keys",
+        "Redis keys",
         "streamqd/store/keys.py",
         """
-The prefixes are settings (`[keys]`); these are the defaults. All keys of one partition carry the
-same hash tag, here `{access:p:3}`, so a script can use them together on a Redis Cluster too.
-`access` stands for a topic, `3` for a partition, `hits` for a group, `default` for a fleet.
+The prefixes are settings (`[keys]`), shown with their defaults. All keys of one partition have the
+same hash tag, here `{access:p:3}`, so that a script can use them together on a Redis Cluster.
+In the table, `access` stands for a topic, `3` for a partition, `hits` for a group, `default` for a
+fleet.
 """,
-        _table(("Key", "What it is"), ((f"`{key}`", text) for key, text in sorted(rows))),
+        _table(("Key", "Contents"), ((f"`{key}`", text) for key, text in sorted(rows))),
     )
 
 
@@ -195,11 +197,11 @@ def error_tree() -> str:
     return _page(
         "Errors",
         "streamqd/errors.py",
-        "What streamqd raises on purpose. Catch a base to catch all below it.",
-        _table(("Error", "Is a", "Means"), rows),
+        "streamqd raises these exceptions. To catch a whole family, catch its base class.",
+        _table(("Error", "Base class", "Meaning"), rows),
         """
-What handlers raise to say how they ended, `Retry` and `Dead`, are not errors: see
-[write a handler](../how-to/write-a-handler.md#acknowledge-retry-or-reject).
+`Retry` and `Dead`, which handlers raise to choose the outcome, are not errors: see
+[Write a handler](../how-to/write-a-handler.md#acknowledge-retry-or-reject).
 """,
     )
 
@@ -219,21 +221,21 @@ def checks() -> str:
             if check.area == area
         )
         parts.append(f"## {area.capitalize()}")
-        parts.append(_table(("Check", "Severity", "Looks for", "Reads"), rows))
+        parts.append(_table(("Check", "Severity", "Finding", "Reads"), rows))
     needs = ((need.name.lower(), need.value) for need in diagnosis.Need)
     return _page(
-        "Checks",
+        "Doctor checks",
         "streamqd/admin/diagnosis",
         """
-What `streamqd doctor` looks for: see [diagnose](../how-to/diagnose.md). The ids stay the same over
-versions. A problem loses messages, holds them, or leaves them unguarded; a warning becomes one, or
-costs more than it should; a note does not change the exit code.
+`streamqd doctor` runs these checks: see [Diagnose a deployment](../how-to/diagnose.md). Their IDs
+stay the same across versions. A problem loses, blocks or endangers messages. A warning can become a
+problem, or costs more than necessary. A note does not change the exit code.
 """,
         *parts,
-        "## What it costs",
+        "## Cost",
         """
-Facts are read once for all checks that need them, in exchanges of at most 256 commands; `--only`
-reads what is needed and nothing else.
+Facts are read once for all checks, in pipelines of at most 256 commands. `--only` reads only the
+facts that its checks need.
 """,
         _table(("Reads", "Cost"), needs),
     )
@@ -245,16 +247,15 @@ def cli() -> str:
         "Command line",
         "streamqd/cli",
         """
-The global options stand before the verb. Every verb takes `--json` and `--help`. What a verb's end
-means is in [exit codes](exit-codes.md). A short option means the same in every verb: `-n` is
-`--limit`, `-p` `--partition`, `-g` `--group`, `-k` `--key`.
+Global options come before the command. Every command accepts `--json` and `--help`. See
+[Exit codes](exit-codes.md) for their meaning. A short option has the same meaning in every command:
+`-n` is `--limit`, `-p` `--partition`, `-g` `--group`, `-k` `--key`.
 
-A terminal gets colours; `NO_COLOR`, `TERM=dumb` and `--no-color` switch them off, `--color`
-switches them on against `NO_COLOR`. Pipes and JSON never have any.
+Output on a terminal has colors. `NO_COLOR`, `TERM=dumb` and `--no-color` disable them. `--color`
+overrides `NO_COLOR`. Pipes and JSON never have colors.
 
-Verbs, options, and the names of topics, groups and instances complete in a shell. The names are
-asked of Redis, as the configuration of the command line says; when it does not answer within a
-second, none are offered.
+Commands, options, and the names of topics, groups and instances complete in a shell. The names come
+from the Redis of the configuration. If it does not answer within a second, no names are offered.
 
 ```sh
 eval "$(_STREAMQD_COMPLETE=bash_source streamqd)"     # in ~/.bashrc
@@ -309,9 +310,10 @@ def python() -> str:
         "Python API",
         "streamqd/__init__.py",
         """
-What `from streamqd import ...` offers; everything else may change between releases. The package is
-typed (`py.typed`). How to use it is in [write a handler](../how-to/write-a-handler.md) and
-[produce messages](../how-to/produce-messages.md).
+These names can be imported with `from streamqd import ...`. Everything else may change between
+releases. The package is typed (`py.typed`). For its use, see
+[Write a handler](../how-to/write-a-handler.md) and
+[Produce messages](../how-to/produce-messages.md).
 """,
         *public_api.parts(),
     )
