@@ -44,7 +44,7 @@ from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 
 LINK_TIMEOUT = 5.0
-DOUBT_SECONDS = 0.3  # after which a silent connection is doubted: nothing is lost with it
+DOUBT_SECONDS = 0.3  # after which a silent connection is doubted, at no risk
 AWAY_FIRST, AWAY_LONGEST = 0.5, 5.0  # seconds between two tries while Redis is away
 SUMMARY_LIFE = 10.0  # seconds, five times its interval
 NOT_AT_WORK = (WorkerState.GONE, WorkerState.BOOTING)
@@ -53,8 +53,9 @@ _AWAY = (RefusalKind.AWAY, RefusalKind.BUSY, RefusalKind.LOGIN)
 
 
 class Task:
-    """Something done again and again. `run` returns in how many seconds it wants to come back
-    sooner than `every`, or None."""
+    """A periodic task. `run` returns the seconds after which to run it again if that is sooner
+    than `every`, or None.
+    """
 
     def __init__(self, name: str, every: float, run: Callable[[], float | None]) -> None:
         self.name = name
@@ -65,7 +66,7 @@ class Task:
 
 
 class Housekeeper:
-    """The tasks, their times, and what happens when one fails."""
+    """The tasks, their due times, and the handling of failures."""
 
     def __init__(self, board: Scoreboard, settings: Settings, control: socket.socket) -> None:
         self._board = board
@@ -160,7 +161,7 @@ class Housekeeper:
         return 0
 
     def _look(self) -> None:
-        """Notice what this instance owns now, and which workers are at work."""
+        """Note which units this instance owns now, and which workers are running."""
         slots = self.view.owned()
         owned = [unit for _, unit in slots]
         idle = [slot.state in NOT_AT_WORK for slot, _ in slots]
@@ -183,7 +184,7 @@ class Housekeeper:
         for task in self._tasks:
             if task.due > time.monotonic():
                 continue
-            # A task gives way after a moment, so a housekeeper that makes progress is never silent.
+            # Tasks yield after TURN_SECONDS, so a housekeeper that makes progress is never silent.
             self._board.housekeeper_progress_ns = now_ns()
             try:
                 sooner = task.run()
@@ -206,7 +207,7 @@ class Housekeeper:
                 task.due = time.monotonic() + (every if sooner is None else min(every, sooner))
 
     def _probe(self) -> None:
-        """Ask for the time. Only its success proves that Redis is back: others may ask nothing."""
+        """Read the server's time. Only its success proves that Redis is back."""
         ask_time(self._store.connection, self.view, self._store.keys.registry())
         self._away.recovered(address=self._store.connection.address)
         self.view.redis_up = True
@@ -220,9 +221,9 @@ class Housekeeper:
         return sooner
 
     def _lost(self, error: Exception, *, away: bool = True) -> None:
-        """Let everything wait: the next task tries again, later and later.
+        """Delay all tasks. The next attempt follows after a wait that grows.
 
-        At once when Redis is not `away`: it has answered another connection a moment ago.
+        It follows immediately unless Redis is `away`, because another connection was answered.
         """
         self.view.redis_up = False
         self._away.failed(address=self._store.connection.address, error=str(error))

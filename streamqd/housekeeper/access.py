@@ -46,7 +46,7 @@ class Access:
         return answer
 
     def names_us(self, host: str) -> bool:
-        """Whether the Host of a request, '' when it has none, can only mean this address."""
+        """Return True if the Host of a request ('' for none) can only mean this address."""
         if self._hosts is None or not host:
             return True
         if host.startswith("["):
@@ -79,7 +79,7 @@ class Access:
         return HttpResponse(status, (json.dumps(document) + "\n").encode(), JSON_TYPE)
 
     def allows(self, request: HttpRequest) -> bool:
-        """Whether a request has the token, or none is asked for.
+        """Return True if a request has the token, or no token is required.
 
         The file is read each time, so that a new token needs no restart. If it is empty or missing,
         all requests are refused.

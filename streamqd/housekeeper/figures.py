@@ -1,4 +1,4 @@
-"""Measuring in Redis what metrics, status and health show."""
+"""Measures in Redis the figures of metrics, status and health."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Found = TypeVar("Found")
 
 
 def ask_time(link: Connection, view: MetricsView, key: str) -> None:
-    """Note the server's clock: instants of the server are compared with nothing else.
+    """Note the server's clock: times of the server are compared only with this clock.
 
     It reads `key` too: a server that is loading answers TIME and refuses all other commands.
     """
@@ -78,7 +78,7 @@ def _letters(
     refusals: Refusals,
     isolate: Isolate[tuple[str, int]],
 ) -> Generator[None, None, dict[tuple[str, int], statistics.LetterCount]]:
-    """Count dead letters by group, where there are some: pages of each partition in turn.
+    """Count dead letters by group, if there are any: pages of each partition in turn.
 
     Counted letters stay counted, so that only new ones are read. Starts no page later than
     LETTERS_SECONDS after the first one. The next measurement continues.

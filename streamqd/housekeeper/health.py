@@ -1,4 +1,4 @@
-"""Whether the instance lives, has started, is ready: pure looks at the view.
+"""Health of the instance: alive, started, ready. Reads only the view.
 
 Liveness never depends on Redis: a service manager that restarts a daemon because Redis is down
 makes things worse.

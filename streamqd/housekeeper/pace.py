@@ -1,6 +1,6 @@
 """The current pace of work: arriving messages, changes of the lag, durations of handlers.
 
-Counters cover the time since the start, but people who look want the last minute. All figures here
+Counters cover the time since the start, but operators want the last minute. All figures here
 fade with time, and only the housekeeper keeps them.
 """
 
@@ -18,13 +18,13 @@ from streamqd.model import Unit
 from streamqd.scoreboard import BUCKETS, WorkerSlot, now_ns
 
 TREND_SECONDS = 20.0  # a trend is an average that forgets over about this long
-DRIFT_LOOKS = 7  # a drift is the middle of the changes between so many looks
+DRIFT_LOOKS = 7  # a drift is the median of the changes between this number of looks
 LATENCY_SECONDS = 60.0
 QUIET = 0.01  # runs; below this number no durations are reported
 
 
 class Trend:
-    """How fast numbers change per second, smoothed. None before the second look."""
+    """The change of numbers per second, smoothed. None before the second look."""
 
     def __init__(self, seconds: float = TREND_SECONDS) -> None:
         self._seconds = seconds
@@ -53,7 +53,7 @@ class Trend:
 
 
 class Drift:
-    """How fast numbers mostly change per second: the middle of the last changes.
+    """The typical change of numbers per second: the median of the last changes.
 
     A burst is one change among many, but it would raise an average for a long time.
     None before the third look, as one change alone may be a burst.
@@ -99,7 +99,7 @@ class Latency:
     def __init__(self) -> None:
         self._last: dict[int, tuple[list[int], float, int]] = {}
         self._kept: dict[int, tuple[list[float], float]] = {}
-        self._ran: dict[int, int] = {}  # when the last run of a slot finished, as far as looks show
+        self._ran: dict[int, int] = {}  # when the last run of a slot finished, as seen by the looks
 
     def observe(self, index: int, counts: list[int], total: float, now: int) -> None:
         """Take a slot's histogram as it is at `now`: runs per bucket and their sum in seconds."""
@@ -126,7 +126,7 @@ class Latency:
 
 
 def _quantile(counts: Sequence[float], share: float) -> float:
-    """The upper bound of the bucket in which a quantile lies."""
+    """Return the upper bound of the bucket that contains a quantile."""
     wanted = math.fsum(counts) * share
     seen = 0.0
     for bound, count in zip(BUCKETS, counts, strict=False):

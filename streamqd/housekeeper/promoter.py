@@ -25,9 +25,9 @@ from streamqd.store.store import Store
 
 PAGE = 32  # entries moved by one script, in less than 0.5 ms
 ROUNDS_MAX = 64  # scripts for one target in one turn
-POLL_SECONDS = 1.0  # how old the next due time may be where something is delayed, or was lately
-LIVELY_SECONDS = 60.0  # how long ago is lately
-LOOK_SECONDS = 0.2  # how often the hints of the workers are read, and all targets gone through
+POLL_SECONDS = 1.0  # age limit of the next due time at a target with delayed messages
+LIVELY_SECONDS = 60.0  # how long after its last delayed message a target counts as active
+LOOK_SECONDS = 0.2  # how often the hints of the workers are read, and all targets are checked
 
 Target = TypeVar("Target", bound=Hashable)
 P = ParamSpec("P")
@@ -40,12 +40,12 @@ class Promoter(Generic[Target]):
     The reply to a move contains the next due time, so a message that is delayed for more than a
     second is moved on time. A worker that delays a message shows its due time in its slot. Messages
     from other sources (a send with a delay, a retry that an operator hastens, a worker whose reply
-    was lost) are found within a second if the target has delayed messages, or had some within the
+    was lost) are found within a second if the target has delayed messages, or had any within the
     last minute. A quiet target is not asked. The figures, measured every three seconds, show when
     that changes.
 
     Only a look goes through all targets. Between two looks, only the targets with messages due
-    before the next look count, so a busy target costs nothing at the others.
+    before the next look count, so a busy target adds no cost for the others.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Promoter(Generic[Target]):
         self._wanted: set[Target] = set()  # targets to ask immediately
         self._near: dict[Target, int] = {}  # due times before the next look
         self._asked: dict[Target, float] = {}  # when a script has asked last
-        self._lively: dict[Target, float] = {}  # when something was delayed last
+        self._lively: dict[Target, float] = {}  # when the target last had delayed messages
         self._due: dict[Target, int | None] = {}
         self._learnt_ns: dict[Target, int] = {}  # how old `_due` is
         self._hinted: dict[Target, int] = {}  # the hint that was followed last
@@ -135,7 +135,7 @@ class Promoter(Generic[Target]):
         return found
 
     def _wants(self, target: Target, hint: int, clock: float, now: int) -> bool:
-        """Whether something is due `now`, or may be."""
+        """Return True if a message is due `now`, or may be."""
         asked = self._asked.get(target)
         if asked is None:
             return True

@@ -36,10 +36,10 @@ class GroupWalk(NamedTuple):
 
 
 class Reclaimer:
-    """Raises the flag in the slots of workers that have something to claim.
+    """Raises the flag in the slots of workers that have entries to claim.
 
-    A long list is read on page by page. Whenever the consumers are listed its beginning is read
-    again, for the oldest entries are there, and they are idle first.
+    A long list is read page by page. Each listing of the consumers also reads its first page
+    again, because the oldest entries are there, and they become idle first.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Reclaimer:
 
 
 def _foreign(unit: Unit, key: str, pending: list[Any], slot: WorkerSlot) -> list[GroupWalk]:
-    """Return the walks through what other consumers hold of a stream."""
+    """Return the scans of the pending entries of other consumers in a stream."""
     held = {name: int(count) for name, count in pending[3] or () if name}
     if int(pending[0]) > sum(held.values()):
         _raise_flag(slot, unit, b"")

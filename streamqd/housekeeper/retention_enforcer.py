@@ -49,7 +49,7 @@ class RetentionEnforcer:
     ) -> Generator[None, None, bool]:
         """Drop a bounded number of entries, a write at a step.
 
-        Returns whether there is more to drop at once.
+        Returns True if there is more to drop now.
         """
         losses: Counter[Loss] = Counter()
         try:

@@ -18,7 +18,7 @@ MOVES_SECONDS = 60.0
 
 
 class Scheduler:
-    """What the housekeeper does for schedules."""
+    """The housekeeper's work for schedules."""
 
     def __init__(
         self, store: Store, view: MetricsView, settings: Settings, isolate: Isolate[TopicPartition]

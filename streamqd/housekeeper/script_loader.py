@@ -1,7 +1,7 @@
 """Loading into the server the scripts of producers, who may be forbidden to bring their own.
 
-A producer whose user has EVALSHA and not EVAL can send once the server knows
-the scripts. A restart of the server, and SCRIPT FLUSH, forget them.
+A producer whose user may run EVALSHA but not EVAL can send once the server has the scripts.
+A restart of the server, or SCRIPT FLUSH, removes them.
 """
 
 from __future__ import annotations

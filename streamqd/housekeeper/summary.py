@@ -179,7 +179,7 @@ class Summary:
         }
 
     def _failures(self, slot: WorkerSlot) -> list[dict[str, Any]]:
-        """What went wrong lately: the class of the error, how often, how long ago."""
+        """Return the recent failures: class of the error, count, age."""
         now = now_ns()
         return [
             {
@@ -213,7 +213,7 @@ def _seconds_since(at_ns: int) -> float:
 
 
 def _waits(slot: WorkerSlot) -> dict[str, Any]:
-    """What keeps a worker from beginning anything, and for how long."""
+    """Return why a worker starts no run, and for how long."""
     waits = slot.waits.read()
     seconds = max(0.0, (waits.until_ns - now_ns()) / 1e9) if waits.until_ns else None
     return {
@@ -226,7 +226,7 @@ def _waits(slot: WorkerSlot) -> dict[str, Any]:
 
 
 def _recovery(slot: WorkerSlot) -> dict[str, int]:
-    """How far a worker is with the suspects of a crash or a lost host: see `policy/rounds.py`."""
+    """Return the progress with the suspects of a crash or a lost host: see `policy/rounds.py`."""
     left = slot.suspects_left if slot.pid else 0
     return {
         "suspects_left": left,

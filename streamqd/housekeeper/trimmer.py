@@ -1,4 +1,4 @@
-"""Removing what every group has acknowledged and nothing retains.
+"""Removes entries that every group has acknowledged and that no retention keeps.
 
 Retry streams keep no acknowledged entry, partitions keep the entries that their topic retains.
 The retention enforcer removes entries that a topic allows to be lost, at the end of each run.
@@ -25,7 +25,7 @@ from streamqd.store.store import Store
 
 PAGE = 4_000  # entries removed by one script, at most
 ROUNDS_MAX = 50  # scripts for one stream before the streams are listed again
-SOON = 1.0  # seconds until the next run where an acknowledged entry is to go at once
+SOON = 1.0  # seconds until the next run where an acknowledged entry is removed immediately
 
 
 class Trimmer:
@@ -85,7 +85,7 @@ class Trimmer:
 
     def _places(self, owned: list[Unit]) -> dict[TopicPartition, Topic]:
         """The partitions to look at, with the settings of their topics."""
-        # Who only reads dead letters need not know the groups of the partition.
+        # A reader of dead letters alone does not need the groups of the partition.
         wanted = {(unit.topic, unit.partition) for unit in owned if not unit.reads_letters}
         for name in self._configured:
             topic = self._topics.get(name)
@@ -102,7 +102,7 @@ class Trimmer:
     def _streams(
         self, owned: list[Unit], places: dict[TopicPartition, Topic]
     ) -> list[TopicPartition | Unit]:
-        """Partitions (as places) and retry streams (as units) that may hold something to trim."""
+        """Return partitions (as places) and retry streams (as units) that may need trimming."""
         figures = self._view.units
         return [
             *(place for place, topic in places.items() if topic.retention.bounded),

@@ -1,7 +1,7 @@
-"""Schedules: when a message is due, what becomes of ticks that were missed, and who declares them.
+"""Schedules: due times of messages, handling of missed ticks, and the owners of declarations.
 
-`ticks` computes due times, without Redis and without a clock. Other modules know neither cron nor
-time zones. How a due tick becomes a message is the scripts' part, in one step each.
+`ticks` computes due times, without Redis and without a clock. Only it deals with cron and time
+zones. The scripts turn a due tick into a message, in one step each.
 """
 
 from __future__ import annotations

@@ -33,18 +33,18 @@ from streamqd.store.schedules import (
 from streamqd.store.scripts import Call
 from streamqd.store.store import Store
 
-LOOK_SECONDS = 1.0  # how often the places are read, and a place that has nothing due is asked
+LOOK_SECONDS = 1.0  # how often the places are read, and an idle place is checked
 STAGGER_MS = 300  # milliseconds by which instances that do not own a partition fire later
 PAGE = 128  # schedules of one page
 BYTES_MAX = 256 << 10  # of messages in one script, and one more
-REST_SECONDS = 5.0  # after a place was refused: its topic is gone, or a key is of a wrong type
+REST_SECONDS = 5.0  # after a refusal: the topic does not exist, or a key is of a wrong type
 TURN_SECONDS = 0.3  # how long a turn takes before the others have theirs
 CACHE_MAX = 20_000
 _MOVED_ON = ("FIRED", "SKIPPED", "SENT", "OVERLAP")  # words of schedule_fire
 
 
 class Outcome(NamedTuple):
-    """What became of one tick, for the metrics. `reason` is '' for a message that was sent."""
+    """The outcome of one tick, for the metrics. `reason` is '' for a message that was sent."""
 
     place: TopicPartition
     reason: str

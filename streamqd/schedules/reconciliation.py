@@ -1,4 +1,4 @@
-"""What instances declare becomes what Redis keeps, and a schedule goes where its messages go.
+"""Brings the schedules in Redis in line with the declarations, in the partition of their messages.
 
 Every step may be repeated, by any instance, at any time. A specification that is there already is
 not touched: a deploy changes no due time. No leader: two releases side by side keep the union.
@@ -23,7 +23,7 @@ from streamqd.store.replies import accepted
 from streamqd.store.schedules import FILE, MOVING, PAUSED, IndexLine, Kept
 from streamqd.store.store import Store
 
-NAMES_MAX = 500  # names that one look at the index asks for
+NAMES_MAX = 500  # names in one look at the index
 BATCH = 16  # scripts in one write
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class Declaration:
 
 
 class Reconciler:
-    """Keeps in Redis what the file of this instance declares. `run` is called again and again."""
+    """Keeps the declarations of this instance's file in Redis. `run` is called periodically."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Reconciler:
 
     @property
     def wanted(self) -> bool:
-        """Whether there is anything to declare."""
+        """Return True if there is a schedule to declare."""
         return bool(self._declared)
 
     @property
@@ -118,7 +118,7 @@ class Reconciler:
     def _placed(
         self, each: Declaration, entry: IndexLine | BadValue | None, counts: Mapping[str, int]
     ) -> TopicPartition | None:
-        """Where it is by now, None when it is kept from there."""
+        """Return the current place, or None if a problem prevents it."""
         topic = each.schedule.topic
         count = counts.get(topic, 0)
         place = topic, record.partition_of(each.schedule, max(count, 1))
@@ -202,7 +202,7 @@ def declare(
 
 
 def next_due(schedule: Schedule, now_unix_ms: int, before: Kept | None) -> int | None:
-    """When a schedule that is new, or was changed, is due first: never at a tick that was sent."""
+    """Return the first due time of a new or changed schedule: never a tick that was sent."""
     offset = offset_ms(schedule)
     sent = before.tick if before is not None and before.tick is not None else 0
     tick = next_tick(schedule, max(now_unix_ms - offset, sent))
@@ -259,7 +259,7 @@ def relocate(store: Store, each: Declaration, entry: IndexLine, place: TopicPart
 class MoveFinisher:
     """Finishes moves that a killed process left, of schedules that no live instance declares.
 
-    A move that stands where it was at the last look is finished, so looks must be far apart.
+    A move that has not advanced since the last look is finished, so looks must be far apart.
     """
 
     def __init__(self, store: Store) -> None:
@@ -300,7 +300,7 @@ def _reason(before: Kept | None) -> str:
 
 
 def _may_move(store: Store, each: Declaration, before: Kept) -> bool:
-    """Whether this specification holds, by the rule of schedule_declare."""
+    """Return True if this specification is in force, by the rule of schedule_declare."""
     if before.hash == record.hash_of(record.text_of(each.schedule)):
         return True
     if before.origin != each.origin:

@@ -1,4 +1,4 @@
-"""When a schedule is due. Pure: the time is an argument, unix ms by the server's clock.
+"""Computes due times of schedules. Pure: the time is an argument, unix ms by the server's clock.
 
 A tick is the instant that a schedule names. It is due later by the schedule's share of its jitter,
 which is the same for all of its ticks.
@@ -36,7 +36,7 @@ class TickStep:
 
 
 def offset_ms(schedule: Schedule) -> int:
-    """How long after its tick the schedule is due."""
+    """Return the milliseconds from a tick to the due time."""
     jitter_ms = round(schedule.jitter * 1000)
     return zlib.crc32(schedule.name.encode()) % jitter_ms if jitter_ms else 0
 
@@ -116,7 +116,7 @@ def _between(schedule: Schedule, after: int, until: int) -> Iterator[int]:
 
 
 def grace_ms(schedule: Schedule, tick: int) -> int:
-    """How late a tick may be sent as if it were on time."""
+    """Return how many milliseconds late a tick still counts as on time."""
     following = next_tick(schedule, tick)
     grace = round(schedule.misfire_grace * 1000)
     return grace if following is None else min(grace, max(following - tick, SLACK_MS))

@@ -50,7 +50,7 @@ def assemble(
 ) -> WorkerProcess:
     """Import the handler and make its worker. Raises HandlerLoadError.
 
-    `booted`: what a standby has prepared already, with its connection.
+    `booted`: the resources that a standby has prepared, with its connection.
     """
     slot.state = WorkerState.BOOTING
     lease = assignment.lease

@@ -14,27 +14,27 @@ STOP = b"stop"  # sent to a standby in place of its assignment
 
 
 class Assignment(NamedTuple):
-    """What the supervisor gives a worker: at its birth, or when it has booted and waits for them.
+    """The supervisor's assignment for a worker, given at its start or when it has booted.
 
-    Without a token it is a standby: it boots beside the worker that it will follow, touches
-    neither messages nor the slot, and gets its true assignment when that one has let go.
+    Without a token the worker is a standby: it boots next to the worker that it will replace, uses
+    neither messages nor the slot, and gets its real assignment when the other has exited.
     """
 
     lease: Lease
-    cautious: bool  # one entry at a time at first: two processes died with nothing to blame
+    cautious: bool  # start with single entries: two processes died, and no message could be blamed
     suspects: Suspects = MappingProxyType({})  # entries that may have killed a process
 
     @property
     def title(self) -> str:
-        """What the process is called in ps."""
+        """The process title in ps."""
         unit, role = self.lease.unit, "worker" if self.lease.token else "standby"
         return f"streamqd: {role} {unit.topic}/{unit.partition} {unit.group}"
 
     def packed(self) -> bytes:
-        """Return what a standby must know beyond its unit, for its control socket."""
+        """Return the data that a standby needs besides its unit, for its control socket."""
         suspects = {place.decode("latin-1"): most for place, most in self.suspects.items()}
         raw = json.dumps([self.lease.token, self.lease.epoch, self.cautious, suspects]).encode()
-        return zlib.compress(raw, 1)  # of thousands of suspects, or no socket takes it at once
+        return zlib.compress(raw, 1)  # thousands of suspects would not fit into one socket message
 
     def unpacked(self, raw: bytes) -> Assignment:
         """Return this assignment with the lease and suspects that `packed` wrote."""

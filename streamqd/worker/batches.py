@@ -28,7 +28,7 @@ def batch_size(consumer: Consumer) -> int:
 
 
 class BatchRunner:
-    """Collects messages, and runs the handler when the batch is full or nothing more comes."""
+    """Collects messages, and runs the handler if the batch is full or no more messages come."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ class BlockedPartition:
         self._quarantine = quarantine
 
     def count_free(self, _messages: list[Message], _start: int) -> int:
-        """How many new messages may run one after the other: none, for each may have to wait."""
+        """Return 0, because each message may have to wait."""
         return 0
 
     def may_run(self, entry: FetchedEntry) -> bool:
@@ -36,16 +36,16 @@ class BlockedPartition:
         return True
 
     def keep(self, entry: FetchedEntry) -> None:
-        """Let a message whose run has failed wait until it is admitted again."""
+        """Make a failed message wait until it is admitted again."""
         self._slot.states[entry.index] = WAITING
 
     def forget(self, _entry: FetchedEntry) -> None:
-        """Do nothing: nothing is kept here for a message that has its verdict."""
+        """Do nothing, because no data is kept here for a message with a verdict."""
 
     def _wait(self, entry: FetchedEntry) -> None:
         self._settler.flush()
         self._quarantine.nothing_runs()
-        # Also without a wait: a message that always fails at once must not outlive a stop.
+        # Also without a wait: a message that always fails immediately must not block a stop.
         self._channel.check(self._slot.unfinished)
         waits = self._slot.waits
         waits.begin(Wait.BLOCKED, entry.due_ns)

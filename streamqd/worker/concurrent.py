@@ -64,7 +64,7 @@ class ConcurrentExecutor:
         self._run_ns = 0.0  # moving mean
         self._may_expire = False  # whether a message that has come might have an end
         self._free = list(range(context.consumer.lanes))
-        self._indexes: list[int] = []  # some that are free
+        self._indexes: list[int] = []  # some free indexes
         self._judged: FetchedEntry | None = None  # whose verdict is being found
         self.wake_fds = (lanes.ends.wake_fd,)  # readable when a run has finished
         context.slot.open_table(context.consumer.lanes)
@@ -137,7 +137,7 @@ class ConcurrentExecutor:
                 self._slot.put(entry.index, entry.place)
 
     def _line_up(self, entries: list[FetchedEntry]) -> None:
-        """Let entries wait for their turn, or with their key where that is held."""
+        """Queue entries, or hold them with their key if the key is held."""
         if self._held is None:
             self._bytes_in_hand += sum([entry.size for entry in entries])
             self._ordering.add(entries)
@@ -182,7 +182,7 @@ class ConcurrentExecutor:
         return max(1, room if held is None else min(room, held.room(waiting)))
 
     def _is_full(self) -> bool:
-        """Return True if nothing more may come into hand, by number or by bytes."""
+        """Return True if no more entries may be fetched, by number or by bytes."""
         consumer, waiting = self._consumer, self._ordering.waiting
         full = self._held is not None and self._held.is_full(waiting)
         full |= self._bytes_in_hand >= consumer.prefetch_bytes
@@ -215,7 +215,7 @@ class ConcurrentExecutor:
             due = self._held.next_due()
         if self._free and self._ordering.ready:
             gated = self._gates.held_ns(now)
-            if gated or self._may_start():  # what held it a moment ago may be over
+            if gated or self._may_start():  # the cause of its wait may be over
                 due = min(due or now + gated, now + gated)
         return due
 
@@ -272,7 +272,7 @@ class ConcurrentExecutor:
 
     @property
     def _lanes_free(self) -> int:
-        """How many may start at most, by the free lanes and by the life of the process."""
+        """Return how many runs may start, limited by free lanes and `max_messages`."""
         free, limit = len(self._free), self._consumer.max_messages
         if not limit:
             return free

@@ -30,7 +30,7 @@ class ServerClock:
         self._ahead_ns = (int(seconds) * 1_000_000 + int(micros)) * 1000 - self._read_ns
 
     def is_old(self, now: int) -> bool:
-        """Whether `read` should be called again."""
+        """Return True if `read` should be called again."""
         return bool(self._read_ns) and now - self._read_ns > AGE_NS
 
     def time(self) -> float:

@@ -1,4 +1,4 @@
-"""How a worker receives its supervisor's commands between two messages: continue, wait or stop.
+"""Receives the supervisor's commands between two messages: continue, wait or stop.
 
 The command is a word in the scoreboard, read at every message. The control socket only wakes a
 waiting worker. Its end of file means that the supervisor has exited.
@@ -26,7 +26,7 @@ from streamqd.scoreboard import (
 from streamqd.worker.forks import family
 
 TRUST_POLL_SECONDS = 0.05
-BREATH_SECONDS = 5.0  # longest wait after which a worker shows that it lives
+BREATH_SECONDS = 5.0  # longest wait after which a worker shows that it is alive
 WORD_BYTES_MAX = 160_000  # of an assignment with ENTRIES_MAX suspects, packed
 
 

@@ -1,4 +1,4 @@
-"""What a dead letter carries beside the message itself, and what a retried entry does."""
+"""The fields of a dead letter in addition to the message's fields, and those of a retried entry."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def carried(message: Message, *, retries: int, crashes: int) -> dict[bytes, byte
 def last_error(message: Message, error: str, place: str) -> dict[bytes, bytes]:
     """Return the fields of a delayed retry that describe the last failure, only for display."""
     fields = {}
-    # What a producer wrote under these names must not pass for ours.
+    # Values that a producer wrote under these names must not pass for ours.
     if error or has_field(message, LAST_ERROR):
         fields[LAST_ERROR] = _cut(error, ERROR_BYTES_MAX)
     if place or has_field(message, LAST_ERROR_PLACE):
@@ -79,7 +79,7 @@ def _cut(text: str, size: int) -> bytes:
     raw = text[:size].encode("utf-8", "replace")
     if len(raw) <= size:
         return raw
-    return raw[:size].decode("utf-8", "ignore").encode()  # a character cut in two goes whole
+    return raw[:size].decode("utf-8", "ignore").encode()  # drops a character that was cut
 
 
 def _forgiven(message: Message) -> bool:
@@ -128,9 +128,9 @@ def letter(
 def unhandled(
     message: Message, delivery: Delivery, handler: str, why: tuple[str, str, str], *, crashes: int
 ) -> dict[bytes, bytes]:
-    """Return the fields of a letter that is dead without a run.
+    """Return the fields of a dead letter whose message did not run.
 
-    `why` is the reason, what the fingerprint is made of, and a text.
+    `why` has the reason, the input of the fingerprint, and a text.
     """
     reason, what, text = why
     retries = message.attempt - 1
@@ -160,7 +160,7 @@ def too_large(message: Message, bytes_max: int) -> str:
 
 
 def withheld(message: Message, policy: str) -> dict[bytes, bytes]:
-    """Return the fields that replace the body in a dead letter, as the setting `dlq_body` asks.
+    """Return the fields that replace the body in a dead letter, as the setting `dlq_body` requires.
 
     All other fields of the message are included, because the entry may have been trimmed away.
     """

@@ -52,7 +52,7 @@ class FetchedEntry:
 
     @property
     def due_ns(self) -> int:
-        """When it runs again (`now_ns`), if it has run before and waits in its place."""
+        """When it runs again (`now_ns`), if it waits in its place after a run."""
         return self.message.due_in_place_ns
 
     @property
@@ -61,9 +61,9 @@ class FetchedEntry:
         return self.crashes + self.message.crash_count
 
     def keep(self, attempts: int, due_ns: int) -> None:
-        """Note that it runs again in its place, after a run that cost so many attempts.
+        """Note that it runs again in its place, after a run that cost this number of attempts.
 
-        Its message must be as no handler has seen it.
+        Its message must be unchanged by the handler.
         """
         self.message.failures_in_place += attempts
         self.message.due_in_place_ns = due_ns

@@ -1,4 +1,4 @@
-"""The event loop of a worker: one, in a thread of its own, for as long as the worker lives.
+"""The event loop of a worker: one for its whole life, in a thread of its own.
 
 It also turns while the worker waits for Redis, so the timers, keep-alives and pools of a handler's
 clients work between two messages. The main thread passes coroutines in and receives their results.
@@ -67,7 +67,7 @@ class CoroutineRun:
         if self._task is not None:
             self._task.cancel()
 
-    # --- what a task asks of a coroutine ---
+    # --- called by the task ---
 
     def send(self, value: object) -> object:
         try:
@@ -108,7 +108,7 @@ class CoroutineRun:
 
     def _end(self, raised: BaseException) -> object:
         family.end_child()
-        self._task = None  # it knows this run: a circle, which only the collector would break
+        self._task = None  # breaks the reference cycle run -> task -> run
         # By the class itself: `isinstance` would ask the exception too, which is the user's code.
         returned = issubclass(type(raised), StopIteration)
         self._ended(getattr(raised, "value", None) if returned else raised)
@@ -157,7 +157,7 @@ class _TimeSpec(ctypes.Structure):
 class PreciseSelector(selectors.EpollSelector):
     """Waits no longer than its timeout. `epoll` itself rounds up to whole milliseconds.
 
-    It may return early with nothing: the loop then asks for the rest, which is below a millisecond.
+    It may return early without events: the loop then waits for the rest, under a millisecond.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What the worker's loop asks of an executor, and which one a consumer needs."""
+"""The interface between the worker's loop and its executor, and the choice of an executor."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def executor_for(
     quarantine: Quarantine,
     prefetch: PrefetchController,
 ) -> Executor:
-    """Make the executor that a consumer asks for."""
+    """Return the executor for a consumer."""
     consumer, on_error = context.consumer, context.consumer.on_error
     held = HeldKeys(context, quarantine) if on_error == HOLD_KEY else None
     if consumer.lanes > 1:
@@ -123,7 +123,7 @@ def _lanes(context: WorkerContext, hooks: Hooks) -> Lanes:
 
 
 def check_form(consumer: Consumer, hooks: Hooks) -> None:
-    """Raise HandlerLoadError when a consumer asks for what its handler cannot do."""
+    """Raise HandlerLoadError if the handler does not support the consumer's settings."""
     form = hooks.loaded.form
     if clause := handlers.too_many_threads(consumer.lanes, asynchronous=form.asynchronous):
         raise HandlerLoadError(f"{consumer.handler} {clause}")

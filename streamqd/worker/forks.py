@@ -46,7 +46,7 @@ class ForkingWorker:
 
 
 class Family:
-    """Whether this process is a worker, or the child of one. There is one for each process."""
+    """The role of this process: worker, or child of a worker. One instance per process."""
 
     def __init__(self) -> None:
         self.child = False  # it was forked in a worker
@@ -55,7 +55,7 @@ class Family:
         self._worker: Callable[[], ForkingWorker | None] = lambda: None
 
     def enter(self, worker: ForkingWorker) -> None:
-        """This process is a worker, for as long as `worker` is kept."""
+        """Mark this process as a worker, as long as `worker` is referenced."""
         self._worker = weakref.ref(worker)
 
     def forked(self) -> None:

@@ -20,7 +20,7 @@ class Gate(Protocol):
         """Return for how long `runs` may not start, 0 for now. No I/O."""
 
     def admits(self, running: int) -> bool:
-        """Return True if a run may start beside `running` others. It must start then."""
+        """Return True if a run may start next to `running` others. It must start then."""
 
     @property
     def one_by_one(self) -> bool:
@@ -40,7 +40,7 @@ class Gates:
     """The gates of one worker, and the trust in its lease, which every run needs."""
 
     def __init__(self, context: WorkerContext, *gates: Gate | None) -> None:
-        """`gates`: the rate comes last, because nothing may come between it and a run."""
+        """Set the gates in order. The rate is last, because nothing may delay a run after it."""
         self._words = context.slot.words
         self._channel = context.channel
         self._gates = [gate for gate in gates if gate is not None]
@@ -54,7 +54,7 @@ class Gates:
         return 0
 
     def admits(self, running: int) -> bool:
-        """Return True if a run may start beside `running` others. It must start then."""
+        """Return True if a run may start next to `running` others. It must start then."""
         if self.held_ns(now_ns()):
             return False
         return all(gate.admits(running) for gate in self._gates)
@@ -65,14 +65,14 @@ class Gates:
         return any(gate.one_by_one for gate in self._gates)
 
     def are_open(self, now: int, runs: int = 1) -> bool:
-        """Return True if `runs`, beside no other, would start without waiting."""
+        """Return True if `runs` would start without waiting while no other run is active."""
         trusted = now <= self._words[WORD_TRUSTED_UNTIL]
         return trusted and not self.held_ns(now, runs) and self.admits(0)
 
     def await_open(self, now: int, runs: int = 1) -> int:
         """Wait until the lease is sure and every gate is open, and return that instant.
 
-        The lease comes after the waits that may take as long as Redis lets them. Raises Stop,
+        The lease comes after the waits of unlimited length. Raises Stop,
         Fenced, RedisUnavailable, RedisRefused.
         """
         for gate in self._gates:

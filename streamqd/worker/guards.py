@@ -30,11 +30,11 @@ from streamqd.worker.context import WorkerContext
 # Two workers read the server's clock differently, by a round trip at most.
 CLOCK_SECONDS = 0.1
 SHORTEST_NS = 1_000_000  # wait of a worker that must pause, before it is asked again
-RESUME_SECONDS = 1.0  # how often a worker that stands still looks for a `resume`
+RESUME_SECONDS = 1.0  # how often a worker in a pause checks for a `resume`
 
 
 class Guards:
-    """The guards of one worker. They know its runs from its counts."""
+    """The guards of one worker. They get its runs from its counts."""
 
     def __init__(self, context: WorkerContext) -> None:
         consumer, slot = context.consumer, context.slot
@@ -144,7 +144,7 @@ class Guards:
     # --- being asked ---
 
     def held_ns(self, _now: int, _runs: int = 1) -> int:
-        """Return for how long nothing may start, 0 for now."""
+        """Return the nanoseconds for which no run may start, 0 if it may now."""
         return SHORTEST_NS if self.must_pause else int(self._seconds() * 1e9)
 
     def _seconds(self) -> float:
@@ -157,11 +157,11 @@ class Guards:
 
     @property
     def probing(self) -> bool:
-        """Whether no more than one message may be tried at once."""
+        """True if at most one message may be tried at a time."""
         return self._circuit.state is not CircuitState.CLOSED
 
     def admits(self, running: int) -> bool:
-        """Return True if a run may start beside `running` others. It may be a probe."""
+        """Return True if a run may start next to `running` others. It may be a probe."""
         if not running:
             self.look()
         if not self.probing:
@@ -178,7 +178,7 @@ class Guards:
         return self.probing
 
     def await_open(self, now: int, _runs: int = 1) -> int:
-        """Wait, in a worker that runs nothing, until a run may start, as a probe if need be.
+        """Wait, with no active run, until a run may start, as a probe if necessary.
 
         Returns that instant. Raises Stop, Fenced, RedisUnavailable, RedisRefused.
         """
@@ -197,7 +197,7 @@ class Guards:
         """Do nothing: a start that is a probe is noted when it is admitted."""
 
     def _probe(self) -> None:
-        """Let the next run be a probe."""
+        """Make the next run a probe."""
         self._circuit.probe(_now())
         self._keep_circuit()
         self._probe_from = self._successes
@@ -248,7 +248,7 @@ class Guards:
 
 
 def guards_of(context: WorkerContext) -> Guards | None:
-    """Return the guards that a consumer asks for, None when it asks for none."""
+    """Return the guards that a consumer configures, or None."""
     consumer, slot = context.consumer, context.slot
     waits = slot.waits
     if not consumer.breaker.failures:

@@ -56,13 +56,13 @@ class KeyBlocker(Generic[Kept]):
 
     @property
     def keys(self) -> int:
-        """How many keys are held."""
+        """The number of held keys."""
         return len(self._queues)
 
     # --- coming ---
 
     def hold(self, key: Hashable, entry: Kept, due: float) -> None:
-        """Let an entry wait until it is due: a new one, or the first of its key once more."""
+        """Hold an entry until it is due: a new entry, or the first of its key again."""
         queue = self._queues.setdefault(key, deque())
         if queue:
             self._count(queue.popleft(), -1)
@@ -78,7 +78,7 @@ class KeyBlocker(Generic[Kept]):
     # --- going ---
 
     def next_due(self) -> float | None:
-        """When the next key is due, None when none waits."""
+        """Return when the next key is due, None if no key waits."""
         while self._heap:
             due, _, key = self._heap[0]
             if self._due.get(key) == due:
@@ -106,7 +106,7 @@ class KeyBlocker(Generic[Kept]):
         return queue[0] if queue else None
 
     def waits(self, key: Hashable) -> bool:
-        """Whether the first entry of a held key waits for its time."""
+        """Return True if the first entry of a held key waits for its due time."""
         return key in self._due
 
     def done(self, key: Hashable) -> None:
@@ -154,7 +154,7 @@ class HeldKeys:
     # --- before a run ---
 
     def count_free(self, messages: list[Message], start: int) -> int:
-        """How many new messages, from `start` on, may run one after the other."""
+        """Return how many new messages, from `start` on, may run one after the other."""
         blocker = self._blocker
         if blocker.keys:
             for position in range(start, len(messages)):
@@ -185,7 +185,7 @@ class HeldKeys:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether each run needs a mark of its own, and so nothing may run beside it."""
+        """True if each run needs its own mark, so that no other run may be active."""
         return self._quarantine.is_open
 
     def begin_again(self, entry: FetchedEntry) -> None:
@@ -199,7 +199,7 @@ class HeldKeys:
     # --- after a run ---
 
     def keep(self, entry: FetchedEntry, behind: Iterable[FetchedEntry] = ()) -> None:
-        """Let a message wait with its key until it is due, and those `behind` it."""
+        """Hold a failed message until it is due, and the messages `behind` it."""
         self._blocker.hold(entry.key, entry, entry.due_ns)
         for other in behind:
             self._blocker.behind(entry.key, other)
@@ -224,7 +224,7 @@ class HeldKeys:
         self._quarantine.nothing_runs()
 
     def ended(self, entries: Iterable[FetchedEntry]) -> None:
-        """Runs beside one another are over, of messages that may be of held keys."""
+        """Note the end of concurrent runs, whose messages may belong to held keys."""
         held = False
         for entry in entries:
             if entry.key in self._blocker:
@@ -239,7 +239,7 @@ class HeldKeys:
 
     @property
     def keys(self) -> int:
-        """How many keys are held."""
+        """The number of held keys."""
         return self._blocker.keys
 
     @property
@@ -248,7 +248,7 @@ class HeldKeys:
         return [entry.place for entry in self._blocker]
 
     def room(self, queued: int = 0) -> int:
-        """How many more entries of each stream may come into hand.
+        """Return how many more entries of each stream may be fetched.
 
         `queued` wait for their run. They may be held too, when the next message fails.
         """

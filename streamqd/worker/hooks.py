@@ -40,7 +40,7 @@ class Hooks:
     def __init__(
         self, consumer: Consumer, loaded: handlers.Loaded, unit: Unit, event_loop: str = "asyncio"
     ) -> None:
-        """Start the event loop, if there is something async. Raises HandlerLoadError."""
+        """Start the event loop, if the handler or a hook is async. Raises HandlerLoadError."""
         self._reference = consumer.handler
         self._unit = unit
         self.loaded = loaded

@@ -1,4 +1,4 @@
-"""Lanes: where several messages of one partition are handled at once, in coroutines or threads.
+"""Lanes: run several messages of one partition at a time, in coroutines or threads.
 
 A lane writes the state byte of its entry when the handler has finished, and reports the entry. The
 main thread does everything else, because only it uses Redis. A failed entry is RUNNING again while
@@ -47,7 +47,7 @@ class RunEnds:
         entry.end = error
         self._slot.states[entry.index] = DONE if error is None else FAILED
         entry.ended_ns = clock_gettime_ns(CLOCK_BOOTTIME)
-        entry.run = None  # it knows the entry: a circle, which only the collector would break
+        entry.run = None  # breaks the reference cycle entry -> run -> entry
         self._ended.append(entry)
         if not self._woken:
             # Else the main thread was woken and has not looked yet: it finds this run too.
@@ -74,7 +74,7 @@ class RunEnds:
 
 
 class Lanes(Protocol):
-    """Where the concurrent executor runs its entries. Each end is in `ends` once it has come."""
+    """The lanes of the concurrent executor. Finished runs are in `ends`."""
 
     @property
     def ends(self) -> RunEnds: ...
@@ -237,7 +237,7 @@ class _Window:
         self.limit: handlers.SoftTimeout | None = None
 
     def interrupt(self, limit: handlers.SoftTimeout) -> None:
-        # The lock is held for some instructions only, but an exception may come between them.
+        # The lock is held for a few instructions only, but an exception may come between them.
         if not self._lock.acquire(timeout=INTERRUPT_SECONDS):
             return
         try:

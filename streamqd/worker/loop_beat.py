@@ -2,7 +2,7 @@
 
 The supervisor watches it (`supervisor/loop_watch.py`), because a thread of this process could not:
 C code that blocks the loop may hold the interpreter. The loop beats by a timer of its own while
-runs are open, so messages cost nothing and an idle worker is not woken.
+runs are open, so messages have no extra cost and an idle worker is not woken.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LoopBeat:
             self._loop.call_soon_threadsafe(self._turn)
 
     def close(self) -> None:
-        """Write nothing into the slot any more."""
+        """Stop writing into the slot."""
         slot, self._slot = self._slot, None
         if slot is not None:
             slot.loop_beat_ns = 0
@@ -42,7 +42,7 @@ class LoopBeat:
     def _turn(self) -> None:
         """Beat, and schedule the next beat. In the loop's thread."""
         if self._timer is not None:
-            self._timer.cancel()  # `want` came while the last turn found nothing that runs
+            self._timer.cancel()  # `want` was called while the last turn found no open run
             self._timer = None
         slot = self._slot
         if slot is None:

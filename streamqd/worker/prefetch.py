@@ -14,7 +14,7 @@ from streamqd.config import Consumer
 WORK_IN_HAND_NS = 1_000_000_000  # longest time that the entries of one read should take
 FIRST_COUNT = 16
 COUNT_MAX = 1 << 20  # above every `prefetch_max`
-CAUTIOUS_ENTRIES = 100  # handled entries after which a cautious worker asks for more
+CAUTIOUS_ENTRIES = 100  # handled entries after which a cautious worker fetches more
 
 
 class PrefetchController:
@@ -33,7 +33,7 @@ class PrefetchController:
         `per_second` is the rate of the partition. 0: no limit.
         """
         self._bytes_max = consumer.prefetch_bytes
-        self._least = max(consumer.batch or 1, consumer.lanes)  # what one call, or all lanes, take
+        self._least = max(consumer.batch or 1, consumer.lanes)  # for one call, or all lanes
         self.batch_max = batch_max
         self._later_max = later_max or batch_max
         self._rated = rated(consumer, per_second)

@@ -1,4 +1,4 @@
-"""Quarantine: what a lost owner left is run in rounds, each under a mark that outlives a host.
+"""Quarantine: entries of a lost owner run in rounds, each under a mark that outlives a host.
 
 In Redis and in the logs it is called solo mode. A turn is the right to run such an entry: a lock
 that the workers of the instance share.
@@ -33,7 +33,7 @@ from streamqd.worker.fenced import FencedCalls
 from streamqd.worker.gates import Gates
 
 POLL_SECONDS = 0.05  # how often a turn is asked for: the lock's own queue could not be left
-SHARE_SECONDS = 1.0  # of turns, after which a worker lets those go first that ask for one
+SHARE_SECONDS = 1.0  # seconds of turns after which a worker lets waiting workers go first
 
 # The mark while no message runs. No entry has this id, so no message is suspected.
 NOBODY = b"m:0-0"
@@ -51,7 +51,7 @@ class Quarantine:
         width: int,
         batches: bool,
     ) -> None:
-        """`width`: the largest round. `batches`: one call of the handler takes a whole round."""
+        """`width`: the largest round. `batches`: one call of the handler handles a whole round."""
         self.width, self._batches = width, batches
         self._context = context
         self._calls = calls
@@ -73,7 +73,7 @@ class Quarantine:
 
     @property
     def is_open(self) -> bool:
-        """Whether every run is marked."""
+        """True if every run is marked."""
         return self._session != ""
 
     def begin(self, *entries: FetchedEntry) -> None:
@@ -125,7 +125,7 @@ class Quarantine:
         return RUNNING in bytes(self._context.slot.states)
 
     def disown(self) -> None:
-        """Let go of the lock in a forked process. The turn is its parent's."""
+        """Release the lock in a forked process. The turn belongs to its parent."""
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
@@ -135,7 +135,7 @@ class Quarantine:
         return entry.crash_count > 0 or entry.place in self.accused
 
     def _begin(self, *places: bytes) -> None:
-        """Wait until nothing holds a round back, then take its turn and mark it."""
+        """Wait until no condition delays a round, then take its turn and mark it."""
         channel = self._context.channel
         if self._had_seconds > SHARE_SECONDS:
             self._had_seconds = 0.0

@@ -1,7 +1,7 @@
 """Recovery: pending entries run first, oldest first, before any new entry is read.
 
 Entries are pending because an owner died, a connection was lost, a handler released them, or
-another client left them. Suspects of a crash, and what a lost owner left, run in rounds.
+another client left them. Suspects of a crash, and entries of a lost owner, run in rounds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Recovery:
     """Runs the pending entries of one unit. Main thread only."""
 
     def __init__(self, turns: Turns, quarantine: Quarantine, suspects: Suspects) -> None:
-        """`suspects`: of earlier crashes. They run before all else."""
+        """`suspects`: of earlier crashes. They run before all other entries."""
         context = self._context = turns.context
         self._slot, self._settler, self._consumer = context.slot, context.settler, context.consumer
         self._reader = turns.reader
@@ -121,9 +121,9 @@ class Recovery:
             growing = min(width, 4 * growing)
 
     def _run_suspects(self) -> bool:
-        """Run the suspects of earlier crashes in rounds, before all else that is pending.
+        """Run the suspects of earlier crashes in rounds, before all other pending entries.
 
-        Returns whether a session was opened.
+        Returns True if a session was opened.
         """
         ready: list[messages.PendingEntry] = []
         size, size_max = 0, self._consumer.prefetch_bytes
@@ -143,7 +143,7 @@ class Recovery:
     def _run_round(
         self, ready: list[messages.PendingEntry], most: int = 0
     ) -> list[messages.PendingEntry]:
-        """Run the first suspects together, and nothing beside them. Returns the others.
+        """Run the first suspects together, with no other message next to them. Returns the rest.
 
         `most` is the largest round of inherited entries that are not suspects.
         """

@@ -41,7 +41,7 @@ class RunPace:
     def __init__(self, context: WorkerContext) -> None:
         self._settler = context.settler
         self._ack_each = context.consumer.ack == EACH
-        self._settling_ns = QUICK_RUN_NS // ACK_SHARE  # what settling took last
+        self._settling_ns = QUICK_RUN_NS // ACK_SHARE  # how long the last settling took
 
     def settle_first(self, now: int, ran_ns: int) -> int:
         """Settle failures and due verdicts before the next run, which may take hours.
@@ -62,13 +62,13 @@ class InPlace(Protocol):
     """Runs a failed message again in its place, before the messages that must not pass it."""
 
     def count_free(self, messages: list[Message], start: int) -> int:
-        """How many new messages, from `start` on, may run one after the other."""
+        """Return how many new messages, from `start` on, may run one after the other."""
 
     def may_run(self, entry: FetchedEntry) -> bool:
         """Return True if an entry may run now, after a wait if needed. Else it is kept apart."""
 
     def keep(self, entry: FetchedEntry) -> None:
-        """Let an entry whose run has failed wait until it is due. Then it is asked for again."""
+        """Make a failed entry wait until it is due. Then `may_run` is called for it again."""
 
     def forget(self, entry: FetchedEntry) -> None:
         """An entry whose run has failed has its verdict, and does not run again."""
@@ -111,7 +111,7 @@ class SingleRunner:
         return self._kept
 
     def run_many(self, messages: list[Message], start: int, first: int, retried: bool) -> int:
-        """Run the handler for messages that came just now, from `start` on.
+        """Run the handler for new messages, from `start` on.
 
         The first message of the list is at `first` of the batch. Returns the number of messages
         that ran. The next message has to wait, or needs `handle`.
@@ -134,7 +134,7 @@ class SingleRunner:
         Returns the number of messages that ran: after a message that waits in its place, others may
         have to wait. `entry` is set only for a single message.
 
-        The hot path: what does not change from one message to the next is looked up once.
+        The hot path: values that stay the same for all messages are looked up once.
         """
         context, function, current, pace = self._context, self._function, logs.current, self._pace
         gates, gated = self._gates, self._gates.any
@@ -204,16 +204,16 @@ class SingleRunner:
         return self._kept
 
     def run_collected(self) -> None:
-        """Do nothing: `handle` runs each message at once."""
+        """Do nothing: `handle` runs each message immediately."""
 
     drop_collected = run_collected
 
 
 def is_due(ran: int, waited: int, settling: int) -> bool:
-    """Whether to settle before the next run, all in nanoseconds.
+    """Return True if finished runs must be settled before the next run. All in nanoseconds.
 
-    `ran` is how long the last run took, `waited` for how long the oldest end has, `settling` how
-    long it took to settle the last time: where Redis is far away, more runs are quick beside it.
+    `ran` is the time of the last run, `waited` the age of the oldest unsettled run, `settling` the
+    time of the last settling: if Redis is far away, more runs count as quick.
     """
     worth = max(QUICK_RUN_NS, min(ACK_SHARE * settling, ACK_DELAY_NS))
     return ran > worth or waited > ACK_DELAY_NS

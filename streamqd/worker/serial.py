@@ -20,14 +20,14 @@ from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.prefetch import PrefetchController, bytes_of
 from streamqd.worker.verdicts import Verdicts
 
-DUE_MAX = 128  # held messages that come into hand at once, and of one key
+DUE_MAX = 128  # held messages taken at a time, in total and of one key
 
 
 class Runner(Protocol):
-    """Calls the handler for the entries of the batch: one by one, or many at once."""
+    """Calls the handler for the entries of the batch: one by one, or many at a time."""
 
     def run_many(self, messages: list[Message], start: int, first: int, retried: bool) -> int:
-        """Run the handler for messages that came just now, from `start` on.
+        """Run the handler for new messages, from `start` on.
 
         The first message of the list is at `first` of the batch. Returns the number of messages
         that ran. The next message needs its entry, and is for `handle`.
@@ -37,10 +37,10 @@ class Runner(Protocol):
         """Run the handler for an entry of the batch, or collect it."""
 
     def run_collected(self) -> None:
-        """Run what `handle` has collected: no more comes for now."""
+        """Run the messages that `handle` has collected: no more come for now."""
 
     def drop_collected(self) -> None:
-        """Forget what `handle` has collected. It stays pending."""
+        """Forget the messages that `handle` has collected. They stay pending."""
 
 
 class SerialExecutor:
@@ -133,7 +133,7 @@ class SerialExecutor:
         if listed:
             began = now_ns()
             for entry in listed:
-                if entry.index:  # the first may be marked: nothing comes between
+                if entry.index:  # the first may be marked, with nothing in between
                     self._context.channel.check(self._slot.unfinished)
                 self._runner.handle(entry)
             self._runner.run_collected()
@@ -163,7 +163,7 @@ class SerialExecutor:
         """Run the entries of one stream. They are at `first` of the batch and after it."""
         context, slot, runner = self._context, self._slot, self._runner
         messages, may_expire = of_read(context.delivery, entries, retried)
-        oversized = received > self._bytes_max  # there may be some
+        oversized = received > self._bytes_max  # there may be oversized entries
         one_by_one = oversized or may_expire
         position = 0
         while position < len(messages):
@@ -212,4 +212,4 @@ class SerialExecutor:
         held.go_on(line[0].key)
 
     def close(self) -> None:
-        """Do nothing: it needs nothing."""
+        """Do nothing, because it has no resources."""

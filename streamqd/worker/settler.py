@@ -106,7 +106,7 @@ class Settler:
             self.since_ns = now
 
     def fail(self, item: FailedEntry, now: int) -> None:
-        """Note that an entry is to be retried or dead-lettered: a crash charges nothing now."""
+        """Note that an entry is retried or dead-lettered. A crash is no longer charged to it."""
         self._mark(item.at, FAILED)
         self.items.append(item._replace(read=self._read) if self._read else item)
         if not self.since_ns:
@@ -165,12 +165,12 @@ class Settler:
         self._hurried = True
 
     def is_due(self, now: int) -> bool:
-        """Return True if something must be settled now, with a read or without."""
+        """Return True if a settlement is due now, with a read or without."""
         since = self.since_ns
         return since > 0 and (self._owes_failure or now - since >= self.linger_ns)
 
     def next_due(self, now: int) -> int | None:
-        """Return when something must be settled (`now_ns`), None if nothing is owed."""
+        """Return when the next settlement is due (`now_ns`), None if none is owed."""
         if not self.since_ns:
             return None
         return now if self._owes_failure else self.since_ns + self.linger_ns + GRACE_NS
@@ -331,7 +331,7 @@ class Settler:
         return again
 
     def _defer(self, error: RedisRefused, items: list[FailedEntry]) -> None:
-        """Let refused entries wait for DEFER_SECONDS. They stay pending, and others are settled."""
+        """Defer refused entries for DEFER_SECONDS. They stay pending, and others are settled."""
         if not self._deferred_until_ns:
             logs.event(
                 "message.parked",

@@ -1,7 +1,7 @@
 """The soft time limit: the supervisor sends SIGUSR1, and the handler sees a SoftTimeout.
 
-Only user code is interrupted: the handler, and what looks at the error that it has raised, which
-may be the user's code too. Nothing of the worker's own is left half done.
+Only user code is interrupted: the handler, and the inspection of its error, which may run the
+user's code too. The worker's own steps are never interrupted halfway.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class SoftLimit:
         # Interruptible code runs now: the handler, or the inspection of its error.
         self.in_handler = False
         self.judging = False  # it is the inspection, which runs in the main thread
-        # How a run is interrupted that is not in the main thread.
+        # How to interrupt a run outside the main thread.
         self.interrupt: Callable[[BaseException], None] | None = None
 
     def listen(self, on_signal: Callable[[int, object], None] | None = None) -> None:
-        """Let the supervisor interrupt the run in the main thread, or as `on_signal` does it."""
+        """On the supervisor's signal, interrupt the run in the main thread, or call `on_signal`."""
         signal.signal(signal.SIGUSR1, on_signal or self._on_signal)
 
     def _on_signal(self, _number: int, _frame: object) -> None:

@@ -76,7 +76,7 @@ class RateLimiter:
         return left
 
     def admits(self, _running: int) -> bool:
-        """Return True: a run that is not held may start beside any other."""
+        """Return True: the rate does not limit the number of active runs."""
         return True
 
     @property
@@ -94,7 +94,7 @@ class RateLimiter:
 
 
 def rate_limiter_of(context: WorkerContext, burst: int) -> RateLimiter | None:
-    """Return the rate limiter that a consumer asks for, None when it asks for none.
+    """Return the rate limiter that a consumer configures, or None.
 
     `burst` applies if the consumer sets no burst, or the number of runs due in some milliseconds if
     that is larger, because wake-ups are not precise to the microsecond.

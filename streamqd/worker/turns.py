@@ -139,14 +139,13 @@ class Turns:
     def patience(self, *, held: bool = True) -> float:
         """Return the seconds that the loop may wait for an event.
 
-        At most until something is to be settled, could start (`held` entries too) or is to be
-        checked.
+        At most until a settlement or a check is due, or an entry could start (`held` ones too).
         """
         seconds, poll, now = self.longest_wait, self.reader.poll, now_ns()
         if poll.waiting:
             seconds = min(seconds, poll.left() + 0.001)
         if not self.is_link_taken:
-            # During a command nothing starts.
+            # During a command no run starts.
             start = (
                 None if self._slot.words[WORD_COMMAND] else self.executor.next_due(now, held=held)
             )
@@ -157,7 +156,7 @@ class Turns:
 
     @property
     def longest_wait(self) -> float:
-        """The longest wait in seconds until the worker must send something to Redis."""
+        """Return the seconds until the worker must send a command to Redis."""
         return DEFER_SECONDS if self._settler.items else BLOCK_SECONDS
 
     @property

@@ -64,7 +64,7 @@ class Verdicts:
         guards: Guards | None,
         redact: Callable[[str], str] | None,
     ) -> None:
-        """`redact` is what texts pass that a dead letter keeps."""
+        """`redact` filters the texts that a dead letter stores."""
         self._context = context
         self._consumer = context.consumer
         self._delivery = context.delivery
@@ -156,10 +156,10 @@ class Verdicts:
         return self._judge(handlers.error_of, end)
 
     def failed(self, entry: FetchedEntry, error: BaseException) -> bool:
-        """Settle a message whose run has failed. Returns whether it waits in its place instead.
+        """Settle a message whose run failed. Returns True if it waits in its place instead.
 
-        The message is as before the handler had it. Until its verdict is found its state byte is
-        RUNNING: what kills the process here is charged to it.
+        The message is unchanged by the handler. Until its verdict is found, its state byte is
+        RUNNING, and a crash here is charged to it.
         """
         message, crashes = entry.message, entry.crash_count
         self._counts.failed += 1
@@ -225,7 +225,7 @@ class Verdicts:
         return False
 
     def _look(self, judged: Judged) -> None:
-        """Collect what the decision and the log need, as `dlq_error` and `redact_error` allow."""
+        """Collect data for the decision and the log, as `dlq_error` and `redact_error` allow."""
         error, detail = judged.error, self._consumer.dlq_error
         judged.outcome = outcome = handlers.brief_of(error, detail)
         if type(outcome) is ReleaseAsked:
@@ -239,7 +239,7 @@ class Verdicts:
         judged.described = described
 
     def _look_closer(self, judged: Judged) -> None:
-        """Collect what only a dead letter records: the traceback and the fingerprint."""
+        """Collect the data that only a dead letter records: the traceback and the fingerprint."""
         described = judged.described
         if described is None:
             return  # the time was over
@@ -250,7 +250,7 @@ class Verdicts:
             judged.traceback = handlers.passed(described.traceback(), self._redact)
 
     def _keep(self, entry: FetchedEntry, delay: float, attempts: int) -> None:
-        """Let a message wait in its place. What its run has cost is written down before that."""
+        """Make a message wait in its place. The cost of its run is written first."""
         now = now_ns()
         entry.keep(attempts, now + int(delay * 1e9))
         if attempts:

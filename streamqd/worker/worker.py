@@ -32,7 +32,7 @@ RECONNECT_SECONDS = (0.05, 2.0)  # first and longest wait between two connection
 
 
 class Step(enum.Enum):
-    """What the loop of a worker does next, see `WorkerProcess._next_step`."""
+    """The next step of a worker's loop, see `WorkerProcess._next_step`."""
 
     LIST_PENDING = enum.auto()
     RECLAIM = enum.auto()
@@ -85,12 +85,12 @@ class WorkerProcess:
             except Fenced:
                 code = self._superseded()
             except (RedisUnavailable, RedisRefused):
-                pass  # what stays unsettled is in the slot, the supervisor acknowledges it
+                pass  # unsettled ones are in the slot, and the supervisor acknowledges them
         if code is ExitCode.RECYCLE:
             self.slot.add("recycled")
         self._turns.publish()
         self._hooks.show_loop(None)
-        # From here on the slot may be a successor's: no entry is left, nothing is written.
+        # No entry is left. After this state the slot may belong to a successor: write no more.
         self.slot.state = WorkerState.QUIET
         self.channel.wake_supervisor()
         self._hooks.stop()
@@ -131,7 +131,7 @@ class WorkerProcess:
 
         Then the group starts at its floor: pending entries had not been listed, or were given back,
         and none may be skipped. Without an answer the call is repeated: it may not have arrived,
-        and then acknowledged entries would be handled once more.
+        and then acknowledged entries would be handled again.
         """
         if not self._listed or self._turns.verdicts.released:
             return False
@@ -153,7 +153,7 @@ class WorkerProcess:
             except RedisRefused:
                 return False
         if reply.word != "OK":
-            return False  # what follows finds out who has it now
+            return False  # the next call finds the new owner
         self.slot.add("round_trips")
         logs.event(
             "group.restored",
@@ -193,7 +193,7 @@ class WorkerProcess:
                 self._take(fetched)
 
     def _step(self, empty: bool) -> FetchResult | None:
-        """Do what `_next_step` chooses. Returns the answer of a read, None when none came."""
+        """Run the step that `_next_step` chooses. Returns the answer of a read, or None."""
         if self._reads_ahead(empty):
             return self._read()
         waiting = self.reader.poll.waiting
