@@ -137,7 +137,7 @@ class Housekeeper:
             Task("publish", 2.0, self._publish),
             Task("trim", 5.0, trimmer.run),
             Task("expire_letters", 30.0, expirer.run),
-            Task("teach", 10.0, ScriptLoader(store.connection).run),
+            Task("teach", 2.0, ScriptLoader(store.connection).run),
             Task("reclaim", reclaimer.every, lambda: reclaimer.run(view.owned())),
         ]
 

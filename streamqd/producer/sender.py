@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import os
 import re
@@ -371,12 +372,15 @@ class Sender:
     def _repeat(self, chunk: Chunk, end: float, *, fixed: bool) -> list[Result]:
         """Write, again after each of `PAUSES` while that cannot write a second message.
 
+        While the server lacks a script that this user may not load, write until `end`: a daemon
+        loads it soon after a restart or a failover of the server.
+
         All attempts together end by `end` (monotonic). One that may be followed by another one has
         half of the time that is left, so that a silent connection does not take all of it.
         """
         lost: RedisUnavailable | None = None  # the first answer that did not come
         repeatable = all(map(self._may_repeat, chunk.envelopes))
-        for pause in (*PAUSES, math.inf):
+        for pause in itertools.chain(PAUSES, itertools.repeat(math.inf)):
             replies: list[Any] = []
             left = end - time.monotonic()
             last = pause >= left
@@ -393,6 +397,8 @@ class Sender:
                     return [_unknown(chunk.topic, error, lost) for _ in chunk.envelopes]
             if set(map(type, replies)) == {bytes}:
                 return _uids(chunk, replies)
+            if replies and all(isinstance(reply, _NotLoaded) for reply in replies):
+                pause = PAUSES[-1]
             over = time.monotonic() + pause >= end
             if over or not all(map(_for_the_moment, replies)):
                 return [
@@ -429,6 +435,8 @@ class Sender:
                 by_source = True  # a server that does not know the script knows it for no message
                 chunk.commands = self._writer.packed(chunk.calls, by_source=True)
             else:
+                if by_source:  # the next attempt may find the script
+                    chunk.commands = self._writer.packed(chunk.calls)
                 return _of_messages(chunk, transaction.replies, by_source=by_source)
         text = f"the topic {chunk.topic} keeps changing; nothing was sent"
         raise RedisUnavailable(text, sent=False)
@@ -580,6 +588,14 @@ def _of_messages(chunk: Chunk, replies: Sequence[Any], *, by_source: bool) -> li
     return found
 
 
+class _NotLoaded(RedisRefused):
+    """The server does not know the script, and this Redis user may not load it."""
+
+    @property
+    def transient(self) -> bool:
+        return True
+
+
 def _for_the_moment(reply: Any) -> bool:
     return isinstance(reply, RedisRefused) and reply.transient
 
@@ -595,14 +611,14 @@ def _explained(reply: RedisRefused, by_source: bool) -> RedisRefused:
     if by_source:
         text = (
             "the server does not know the script that this message needs, and this Redis user may"
-            " not load it; a running daemon loads it within 10 s"
+            " not load it; a running daemon loads it within 2 s"
         )
-    else:
-        text = (
-            "this Redis user may not run the script that this message needs: give it the"
-            " permissions of etc/acl/producer.acl, or of etc/acl/producer-scripts.acl for"
-            " dedup_id, delay, at and max_backlog"
-        )
+        return _NotLoaded(reply.code, f"{text} ({reply})")
+    text = (
+        "this Redis user may not run the script that this message needs: give it the permissions"
+        " of etc/acl/producer.acl, or of etc/acl/producer-scripts.acl for dedup_id, delay, at and"
+        " max_backlog"
+    )
     return RedisRefused(reply.code, f"{text} ({reply})")
 
 

@@ -23,14 +23,15 @@ if TYPE_CHECKING:
     from streamqd.store.doubt import Doubt
     from streamqd.store.endpoint import Endpoint
 
-# Redis 6.2 wraps what went wrong inside a script: "ERR Error running script (call to f_<sha>):
+# Redis 6.2 wraps an error inside a script: "ERR Error running script (call to f_<sha>):
 # @user_script:12: @user_script: 12: -OOM command not allowed …". Anchored, because the rest of the
 # text may quote what a user sent.
-_WRAPPED = re.compile(
-    r"ERR Error running script \(call to \w+\): @\w+:\d+: (?:@\w+: ?\d+: )?-?([A-Z][A-Z0-9]+) "
+_IN_SCRIPT = r"Error running script \(call to \w+\): @\w+:\d+: (?:@\w+: ?\d+: )?"
+_WRAPPED = re.compile(rf"ERR {_IN_SCRIPT}-?([A-Z][A-Z0-9]+) ")
+# A command inside a script that the user may not run: Valkey and Redis 7.2, then Redis 6.2 and 7.0.
+_FORBIDDEN = re.compile(
+    rf"ERR (?:ACL failure in script: |(?:{_IN_SCRIPT})?The user executing the script can't )"
 )
-# So Redis 7 and Valkey refuse a command inside a script to a user who may not run it.
-_FORBIDDEN = "ERR ACL failure in script: "
 # A transaction that was queued before the server's state changed: "EXECABORT Transaction discarded
 # because of: READONLY You can't write …". Of an error while queueing it says "of previous errors".
 _ABORTED = re.compile(r"EXECABORT Transaction discarded because of: ([A-Z]+) ")
@@ -69,7 +70,7 @@ def pack(command: Sequence[Any]) -> bytes:
 
 def code_of(text: str) -> str:
     """Return the code of an error reply, as `OOM`, however the server's version wraps it."""
-    if text.startswith(_FORBIDDEN):
+    if _FORBIDDEN.match(text):
         return "NOPERM"
     wrapped = _WRAPPED.match(text) or _ABORTED.match(text)
     return wrapped[1] if wrapped else text.partition(" ")[0]

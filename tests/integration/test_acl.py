@@ -9,7 +9,9 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -28,6 +30,7 @@ from streamqd.store.store import Store
 from tests.support import usage, users
 from tests.support.daemon import toml
 from tests.support.servers import ProcessServer, Server
+from tests.support.waiting import wait_until
 
 DAEMON = (
     *("startup.py", "registration.py", "inspection.py"),
@@ -181,13 +184,13 @@ def topic(store: Store) -> str:
 
 
 @pytest.fixture
-def sender(server: Server, granted: None) -> Iterator[Callable[[str], Producer]]:
+def sender(server: Server, granted: None) -> Iterator[Callable[..., Producer]]:
     """A producer that works as one of the users."""
     made: list[Producer] = []
 
-    def make(name: str) -> Producer:
+    def make(name: str, **options: Any) -> Producer:
         redis = as_user(server, users.read(name).user)
-        made.append(Producer(settings=config.Settings(redis=redis)))
+        made.append(Producer(settings=config.Settings(redis=redis), **options))
         return made[-1]
 
     yield make
@@ -217,14 +220,14 @@ def test_a_producer_of_plain_messages_names_the_file_for_others(
 
 
 def test_a_producer_may_run_the_scripts_that_a_daemon_has_taught(
-    sender: Callable[[str], Producer],
+    sender: Callable[..., Producer],
     topic: str,
     link: Connection,
     new_link: Callable[..., Connection],
     keys: Keys,
 ) -> None:
     link.execute("SCRIPT", "FLUSH")
-    producer = sender("producer-scripts")
+    producer = sender("producer-scripts", timeout=0.4)
     for options in ({}, *SCRIPTED):
         with pytest.raises(RedisRefused, match="a running daemon loads it"):
             producer.send(topic, b"d", **options)  # type: ignore[arg-type]
@@ -235,6 +238,37 @@ def test_a_producer_may_run_the_scripts_that_a_daemon_has_taught(
         again = producer.send(topic, b"d", **options)  # type: ignore[arg-type]
         assert (first == again) == ("dedup_id" in options)
     assert producer.cancel(producer.send(topic, b"d", delay=60))
+
+
+def test_a_producer_waits_until_a_daemon_has_loaded_the_scripts(
+    sender: Callable[..., Producer],
+    topic: str,
+    link: Connection,
+    new_link: Callable[..., Connection],
+    keys: Keys,
+) -> None:
+    """After a restart of the server each send failed for up to 10 s."""
+    ScriptLoader(new_link()).run()
+    producer = sender("producer", timeout=60.0)
+    producer.send(topic, b"0")
+    link.execute("SCRIPT", "FLUSH")
+
+    def refused() -> int:
+        stats = link.execute("INFO", "commandstats").decode()
+        found = re.search(r"cmdstat_eval:.*rejected_calls=(\d+)", stats)
+        return int(found[1]) if found else 0
+
+    before = refused()
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(producer.send, topic, b"1")
+        wait_until(lambda: refused() > before, what="a send is refused")
+        many = pool.submit(producer.send_many, topic, [b"2"] * 600)
+        ScriptLoader(new_link()).run()
+        assert len({one.result(), *many.result()}) == 601
+
+    streams = (keys.stream(topic, number) for number in range(2))
+    entries = [each for key in streams for each in link.execute("XRANGE", key, "-", "+")]
+    assert sorted(flat[1] for _, flat in entries) == [b"0", b"1"] + [b"2"] * 600
 
 
 def test_the_command_sends_as_a_user_that_may_only_send(

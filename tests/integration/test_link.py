@@ -21,6 +21,7 @@ from tests.support.writer import writer
 NewLink = Callable[..., Connection]
 
 # How Redis 6.2 begins what went wrong in a script.
+FORBIDDEN = "The user executing the script can't run this"
 IN_SCRIPT_62 = (
     "ERR Error running script (call to f_d8483ffd07064f12e65345ce7dfdbd3a9387192b): @user_script:1:"
 )
@@ -106,6 +107,9 @@ def test_code_is_not_taken_from_what_a_user_wrote(link: Connection) -> None:
         (f"{IN_SCRIPT_62} NOGROUP No such key 'zz' or consumer group 'g'", "NOGROUP"),
         (f"{IN_SCRIPT_62} @user_script: 2: Wrong number of args calling Redis command", "ERR"),
         (f"{IN_SCRIPT_62} ERR value is not -OOM an integer", "ERR"),
+        (f"{IN_SCRIPT_62} @user_script: 2: {FORBIDDEN} command or subcommand", "NOPERM"),
+        (f"ERR {FORBIDDEN} command or subcommand script: f931, on @user_script:192.", "NOPERM"),
+        (f"{IN_SCRIPT_62} user_script:1: boom: {FORBIDDEN} command", "ERR"),
         (f"{IN_SCRIPT_62} user_script:1: boom: -OOM x", "ERR"),
         ("ERR unknown command '-OOM', with args beginning with: 'x'", "ERR"),
     ],
