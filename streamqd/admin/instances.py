@@ -99,13 +99,13 @@ def nobody(fleet: str) -> CheckResult:
 
 @check("fleet.limited", Severity.PROBLEM, Need.FLEET)
 def limited(facts: SeesInstances) -> Iterator[CheckResult]:
-    """An instance serves fewer partitions, because the system refuses it processes."""
+    """An instance serves fewer partitions, because the operating system refuses processes."""
     for each in facts.instances:
         if each.state == "silent" or each.capacity is None:
             continue
         yield CheckResult(
-            f"{each.instance} can run no more than {plural(each.capacity, 'partition')}: the system"
-            f" refuses it another process ({each.limit})",
+            f"{each.instance} can run no more than {plural(each.capacity, 'partition')}: the"
+            f" operating system refuses another process ({each.limit})",
             f"on {each.host or 'its host'}, raise LimitNOFILE and TasksMax of the service"
             " (`ulimit -n`, `ulimit -u`), or add memory: the instance then takes partitions"
             " automatically. Until then, start another instance",
@@ -116,13 +116,13 @@ def limited(facts: SeesInstances) -> Iterator[CheckResult]:
 
 @check("fleet.silent", Severity.WARNING, Need.FLEET)
 def silent(facts: SeesInstances) -> Iterator[CheckResult]:
-    """An instance went without leaving."""
+    """An instance disappeared without leaving the fleet."""
     for each in facts.instances:
         if each.state == "silent":
             silence = (facts.now_unix_ms - each.beat_unix_ms) / 1000
             yield CheckResult(
-                f"the instance {each.instance} has been silent for {roughly(silence)} without"
-                " having left the fleet",
+                f"the instance {each.instance} has been silent for {roughly(silence)} and has not"
+                f" left the fleet",
                 "check if it was killed, is stopped, or cannot reach Redis: `systemctl status"
                 f" streamqd` on {each.host or 'its host'}. If it is gone for good: `streamqd forget"
                 f" {each.instance}`",
@@ -137,7 +137,7 @@ def silent(facts: SeesInstances) -> Iterator[CheckResult]:
 
 @check("fleet.housekeeper", Severity.PROBLEM, Need.FLEET)
 def housekeeper(facts: SeesInstances) -> Iterator[CheckResult]:
-    """An instance lives, but its housekeeper has been silent for 30 s, or misses Redis."""
+    """The housekeeper of a live instance has been silent for 30 s, or cannot reach Redis."""
     now = facts.now_unix_ms
     for each in facts.instances:
         began, at = each.started_unix_ms, each.at_unix_ms
@@ -146,10 +146,10 @@ def housekeeper(facts: SeesInstances) -> Iterator[CheckResult]:
         heard = quiet is not None and quiet < QUIET_SECONDS
         if each.state == "silent" or young or (heard and each.redis_up is not False):
             continue
-        since = f"for {roughly(quiet)}" if quiet is not None else "at all lately"
-        what = f"{each.instance} beats, but its housekeeper has not been heard {since}"
+        since = f"for {roughly(quiet)}" if quiet is not None else "recently"
+        what = f"{each.instance} sends heartbeats, but its housekeeper has not reported {since}"
         if heard:
-            what = f"the housekeeper of {each.instance} does not reach Redis"
+            what = f"the housekeeper of {each.instance} cannot reach Redis"
         yield CheckResult(
             f"{what}: its retries wait, and nothing is trimmed",
             f"look for `housekeeper.` in its log. `systemctl restart streamqd` on"

@@ -14,7 +14,7 @@ from streamqd.words import age, spans
 
 @check("fleet.ordered", Severity.NOTE)
 def ordered(view: LiveView) -> Iterator[CheckResult]:
-    """Operators have paused, stopped or drained something."""
+    """A directive pauses, stops or drains something."""
     for order in sorted(view.orders, key=lambda each: (each.kind != "pause", each.at_unix_ms)):
         yield CheckResult(
             f"{order.kind} of {order.scope} for {age(view.now_unix_ms - order.at_unix_ms)}"
@@ -35,7 +35,7 @@ def _unreadable(view: LiveView) -> Iterator[CheckResult]:
 
 @check("fleet.empty", Severity.PROBLEM)
 def _empty(view: LiveView) -> Iterator[CheckResult]:
-    """No instance lives."""
+    """No instance is live."""
     if all(each.state == "silent" for each in view.instances):
         yield nobody(view.fleet)
 
@@ -54,7 +54,7 @@ def _suspended(facts: SeesInstances) -> Iterator[CheckResult]:
 
 @check("units.alarming", Severity.PROBLEM)
 def _alarming(view: LiveView) -> Iterator[CheckResult]:
-    """A unit is in a condition that an operator should look at: each group once for each word."""
+    """An assignment is in a condition that needs attention, once per group and condition."""
     for word in sorted(ALARMING, key=gravity):
         alike = by_group(each for each in view.units if each.condition == word)
         for (topic, group), some in sorted(alike.items()):
@@ -65,21 +65,21 @@ def _alarming(view: LiveView) -> Iterator[CheckResult]:
 
 @check("units.stuck", Severity.WARNING)
 def _stuck(view: LiveView) -> Iterator[CheckResult]:
-    """A handler has been at one message for long."""
+    """A handler has been running one message for a long time."""
     runs = [(each.longest_run_seconds or 0.0, each.name) for each in view.units]
     slow = [run for run in runs if run[0] >= STUCK_SECONDS]
     if slow:
         seconds, name = max(slow)
-        more = f" (and {len(slow) - 1} others are slow)" if len(slow) > 1 else ""
-        text = f"{name} has been at one message for {age(seconds * 1000)}{more}"
+        more = f" (slow handlers in all: {len(slow)})" if len(slow) > 1 else ""
+        text = f"{name} has been running one message for {age(seconds * 1000)}{more}"
         yield CheckResult(text, f"`streamqd why {name}`", about=name)
 
 
 @check("units.unseen", Severity.PROBLEM)
 def _unseen(view: LiveView) -> Iterator[CheckResult]:
-    """There are more partitions without an owner than were looked at."""
+    """More partitions have no owner than were examined."""
     if view.unseen:
-        yield CheckResult(f"{view.unseen} more partitions without owner are not shown")
+        yield CheckResult(f"{view.unseen} more partitions without an owner are not shown")
 
 
 INSTANCE_CHECKS: tuple[Check[SeesInstances], ...] = (limited, silent, _suspended, housekeeper)

@@ -617,14 +617,14 @@ def test_status_says_of_instances_what_the_doctor_says(
 
     assert sorted(fleet.status(Fleet(store, "default", 15)).problems) == [
         (
-            "cut-off can run no more than 3 partitions: the system refuses it another process"
-            " (no files left)"
+            "cut-off can run no more than 3 partitions: the operating system refuses another"
+            " process (no files left)"
         ),
         (
-            "quiet beats, but its housekeeper has not been heard at all lately: its retries wait,"
-            " and nothing is trimmed"
+            "quiet sends heartbeats, but its housekeeper has not reported recently: its retries"
+            " wait, and nothing is trimmed"
         ),
-        "the housekeeper of cut-off does not reach Redis: its retries wait, and nothing is trimmed",
+        "the housekeeper of cut-off cannot reach Redis: its retries wait, and nothing is trimmed",
         "the instance asleep is paused",
     ]
 

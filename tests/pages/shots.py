@@ -56,7 +56,7 @@ def shoot_top(daemon: Daemon, picture: Path) -> None:
         "-e", f"PYTHONPATH={ROOT}", command, **env)  # fmt: skip
     try:
         wait_until(
-            lambda: "has been at one message" in run(*tmux, "capture-pane", "-p"),
+            lambda: "has been running one message" in run(*tmux, "capture-pane", "-p"),
             timeout=40,
             what="top shows the handler that hangs",
         )

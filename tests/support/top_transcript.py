@@ -58,7 +58,7 @@ def scenes(daemon: Daemon, server: servers.ProcessServer) -> list[tuple[str, str
         sender.start()
         top.wait_text("ValueError")
         daemon.send(["await gate"], 3)
-        top.wait_text("has been at one message")
+        top.wait_text("has been running one message")
         found.append(("80 columns, 24 lines: a handler hangs, others fail now and then", top.shown))
         CliRunner().invoke(
             cli,

@@ -122,7 +122,7 @@ def test_pauses_come_first_in_words_and_in_rows() -> None:
 def test_a_handler_that_hangs_is_named() -> None:
     shown = text(frame(view([unit(3, longest_run_seconds=95.0), unit(4)]), Shown(), 80, 24))
 
-    assert "! access/3/hits has been at one message for 1m35s" in shown
+    assert "! access/3/hits has been running one message for 1m35s" in shown
     assert " RUN 1m35s " in shown, "U8: the truth is that it runs, and for how long"
 
 
@@ -198,9 +198,12 @@ def test_what_stands_in_capitals_is_named_above(state: str, told: str) -> None:
     [
         ({"state": "paused"}, "the instance west-1 is paused"),
         ({"state": "drained"}, "the instance west-1 is drained"),
-        ({"redis_up": False}, "the housekeeper of west-1 does not reach Redis: its retries wait"),
-        ({"at_unix_ms": None}, "west-1 beats, but its housekeeper has not been heard at all"),
-        ({"at_unix_ms": NOW - 90_000}, "its housekeeper has not been heard for 90 seconds"),
+        ({"redis_up": False}, "the housekeeper of west-1 cannot reach Redis: its retries wait"),
+        (
+            {"at_unix_ms": None},
+            "west-1 sends heartbeats, but its housekeeper has not reported recently",
+        ),
+        ({"at_unix_ms": NOW - 90_000}, "its housekeeper has not reported for 90 seconds"),
         ({"capacity": 3, "limit": "no files"}, "west-1 can run no more than 3 partitions: the"),
         ({"at_unix_ms": None, "started_unix_ms": NOW - 5_000}, ""),
     ],

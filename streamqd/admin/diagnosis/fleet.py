@@ -25,7 +25,7 @@ ROUND_TRIPS = 50  # of the server, which a lease should be worth: 10 for each re
 
 @check("fleet.empty", Severity.PROBLEM, Need.FLEET, Need.TOPICS)
 def _empty(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """No instance lives, but there is work."""
+    """No instance is live, but messages wait."""
     work = facts.configured or any(topic.groups for topic in facts.topics)
     if work and not facts.living:
         members = [beat.instance for beat in facts.fleet.state.beats][:16]
@@ -35,7 +35,7 @@ def _empty(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("fleet.not-offered", Severity.PROBLEM, Need.FLEET, Need.UNITS)
 def _not_offered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """Instances live, but none runs a consumer that is configured or was run before."""
+    """No live instance runs a consumer that is configured or ran before."""
     if not facts.living:
         return
     for topic in facts.topics:
@@ -49,8 +49,8 @@ def _not_offered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             if (topic.name, group) in facts.offered:
                 continue
             yield CheckResult(
-                f"no living instance runs the consumer {topic.name}/{group}, so its"
-                f" {plural(topic.partitions, 'partition')} stand still",
+                f"no live instance runs the consumer {topic.name}/{group}, so its"
+                f" {plural(topic.partitions, 'partition')} are not handled",
                 f"run `streamqd reload`, which makes instances read their configuration again."
                 " Restart an instance run with --only or of an older version. If the group is not"
                 f" needed: `streamqd group delete {topic.name} {group}`",
@@ -73,13 +73,13 @@ def _twins(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         differs = None not in (*own, *other) and own != other and bool(second or not young)
         if differs or beat.instance in facts.fleet.changed:
             yield CheckResult(
-                f"two instances run under the one name {beat.instance}"
+                f"two instances have the same name {beat.instance}"
                 + (
                     f": on {own[0]} (pid {own[1]}) and {other[0]} (pid {other[1]})"
                     if differs
-                    else ": the run that beats changed while we looked"
+                    else ": the run that sends heartbeats changed during the check"
                 ),
-                "give each a name of its own in daemon.instance (and a daemon.state_dir), and"
+                "give each its own name in daemon.instance (and a daemon.state_dir), and"
                 " restart the second: `systemctl restart streamqd`",
                 about=beat.instance,
                 evidence={
@@ -92,7 +92,7 @@ def _twins(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("fleet.orders-for-gone", Severity.WARNING, Need.FLEET)
 def _orders_for_gone(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """An order is for an instance that does not live."""
+    """A directive is for an instance that is not live."""
     known = {beat.instance for beat in facts.living} | {EVERYBODY}
     orders = facts.fleet.state.control
     gone = {f"move:{unit}": order.to for unit, order in orders.moves.items()}
@@ -102,7 +102,7 @@ def _orders_for_gone(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     if gone:
         names = sorted(set(gone.values()))
         yield CheckResult(
-            f"{plural(len(gone), 'order')} of operators {'is' if len(gone) == 1 else 'are'} for"
+            f"{plural(len(gone), 'directive')} {'is' if len(gone) == 1 else 'are'} for"
             f" {', '.join(names[:4])}, which are not live: they apply when an instance of that name"
             " returns",
             "`streamqd control clear --gone --yes`",
@@ -112,10 +112,10 @@ def _orders_for_gone(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("fleet.orders-unreadable", Severity.WARNING, Need.FLEET)
 def _strange_orders(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """An order cannot be read."""
+    """A directive cannot be read."""
     for name, problem in facts.fleet.state.control.strange.items():
         yield CheckResult(
-            f"the order {name!r} cannot be read ({problem}), so no instance obeys it",
+            f"the directive {name!r} cannot be read ({problem}), so no instance applies it",
             f"`streamqd control clear '{name}' --yes`, unless a later version of streamqd wrote it",
             about=name,
             evidence={"order": name, "problem": problem},
@@ -200,13 +200,13 @@ def _failed_assignments(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("fleet.refused-board", Severity.WARNING, Need.FLEET)
 def _refused_boards(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """An instance could not use the scoreboard file of a killed supervisor, and put it aside."""
+    """An instance could not use the scoreboard file of a killed supervisor and renamed it."""
     for name, summary in facts.fleet.summaries.items():
         path = summary.get("refused_board")
         if isinstance(path, str) and path:
             yield CheckResult(
-                f"{name} could not use the scoreboard file that its killed supervisor left, and"
-                f" put it aside as {path}: messages that were in flight then are handled again",
+                f"{name} could not use the scoreboard file of its killed supervisor, and renamed"
+                f" it to {path}: messages that were in flight then are handled again",
                 f"on the host of {name}: `rm {shlex.quote(path)}`; attach the file to a bug report"
                 " unless `scoreboard.refused` in the log shows that another version wrote it",
                 about=name,
@@ -216,7 +216,7 @@ def _refused_boards(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("fleet.loop-blocked", Severity.WARNING, Need.FLEET)
 def _blocked_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A coroutine blocks the event loop of its worker, or did in the last 15 minutes."""
+    """A coroutine blocks its worker's event loop, or did in the last 15 minutes."""
     for name, summary in facts.fleet.summaries.items():
         for each in live.units_of(name, summary):
             now, ago = each.loop_blocked_seconds or 0.0, each.loop_blocked_seconds_ago
@@ -252,7 +252,7 @@ def _in_state(facts: DiagnosisFacts, state: str) -> list[tuple[Unit, str]]:
 
 @check("fleet.short-lease", Severity.WARNING, Need.SERVER)
 def _short_lease(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """lease_ttl is worth fewer than 50 round trips to the server."""
+    """lease_ttl is shorter than 50 round trips to the server."""
     trip, ttl = facts.server.round_trip_ms, facts.settings.daemon.lease_ttl
     if trip is not None and trip * ROUND_TRIPS > ttl * 1000:
         wanted = -(-trip * ROUND_TRIPS // 1000)
@@ -283,8 +283,8 @@ def _lease_without_fence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         yield CheckResult(
             f"there is a lease of {group} on {spans(numbers(units))} of {topic} that the fence does"
             " not know: no instance can take the partition until it expires",
-            "keys of ours were written by hand, or the server lost some: delete the leases,"
-            f" the next owner takes them again: `redis-cli DEL {names}`",
+            "keys were written by hand, or the server lost some. Delete the leases, and the next"
+            f" owner acquires them again: `redis-cli DEL {names}`",
             about=f"{topic}/{group}",
             evidence={
                 "partitions": numbers(units),
@@ -327,7 +327,7 @@ def _owner_silent(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("fleet.not-renewed", Severity.WARNING, Need.FLEET, Need.UNITS)
 def _not_renewed(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A lease has expired although its owner beats."""
+    """A lease has expired although its owner sends heartbeats."""
 
     def stalled(each: UnitFacts) -> bool:
         return _expired(each) and _owner(each) in facts.fleet.state.live
@@ -335,7 +335,7 @@ def _not_renewed(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for (topic, group), units in by_group(filter(stalled, facts.units)).items():
         owners = sorted({_owner(each) for each in units})
         yield CheckResult(
-            f"{', '.join(owners[:4])} beats, but has let the lease of {spans(numbers(units))} of"
+            f"{', '.join(owners[:4])} sends heartbeats, but the lease of {spans(numbers(units))} of"
             f" {topic}/{group} expire",
             "check again in a few seconds, as a late renewal fixes it. If it stays, see `lease.` in"
             f" the log of {owners[0]} and `streamqd why {topic}/{units[0].unit.partition}/{group}`",
@@ -346,7 +346,7 @@ def _not_renewed(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("fleet.solo-stuck", Severity.WARNING, Need.FLEET, Need.UNITS)
 def _solo_stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A partition is in solo mode for 5 minutes with nothing pending."""
+    """A partition has been in quarantine for 5 minutes with nothing pending."""
 
     def stuck(each: UnitFacts) -> bool:
         view = each.view
@@ -361,9 +361,9 @@ def _solo_stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
     for (topic, group), units in by_group(filter(stuck, facts.units)).items():
         yield CheckResult(
-            f"{spans(numbers(units))} of {topic}/{group} handle one message at a time as after the"
-            " loss of a host, although nothing inherited is left",
-            f"`streamqd reload {_owner(units[0])}` gives them fresh workers, which look again;"
+            f"{spans(numbers(units))} of {topic}/{group} are in quarantine as after the loss of a"
+            f" host, although no inherited message is left",
+            f"`streamqd reload {_owner(units[0])}` starts new workers, which check again;"
             f" `streamqd partitions {topic}` shows their state",
             about=f"{topic}/{group}",
             evidence={

@@ -245,8 +245,7 @@ def _stop_timeout(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     if host.stop_seconds < needed:
         yield CheckResult(
             f"the service manager kills a stop after {host.stop_seconds:g} s (TimeoutStopSec), and"
-            f" daemon.drain_timeout is {drain:g} s: messages that still run are cut off and"
-            " handled again",
+            f" daemon.drain_timeout is {drain:g} s: running messages are cut off and handled again",
             f"`systemctl edit streamqd`, write `[Service]` and `TimeoutStopSec={needed:.0f}`, or"
             " lower daemon.drain_timeout",
             evidence={
@@ -277,7 +276,7 @@ def _owners(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     if host is not None and host.strange_owners:
         yield CheckResult(
             f"{', '.join(host.strange_owners)} belong to another user than {host.state_dir}: the"
-            " daemon was once run as another user, and cannot start as its own",
+            f" daemon once ran as another user, and cannot start as this one",
             f"`chown -R --reference={host.state_dir} {' '.join(host.strange_owners)}`",
             evidence={"owners": dict(host.strange_owners)},
         )
@@ -297,14 +296,14 @@ def _disk_full(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("host.embedded-disk", Severity.WARNING, Need.HOST)
 def _embedded_disk(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """The disk has less room than the embedded server's files take."""
+    """The disk has less space than the embedded server needs to rewrite its files."""
     host = facts.host
     if host is None or host.free_bytes is None or not host.embedded_bytes:
         return
     if host.free_bytes < host.embedded_bytes:
         yield CheckResult(
             f"the embedded server's files take {host.embedded_bytes:,} bytes, and the disk has"
-            f" {host.free_bytes:,} left: it needs as much again when it rewrites them",
+            f" {host.free_bytes:,} left: a rewrite needs as much again",
             f"make room on the disk of {host.state_dir}, bound the topics (`streamqd topic settings"
             " TOPIC retention.max_bytes=…`), or purge dead letters (`streamqd dlq purge TOPIC`)",
             evidence={"files_bytes": host.embedded_bytes, "free_bytes": host.free_bytes},
@@ -313,7 +312,7 @@ def _embedded_disk(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("host.descriptors", Severity.PROBLEM, Need.TOPICS, Need.HOST)
 def _descriptors(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """Fewer files may be open than the consumers' partitions need."""
+    """The limit of open files is too low for the consumers' partitions."""
     host = facts.host
     if host is None:
         return

@@ -24,7 +24,7 @@ def numbers(units: Iterable[UnitFacts]) -> list[int]:
 
 @check("partitions.wrong-type", Severity.PROBLEM, Need.UNITS)
 def _wrong_type(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A key is of another type."""
+    """A key has the wrong type."""
     wrong = {
         key: (topic, kind)
         for topic, keys in (
@@ -45,7 +45,7 @@ def _wrong_type(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("partitions.group-missing", Severity.PROBLEM, Need.FLEET, Need.UNITS)
 def _group_missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A group that is consumed, or once was, is missing on a partition."""
+    """A group is missing on a partition of its topic."""
     for topic in facts.topics:
         looked = [each for each in facts.partitions if each.topic == topic.name]
         expected = {
@@ -127,8 +127,8 @@ def _floor_held(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         yield CheckResult(
             f"the group {group} still needs messages of {ago} ago on"
             f" {spans(numbers(units))} of {topic}, so retention cannot delete them",
-            f"`streamqd why {topic}/{units[0].unit.partition}/{group}` says what it waits for;"
-            f" `streamqd doctor stream {topic}` what that costs",
+            f"`streamqd why {topic}/{units[0].unit.partition}/{group}` shows the reason, and"
+            f" `streamqd doctor stream {topic}` the memory",
             about=f"{topic}/{group}",
             evidence={"partitions": numbers(units), "oldest_unix_ms": oldest},
         )
@@ -152,8 +152,8 @@ def _archive_behind(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         ]
         if held:
             yield CheckResult(
-                f"{spans(held)} of {topic.name} hold messages that retention would let go of, but"
-                " which are not archived",
+                f"{spans(held)} of {topic.name} hold messages that retention would delete, but"
+                f" that are not archived",
                 f"`streamqd pipeline archive --topic {topic.name}`, or, if they need not be kept,"
                 f" `streamqd topic settings {topic.name} archive=off`",
                 about=topic.name,
@@ -163,7 +163,7 @@ def _archive_behind(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("partitions.foreign-pending", Severity.WARNING, Need.UNITS)
 def _foreign(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A consumer that is not ours holds entries of a group."""
+    """Another client holds entries of a group."""
     for (topic, group), units in by_group(each for each in facts.units if each.foreign).items():
         names = sorted({name for each in units for name in each.foreign})
         held = sum(sum(each.foreign.values()) for each in units)
@@ -179,7 +179,7 @@ def _foreign(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("partitions.ghosts", Severity.PROBLEM, Need.UNITS)
 def _ghosts(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """The oldest pending entry of a group is not in the stream any more."""
+    """The oldest pending entry of a group is no longer in the stream."""
     firsts = {
         (each.topic, each.partition): each.figures.first_id
         for each in facts.partitions
@@ -203,7 +203,8 @@ def _ghosts(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         yield CheckResult(
             f"the group {group} holds entries on {spans(numbers(units))} of {topic} that a client"
             " has trimmed or deleted: those messages are lost",
-            "find who trims (`XADD … MAXLEN`, `XTRIM`, `XDEL`) and let streamqd do it (`streamqd"
+            "find who trims (`XADD … MAXLEN`, `XTRIM`, `XDEL`) and leave trimming to streamqd"
+            " (`streamqd"
             f" topic settings {topic}`); a running daemon settles and counts the entries:"
             f" `streamqd why {topic}/{units[0].unit.partition}/{group}`",
             about=f"{topic}/{group}",
@@ -248,12 +249,12 @@ def _no_room(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("partitions.unowned", Severity.WARNING, Need.UNITS)
 def _unowned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """Messages are handed out, and no consumer has them."""
+    """Pending messages have no consumer."""
     for (topic, group), units in by_group(each for each in facts.units if each.unowned).items():
         held = sum(each.unowned for each in units)
         yield CheckResult(
             f"{plural(held, 'message')} of the group {group} of {topic} on {spans(numbers(units))}"
-            " are handed out, and no consumer has them (a client has given them up by XNACK)",
+            " are pending without a consumer (a client returned them with XNACK)",
             "a running daemon takes them over within 15 s; while none runs, `streamqd pending"
             f" {topic} --group {group}` shows them as unowned",
             about=f"{topic}/{group}",
@@ -271,10 +272,10 @@ def _oversize(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             large.setdefault(each.topic, {})[each.partition] = each.large_bytes
     for topic, sizes in large.items():
         yield CheckResult(
-            f"a message of {max(sizes.values()):,} bytes lies in {topic}, and max_message_bytes is"
-            f" {limit:,}: a client writes past the producer's limit, and workers fetch fewer at"
-            " once to keep their memory",
-            "let that client store the body elsewhere and send a reference, or write"
+            f"a message of {max(sizes.values()):,} bytes is in {topic}, and max_message_bytes is"
+            f" {limit:,}: a client bypasses the producer's limit, and workers fetch fewer entries"
+            f" at a time to limit their memory",
+            "make that client store the body elsewhere and send a reference, or set"
             f" `max_message_bytes = {max(sizes.values())}` under [daemon]",
             about=topic,
             evidence={"bytes": {str(number): size for number, size in sizes.items()}},
@@ -355,8 +356,8 @@ def _overdue(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         waiting = roughly((facts.now_unix_ms - oldest) / 1000)
         yield CheckResult(
             f"{some[0].kind} on {spans(each.partition for each in some)} of {topic} were due up to"
-            f" {waiting} ago: no housekeeper moves them on",
-            "the housekeeper of the owner does that: see who owns the partitions with `streamqd"
+            f" {waiting} ago: no housekeeper moves them",
+            "the housekeeper of the owner moves them: find the owner with `streamqd"
             f" partitions {topic}`, start an instance, or look for `promote.` in its log",
             about=some[0].about,
             evidence={
@@ -382,7 +383,8 @@ def _many(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for topic, count in counts.items():
         if count > MANY:
             yield CheckResult(
-                f"{topic} has {count:,} dead letters, which wait for a person and take memory",
+                f"{topic} has {count:,} dead letters, which use memory until they are replayed or"
+                f" purged",
                 f"`streamqd dlq stats {topic}` groups them by cause; then `streamqd dlq replay"
                 f" {topic}` or `streamqd dlq purge {topic}`",
                 about=topic,
@@ -409,7 +411,7 @@ def _old(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             yield CheckResult(
                 f"{spans(old)} of {topic.name} hold dead letters older than its dlq_retention of"
                 f" {roughly(age)}: no housekeeper deletes them",
-                "the housekeeper of an owner does that: see who owns the partitions with `streamqd"
+                "the housekeeper of an owner deletes them: find the owners with `streamqd"
                 f" partitions {topic.name}`, or `streamqd dlq purge {topic.name} --older-than"
                 f" {age:g}s`",
                 about=topic.name,
@@ -419,7 +421,7 @@ def _old(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("partitions.dead-growing", Severity.WARNING, Need.FLEET)
 def _growing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A group makes dead letters just now."""
+    """A group is producing dead letters now."""
     rates: dict[tuple[str, str], float] = {}
     for summary in facts.fleet.summaries.values():
         for unit in published.tables(summary.get("units")):
@@ -428,8 +430,8 @@ def _growing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for (topic, group), rate in rates.items():
         if rate >= GROWING:
             yield CheckResult(
-                f"{group} makes {rate * 60:,.1f} dead letters of {topic} in a minute just now",
-                f"`streamqd dlq stats {topic}` says of what they died; `streamqd pause"
+                f"{group} produces {rate * 60:,.1f} dead letters of {topic} per minute",
+                f"`streamqd dlq stats {topic}` shows their errors; `streamqd pause"
                 f" {topic}/{group}` stops it until that is fixed",
                 about=f"{topic}/{group}",
                 evidence={"dead_per_second": round(rate, 3)},

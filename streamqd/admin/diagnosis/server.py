@@ -83,7 +83,7 @@ def _eviction(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         allowed = facts.settings.redis.allow_eviction
         yield CheckResult(
             f"the server may evict keys (maxmemory-policy {policy}), and an evicted stream or"
-            " lease is lost messages or work done twice",
+            f" lease loses messages or repeats work",
             _set("maxmemory-policy noeviction"),
             evidence={"maxmemory_policy": policy, "redis.allow_eviction": allowed},
             severity=Severity.WARNING if allowed else None,
@@ -92,7 +92,7 @@ def _eviction(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("server.persistence", Severity.WARNING, Need.SERVER)
 def _persistence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """The append-only file is off, or not written through."""
+    """The append-only file is off, or its writes are not synced."""
     info, sync = facts.server.info, facts.server.config.get("appendfsync", "")
     evidence = {
         "aof_enabled": info.get("aof_enabled", ""),
@@ -108,8 +108,8 @@ def _persistence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
     elif sync == "no":
         yield CheckResult(
-            "the append-only file is written when the system likes (appendfsync no): a power loss"
-            " takes up to half a minute of acknowledged writes with it",
+            "the append-only file is synced only by the kernel (appendfsync no): a power loss"
+            " loses up to half a minute of acknowledged writes",
             _set("appendfsync everysec"),
             evidence=evidence,
         )
@@ -156,7 +156,7 @@ def _failing_writes(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     if failing:
         yield CheckResult(
             f"the server failed to write its data to disk ({', '.join(failing)})",
-            "read the server's log, make room or give it the rights to its directory"
+            "read the server's log, make room, or give it write permission for its directory"
             " (`redis-cli CONFIG GET dir`), then `redis-cli BGSAVE`",
             evidence=failing,
         )
@@ -170,7 +170,7 @@ def _memory_full(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         yield CheckResult(
             f"{used / limit:.0%} of the server's memory limit is used; when it is full, producers"
             " and retries are refused",
-            "see who keeps it with `streamqd doctor stream TOPIC`, trim with `streamqd trim TOPIC`,"
+            "see the reason with `streamqd doctor stream TOPIC`, trim with `streamqd trim TOPIC`,"
             " or raise it: `redis-cli CONFIG SET maxmemory BYTES`",
             evidence={"used_memory": used, "maxmemory": limit},
             severity=Severity.PROBLEM if used > limit * FULL else None,
@@ -182,8 +182,8 @@ def _memory_unlimited(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """No maxmemory is set."""
     if facts.server.info.get("maxmemory") == "0":
         yield CheckResult(
-            "the server has no memory limit: when the host's memory is full the system kills it"
-            " instead of producers being refused",
+            "the server has no memory limit: when the host's memory is full, the kernel kills it"
+            " instead of producers getting an error",
             "bound the topics: `streamqd topic settings TOPIC retention.max_bytes=1GiB`"
             if facts.settings.redis.url == embedded.URL
             else _set("maxmemory BYTES"),
@@ -213,13 +213,13 @@ def _clients(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("server.clock", Severity.WARNING, Need.SERVER)
 def _clock(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """The server's clock is more than 2 s off this host's."""
+    """The clocks of the server and this host differ by more than 2 s."""
     skew = facts.server.skew_seconds
     if skew is not None and abs(skew) > SKEW_SECONDS:
         yield CheckResult(
             f"the server's clock is {abs(skew):.1f} s {'before' if skew > 0 else 'behind'} this"
-            " host's: leases do not care, but ages and times in logs do not match",
-            "synchronise both hosts' clocks: `timedatectl set-ntp true`",
+            " host's: leases are not affected, but ages and times in logs do not match",
+            "synchronize both hosts' clocks: `timedatectl set-ntp true`",
             evidence={"skew_seconds": skew, "round_trip_ms": facts.server.round_trip_ms},
         )
 
@@ -265,16 +265,16 @@ def _product(facts: DiagnosisFacts) -> tuple[str, str]:
 
 @check("server.flaws", Severity.WARNING, Need.SERVER)
 def _flaws(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """The server's version has flaws by which clients get past their rights."""
+    """The server's version has known vulnerabilities."""
     product, version = _product(facts)
     fix = fix_of(product, version)
     if fix:
         yield CheckResult(
-            f"the server is {product} {version}, whose known flaws let clients that may log in read"
-            " what their rights forbid, or run code on its host, unless its builder has fixed"
-            " them under the same number",
-            f"update it to {product} {fix} or later, see `redis-cli INFO server`. Until then, allow"
-            " only clients to log in that you trust (docs/how-to/secure.md)",
+            f"the server is {product} {version}, whose known vulnerabilities allow logged-in"
+            f" clients to bypass their permissions or to run code on its host, unless its"
+            f" packager has fixed them under the same number",
+            f"update it to {product} {fix} or later, see `redis-cli INFO server`. Until then,"
+            f" allow only trusted clients to log in (docs/how-to/secure.md)",
             evidence={f"{product}_version": version, "mended": fix},
         )
 
@@ -296,13 +296,13 @@ def _version(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("server.idle-timeout", Severity.WARNING, Need.SERVER)
 def _idle_timeout(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """The server closes connections that are silent for less than a minute."""
+    """The server closes idle connections after less than a minute."""
     limit = facts.server.config.get("timeout", "0")
     if limit.isdigit() and 0 < int(limit) < IDLE_SECONDS:
         yield CheckResult(
-            f"the server closes connections that were silent for {limit} s, shorter than workers"
-            " and producers wait: they connect, and take over their own pending entries, again and"
-            " again",
+            f"the server closes connections that were silent for {limit} s, which is less than"
+            f" workers and producers wait: they reconnect and list their pending entries again"
+            f" and again",
             _set("timeout 0"),
             evidence={"timeout": int(limit)},
         )
@@ -316,7 +316,7 @@ def _message_limit(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     if limit.isdigit() and int(limit) < wanted:
         yield CheckResult(
             f"producers may send messages of {wanted:,} bytes (daemon.max_message_bytes), but the"
-            f" server takes no value above {int(limit):,} bytes and cuts the connection",
+            f" server accepts no value above {int(limit):,} bytes and cuts the connection",
             f"`redis-cli CONFIG SET proto-max-bulk-len {wanted}`, or lower"
             f" daemon.max_message_bytes to {limit}",
             evidence={"proto-max-bulk-len": int(limit), "daemon.max_message_bytes": wanted},
@@ -325,7 +325,7 @@ def _message_limit(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("server.slow-commands", Severity.WARNING, Need.SERVER)
 def _slow(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """The slow log of the last day holds commands of 100 ms and more on keys of ours."""
+    """The slow log of the last day has commands of 100 ms and more on streamqd's keys."""
     since = facts.now_unix_ms / 1000 - SLOW_SECONDS
     slow = [
         each for each in facts.server.slow if each.milliseconds >= SLOW_MS and each.at_unix >= since
@@ -334,8 +334,8 @@ def _slow(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         worst = max(slow, key=lambda each: each.milliseconds)
         ago = roughly(max(0.0, facts.now_unix_ms / 1000 - worst.at_unix))
         yield CheckResult(
-            f"the server's slow log holds {plural(len(slow), 'command')} on keys of ours that"
-            f" stopped every client for {SLOW_MS:g} ms and more; the worst took"
+            f"the server's slow log holds {plural(len(slow), 'command')} on streamqd's keys that"
+            f" blocked every client for {SLOW_MS:g} ms and more; the worst took"
             f" {worst.milliseconds:,.0f} ms {ago} ago, {worst.command} on {worst.key}",
             "see `redis-cli SLOWLOG GET` and `redis-cli LATENCY DOCTOR`. Reserve a core for the"
             " server, and check for swapping and huge pages",
@@ -353,7 +353,7 @@ KEYS_SHOWN = 4
 
 @check("rights.missing", Severity.PROBLEM, Need.RIGHTS)
 def _missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """The Redis user may not run something that a daemon needs."""
+    """The Redis user lacks a permission that a daemon needs."""
     user = facts.settings.redis.username or "default"
     for command, shown in by_command(facts.lacking).items():
         name = command.lower().replace(" ", "|")

@@ -323,7 +323,7 @@ def _missing_group(facts: HeldPartition) -> Iterator[CheckResult]:
             yield CheckResult(
                 f"the group {name} of the configuration does not exist there, so nothing is"
                 " trimmed",
-                "start its consumer, or take it out of the configuration",
+                "start its consumer, or remove it from the configuration",
                 about=name,
             )
 
@@ -348,7 +348,7 @@ def _abandoned(facts: HeldPartition) -> Iterator[CheckResult]:
 
 @check("stream.behind", Severity.PROBLEM)
 def _behind(facts: HeldPartition) -> Iterator[CheckResult]:
-    """A group needs what retention would let go of."""
+    """A group needs entries that retention would free."""
     row, topic = facts.row, facts.topic
     for each in row.groups:
         if row.kept_by != "group" or each.group != row.holder or each.abandoned:

@@ -31,12 +31,12 @@ def _without_meta(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("topics.unregistered", Severity.WARNING, Need.TOPICS)
 def _unregistered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A topic that is consumed is stored, but not in the registry."""
+    """A consumed topic is stored, but not in the registry."""
     for topic in facts.topics:
         if topic.partitions is not None and not topic.registered:
             yield CheckResult(
                 f"{topic.name} exists with {plural(topic.partitions, 'partition')}, but is not in"
-                " the registry: views and retention pass it over",
+                " the registry: views and retention skip it",
                 f"`redis-cli SADD {facts.keys.registry()} {topic.name}`",
                 about=topic.name,
                 evidence={"registered": False, "partitions": topic.partitions},
@@ -60,7 +60,7 @@ def _set_differs(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         yield CheckResult(
             f"{topic.name} has {plural(topic.partitions, 'partition')}, but its set of partition"
             f" streams lacks {len(lacking)} and has {len(strange)} others",
-            f"the count is what counts: {', '.join(fixes)}",
+            f"correct the set: {', '.join(fixes)}",
             about=topic.name,
             evidence={
                 "partitions": topic.partitions,
@@ -73,7 +73,7 @@ def _set_differs(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("topics.configured-count", Severity.WARNING, Need.TOPICS)
 def _configured_differs(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """The configuration names another partition count than is registered."""
+    """The configured partition count differs from the registered one."""
     for topic in facts.topics:
         stated = facts.settings.topics.get(topic.name)
         if stated is None or "partitions" not in stated.stated or topic.partitions is None:
@@ -116,7 +116,7 @@ def _unreadable(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             meta = facts.keys.meta(topic.name)
             yield CheckResult(
                 f"the stored data of {topic.name} cannot be read: {topic.unreadable}",
-                f"see `redis-cli HGETALL {meta}`, and set the field right with `redis-cli HSET`"
+                f"see `redis-cli HGETALL {meta}`, and correct the field with `redis-cli HSET`"
                 if topic.stored
                 else f"see who writes it, then `redis-cli RENAME {meta} ELSEWHERE`",
                 about=topic.name,

@@ -94,7 +94,9 @@ _RULES = (
         "it counts as leaving and gets no partition, until a live instance replaces it",
         "HDEL {key} {member}",
     ),
-    ValueRule("orders", directives.LAST, "orders of now look older than it, or are refused", _DROP),
+    ValueRule(
+        "orders", directives.LAST, "new directives look older than it, or are refused", _DROP
+    ),
     ValueRule(
         "instance",
         ".*",
@@ -164,11 +166,11 @@ _RULES = (
         SCHEDULE_NAME.pattern,
         "the schedule is not declared, moved or listed",
         "",
-        "`streamqd schedule remove {place} --yes` removes it; an instance that declares it adds it"
-        " again",
+        "`streamqd schedule remove {place} --yes` removes it, and an instance that declares it"
+        " adds it again",
     ),
     ValueRule("schedule_index", ".*", "it is not a schedule", "HDEL {key} {field}"),
-    ValueRule("moving", ".+", "its dead letter is not moved on", _DROP, parse=_moved),
+    ValueRule("moving", ".+", "its dead letter is not moved", _DROP, parse=_moved),
     ValueRule(
         "stream",
         "group",
@@ -407,7 +409,7 @@ def _quoted(word: str | bytes) -> str:
 
 @check("values.unreadable", Severity.PROBLEM, Need.FLEET, Need.UNITS, Need.VALUES)
 def _unreadable(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A value of a key is not what streamqd writes there."""
+    """A stored value is not valid."""
     for each in facts.values:
         row = each.bad
         where = f"{row.field} of {row.key}" if row.field else row.key
