@@ -193,7 +193,7 @@ class Storm:
         assert daemon.events("worker.crashed") == daemon.events("worker.killed") == []
         assert daemon.events("housekeeper.exited") == daemon.events("lease.lost") == []
         assert daemon.traces() == []
-        assert grown(self.samples) == []
+        assert not (more := grown(self.samples)), more
 
 
 def odd_ones(leader: int) -> set[str]:
