@@ -285,6 +285,7 @@ def _judge_order(report: Report, runs: list[Run], causes: Causes) -> None:
     owner: dict[tuple[tuple[str, str], int], int] = {}
     last: dict[tuple[tuple[str, str], int], tuple[int, ...]] = {}
     newest: dict[tuple[str, str], int] = defaultdict(int)
+    failed: set[tuple[str, str]] = set()
     for run in runs:
         term = (run.unit, run.epoch)
         if owner.setdefault(term, run.pid) != run.pid:
@@ -293,11 +294,15 @@ def _judge_order(report: Report, runs: list[Run], causes: Causes) -> None:
         if run.epoch < newest[run.unit] and not causes.excuse(run):
             report.disorderly.append(f"{run.unit}: epoch {run.epoch} ran after a later one")
         newest[run.unit] = max(newest[run.unit], run.epoch)
-        if run.attempt == 1:
+        # A failure that was not yet written when its process died repeats. As a retry, it may come
+        # after later messages: the suspects of the crash run first.
+        if run.attempt == 1 and (run.uid, run.group) not in failed:
             place = tuple(map(int, run.uid.split("/")[2].split("-")))
             if place < last.get(term, ()):
                 report.disorderly.append(f"{run.uid} of {run.group} ran after a later one")
             last[term] = place
+        if run.ended < inf and not run.well:
+            failed.add((run.uid, run.group))
 
 
 def _measure_stall(report: Report, records: list[Record], runs: list[Run]) -> None:

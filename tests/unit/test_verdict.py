@@ -557,6 +557,18 @@ def test_epochs_and_order_are_kept(story: Story, breaking: Break, word: str):
     assert word in sentence
 
 
+@pytest.mark.parametrize("how", ["raise", None])
+def test_a_failure_that_repeats_may_follow_a_suspect(story: Story, how: str | None):
+    """The process dies while 2 runs, before the failure of 1 is written; 2 runs first again."""
+    story.send(1, "fail 1")
+    story.send(2)
+    story.run(1, at=1.0, end=how)
+    story.run(2, at=2.0, end=None)
+    story.run(2, pid=101, at=3.0, epoch=101)
+    story.run(1, pid=101, at=4.0, epoch=101, end="raise")
+    assert bool(story.judged().disorderly) is (how is None)
+
+
 def test_a_process_that_stood_still_may_run_once_more(story: Story):
     for number in (1, 2, 3):
         story.send(number)
