@@ -11,7 +11,8 @@ from typing import NamedTuple
 from tests.protocol.trace import TOLD
 from tests.protocol.variants import Variant
 
-MODELS = {name: Path(__file__).parent / f"{name}.pml" for name in ("partition", "schedule")}
+NAMES = ("partition", "rounds", "schedule")
+MODELS = {name: Path(__file__).parent / f"{name}.pml" for name in NAMES}
 SECONDS_MAX = 900
 
 

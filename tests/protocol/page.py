@@ -36,10 +36,24 @@ Spin visits every reachable state and checks these invariants in each:
 7. In every final state with an owner of the partition, all messages are settled.
 
 The bounds are small, so this is evidence but not a proof. The model leaves out two groups,
-trimming, time itself (the worker's trust deadline, the second look before a takeover), concurrency
-in a worker with its mark without suspects, retries that hold their place, adoption, a server that
+trimming, time itself (the worker's trust deadline, the second look before a takeover), the
+mark without suspects, retries that hold their place, adoption, a server that
 restarts without its last writes, and more than one late call at a time. The contract tests and the
 fault battery cover these.
+
+`tests/protocol/rounds.pml` models
+[recovery in rounds](../explanation/decisions/0029-suspects-run-in-rounds.md): one or two partitions
+of a host, and several runs at a time in each worker. Any message may be guilty. *Poison* ends its
+process whenever it runs, a *killer* ends its host. A budget pays for external kills of a process
+and for other losses of a host. Spin checks:
+
+1. An innocent message is charged only for an external fault while it ran alone.
+2. A message starts at most 1 + log2(lanes) times, once more for each crash that it causes, and as
+   often again for each lost host.
+3. Without external kills, a message ends at most three hosts.
+4. A message starts only after earlier messages of its key.
+5. In every final state, all messages are acknowledged or dead-lettered. No run is endless, because
+   the starts are bounded.
 
 `tests/protocol/schedule.pml` models one [schedule](../how-to/schedule-messages.md): two
 housekeepers, edits, an operator who pauses and resumes it, and a clock that is set back. A
@@ -99,6 +113,8 @@ def line(result: Checked) -> str:
 def scope(result: Checked) -> str:
     """The bounds of a run."""
     defines = {"N": 0 if result.variant.model == "schedule" else 2, **result.variant.defines}
+    if defines.get("PARTITIONS") == 2:
+        defines["N"] = 2 * (defines["N"] or 0)
     words = {
         "N": "messages",
         "FAULTS": "faults",
@@ -111,6 +127,12 @@ def scope(result: Checked) -> str:
         "EDITS": "edits",
         "PAUSES": "pauses",
         "BACKS": "steps back",
+        "PARTITIONS": "partitions",
+        "LANES": "lanes",
+        "POISONS": "poison",
+        "KILLERS": "killers",
+        "KILLS": "kills",
+        "LOSSES": "lost hosts",
     }
     return ", ".join(f"{defines[name]} {word}" for name, word in words.items() if defines.get(name))
 

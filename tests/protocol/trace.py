@@ -48,6 +48,31 @@ def told_of_schedule(replayed: str) -> list[str]:
     return sentences
 
 
+_OF_ROUNDS = {
+    "takes": "a new owner takes partition {0}",
+    "marks": "the mark of partition {0} names {bits}",
+    "starts": "{0} starts",
+    "returns": "{0} returns",
+    "crashes": "{0} ends its process",
+    "kills": "{0} ends its host",
+    "struck": "the process of partition {0} is killed",
+    "loses": "the host is lost",
+    "charges": "{0} is charged",
+    "buries": "{0} is dead-lettered",
+}
+
+
+def told_of_rounds(replayed: str) -> list[str]:
+    """Return the steps of the model of rounds."""
+    sentences = []
+    for line in replayed.splitlines():
+        word, *numbers = line.split() or [""]
+        if word in _OF_ROUNDS and all(number.isdigit() for number in numbers):
+            bits = _bits(int(numbers[-1])) if numbers else ""
+            sentences.append(_OF_ROUNDS[word].format(*numbers, bits=bits))
+    return sentences
+
+
 def told(replayed: str) -> list[str]:
     """Return the steps, one sentence each; all other lines of the replay are passed over."""
     sentences = []
@@ -72,9 +97,13 @@ def _sentence(word: str, numbers: list[int]) -> str:
     if word == "late":
         return f"{name} times out, still under way"
     answer = ANSWERS[numbers[3]]
-    read = [str(m) for m in range(3) if numbers[5] >> m & 1]
-    said = f"{name} {answer}" + (f", {' and '.join(read)}" if read else "")
+    read = _bits(numbers[5])
+    said = f"{name} {answer}" + (f", {read}" if read else "")
     return said if word == "call" else f"{said}, reply lost"
 
 
-TOLD = {"partition": told, "schedule": told_of_schedule}
+def _bits(mask: int) -> str:
+    return " and ".join(str(m) for m in range(8) if mask >> m & 1)
+
+
+TOLD = {"partition": told, "rounds": told_of_rounds, "schedule": told_of_schedule}

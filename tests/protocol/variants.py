@@ -39,6 +39,10 @@ def _scope(
     }
 
 
+def _rounds(title: str, breaks: str = "", rule: str = "", **defines: int | None) -> Variant:
+    return Variant(title, {"N": 4, "LANES": 4, "STARTS": 3, **defines}, breaks, rule, "rounds")
+
+
 # Run by `make verify NAME=model` and in CI.
 SMALL = (
     Variant("base", _scope(expiries=2)),
@@ -46,6 +50,12 @@ SMALL = (
     Variant("two faults, one owner", _scope(faults=2, acquisitions=1)),
     Variant("with a reload", _scope(expiries=0, RELOADS=1)),
     Variant("with a foreign client", _scope(expiries=0, FOREIGN=1)),
+    _rounds("a killed process", KILLS=1),
+    _rounds("eight lanes, poison and a kill", N=8, LANES=8, STARTS=4, POISONS=1, KILLS=1),
+    _rounds("two poison messages", N=6, POISONS=2),
+    _rounds("messages of one key", KEYED=1, POISONS=1, KILLERS=1),
+    _rounds("batches", N=6, BATCH=1, POISONS=1, KILLS=1),
+    _rounds("two partitions, a message kills hosts", N=3, PARTITIONS=2, KILLERS=1),
 )
 
 # Run by `make verify NAME=model-full` beside the small ones: minutes.
@@ -56,6 +66,9 @@ LARGE = (
     Variant("with a reload", _scope(RELOADS=1)),
     Variant("with a foreign client", _scope(expiries=2, FOREIGN=1)),
     Variant("two faults", _scope(faults=2, expiries=1)),
+    _rounds("every fault", N=3, POISONS=1, KILLERS=1, KILLS=1, LOSSES=1),
+    _rounds("two partitions, lost hosts", N=2, PARTITIONS=2, POISONS=1, LOSSES=2),
+    _rounds("two partitions, both kinds", N=2, PARTITIONS=2, POISONS=1, KILLERS=1),
 )
 
 MUTATIONS = (
@@ -142,6 +155,69 @@ MUTATIONS = (
         _scope() | {"NO_GATE": None},
         "1",
         "settle_retry and settle_dead answer GONE",
+    ),
+    _rounds(
+        "a crash of several charges the oldest",
+        "1",
+        "only a message that runs alone is charged",
+        POISONS=1,
+        CHARGES_THE_OLDEST=None,
+    ),
+    _rounds(
+        "rounds of the same size",
+        "2",
+        "a crash halves the largest round of its members",
+        POISONS=1,
+        NOT_HALVED=None,
+    ),
+    _rounds(
+        "a crash forgets the other suspects",
+        "2",
+        "suspects stay until they have run",
+        N=6,
+        POISONS=2,
+        OTHERS_FORGOTTEN=None,
+    ),
+    _rounds(
+        "new messages next to a round",
+        "2",
+        "a round runs alone",
+        N=6,
+        POISONS=1,
+        KILLS=1,
+        NEW_BESIDE=None,
+    ),
+    _rounds(
+        "a mark with the first message of a round",
+        "3",
+        "the mark names all members",
+        KILLERS=1,
+        MARKS_THE_FIRST=None,
+    ),
+    _rounds(
+        "a mark after the start",
+        "3",
+        "the mark is written before a round starts",
+        KILLERS=1,
+        MARK_LATE=None,
+    ),
+    _rounds(
+        "a lost mark charges",
+        "1",
+        "a lost mark accuses, and charges no message",
+        N=2,
+        PARTITIONS=2,
+        KILLERS=1,
+        CHARGES_THE_FIRST_MARK=None,
+    ),
+    _rounds(
+        "an accused message without an exclusive turn",
+        "1",
+        "no other inherited message of the host runs at the same time",
+        N=2,
+        PARTITIONS=2,
+        KILLERS=1,
+        NO_TURNS=None,
     ),
 )
 
