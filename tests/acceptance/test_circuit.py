@@ -61,7 +61,9 @@ def told(daemon: Daemon, *what: str) -> list[Told]:
 
 def configured(new_daemon: NewDaemon, probe_every: str, **consumer: Any) -> Daemon:
     breaker = {"failures": FAILURES, "probe_every": probe_every, "on": ["ConnectionError"]}
-    backoff = {"kind": "fixed", "base": "10ms", "max": "10ms"}
+    # Longer than a partition takes for its first failures, on a busy machine too. A message that
+    # fails again before they open the circuit is charged, as promised.
+    backoff = {"kind": "fixed", "base": "2s", "max": "2s"}
     made = {"max_attempts": 1, "backoff": backoff, "breaker": breaker} | consumer
     return new_daemon(partitions=PARTITIONS, consumer=made, code=CODE)
 
