@@ -285,14 +285,14 @@ def report(results: dict[str, Any]) -> str:
     load, of = results["load"], results["machine"]
     lines = [
         "",
-        "| What | median | max |",
+        "| Event | median | max |",
         "| --- | ---: | ---: |",
         *(
             f"| {name} | {results[name]['median']:.2f} s | {results[name]['max']:.2f} s |"
             for name in MEASURES
         ),
         "",
-        "| Redis setting | how it ends | acknowledged and missing, median | max | window, max |",
+        "| Redis setting | failure | acknowledged and missing, median | max | window, max |",
         "| --- | --- | ---: | ---: | ---: |",
     ]
     for name in DURABILITY:
@@ -306,9 +306,9 @@ def report(results: dict[str, Any]) -> str:
     sent = {name: results[f"{name}, kill"]["sent"]["median"] for name in DURABILITY}
     closing = (
         f"At least {results['rounds']} rounds of each, on {of['cores']} cores ({of['cpu']}), Python"
-        f" {of['python']}; load average {load['before']} before and {load['after']} after:"
-        f" where others work too, processes start more slowly. In a round, ten messages in each"
-        f" call, the producer was acknowledged {sent['appendfsync no']:,.0f} messages with"
+        f" {of['python']}. The load average was {load['before']} before and {load['after']} after,"
+        f" and on a busy machine processes start more slowly. In a round, with ten messages per"
+        f" call, Redis acknowledged {sent['appendfsync no']:,.0f} messages of the producer with"
         f" `appendfsync no`, and {sent['appendfsync always']:,.0f} with `always`."
     )
     lines += ["", closing, ""]
