@@ -46,7 +46,7 @@ _CONF = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
-# For a session whose Java only places tasks: nothing there ever gets hot.
+# For a session whose Java only schedules tasks: no code there is worth optimizing.
 _LAUNCHER = "SPARK_LAUNCHER_OPTS"
 _LIGHT_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _LIGHT_CONF = {
@@ -109,7 +109,7 @@ def _prepare_start() -> None:
 
 
 def _wanted(master: str | None, conf: Mapping[str, str] | None) -> tuple[str, dict[str, str]]:
-    """Where Spark is to run, and its settings."""
+    """Return the master of the session, and its settings."""
     wanted = dict(_CONF)
     master = master or "local[*]"
     if master.startswith("local"):
@@ -119,7 +119,7 @@ def _wanted(master: str | None, conf: Mapping[str, str] | None) -> tuple[str, di
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("streamq")` known to a session, and let it push filters down.
+    """Register `format("streamq")` in a session, and enable pushing filters down.
 
     Raises SparkMissingError for a session whose workers run another Python than this one.
     """
@@ -132,7 +132,7 @@ def register(spark: SparkSession) -> None:
 
 
 def register_once(spark: SparkSession, source: type[DataSource]) -> None:
-    """Make a source known to a session that does not know it."""
+    """Register a source in a session that does not have it."""
     names = _registered.setdefault(spark, set())
     if source.name() not in names:
         spark.dataSource.register(source)

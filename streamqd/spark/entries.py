@@ -1,6 +1,6 @@
-"""Entries by column: ids, payloads, headers and what else they carry. Pure: pyarrow, no Redis.
+"""Entries by column: ids, payloads, headers and other fields. Pure: pyarrow, no Redis.
 
-Reading is as fast as this is, so work is done for a whole list at a time wherever entries allow it.
+It limits the speed of reads, so work is done for a whole list at a time wherever entries allow it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Headers = list[tuple[bytes, bytes]]  # in UTF-8
 
 HEADERS = b"headers"
 LONG_MAX = (1 << 63) - 1
-_FIRST_UNIX_MS = -62_135_596_800_000  # the year 1, the first that Spark's timestamps know
+_FIRST_UNIX_MS = -62_135_596_800_000  # the year 1, the first year of Spark's timestamps
 _LAST_UNIX_MS = 253_402_300_799_999  # the end of year 9999, the last
 _ID_BYTES = 41  # at most
 _MS_DIGITS = 13  # of the first half of an id, from the year 2001 to 2286
@@ -134,7 +134,7 @@ class Entries:
 
 
 def _as_text(raw: pa.Array) -> pa.Array:
-    """Ids as texts. A server writes them, in ASCII: nothing needs to be looked at again."""
+    """Ids as texts. The server writes them in ASCII, so they need no check."""
     return pa.Array.from_buffers(pa.string(), len(raw), raw.buffers(), offset=raw.offset)
 
 

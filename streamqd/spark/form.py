@@ -12,7 +12,7 @@ from streamqd.config.values import parse_size
 from streamqd.model import TopicPartition
 from streamqd.spark.offsets import COUNTS, LAG, Bound, Position
 
-# What Spark itself puts among the options.
+# Options that Spark itself adds.
 _SPARK = frozenset({"checkpointlocation", "queryname"})
 
 
@@ -82,7 +82,7 @@ class Form:
             return default
         if not re.fullmatch(r"[0-9]{1,19}", text) or not low <= int(text) <= high:
             top = f" to {high}" if high < 1 << 62 else " or more"
-            self.problems.append(f"{name} must be a whole number, {low}{top}, not {text!r}")
+            self.problems.append(f"{name} must be an integer, {low}{top}, not {text!r}")
             return default
         return int(text)
 

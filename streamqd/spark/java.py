@@ -77,7 +77,7 @@ def _is_shim(java: Path) -> bool:
 
 
 def _fault(java: Path) -> str:
-    """What keeps Spark from using this Java, '' when nothing does, as for our own script."""
+    """Return why Spark cannot use this Java, '' if it can, or for our own script."""
     if _is_shim(java):
         return ""
     version = _answer(java, "-version")

@@ -1,4 +1,4 @@
-"""Where a query stands: positions, ranges, splits, and how many entries are gone. Pure.
+"""Positions of a query, ranges, splits, and the number of lost entries. Pure.
 
 A position is exclusive: everything up to and including its id has been read. A range is
 `(start, end]`. Besides the id a position carries how many entries the stream had issued up to it.
@@ -20,7 +20,7 @@ Id = tuple[int, int]  # milliseconds, sequence number
 PART_MAX = (1 << 64) - 1  # largest half of an id
 ZERO: Id = (0, 0)  # before every entry
 COUNTS = "#"  # key of the counts in the JSON of an offset; it cannot be the name of a topic
-LAG = "#lag"  # key beside it in what a query reports
+LAG = "#lag"  # key next to it in the progress of a query
 
 _ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 
@@ -82,7 +82,7 @@ class StreamFacts(NamedTuple):
 
     `added` counts every entry ever issued, minus the entries that others removed if the server
     does not count (`counted`). `exact` is False for a stream whose entries are also removed from
-    its middle (dead letters): nothing is ever missed there, only counted less well.
+    its middle (dead letters): no loss is reported there, and counts are less exact.
     """
 
     length: int = 0
@@ -94,7 +94,7 @@ class StreamFacts(NamedTuple):
 
     @property
     def removed(self) -> int:
-        """Entries that were issued and are gone."""
+        """The number of entries that were issued and removed."""
         return self.added - self.length
 
     @property
@@ -126,7 +126,7 @@ def to_json(offsets: Mapping[TopicPartition, Position]) -> dict[str, dict[str, A
 
 
 def from_json(document: Mapping[str, Mapping[str, Any]]) -> Offsets:
-    """Read what `to_json` wrote. Raises ValueError."""
+    """Parse the document of `to_json`. Raises ValueError."""
     counts = document.get(COUNTS, {})
     offsets: Offsets = {}
     for name, partitions in document.items():
@@ -157,7 +157,7 @@ LATEST = Bound("latest")
 
 
 def resolve(bound: Bound, facts: StreamFacts, group_at: Id | None = None) -> Position:
-    """The position that a bound means on a stream. `group_at` is what a group has settled."""
+    """Return the position of a bound on a stream. `group_at` is the position of its group."""
     match bound.kind:
         case "earliest":
             return facts.earliest
@@ -200,7 +200,7 @@ class Loss(NamedTuple):
 
 
 def replaced(position: Position, facts: StreamFacts) -> bool:
-    """Whether a position is of another stream, which had the same name.
+    """Return True if a position belongs to another stream of the same name.
 
     In one and the same stream, every entry before a position exists or is counted as removed.
     """
@@ -283,7 +283,7 @@ def backlog(start: Position, facts: StreamFacts) -> int:
 def shares(
     waiting: Mapping[TopicPartition, int], most: int, oldest: Sequence[TopicPartition]
 ) -> dict[TopicPartition, int]:
-    """Divide `most` entries in proportion to the waiting entries. Each partition gets some.
+    """Divide `most` entries in proportion to the waiting entries. Each partition gets at least one.
 
     If there are more partitions than entries, the first ones in `oldest` are served. The result
     adds up to `most`, or to all waiting entries.
@@ -294,7 +294,7 @@ def shares(
         return {place: waiting[place] for place in hungry}
     if most <= len(hungry):
         return dict.fromkeys(hungry[:most], 1)
-    # One for each, the rest in proportion to what then still waits, remainders to the largest.
+    # One for each, the rest in proportion to the remaining entries, remainders to the largest.
     rest, left = most - len(hungry), total - len(hungry)
     given = {place: 1 + rest * (waiting[place] - 1) // left for place in hungry}
     spare = most - sum(given.values())
@@ -304,7 +304,7 @@ def shares(
     return given
 
 
-# --- what a task reads ----------------------------------------------------------------------------
+# --- the part of a task -------------------------------------------------------------------------
 
 
 class Span(NamedTuple):
@@ -362,15 +362,15 @@ def cut_at(whole: Span, ends: Sequence[Id], rows: int | None) -> list[Span]:
 
 
 def pieces(weights: Mapping[TopicPartition, int], wanted: int) -> dict[TopicPartition, int]:
-    """How many pieces each span gets so that there are `wanted` in all, by their weight."""
+    """Return the number of pieces of each span, `wanted` in total, by weight."""
     empty = sum(not weight for weight in weights.values())
-    # Weights are scaled so that there is something to give to small spans too.
+    # Weights are scaled so that small spans get pieces too.
     scaled = {place: weight * wanted for place, weight in weights.items()}
     return dict.fromkeys(weights, 1) | shares(scaled, wanted - empty, sorted(weights))
 
 
 def narrow(spans: Iterable[Span], low: Id, high: Id) -> list[Span]:
-    """The parts of the spans within `(low, high]`. A narrowed span does not know its rows."""
+    """Return the parts of the spans within `(low, high]`. Narrowed spans have unknown rows."""
     found = []
     for each in spans:
         start, end = max(each.start, low), min(each.end, high)

@@ -1,4 +1,4 @@
-"""The options of the data source: read once, checked all at once.
+"""The options of the data source: parsed once, and all problems reported together.
 
 Spark hands them over as texts with their names in lower case. Names and meanings are those of
 Spark's Kafka source wherever it has the same thing.
@@ -67,7 +67,7 @@ def _milliseconds(form: Form, name: str, default: float, low: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SparkConnection:
-    """Where Redis is, how long to wait for it, and how keys are called there."""
+    """The address of Redis, its timeouts, and the prefixes of its keys."""
 
     redis: config.Redis
     timeout: float = option("timeoutMs", 10.0, _milliseconds, low=50)
@@ -119,7 +119,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Where rows go, and what keeps a repeated row from being a second message.
+    """The target of the rows, and the protection against repeated rows.
 
     With `partitions` the topic is created, else it must exist. `max_staged_bytes` are of one task.
     """

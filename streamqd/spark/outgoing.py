@@ -23,7 +23,7 @@ _OWN_FIELDS = frozenset({"payload", "key", "headers"})
 
 
 class Row(NamedTuple):
-    """A message to write: its target, as far as the row sets it, and its fields."""
+    """A message to write: its target, if the row sets it, and its fields."""
 
     topic: str
     partition: int | None
@@ -51,7 +51,7 @@ def rows_of(batch: pa.RecordBatch, options: WriteOptions) -> Iterator[Row]:
         if not name:
             raise ValueError("streamq: a row has no topic")
         if dedup_id is None or (options.id_column and dedup_id in ("", b"")):
-            raise ValueError(f"streamq: a row has nothing in {options.id_column}")
+            raise ValueError(f"streamq: a row has no value in {options.id_column}")
         raw_key = key.encode() if isinstance(key, str) else key
         item = Outgoing(b"" if value is None else value, raw_key, _headers(headers))
         fields = fields_of(item, options.max_message_bytes)
@@ -75,7 +75,7 @@ def _text(value: Any) -> str:
 
 
 class Targets:
-    """Where rows go. The partitions of a topic are counted once in the life of a task."""
+    """The targets of rows. The partitions of a topic are counted once per task."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options

@@ -18,7 +18,7 @@ _LAST: Id = (offsets.PART_MAX, offsets.PART_MAX)
 
 
 class Narrowing:
-    """What filters leave of a read: places, and ids in `(low, high]`."""
+    """The part of a read that filters leave: places, and ids in `(low, high]`."""
 
     def __init__(self) -> None:
         self.low: Id = offsets.ZERO
@@ -30,7 +30,7 @@ class Narrowing:
         return [each for each in filters if not self._take(each)]
 
     def keeps(self, place: TopicPartition) -> bool:
-        """Whether rows of the place can pass."""
+        """Return True if rows of the place can pass."""
         return all(place[at] in values for at, values in self._allowed)
 
     def spans(self, spans: Iterable[Span]) -> list[Span]:
@@ -39,7 +39,7 @@ class Narrowing:
         return offsets.narrow(kept, self.low, self.high)
 
     def _take(self, one: Any) -> bool:
-        """Whether the filter is answered in full."""
+        """Return True if the filter is applied exactly."""
         attribute: tuple[str, ...] = getattr(one, "attribute", ())
         column = attribute[0].lower() if len(attribute) == 1 else ""
         value: Any = getattr(one, "value", None)

@@ -29,8 +29,9 @@ _LEAST_ASKED = 2  # entries: the one read last and the next, however large they 
 class EntryReader:
     """Reads one span in pieces of bounded size, and notices when trimming overtakes it.
 
-    With a `limit` it stops after so many entries, and `end` is the position. If trimming overtakes
-    it, the limit is ignored, because the issued entries are then known only for the whole span.
+    With a `limit` it stops after that many entries, and `end` is the position. If trimming
+    overtakes it, the limit is ignored, because the number of issued entries is then known only for
+    the whole span.
     """
 
     def __init__(self, options: ReadOptions, span: Span, limit: int | None = None) -> None:
@@ -44,7 +45,7 @@ class EntryReader:
         self._unreported = 0
         # Only reading from page to page can detect lost entries.
         self._uncounted = span.removed is not None and span.rows is None
-        self._broken = ""  # what took entries away: trimmed, replaced
+        self._broken = ""  # the cause of missing entries: trimmed, replaced
         self.rows = 0
         self.end = span.end
 
@@ -70,8 +71,8 @@ class EntryReader:
         cursor = "(" + offsets.write_id(span.start)
         last: bytes | None = None
         while True:
-            # From the second page on the last entry is read once more: while it is there, nothing
-            # entry after it can have been trimmed.
+            # From the second page on, the last entry is read again: while it exists, no later
+            # entry can have been trimmed.
             size = self._size if self._left is None else min(self._size, self._left)
             asked = size + (last is not None)
             page, asked = self._fetch(cursor, end, asked)
@@ -149,7 +150,7 @@ class EntryReader:
             link_for(self._options.connection).pipeline(commands)
 
     def _taken(self, missing: int = 0) -> str:
-        """What took entries of the span since it was planned: trimmed, replaced, or nothing."""
+        """Return why entries are missing since the planning: trimmed, replaced, or ''."""
         span = self._span
         facts = Catalog(self._options).facts([span.place])[span.place]
         if span.upto is not None and offsets.replaced(span.upto, facts):

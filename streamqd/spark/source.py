@@ -135,7 +135,7 @@ def _check_order(options: ReadOptions, starts: Offsets, ends: Offsets) -> None:
 
 
 class SpanPartition(InputPartition):
-    """What one task reads."""
+    """The part of a read for one task."""
 
     def __init__(self, span: Span) -> None:
         super().__init__(tuple(span))
@@ -143,14 +143,14 @@ class SpanPartition(InputPartition):
 
 
 class _Reading:
-    """What batch and stream have in common: options, columns, and how a task reads."""
+    """The common part of batch and stream: options, columns, and the reading of a task."""
 
     def __init__(self, options: ReadOptions, chosen: Sequence[rows.Column]) -> None:
         self.options = options
         self.chosen = chosen
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task. Without a span there is nothing to read at all."""
+        """Return the rows of one task. Without a span, there are no rows."""
         if not isinstance(partition, SpanPartition):
             return
         span = partition.span
@@ -225,7 +225,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         return offsets.to_json(latest) | ({offsets.LAG: lag} if lag else {})
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """How far the next batch goes: to the end, or as far as the limit lets each partition."""
+        """Return the end of the next batch: the newest entries, or the limit of each partition."""
         catalog = Catalog(self.options)
         begun = offsets.from_json(start)
         places = catalog.places(begun, strict=self.options.fail_on_data_loss)
@@ -279,14 +279,14 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         now = {place: self._as_of_target(place, each) for place, each in facts.items()}
         starts = {}
         for place, each in now.items():
-            # A new partition starts at its first entry. A loss is reported when the
-            # batch is planned in full, not here.
+            # A new partition starts at its first entry. A loss is reported when the batch is
+            # planned in full, not here.
             new = Position(offsets.ZERO, 0 if each.exact else None)
             starts[place] = offsets.onward(begun.get(place, new), each)
         return now, starts, {p: offsets.backlog(starts[p], each) for p, each in now.items()}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """What the tasks read. Raises DataLossError for entries, streams, topics that are gone."""
+        """Return the tasks. Raises DataLossError for missing entries, streams or topics."""
         catalog = Catalog(self.options)
         starts, ends = offsets.from_json(start), offsets.from_json(end)
         self._end = ends
@@ -313,7 +313,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         return {place: facts.latest for place, facts in catalog.facts(places).items()}
 
     def _as_of_target(self, place: TopicPartition, facts: StreamFacts) -> StreamFacts:
-        """The facts as if nothing had come after the target, which is of the same stream."""
+        """Return the facts as of the target, without later entries. The stream is the same."""
         if self._target is None:
             return facts
         if offsets.replaced(self._target[place], facts):
@@ -329,7 +329,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         )
 
     def _holds_back(self, total: int) -> bool:
-        """Whether to wait for more. A query that is to end never waits."""
+        """Return True to wait for more entries. A query with an end never waits."""
         if self._target is not None or total >= self.options.min_per_trigger:
             return False
         return time.monotonic() - self._took_at < self.options.max_trigger_delay

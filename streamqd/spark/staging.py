@@ -1,6 +1,6 @@
 """Exactly once from a streaming query: tasks stage their rows, the driver publishes them.
 
-1. A `Stage` takes the rows of one attempt of a task, each into a stream beside its partition.
+1. A `Stage` takes the rows of one attempt of a task, each into a stream next to its partition.
 2. The driver gets a `Staged` of each task, and gives them to `Publisher.commit`.
 3. The commit decides once which attempts make up the batch, moves their rows until all are in the
    topic, and removes the rest.
@@ -48,9 +48,9 @@ class NotPublishedError(SparkError):
 
 @dataclass(frozen=True)
 class Staged(WriterCommitMessage):
-    """What one attempt of a task has staged: how many rows for which partition.
+    """The rows that one attempt of a task has staged, as a number per partition.
 
-    `counts` are the partitions of each topic as the task knew them.
+    `counts` are the partitions of each topic, as seen by the task.
     """
 
     query: str
@@ -69,7 +69,7 @@ class _Attempt(NamedTuple):
 
 
 class _Ledger:
-    """What Redis keeps of one query: its record, and the streams of staged rows."""
+    """The state of one query in Redis: its record, and the streams of staged rows."""
 
     def __init__(self, options: WriteOptions, query: str) -> None:
         self.connection = options.connection
@@ -130,7 +130,7 @@ class _Ledger:
 
 
 class Stage:
-    """Where one attempt of a task puts its rows. `run` is the run of the query, if it is known."""
+    """The target of the rows of one task attempt. `run` is the query's run, if known."""
 
     def __init__(self, options: WriteOptions, query: str, batch: int, run: str = "") -> None:
         self._ledger = _Ledger(options, query)
@@ -143,7 +143,7 @@ class Stage:
         self._bytes = 0
 
     def clear(self) -> None:
-        """Remove what earlier runs of the query have staged for this batch, unless it is decided.
+        """Remove rows that earlier runs of the query staged for this batch, unless it is decided.
 
         Another attempt of this run may be active, and a decided batch must be published.
         """
@@ -158,7 +158,7 @@ class Stage:
             self._ledger.ask(lambda link: self._ledger.remove(link, (), streams))
 
     def send(self, chunk: Chunk) -> None:
-        """Stage some rows. Raises NotPublishedError for more than a task may stage."""
+        """Stage rows. Raises NotPublishedError for more rows than a task may stage."""
         self._bytes += sum(
             len(part) for rows in chunk.values() for row in rows for part in row.fields
         )
@@ -206,7 +206,7 @@ class Stage:
 
 
 class Publisher:
-    """Publishes what the tasks of one query have staged, batch by batch."""
+    """Publishes the staged rows of one query, batch by batch."""
 
     def __init__(self, options: WriteOptions, query: str) -> None:
         self._ledger = _Ledger(options, query)
@@ -254,7 +254,7 @@ class Publisher:
             )
 
     def _rerouted(self, parts: Sequence[Staged]) -> str:
-        """What became of a topic since its rows were staged, if that would lose them or order."""
+        """Return the change of a topic since the staging that would lose rows or their order."""
         routed = {each for part in parts for each in part.counts.items()}
         counts = self._ledger.partitions(name for name, _ in routed)
         for name, count in sorted(routed):
@@ -295,8 +295,8 @@ class Publisher:
     def _publish(self, batch: int, plan: store.Plan) -> None:
         """Move rows until all of a plan are in their partitions, and note that.
 
-        That is looked up at the end, not concluded from the answers: a replica that takes over may
-        not know of the last moves. Raises NotPublishedError for rows that are gone.
+        The result is read at the end, not concluded from the answers: a promoted replica may lack
+        the last moves. Raises NotPublishedError for lost rows.
         """
         while True:
             left = self._left(plan)
@@ -314,7 +314,7 @@ class Publisher:
     def _left(self, plan: store.Plan) -> dict[tuple[TopicPartition, str], int | None]:
         """Return rows that are not moved yet, by place and attempt. None where they are lost.
 
-        A partition that its topic does not have has no reader: rows for it are gone as well.
+        A partition that its topic does not have has no reader: its rows are lost as well.
         """
         counts = self._ledger.partitions(name for names in plan.values() for name in names)
         lines = [
@@ -425,7 +425,7 @@ class Publisher:
 
 
 def _portions(every: Sequence[Any]) -> list[Sequence[Any]]:
-    """What one command names at a time."""
+    """Split a list into the portions of one command."""
     return [every[start : start + KEYS_MAX] for start in range(0, len(every), KEYS_MAX)]
 
 

@@ -133,7 +133,7 @@ def stream_key(keys: Keys, place: TopicPartition) -> str:
     return keys.stream(name, partition)
 
 
-# --- what there is --------------------------------------------------------------------------------
+# --- facts --------------------------------------------------------------------------------------
 
 
 def registered(store: Store) -> list[str]:
@@ -149,7 +149,7 @@ def registered(store: Store) -> list[str]:
 
 
 def partition_counts(link: Connection, keys: Keys, names: Iterable[str]) -> dict[str, int]:
-    """How many partitions each topic or DLQ has, 0 when it is gone. Raises BadValue."""
+    """Return the partitions of each topic or DLQ, 0 if it does not exist. Raises BadValue."""
     wanted = {name: name.removesuffix(DLQ) for name in names}
     found = accepted(link.pipeline([topics.presence(keys, topic) for topic in wanted.values()]))
     return {
@@ -165,7 +165,7 @@ def _warn_once(text: str) -> None:
 
 
 class Catalog:
-    """What a read's options mean on the server as it is now."""
+    """Resolves a read's options on the present server."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -332,7 +332,7 @@ class Catalog:
         return settled
 
     def counted(self, positions: Offsets, facts: Mapping[TopicPartition, StreamFacts]) -> Offsets:
-        """The positions, with their counts where those can be had by walking over what follows."""
+        """Return the positions with counts, where a walk over the later entries provides them."""
         unknown = {
             place: position
             for place, position in positions.items()
@@ -454,7 +454,7 @@ class Catalog:
 
 
 class _Walked(Position):
-    """How far a walk came: the id reached, and (as `passed`) over how many entries."""
+    """The result of a walk: the id reached, and (as `passed`) the number of entries passed."""
 
     passed: int
 

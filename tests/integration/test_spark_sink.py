@@ -671,7 +671,7 @@ def test_a_map_of_headers_is_one_too(shop: Shop) -> None:
 def test_rows_that_cannot_be_messages(shop: Shop) -> None:
     with pytest.raises(ValueError, match="a row has no topic"):
         list(outgoing.rows_of(batch(value=["v"], topic=[None]), shop.options(topic="")))
-    with pytest.raises(ValueError, match="a row has nothing in uid"):
+    with pytest.raises(ValueError, match="a row has no value in uid"):
         list(outgoing.rows_of(batch(value=["v"], uid=[None]), shop.options(idColumn="uid")))
     with pytest.raises(MessageTooLarge):
         list(outgoing.rows_of(batch(value=["v" * 11]), shop.options(maxMessageBytes=10)))

@@ -151,8 +151,8 @@ def test_dead_letters_are_named_by_their_topic() -> None:
         ({"kafka.bootstrap.servers": "x"}, "the address is `url`"),
         ({"path": "access"}, "`subscribe`"),
         ({"failOnDataLoss": "no"}, "failOnDataLoss must be true or false"),
-        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger must be a whole number, 1 or more"),
-        ({"fetchSize": "1e3"}, "fetchSize must be a whole number, 1 to 100000"),
+        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger must be an integer, 1 or more"),
+        ({"fetchSize": "1e3"}, "fetchSize must be an integer, 1 to 100000"),
         ({"fetchBytes": "2GiB"}, "1 byte to 1 GiB"),
         ({"maxTriggerDelay": "soon"}, "maxTriggerDelay is not a duration"),
         (

@@ -1,4 +1,4 @@
-"""Pipelines on Spark: archive, compact, replay, sql, and jobs of one's own.
+"""Pipelines on Spark: archive, compact, replay, sql, and custom jobs.
 
 `streamqd pipeline` calls these. Each takes a lease where two runs could collide, and returns its
 result as a plain value. Importing this needs pyarrow, and a missing one raises an error.

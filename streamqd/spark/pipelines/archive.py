@@ -1,4 +1,4 @@
-"""Topics into Delta tables, each entry exactly once, and the watermark that lets Redis forget them.
+"""Topics into Delta tables, each entry exactly once, and the watermark that allows Redis to trim.
 
 The table is the source of truth: each run starts at its end. The stream's own checkpoint exists
 only during the run, so no checkpoint can disagree.
@@ -44,7 +44,7 @@ FETCH_ROWS = 5_000  # entries of one page; `fetchBytes` is the limit if entries 
 
 @dataclass
 class Done:
-    """What a run did with one topic."""
+    """The result of a run for one topic."""
 
     topic: str
     batches: int = 0
@@ -82,7 +82,7 @@ class Archiver:
         batch_rows: int = BATCH_ROWS,
         allow_loss: bool = False,
     ) -> None:
-        """Prepare. `spark` is asked only when there is something to do.
+        """Prepare. `spark` is called only if there are entries to archive.
 
         `warn` gets each problem of `[pipelines.TOPIC]` once, as soon as it is found.
         """
@@ -104,7 +104,7 @@ class Archiver:
     def run(self, wanted: Sequence[str] = ()) -> list[Done]:
         """Archive all entries present now, for the given topics or for all. Raises the first error.
 
-        Problems of parsing payloads stop nothing: see `problems`.
+        Problems of parsing payloads do not stop the run: see `problems`.
         """
         known = registered(Store(self.link, self.keys))
         missing = [name for name in wanted if name not in known]
@@ -247,7 +247,7 @@ class _Run:
         return sum(max(1, offsets.backlog(start, facts[place])) for place, start in starts.items())
 
     def run(self, spark: SparkSession, meter: ProgressMeter) -> None:
-        """Archive it. Raises what stopped it, as a sentence."""
+        """Archive the topic. Raises the error that stopped it, as a sentence."""
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
 

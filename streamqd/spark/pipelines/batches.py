@@ -13,7 +13,7 @@ from streamqd.model import TopicPartition
 from streamqd.spark import offsets
 from streamqd.spark.offsets import Id, Offsets, Position, Span, StreamFacts
 
-PIECE_ROWS = 100_000  # of a stream that is divided among several tasks each gets so many at least
+PIECE_ROWS = 100_000  # minimum entries of each task when several tasks share a stream
 
 
 class Stretch(NamedTuple):
@@ -31,7 +31,7 @@ class Stretch(NamedTuple):
 
 
 class TaskEnd(NamedTuple):
-    """Where a task stopped, and how many entries it had read."""
+    """The position where a task stopped, and the number of entries it had read."""
 
     partition: int
     end: Id
@@ -41,7 +41,7 @@ class TaskEnd(NamedTuple):
 def waiting(
     archived: Offsets, targets: Offsets, facts: Mapping[TopicPartition, StreamFacts]
 ) -> Offsets:
-    """Where each partition stands that is not archived up to its target."""
+    """Return the positions of the partitions that are not archived up to their target."""
     # A partition not yet archived starts before its first entry: trimmed entries are a loss.
     starts = {place: archived.get(place, Position(offsets.ZERO, 0)) for place in targets}
     return {

@@ -1,6 +1,6 @@
 """Bars over time as SVG, in the colors of the page around it. Pure.
 
-It holds numbers and times only, so nothing has to be escaped.
+It contains only numbers and times, so no escaping is needed.
 """
 
 from __future__ import annotations

@@ -46,12 +46,12 @@ _SMALLEST = 1 << 20  # bytes: all below are of one size
 _DATES = 200  # of which one commit writes small files into large ones
 _BATCHES = 50  # between two looks for files that can go
 _HOUR = 3600
-_DATE, _NUMBER = "[0-9]{4}-[0-9]{2}-[0-9]{2}", "[0-9]+"  # what divides a table, in this order
+_DATE, _NUMBER = "[0-9]{4}-[0-9]{2}-[0-9]{2}", "[0-9]+"  # partition columns, in this order
 
 
 @dataclass
 class Compacted:
-    """What a run did with the table of a topic, or with one of another kind: `parsed/orders`."""
+    """The result of a run for one table: of a topic, or of another kind such as `parsed/orders`."""
 
     topic: str
     rows: int = 0
@@ -123,7 +123,7 @@ def _compacted(table: ArchiveTable, name: str, target: int, grace: float) -> Com
 
 
 def tidy(table: ArchiveTable, batches: int) -> None:
-    """What a table needs after so many new batches, so that its age does not slow it down.
+    """Merge files of a table after this number of new batches, so that reads stay fast.
 
     A file is written again once for each size, eight times as large as the one before.
     """
@@ -200,7 +200,7 @@ def _committed(table: ArchiveTable, first: int, mark: str) -> tuple[set[str], li
         if any(each.get("commitInfo", {}).get(MARK) == mark for each in actions):
             gone = {unquote(each["remove"]["path"]) for each in actions if "remove" in each}
             return gone, [_added(table, each["add"]) for each in actions if "add" in each]
-    return set(), []  # there was nothing to do
+    return set(), []  # there was no file to merge
 
 
 def _added(table: ArchiveTable, found: dict[str, Any]) -> WrittenFile:

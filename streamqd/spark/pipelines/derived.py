@@ -10,7 +10,7 @@ from streamqd.spark.pipelines.storage import Archive, ArchiveTable, TableKind
 if TYPE_CHECKING:
     import pyarrow as pa
 
-OWN = ("event_date", "entry_partition", "entry_id", "entry_time")  # columns beside the schema's
+OWN = ("event_date", "entry_partition", "entry_id", "entry_time")  # columns besides the schema's
 
 
 def parsed_columns() -> pa.Schema:

@@ -1,4 +1,4 @@
-"""Payloads into columns: what Spark converts, and the tasks that write it or its reason."""
+"""Payloads into columns: Spark's conversion, and the tasks that write the rows or the reasons."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _day(value: Column, kind: DataType) -> Column:
 
 
 class Plain:
-    """Writes rows of a frame into files of a table that nothing divides."""
+    """Writes rows of a frame into files of a table without partition columns."""
 
     def __init__(self, folder: Path, schema: pa.Schema) -> None:
         """Open the writer. `schema` has the frame's columns."""

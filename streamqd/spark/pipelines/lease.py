@@ -1,7 +1,7 @@
 """The lease that keeps two runs of a pipeline apart.
 
-Held in Redis, renewed by a thread of its own connection for as long as the block runs. It is a
-courtesy that saves work: that nothing is published twice is for the archive to see to.
+Held in Redis, renewed by a thread with its own connection while the block runs. It only saves work:
+the archive itself prevents that an entry is published twice.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from streamqd.spark.pipelines.storage import Archive
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """Where a message would be in an archive. `file` is '' when no file covers its id.
+    """The place of a message in an archive. `file` is '' when no file covers its id.
 
     `found` is True if the message is in the file.
     """

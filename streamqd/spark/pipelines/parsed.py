@@ -36,7 +36,7 @@ _LONG_MAX = (1 << 63) - 1
 
 @dataclass
 class Fitted:
-    """How many rows a run has parsed, and how many it has put into quarantine."""
+    """The number of rows that a run has parsed, and that it has put into quarantine."""
 
     batches: int = 0
     rows: int = 0
@@ -50,9 +50,9 @@ def parse(
     spark: Callable[[], SparkSession],
     check: Callable[[], None],
 ) -> Fitted:
-    """Parse what the raw table holds and the parsed one does not. `check` raises for a lost lease.
+    """Parse the entries of the raw table that are not parsed. `check` raises for a lost lease.
 
-    `spark` is asked only when there is something to do. Raises Malformed, Refused, ArchiveError,
+    `spark` is called only if there are entries to parse. Raises Malformed, Refused, ArchiveError,
     PipelineError.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -114,7 +114,7 @@ def read_columns(pipeline: config.Pipeline) -> tuple[StructType, pa.Schema]:
 def _chunks(
     raw: ArchiveTable, parsed: ArchiveTable | None
 ) -> Iterator[tuple[list[WrittenFile], Offsets]]:
-    """Files of the raw table in which there is something to parse, by dates, and up to where.
+    """Return files of the raw table with entries to parse, by dates, and the end positions.
 
     An id belongs to one date, so a position between two dates divides files too. Raises Refused.
     """

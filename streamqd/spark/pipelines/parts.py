@@ -1,7 +1,7 @@
 """Writing Parquet from Arrow batches, in Spark's tasks. Knows neither Spark nor Redis.
 
 A file gets a name that no other has, at its place in the table: until a commit names it, it is not
-part of the table, and vacuum removes it some day.
+part of the table, and vacuum removes it eventually.
 """
 
 from __future__ import annotations

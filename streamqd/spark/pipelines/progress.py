@@ -37,7 +37,7 @@ Tell = Callable[[PipelineProgress], None]
 
 
 class ProgressMeter:
-    """Looks at the counts of one run. `total` is what the run has to do."""
+    """Reads the counts of one run. `total` is the number of rows of the run."""
 
     def __init__(self, link: Connection, key: str, tell: Tell) -> None:
         self._link = link
@@ -64,7 +64,7 @@ class ProgressMeter:
         self._tell(PipelineProgress(self._what, min(done, self._total), self._total, elapsed))
 
     def end(self) -> None:
-        """End the part, and leave nothing in Redis."""
+        """Finish the part, and remove its counts from Redis."""
         self.show(self._total)
         self._forget()
 

@@ -1,4 +1,4 @@
-"""Waiting for Spark's streaming queries, and what stops one as a sentence."""
+"""Waits for Spark's streaming queries, and turns their errors into sentences."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def in_a_sentence() -> Iterator[None]:
 
 
 def failure(error: Exception) -> StreamqdError:
-    """Return what made Spark fail as an error of ours.
+    """Convert Spark's error into one of ours.
 
     A task or a planner that did not reach Redis makes it RedisUnavailable, one whose command Redis
     rejected RedisRefused: Spark carries only the name and the text from process to process.
@@ -91,7 +91,7 @@ def failure(error: Exception) -> StreamqdError:
 
 
 def sentence(error: Exception) -> str:
-    """What made Spark fail, without Spark's own words when the cause is one of ours."""
+    """Return the cause of Spark's error, without Spark's own words if it is an error of ours."""
     found = _CAUSE.findall(str(error))
     if found:
         return str(found[-1][1]).strip()

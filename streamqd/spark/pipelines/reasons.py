@@ -1,8 +1,8 @@
 """Why converted rows do not fit their schema: a sentence for each column that is wrong.
 
-Whole columns are looked at, so a row that fits costs next to nothing, and a wrong one costs one
-more look at its payload. Spark leaves null where a value does not fit its type, so such a value is
-value is null in the column and not null in the payload.
+Whole columns are checked, so a row that fits costs almost no time, and a wrong row costs one more
+look at its payload. Spark leaves null where a value does not fit its type. Such a value is null in
+the column and not null in the payload.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _field(column: pa.Array, name: str | int) -> pa.Array:
 
 
 def _true(mask: pa.Array) -> list[int]:
-    """Where a mask is true."""
+    """Return the indexes at which a mask is true."""
     from pyarrow import compute
 
     found: list[int] = compute.indices_nonzero(mask).to_pylist()
@@ -150,7 +150,7 @@ def _true(mask: pa.Array) -> list[int]:
 
 
 def _lost(kind: DataType, column: pa.Array, values: Sequence[Any]) -> set[int]:
-    """Rows whose JSON value is lost in the column, whole or in part. Not for what derails."""
+    """Return rows whose JSON value is partly or wholly lost. Not for types that derail Spark."""
     from pyspark.sql.types import ArrayType, StructType
 
     found: set[int] = set()
@@ -179,7 +179,7 @@ def _lost(kind: DataType, column: pa.Array, values: Sequence[Any]) -> set[int]:
 
 
 def _outside(kind: DataType, column: pa.Array) -> set[int]:
-    """Rows with a time or an infinity, at any depth, that no JSON and no reader knows."""
+    """Return rows with a time or an infinity, at any depth, that JSON or readers cannot have."""
     from pyarrow import compute
     from pyspark.sql.types import (
         ArrayType,

@@ -47,7 +47,7 @@ class ReplayFilter:
 
 @dataclass
 class ReplaySummary:
-    """What a replay did, or would do."""
+    """The result of a replay, or of its dry run."""
 
     topic: str
     target: str
@@ -56,7 +56,7 @@ class ReplaySummary:
     first: str | None
     last: str | None
     dry_run: bool
-    sent: int = 0  # fewer than rows when the replay of this name had sent some before
+    sent: int = 0  # fewer than rows if an earlier replay of this name had sent some rows
     seconds: float = 0.0
 
 
@@ -157,7 +157,7 @@ def _prepared(frame: DataFrame, topic: str, choice: ReplayFilter, name: str) -> 
         lambda each: each["key"] != HEADER,
     )
     headers = f.concat(others, f.array(_header(f.lit(HEADER), origin)))
-    # What a dead letter carries beside its message is about its death.
+    # The other fields of a dead letter describe its failure.
     fields = (
         f.col("fields") if "fields" in frame.columns else f.lit(None).cast("map<string,binary>")
     )
@@ -182,7 +182,7 @@ def _header(name: SparkColumn, value: SparkColumn) -> SparkColumn:
 
 
 def _is_replay() -> SparkColumn:
-    """Whether a row was sent by a replay: in its own topic, one of a name must not find its own."""
+    """Select replayed rows: a named replay into its own topic must not find its own rows."""
     from pyspark.sql import functions as f
 
     return f.coalesce(f.exists("headers", lambda each: each["key"] == HEADER), f.lit(False))

@@ -44,7 +44,7 @@ def report(
 ) -> dict[str, Any]:
     """Write a report into the folder `out`. Return its figures, for comparison with the next one.
 
-    `spark` is asked for a session only when there is something to read. Raises Refused, Malformed,
+    `spark` is called for a session only if there are entries to read. Raises Refused, Malformed,
     PipelineError.
     """
     out = local_folder(out)
@@ -133,7 +133,7 @@ def _topic(
     return {
         "topic": name,
         "live": size is not None,
-        # An archive may know partitions of a topic that Redis has forgotten.
+        # An archive may have partitions of a topic that are no longer in Redis.
         "partition_count": max(size or 0, 1, *(each["partition"] + 1 for each in parts)),
         "entries": sum(each["entries"] for each in parts),
         "bytes": sum(each["bytes"] for each in parts),
@@ -172,7 +172,7 @@ def _last(out: Path) -> dict[str, Any] | None:
 
 
 def _write(out: Path, document: Mapping[str, Any]) -> None:
-    """Write page and figures, each whole or not at all."""
+    """Write page and figures, each atomically."""
     from streamqd.spark.pipelines.report_page import page
 
     figures = json.dumps(document, indent=2) + "\n"

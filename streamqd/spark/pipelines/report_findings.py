@@ -70,7 +70,7 @@ def judged(seen: StatusView, topics: Sequence[Topic]) -> dict[str, Any]:
 
 
 def error_of(cause: Mapping[str, Any]) -> str:
-    """What a cause of death is called: the class of the error, else the reason."""
+    """Return the name of a cause of death: the class of the error, else the reason."""
     return str(cause["error_class"] or cause["reason"] or "unknown")
 
 
@@ -164,7 +164,7 @@ def _topic(topic: Topic, groups: Sequence[GroupStatus]) -> Iterator[ReportFindin
 
 
 def _skew(topic: Topic) -> Iterator[ReportFinding]:
-    """A partition that is much fuller than the others, and what helps."""
+    """Report a partition that is much fuller than the others, and a remedy."""
     name, total, size = topic["topic"], topic["entries"], topic["partition_count"]
     full = max(topic["partitions"], key=lambda each: each["entries"], default={"entries": 0})
     most = full["entries"]
@@ -182,7 +182,7 @@ def _skew(topic: Topic) -> Iterator[ReportFinding]:
 
 
 def _fullest(topic: Topic, partitions: int) -> float:
-    """Entries that the fullest of so many partitions would hold.
+    """Return the number of entries of the fullest partition among `partitions`.
 
     The keys with the most entries go where their hash puts them, the rest evenly.
     """
@@ -217,7 +217,7 @@ def _measures(
 
 
 def compared(last: Mapping[str, Any] | None, now: Mapping[str, Any]) -> dict[str, Any]:
-    """`changes` since the last report, what became worse most first, and `compared_with`.
+    """Return `changes` since the last report, the worst first, and `compared_with`.
 
     `compared_with` is its time in unix ms, or a sentence why it cannot be used. Any user may have
     edited that file: values that are not numbers under a short name are ignored.

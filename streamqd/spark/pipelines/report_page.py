@@ -1,4 +1,4 @@
-"""A report as one page that needs nothing else: no network, no script, plots inside. Pure.
+"""A report as one self-contained page: no network, no script, plots inside. Pure.
 
 Texts from messages are untrusted: the template escapes every value automatically, and `_shown`
 also makes them harmless on a terminal.
@@ -37,7 +37,7 @@ def page(document: Mapping[str, Any]) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """A value as people read it. Of text, what turns or hides other text is escaped."""
+    """Return a value in readable form. Characters that reverse or hide other text are escaped."""
     if isinstance(value, Markup):
         return value
     if value is None:

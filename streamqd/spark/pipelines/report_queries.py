@@ -51,7 +51,7 @@ _TIMELINE = """
 
 @dataclass(frozen=True)
 class ReportScope:
-    """What a report is about: these topics or all, entries of a window, payloads by their schemas.
+    """The scope of a report: these topics or all, entries of a window, payloads by their schemas.
 
     The window applies to the times of ids, and excludes its end.
     """
@@ -63,7 +63,7 @@ class ReportScope:
     schemas: Mapping[str, str] = field(default_factory=dict)
 
     def within(self, frame: DataFrame) -> DataFrame:
-        """The rows of a frame that lie in the window."""
+        """Return the rows of a frame that are in the window."""
         if self.since is not None:
             frame = frame.where(f.col("timestamp") >= f.lit(self.since))
         if self.until is not None:
@@ -154,10 +154,10 @@ def _width(rows: list[dict[str, Any]]) -> int:
 
 
 def _fields(rows: DataFrame, schema: str) -> dict[str, Any]:
-    """How many payloads are JSON of the schema (`fits`) or not (`bad`), and `rows`, one of a field.
+    """Count the payloads that match the schema (`fits`) or not (`bad`). `rows` has one per field.
 
-    Those have name, type, count, nulls, about how many distinct values, least, greatest and top,
-    pairs of a value (item) and about how often it is found (count). Raises Malformed.
+    A row has name, type, count, nulls, the approximate number of distinct values, least, greatest
+    and top: pairs of a value (item) and its approximate count (count). Raises Malformed.
     """
     kind = read_schema(schema)
     every = f.array(*(_field(each.name, each.dataType) for each in kind.fields))

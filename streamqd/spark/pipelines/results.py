@@ -65,7 +65,7 @@ class ResultWriter:
             compact.tidy(self._table, _TIDY)
 
     def _query(self) -> str:
-        """The id that Spark gave the query, for as long as its checkpoint lives."""
+        """Return the id that Spark gave the query. It is kept in the checkpoint."""
         path = self._checkpoint / "metadata"
         try:
             return str(json.loads(path.read_bytes())["id"])

@@ -27,7 +27,7 @@ from streamqd.spark.pipelines.storage import Archive
 
 @dataclass(frozen=True)
 class Job:
-    """What the function gets. `arguments` are those of the command line."""
+    """The argument of the function. `arguments` are those of the command line."""
 
     spark: SparkSession
     settings: config.Settings
@@ -62,7 +62,7 @@ class Job:
     def changes(self, frame: DataFrame, topic: str, name: str, **options: str) -> DataStreamWriter:
         """Return a writer of an aggregation's changed rows into a topic. Call `start` on it.
 
-        Spark's own sinks of this kind know no update mode. Rows need a column `key`, unique within
+        Spark's own sinks of this kind have no update mode. Rows need a column `key`, unique within
         a batch: a batch repeated within a day sends no row twice.
         """
         given = of_settings(self.settings) | {"topic": topic, "idColumn": "dedup"}

@@ -27,7 +27,7 @@ def unlike(field: StructField) -> str:
 
 
 def out_of_range(field: StructField) -> str:
-    """The reason of a value, or one within it, that no JSON or no reader knows."""
+    """The reason for a value (or a nested one) that JSON or readers cannot represent."""
     if field.dataType.typeName() in ("date", "timestamp"):
         return f"{field.name} is not of the years 1-9999"
     return f"{field.name} has a value out of range"
@@ -50,7 +50,7 @@ def derails(kind: DataType) -> bool:
 def read_schema(schema: str) -> StructType:
     """The schema of JSON as Spark reads it, such as `id long, amount decimal(10,2)`.
 
-    Raises Malformed, and Refused for what Spark reads wrongly.
+    Raises Malformed, and Refused for types that Spark reads wrongly.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
@@ -58,7 +58,7 @@ def read_schema(schema: str) -> StructType:
 
     try:
         kind: Any = StructType.fromDDL(schema)
-    except (PySparkException, Py4JError):  # of the latter kind is what `timestamp(3)` meets
+    except (PySparkException, Py4JError):  # Py4JError is raised for `timestamp(3)`
         kind = None
     names = kind.names if isinstance(kind, StructType) else []
     if not names or len(set(names)) != len(names) or BAD in {each.lower() for each in names}:
@@ -72,7 +72,7 @@ def read_schema(schema: str) -> StructType:
 
 
 def _check_json(kind: DataType, path: str) -> None:
-    """Refuse what Spark's reader of JSON accepts, and does not do."""
+    """Refuse types that Spark's reader of JSON accepts but does not read."""
     from pyspark.sql.types import ArrayType, ByteType, MapType, StringType, StructType
 
     if isinstance(kind, ByteType):

@@ -48,13 +48,13 @@ class Standing:
 
     @property
     def shown(self) -> bool:
-        """Whether the rows go nowhere but to who asks."""
+        """True if the rows are only shown to the caller."""
         return not (self.target or self.into)
 
 
 @dataclass
 class Stood:
-    """What a standing query did."""
+    """The result of a standing query."""
 
     batches: int
     entries: int  # that it took in
@@ -77,7 +77,7 @@ def run(
     check(standing.query)
     if not standing.shown and checkpoint is None:
         into = standing.target or standing.into
-        raise Refused(f"what goes into {into} needs a folder for the checkpoint")
+        raise Refused(f"writing into {into} needs a folder for the checkpoint")
     with contextlib.ExitStack() as held:
         if checkpoint is not None:
             held.enter_context(checkpoints.hold(settings, checkpoint))

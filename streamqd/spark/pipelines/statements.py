@@ -83,8 +83,8 @@ class SqlSplitter:
 
     def _begin(self) -> None:
         self._pieces: list[str] = []
-        self._blank = True  # nothing but space and comments
-        self.begun = False  # nothing but space
+        self._blank = True  # only space and comments so far
+        self.begun = False  # only space so far
 
     def add(self, line: str) -> list[str]:
         """Add a line, with its line break. Return the statements that it completes."""

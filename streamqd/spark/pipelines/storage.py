@@ -1,7 +1,7 @@
 """An archive: a folder with Delta tables, for each topic its entries and the derived tables.
 
     <archive>/_archive.json                                      names the archive
-    <archive>/tables/<topic>/_delta_log/                         what counts, how far it goes
+    <archive>/tables/<topic>/_delta_log/                         the files that count, the position
     <archive>/tables/<topic>/date=<d>/partition=<p>/….parquet    entries
     <archive>/parsed/<topic>/                                    their payloads as columns
     <archive>/quarantine/<topic>/                                payloads that are not of the schema
@@ -78,7 +78,7 @@ class Owed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchNote:
-    """How far each partition is archived, by `batch` commits of entries."""
+    """The position up to which each partition is archived, by `batch` commits of entries."""
 
     batch: int
     positions: Offsets
@@ -95,7 +95,7 @@ NOTHING = BatchNote(0, {})
 
 
 class TableKind(NamedTuple):
-    """What tables of a kind are like."""
+    """The properties of a kind of tables."""
 
     folder: str  # without a `=`: Polars takes every `NAME=VALUE` above a file for a column
     partitioned: tuple[str, ...]  # columns that divide it: none, a date, or a date and a partition
@@ -166,7 +166,7 @@ class Archive:
         return f"archive:{self.id[:12]}"
 
     def topics(self) -> list[str]:
-        """Topics of which something is archived."""
+        """Return the topics with archived entries."""
         return self.names(RAW)
 
     def names(self, kind: TableKind) -> list[str]:
@@ -239,7 +239,7 @@ class ArchiveTable:
 
     @property
     def positions(self) -> Offsets:
-        """How far each partition is archived."""
+        """The position up to which each partition is archived."""
         return self.note.positions
 
     @property
@@ -284,7 +284,7 @@ class ArchiveTable:
         return dict(zip(self.partitioned, (date, str(partition)), strict=False))
 
     def locate(self, file: WrittenFile) -> Path:
-        """Where a file is."""
+        """Return the path of a file."""
         return below(self.folder, file.path)
 
     def verify(self, files: Iterable[WrittenFile]) -> None:
@@ -324,7 +324,7 @@ class ArchiveTable:
             )
 
     def commits(self, first: int = 0) -> Iterator[list[dict[str, Any]]]:
-        """The actions of each commit from version `first` on, as far as the log holds them."""
+        """Return the actions of each commit from version `first` on, if the log still has them."""
         for number in range(first, self.version + 1):
             path = self.folder / _LOG / f"{number:020d}.json"
             try:
@@ -346,7 +346,7 @@ class ArchiveTable:
         batch: int | None = None,
         of: tuple[str, int] | None = None,
     ) -> None:
-        """Commit a batch: these files are in the archive, which goes as far as `positions`.
+        """Commit a batch: these files are in the archive, which reaches up to `positions`.
 
         `owed` is for the second table, which gets it next. `batch` is the number, by default one
         more than the last. `of` is the query whose batch it is, and the query's batch number, as in
@@ -380,7 +380,7 @@ class ArchiveTable:
         return -1 if found is None else found
 
     def has_just(self, columns: pa.Schema) -> bool:
-        """Whether its columns are these, in any order."""
+        """Return True if its columns are these, in any order."""
         return _columns(self.delta.schema()) == _columns(_delta_schema(columns))
 
     def grow(self, columns: pa.Schema) -> None:
@@ -509,7 +509,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _is_made(folder: Path) -> bool:
-    """Whether there is a table. A run that is killed while it makes one leaves an empty log."""
+    """Return True if there is a table. A run killed while creating one leaves an empty log."""
     log = folder / _LOG
     return log.is_dir() and any(_VERSION.match(each.name) for each in log.iterdir())
 
@@ -601,7 +601,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a file atomically."""
     new = path.with_name(path.name + ".tmp")
     with new.open("w", encoding="utf-8") as file:
         file.write(text)

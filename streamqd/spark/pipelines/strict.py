@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _SECONDS_MAX = (1 << 63) // 1_000_000 - 1  # Spark multiplies more into any time at all
 _DIGITS_MAX = 1000
 _HUGE = 10**_DIGITS_MAX
-# Of more than three digits: Spark removes commas, and knows digits of all scripts.
+# Exponents of more than three digits. Spark removes commas, and accepts digits of all scripts.
 _EXPONENT = re.compile(r"[eE][-+,]*\d[-+,\d]{3}")
 
 
@@ -73,7 +73,7 @@ def faults(value: Column, kind: StructType) -> Column:
 
 
 def forbidden(kind: StructType) -> _Checks:
-    """What `fault` must not find in columns of this schema."""
+    """Return the checks for values that `fault` must not find in columns of this schema."""
     from pyspark.sql.types import DecimalType, TimestampType
 
     found = []
@@ -120,14 +120,14 @@ def _any_value(check: _Check, value: Any) -> bool:
 
 
 def _is_huge(value: Any) -> bool:
-    """Whether a number, or a text, has so many digits that Spark would compute for long."""
+    """Return True if a number, or a text, has so many digits that Spark would compute for hours."""
     if isinstance(value, str):
         return len(value) > _DIGITS_MAX or _EXPONENT.search(value) is not None
     return isinstance(value, int) and abs(value) >= _HUGE
 
 
 def _is_beyond(value: Any) -> bool:
-    """Whether Spark would make another time of a number of seconds."""
+    """Return True if Spark would turn a number of seconds into another time."""
     return isinstance(value, int) and abs(value) > _SECONDS_MAX
 
 

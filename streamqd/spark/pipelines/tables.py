@@ -211,7 +211,7 @@ def make_views(
 
 
 def _named(settings: config.Settings, archive: Archive | None) -> Iterator[tuple[str, str]]:
-    """What there is a view for: its kind, and of what."""
+    """Return kind and name of everything that has a view."""
     for topic in _registered(settings):
         yield "topic", topic
         yield "dlq", topic

@@ -66,7 +66,7 @@ class PlanPartition(InputPartition):
 
 
 class PartPartition(InputPartition):
-    """What one task reads and writes: `limit` entries of the span at most."""
+    """The input of one task: a span, of which it reads and writes at most `limit` entries."""
 
     def __init__(self, span: Span, limit: int | None) -> None:
         super().__init__((tuple(span), limit))
