@@ -9,6 +9,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from streamqd import config
+from streamqd.admin import schedules
 from streamqd.cli import cli
 from streamqd.model import Unit
 from streamqd.store import directives, members, topics
@@ -50,6 +51,12 @@ VERBS = (
     "rebalance",
     "reload west-1",
     f"control clear {PAUSED} --yes",
+    "schedule add nightly --topic idle --every 1d",
+    "schedule edit hourly --every 2h",
+    "schedule pause hourly",
+    "schedule resume held",
+    "schedule remove hourly --yes",
+    "schedule prune --yes",
 )
 READING = (
     "topic list",
@@ -68,6 +75,9 @@ READING = (
     "why access/0/hits",
     "why access",
     "trace access/0/1-0",
+    "schedule list",
+    "schedule show hourly",
+    "schedule next hourly",
 )
 
 
@@ -79,6 +89,9 @@ def seed(stage: Stage) -> None:
     offers = {"offers": [[TOPIC, GROUP]], "weight": 1, "cap": 0}
     assert link.run(members.beat(keys, "default", "west-1", "n1", offers, 60.0)).word == "OK"
     assert link.run(directives.change(keys, "default", PAUSED, by="ops")).word == "OK"
+    for name in ("hourly", "held"):
+        schedules.add(stage.store, "default", {"name": name, "topic": "idle", "every": 3600.0})
+    schedules.pause(stage.store, ["held"])
     for number in range(PARTITIONS):
         desk = Desk(link, keys, Unit(TOPIC, number, GROUP))
         desk.groups()
@@ -128,5 +141,15 @@ def scene_of(
     return scene
 
 
-CHANGING: tuple[Scene, ...] = tuple(scene_of(line, DONE) for line in VERBS)
+def sent_by_hand(stage: Stage) -> None:
+    """Each try that Redis received sent a message, with the time of its own run."""
+    streams = [stage.keys.stream("idle", number) for number in range(PARTITIONS)]
+    assert sum(stage.link.execute("XLEN", each) for each in streams) in (1, 2)
+    stage.link.execute("DEL", *streams)
+
+
+CHANGING: tuple[Scene, ...] = (
+    *(scene_of(line, DONE) for line in VERBS),
+    scene_of("schedule run hourly", DONE, judge=sent_by_hand),
+)
 LOOKING: tuple[Scene, ...] = tuple(scene_of(line, DONE, PROBLEMS) for line in READING)

@@ -30,6 +30,7 @@ import pytest
 
 from streamqd import config, embedded
 from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.housekeeper.script_loader import ScriptLoader
 from streamqd.store.client import Connection, ServerFacts, connect, server_facts
 from tests.support import fetch_server, users
 from tests.support.waiting import wait_until
@@ -123,6 +124,10 @@ class ProcessServer(Server):
         self.leavings: tuple[str, ...] = ()  # files that it removes itself unless it is killed
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
+        if users.chosen():  # a daemon has run here: producers of etc/acl load no scripts themselves
+            link = connect(self.settings, timeout=10, name="test:loader")
+            ScriptLoader(link).run()
+            link.close()
 
     @property
     def pid(self) -> int:

@@ -1,0 +1,62 @@
+"""A scene of the schedules of an instance: declared, declared again, moved by a growth, fired."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from unittest import mock
+
+from streamqd.config import Schedule, Topic
+from streamqd.errors import RedisUnavailable
+from streamqd.schedules import firing
+from streamqd.schedules.firing import Firer
+from streamqd.schedules.reconciliation import MoveFinisher, Reconciler
+from streamqd.schedules.record import partition_of
+from streamqd.store import topics
+from streamqd.store.store import Store
+from tests.contract.desk import UNIT
+from tests.faults.rehearsal import Stage
+
+TRIES = 5
+ROUNDS = 6  # a move is finished in the third at the latest
+PARTITIONS = 4
+YEARLY = Schedule(name="annual", topic=UNIT.topic, cron="0 0 1 1 *")
+NEW_YEAR = round(datetime(datetime.now(UTC).year, 1, 1, tzinfo=UTC).timestamp() * 1000)
+
+
+def schedules_of_an_instance(stage: Stage) -> None:
+    """Whatever is lost, the tick is sent once, to the partition that the topic has now."""
+    store, keys = stage.store, stage.keys
+    link = stage.shaky()
+    shaky = Store(link, keys)
+    topics.create(store, UNIT.topic, Topic(partitions=1))
+    for since in (1, 2):  # a second release declares what it finds
+        until_done(Reconciler(shaky, "default", (YEARLY,), since, {}).run)
+    number = partition_of(YEARLY, PARTITIONS)
+    assert number, "the growth moves it"
+    store.execute("ZADD", keys.schedules_due(UNIT.topic, 0), NEW_YEAR, YEARLY.name)
+    store.execute("HSET", keys.meta(UNIT.topic), "partitionCount", PARTITIONS)
+
+    stream = keys.stream(UNIT.topic, number)
+    finisher = MoveFinisher(shaky)
+    with mock.patch.multiple(firing, LOOK_SECONDS=0.0, STAGGER_MS=0):
+        for _ in range(ROUNDS):
+            until_done(finisher.run)
+            until_done(Firer(shaky, set, lambda _outcome: None).turn)
+    assert store.execute("XLEN", stream) == 1
+    assert not store.execute("EXISTS", keys.stream(UNIT.topic, 0))
+    # A time, and the time of the release that declared it, which a move may forget.
+    store.execute("HDEL", keys.schedules_last(UNIT.topic, number), f"{YEARLY.name}:late")
+    store.execute("HDEL", keys.schedules(UNIT.topic, number), f"{YEARLY.name}:since")
+    link.close()
+
+
+def until_done(act: Callable[[], object]) -> None:
+    """Act again, as the next turn of a housekeeper does, until Redis has answered."""
+    for _ in range(TRIES):
+        try:
+            act()
+            return
+        except RedisUnavailable:
+            continue
+    raise AssertionError("it does not come to an end")
