@@ -179,7 +179,7 @@ def _row(store: Store, topic: str) -> TopicRow | None:
 def known_meta(store: Store, topic: str, bad: BadValues) -> topics.TopicMeta | None:
     """Return the registration of a topic, without its unreadable values.
 
-    None when there is no such topic, or when its partition count cannot be read.
+    None for an unknown topic, or when its partition count cannot be read.
     """
     count = known_count(store, topic, bad)
     if count is None:
@@ -339,7 +339,7 @@ def groups_on(
 def figures_of(
     store: Store, topic: str, count: int, bad: BadValues
 ) -> list[statistics.PartitionFigures]:
-    """Return the figures of each partition, zeros for one that cannot be measured."""
+    """Return the figures of each partition, zeros where they cannot be measured."""
     calls = [statistics.measure_partition(store.keys, topic, number) for number in range(count)]
     replies = measure_each(store, calls, bad)
     return [

@@ -46,7 +46,7 @@ class WaitCause:
 
 @dataclass(frozen=True, slots=True)
 class MemberFacts:
-    """A member. `state` as in `status`. `cap` 0 is no limit. `owned` counts assignments.
+    """A member. `state` as in `status`. `cap` 0: no limit. `owned` counts assignments.
 
     `offers` are the topics and groups it has a consumer for, `broken` the assignments whose worker
     crashes in a loop there. `capacity` is the number of assignments the operating system allows,
@@ -404,7 +404,7 @@ def _first(rules: Iterable[CauseRule], facts: WaitFacts) -> list[CauseRule]:
 
 
 def _in(*states: str) -> Callable[[WaitFacts], bool]:
-    """Return a predicate: the worker is in one of these states."""
+    """Return a predicate for workers in these states."""
     return lambda f: f.worker is not None and f.worker.state in states
 
 
@@ -571,7 +571,7 @@ _OWNED = (
     ),
 )
 
-# Causes that delay its worker. All that apply.
+# Causes that delay its worker. Several may apply.
 _AT_WORK = (
     CauseRule(
         "no-capacity",
@@ -673,7 +673,7 @@ _AT_WORK = (
     ),
 )
 
-# Entries that other clients keep. All that apply.
+# Entries that other clients keep. Several may apply.
 _OTHER_CLIENTS = (
     CauseRule(
         "unowned",
@@ -827,7 +827,7 @@ def _last(failures: Iterable[LiveFailure]) -> str:
 
 
 def _see_failed(f: WaitFacts) -> str:
-    """Name the command that shows failed messages: dead letters, or those that wait for a retry."""
+    """Name the command that shows failed messages: dead letters or delayed retries."""
     topic, group = f.row.unit[::2]
     if f.worker and f.worker.dead_letters:
         return f"; `streamqd dlq stats {topic}` counts its dead letters by error"

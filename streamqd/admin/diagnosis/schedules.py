@@ -1,4 +1,4 @@
-"""Checks of schedules: those that send nothing, and those that conflict with this configuration."""
+"""Checks of schedules: missing messages, and conflicts with this configuration."""
 
 from __future__ import annotations
 
