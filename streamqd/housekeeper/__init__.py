@@ -122,7 +122,7 @@ class Housekeeper:
         def promote_scheduled() -> float:
             return sends.turn(lambda: {(unit.topic, unit.partition): 0 for _, unit in view.owned()})
 
-        scheduler = Scheduler(store, view, self._settings, isolate("fire_schedules"))
+        scheduler = Scheduler(store, view, self._settings, isolate)
         return [
             # First, because due times are compared with the clock that it reads.
             Task("probe", 2.0, self._probe),

@@ -5,6 +5,8 @@ Firing waits until this instance has declared its schedules, so that they are no
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from streamqd.config import Settings
 from streamqd.isolate import Isolate
 from streamqd.metrics.view import MetricsView
@@ -21,8 +23,13 @@ class Scheduler:
     """The housekeeper's work for schedules."""
 
     def __init__(
-        self, store: Store, view: MetricsView, settings: Settings, isolate: Isolate[TopicPartition]
+        self,
+        store: Store,
+        view: MetricsView,
+        settings: Settings,
+        isolate: Callable[[str], Isolate[TopicPartition]],
     ) -> None:
+        """`isolate` returns the seam of a task."""
         self._view = view
         self._reconciler = Reconciler(
             store,
@@ -30,10 +37,17 @@ class Scheduler:
             settings.schedules,
             settings.read_unix_ms,
             settings.topics,
+            isolate("declare_schedules"),
         )
         self._declared = not self._reconciler.wanted
-        self._moves = MoveFinisher(store)
-        self._firer = Firer(store, self._owned, self._note, isolate, self._reconciler.declared)
+        self._moves = MoveFinisher(store, isolate("move_schedules"))
+        self._firer = Firer(
+            store,
+            self._owned,
+            self._note,
+            isolate("fire_schedules"),
+            self._reconciler.declared,
+        )
 
     def declare(self) -> None:
         """Declare the schedules of this instance."""

@@ -14,6 +14,7 @@ from typing import TypeVar
 from streamqd import logs
 from streamqd.config import Schedule, Topic
 from streamqd.errors import BadValue, RedisRefused, RefusalKind
+from streamqd.isolate import Isolate, directly
 from streamqd.model import TopicPartition
 from streamqd.schedules import record
 from streamqd.schedules.ticks import next_tick, offset_ms
@@ -54,9 +55,11 @@ class Reconciler:
         schedules: Sequence[Schedule],
         since_unix_ms: int,
         settings: Mapping[str, Topic],
+        isolate: Isolate[TopicPartition] = directly,
     ) -> None:
         """`settings` are those of topics, which are made at the first run if they are missing."""
         self._store = store
+        self._isolate = isolate
         self._declared = [Declaration(each, fleet, FILE, since_unix_ms) for each in schedules]
         self._hashes = {each.name: record.hash_of(record.text_of(each)) for each in schedules}
         self._settings = settings
@@ -83,37 +86,25 @@ class Reconciler:
             entries = calls.index(self._store, [each.name for each in some])
             for each in some:
                 entry = entries.get(each.name)
-                place = self._isolated(each.schedule.topic, self._placed, each, entry, counts)
+                wanted = _place(each.schedule, counts.get(each.schedule.topic, 0))
+                place = self._isolate(
+                    wanted, _readable, wanted[0], self._placed, each, entry, counts
+                )
                 if place is not None:
                     here.setdefault(place, []).append(each)
         for place, some in here.items():
             for first in range(0, len(some), calls.STAMPS_MAX):
-                self._isolated(place[0], self._stamp, place, some[first : first + calls.STAMPS_MAX])
-
-    def _isolated(self, topic: str, do: Callable[..., T], /, *args: object) -> T | None:
-        """Return `do(...)`, or None after a value that cannot be read: it harms only its own."""
-        try:
-            return do(*args)
-        except BadValue as error:
-            logs.bad_value(error, topic=topic)
-        except RedisRefused as error:
-            if error.kind is not RefusalKind.OF_A_KEY:
-                raise
-            logs.event("redis.bad_value", logging.WARNING, error=str(error), topic=topic)
-        return None
+                part = some[first : first + calls.STAMPS_MAX]
+                self._isolate(place, _readable, place[0], self._stamp, place, part)
 
     def _counts(self) -> dict[str, int]:
-        counts = {}
-        for topic in sorted({each.schedule.topic for each in self._declared}):
-            try:
-                if self._create:
-                    wanted = self._settings.get(topic) or Topic()
-                    counts[topic] = topics.create(self._store, topic, wanted)
-                else:
-                    counts[topic] = topics.partition_count(self._store, topic) or 0
-            except BadValue as error:
-                logs.bad_value(error, topic=topic)
-        return counts
+        named = sorted({each.schedule.topic for each in self._declared})
+        return {topic: _readable(topic, self._count, topic) or 0 for topic in named}
+
+    def _count(self, topic: str) -> int:
+        if self._create:
+            return topics.create(self._store, topic, self._settings.get(topic) or Topic())
+        return topics.partition_count(self._store, topic) or 0
 
     def _placed(
         self, each: Declaration, entry: IndexLine | BadValue | None, counts: Mapping[str, int]
@@ -121,7 +112,7 @@ class Reconciler:
         """Return the current place, or None if a problem prevents it."""
         topic = each.schedule.topic
         count = counts.get(topic, 0)
-        place = topic, record.partition_of(each.schedule, max(count, 1))
+        place = _place(each.schedule, count)
         if not count:
             problem = f"the topic {topic} is gone; create it, or restart the daemon"
         elif place[1] >= count:
@@ -154,7 +145,25 @@ class Reconciler:
                 declare(self._store, place, batch)
             except BadValue:
                 for each in batch:
-                    self._isolated(place[0], declare, self._store, place, [each])
+                    self._isolate(place, _readable, place[0], declare, self._store, place, [each])
+
+
+def _readable(topic: str, do: Callable[..., T], /, *args: object) -> T | None:
+    """Return `do(...)`, or None after a value that cannot be read, which is logged."""
+    try:
+        return do(*args)
+    except BadValue as error:
+        logs.bad_value(error, topic=topic)
+    except RedisRefused as error:
+        if error.kind is not RefusalKind.OF_A_KEY:
+            raise
+        logs.event("redis.bad_value", logging.WARNING, error=str(error), topic=topic)
+    return None
+
+
+def _place(schedule: Schedule, count: int) -> TopicPartition:
+    """Return where a schedule belongs in a topic of `count` partitions; 0 counts as 1."""
+    return schedule.topic, record.partition_of(schedule, max(count, 1))
 
 
 def objection(each: Declaration, entry: IndexLine | BadValue) -> str:
@@ -262,8 +271,9 @@ class MoveFinisher:
     A move that has not advanced since the last look is finished, so looks must be far apart.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, isolate: Isolate[TopicPartition] = directly) -> None:
         self._store = store
+        self._isolate = isolate
         self._seen: dict[str, IndexLine] = {}
 
     def run(self) -> None:
@@ -275,10 +285,7 @@ class MoveFinisher:
         }
         for name, line in moving.items():
             if self._seen.get(name) == line:
-                try:
-                    self._finish(name, line)
-                except BadValue as error:
-                    logs.bad_value(error, topic=line.place[0])
+                self._isolate(line.place, _readable, line.place[0], self._finish, name, line)
         self._seen = moving
 
     def _finish(self, name: str, line: IndexLine) -> None:

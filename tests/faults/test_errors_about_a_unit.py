@@ -46,6 +46,10 @@ class Life:
                 "backoff": FAST,
             },
         )
+        every = {"topic": TOPIC, "every": "1s", "payload": "ok"}
+        self.daemon.write_config(
+            schedules=[{"name": f"s{at}", "partition": at, **every} for at in range(PARTITIONS)]
+        )
         self.places = Places(folder / "sites")
         self.daemon.module = unit_errors.__name__
         self.daemon.environment[unit_errors.VARIABLE] = str(self.places.sites)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from streamqd.admin import growth, topics_deletion
 from streamqd.config import Schedule, Topic
+from streamqd.housekeeper.isolation import TaskIsolation
+from streamqd.metrics.view import MetricsView
 from streamqd.model import TopicPartition
 from streamqd.schedules import firing, reconciliation
 from streamqd.schedules.firing import Firer, Outcome
@@ -21,6 +23,7 @@ from streamqd.schedules.reconciliation import (
     server_unix_ms,
 )
 from streamqd.schedules.record import partition_of
+from streamqd.scoreboard import Scoreboard
 from streamqd.store import schedules as calls
 from streamqd.store import topics
 from streamqd.store.client import Connection
@@ -472,3 +475,43 @@ def test_a_move_outlives_the_deletion_of_one_topic(store: Store, deleted: str) -
     assert calls.whole_index(store)["tick"] == moving
     reconcile(store, schedule(topic="others"), since=2)
     assert one(store).due_unix_ms == hour_ago(store, 0)
+
+
+def test_a_schedule_that_cannot_be_declared_harms_its_place_alone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B3: the task of the housekeeper failed, and no schedule of the instance was declared."""
+    real = reconciliation.declare
+
+    def struck(of: Store, place: TopicPartition, some: Sequence[Declaration]) -> list[str]:
+        if place[0] == TOPIC:
+            raise AssertionError(place)
+        return real(of, place, some)
+
+    monkeypatch.setattr(reconciliation, "declare", struck)
+    isolate = TaskIsolation(MetricsView("one", Scoreboard(1))).of("declare_schedules")
+    wanted = [schedule(), schedule("other", topic="others")]
+    Reconciler(store, "default", wanted, 1, {}, isolate).run()
+    found = kept(store, [("tick", (TOPIC, 0)), ("other", ("others", 0))])
+    assert [each is not None for each in found] == [False, True]
+
+
+def test_schedules_start_beside_a_topic_whose_meta_is_of_a_wrong_type(store: Store) -> None:
+    """S1: the refusal of one key ended the declaration of all."""
+    store.execute("DEL", store.keys.meta(TOPIC))
+    store.execute("SET", store.keys.meta(TOPIC), "x")
+    reconcile(store, schedule(), schedule("other", topic="others"))
+    assert calls.places(store) == [("others", 0)]
+
+
+def test_a_move_that_redis_refuses_does_not_stop_the_others(store: Store) -> None:
+    """B3: after the first key of a wrong type no other move was finished."""
+    reconcile(store, schedule("a", topic="broken"), schedule("b"))
+    for name, topic in (("a", "broken"), ("b", TOPIC)):
+        moving = IndexLine("default", calls.FILE, (topic, 1), (topic, 0))
+        calls.enter(store, name, moving, new=False)
+    store.execute("SET", store.keys.schedules("broken", 1), "x")
+    moves = MoveFinisher(store)
+    moves.run()
+    moves.run()
+    assert calls.index(store, ["b"])["b"] == IndexLine("default", calls.FILE, (TOPIC, 1))

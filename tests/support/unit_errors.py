@@ -30,7 +30,7 @@ VARIABLE = "UNIT_ERRORS"
 ROLES = ("supervisor", "housekeeper")
 PARTS = (
     *("supervisor", "housekeeper", "store", "policy", "logs", "scoreboard", "process"),
-    *("registration", "failures", "long_poll", "idle_reason"),
+    *("registration", "failures", "long_poll", "idle_reason", "schedules"),
 )
 # The seam itself, and what it does after an error: striking there would be a second fault.
 SEAM = "isolation"
