@@ -127,7 +127,7 @@ class Firer:
         count = self._count(place[0])
         if not count:
             return None
-        known = self._known(place, rows)
+        known = self._at_home(place, self._known(place, rows))
         ticks: list[tuple[str, DueTick]] = []
         following_all: list[int] = []
         for row in rows:
@@ -197,18 +197,43 @@ class Firer:
             try:
                 schedule = _read(row, raw)
             except ValueError as error:
-                self._store.run(calls.hold(self._store.keys, place, row.name, UNREADABLE))
-                logs.event(
-                    "schedule.unreadable",
-                    logging.ERROR,
-                    schedule=untrusted.label(row.name[:64]),
-                    topic=place[0],
-                    error=str(error),
-                )
+                self._hold_unreadable(place, row.name, str(error))
                 continue
             self._cache[row.hash] = schedule
             found[row.name] = schedule
         return found
+
+    def _at_home(
+        self, place: TopicPartition, known: dict[bytes, Schedule]
+    ) -> dict[bytes, Schedule]:
+        """Return the schedules whose name is kept for this place, and hold the others.
+
+        An instance that reads the index, and declares after another one has moved the schedule,
+        leaves a second copy, which would send each tick again. The index is read after the page, so
+        a copy that the page has is not older than the line.
+        """
+        lines = calls.index(self._store, [each.name for each in known.values()])
+        found = {}
+        for name, schedule in known.items():
+            line = lines.get(schedule.name)
+            if not isinstance(line, IndexLine) or line.place == place:
+                found[name] = schedule
+                continue
+            # A later declaration for this place replaces what is held as unreadable.
+            self._hold_unreadable(
+                place, name, f"its name is kept for {line.place[0]}/{line.place[1]}"
+            )
+        return found
+
+    def _hold_unreadable(self, place: TopicPartition, name: bytes, error: str) -> None:
+        self._store.run(calls.hold(self._store.keys, place, name, UNREADABLE))
+        logs.event(
+            "schedule.unreadable",
+            logging.ERROR,
+            schedule=untrusted.label(name[:64]),
+            topic=place[0],
+            error=error,
+        )
 
     def _count(self, topic: str) -> int:
         read_at, count = self._counts.get(topic, (-LOOK_SECONDS, 0))

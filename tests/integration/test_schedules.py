@@ -358,6 +358,27 @@ def test_counts_and_the_last_tick_move_with_a_schedule(store: Store) -> None:
     assert one(store).due_unix_ms == ahead + 3_600_000
 
 
+def test_a_second_copy_of_a_schedule_sends_nothing(store: Store) -> None:
+    """An old release read the index before a new one moved it, and declared it afterwards.
+
+    Both copies sent each tick, for the 10 minutes until the second one was an orphan.
+    """
+    reconcile(store, schedule())
+    reconcile(store, schedule(topic="others"), since=2)
+    reconciliation.declare(store, (TOPIC, 0), [Declaration(schedule(), "default", calls.FILE, 1)])
+    for place in ((TOPIC, 0), ("others", 0)):
+        store.execute("ZADD", store.keys.schedules_due(*place), hour_ago(store), "tick")
+    for _ in range(2):
+        fire(store)
+    assert (len(sent(store)), len(sent(store, "others"))) == (0, 1)
+    [copy] = kept(store, [("tick", (TOPIC, 0))])
+    assert copy is not None
+    assert (copy.held, one(store).held) == ("unreadable", "")
+    reconcile(store, schedule(), since=3)
+    assert (place_of(store), one(store).held) == ((TOPIC, 0), "")
+    assert one(store).due_unix_ms == hour_ago(store, 0)
+
+
 STEPS = ("hold", "declare", "drop")
 
 
