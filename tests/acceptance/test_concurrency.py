@@ -297,7 +297,7 @@ AGAIN_ONCE = """
 from streamqd import Message, Retry
 from tests.support.ledger import Ledger
 
-ledger = Ledger.here("1")
+ledger = Ledger.here("1", durable=False)  # one loop cannot wait for the disk 36,000 times
 
 async def obey(message: Message) -> None:
     if message.text() == "again" and message.attempt == 1:
@@ -308,7 +308,6 @@ async def obey(message: Message) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)  # 36,000 messages over 60 workers: 101 s on a quiet machine
 def test_a_busy_worker_killed_60_times_never_ends_its_daemon(new_daemon: NewDaemon):
     """B1: whatever is in its table when it dies, the next worker takes over."""
     dice = random.Random(1)
@@ -326,7 +325,7 @@ def test_a_busy_worker_killed_60_times_never_ends_its_daemon(new_daemon: NewDaem
             os.kill(daemon.pids()[0], signal.SIGKILL)
             daemon.wait_event("worker.crashed", after=mark)
             daemon.wait_event("worker.ready", after=mark)
-        daemon.wait_settled(240)
+        daemon.wait_settled(60)
         assert daemon.running
         assert {each.uid for each in daemon.ledger.since(0) if each.kind == "end"} >= {*sent}
         assert daemon.letters() == []
