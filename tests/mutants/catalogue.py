@@ -1067,6 +1067,13 @@ SCHEDULES = (
         },
     ),
     mutant(
+        "a second copy that is sent as well",
+        "a schedule is sent only where its name is kept",
+        "streamqd/schedules/firing.py",
+        ("self._at_home(place, self._known(place, rows))", "self._known(place, rows)"),
+        tests={"integration/test_schedules.py": "test_a_second_copy_of_a_schedule_sends_nothing"},
+    ),
+    mutant(
         "an hour that comes twice",
         "each tick is sent once on the day of change",
         "streamqd/schedules/ticks.py",
