@@ -36,10 +36,10 @@ Spin visits every reachable state and checks these invariants in each:
 7. In every final state with an owner of the partition, all messages are settled.
 
 The bounds are small, so this is evidence but not a proof. The model leaves out two groups,
-trimming, time itself (the worker's trust deadline, the second look before a takeover), the
-mark without suspects, retries that hold their place, adoption, a server that
-restarts without its last writes, and more than one late call at a time. The contract tests and the
-fault battery cover these.
+trimming, time itself (the worker's trust deadline, the second look before a takeover), the mark
+without suspects, retries that hold their place, adoption, a server that restarts without its last
+writes, and more than one late call at a time. The contract tests and the fault battery cover these.
+A mark charges at the first loss in this model. The model of rounds has the accusation before it.
 
 `tests/protocol/rounds.pml` models
 [recovery in rounds](../explanation/decisions/0029-suspects-run-in-rounds.md): one or two partitions
