@@ -61,6 +61,11 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     if "PYTEST_XDIST_WORKER" not in os.environ:
         _have_memory(config)
+    else:
+        # A process of pytest-xdist has a thread that receives its tests. Python 3.15 warns of it at
+        # each fork, or not, by the nice value: it takes the space in the process title for the end
+        # of a field. `no_thread_is_left` and `process.spawn` check the threads of the tests.
+        config.addinivalue_line("filterwarnings", "ignore:.*use of fork.*:DeprecationWarning")
     if config.getoption("--acl"):
         users.choose()
     quick.choose(few=config.getoption("--quick"))
