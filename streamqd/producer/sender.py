@@ -431,7 +431,9 @@ class Sender:
                 self._reroute(chunk, end)
             elif transaction.lost is not None:
                 raise RedisUnavailable(str(transaction.lost), sent=transaction.lost.sent)
-            elif not by_source and any(map(_unknown_script, transaction.replies)):
+            elif not (by_source or self._writer.spread) and any(
+                map(publishing.is_unknown_script, transaction.replies)
+            ):
                 by_source = True  # a server that does not know the script knows it for no message
                 chunk.commands = self._writer.packed(chunk.calls, by_source=True)
             else:
@@ -579,7 +581,8 @@ def _of_messages(chunk: Chunk, replies: Sequence[Any], *, by_source: bool) -> li
             ids = reply.rest[0] if isinstance(reply.rest[0], list) else reply.rest
             if reply.word == "OK" and call.script.name != "message_schedule":
                 last = ids[-1]
-                rest = last if isinstance(last, RedisRefused) else Reply("FULL", reply.rest[1:])
+                refused = isinstance(last, RedisRefused)
+                rest = _explained(last, False) if refused else Reply("FULL", reply.rest[1:])
                 each = [*ids, *[rest] * (len(numbers) - len(ids))]
             else:
                 each = [reply] * len(numbers)
@@ -600,20 +603,16 @@ def _for_the_moment(reply: Any) -> bool:
     return isinstance(reply, RedisRefused) and reply.transient
 
 
-def _unknown_script(reply: Any) -> bool:
-    return isinstance(reply, RedisRefused) and reply.kind is RefusalKind.NO_SCRIPT
-
-
 def _explained(reply: RedisRefused, by_source: bool) -> RedisRefused:
-    """Say what a user without the right to scripts can do."""
-    if reply.kind is not RefusalKind.FORBIDDEN:
-        return reply
-    if by_source:
+    """Return a refusal for missing permissions with its remedy, other refusals as they are."""
+    if publishing.is_unknown_script(reply) or (by_source and publishing.may_not_load(reply)):
         text = (
             "the server does not know the script that this message needs, and this Redis user may"
             " not load it; a running daemon loads it within 2 s"
         )
         return _NotLoaded(reply.code, f"{text} ({reply})")
+    if reply.kind is not RefusalKind.FORBIDDEN:
+        return reply
     text = (
         "this Redis user may not run the script that this message needs: give it the permissions"
         " of etc/acl/producer.acl, or of etc/acl/producer-scripts.acl for dedup_id, delay, at and"

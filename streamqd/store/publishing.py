@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamqd.errors import BadValue, ContractError, RedisRefused, RedisUnavailable
+from streamqd.errors import BadValue, ContractError, RedisRefused, RedisUnavailable, RefusalKind
 from streamqd.store import scripts, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -89,9 +89,10 @@ class MessageWriter:
         return found
 
     def packed(self, calls: Sequence[Call], *, by_source: bool = False) -> list[Any]:
-        """The commands that make calls, as `post` takes them."""
-        commands = [scripts.command(call, by_source=by_source) for call in calls]
-        return commands if self.spread else [*map(pack, commands)]
+        """Return calls as `post` takes them: packed commands, or on a cluster the calls."""
+        if self.spread:
+            return [*calls]
+        return [pack(scripts.command(call, by_source=by_source)) for call in calls]
 
     def post(self, topic: str, expected: int, commands: Sequence[Any]) -> Transaction:
         """Send calls on a topic; `collect` reads the answers.
@@ -149,12 +150,12 @@ class MessageWriter:
             return
         self._sent = transaction
 
-    def _post_each(self, transaction: Transaction, commands: Sequence[Sequence[Any]]) -> None:
-        """Run commands, each at the node of its key, and read the answers immediately."""
+    def _post_each(self, transaction: Transaction, calls: Sequence[Call]) -> None:
+        """Make calls, each at the node of its key, and read the answers immediately."""
         topic = transaction.topic
         look = ("HGET", self._keys.meta(topic), "partitionCount")
         try:
-            *replies, count = self.connection.pipeline_each([*commands, look])
+            *replies, count = self.connection.pipeline_each([*map(scripts.command, calls), look])
         except RedisUnavailable as error:
             if not error.sent:
                 raise
@@ -162,6 +163,7 @@ class MessageWriter:
             return
         if count is None or isinstance(count, bytes):
             self._learn(topic, count)
+        self._repeat_by_source(calls, replies)
         if any(isinstance(reply, RedisUnavailable) for reply in replies):
             lost = missing_of(replies)
             if not lost.sent:
@@ -169,6 +171,24 @@ class MessageWriter:
             transaction.answer([], lost)
         else:
             transaction.answer(replies)
+
+    def _repeat_by_source(self, calls: Sequence[Call], replies: list[Any]) -> None:
+        """Make the calls again that were answered NOSCRIPT; replace their `replies`.
+
+        The calls are not one step: the server may load or forget the script between two of them,
+        so the others may be executed. A reply stays NOSCRIPT if this user may not load the script.
+        """
+        missing = [at for at, reply in enumerate(replies) if is_unknown_script(reply)]
+        if not missing:
+            return
+        commands = [scripts.command(calls[at], by_source=True) for at in missing]
+        try:
+            again = self.connection.pipeline_each(commands)
+        except RedisUnavailable as error:
+            again = [error] * len(missing)
+        for at, reply in zip(missing, again, strict=True):
+            if not may_not_load(reply):
+                replies[at] = reply
 
     def collect(self, transaction: Transaction) -> None:
         """Read the answer to a transaction, unless that was done in between, and learn from it."""
@@ -226,6 +246,19 @@ class MessageWriter:
             self._counts[topic] = None if raw is None else topics.count_of(topic, raw)
         except BadValue:
             self._counts[topic] = None
+
+
+def is_unknown_script(reply: Any) -> bool:
+    """Return True if a reply says that the server does not know the script."""
+    return isinstance(reply, RedisRefused) and reply.kind is RefusalKind.NO_SCRIPT
+
+
+def may_not_load(reply: Any) -> bool:
+    """Return True if a reply to a call by source says that this user has no permission for EVAL.
+
+    The error of a command inside the script begins with another word.
+    """
+    return isinstance(reply, RedisRefused) and str(reply).startswith("NOPERM ")
 
 
 def _executed(replies: list[Any]) -> list[Any]:

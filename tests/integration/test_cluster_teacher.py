@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from streamqd import config
+from streamqd import Outgoing, Producer, config
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.housekeeper.script_loader import PRODUCER_SCRIPTS, ScriptLoader
-from streamqd.store import scripts
+from streamqd.store import scripts, topics
 from streamqd.store.client import Connection, connect
+from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.support.cluster import Cluster, Node
 from tests.support.waiting import wait_until
 
+KEYS = Keys("streaming:mq", "stream:topic")
 SHAS = [scripts.get(name).sha for name in PRODUCER_SCRIPTS]
 
 
@@ -85,6 +89,39 @@ def test_every_master_is_taught_also_one_that_was_a_replica(
         return knows(new)
 
     wait_until(taught, what="the new master is taught, although nothing of ours is there")
+
+
+def test_a_script_loaded_between_two_calls_doubles_no_message(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The calls of a chunk are not one step on a cluster: only those not executed are repeated."""
+    settings = config.Settings(redis=replace(config.Redis(), url=cluster.url))
+    admin = connect(settings.redis, timeout=5.0, name="test:admin")
+    topics.create(Store(admin, KEYS), "split", config.Topic(partitions=8))
+    for node in cluster.masters:
+        node.call("SCRIPT", "FLUSH")
+    whole = Connection.pipeline_each
+
+    def with_a_daemon(self: Connection, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Load the scripts after the first call of each node has been answered."""
+        first = whole(self, commands[:1])
+        ScriptLoader(admin).run()
+        return [*first, *whole(self, commands[1:])]
+
+    items = [Outgoing(b"%d" % number, partition=number) for number in range(8)]
+    with Producer(settings=settings) as producer:
+        monkeypatch.setattr(Connection, "pipeline_each", with_a_daemon)
+        sent = producer.send_many("split", items)
+        monkeypatch.undo()
+    written = [
+        admin.execute("XRANGE", KEYS.stream("split", number), "-", "+") for number in range(8)
+    ]
+    admin.close()
+
+    assert [[fields[1] for _, fields in page] for page in written] == [
+        [each.value] for each in items
+    ]
+    assert [each.id for each in sent] == [page[0][0].decode() for page in written]
 
 
 def test_when_no_node_answers_that_is_told(cluster: Cluster, link: Connection) -> None:
