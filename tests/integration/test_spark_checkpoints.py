@@ -35,7 +35,7 @@ def test_of_one_query(tmp_path: Path) -> None:
     query = {"query": "SELECT 1", "mode": "append"}
     bind(tmp_path, query)
     bind(tmp_path, query)
-    with pytest.raises(Refused, match="of another query, its mode is 'append': name another"):
+    with pytest.raises(Refused, match="of another query, its mode is 'append'; name another"):
         bind(tmp_path, query | {"mode": "update"})
     sign = tmp_path / "_checkpoints.json"
     sign.write_text("half")
