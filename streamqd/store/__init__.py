@@ -1,3 +1,3 @@
-"""All Redis I/O. No decisions: a method carries a value out, or says why it was refused."""
+"""All Redis I/O. No decisions: a method carries out a value, or reports why it was refused."""
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ PAGE = 256
 
 
 def adopt(keys: Keys, unit: Unit, source: str, cursor: str = BEGIN, count: int = PAGE) -> Call:
-    """Take a page of what is pending. `source` is m for the partition stream, r for retries."""
+    """Take over one page of pending entries. `source`: m = partition stream, r = retry stream."""
     stream = keys.source(*unit) if source == "m" else keys.retry_stream(*unit)
     return scripts.get("message_adopt").call(
         {"fence": keys.fence(*unit), "source": stream},
@@ -25,7 +25,7 @@ def adopt(keys: Keys, unit: Unit, source: str, cursor: str = BEGIN, count: int =
 
 
 class Adopted(NamedTuple):
-    """A page. `cursor` is that of the next one, `BEGIN` at the end."""
+    """A page. `cursor` starts the next page, `BEGIN` after the last one."""
 
     cursor: str
     entries: int

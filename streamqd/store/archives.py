@@ -1,4 +1,4 @@
-"""What pipelines write to Redis: how far a partition is archived, and which run may work.
+"""Build pipelines' calls: how far a partition is archived, and which run holds the lease.
 
 Called by `streamqd.spark.pipelines`. The archive itself is Delta tables.
 """
@@ -11,7 +11,7 @@ from streamqd.store.scripts import Call
 
 
 def advance(keys: Keys, topic: str, partition: int, entry_id: str) -> Call:
-    """Note that a partition is stored up to this entry, with all before it."""
+    """Record that a partition is archived up to and including this entry."""
     return scripts.on("archive_advance", keys, (topic, partition), id=entry_id)
 
 
@@ -20,7 +20,7 @@ def take_lease(
 ) -> Call:
     """Take the lease of a pipeline on a topic. `ttl` in seconds.
 
-    `dead_token` is that of a run whose process is known to have ended: its lease counts as free.
+    `dead_token` is the token of a run whose process has exited: its lease counts as free.
     """
     return scripts.get("pipeline_lease_take").call(
         {"lease": keys.pipeline(topic, name)}, token=token, ttl_ms=_ms(ttl), dead=dead_token
@@ -28,14 +28,14 @@ def take_lease(
 
 
 def keep_lease(keys: Keys, topic: str, name: str, token: str, ttl: float) -> Call:
-    """Give the lease another `ttl` seconds."""
+    """Extend the lease to `ttl` seconds from now."""
     return scripts.get("pipeline_lease_keep").call(
         {"lease": keys.pipeline(topic, name)}, token=token, ttl_ms=_ms(ttl)
     )
 
 
 def drop_lease(keys: Keys, topic: str, name: str, token: str) -> Call:
-    """Give the lease back."""
+    """Release the lease."""
     return scripts.get("pipeline_lease_drop").call(
         {"lease": keys.pipeline(topic, name)}, token=token
     )

@@ -1,7 +1,7 @@
-"""The connection to Redis: everything that is asked of it, wherever it is.
+"""The connection to Redis: every command and script of streamqd goes through it.
 
-Every command and script of streamqd goes through a `Connection`. It holds a route, which takes them
-where they belong: a `Node` to one server, a `Cluster` to all masters of a cluster.
+A `Connection` holds a route to the right server: a `Node` for one server, a `Cluster` for all
+masters of a cluster.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def connect(
     lookup: Lookup = resolve,
     doubt: float | None = None,
 ) -> Connection:
-    """Make the connection that fits the URL, without connecting. Arguments as of `Terms`.
+    """Create the connection that fits the URL, without connecting. Arguments as in `Terms`.
 
-    With `key` it goes to one node of a cluster, that which serves the key: for what belongs to one
-    socket, as WATCH, a subscription or a blocking read. Raises ConfigError.
+    With `key` it goes only to the cluster node that serves the key. WATCH, subscriptions and
+    blocking reads need that, because they belong to one socket. Raises ConfigError.
     """
     where, terms = topology_of(settings), Terms(settings, timeout, name, lookup, doubt)
     if where.kind == topology.SENTINEL:
@@ -53,7 +53,7 @@ def connect(
 
 
 class Connection:
-    """What can be asked of Redis; its route takes it there.
+    """All operations on Redis, for every topology.
 
     Used by one thread of the process that made it (or that called `detach`).
     """
@@ -69,13 +69,14 @@ class Connection:
         return reply
 
     def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Run commands in one write; error replies are RedisRefused elements of the result."""
+        """Run commands in one write. Error replies are RedisRefused elements of the result."""
         return self._route.exchange(commands) if commands else []
 
     def pipeline_each(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """`pipeline`, but where only some nodes answer, the others' share is RedisUnavailable.
+        """Run commands as `pipeline` does, but keep partial results.
 
-        Those are elements of the result; it is raised when no node answers.
+        Commands of a node that does not answer get a RedisUnavailable element. Raises it if no
+        node answers.
         """
         return self._route.exchange_each(commands) if commands else []
 
@@ -96,7 +97,7 @@ class Connection:
         return whole(self.run_each(calls))
 
     def run_each(self, calls: Sequence[Call]) -> list[Reply | RedisRefused | RedisUnavailable]:
-        """`run_many`, but where only some nodes answer, the others' share is RedisUnavailable."""
+        """Run scripts as `run_many` does. Calls of silent nodes get a RedisUnavailable element."""
         if not calls:
             return []
         raws = self._route.exchange_each([scripts.command(call) for call in calls])
@@ -108,7 +109,7 @@ class Connection:
             except RedisUnavailable as error:
                 if len(missing) == len(calls):
                     raise
-                again = [error] * len(missing)  # the others have been executed already
+                again = [error] * len(missing)  # the other calls have run already
             for index, raw in zip(missing, again, strict=True):
                 raws[index] = raw
         return [
@@ -116,46 +117,46 @@ class Connection:
             for call, raw in zip(calls, raws, strict=True)
         ]
 
-    # --- where it goes ---
+    # --- the route ---
 
     @property
     def node(self) -> Node:
-        """The one server it goes to, for what belongs to one socket.
+        """The server of the connection, for operations that belong to one socket.
 
-        Raises RuntimeError for a whole cluster: connect with a key.
+        Raises RuntimeError for a cluster: connect with a key.
         """
         return self._route.node
 
     def masters(self) -> list[Connection]:
-        """A connection to each node that takes writes. They are closed with this one."""
+        """Return a connection to each master. Closing this connection closes them too."""
         return [Connection(node) for node in self._route.masters()]
 
     def node_of(self, key: str) -> str:
-        """The name of the node that serves a key, as far as is known; '' when there is only one."""
+        """Return the last known node that serves a key, or '' if there is only one server."""
         return self._route.node_of(key)
 
     def together(self, keys: Sequence[Key]) -> list[list[Key]]:
-        """Cut keys into those that one command may name together."""
+        """Group keys so that one command may name all keys of a group."""
         return self._route.together(keys)
 
     @property
     def address(self) -> str:
-        """Where it connects to, for people: never with credentials."""
+        """The address for display, without credentials."""
         return self._route.address
 
-    # --- its life ---
+    # --- lifetime ---
 
     @property
     def connected(self) -> bool:
         return self._route.connected
 
     def open(self) -> None:
-        """Connect, when not connected. Raises RedisUnavailable with `sent=False`."""
+        """Connect, unless connected. Raises RedisUnavailable with `sent=False`."""
         self._route.open()
 
     @contextlib.contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """All that is done inside ends in time: finding the node, connecting, every exchange."""
+        """Limit the block to `seconds`: finding the node, connecting and all exchanges."""
         self.until(time.monotonic() + seconds)
         try:
             yield
@@ -163,23 +164,23 @@ class Connection:
             self.until(NEVER)
 
     def until(self, end: float) -> None:
-        """End all that is done from now on by an instant (monotonic), until it is set again."""
+        """Limit all further operations to an instant (monotonic), until it is set again."""
         self._route.until(end)
 
     def close(self) -> None:
-        """Close what is open; the next use opens it anew."""
+        """Close all open sockets. The next use connects again."""
         self._route.close()
 
     def detach(self) -> None:
         """In a forked child: forget the parent's sockets without touching them.
 
         The descriptors stay open in the child until it closes them. Afterwards the connection
-        belongs to the child, which may use it: it then opens one of its own.
+        belongs to the child and opens its own sockets.
         """
         self._route.detach()
 
     def forsake(self) -> None:
-        """In a forked child that must never use it: close the descriptors; any use is refused."""
+        """In a forked child that must not use it: close the descriptors and refuse any use."""
         self._route.forsake()
 
 
@@ -187,12 +188,12 @@ def _unknown_script(raw: Any) -> bool:
     return kind_of(raw) is RefusalKind.NO_SCRIPT
 
 
-# --- what a server says of itself -----------------------------------------------------------------
+# --- facts about a server -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What the start checks look at. `time` is the server's clock, in unix seconds."""
+    """The facts that the start checks examine. `time`: server clock, unix seconds."""
 
     product: str  # redis | valkey
     version: str
@@ -210,7 +211,7 @@ class ServerFacts:
 
 
 def server_facts(link: Connection) -> ServerFacts:
-    """Ask the server for its version and settings. Needs the rights to INFO and TIME."""
+    """Return the server's version and settings. Needs permission for INFO and TIME."""
     info_raw, time_raw = link.pipeline((("INFO",), ("TIME",)))
     if isinstance(info_raw, RedisRefused):
         raise info_raw
@@ -219,11 +220,11 @@ def server_facts(link: Connection) -> ServerFacts:
         name, colon, value = line.partition(":")
         if colon:
             info[name] = value
-    # Valkey calls itself redis 7.2.4 for old clients, and tells its own version beside that.
+    # Valkey reports redis_version 7.2.4 for old clients, and its own version in another field.
     product = "valkey" if "valkey_version" in info else "redis"
     mode = info.get("server_mode") or info.get("redis_mode", "standalone")
     if isinstance(time_raw, RedisRefused):
-        if mode != "sentinel":  # those do not know the command
+        if mode != "sentinel":  # a sentinel does not have the command
             raise time_raw
         time_raw = (0, 0)
     memory_limit = 0
@@ -242,6 +243,6 @@ def server_facts(link: Connection) -> ServerFacts:
         time=int(time_raw[0]) + int(time_raw[1]) / 1e6,
         address=link.address,
         replicas=int(info.get("connected_slaves", "0")),
-        # The server tells how many are good only when it asks for some.
+        # The server reports the number of good replicas only if it requires some.
         needs_replicas="min_slaves_good_slaves" in info,
     )

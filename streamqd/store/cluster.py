@@ -1,9 +1,9 @@
 """The route to a whole Redis Cluster: each command goes to the node that serves its key.
 
-It has a `Node` for each master that it needs. An exchange writes to all of them first and
-reads then, so it takes as long as the slowest node; the time limit is one for all. What a node did
-not execute because the slot is elsewhere (MOVED, ASK) is sent there; everything else is the
-caller's decision, as with one node.
+It has a `Node` for each master that it needs. An exchange writes to all nodes first and then
+reads, so it takes as long as the slowest node. All nodes share one time limit. A command that a
+node did not execute because the slot is elsewhere (MOVED, ASK) is sent to the right node. All
+other errors are the caller's decision, as with one node.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from streamqd.store.slots import SlotMap, key_of, redirect_of, slot_of
 if TYPE_CHECKING:
     from streamqd.config.topology import Address
 
-REDIRECTS_MAX = 4  # of one command in one exchange; more means that the nodes disagree
-_LOOK_AGAIN_SECONDS = 0.2  # between two looks at the map while nodes do not answer
+REDIRECTS_MAX = 4  # redirects of one command in one exchange; more mean that the nodes disagree
+_LOOK_AGAIN_SECONDS = 0.2  # pause between reads of the slot map while nodes do not answer
 
 
 @dataclass
 class _Errand:
-    """One command on its way: where to, and the answer so far."""
+    """One command in progress: its target, and its reply so far."""
 
     command: Sequence[Any]
-    slot: int | None  # None: any node will do
-    address: Address | None = None  # where the last answer has sent it
+    slot: int | None  # None: any node may answer
+    address: Address | None = None  # target of the last redirect
     asking: bool = False
-    bound: bool = False  # part of a transaction: not to be sent elsewhere alone
+    bound: bool = False  # part of a transaction, so never redirected alone
     reply: Any = None
 
 
 @dataclass
 class _Load:
-    """What one node gets in one write."""
+    """The commands for one node in one write."""
 
     errands: list[_Errand] = field(default_factory=list)
 
     def commands(self) -> list[Sequence[Any]]:
-        """The commands, with ASKING in front of those that need it."""
+        """Return the commands, with ASKING before each that needs it."""
         found: list[Sequence[Any]] = []
         for errand in self.errands:
             if errand.asking:
@@ -56,7 +56,7 @@ class _Load:
         return found
 
     def hand_out(self, replies: Sequence[Any]) -> None:
-        """Give each command its reply."""
+        """Assign each command its reply."""
         at = 0
         for errand in self.errands:
             at += errand.asking
@@ -64,13 +64,13 @@ class _Load:
             at += 1
 
     def fail(self, error: RedisUnavailable) -> None:
-        """None of them is answered."""
+        """Set the error as the reply of every command."""
         for errand in self.errands:
             errand.reply = error
 
 
 class Cluster:
-    """The masters of a cluster, each connected to on its first use. Used as a `Node` is."""
+    """The masters of a cluster, each connected on its first use. Has the interface of `Node`."""
 
     def __init__(self, terms: Terms, discovery: TopologyDiscovery) -> None:
         """Prepare, without connecting."""
@@ -80,21 +80,21 @@ class Cluster:
         self._map: SlotMap | None = None
         self._stale = True
         self._looked = 0.0
-        self._silent: set[Address] = set()  # nodes that did not answer when asked last
+        self._silent: set[Address] = set()  # nodes that did not answer the last attempt
         self._pid = os.getpid()
         self._end = NEVER
 
     # --- the interface of a route: see `Connection` ---
 
     def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """`exchange_each`, when every command was answered. Raises RedisUnavailable."""
+        """Run `exchange_each` and return its replies. Raises RedisUnavailable if one is missing."""
         return whole(self.exchange_each(commands))
 
     def exchange_each(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Run commands at their nodes.
 
-        A command that was not answered, or cannot be executed now, has a RedisUnavailable for its
-        reply; when all have, the first is raised.
+        A command that is not answered, or cannot be executed now, gets a RedisUnavailable
+        as its reply. Raises the first one if no command was answered.
         """
         check_process(self._pid, self._terms.name)
         errands = self._errands(commands)
@@ -114,8 +114,7 @@ class Cluster:
         return replies
 
     def masters(self) -> list[Node]:
-        # Asked anew: a node that is new, or was replaced, has given no reason to look if nothing
-        # that is asked for is there.
+        # Read the map again: a new or replaced node causes no redirect until a command needs it.
         check_process(self._pid, self._terms.name)
         self._stale = True
         self._look()
@@ -168,7 +167,7 @@ class Cluster:
         self._end = end
 
     def open(self) -> None:
-        """Learn the map, and connect to one node."""
+        """Read the slot map, and connect to one node."""
         check_process(self._pid, self._terms.name)
         if not self.connected:
             self._look()
@@ -191,7 +190,7 @@ class Cluster:
         return errands
 
     def _round(self, errands: Sequence[_Errand]) -> None:
-        """Send each command to where it belongs by what is known now, and read the replies."""
+        """Send each command to its node by the current map, and read the replies."""
         deadline = min(time.monotonic() + self._terms.timeout, self._end)
         try:
             self._look()
@@ -209,19 +208,19 @@ class Cluster:
         self._carry(loads, deadline)
 
     def _carry(self, loads: dict[Address, _Load], deadline: float) -> None:
-        """Write to all nodes, then read from all. Those that are likely to answer come first."""
+        """Write to all nodes, then read from all. Nodes likely to answer come first."""
         order = sorted(loads, key=lambda at: (not self._node(at).connected, at in self._silent))
         posted: list[Address] = []
         try:
             for address in order:
                 node = self._node(address)
                 now = time.monotonic()
-                if now >= self._end:  # not asked, so it is not among the silent
+                if now >= self._end:  # not tried, so it does not count as silent
                     loads[address].fail(RedisUnavailable(f"no time for {address}", sent=False))
                     continue
                 end = max(deadline, now + LEAST_SECONDS)
                 if self._end < NEVER:
-                    # What hangs must leave time for what the others are to be asked again.
+                    # A node that hangs must leave time to try the others again.
                     end = self._end if node.connected else now + (self._end - now) / 2
                 node.until(end)
                 try:
@@ -249,7 +248,7 @@ class Cluster:
         self._stale = True
 
     def _redirected(self, errand: _Errand) -> bool:
-        """Whether the reply sends the command elsewhere; it is then on its way there."""
+        """Return True if the reply redirects the command, after setting its new target."""
         reply = errand.reply
         if not isinstance(reply, RedisRefused) or errand.slot is None or errand.bound:
             return False
@@ -268,7 +267,7 @@ class Cluster:
     # --- the map ---
 
     def _look(self) -> None:
-        """Learn who serves what, when that is not known or was found wrong."""
+        """Read the slot map, if it is unknown or was found wrong."""
         now = time.monotonic()
         if self._map is not None and (not self._stale or now - self._looked < _LOOK_AGAIN_SECONDS):
             return
@@ -278,7 +277,7 @@ class Cluster:
         except RedisUnavailable:
             if self._map is None:
                 raise
-            return  # the nodes of the old map may answer all the same
+            return  # the nodes of the old map may still answer
         self._stale = False
         gone = self._nodes.keys() - {*self._map.masters}
         for address in gone:
@@ -289,7 +288,7 @@ class Cluster:
         return self._any_master() if errand.slot is None else self._map.master_of(errand.slot)
 
     def _any_master(self) -> Address:
-        """A master for what any node may answer: one that has answered before."""
+        """Return a master for a command that any node may answer, preferably a connected one."""
         assert self._map is not None
         masters = self._map.masters
         answering = [each for each in masters if each not in self._silent]

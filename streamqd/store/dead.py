@@ -1,7 +1,7 @@
-"""Dead letters of a partition: putting them back, moving them elsewhere, and deleting them.
+"""Dead letters of a partition: put them back, move them to another slot, or delete them.
 
-Called by the administration and by the housekeeper's retention. The stream of dead letters is
-deleted from and never trimmed.
+Called by the administration and by the housekeeper's retention. Entries of a dead-letter stream
+are deleted, and the stream is never trimmed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def replay(
 ) -> Call:
     """Put a letter back for its own group, or with None into the partition for every group.
 
-    `changed` are fields to set: retryCount 0, crashCount 0, replayCount one more.
+    `changed` are fields to set: retryCount 0, crashCount 0, replayCount + 1.
     """
     if group == "":
         raise ContractError("dead_replay: an empty group")
@@ -45,23 +45,23 @@ def replay(
 
 
 def mark(keys: Keys, topic: str, partition: int, letter_id: str, target: str) -> Call:
-    """Note that a letter is going to `target`: the first step out of its slot.
+    """Record that a letter is moving to `target`: the first step out of its slot.
 
-    The next are `deliver`, and `purge` of the letter.
+    The next steps are `deliver`, and `purge` of the letter.
     """
     place = topic, partition
     return scripts.on("dead_mark", keys, place, letter_id=letter_id, target=target)
 
 
 class Marked(NamedTuple):
-    """Where a letter goes, and how long ago it was said first: seconds, 0 when just now."""
+    """The destination of a letter, and the seconds since it was first recorded (at least 0)."""
 
     target: str
     age: float
 
     @classmethod
     def parse(cls, reply: Reply) -> Marked:
-        """Read OK of `mark`. A mark from the future has just been made: a clock was set back."""
+        """Read OK of `mark`. A mark from the future (the clock was set back) counts as new."""
         target, age = reply.rest
         age_ms = untrusted.integer(age, "a mark of a move", low=-untrusted.INTEGER_MAX)
         return cls(untrusted.label(target), max(0, age_ms) / 1000)
@@ -76,9 +76,9 @@ def deliver(
     name: str,
     window: float,
 ) -> Call:
-    """Write a letter that left its slot, for a group there or with None for all groups.
+    """Write a letter from another slot, for one group, or with None for all groups.
 
-    `name` is remembered for `window` seconds, within which a second call writes nothing.
+    `name` is remembered for `window` seconds. A second call within them writes nothing.
     """
     if group == "" or not fields or 2 * len(fields) > DELIVER_MAX:
         raise ContractError(f"dead_deliver: group {group!r}, {len(fields)} fields")
@@ -95,14 +95,14 @@ def deliver(
 
 
 def purge(keys: Keys, topic: str, partition: int, letter_ids: Sequence[str]) -> Call:
-    """Delete the letters named."""
+    """Delete the letters with these ids."""
     if len(letter_ids) > PLACES_MAX:
         raise ContractError(f"dead_purge: {len(letter_ids)} ids, at most {PLACES_MAX} are allowed")
     return scripts.on("dead_purge", keys, (topic, partition), before="", count=0, ids=letter_ids)
 
 
 def purge_before(keys: Keys, topic: str, partition: int, before: str, count: int) -> Call:
-    """Delete the oldest letters, at most `count`, that are older than the id `before`."""
+    """Delete the oldest letters before the id `before`, at most `count`."""
     if not before or not 1 <= count <= ITEMS_MAX:
         raise ContractError(f"dead_purge: {count} letters before {before!r}")
     return scripts.on("dead_purge", keys, (topic, partition), before=before, count=count, ids=[])

@@ -1,17 +1,17 @@
-"""What operators want of a fleet: one HASH that verbs write and every instance reads as it beats.
+"""Directives of operators to a fleet, in one HASH that every instance reads with its heartbeat.
 
-A field names an order, its value is a JSON object: `version`, `at_unix_ms` (by the server's clock),
-`by`, `why`, and `to` of a move.
+A field names a directive. Its value is a JSON object: `version`, `at_unix_ms` (server clock), `by`,
+`why`, and `to` for a move.
 
-    pause:TOPIC/PARTITION/GROUP    nothing is fetched there; any part may be `*`
+    pause:TOPIC/PARTITION/GROUP    fetch nothing there; any part may be `*`
     stop:TOPIC/*/GROUP             no instance owns a partition of the group
-    move:TOPIC/PARTITION/GROUP     the unit belongs on the instance `to`
+    move:TOPIC/PARTITION/GROUP     the assignment belongs on the instance `to`
     drain:INSTANCE                 the instance owns nothing
-    reload:INSTANCE, reload:*      read configuration and code again, once for each time of it
-    rebalance                      level the fleet now, once for each time of it
-    last                           the latest time of all, no order
+    reload:INSTANCE, reload:*      read configuration and code again, once per directive
+    rebalance                      level the fleet now, once per directive
+    last                           the latest time of all directives; not a directive itself
 
-What cannot be read is left alone: it may be of a later version.
+A field that cannot be read is left alone, because it may come from a later version.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
 VERSION = 1
-ORDERS_MAX = 256  # every instance reads all of them with each beat
+ORDERS_MAX = 256  # directives; every instance reads all with each heartbeat
 WHY_MAX = 200  # characters of a reason
-TIME_END = 1 << 52  # no time is as late: control_change would begin anew behind it
+TIME_END = 1 << 52  # unix ms; control_change resets times from here on
 EVERYBODY = "*"
 REBALANCE = "rebalance"
 LAST = "last"
 
 
 class Scope(NamedTuple):
-    """The units that a pause is for. None stands for all."""
+    """The assignments that a pause covers. None stands for all."""
 
     topic: str | None = None
     partition: int | None = None
     group: str | None = None
 
     def covers(self, unit: Unit | Scope) -> bool:
-        """Whether a unit, or all of another scope, is within this one."""
+        """Return True if an assignment, or every one of another scope, is in this scope."""
         return all(mine in (None, its) for mine, its in zip(self, unit, strict=True))
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class Scope(NamedTuple):
 
 
 class Directive(NamedTuple):
-    """Who gave an order, when and why. `to` is the instance that a move names, else ''."""
+    """When, by whom and why a directive was given. `to`: the target instance of a move, or ''."""
 
     at_unix_ms: int
     by: str
@@ -62,7 +62,7 @@ class Directive(NamedTuple):
 
 @dataclass(frozen=True)
 class Directives:
-    """All orders. `strange` holds the fields that cannot be read, with what is wrong with them."""
+    """All directives. `strange` maps unreadable fields to the reason that they cannot be read."""
 
     pauses: dict[Scope, Directive] = field(default_factory=dict)
     stops: dict[Scope, Directive] = field(default_factory=dict)
@@ -73,23 +73,23 @@ class Directives:
     strange: dict[str, str] = field(default_factory=dict)
 
     def pause_of(self, unit: Unit) -> tuple[Scope, Directive] | None:
-        """The widest pause that covers a unit."""
+        """Return the widest pause that covers a unit, or None."""
         found = [each for each in self.pauses if each.covers(unit)]
         scope = min(found, key=lambda each: sum(part is not None for part in each), default=None)
         return None if scope is None else (scope, self.pauses[scope])
 
     def stop_of(self, unit: Unit) -> Directive | None:
-        """The order that has stopped the group of a unit."""
+        """Return the directive that stopped the group of a unit, or None."""
         return self.stops.get(stop_scope(unit.topic, unit.group))
 
     def reload_of(self, instance: str) -> int:
-        """When the instance was last told to reload, by name or with all others; 0 = never."""
+        """Return the time of the latest reload of the instance or of all (unix ms), 0 = never."""
         orders = (self.reloads.get(instance), self.reloads.get(EVERYBODY))
         return max((order.at_unix_ms for order in orders if order is not None), default=0)
 
 
 def read(flat: Sequence[bytes]) -> Directives:
-    """Read the hash, names and values by turns. Never fails: see `strange`."""
+    """Read the hash, names and values in turn. Never fails: see `strange`."""
     found = Directives()
     rebalance: Directive | None = None
     for raw_name, raw in zip(flat[::2], flat[1::2], strict=True):
@@ -112,7 +112,7 @@ def read(flat: Sequence[bytes]) -> Directives:
             elif name == REBALANCE:
                 rebalance = order
             else:
-                raise ValueError("no order that this version knows")
+                raise ValueError("not a directive that this version supports")
         except (ValueError, TypeError, RecursionError) as error:
             found.strange[name] = str(error)
     return replace(found, rebalance=rebalance)
@@ -131,7 +131,7 @@ def _order(raw: bytes) -> Directive:
 
 
 def scope_of(text: str) -> Scope:
-    """Read `TOPIC/PARTITION/GROUP`, any of them `*`. ValueError when it is not that."""
+    """Parse `TOPIC/PARTITION/GROUP`, where any part may be `*`. Raises ValueError."""
     parts = text.split("/")
     if len(parts) != 3 or not all(parts):
         raise ValueError("not of the form TOPIC/PARTITION/GROUP")
@@ -146,7 +146,7 @@ def scope_of(text: str) -> Scope:
 
 
 def stop_scope(topic: str, group: str) -> Scope:
-    """What an order to stop a group names."""
+    """Return the scope of a directive that stops a group."""
     return Scope(topic, None, group)
 
 
@@ -175,7 +175,7 @@ def change(
     to: str = "",
     remove: Sequence[str] = (),
 ) -> Call:
-    """Give the order `name`, '' for none, and take out those in `remove`."""
+    """Write the directive `name` ('' for none), and remove the directives in `remove`."""
     if len(remove) > 2 * ORDERS_MAX:
         raise ContractError(f"control_change: {len(remove)} orders at once")
     body = {"version": VERSION, "by": by, "why": why[:WHY_MAX], **({"to": to} if to else {})}
@@ -189,7 +189,7 @@ def change(
 
 
 class DirectiveChange(NamedTuple):
-    """When the change was made, by the server's clock, and how many orders it took out."""
+    """The time of the change (unix ms, server clock), and the number of directives removed."""
 
     at_unix_ms: int
     removed: int

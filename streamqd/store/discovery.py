@@ -1,7 +1,7 @@
-"""Finding the node to talk to, when there are several: by sentinels, or by the map of a cluster.
+"""Find the node to connect to if there are several: with sentinels, or with a cluster's slot map.
 
-A connection to one of several nodes is found anew each time it is opened: who was the master a
-moment ago may have been stopped, demoted or cut off.
+Discovery runs each time a connection opens, because the previous master may have been stopped,
+demoted or cut off since.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from streamqd import config
     from streamqd.config.topology import Topology
 
-# A node that answers so did nothing, and cannot do it now: another node can, or it can later.
+# These replies mean that the node did nothing and cannot now: another node can, or this one later.
 NOT_NOW = frozenset({RefusalKind.AWAY, RefusalKind.MOVED, RefusalKind.REPLICA})
-LEAST_SECONDS = 0.05  # of patience with one node, even when the others have used up the time
+LEAST_SECONDS = 0.05  # least time for one node, even if the others have used up the limit
 _T = TypeVar("_T")
 _HELLO = pack(("HELLO", "2"))
 
 
 class TopologyDiscovery:
-    """Asks one node after the other until one knows; remembers whom to ask first.
+    """Asks one node after the other until one answers, and remembers which to ask first.
 
-    All of it takes `connect_timeout` at most, and `timeout` seconds.
+    A discovery takes at most `connect_timeout` and at most `timeout` seconds.
     """
 
     def __init__(
@@ -43,27 +43,27 @@ class TopologyDiscovery:
         where: Topology,
         endpoint: Callable[[config.Redis, Topology, Address], Endpoint],
     ) -> None:
-        """`endpoint` says how to log in at whom it asks: sentinels have logins of their own."""
+        """`endpoint` builds the login of the asked nodes: sentinels have their own."""
         self.settings = terms.settings
         self.where = where
         self._terms = replace(terms, name="streamqd:where", doubt=None)
         self._timeout = min(terms.timeout, terms.settings.connect_timeout)
         self._endpoint = endpoint
         self._order = list(where.addresses)
-        # Limits what each node may take where the connections that are opened have such a limit.
+        # Each node gets a time limit if the connections to open have such a limit.
         self._attempts = None if terms.doubt is None else Attempts()
 
     def prefer(self, address: Address) -> None:
-        """Ask this one first: it knows, or another node names it."""
+        """Ask this node first: it answered, or another node named it."""
         self._order = [address, *(each for each in self._order if each != address)]
 
     def avoid(self, address: Address) -> None:
-        """Ask this one last: it did not answer."""
+        """Ask this node last: it did not answer."""
         if address in self._order:
             self._order = [*(each for each in self._order if each != address), address]
 
     def learn(self, addresses: Sequence[Address]) -> None:
-        """Ask these too from now on; but those of the configuration are never forgotten."""
+        """Ask these nodes too from now on. Configured nodes are never forgotten."""
         kept = {*addresses, *self.where.addresses}
         new = [each for each in addresses if each not in self._order]
         self._order = [each for each in self._order if each in kept] + new
@@ -71,9 +71,9 @@ class TopologyDiscovery:
     def ask(
         self, command: Sequence[Any], read: Callable[[Any, Address], _T | None], end: float
     ) -> _T:
-        """Return what `read` makes of the first reply of which it makes something.
+        """Return the first value other than None that `read` makes of a reply.
 
-        Nobody is asked beyond `end` (monotonic). Raises RedisUnavailable with `sent=False`.
+        No node is asked after `end` (monotonic). Raises RedisUnavailable with `sent=False`.
         """
         trouble: list[str] = []
         for address, seconds in self._turns(end):
@@ -100,7 +100,7 @@ class TopologyDiscovery:
         raise RedisUnavailable(f"{self.where}: {reasons}", sent=False)
 
     def _turns(self, end: float) -> Iterator[tuple[Address, float]]:
-        """Each node with the seconds that it has; nobody may use up the time of all others."""
+        """Yield each node with its seconds. No node may use up the time of all others."""
         deadline = min(time.monotonic() + self._timeout, end)
         order = list(self._order)
         for number, address in enumerate(order):
@@ -115,7 +115,7 @@ class TopologyDiscovery:
 
 
 def master_finder(discovery: TopologyDiscovery) -> Finder:
-    """Finds the master that sentinels name; it has to say of itself that it is one."""
+    """Return a finder of the master that sentinels name. The node must confirm its role."""
     settings, where = discovery.settings, discovery.where
 
     def read(reply: Any, _asked: Address) -> Address | None:
@@ -129,7 +129,7 @@ def master_finder(discovery: TopologyDiscovery) -> Finder:
         str(where),
         find,
         verify=_verify_master,
-        # A master that lost its replicas may have been replaced without knowing.
+        # A master that lost its replicas may have been replaced without noticing.
         not_now=NOT_NOW | {RefusalKind.NO_REPLICAS},
         patience=settings.connect_timeout,
     )
@@ -137,7 +137,7 @@ def master_finder(discovery: TopologyDiscovery) -> Finder:
 
 def _verify_master(opened: Transport) -> None:
     answers: list[Any] = []
-    # HELLO tells the role to users that are not allowed ROLE, which counts as dangerous.
+    # HELLO reports the role to users without ROLE, which is in the category @dangerous.
     opened.send([_HELLO])
     opened.receive(1, answers)
     [answer] = answers
@@ -152,7 +152,7 @@ def _verify_master(opened: Transport) -> None:
 
 
 def slot_finder(discovery: TopologyDiscovery, key: str) -> Finder:
-    """Finds the master that serves the slot of a key."""
+    """Return a finder of the master that serves the slot of a key."""
     settings, where, slot = discovery.settings, discovery.where, slot_of(key)
 
     def find(end: float) -> Endpoint:
@@ -172,13 +172,16 @@ def slot_finder(discovery: TopologyDiscovery, key: str) -> Finder:
         failed=lambda endpoint: discovery.avoid(endpoint.address),
         refused=refused,
         not_now=NOT_NOW,
-        # A node that hangs is about to be replaced: nobody waits for it as for an answer.
+        # A node that hangs is about to be replaced, so do not wait for its answer.
         patience=settings.connect_timeout,
     )
 
 
 def survey(discovery: TopologyDiscovery, end: float) -> SlotMap:
-    """Ask for the map of the cluster, until `end`. Raises RedisUnavailable with `sent=False`."""
+    """Read the cluster's slot map by `end` (monotonic).
+
+    Raises RedisUnavailable with `sent=False`.
+    """
 
     def read(reply: Any, asked: Address) -> SlotMap | None:
         return SlotMap.parse(reply, asked) if reply else None

@@ -1,16 +1,16 @@
-"""Doubting a silent connection: is the server slow, or is the connection dead?
+"""Probe a silent connection: is the server slow, or is the connection dead?
 
-A proxy that swallows and a NAT that forgets end a connection without a word, while new connections
-work. So an answer that is overdue by far more than a server needs is asked after on a connection of
-its own, the probe. The probe is answered: whoever asked before it and is still silent is talking to
-nobody. It is not answered: the server is slow, stopped or away, and waiting goes on as ever, with
-few more probes. Nothing of this costs an exchange that is answered in time.
+A proxy or a NAT can drop a connection without closing it, while new connections still work. So if
+an answer is overdue by far more than a server needs, a probe is sent on a separate connection. If
+the server answers the probe and the first connection stays silent, that connection is dead. If it
+does not answer the probe either, the server is slow, stopped or unreachable: waiting continues,
+with a few more probes. An exchange that is answered in time costs nothing more.
 
-What was sent on a connection that is given up may have been executed, or be executed late: that is
-a lost answer (`RedisUnavailable.sent`), with which all callers can live.
+Commands on an abandoned connection may have been executed, or may be executed late. That is a lost
+reply (`RedisUnavailable.sent`), which all callers handle.
 
-A connection that is still being opened needs no probe: nothing was asked yet, so the next attempt
-is the probe. `Attempts` limits how long each one may take.
+A connection that is still opening needs no probe: no command was sent yet, so the next attempt is
+the probe. `Attempts` limits the time of each attempt.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from random import random
 
 from streamqd.errors import SilentConnection
 
-# It asks too whether scripts and writes are served now: a server that lets them wait (CLIENT PAUSE)
-# keeps this one waiting, or says BUSY. It needs no right that our scripts do not need.
+# The probe also checks that scripts and writes are served now: a server that delays them
+# (CLIENT PAUSE) delays the probe, or replies BUSY. It needs no permission that our scripts lack.
 PROBE = ("EVAL", "return 1", "0")
 PROBE_SECONDS = 1.0  # longest wait for the answer to a probe
-# What is overdue may still come for this part of the silence that needs no thought, and for twice
-# as long as the probe took. The server answers in the order in which it was asked, but the network
-# does not have to carry it like that.
+# After a probe, an overdue answer may still come for this share of the normal silence, and for
+# twice the time of the probe. The server answers in order, but the network need not deliver in
+# order across connections.
 GRACE_SHARE = 0.25
-PAUSE_SECONDS = (1.0, 4.0)  # first and longest pause between two probes that are not answered
-PATIENCE_MAX = 2.0  # also with a server that is often slow
-LEARNT_SECONDS = 60.0  # how long it counts as slow after an answer that came late
+PAUSE_SECONDS = (1.0, 4.0)  # first and longest pause between two unanswered probes
+PATIENCE_MAX = 2.0  # seconds, even with a server that is often slow
+LEARNT_SECONDS = 60.0  # seconds that a server counts as slow after a late answer
 ATTEMPT_SECONDS = 1.0  # limit of each of the first attempts to connect and log in
-ATTEMPTS_QUICK = 3  # attempts with this limit; it doubles with each failed attempt after them
+ATTEMPTS_QUICK = 3  # attempts with this limit, which doubles with each later failed attempt
 
 
 class Attempts:
-    """Limits each attempt to connect and log in. Lives as long as what connects.
+    """Limits each attempt to connect and log in. Lives as long as its connection.
 
-    The first attempts are short: the connection may die while it logs in, and another one works.
-    Later ones are longer: the server may be slow.
+    The first attempts are short: the connection may die during the login, and another one may
+    work. Later ones are longer: the server may be slow.
     """
 
     def __init__(self) -> None:
@@ -53,29 +53,29 @@ class Attempts:
         return ATTEMPT_SECONDS * float(2 ** min(10, max(0, self._used_up + 1 - ATTEMPTS_QUICK)))
 
     def ended(self, seconds: float) -> None:
-        """Take how long an attempt took, whether it succeeded or not."""
+        """Record the duration of an attempt, successful or not."""
         self._used_up = self._used_up + 1 if seconds >= self.limit() else 0
 
 
 class Doubt:
-    """Judges the silences of one connection to a server. Lives over its reconnects."""
+    """Judges the silences of one connection to a server. Survives its reconnects."""
 
     def __init__(self, seconds: float, probe: Callable[[float], bool]) -> None:
-        """`seconds`: a silence that needs no thought. `probe` asks, for so many seconds at most."""
+        """`seconds`: normal silence. `probe` asks the server within the given seconds."""
         self.seconds = seconds
         self.probe = probe
-        self._late = 0.0  # how late an answer was that came after a probe
+        self._late = 0.0  # seconds that the last answer after a probe was late
         self._late_until = 0.0
 
     def silence(self, expected: float, most: float) -> Silence:
-        """A silence that begins: the answer is `expected` (monotonic), and worth `most` seconds."""
+        """Start a silence. The answer is due at `expected` (monotonic) and awaited `most` more."""
         return Silence(self, expected, expected + most)
 
     def wait(self, sock: socket.socket, deadline: float) -> None:
-        """Wait for something to read, when there has been nothing for `seconds`.
+        """Wait for something to read, after a silence of `seconds`.
 
-        Raises TimeoutError at the `deadline` (monotonic), SilentConnection before it when the
-        server answers others.
+        Raises TimeoutError at `deadline` (monotonic), or SilentConnection earlier if the server
+        answers other connections.
         """
         expected = time.monotonic() - self.seconds
         silence = self.silence(expected, deadline - expected)
@@ -84,19 +84,19 @@ class Doubt:
         silence.end()
 
     def patience(self) -> float:
-        """Seconds without an answer after which to ask: more where it came after a probe lately."""
+        """Seconds of silence before a probe, longer if an answer recently came after a probe."""
         learnt = 2 * self._late if time.monotonic() < self._late_until else 0.0
-        # Of many that are silent together not all ask in the same moment.
+        # Connections that fall silent together must not all probe in the same moment.
         return max(self.seconds, min(learnt, PATIENCE_MAX)) * (1 + random() / 8)
 
     def learn(self, late: float) -> None:
-        """An answer came so many seconds late, after a probe had asked for it."""
+        """Record that an answer came this many seconds late, after a probe."""
         self._late = late
         self._late_until = time.monotonic() + LEARNT_SECONDS
 
 
 class Silence:
-    """One answer that does not come: when to ask after it, and when to give it up."""
+    """One overdue answer: when to probe, and when to give it up."""
 
     def __init__(self, doubt: Doubt, expected: float, deadline: float) -> None:
         self._doubt = doubt
@@ -107,14 +107,14 @@ class Silence:
         self._asked = False
 
     def left(self) -> float:
-        """Seconds until `judge` has something to do."""
+        """Return the seconds until `judge` has something to do."""
         return max(0.0, min(self._ask_at, self._deadline) - time.monotonic())
 
     def judge(self, sock: socket.socket) -> None:
-        """Nothing has come: ask on another connection if it is time.
+        """Handle continued silence: probe on another connection when it is time.
 
-        Raises TimeoutError when it has lasted too long, SilentConnection when the server answers
-        others.
+        Raises TimeoutError after the deadline, SilentConnection if the server answers other
+        connections.
         """
         now = time.monotonic()
         if now >= self._deadline:
@@ -136,13 +136,13 @@ class Silence:
         self._pause = min(2 * self._pause, PAUSE_SECONDS[1])
 
     def end(self) -> None:
-        """The answer is there."""
+        """Record that the answer came."""
         if self._asked:
             self._doubt.learn(time.monotonic() - self._expected)
 
 
 def readable(sock: socket.socket, seconds: float) -> bool:
-    """Wait until there is something to read, or the other side has ended. False: not in time."""
+    """Wait until the socket is readable or closed by the peer. False: not in time."""
     poller = select.poll()
     poller.register(sock, select.POLLIN)
     return bool(poller.poll(seconds * 1000))

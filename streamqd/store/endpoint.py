@@ -20,10 +20,10 @@ _DEFAULT_PORT = 6379
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One server: a host and port, or the `path` of a unix socket. Shown without credentials.
+    """One server: a host and port, or the `path` of a unix socket. Displayed without credentials.
 
-    The authorities of `ca_file` are trusted beside those of the system. `password_file` goes before
-    `password`, and is read at each login, so a rotated secret needs no restart.
+    The authorities of `ca_file` are trusted in addition to the system's. `password_file` takes
+    precedence over `password` and is read at each login, so a rotated secret needs no restart.
     """
 
     host: str = "localhost"
@@ -47,7 +47,7 @@ class Endpoint:
         return Address(self.host, self.port)
 
     def login(self) -> list[tuple[Any, ...]]:
-        """The commands with which a connection begins. OSError: the password cannot be read."""
+        """Return the commands that log in. Raises OSError if the password cannot be read."""
         password = self.password
         if self.password_file is not None:
             password = self.password_file.read_text(encoding="utf-8").strip("\r\n")
@@ -62,7 +62,7 @@ class Endpoint:
 
 
 def endpoint_of(settings: config.Redis, where: Topology) -> Endpoint:
-    """The one server that the URL names. Raises ConfigError."""
+    """Return the one server that the URL names. Raises ConfigError."""
     if where.kind != topology.SERVER:
         raise ConfigError(["redis.url: it does not name one server"])
     [address] = where.addresses or (Address("", _DEFAULT_PORT),)
@@ -70,7 +70,7 @@ def endpoint_of(settings: config.Redis, where: Topology) -> Endpoint:
 
 
 def topology_of(settings: config.Redis) -> Topology:
-    """What the URL says. Raises ConfigError."""
+    """Parse the URL. Raises ConfigError."""
     try:
         return topology.parse(settings.url)
     except ValueError as error:
@@ -78,7 +78,7 @@ def topology_of(settings: config.Redis) -> Topology:
 
 
 def endpoint_at(settings: config.Redis, where: Topology, address: Address) -> Endpoint:
-    """One of the servers that hold the data."""
+    """Return the endpoint of a data server."""
     made = Endpoint(
         *address,
         tls=where.tls,
@@ -91,7 +91,7 @@ def endpoint_at(settings: config.Redis, where: Topology, address: Address) -> En
 
 
 def sentinel_at(settings: config.Redis, where: Topology, address: Address) -> Endpoint:
-    """A sentinel, which has a login of its own."""
+    """Return the endpoint of a sentinel, which has its own login."""
     made = Endpoint(
         *address,
         tls=where.tls,

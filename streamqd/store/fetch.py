@@ -1,12 +1,12 @@
 """The hot path: one round trip that acknowledges, reads, and is fenced by WATCH.
 
     [XREAD COUNT 1 BLOCK b STREAMS retry stream …]      the long poll, only when idle
-    MULTI; XACK …; XREADGROUP …; EXEC                   refused as a whole when the fence changed
-    WATCH fence; HGET fence token                       the ground for the next round
+    MULTI; XACK …; XREADGROUP …; EXEC                   refused as a whole if the fence changed
+    WATCH fence; HGET fence token                       prepares the next round
 
-EXEC does nothing when the fence changed after the WATCH whose HGET showed our token; that is the
-same guarantee as a script that compares the token first, at the price of a native read. Bytes go
-straight between the socket and hiredis: nothing here builds what nobody reads.
+EXEC does nothing if the fence changed after the WATCH whose HGET returned our token. A script that
+compares the token first gives the same guarantee, but a native read is cheaper. Bytes pass directly
+between the socket and hiredis, without intermediate objects.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from streamqd.store.transport import Transport
 if TYPE_CHECKING:
     import socket
 
-CONSUMER = "w"  # the one consumer name of every group: the fence says who owns
+CONSUMER = "w"  # the only consumer name of every group, because the fence identifies the owner
 
 
 def _pack(*command: str | bytes) -> bytes:
-    # The stub takes a tuple of one element only; the function takes any.
+    # The stub accepts a tuple of one element only. The function accepts any length.
     packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]
     return packed
 
@@ -38,13 +38,13 @@ _EXEC = _pack("EXEC")
 
 
 class FetchResult(NamedTuple):
-    """The answer of one round.
+    """The result of one round.
 
-    `executed` is False when EXEC refused (the fence changed in between) or when the read could not
-    be done; then nothing was acknowledged either. `mine` tells whether the fence carries our token
-    now. `error` is the code of an error reply of the read, as NOGROUP. `received` are the bytes
-    that came, with those of the long poll, and never fewer than the entries have. `reported` are
-    the ids that it found, of the retry stream and of the partition, b"" for none.
+    `executed` is False if EXEC was refused (the fence changed) or the read failed. Then nothing was
+    acknowledged either. `mine` is True if the fence has our token now. `error` is the code of an
+    error reply of the read, such as NOGROUP. `received` counts the bytes received, including the
+    long poll, and is at least the size of the entries. `reported` are the ids that the long poll
+    found, of the retry stream and of the partition, b"" for none.
     """
 
     executed: bool
@@ -71,13 +71,13 @@ class Fetcher:
         self._retry_name = self._retry.encode()
         self._watch = _pack("WATCH", fence) + _pack("HGET", fence, "token")
         self._reads: dict[int, bytes] = {}
-        # Where the fence is watched. Rounds go there only: on a new connection none is fenced.
+        # The connection of the WATCH. Rounds use no other: on a new connection none is fenced.
         self._transport: Transport | None = None
         self._pending_acks = 0
-        self._before = 0  # bytes that had come on it before the round sent last
+        self._before = 0  # bytes received on it before the last round was sent
 
     def watch(self) -> bool:
-        """Put the fence under WATCH on the present connection. False: it is not ours any more."""
+        """Put the fence under WATCH on the current connection. False: it is no longer ours."""
         self._transport = self._node.ready()
         self._send([self._watch])
         return self._mine(*self._receive(2))
@@ -85,7 +85,7 @@ class Fetcher:
     def send_round(
         self, main_acks: list[bytes], retry_acks: list[bytes], count: int, long_poll: bytes = b""
     ) -> None:
-        """Send one round; the acknowledged ids must be pending entries of ours."""
+        """Send one round. The acknowledged ids must be our pending entries."""
         parts = [long_poll, _MULTI] if long_poll else [_MULTI]
         self._pending_acks = 0
         if main_acks:
@@ -98,19 +98,19 @@ class Fetcher:
         self._send(parts)
 
     def long_poll(self, last_retry: bytes, last_main: bytes, block: float) -> bytes:
-        """Return the packed long poll: a read that moves no state and answers when there is one."""
+        """Return the packed long poll: a read that changes no state and waits for an entry."""
         return _pack(
             *("XREAD", "COUNT", "1", "BLOCK", str(max(1, int(block * 1000)))),
             *("STREAMS", self._retry, self._stream, last_retry, last_main),
         )
 
     def receive_round(self, *, polled: bool) -> FetchResult:
-        """Read the answers of the round sent last; `polled` when it began with the long poll."""
-        # The long poll; MULTI, and QUEUED of each command; EXEC; WATCH, HGET.
+        """Read the replies of the last round. `polled`: it started with the long poll."""
+        # Long poll, MULTI, QUEUED for each command, EXEC, WATCH, HGET.
         replies = self._receive(polled + 2 + self._pending_acks + 3)
         executed, mine = replies[-3], self._mine(*replies[-2:])
         if not isinstance(executed, list):
-            # nil: the fence changed. An error (OOM or MOVED while queueing): nothing was done.
+            # nil: the fence changed. An error (OOM or MOVED during queueing): nothing was done.
             refusals = [each.code for each in replies[polled:-2] if isinstance(each, RedisRefused)]
             error = "" if executed is None else refusals[0]
             return FetchResult(False, mine, 0, [], [], error)
@@ -130,12 +130,12 @@ class Fetcher:
         return FetchResult(True, mine, acked, retried, main, "", received, reported)
 
     def _reported(self, poll: Any) -> tuple[bytes, bytes]:
-        # nil: the time was over. An error: the server has sent off who waited, as a replica does.
+        # nil: time is up. Error: the server unblocked its clients, as a new replica does.
         found = {name: entries[0][0] for name, entries in poll} if isinstance(poll, list) else {}
         return found.get(self._retry_name, b""), found.get(self._stream.encode(), b"")
 
     def _mine(self, watched: Any, fence: Any) -> bool:
-        """Whether the fence is watched and carries our token. A refusal is no answer to that."""
+        """Return True if the fence is watched and has our token. Raises if it cannot be watched."""
         for reply in (watched, fence):
             if isinstance(reply, RedisRefused):
                 self._node.close()
@@ -144,7 +144,7 @@ class Fetcher:
 
     @property
     def sock(self) -> socket.socket:
-        """For waiting on it together with other things."""
+        """The socket, to wait on it together with others."""
         return self._watched_on.sock
 
     @property

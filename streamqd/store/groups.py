@@ -1,8 +1,8 @@
-"""A group's place on a partition: setting its position, removing it.
+"""A group on a partition: set its position, or remove it.
 
-Called by the administration. Each function builds a call for one partition; nothing here spans two.
-What a group has in hand goes in several calls when it is much: MORE asks for the next one, with the
-same token.
+Called by the administration. Each function builds a call for one partition; no call spans two. If a
+group has many pending entries, several calls forget them: after MORE, repeat the call with the same
+token.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from streamqd.store import scripts
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
-AT_ONCE_MAX = 1_000  # pending entries that go with a group: dropping it frees them quickest
-PART_MAX = 250  # that one call forgets while there are more
-KEPT_SECONDS = 15.0  # from one call to the next others are kept out
+AT_ONCE_MAX = 1_000  # pending entries that go with a group, because destroying it is fastest
+PART_MAX = 250  # pending entries that one call forgets while there are more
+KEPT_SECONDS = 15.0  # time that the partition is held from one call to the next
 
 
 def reset(
@@ -31,9 +31,9 @@ def reset(
     at_once: int = AT_ONCE_MAX,
     part: int = PART_MAX,
 ) -> Call:
-    """Let the group read what comes after an id; '' = what comes after the last one issued.
+    """Move the group to the entries after an id, or after the last id issued if it is ''.
 
-    With `force` an owner loses the partition, unless it is the `keeper`. `token` is new.
+    With `force` an owner loses the partition, unless it is the `keeper`. `token` must be new.
     """
     return scripts.on(
         "group_reset",
@@ -51,7 +51,7 @@ def reset(
 
 
 class ResetResult(NamedTuple):
-    """What a reset has done. `retried` counts entries of the retry stream, settled ones too."""
+    """The effect of a reset. `retried` counts entries of the retry stream, even settled ones."""
 
     before: str
     after: str
@@ -66,7 +66,7 @@ class ResetResult(NamedTuple):
         return cls(before.decode(), after.decode(), *map(int, counts))
 
     def following(self, part: ResetResult) -> ResetResult:
-        """What was done by this call and the part before it."""
+        """Return the total effect of this call and the one before it."""
         return self._replace(before=part.before, pending=part.pending + self.pending)
 
 
@@ -79,9 +79,9 @@ def delete(
     at_once: int = AT_ONCE_MAX,
     part: int = PART_MAX,
 ) -> Call:
-    """Remove the group and what is its own; with `force` also when it is owned or not settled.
+    """Remove the group and its state, with `force` even if it is owned or has unsettled entries.
 
-    `token` is new.
+    `token` must be new.
     """
     return scripts.on(
         "group_delete",

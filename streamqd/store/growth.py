@@ -1,6 +1,6 @@
-"""Giving a topic more partitions, phase by phase. Called by `streamqd.admin.growth` only.
+"""Add partitions to a topic, phase by phase. Called by `streamqd.admin.growth` only.
 
-Each function builds a call on the topic's meta key; between them the caller works on partitions.
+Each function builds a call on the topic's meta key. The caller works on partitions between them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 from streamqd.store.topics import PARTITIONS_MAX
 
-META = "the meta of a topic"  # where nobody has said which one it is
+META = "the meta of a topic"  # used if the caller passes no key
 BEGUN, SWITCHED, MARKED = "begun", "switched", "marked"
 
 
 class Growth(NamedTuple):
-    """A growth under way. `barriers` are the last ids of the old partitions, once marked."""
+    """A growth in progress. `barriers` are the last ids of the old partitions, once marked."""
 
     token: str
     before: int
@@ -39,7 +39,7 @@ class Growth(NamedTuple):
 
 
 class UnderWay(NamedTuple):
-    """What views show of a growth. `barriers` is empty before they are marked."""
+    """A growth as views show it. `barriers` is empty before they are marked."""
 
     before: int
     to: int
@@ -49,7 +49,7 @@ class UnderWay(NamedTuple):
 
 
 def under_way(store: Store, topic: str) -> UnderWay | None:
-    """Return the growth that a topic is in, None when there is none. Raises BadValue."""
+    """Return the growth in progress of a topic, or None. Raises BadValue."""
     fields = ("growFrom", "growTo", "growSince", "growToken", "growBarriers")
     key = store.keys.meta(topic)
     before, to, since, token, barriers = store.execute("HMGET", key, *fields)
@@ -69,12 +69,12 @@ def _barriers(raw: bytes, key: str) -> list[str]:
 
 
 def begin(keys: Keys, topic: str, seen: int, to: int, token: str) -> Call:
-    """Begin to grow, or learn how far a growth to the same count is."""
+    """Start a growth, or return the progress of one to the same count."""
     return _call("growth_begin", keys, topic, seen=seen, to=to, token=token)
 
 
 def switch(keys: Keys, topic: str, token: str, new: Sequence[int]) -> Call:
-    """Let producers route by the new count; `new` are the new partitions."""
+    """Make producers route by the new count. `new` are the new partitions."""
     return scripts.get("growth_switch").call(
         {"meta": keys.meta(topic), "partitions": keys.partitions(topic)},
         token=token,
@@ -83,7 +83,7 @@ def switch(keys: Keys, topic: str, token: str, new: Sequence[int]) -> Call:
 
 
 def mark(keys: Keys, topic: str, token: str, barriers: Sequence[str]) -> Call:
-    """Keep the last ids of the old partitions, read after the switch; the first ones hold."""
+    """Store the last ids of the old partitions, read after the switch. The first call wins."""
     return _call("growth_mark", keys, topic, token=token, barriers=" ".join(barriers))
 
 

@@ -1,6 +1,6 @@
-"""The entries of one call: how many there may be, and how the scripts that settle read them.
+"""The entries of one call: their bounds, and the argument format of the scripts that settle.
 
-Messages that fail in a crowd fail alike: what changes in all of them is sent, and read, once.
+Many messages of one call usually fail alike, so shared changes are sent and read once.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-# Bodies that one call copies within the server, so that nobody else waits long. One body alone may
-# be larger. lua/_bytes.lua has the same number.
+# Bytes of bodies that one call copies in the server, so that other clients do not wait long. A
+# single body may be larger. lua/_bytes.lua has the same number.
 BYTES_MAX = 512 << 10
 
 Fields = Mapping[bytes, bytes]
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def portions(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
-    """Cut items into lists of at most `most`, whose bodies take BYTES_MAX or are but one."""
+    """Split items into lists of at most `most`, each of BYTES_MAX of bodies or one item."""
     part: list[T] = []
     taken = 0
     for item in items:
@@ -32,10 +32,10 @@ def portions(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterato
 
 
 def listed(entries: Sequence[tuple[tuple[Any, ...], Fields]]) -> list[Any]:
-    """Return what lua/_items.lua reads: what all entries share, then each with what is its own.
+    """Return the arguments for lua/_items.lua: shared changes, then each entry with its own.
 
-    An entry is what comes first of it (its place, and perhaps a delay), and the changed fields.
-    Names that all have are shared, with the values of the first entry.
+    An entry is its leading arguments (place, and possibly a delay) and its changed fields. Names
+    that all entries have are shared, with the values of the first entry.
     """
     shared = _shared([fields for _, fields in entries])
     flat: list[Any] = [2 * len(shared)]

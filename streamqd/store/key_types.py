@@ -1,6 +1,6 @@
-"""Which type a key has, for users that may not run TYPE: of each type one command gives the length.
+"""Check the types of keys without TYPE: for each type one command returns the length.
 
-The daemon needs these commands anyway; TYPE would be a permission more.
+The daemon needs these commands anyway, and TYPE would be one more permission.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HASH, SORTED_SET, SET = "a hash", "a sorted set", "a set"
 def mistyped(link: Connection, wanted: Mapping[str, str]) -> list[BadValue]:
     """Return the keys that exist with another type than `wanted`. One round trip.
 
-    A list, a type of a module, and a type whose command this user may not run are "another type".
+    A list, a module type, and a type whose command this user may not run count as another type.
     """
     commands = [(command, key) for key in wanted for command in _LENGTHS]
     replies = iter(link.pipeline(commands))
@@ -41,13 +41,13 @@ def _is_mistyped(answer: object) -> bool:
 
 
 def is_of_type(error: RedisRefused) -> bool:
-    """Return True if a command or a script met a key of a type that is not its own.
+    """Return True if a command or a script met a key of the wrong type.
 
-    Redis 6.2 has the code of the command inside a script in the text alone.
+    Redis 6.2 puts the code of a command inside a script only into the text.
     """
     return "WRONGTYPE" in str(error)
 
 
 def remedy(key: str) -> str:
-    """Return what to do about a key of a wrong type."""
+    """Return the command that moves a key of a wrong type out of the way."""
     return f"find the client that writes {key}, then run: redis-cli RENAME '{key}' '{key}:other'"

@@ -25,7 +25,7 @@ class Keys:
         return f"{self.control}:topics:registry"
 
     def members(self, fleet: str) -> str:
-        """ZSET instance id -> last beat, unix ms by the server's clock."""
+        """ZSET instance id -> last heartbeat, unix ms by the server's clock."""
         return f"{self.control}:members:{{{fleet}}}"
 
     def info(self, fleet: str) -> str:
@@ -41,15 +41,15 @@ class Keys:
         return f"{self.control}:instance:{{{fleet}}}:{instance}/duplicate"
 
     def orders(self, fleet: str) -> str:
-        """HASH order -> JSON: what operators want of the fleet. Written by verbs, read by beats."""
+        """HASH directive -> JSON. Written by operators' commands, read by heartbeats."""
         return f"{self.control}:control:{{{fleet}}}"
 
     def wake(self, fleet: str) -> str:
-        """Pub/sub channel: something changed that supervisors should look at now."""
+        """Pub/sub channel: a change that supervisors should examine now."""
         return f"{self.control}:wake:{{{fleet}}}"
 
     def progress(self, run: str) -> str:
-        """HASH `topic/partition` -> entries fetched, about, by one run of a pipeline."""
+        """HASH `topic/partition` -> entries fetched, approximately, by one run of a pipeline."""
         return f"{self.control}:progress:{{{run}}}"
 
     def sink(self, query: str) -> str:
@@ -57,13 +57,13 @@ class Keys:
         return f"{self.control}:sink:{{{query}}}"
 
     def schedule_index(self) -> str:
-        """HASH name of a schedule -> `fleet origin topic partition`, and while it moves from where:
+        """HASH name of a schedule -> `fleet origin topic partition`, and during a move also the old
         `topic partition`.
         """
         return f"{self.control}:schedules"
 
     def schedule_places(self) -> str:
-        """SET of `topic/partition`: where there are schedules, or were."""
+        """SET of `topic/partition` that have schedules, or had them."""
         return f"{self.control}:schedules:places"
 
     # --- a topic ---
@@ -77,11 +77,11 @@ class Keys:
         return f"{self.control}:topic:{{{topic}}}:partitions"
 
     def pipeline(self, topic: str, name: str) -> str:
-        """STRING + PX: token of the run that may write, of one pipeline on the topic."""
+        """STRING + PX: token of the run of a pipeline that may write to the topic."""
         return f"{self.control}:pipeline:{{{topic}}}:{name}"
 
     def audit(self, topic: str) -> str:
-        """STREAM, at most about 10,000 entries: what operators did, the oldest trimmed first."""
+        """STREAM, at most about 10,000 entries: operators' actions, the oldest trimmed first."""
         return f"{self.control}:topic:{{{topic}}}:audit"
 
     # --- a partition ---
@@ -95,15 +95,15 @@ class Keys:
         return f"{self.streams}:{{{topic}:p:{partition}}}:dlq"
 
     def moving(self, topic: str, partition: int) -> str:
-        """HASH letter id -> `unix-ms destination`, of dead letters on their way out of the slot."""
+        """HASH letter id -> `unix-ms destination`, for dead letters that move to another slot."""
         return f"{self.control}:moving:{{{topic}:p:{partition}}}"
 
     def scheduled(self, topic: str, partition: int) -> str:
-        """ZSET due unix ms -> send id, of `delay=` sends."""
+        """ZSET due unix ms -> send id, for `delay=` sends."""
         return f"{self.control}:delayed:{{{topic}:p:{partition}}}"
 
     def scheduled_items(self, topic: str, partition: int) -> str:
-        """HASH send id -> packed fields, of `delay=` sends."""
+        """HASH send id -> packed fields, for `delay=` sends."""
         return f"{self.control}:delayed:item:{{{topic}:p:{partition}}}"
 
     def schedules(self, topic: str, partition: int) -> str:
@@ -125,7 +125,7 @@ class Keys:
         return f"{self.control}:dedup:{{{topic}:p:{partition}}}:{dedup_id}"
 
     def trim(self, topic: str, partition: int) -> str:
-        """HASH first (id kept), removed, size, archived, shrink_*, and of groups `floor:<G>`,
+        """HASH first (id kept), removed, size, archived, shrink_*, and for groups `floor:<G>`,
         `dropped_*:<G>`, `holds:<G>`.
         """
         return f"{self.control}:trim:{{{topic}:p:{partition}}}"
@@ -167,7 +167,7 @@ class Keys:
         return f"{self.control}:attempts:{{{topic}:p:{partition}}}:{group}"
 
 
-# Keys by the names that the headers of scripts give them: of a group, and of a partition.
+# Keys by their names in script headers: for a group, and for a partition.
 _OF_GROUP = {
     "stream": Keys.source,
     "retry": Keys.retry_stream,
@@ -191,10 +191,10 @@ _OF_PARTITION = {
 
 
 def named(keys: Keys, name: str, place: Unit | tuple[str, int]) -> str:
-    """Return the key that the headers of scripts call `name`.
+    """Return the key that script headers call `name`.
 
-    `place` is a unit, or topic and partition: then `delayed`, `items` and `target` are those of
-    scheduled sends. KeyError: there is no such key of a place.
+    `place` is a unit, or topic and partition. For the latter, `delayed`, `items` and `target` are
+    the keys of scheduled sends. Raises KeyError if a place has no such key.
     """
     if isinstance(place, Unit) and name in _OF_GROUP:
         return _OF_GROUP[name](keys, *place)

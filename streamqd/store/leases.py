@@ -1,6 +1,6 @@
-"""The lease of a unit: taking, keeping and giving back the right to settle its messages.
+"""The lease of a unit: take, keep and release the right to settle its messages.
 
-Called by the supervisor. Each function builds a call; durations are seconds here and milliseconds
+Called by the supervisor. Each function builds a call. Durations are seconds here and milliseconds
 in the scripts.
 """
 
@@ -15,7 +15,7 @@ from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
-FENCE = "the fence of a partition"  # where nobody has said which one it is
+FENCE = "the fence of a partition"  # used if the caller passes no key
 
 
 def acquire(
@@ -25,11 +25,11 @@ def acquire(
     owner: str,
     dead_token: str = "",
 ) -> Call:
-    """Take the unit if it is free and nobody has owned it since `lease.epoch` was read.
+    """Take the unit if it is free and no owner took it since `lease.epoch` was read.
 
-    Its token is new; the same call may be repeated until it is answered. `dead_token` is that of a
-    predecessor whose processes are all proven dead, or of an owner that has been silent for longer
-    than a lease lives, which by a clock that was set back has not ended.
+    Its token must be new. The same call may be repeated until it is answered. `dead_token` is the
+    token of a predecessor whose processes are all proven dead, or of an owner that was silent for
+    longer than a lease lasts (its lease may still exist if a clock was set back).
     """
     return scripts.on(
         "lease_acquire",
@@ -44,7 +44,7 @@ def acquire(
 
 
 def renew(keys: Keys, lease: Lease, ttl: float) -> Call:
-    """Let the lease live for `ttl` seconds from now."""
+    """Extend the lease to `ttl` seconds from now."""
     return scripts.on("lease_renew", keys, lease.unit, token=lease.token, ttl_ms=_ttl_ms(ttl))
 
 
@@ -57,11 +57,11 @@ def refence(
     context: bytes,
     done: Sequence[bytes],
 ) -> Call:
-    """Replace the token of a dead worker by `new`, in one step for everything that it left.
+    """Replace the token of a dead worker by `new`, and handle everything that it left in one step.
 
-    Acknowledges the places in `done` (at most ENTRIES_MAX, all that a worker can hold) and charges
-    a crash to `charged`; None charges nobody. Raises ContractError if the tokens are equal or
-    `done` is too long.
+    Acknowledges the places in `done` (at most ENTRIES_MAX, as many as a worker can hold) and charges
+    a crash to `charged`, if not None. Raises ContractError if the tokens are equal or `done` is too
+    long.
     """
     if lease.token == new:
         raise ContractError("lease_refence: the new token is the old one")
@@ -81,45 +81,45 @@ def refence(
 
 
 def release(keys: Keys, lease: Lease) -> Call:
-    """Give the unit back. The token is dead as soon as this was sent."""
+    """Release the unit. Its token must not be used after this was sent."""
     return scripts.on("lease_release", keys, lease.unit, token=lease.token)
 
 
 class Acquired(NamedTuple):
-    """What a taken lease is. `victim` is the place charged with a crash, b'' for none."""
+    """A taken lease. `victim` is the place charged with a crash, b'' for none."""
 
     epoch: int
-    unclean: bool  # the last owner did not release: pending entries run in solo mode
+    unclean: bool  # not released by the last owner: pending entries run in solo mode
     victim: bytes
 
     @classmethod
     def parse(cls, reply: Reply) -> Acquired:
-        """Read OK or MINE. After MINE nobody is charged anew."""
+        """Read OK or MINE. MINE never charges an entry again."""
         victim = reply.rest[2] if reply.word == "OK" else b""
         return cls(untrusted.integer(reply.rest[0], FENCE, "epoch"), bool(reply.rest[1]), victim)
 
     def log_fields(self) -> dict[str, Any]:
-        """Return what the log says of it. `suspected`: the place that was charged."""
+        """Return the fields for log events. `suspected`: the place that was charged."""
         suspected = untrusted.label(self.victim) or None
         return {"epoch": self.epoch, "inherited": self.unclean, "suspected": suspected}
 
 
 class LeaseView(NamedTuple):
-    """Fence and lease as they were read together; decides nothing by itself."""
+    """Fence and lease, read together. For information: it decides nothing."""
 
     token: str
-    """'' when nobody holds the unit."""
+    """'' if no instance owns the unit."""
     epoch: int
-    """0 when nobody ever held it."""
+    """0 if it was never owned."""
     owner: str
     since_unix_ms: int
     solo: bool
     ttl: float | None
-    """Seconds that the lease lives; None when there is none."""
+    """Seconds until the lease expires; None without a lease."""
 
     @classmethod
     def parse(cls, fence: Sequence[bytes | None], ttl_ms: int, key: str = FENCE) -> LeaseView:
-        """Read the two replies to the commands of `view`. Raises BadValue, of the fence's `key`."""
+        """Read the two replies to `view`. Raises BadValue, naming the fence's `key`."""
         token, epoch, owner, since, solo = fence
         return cls(
             token=untrusted.label(token or b""),
@@ -140,7 +140,7 @@ def view(keys: Keys, unit: Unit) -> list[tuple[Any, ...]]:
 
 
 def glance(keys: Keys, unit: Unit) -> tuple[Any, ...]:
-    """Build the command whose reply is the token of the lease, None when there is no lease."""
+    """Build the command that returns the token of the lease, or None without a lease."""
     return ("GET", keys.lease(*unit))
 
 

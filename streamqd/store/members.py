@@ -1,4 +1,4 @@
-"""The members of a fleet: saying that one lives, and learning who else does.
+"""The members of a fleet: send heartbeats, and read those of the other instances.
 
 Called by the supervisor.
 """
@@ -18,7 +18,7 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
-INFO = "the members of a fleet"  # where nobody has said which fleet it is
+INFO = "the members of a fleet"  # used if the caller passes no key
 WEIGHT_MAX = 1_000_000
 UNITS_MAX = 1_000_000
 TTL_MAX = 366 * 86_400
@@ -33,10 +33,10 @@ def beat(
     stale: float,
     silent: Sequence[str] = (),
 ) -> Call:
-    """Say that the instance lives. `stale`: seconds after which a beat of another run is void.
+    """Send a heartbeat. `stale`: seconds after which another run's heartbeat does not count.
 
-    `nonce` is random, one for each run of the instance; it becomes part of the info. `silent` are
-    members that have not beaten while this one watched: they are forgotten when that is long ago.
+    `nonce` is random, one for each run of the instance, and becomes part of the info. `silent` are
+    members without a heartbeat while this instance watched. They are removed after a long silence.
     """
     described = json.dumps({**info, "nonce": nonce}, separators=(",", ":"), sort_keys=True)
     return scripts.get("member_beat").call(
@@ -59,14 +59,14 @@ def types(keys: Keys, fleet: str) -> dict[str, str]:
 
 
 def leave(keys: Keys, fleet: str, instance: str, nonce: str) -> Call:
-    """Take the instance's entry out, if it is of the run with this nonce."""
+    """Remove the instance's entry, if it belongs to the run with this nonce."""
     return scripts.get("member_leave").call(_keys(keys, fleet), id=instance, nonce=nonce)
 
 
 class Heartbeat(NamedTuple):
-    """One member as it last described itself. `info` is empty when it cannot be read.
+    """One member as it last described itself. `info` is empty if it cannot be read.
 
-    `bad` says what of it cannot be read, if anything.
+    `bad` is the error in that case, else None.
     """
 
     instance: str
@@ -76,9 +76,9 @@ class Heartbeat(NamedTuple):
 
 
 class Present(NamedTuple):
-    """All members, the caller too, by the server's clock; and what operators want.
+    """All members by the server's clock, including the caller, and the operators' directives.
 
-    `orders` are names and values by turns, for `control.read`.
+    `orders` are names and values in turn, for `directives.read`.
     """
 
     now_unix_ms: int
@@ -93,7 +93,7 @@ class Present(NamedTuple):
 
 
 def seen_of(beat: Heartbeat) -> MemberView:
-    """Turn a member's record into what the rebalancer needs; a strange one offers nothing."""
+    """Convert a member's record for the rebalancer. An unreadable record offers nothing."""
     try:
         return described(beat)
     except BadValue:
@@ -101,7 +101,7 @@ def seen_of(beat: Heartbeat) -> MemberView:
 
 
 def described(beat: Heartbeat, key: str = INFO) -> MemberView:
-    """Read a member's record. Raises BadValue, of the hash `key`: the first that cannot be read."""
+    """Read a member's record. Raises BadValue for the first bad field of the hash `key`."""
     name, beat_unix_ms, raw, bad = beat
     if bad is not None:
         raise BadValue(key, bad.field, bad.found, bad.wanted)
@@ -138,13 +138,13 @@ def described(beat: Heartbeat, key: str = INFO) -> MemberView:
 
 
 def _bad(key: str, name: str, field: str, value: object, wanted: str) -> BadValue:
-    # What JSON can hold may be nested so deep that nothing can print it.
+    # A JSON value may be nested too deeply to print.
     found = repr(value) if isinstance(value, str | int | float | bool) else type(value).__name__
     return BadValue(key, f"{name}.{field}", found[: untrusted.SHOWN_BYTES], wanted)
 
 
 def process_of(beat: Heartbeat) -> dict[str, Any]:
-    """Return host and pid of a member as log fields; what cannot be read is left out."""
+    """Return host and pid of a member as log fields, leaving out unreadable ones."""
     host, pid = beat.info.get("host"), beat.info.get("pid")
     found: dict[str, Any] = {}
     if isinstance(host, str):
@@ -155,7 +155,7 @@ def process_of(beat: Heartbeat) -> dict[str, Any]:
 
 
 def twin(reply: Reply) -> Heartbeat:
-    """Read TWIN: the other run that beats under the same id (named '' here)."""
+    """Read TWIN: the other run with the same id (its instance is '' here)."""
     return _beat(b"", *reply.rest)
 
 
@@ -168,7 +168,7 @@ def _beat(instance: bytes, beat_unix_ms: bytes, described: bytes) -> Heartbeat:
     try:
         beat = untrusted.integer(beat_unix_ms, INFO, f"{name}, last beat")
     except BadValue as error:
-        beat, bad = 0, error  # a score that is none of ours counts as a beat of long ago
+        beat, bad = 0, error  # an unreadable score counts as a heartbeat of long ago
     return Heartbeat(name, beat, info, bad)
 
 
@@ -177,7 +177,7 @@ def _keys(keys: Keys, fleet: str) -> dict[str, str]:
 
 
 def stored(keys: Keys, fleet: str) -> list[tuple[Any, ...]]:
-    """Build the two commands whose replies `beats` takes, for whoever looks from outside."""
+    """Build the two commands whose replies `beats` reads, for callers outside the fleet."""
     return [
         ("ZRANGE", keys.members(fleet), 0, -1, "WITHSCORES"),
         ("HGETALL", keys.info(fleet)),
@@ -185,9 +185,9 @@ def stored(keys: Keys, fleet: str) -> list[tuple[Any, ...]]:
 
 
 def member(store: Store, fleet: str, instance: str) -> Heartbeat | None:
-    """Return one member as it last described itself, None if there is none.
+    """Return one member as it last described itself, or None.
 
-    Raises RedisRefused when a key holds another type.
+    Raises RedisRefused if a key has another type.
     """
     found = store.pipeline(
         [

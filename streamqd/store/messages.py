@@ -1,7 +1,7 @@
-"""The messages of a unit: reading what is pending, settling, promoting.
+"""The messages of a unit: list pending ones, settle, promote.
 
 Called by the worker (reading and settling, fenced by its token) and by the housekeeper (promoting,
-right whoever does it). The fetch itself is in `store.fetch`, trimming in `store.retention`.
+which any process may do). The fetch itself is in `store.fetch`, trimming in `store.retention`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.statistics import due_of
 
-PLACES_MAX = 512  # places in one call at most
-ITEMS_MAX = 256  # entries moved by one call at most
+PLACES_MAX = 512  # places in one call
+ITEMS_MAX = 256  # entries moved by one call
 COUNT_MAX = 1_000_000_000  # crashes, or failures, of one entry
-WAIT_MS_MAX = 366 * 86_400_000  # no delay that can be configured is as long
-ATTEMPTS = "the counters of a group on a partition"  # where nobody has said which one it is
+WAIT_MS_MAX = 366 * 86_400_000  # longer than any delay that can be configured
+ATTEMPTS = "the counters of a group on a partition"  # used if the caller passes no key
 
-Cursor = tuple[bytes, bytes]  # a foreign consumer, and an entry that it holds
+Cursor = tuple[bytes, bytes]  # another client's consumer, and one of its entries
 BEGIN: Cursor = (b"", b"")
 
 
@@ -31,7 +31,7 @@ BEGIN: Cursor = (b"", b"")
 
 
 def ensure_group(keys: Keys, unit: Unit, start: str) -> Call:
-    """Make sure that the group exists. `start`: 0 = with all messages kept, $ = with later ones."""
+    """Ensure that the group exists. `start`: 0 = from the first message, $ = only later ones."""
     if start not in ("0", "$"):
         raise ContractError(f"group_ensure: start {start!r}")
     return scripts.on("group_ensure", keys, unit, start=start)
@@ -44,10 +44,10 @@ def restore_group(
     after_retry: bytes,
     places: Sequence[bytes],
 ) -> Call:
-    """Make the group again that somebody has destroyed, as its owner knows it.
+    """Create the group again after another client destroyed it, as its owner knows it.
 
-    `after_*` are the last ids that were delivered, `places` what of them is not settled. Answers
-    the ids after which the group goes on, b'' where it was there.
+    `after_*` are the last ids delivered, `places` the delivered entries that are not settled.
+    The call returns the ids after which the group continues, b'' where the group existed.
     """
     return _fenced(
         "group_restore",
@@ -68,9 +68,9 @@ def recover(
     after_retry: str | bytes,
     count: int,
 ) -> Call:
-    """List a page of what is pending; `open` on the first page of a connection.
+    """List a page of pending entries. `open`: this is the first page of a connection.
 
-    `after_*` is the last id of the page before, empty for the first.
+    `after_*` is the last id of the previous page, empty for the first page.
     """
     return _fenced(
         "message_recover",
@@ -85,38 +85,38 @@ def recover(
 
 
 def place_of(entry_id: bytes, *, retried: bool) -> bytes:
-    """Return the one true name of a pending entry: its stream and id."""
+    """Return the unambiguous name of a pending entry: its stream and id."""
     return (b"r:" if retried else b"m:") + entry_id
 
 
 class PendingEntry(NamedTuple):
-    """A pending entry. `fields` is flat (name, value, …); None for one whose body is gone."""
+    """A pending entry. `fields` is flat (name, value, …), or None if its body is gone."""
 
-    retried: bool  # it is of the retry stream
+    retried: bool  # it is in the retry stream
     id: bytes
     fields: list[bytes] | None
     crashes: int = 0  # charged since it was last delivered
     context: bytes = b""  # JSON of the last charged crash, b'' for none
-    failures: int = 0  # in place, of a handler that keeps the order
+    failures: int = 0  # failures in place, for a handler that keeps the order
     wait_ms: int = 0  # until its next run in place is due
 
     @property
     def place(self) -> bytes:
-        """The one true name of the entry."""
+        """The unambiguous name of the entry."""
         return place_of(self.id, retried=self.retried)
 
     @property
     def size(self) -> int:
-        """Bytes of its names and values."""
+        """The total bytes of its names and values."""
         return sum(map(len, self.fields or ()))
 
     @classmethod
     def parse(
         cls, entry: Sequence[Any], key: str, *, retried: bool
     ) -> tuple[PendingEntry, list[BadValue]]:
-        """Read an entry of `message_recover`; what cannot be read of its counters counts as none.
+        """Read an entry of `message_recover`. Unreadable counters count as 0 and are returned.
 
-        `key` is that of the counters.
+        `key` is the key of the counters.
         """
         id_, fields, crashes, failures, context, wait_ms = entry
         place = untrusted.label(place_of(id_, retried=retried))
@@ -143,8 +143,8 @@ class PendingEntry(NamedTuple):
 class Recovered(NamedTuple):
     """A page of pending entries, each list oldest first.
 
-    `more_*` tells of a list that it may go on. `last_*` are the ids last delivered to the group:
-    the long poll starts there.
+    `more_*`: the list may continue. `last_*` are the ids last delivered to the group, where the
+    long poll starts.
     """
 
     solo: bool
@@ -159,7 +159,7 @@ class Recovered(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply, key: str = ATTEMPTS) -> Recovered:
-        """Read OK; `key` is that of the counters."""
+        """Read OK. `key` is the key of the counters."""
         solo, last_main, last_retry, main, retry, more_main, more_retry, accused = reply.rest
         mains = [PendingEntry.parse(entry, key, retried=False) for entry in main]
         retries = [PendingEntry.parse(entry, key, retried=True) for entry in retry]
@@ -176,9 +176,10 @@ class Recovered(NamedTuple):
         )
 
     def in_order(self) -> tuple[list[PendingEntry], bool]:
-        """Merge both lists, oldest first; tell whether nothing comes after.
+        """Merge both lists, oldest first. Also return True if they are complete.
 
-        What lies beyond the end of a list that may go on must not run before the rest of it, and is
+        Entries beyond the last one of an incomplete list must not run before the list's rest. They
+        are
         left for the next page.
         """
         entries = sorted(self.main + self.retry, key=lambda entry: _order(entry.id))
@@ -190,7 +191,7 @@ class Recovered(NamedTuple):
 
 
 def fetch(keys: Keys, lease: Lease, session: str, count: int) -> Call:
-    """Read at most `count` entries of each stream, while memory is full; else see `store.fetch`."""
+    """Read at most `count` entries of each stream while memory is full (else: `store.fetch`)."""
     return _fenced("message_fetch", keys, lease, session=session, count=_page(count))
 
 
@@ -203,10 +204,10 @@ def reclaim(
     count: int,
     page: Cursor = BEGIN,
 ) -> Call:
-    """Take over entries that foreign consumers left pending for `idle` seconds.
+    """Take over entries that other clients' consumers left pending for `idle` seconds.
 
-    `source` is m for the partition stream, r for the retry stream. Looks at a `page` of what they
-    hold; the answer says where the next one begins.
+    `source`: m = partition stream, r = retry stream. Examines one `page` of their entries. The
+    reply names the start of the next one.
     """
     stream = keys.source if source == "m" else keys.retry_stream
     return scripts.get("message_reclaim").call(
@@ -225,9 +226,9 @@ def reclaim(
 
 
 class Reclaimed(NamedTuple):
-    """Entries taken over, each (id, flat fields), and how many had no body and were settled.
+    """Entries taken over, each (id, flat fields), and the number settled without a body.
 
-    `next` is the next page, None when this was the last one.
+    `next` starts the next page, or is None after the last one.
     """
 
     entries: list[tuple[bytes, list[bytes]]]
@@ -249,7 +250,7 @@ class Reclaimed(NamedTuple):
 
 
 def ack(keys: Keys, lease: Lease, places: Sequence[bytes], charged: Sequence[bytes] = ()) -> Call:
-    """Acknowledge `charged` places, whose counters go with them, and all other `places`.
+    """Acknowledge `charged` places and remove their counters, and acknowledge all other `places`.
 
     A place in both counts as charged.
     """
@@ -269,10 +270,10 @@ def retry(
     *,
     adjacent: bool = False,
 ) -> Call:
-    """Set entries aside: (place, delay in seconds, changed fields) each.
+    """Set entries aside, each (place, delay in seconds, changed fields).
 
-    For an entry that answered GHOST the fields must be all of it, `payload` among them. `adjacent`:
-    between those of a stream lies no other entry, so that they are found together.
+    After the reply GHOST the fields must be the whole entry, including `payload`. `adjacent`: no
+    other entry lies between those of a stream, so they are found together.
     """
     _bounded("settle_retry", len(items))
     return _fenced(
@@ -291,9 +292,9 @@ def dead(
     *,
     adjacent: bool = False,
 ) -> Call:
-    """Give entries up: (place, changed fields) each; the fields, and `adjacent`, as for `retry`.
+    """Give up entries, each (place, changed fields). Fields and `adjacent` are as for `retry`.
 
-    Not for a group that reads dead letters: it would read its own again, for ever.
+    Not for a group that reads dead letters, because it would read its own letters forever.
     """
     _bounded("settle_dead", len(items))
     if lease.unit.reads_letters:
@@ -308,7 +309,7 @@ def dead(
 
 
 def note(keys: Keys, lease: Lease, notes: Sequence[tuple[bytes, int, float]]) -> Call:
-    """Write down how often entries have failed that stay in hand, and when they run again.
+    """Record the failures of entries that stay with their owner, and when they run again.
 
     A note is (place, failures, seconds until it is due).
     """
@@ -322,10 +323,10 @@ def note(keys: Keys, lease: Lease, notes: Sequence[tuple[bytes, int, float]]) ->
 
 
 class SettledReply(NamedTuple):
-    """A word for each item (MOVED, GONE or GHOST), in their order.
+    """A word for each item (MOVED, GONE or GHOST), in order.
 
-    `next_due_unix_ms` after a retry: the earliest due time of all delayed entries of the group.
-    `letters` after a death: the dead letter's id for each item, b'' where nothing was moved.
+    `next_due_unix_ms`, after `retry`: the earliest due time of the group's delayed entries.
+    `letters`, after `dead`: the id of each item's dead letter, b'' if it was not moved.
     """
 
     words: list[str]
@@ -345,9 +346,9 @@ class SettledReply(NamedTuple):
 def solo_mark(
     keys: Keys, lease: Lease, session: str, places: bytes, acked: Sequence[bytes]
 ) -> Call:
-    """Mark the inherited entries that come next, and acknowledge those before; b'' = none is left.
+    """Mark the next inherited entries, and acknowledge the previous ones. b'' = none is left.
 
-    `places` has a space between two.
+    `places` are separated by spaces.
 
     Entries with counters are acknowledged by `ack`, not here.
     """
@@ -358,20 +359,20 @@ def solo_mark(
 
 
 def promote_retries(keys: Keys, unit: Unit, count: int) -> Call:
-    """Move retries that are due into the group's retry stream."""
+    """Move due retries into the group's retry stream."""
     return scripts.on("message_promote", keys, unit, count=_page(count))
 
 
 def promote_scheduled(keys: Keys, topic: str, partition: int, count: int) -> Call:
-    """Move scheduled sends that are due into the partition."""
+    """Move due scheduled sends into the partition."""
     return scripts.on("message_promote", keys, (topic, partition), count=_page(count))
 
 
 class Promoted(NamedTuple):
-    """How many were moved, how many had lost their item, and when the next one is due.
+    """The numbers of moved items and of removed members without an item, and the next due time.
 
-    `unreadable` is how many stay because their item is not what streamqd writes; `more` is whether
-    others are due already, beyond what one call moves.
+    `unreadable` items stay, because they are not in streamqd's format. `more`: further items are
+    already due, beyond the limit of one call.
     """
 
     moved: int
@@ -388,12 +389,12 @@ class Promoted(NamedTuple):
 
 
 def snapshot(keys: Keys, unit: Unit, limit: int = 500) -> Call:
-    """Count where the messages of a group on a partition are, at one instant."""
+    """Count the messages of a group on a partition by state, at one instant."""
     return scripts.on("partition_snapshot", keys, unit, limit=limit)
 
 
 class Snapshot(NamedTuple):
-    """The counts of `snapshot`. Unread counts are -1 when there are more than its limit."""
+    """The counts of `snapshot`. An unread count above the limit is -1."""
 
     length: int
     unread: int
@@ -401,12 +402,12 @@ class Snapshot(NamedTuple):
     delayed: int
     retry_unread: int
     retry_pending: int
-    dead: int  # of all groups
+    dead: int  # dead letters of all groups
     scheduled: int
 
     @classmethod
     def parse(cls, reply: Reply) -> Snapshot | None:
-        """Read OK; None when the group does not exist."""
+        """Read OK. Return None if the group does not exist."""
         return cls(*reply.rest) if reply.word == "OK" else None
 
 

@@ -1,8 +1,8 @@
-"""One server: the connection to it, and what can be known when that fails.
+"""One server: the connection to it, and what a failure proves about sent commands.
 
-It repeats nothing by itself: a repeated XADD is a duplicate, a repeated XREADGROUP orphans
-messages. It says instead whether the command can have been executed (`RedisUnavailable.sent`), and
-the caller, who knows what the command means, decides.
+Nothing is repeated automatically: a repeated XADD writes a duplicate, and a repeated XREADGROUP
+orphans messages. Instead, `RedisUnavailable.sent` reports whether the command may have been
+executed. The caller, which knows the command, decides.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ if TYPE_CHECKING:
 
     from streamqd import config
 
-# After these replies the connection serves us no more: it lost its login, or the node its role.
+# After these replies the connection is unusable: it lost its login, or the node its role.
 DROP_AFTER = frozenset({RefusalKind.LOGIN, RefusalKind.REPLICA})
-NEVER = float("inf")  # of a time limit
+NEVER = float("inf")  # no time limit
 Key = TypeVar("Key", bound=str | bytes)
 _NAME = re.compile(r"[!-~]{1,200}")
 
 
 def _nothing(*_: Any) -> None:
-    """For what a finder has no need of."""
+    """The default of a finder's optional functions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How a connection deals with its servers, whichever they are."""
+    """The settings of a connection, common to all its servers."""
 
     settings: config.Redis
-    # Seconds of one exchange. They bound connecting too, as `connect_timeout` does, as far as
-    # `lookup` keeps to them.
+    # Seconds of one exchange. It limits connecting too, as `connect_timeout` does, if `lookup`
+    # keeps to its limit.
     timeout: float
-    name: str  # what CLIENT LIST shows
+    name: str  # shown by CLIENT LIST
     lookup: Lookup = resolve
-    doubt: float | None = None  # seconds of silence after which to ask elsewhere: `store/doubt.py`
+    doubt: float | None = None  # seconds of silence before a probe: see `store/doubt.py`
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -57,21 +57,22 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Finder:
-    """How to find the server to connect to: anew for each connection."""
+    """How to find the server to connect to. It runs for each new connection."""
 
-    label: str  # where it looks, for people
+    label: str  # the place of the search, for display
     find: Callable[[float], Endpoint]  # until an instant (monotonic); raises RedisUnavailable
-    # Looks whether the server is what we need. Raises RedisUnavailable, RedisRefused.
+    # Checks that the server is the right one. Raises RedisUnavailable, RedisRefused.
     verify: Callable[[Transport], None] = _nothing
-    failed: Callable[[Endpoint], None] = _nothing  # no connection could be opened
-    refused: Callable[[Endpoint, RedisRefused], None] = _nothing  # so the connection was closed
-    # What is refused so was not done: the server is not the right one any more, or not at present.
+    failed: Callable[[Endpoint], None] = _nothing  # called if no connection could be opened
+    refused: Callable[[Endpoint, RedisRefused], None] = _nothing  # called before a close for it
+    # These refusals mean that the command was not executed: the server is no longer the right
+    # one, or not at present.
     not_now: frozenset[RefusalKind] = frozenset()
-    patience: float = NEVER  # seconds that opening may take once it is found
+    patience: float = NEVER  # seconds to open the connection after the server was found
 
 
 def known(endpoint: Endpoint) -> Finder:
-    """Finds a server that is known."""
+    """Return a finder of a fixed server."""
     return Finder(str(endpoint), lambda _end: endpoint)
 
 
@@ -80,7 +81,7 @@ class Node:
 
     Used by one thread of the process that created it (or that called `detach`). No automatic
     retries, RESP2, replies as raw bytes. After a `RedisUnavailable` the connection is closed and
-    the next use opens a new one; `opened` counts them.
+    the next use opens a new one. `opened` counts the connections.
     """
 
     def __init__(self, terms: Terms, finder: Finder) -> None:
@@ -90,7 +91,7 @@ class Node:
         self.opened = 0
         self.doubt = None if terms.doubt is None else Doubt(terms.doubt, self._probe)
         self._attempts = None if terms.doubt is None else Attempts()
-        self.endpoint: Endpoint | None = None  # of the last connection that was tried
+        self.endpoint: Endpoint | None = None  # server of the last connection attempt
         self.transport: Transport | None = None  # the open connection
         self._pid = os.getpid()
         self._end = NEVER
@@ -100,11 +101,11 @@ class Node:
     # --- the interface of a route: see `Connection` ---
 
     def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Run commands in one write; error replies are elements. Raises RedisUnavailable."""
+        """Run commands in one write. Error replies are elements. Raises RedisUnavailable."""
         self.post(commands)
         return self.collect(len(commands))
 
-    exchange_each = exchange  # one node answers all of it or nothing
+    exchange_each = exchange  # one node answers all commands or none
 
     def masters(self) -> list[Node]:
         return [self]
@@ -146,7 +147,7 @@ class Node:
         self.transport = None
 
     def until(self, end: float) -> None:
-        """From now on nothing lasts beyond `end` (monotonic)."""
+        """Limit all further operations to `end` (monotonic)."""
         self._end = end
 
     def open(self) -> None:
@@ -166,7 +167,7 @@ class Node:
             raise RedisUnavailable(
                 f"cannot connect to {self.address}: {reason(error.__cause__ or error)}", sent=False
             ) from error
-        self.transport.doubt = self.doubt  # not before: a login has a limit of its own
+        self.transport.doubt = self.doubt  # only now: a login has its own time limit
         self.opened += 1
 
     # --- the connection ---
@@ -195,13 +196,13 @@ class Node:
                 opened.send([pack(command) for command in commands])
                 opened.receive(len(commands), replies)
             except RedisUnavailable:
-                # A server that takes nobody in says why, and closes before it has read a word.
+                # A server that rejects clients sends the reason and closes before reading.
                 with contextlib.suppress(RedisUnavailable):
                     opened.receive(len(replies) + 1, replies)
                 accepted(replies)
                 raise
             if isinstance(replies[-1], RedisRefused) and replies[-1].kind is RefusalKind.FORBIDDEN:
-                # A restricted user may be forbidden to name itself; that is no reason not to work.
+                # A restricted user may be forbidden to set its name. It can work without one.
                 del replies[-1]
             accepted(replies)
             self._finder.verify(opened)
@@ -211,9 +212,9 @@ class Node:
         return opened
 
     def ready(self) -> Transport:
-        """The open connection, for an exchange of one's own; whoever leaves it half done closes it.
+        """Return the open connection, for a custom exchange. Close it if that stops half way.
 
-        It is a new one when there is none, or the server has closed it while it lay idle. Raises
+        Opens a new one if there is none, or if the server closed an idle one. Raises
         RedisUnavailable with `sent=False`.
         """
         check_process(self._pid, self.terms.name)
@@ -234,18 +235,18 @@ class Node:
         return self.transport.sock
 
     def fileno(self) -> int | None:
-        """Return the descriptor, None while not connected."""
+        """Return the descriptor, or None if not connected."""
         return None if self.transport is None else self.transport.sock.fileno()
 
     def post(self, commands: Iterable[Sequence[Any]]) -> None:
-        """Send commands; `collect` must follow. Raises RedisUnavailable."""
+        """Send commands. `collect` must follow. Raises RedisUnavailable."""
         self.send([pack(command) for command in commands])
 
     def execute_weighed(self, *args: Any, bytes_max: float) -> tuple[Any, int]:
-        """Run a command whose reply may be long; return that, and how many bytes came.
+        """Run a command with a potentially long reply. Return the reply and the bytes received.
 
-        It may last as long as something comes, `timeout` after the last. A reply of more than
-        `bytes_max` is left unread: raises OverweightError, and the next use connects anew. Raises
+        It may last as long as data keeps arriving, at most `timeout` apart. A reply of more than
+        `bytes_max` is left unread: raises OverweightError, and the next use connects again. Raises
         RedisRefused, RedisUnavailable.
         """
         self.post((args,))
@@ -260,7 +261,7 @@ class Node:
     def collect(
         self, count: int, *, silence: float | None = None, bytes_max: float = NEVER
     ) -> list[Any]:
-        """Read the replies to what `post` has sent. Raises as `Transport.receive`."""
+        """Read the replies to the commands of `post`. Raises as `Transport.receive` does."""
         replies: list[Any] = []
         self.receive(count, replies, silence=silence, bytes_max=bytes_max)
         if self.judge(replies):
@@ -273,9 +274,10 @@ class Node:
     def send(
         self, packed: Sequence[bytes], needed: int = 1, *, on: Transport | None = None
     ) -> None:
-        """Send packed commands; `receive` must follow. Raises RedisUnavailable, as a Transport.
+        """Send packed commands. `receive` must follow. Raises RedisUnavailable, as a Transport.
 
-        They go on the present connection or a new one; whose WATCH stands on one names it.
+        They use the current connection or a new one. Pass `on` to require the connection that
+        holds a WATCH.
         """
         check_process(self._pid, self.terms.name)
         try:
@@ -295,19 +297,19 @@ class Node:
         silence: float | None = None,
         bytes_max: float = NEVER,
     ) -> None:
-        """Append the replies to what was sent. What came before an error is in `replies`."""
+        """Append the replies to `replies`, which keeps those received before an error."""
         opened = on or self.transport
         assert opened is not None
         try:
             opened.receive(count, replies, silence=silence, bytes_max=bytes_max)
         except BaseException:
-            # Also when interrupted by an exception from a signal handler: a reply that is still
-            # under way must never be taken for the answer to the next command.
+            # Even after an exception from a signal handler: a late reply must never be taken
+            # for the answer to the next command.
             self._drop()
             raise
 
     def judge(self, replies: Iterable[Any]) -> bool:
-        """Close the connection when a reply says that it serves us no more; tell whether it did."""
+        """Close the connection if a reply shows that it is unusable. Return True if closed."""
         for reply in replies:
             if isinstance(reply, RedisRefused) and reply.kind in self._drop_after:
                 self._drop()
@@ -317,7 +319,7 @@ class Node:
         return False
 
     def _probe(self, seconds: float) -> bool:
-        """Whether the server answers a new connection in time, and would run a script."""
+        """Return True if the server answers a new connection in time and can run a script."""
         seconds = min(seconds, self._end - time.monotonic())
         if seconds <= 0 or self.endpoint is None:
             return False
@@ -334,11 +336,11 @@ class Node:
         return True
 
     def seconds_left(self) -> float:
-        """Return how long an exchange may take from now on; at least a millisecond."""
+        """Return the seconds for an exchange that starts now, at least 0.001."""
         return max(0.001, min(self.timeout, self._end - time.monotonic()))
 
     def _left(self, most: float) -> float:
-        """How long the next step may take. Raises RedisUnavailable when the time is over."""
+        """Return the seconds for the next step. Raises RedisUnavailable if the time is over."""
         left = min(most, self._end - time.monotonic())
         if left <= 0:
             raise RedisUnavailable(f"no time was left for {self.address}", sent=False)
@@ -351,7 +353,7 @@ class Node:
 
 
 def check_process(pid: int, name: str) -> None:
-    """Raises RuntimeError in another process than `pid`, whose connection it is."""
+    """Raise RuntimeError in a process other than `pid`, the owner of the connection."""
     if os.getpid() != pid:
         raise RuntimeError(f"the connection {name} belongs to process {pid}; detach it")
 

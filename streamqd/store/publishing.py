@@ -1,10 +1,10 @@
-"""Writing messages: the calls of the scripts that do it, and the one connection that carries them.
+"""Write messages: the script calls that do it, and the one connection that carries them.
 
-A message that goes where its key belonged earlier would break the order of the key. So each script
-that writes gets the topic's meta key and the partition count by which the messages were routed, and
-compares the two in the step in which it writes. When the topic has grown or is gone, it writes
-nothing and answers MOVED with the present count, and the caller routes again. Nothing has to be
-kept between two writes, so any number of topics costs the same, one round trip for each write.
+A message in its key's former partition would break the order of the key. So each script that
+writes gets the topic's meta key and the partition count by which the messages were routed, and
+compares the two in the same step. If the topic has grown or is gone, the script writes nothing and
+returns MOVED with the current count, and the caller routes again. No state is kept between two
+writes, so any number of topics costs the same: one round trip for each write.
 
 `fields` are flat: name, value, name, value …
 """
@@ -24,7 +24,7 @@ from streamqd.store.scripts import Call
 from streamqd.store.store import Store
 from streamqd.store.transport import Transport, pack
 
-FIELDS_MAX = 128  # names and values of one message at most
+FIELDS_MAX = 128  # names and values of one message
 
 _GIVEN_UP = RedisUnavailable("the connection was given up", sent=True)
 _MULTI = pack(("MULTI",))
@@ -33,10 +33,10 @@ _EXEC = pack(("EXEC",))
 
 @dataclass(slots=True, eq=False)
 class Transaction:
-    """Calls on one topic that are sent together, and their answers once these are read.
+    """Calls on one topic that are sent together, and their replies once read.
 
-    `replies` answer the calls; None when the count has changed and nothing was done. `lost` is
-    the error when the answer did not come: then nothing is known. One that is never read is lost.
+    `replies` is None if the count has changed and nothing was done. `lost` is the error if the
+    reply was lost: then the outcome is unknown. A transaction whose reply is never read is lost.
     """
 
     topic: str
@@ -50,34 +50,34 @@ class Transaction:
 
 
 class MessageWriter:
-    """Writes to topics over one connection, and knows their partition counts as of the last answer.
+    """Writes to topics over one connection, and caches their partition counts.
 
-    On one server the calls of a transaction are executed in one step, all or none. One transaction
-    at most has no answer yet; in between anything may happen: another use, the end of the
+    On one server the calls of a transaction run in one step, all or none. At most one transaction
+    awaits its reply. Before that reply, anything may happen: another use, the loss of the
     connection, a fork.
 
-    On a cluster the meta key and the partitions are in different slots, which no script spans. So
-    the count is read next to each write: one write may still go by a count that has just changed.
-    This happens only when a topic is deleted and created again: no topic grows on a cluster.
+    On a cluster the meta key and the partitions are in different slots, and no script spans slots.
+    So the count is read next to each write, and one write may still use a count that has just
+    changed. This happens only if a topic is deleted and created again: no topic grows on a cluster.
     """
 
     def __init__(self, connection: Connection, keys: Keys) -> None:
         self.connection = connection
-        self.spread = len(connection.together(("{a}", "{b}"))) > 1  # over several nodes
+        self.spread = len(connection.together(("{a}", "{b}"))) > 1  # keys on several nodes
         self._keys = keys
         self._counts: dict[str, int | None] = {}
-        self._sent: Transaction | None = None  # the one that has no answer yet
+        self._sent: Transaction | None = None  # the transaction that awaits its reply
 
     def meta(self, topic: str) -> str | None:
-        """The key that the scripts compare with; None on a cluster."""
+        """Return the key that the scripts compare with, or None on a cluster."""
         return None if self.spread else self._keys.meta(topic)
 
     def known(self, topic: str) -> int | None:
-        """The partition count as of the last answer; None when Redis must be asked."""
+        """Return the partition count of the last reply, or None if it must be read from Redis."""
         return self._counts.get(topic)
 
     def count(self, topic: str) -> int | None:
-        """The partition count, from Redis if it is not known; None when there is no such topic.
+        """Return the partition count, read from Redis if unknown. None: no such topic.
 
         Raises RedisRefused, RedisUnavailable, BadValue.
         """
@@ -95,10 +95,10 @@ class MessageWriter:
         return [pack(scripts.command(call, by_source=by_source)) for call in calls]
 
     def post(self, topic: str, expected: int, commands: Sequence[Any]) -> Transaction:
-        """Send calls on a topic; `collect` reads the answers.
+        """Send calls on a topic. `collect` reads the replies.
 
-        When the topic's count is known not to be the expected one, nothing is sent. Raises
-        RedisUnavailable when nothing was written.
+        Sends nothing if the topic's count is known to differ from `expected`. Raises
+        RedisUnavailable if nothing was written.
         """
         if self._sent is not None:
             self.settle()
@@ -112,9 +112,9 @@ class MessageWriter:
         return transaction
 
     def write(self, topic: str, command: bytes) -> bytes | Transaction | None:
-        """Make one call that appends one message, on one server, and return the entry's id.
+        """Append one message with one call, on one server, and return the entry's id.
 
-        Where anything else is answered, the transaction, to be read as after `collect`. None when
+        For any other reply, return the transaction, to be read as after `collect`. Return None if
         nothing was sent.
         """
         if self._sent is not None:
@@ -191,7 +191,7 @@ class MessageWriter:
                 replies[at] = reply
 
     def collect(self, transaction: Transaction) -> None:
-        """Read the answer to a transaction, unless that was done in between, and learn from it."""
+        """Read the reply of a transaction, unless already done, and update the known count."""
         if transaction is not self._sent:
             return
         self._sent, lost = None, None
@@ -209,7 +209,7 @@ class MessageWriter:
     def _take(
         self, transaction: Transaction, replies: list[Any], lost: RedisUnavailable | None
     ) -> None:
-        """Note the answer to a transaction, and learn from it."""
+        """Record the reply of a transaction, and update the known count."""
         if lost is not None:
             transaction.answer([], lost)
             return
@@ -225,23 +225,23 @@ class MessageWriter:
                 break
 
     def settle(self) -> None:
-        """Read the answer that has not come yet, if any: the connection is free afterwards."""
+        """Read the outstanding reply, if any, so that the connection is free."""
         if self._sent is not None:
             self.collect(self._sent)
 
     def abandon(self, transaction: Transaction) -> None:
-        """Close the connection, if the answer to a transaction has not been read."""
+        """Close the connection if the reply of a transaction was not read."""
         if self._sent is transaction:
             self._sent = None
             self.connection.close()
 
     def detach(self) -> None:
-        """In a forked child: the connection, and the answer on it, are the parent's."""
+        """In a forked child: drop the connection and its reply, which belong to the parent."""
         self.connection.detach()
         self._sent = None
 
     def _learn(self, topic: str, raw: bytes | None) -> None:
-        """Note a topic's count. One that is no count is read again by `count`, which raises."""
+        """Cache a topic's count. An invalid one is read again by `count`, which raises."""
         try:
             self._counts[topic] = None if raw is None else topics.count_of(topic, raw)
         except BadValue:
@@ -266,7 +266,7 @@ def _executed(replies: list[Any]) -> list[Any]:
     *queued, executed = replies
     if isinstance(executed, list):
         return executed
-    # Nothing was done, because a command was refused as it came: the reason is there.
+    # Nothing was done, because a command was refused while queueing: that reply has the reason.
     refused = next((each for each in queued if isinstance(each, RedisRefused)), executed)
     return [refused] * (len(queued) - 1)
 
@@ -274,7 +274,7 @@ def _executed(replies: list[Any]) -> list[Any]:
 def append(
     keys: Keys, topic: str, partition: int, partitions: int, meta: str | None, *, alone: bool
 ) -> Call:
-    """Write messages, which the caller puts behind the arguments of the call: see `flat`.
+    """Write messages, which the caller appends to the arguments of the call: see `flat`.
 
     `meta` is the topic's key to compare `partitions` with. If all messages are `alone`, each is one
     argument, its payload.
@@ -287,7 +287,7 @@ def append(
 
 
 def flat(messages: Sequence[Sequence[bytes | str]]) -> list[bytes | str]:
-    """Return messages as the scripts read them: of each the number of its fields, then these."""
+    """Return messages as the scripts read them: for each the number of its fields, then these."""
     found: list[bytes | str] = []
     for fields in messages:
         found.append(str(len(_paired(fields))))
@@ -309,8 +309,8 @@ def publish(
 ) -> Call:
     """Write a message unless its dedup id was used within `window` seconds.
 
-    Or several without, as long as fewer than `max_backlog` wait. With `meta`, the topic's key, only
-    if the topic has `partitions`.
+    Or write several without dedup ids, while the backlog is below `max_backlog`. With `meta`, the
+    topic's key, only if the topic has `partitions`.
     """
     if max_backlog is not None and max_backlog < 1:
         raise ContractError(f"message_publish: a limit of {max_backlog}")
@@ -347,7 +347,7 @@ def schedule(
 ) -> Call:
     """Keep a message for `delay` seconds, or until an instant.
 
-    `send_id` is new, or that of the very same send. With `meta`, the topic's key, only if the topic
+    `send_id` must be new, or repeat the same send. With `meta`, the topic's key, only if the topic
     has `partitions`.
     """
     one_time = (delay is None) != (at_unix_ms is None)
@@ -370,7 +370,7 @@ def schedule(
         at_ms=-1 if at_unix_ms is None else at_unix_ms,
         send_id=send_id,
         window_ms=_window_ms(dedup_id, window),
-        # The entry that comes of it tells by which name it was sent.
+        # The later entry carries the id under which it was sent.
         fields=[*_paired(fields), "sendId", send_id],
     )
 

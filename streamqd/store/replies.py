@@ -1,4 +1,4 @@
-"""What several replies say together."""
+"""Evaluate several replies together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 def accepted(replies: Sequence[Any]) -> Sequence[Any]:
-    """The replies. Raises the first RedisRefused among them."""
+    """Return the replies. Raises the first RedisRefused among them."""
     for reply in replies:
         if isinstance(reply, RedisRefused):
             raise reply
@@ -19,7 +19,7 @@ def accepted(replies: Sequence[Any]) -> Sequence[Any]:
 
 
 def whole(answers: Sequence[_T | RedisUnavailable]) -> list[_T]:
-    """The answers, all of which came; raises the RedisUnavailable of one that did not."""
+    """Return the answers if all came. Raises the RedisUnavailable of a missing one."""
     there = [each for each in answers if not isinstance(each, RedisUnavailable)]
     if len(there) < len(answers):
         raise missing_of(answers)
@@ -27,12 +27,12 @@ def whole(answers: Sequence[_T | RedisUnavailable]) -> list[_T]:
 
 
 def missing_of(answers: Sequence[Any]) -> RedisUnavailable:
-    """One error for answers of which some did not come: others may have been executed."""
+    """Return one error for partly missing answers: the other commands may have been executed."""
     lost = [each for each in answers if isinstance(each, RedisUnavailable)]
     sent = len(lost) < len(answers) or any(each.sent for each in lost)
     return RedisUnavailable(str(lost[0]), sent=sent)
 
 
 def kind_of(reply: Any) -> RefusalKind | None:
-    """Why a reply is a refusal; None when it is none."""
+    """Return the kind of a refusal, or None for any other reply."""
     return reply.kind if isinstance(reply, RedisRefused) else None

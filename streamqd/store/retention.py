@@ -1,7 +1,7 @@
-"""Trimming partitions and retry streams, and what holds it up.
+"""Trim partitions and retry streams, and report what prevents it.
 
-Called by the housekeeper and the administration: each script is right whoever runs it, and finds
-the floor itself. Each function builds a call.
+Called by the housekeeper and the administration: any process may run these scripts, which compute
+the floor themselves. Each function builds a call.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.statistics import TRIM
 
-REMOVED_MAX = 1_000_000  # entries removed by one call at most
-SAMPLES = 1_000  # nodes that the server looks at to tell the size of a stream, as the scripts say
-GHOSTS_MAX = 5_000  # pending entries settled by one call at most
+REMOVED_MAX = 1_000_000  # entries removed by one call
+SAMPLES = 1_000  # nodes sampled to estimate the size of a stream, as in the scripts
+GHOSTS_MAX = 5_000  # pending entries settled by one call
 
 
 def trim(
@@ -35,10 +35,10 @@ def trim(
     shrink_every: float | None = None,
     without_groups: bool = False,
 ) -> Call:
-    """Trim a partition to what is retained or not acknowledged by all groups.
+    """Remove entries that are acknowledged by all groups and no longer retained.
 
-    `keep_from` is the id from which age retains entries, '' when age retains none, '0-0' when it
-    retains all. `shrink_every` is in seconds. `expected` are groups that must exist.
+    `keep_from` is the first id that age retains, '' if age retains no entry, '0-0' if it retains
+    all. `shrink_every` is in seconds. `expected` are groups that must exist.
     """
     return scripts.on(
         "stream_trim",
@@ -57,7 +57,7 @@ def trim(
 
 
 def trim_retry(keys: Keys, unit: Unit, limit: int) -> Call:
-    """Trim the retry stream of a group to what it has not acknowledged."""
+    """Trim the retry stream of a group to its unacknowledged entries."""
     return scripts.get("stream_trim").call(
         {"stream": keys.retry_stream(*unit)},
         keep_from="",
@@ -72,10 +72,10 @@ def trim_retry(keys: Keys, unit: Unit, limit: int) -> Call:
 
 
 class Trimmed(NamedTuple):
-    """How many went, the smallest id that must stay, and the group (or archive) that holds it.
+    """The number removed, the smallest id that must stay, and the group (or archive) that holds it.
 
-    `held` is the first entry that is kept for the holder alone, as no bound retains it, or ''.
-    `holder` is '' when nobody needs any. `more` tells that a call may remove more.
+    `held` is the first entry that stays for the holder alone, because no bound retains it, or ''.
+    `holder` is '' if no entry is needed. `more`: another call may remove more.
     """
 
     removed: int
@@ -103,9 +103,9 @@ def drop(
     limit: int,
     expected: Sequence[str],
 ) -> Call:
-    """Remove entries beyond limits, acknowledged or not: what the topic asks for by name.
+    """Remove entries beyond limits, even unacknowledged ones, if the topic explicitly allows it.
 
-    `drop_before` is the id before which age lets entries go, '0-0' when it lets none.
+    Age removes the entries before `drop_before`, none if it is '0-0'.
     """
     return scripts.on(
         "stream_drop",
@@ -120,7 +120,7 @@ def drop(
 
 
 class Dropped(NamedTuple):
-    """How many went, and of each group how many of them it had not read."""
+    """The number removed, and for each group the number that it had not read."""
 
     removed: int
     unread: dict[str, int]
@@ -134,7 +134,7 @@ class Dropped(NamedTuple):
 
 
 def settle_ghosts(keys: Keys, unit: Unit, count: int) -> Call:
-    """Settle what the group has in hand of entries that `drop` removed."""
+    """Settle the group's pending entries that `drop` removed."""
     return scripts.get("ghost_settle").call(
         {
             "stream": keys.stream(unit.topic, unit.partition),
@@ -147,12 +147,11 @@ def settle_ghosts(keys: Keys, unit: Unit, count: int) -> Call:
 
 
 class GroupStand(NamedTuple):
-    """Where a group stands in a partition.
+    """The position of a group in a partition.
 
-    `needs` is the first entry that it has still to settle, '' when there is none. `unread` is None
-    when the server does not know. `idle_ms` is how long ago a consumer of it was last seen, None
-    when it never had one.
-    `dropped_*` is what it ever lost to limits that drop what is not acknowledged.
+    `needs` is the first entry that it still has to settle, or ''. `unread` is None if the server
+    does not count it. `idle_ms` is the time since one of its consumers was last seen, None if it
+    never had one. `dropped_*` are its total losses to limits that remove unacknowledged entries.
     """
 
     name: str
@@ -165,9 +164,9 @@ class GroupStand(NamedTuple):
 
 
 class Stand(NamedTuple):
-    """The memory of a partition and what keeps it. Ids are '' when there is none.
+    """The memory of a partition and what holds it. Missing ids are ''.
 
-    `bytes` is about, None when the Redis user may not ask for it.
+    `bytes` is approximate, or None if the Redis user may not read it.
     """
 
     length: int
@@ -181,7 +180,7 @@ class Stand(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply, key: str = TRIM) -> Stand:
-        """Read OK of `measure`. Raises BadValue, of the record of trimming, the hash `key`."""
+        """Read OK of `measure`. Raises BadValue for the hash `key`, the record of trimming."""
         length, size, first, last, archived, shrink_from, groups, unarchived = reply.rest
         return cls(
             length=int(length),
@@ -207,7 +206,7 @@ class Stand(NamedTuple):
 
 
 def measure(keys: Keys, topic: str, partition: int) -> Call:
-    """Ask how large a partition is and who needs what of it."""
+    """Build the call that returns the size of a partition and each group's position."""
     return scripts.on("retention_measure", keys, (topic, partition))
 
 

@@ -1,4 +1,4 @@
-"""Delayed retries of a group on a partition, as the administration looks at and changes them."""
+"""Delayed retries of a group on a partition, as the administration shows and changes them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from streamqd.store.scripts import Call, Reply
 
 
 class Delayed(NamedTuple):
-    """A delayed retry. `payload_bytes` is -1 when its item cannot be read.
+    """A delayed retry. `payload_bytes` is -1 if its item cannot be read.
 
-    `fields` are those of the message without payload and headers.
+    `fields` are the fields of the message without payload and headers.
     """
 
     place: str
@@ -26,9 +26,9 @@ class Delayed(NamedTuple):
 
 
 def page(keys: Keys, unit: Unit, after: tuple[int, str], count: int) -> Call:
-    """Ask for the next retries by due time behind `after` (due, place); (0, '') = from the begin.
+    """Build the call for the next retries by due time after (due, place), from (0, '').
 
-    Such a pair need not exist any more.
+    That pair need not exist any longer.
     """
     due, place = after
     return scripts.on(
@@ -37,7 +37,7 @@ def page(keys: Keys, unit: Unit, after: tuple[int, str], count: int) -> Call:
 
 
 def rows(reply: Reply) -> tuple[list[Delayed], bool]:
-    """Read the answer to `page`: the rows, fewer when they are large, and whether more may come."""
+    """Read the reply to `page`: rows (fewer if they are large), and True if there may be more."""
     found = [
         Delayed(
             untrusted.label(place),
@@ -51,12 +51,12 @@ def rows(reply: Reply) -> tuple[list[Delayed], bool]:
 
 
 def _texts(parts: Sequence[bytes | int]) -> list[bytes]:
-    # Whoever packs an item by other means may write a number as a number.
+    # Another client may pack a number as a number.
     return [part if isinstance(part, bytes) else b"%d" % part for part in parts]
 
 
 def hasten(keys: Keys, unit: Unit, places: Sequence[str]) -> Call:
-    """Let retries be due now. Answers how many are due, and how many are not delayed any more."""
+    """Make retries due now. The reply counts those now due, and those no longer delayed."""
     bounded(len(places))
     return scripts.on("retry_hasten", keys, unit, places=places)
 
@@ -68,7 +68,7 @@ def cancel(
     *,
     drop: bool,
 ) -> Call:
-    """Make dead letters of retries, (place, changed fields) each; with `drop`, nothing of them."""
+    """Turn retries, each (place, changed fields), into dead letters, or `drop` them."""
     bounded(len(items))
     flat: list[object] = []
     for place, fields in items:

@@ -1,6 +1,6 @@
-"""Delayed sends of a partition, as the administration looks at and changes them.
+"""Delayed sends of a partition, as the administration shows and changes them.
 
-They are kept as delayed retries are, so the scripts of those serve them too.
+They are stored in the same format as delayed retries, so the same scripts handle them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from streamqd.store.untrusted import shown
 
 
 def page(keys: Keys, topic: str, partition: int, after: tuple[int, str], count: int) -> Call:
-    """Ask for the next delayed sends by due time behind `after` (due, send id), as `retries.page`.
+    """Build the call for the next delayed sends after (due, send id), as `retries.page` does.
 
-    `retries.rows` reads the answer: the place of a row is its send id.
+    `retries.rows` reads the reply. The place of a row is its send id.
     """
     due, send_id = after
     return scripts.on(
@@ -32,13 +32,13 @@ def page(keys: Keys, topic: str, partition: int, after: tuple[int, str], count: 
 
 
 def hasten(keys: Keys, topic: str, partition: int, send_ids: Sequence[str]) -> Call:
-    """Let delayed sends be due now. Answers how many are due, and how many are not delayed."""
+    """Make delayed sends due now. The reply counts those now due, and those not delayed."""
     bounded(len(send_ids))
     return scripts.on("retry_hasten", keys, (topic, partition), places=send_ids)
 
 
 def cancel(keys: Keys, topic: str, partition: int, send_ids: Sequence[str]) -> Call:
-    """Lose delayed sends. Answers a word for each: MOVED when it is gone now, GONE when it was."""
+    """Delete delayed sends. The reply has a word for each: MOVED = deleted, GONE = not delayed."""
     bounded(len(send_ids))
     flat: list[object] = []
     for send_id in send_ids:
@@ -47,9 +47,9 @@ def cancel(keys: Keys, topic: str, partition: int, send_ids: Sequence[str]) -> C
 
 
 def withdraw(keys: Keys, topic: str, partition: int, send_id: str) -> list[tuple[str, ...]]:
-    """Make the transaction that cancels one delayed send, for a user without scripts.
+    """Build the transaction that cancels one delayed send, for a user without scripts.
 
-    The first reply of EXEC is 1 if the send was waiting. A second call answers 0.
+    The first reply of EXEC is 1 if the send was waiting. A second call gets 0.
     """
     return [
         ("MULTI",),
@@ -60,7 +60,7 @@ def withdraw(keys: Keys, topic: str, partition: int, send_id: str) -> list[tuple
 
 
 def fields_of(raw: bytes | None, key: str, send_id: str) -> dict[bytes, bytes]:
-    """Read an item: the fields of the message, as a script has packed them. Raises BadValue."""
+    """Read an item: the fields of a message, packed by a script. Raises BadValue."""
     try:
         texts = _texts(raw or b"")
     except (IndexError, ValueError):
@@ -71,7 +71,7 @@ def fields_of(raw: bytes | None, key: str, send_id: str) -> dict[bytes, bytes]:
 
 
 def _texts(raw: bytes) -> list[bytes]:
-    """A list of texts in MessagePack, which is all that cmsgpack.pack makes of our fields."""
+    """Return a list of strings from MessagePack, the only types that the scripts pack."""
     count, at = _length(raw, 0, {0xDC: 2, 0xDD: 4}, short=(0x90, 0x0F))
     found = []
     for _ in range(count):
@@ -84,7 +84,7 @@ def _texts(raw: bytes) -> list[bytes]:
 
 
 def _length(raw: bytes, at: int, wide: dict[int, int], short: tuple[int, int]) -> tuple[int, int]:
-    """The length at a place, and the place behind it."""
+    """Return the length at a position, and the position after it."""
     head, (tag, mask) = raw[at], short
     if head & ~mask == tag:
         return head & mask, at + 1

@@ -1,7 +1,7 @@
 """Schedules in Redis: the calls that keep, fire and hold them, and the index of their names.
 
-All of a schedule is in the slot of the partition that it sends to. The index says which one that
-is; it is in a slot of its own, so it is written before what it names.
+A schedule is stored in the slot of the partition that it sends to. The index maps its name to that
+partition. The index is in a slot of its own, so it is written before the schedule.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from streamqd.store.topics import PARTITIONS_MAX
 FILE, OPERATOR = "file", "operator"
 PAUSED, ORPHANED, UNREADABLE, MOVING = "paused", "orphaned", "unreadable", "moving"
 REASONS = (PAUSED, ORPHANED, UNREADABLE, MOVING)
-ORPHAN_MS = 600_000  # a schedule of a file that no instance has declared for so long is not fired
-TAKEOVER_MS = 60_000  # the specification of a release that nobody declares any more gives way
+ORPHAN_MS = 600_000  # a file's schedule that no instance declared for this long is not fired
+TAKEOVER_MS = 60_000  # a specification that no instance declared for this long can be replaced
 TICKS_MAX = 64  # ticks in one call
-STAMPS_MAX = 256  # declared ones in one call
+STAMPS_MAX = 256  # declared schedules in one call
 FIELDS_MAX = 8  # names and values of one message
 _TEXTS_MAX = 128 << 10
 
 
 class DueSchedule(NamedTuple):
-    """A schedule that is due. `hash` is '' when there is no specification."""
+    """A due schedule. `hash` is '' without a specification."""
 
     name: bytes
     due_unix_ms: int
@@ -39,7 +39,7 @@ class DueSchedule(NamedTuple):
 
 
 class DuePage(NamedTuple):
-    """The answer of `page`. `following_unix_ms` is when the next one is due, None for never."""
+    """The reply of `page`. `following_unix_ms` is the due time of the next schedule, or None."""
 
     now_unix_ms: int
     rows: list[DueSchedule]
@@ -60,7 +60,7 @@ class DuePage(NamedTuple):
 
 
 class DueTick(NamedTuple):
-    """One tick for `fire`. `tick` is None to send none; `following` is None for the last one."""
+    """One tick for `fire`. `tick` is None to send none. `following` is None after the last one."""
 
     name: str
     hash: str
@@ -72,7 +72,7 @@ class DueTick(NamedTuple):
 
 
 class IndexLine(NamedTuple):
-    """A line of the index. `origin_place` is where a schedule that moves comes from."""
+    """A line of the index. `origin_place` is the previous place of a schedule that moves."""
 
     fleet: str
     origin: str
@@ -81,7 +81,7 @@ class IndexLine(NamedTuple):
 
     @classmethod
     def parse(cls, raw: bytes, key: str, name: str) -> IndexLine:
-        """Read one. Raises BadValue."""
+        """Parse a line. Raises BadValue."""
         parts = _label(raw).split(" ")
         places = [
             (topic, int(number))
@@ -94,13 +94,13 @@ class IndexLine(NamedTuple):
         return cls(parts[0], parts[1], places[0], places[1] if places[1:] else None)
 
     def text(self) -> str:
-        """The line as it is kept."""
+        """The stored form of the line."""
         places = [self.place] if self.origin_place is None else [self.place, self.origin_place]
         return " ".join([self.fleet, self.origin, *(f"{topic} {at}" for topic, at in places)])
 
 
 def page(keys: Keys, place: TopicPartition, count: int) -> Call:
-    """Ask which schedules are due."""
+    """Build the call that lists due schedules."""
     return scripts.get("schedule_page").call(_keys(keys, place), count=count)
 
 
@@ -113,10 +113,10 @@ def fire(
     partitions: int | None = None,
     orphan_ms: int = ORPHAN_MS,
 ) -> Call:
-    """Write the messages of ticks and move their schedules on.
+    """Write the messages of due ticks and advance their schedules.
 
-    With `partitions` nothing is done unless the topic has so many; None on a cluster. With `group`
-    a tick is left out while that has not finished the last message.
+    With `partitions`, nothing is done unless the topic has that many. Pass None on a cluster. With
+    `group`, a tick is skipped while that group has not finished the previous message.
     """
     if not 1 <= len(ticks) <= TICKS_MAX:
         raise ContractError(f"{len(ticks)} ticks in one call, not 1 to {TICKS_MAX}")
@@ -155,7 +155,7 @@ def run(
     fields: Sequence[str | bytes],
     partitions: int | None = None,
 ) -> Call:
-    """Write a message of a schedule now."""
+    """Write one message of a schedule now."""
     if len(fields) > FIELDS_MAX:
         raise ContractError(f"a message of {len(fields)} names and values")
     named = {
@@ -187,7 +187,7 @@ def declare(
     force: bool = False,
     takeover_ms: int = TAKEOVER_MS,
 ) -> Call:
-    """Keep a schedule, unless the same specification is there."""
+    """Store a schedule, unless its specification is unchanged."""
     return scripts.get("schedule_declare").call(
         _keys(keys, place),
         name=name,
@@ -202,7 +202,7 @@ def declare(
 
 
 def stamp(keys: Keys, place: TopicPartition, declared: Sequence[tuple[str, str]]) -> Call:
-    """Note that an instance declares these, each a name and the hash of its specification."""
+    """Record that an instance declares these schedules, each (name, hash of specification)."""
     if not 1 <= len(declared) <= STAMPS_MAX:
         raise ContractError(f"{len(declared)} schedules in one call, not 1 to {STAMPS_MAX}")
     flat = [part for pair in declared for part in pair]
@@ -210,14 +210,14 @@ def stamp(keys: Keys, place: TopicPartition, declared: Sequence[tuple[str, str]]
 
 
 def hold(keys: Keys, place: TopicPartition, name: str | bytes, reason: str) -> Call:
-    """Stop a schedule; it keeps its due time."""
+    """Stop a schedule and keep its due time."""
     if reason not in REASONS:
         raise ContractError(f"schedule_hold: reason {reason!r}")
     return scripts.get("schedule_hold").call(_keys(keys, place), name=name, reason=reason)
 
 
 def release(keys: Keys, place: TopicPartition, name: str) -> Call:
-    """Let a held schedule be due again."""
+    """Make a held schedule due again."""
     return scripts.get("schedule_release").call(_keys(keys, place), name=name)
 
 
@@ -239,7 +239,7 @@ def _counted(keys: Keys, place: TopicPartition, partitions: int | None) -> Mappi
 
 
 def index(store: Store, names: Sequence[str]) -> dict[str, IndexLine | BadValue]:
-    """Where schedules are; those that the index does not name are missing."""
+    """Return the index lines of schedules. Names without a line are missing."""
     key = store.keys.schedule_index()
     raws = store.execute("HMGET", key, *names) if names else []
     pairs = zip(names, raws, strict=True)
@@ -247,7 +247,7 @@ def index(store: Store, names: Sequence[str]) -> dict[str, IndexLine | BadValue]
 
 
 def whole_index(store: Store) -> dict[str, IndexLine | BadValue]:
-    """Where all schedules are."""
+    """Return all index lines."""
     key = store.keys.schedule_index()
     flat: list[Any] = store.execute("HGETALL", key)
     pairs = zip(flat[::2], flat[1::2], strict=True)
@@ -255,9 +255,9 @@ def whole_index(store: Store) -> dict[str, IndexLine | BadValue]:
 
 
 def enter(store: Store, name: str, entry: IndexLine, *, new: bool) -> IndexLine | BadValue:
-    """Write a line of the index; a `new` one only if there is none. Return the line that stands.
+    """Write a line of the index, a `new` one only if there is none. Return the resulting line.
 
-    The place is among those that are looked at before the line is there.
+    The place is recorded first, so that it is searched before the line exists.
     """
     keys = store.keys
     topic, partition = entry.place
@@ -278,7 +278,7 @@ def leave(store: Store, name: str) -> None:
 def forget_topic(store: Store, topic: str, partitions: int) -> None:
     """Remove the names and places of schedules whose keys were deleted with their topic.
 
-    The name of a schedule that is moving from or to another topic stays for the end of that move.
+    The name of a schedule that is moving from or to another topic stays until that move finishes.
     """
     for name, line in whole_index(store).items():
         if isinstance(line, IndexLine):
@@ -290,7 +290,7 @@ def forget_topic(store: Store, topic: str, partitions: int) -> None:
 
 
 def places(store: Store) -> list[TopicPartition]:
-    """Where there may be schedules. What cannot be read is passed over."""
+    """Return the places that may have schedules. Unreadable ones are skipped."""
     found = []
     for raw in store.execute("SMEMBERS", store.keys.schedule_places()):
         topic, _, number = _label(raw).partition("/")
@@ -314,7 +314,7 @@ def _label(raw: bytes) -> str:
 
 
 class Kept(NamedTuple):
-    """All that is kept of one schedule; None where it is not there. `held` is a reason, or ''."""
+    """The stored state of one schedule. Missing parts are None. `held` is a reason, or ''."""
 
     text: str | None
     hash: str
@@ -336,7 +336,7 @@ _LAST = ("tick", "id", "late", "fired", "skipped", "ran")
 
 
 def kept_commands(keys: Keys, place: TopicPartition, name: str) -> list[tuple[Any, ...]]:
-    """The commands whose three replies `kept` takes."""
+    """Build the commands whose three replies `kept` reads."""
     return [
         ("HMGET", keys.schedules(*place), name, *(f"{name}:{part}" for part in _PARTS)),
         ("HMGET", keys.schedules_last(*place), *(f"{name}:{part}" for part in _LAST)),
@@ -347,10 +347,10 @@ def kept_commands(keys: Keys, place: TopicPartition, name: str) -> list[tuple[An
 def carried_commands(
     keys: Keys, place: TopicPartition, name: str, from_: Kept
 ) -> list[tuple[Any, ...]]:
-    """The commands that carry counts and the last tick to another place, for a move.
+    """Build the commands that copy counts and the last tick to another place, for a move.
 
-    They may be repeated: what is there already stays. The id of the last message is of another
-    stream, so it is left behind.
+    They may be repeated: existing values stay. The id of the last message belongs to another
+    stream and is not copied.
     """
     values = {
         "tick": from_.tick,
@@ -364,7 +364,7 @@ def carried_commands(
 
 
 def kept(key: str, name: str, replies: Sequence[Any]) -> Kept | None:
-    """Read what is kept of a schedule; None when there is none. Raises BadValue."""
+    """Read the stored state of a schedule, None if there is none. Raises BadValue."""
     (raw, digest, origin, since, seen, held), last, score = replies
     if digest is None and score is None:
         return None

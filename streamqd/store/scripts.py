@@ -1,8 +1,8 @@
 """The Lua scripts by name, with their contracts.
 
-Each `lua/*.lua` begins with a header: keys, arguments, the words it may answer. The header is the
-only place that maps names to positions; callers name what they pass, nobody counts to 14. Files
-that begin with an underscore are shared blocks, spliced in where a header says `@include`.
+Each `lua/*.lua` starts with a header: keys, arguments, and the words that it may return. Only the
+header maps names to positions, and callers pass names. Files whose name starts with an underscore
+are shared blocks, spliced in where a header says `@include`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GUARDS_END = "-- Guards end here"
 
 @dataclass(frozen=True, slots=True)
 class KeySpec:
-    """One key of a script. A missing optional key is stood in for by the first one."""
+    """One key of a script. For a missing optional key, the first key is passed."""
 
     name: str
     type: str
@@ -36,7 +36,7 @@ class KeySpec:
 
 @dataclass(frozen=True, slots=True)
 class ArgSpec:
-    """One argument of a script. A token is never empty; a list takes all that follow."""
+    """One argument of a script. A token is never empty. A list takes all remaining arguments."""
 
     name: str
     type: str
@@ -45,7 +45,7 @@ class ArgSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Script:
-    """A transition: its contract and the source that the server gets."""
+    """A transition: its contract, and the source for the server."""
 
     name: str
     summary: str
@@ -63,7 +63,7 @@ class Script:
     words: frozenset[str]
 
     def call(self, keys: Mapping[str, str], **args: object) -> Call:
-        """Put keys and arguments in the order of the header. ContractError when a name is off."""
+        """Order keys and arguments as in the header. Raises ContractError for a wrong name."""
         first = keys.get(self.keys[0].name)
         argv: list[Any] = []
         for key in self.keys:
@@ -96,23 +96,23 @@ class Call(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The answer of a script: a word of its contract, and what comes with it."""
+    """The reply of a script: a word of its contract, and the values after it."""
 
     word: str
     rest: list[Any]
 
 
 def command(call: Call, *, by_source: bool = False) -> tuple[Any, ...]:
-    """The command that makes a call; by its source for a server that does not know the script."""
+    """Return the command of a call. `by_source` is for a server without the script."""
     if by_source:
         return ("EVAL", call.script.source, len(call.script.keys), *call.argv)
     return ("EVALSHA", call.script.sha, len(call.script.keys), *call.argv)
 
 
 def reply(call: Call, raw: object) -> Reply:
-    """Read the server's answer to a call. ContractError when the header does not allow it.
+    """Read the server's reply to a call. Raises ContractError if the header does not allow it.
 
-    A list that begins with the word, or one string: the word and its texts, with blanks between.
+    A reply is a list that starts with the word, or one string of the word and values with spaces.
     """
     name = call.script.name
     if isinstance(raw, bytes):
@@ -127,7 +127,7 @@ def reply(call: Call, raw: object) -> Reply:
 
 @lru_cache(maxsize=1)
 def load() -> dict[str, Script]:
-    """All scripts by name. ContractError when a header cannot be read."""
+    """Return all scripts by name. Raises ContractError if a header is invalid."""
     directory = _directory()
     return {
         path.stem: parse(path.stem, path.read_text("utf-8"), directory)
@@ -136,7 +136,7 @@ def load() -> dict[str, Script]:
 
 
 def get(name: str) -> Script:
-    """One script. ContractError when there is none of that name."""
+    """Return one script. Raises ContractError if no script has that name."""
     try:
         return load()[name]
     except KeyError:
@@ -153,8 +153,8 @@ def on(
 ) -> Call:
     """Build a call on the keys of a unit, or of topic and partition, that the header names.
 
-    `optional` names optional keys to pass. The group of a unit is passed where the header has an
-    argument `group`. Raises ContractError when an argument is missing or unknown.
+    `optional` names optional keys to pass. The group of a unit is passed if the header has an
+    argument `group`. Raises ContractError if an argument is missing or unknown.
     """
     script = get(name)
     wanted = [key.name for key in script.keys if not key.optional or key.name in optional]
@@ -171,7 +171,7 @@ _FIELD = re.compile(r"-- (KEYS\[|ARGV\[|Returns |Entry |Cost |Repeat |@include )
 
 
 def parse(name: str, text: str, directory: Path) -> Script:
-    """Read one script. ContractError tells which line of the header cannot be read."""
+    """Parse one script. Raises ContractError with the invalid line of the header."""
     lines = text.split("\n")
     first = _FIRST.fullmatch(lines[0])
     if first is None or first[1] != name:
@@ -210,7 +210,7 @@ def parse(name: str, text: str, directory: Path) -> Script:
 
 
 def _header_fields(lines: Sequence[str]) -> tuple[str, dict[str, list[str]]]:
-    """Sort header lines by their kind; an indented line goes on with the one before."""
+    """Sort header lines by kind. An indented line continues the previous one."""
     kinds = ("KEYS[", "ARGV[", "Returns ", "Entry ", "Cost ", "Repeat ", "@include ")
     fields: dict[str, list[str]] = {kind: [] for kind in kinds}
     prose: list[str] = []
@@ -252,7 +252,7 @@ def _word(name: str, line: str) -> tuple[str, str]:
 
 
 def _argument(name: str, arg: ArgSpec, value: object) -> object:
-    """Check a value against its declared type and give it its form on the wire."""
+    """Check a value against its declared type and convert it for the wire."""
     match arg.type, value:
         case "flag", bool():
             return int(value)
@@ -266,20 +266,20 @@ def _argument(name: str, arg: ArgSpec, value: object) -> object:
 
 
 def _directory() -> Path:
-    """Where the scripts are: inside the package in a wheel, beside it in a working copy."""
+    """Return the directory of the scripts: in a wheel the package's, else the working copy's."""
     package = Path(__file__).resolve().parent.parent
     packed = package / "_lua"
     return packed if packed.is_dir() else package.parent / "lua"
 
 
-# --- lint: what a test asks of every script ---------------------------------------------------
+# --- lint: the rules that a test checks for every script ----------------------------------------
 
 _CALL = re.compile(r"(?:\bredis\.p?|(?<![.\w]))call\(\s*'(\w+)'(?:,\s*'([^']*)')?")
 _RETURNED = re.compile(r"return\s*\{\s*'([A-Z_]+)'")
 _ASSIGNED_WORD = re.compile(r"\.word = (?:body and )?'([A-Z]+)'(?: or '([A-Z]+)')?")
 _WORD_FIRST = frozenset({"MEMORY", "XGROUP", "XINFO", "XREADGROUP"})  # a word comes before the key
 _LONGEST = 100
-# Commands that change nothing. One that is missing here counts as a write.
+# Commands that change nothing. Any other command counts as a write.
 _READS = re.compile(
     r"EXISTS|GET|HEXISTS|HGET|HGETALL|HLEN|HMGET|MEMORY|PTTL|SCARD|STRLEN|TIME|XINFO|XLEN|XPENDING"
     r"|XRANGE|XREVRANGE|ZCARD|ZCOUNT|ZRANGE|ZRANGEBYSCORE|ZRANK|ZSCORE"
@@ -287,7 +287,7 @@ _READS = re.compile(
 
 
 def lint(script: Script) -> list[str]:
-    """What is wrong with a script by the rules of the house; empty when nothing is."""
+    """Return the violated rules of a script, [] if there are none."""
     code = _without_comments(script.body)
     whole = _without_comments(script.source.decode())
     guards, line, effects = script.body.partition(f"\n{GUARDS_END}\n")
@@ -317,7 +317,7 @@ def lint(script: Script) -> list[str]:
 
 
 def _lint_names(script: Script, code: str) -> list[str]:
-    """Positions that are used or declared only, names of the header that the script renames."""
+    """Return unused or undeclared positions, and header names without a local."""
     problems = []
     keys = [(key.name, False) for key in script.keys]
     args = [(arg.name, arg.type == "list") for arg in script.args]
@@ -334,7 +334,7 @@ def _lint_names(script: Script, code: str) -> list[str]:
 
 
 def _writers(code: str) -> list[str]:
-    """The shared functions that write."""
+    """Return the names of the shared functions that write."""
     blocks = re.findall(r"^local function (\w+)(.*?)^end$", code, re.MULTILINE | re.DOTALL)
     return [name for name, block in blocks if _writes(block, [])]
 

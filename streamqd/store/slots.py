@@ -1,4 +1,4 @@
-"""Which node of a Redis Cluster a command belongs to. No I/O happens here."""
+"""Map commands to the nodes of a Redis Cluster. No I/O happens here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streamqd.config.topology import Address
 
 SLOTS = 16_384
 
-# Where the key stands among the parts of a command; 1 unless said here.
+# Position of the key in a command, 1 if not listed here.
 _KEY_AT = {"EVAL": 3, "EVALSHA": 3, "MEMORY": 2, "OBJECT": 2, "XGROUP": 2, "XINFO": 2}
 _BEHIND_STREAMS = frozenset({"XREAD", "XREADGROUP"})
 _NO_KEY = (
@@ -22,7 +22,7 @@ _KEYLESS = frozenset(_NO_KEY.split())
 
 
 def slot_of(key: str | bytes) -> int:
-    """The slot of a key: that of its hash tag when it has one."""
+    """Return the slot of a key, or of its hash tag if it has one."""
     name = key.encode() if isinstance(key, str) else key
     _, brace, rest = name.partition(b"{")
     tag, end, _ = rest.partition(b"}")
@@ -30,7 +30,7 @@ def slot_of(key: str | bytes) -> int:
 
 
 def key_of(command: Sequence[Any]) -> str | bytes | None:
-    """The key by which a command is routed; None when any node may answer it."""
+    """Return the key by which a command is routed, or None if any node may answer it."""
     name = str(command[0]).upper()
     if name in _KEYLESS:
         return None
@@ -42,16 +42,16 @@ def key_of(command: Sequence[Any]) -> str | bytes | None:
 
 
 class Redirect(NamedTuple):
-    """Where an error reply sends us; `asking`: for this once, and after ASKING."""
+    """The target of a redirect. `asking`: only for this command, and after ASKING."""
 
     address: Address
     asking: bool
 
 
 def redirect_of(text: str, asked: Address) -> Redirect | None:
-    """Read `MOVED slot host:port` or `ASK …`; None when it is neither.
+    """Read `MOVED slot host:port` or `ASK …`. Return None for any other text.
 
-    A node that does not know its own name leaves the host out: then it is the one that we asked.
+    A node that does not know its own name omits the host, which then is the node asked.
     """
     parts = text.split()
     if len(parts) < 3 or parts[0] not in ("MOVED", "ASK"):
@@ -61,7 +61,7 @@ def redirect_of(text: str, asked: Address) -> Redirect | None:
 
 
 class SlotMap:
-    """Who serves which slots, as one node of the cluster sees it."""
+    """The master of each slot, as one node of the cluster reports it."""
 
     def __init__(self, ranges: Iterable[tuple[int, int, Address]]) -> None:
         """Build from (first slot, last slot, master)."""
@@ -70,7 +70,7 @@ class SlotMap:
 
     @classmethod
     def parse(cls, reply: Sequence[Any], asked: Address) -> SlotMap:
-        """Read the answer to CLUSTER SLOTS of the node at `asked`."""
+        """Read the reply to CLUSTER SLOTS of the node at `asked`."""
         ranges = []
         for first, last, master, *_ in reply:
             host = (master[0] or b"").decode()
@@ -80,18 +80,18 @@ class SlotMap:
 
     @property
     def masters(self) -> list[Address]:
-        """Every master that serves slots, in the order of their slots."""
+        """All masters that serve slots, in the order of their slots."""
         return list(dict.fromkeys(address for _, _, address in self.ranges))
 
     def master_of(self, slot: int) -> Address | None:
-        """The node that serves a slot, None when none does."""
+        """Return the master of a slot, or None if it has none."""
         at = bisect_right(self._firsts, slot) - 1
         if at < 0 or slot > self.ranges[at][1]:
             return None
         return self.ranges[at][2]
 
     def moved(self, slot: int, to: Address) -> SlotMap:
-        """The map with one slot at another node."""
+        """Return the map with one slot moved to another node."""
         ranges = []
         for first, last, address in self.ranges:
             if not first <= slot <= last:

@@ -1,4 +1,4 @@
-"""What Spark asks of the server: counting entries, and publishing each row of a batch once.
+"""Spark's calls: count entries, and publish each row of a batch once.
 
 Called by `streamqd.spark` only.
 """
@@ -15,16 +15,16 @@ from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
 
-STEP_MAX = 500  # entries of one step
-ROWS_MAX = 250  # rows of one call
-FIELDS_MAX = 4000  # names and values of one row; Lua's `unpack` ends near 8,000
+STEP_MAX = 500  # entries per step
+ROWS_MAX = 250  # rows per call
+FIELDS_MAX = 4000  # names and values of one row; Lua's `unpack` fails near 8,000
 PLAN_BYTES_MAX = untrusted.OBJECT_BYTES_MAX
 
 Plan = Mapping[str, Mapping[str, Sequence[int]]]  # attempt -> topic -> partitions
 
 
 def step(stream: str, after: str, upto: str, count: int) -> Call:
-    """Go `count` entries on from `after`, not beyond `upto`. Answers how many, and the last id."""
+    """Advance `count` entries from `after`, at most to `upto`. The reply: number, last id."""
     if not 1 <= count <= STEP_MAX:
         raise ContractError(f"stream_step: {count} entries, not 1 to {STEP_MAX}")
     return scripts.get("stream_step").call({"stream": stream}, after=after, upto=upto, count=count)
@@ -40,7 +40,7 @@ def query_position(
     *,
     hold: bool,
 ) -> Call:
-    """Show that a query has read a partition up to an entry, `read` entries of all ever added."""
+    """Show that a query has read a partition up to an entry, `read` of all entries ever added."""
     return scripts.on(
         "query_position",
         keys,
@@ -53,7 +53,7 @@ def query_position(
 
 
 def begin(keys: Keys, query: str, batch: int, plan: Plan, ttl: float, rows: int) -> Call:
-    """Decide which attempts make up a batch, unless that is decided. `ttl` in seconds."""
+    """Decide which attempts make up a batch, unless already decided. `ttl` in seconds."""
     names = {name for topics in plan.values() for name in topics}
     return scripts.get("sink_begin").call(
         {"record": keys.sink(query)},
@@ -66,7 +66,7 @@ def begin(keys: Keys, query: str, batch: int, plan: Plan, ttl: float, rows: int)
 
 
 def publish(keys: Keys, topic: str, partition: int, query: str, attempt: str, ttl: float) -> Call:
-    """Move up to ROWS_MAX rows of an attempt. Answers how many, and how many are left."""
+    """Move up to ROWS_MAX rows of an attempt. Replies how many were moved, and how many remain."""
     return scripts.get("sink_publish").call(
         {
             "stream": keys.stream(topic, partition),
@@ -78,19 +78,19 @@ def publish(keys: Keys, topic: str, partition: int, query: str, attempt: str, tt
 
 
 def end(keys: Keys, query: str, batch: int, ttl: float) -> Call:
-    """Note that a batch is published."""
+    """Record that a batch is published."""
     return scripts.get("sink_end").call(
         {"record": keys.sink(query)}, batch=batch, ttl_ms=round(ttl * 1000)
     )
 
 
 def write_plan(plan: Plan) -> str:
-    """The text of a plan in the record of a query."""
+    """Return the JSON of a plan for the record of a query."""
     return json.dumps(plan, separators=(",", ":"))
 
 
 def read_plan(raw: bytes | None, key: str = "the record of a query") -> Plan:
-    """Read the plan of a record, the attempts in their order. Raises BadValue."""
+    """Read the plan of a record, with the attempts in order. Raises BadValue."""
     found = untrusted.json_object(raw, key, "plan")
     for topics in found.values():
         if not isinstance(topics, dict) or not all(map(_are_partitions, topics.values())):

@@ -1,6 +1,6 @@
-"""Reading the figures that metrics, status and health show. Writes nothing.
+"""Read the figures for metrics, status and health. Writes nothing.
 
-Called by the housekeeper for what its instance owns, and by the views of the command line.
+Called by the housekeeper for its instance's assignments, and by the command line's views.
 """
 
 from __future__ import annotations
@@ -18,45 +18,45 @@ from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
-QUERIES_MAX = 100  # of one partition that are shown, those that showed their position last
+QUERIES_MAX = 100  # queries shown per partition, those with the latest reports
 _QUERY = re.compile((QUERIES + NAME.pattern).encode())
-TRIM = "the record of trimming of a partition"  # where nobody has said which one it is
+TRIM = "the record of trimming of a partition"  # used if the caller passes no key
 
 
 class QueryFigures(NamedTuple):
-    """How far a Spark query is on a partition."""
+    """The position of a Spark query on a partition."""
 
     group: str  # spark:NAME
-    lag: int | None  # None when the server does not know
-    idle_ms: int | None  # since it last showed its position
+    lag: int | None  # None if the server does not count it
+    idle_ms: int | None  # time since its last report
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionFigures:
-    """One partition, whoever reads it. Ids are '' when there is none.
+    """One partition, for all readers. Missing ids are ''.
 
-    `bad` is what stands in Redis instead of a figure, which then counts as none.
+    `bad` is an invalid value found in place of a figure, which then counts as missing.
     """
 
     length: int
-    added: int  # entries ever added
+    added: int  # total entries ever added
     first_id: str
     last_id: str
     dead: int
     scheduled: int
-    trimmed_to: str  # the first id that trimming kept
-    next_due_unix_ms: int | None = None  # of the scheduled sends
+    trimmed_to: str  # first id that trimming kept
+    next_due_unix_ms: int | None = None  # due time of the next scheduled send
     queries: tuple[QueryFigures, ...] = ()
     bad: BadValue | None = None
-    counted: bool = True  # False: `added` leaves out what others removed, see the script
+    counted: bool = True  # False: `added` leaves out entries removed by other clients
 
 
 class Backlog(NamedTuple):
-    """What a group has before it in one stream. Ids are '' when there is none."""
+    """The unfinished entries of a group in one stream. Missing ids are ''."""
 
     pending: int
     oldest_pending_id: str
-    unread: int | None  # None when the server does not know
+    unread: int | None  # None if the server does not count them
     oldest_unread_id: str
     length: int
 
@@ -72,23 +72,23 @@ class UnitFigures:
 
     @property
     def pending(self) -> int:
-        """Entries that were delivered and not settled."""
+        """Entries delivered and not settled."""
         return self.main.pending + self.retry.pending
 
     @property
     def lag(self) -> int | None:
-        """Entries not yet delivered, or None when the server does not know."""
+        """Entries not yet delivered, or None if the server does not count them."""
         if self.main.unread is None or self.retry.unread is None:
             return None
         return self.main.unread + self.retry.unread
 
     def oldest_unread_unix_ms(self) -> int | None:
-        """Return when the oldest unread entry was written, by its id; None when all are read."""
+        """Return the time of the oldest unread entry, from its id, or None if all are read."""
         ids = (self.main.oldest_unread_id, self.retry.oldest_unread_id)
         return min((unix_ms(each) for each in ids if each), default=None)
 
     def oldest_unix_ms(self) -> int | None:
-        """Return when the oldest entry that is not settled was written; None when all are."""
+        """Return the time of the oldest unsettled entry, or None if all are settled."""
         ids = (*self.main[1::2], *self.retry[1::2])
         return min((unix_ms(str(each)) for each in ids if each), default=None)
 
@@ -96,19 +96,19 @@ class UnitFigures:
 def unix_ms(entry_id: str) -> int:
     """Return the time part of an entry id.
 
-    A client may choose an id of its own, up to 2^64: then the time is the last one that readers of
-    our figures take for a number.
+    A client may choose an id of its own, up to 2^64. Such a time is clamped to the largest integer
+    that readers of our figures accept.
     """
     return min(int(entry_id.partition("-")[0]), untrusted.INTEGER_MAX)
 
 
 def measure_partition(keys: Keys, topic: str, partition: int) -> Call:
-    """Ask for the figures of one partition."""
+    """Build the call for the figures of one partition."""
     return scripts.on("partition_measure", keys, (topic, partition))
 
 
 def partition_figures(reply: Reply, key: str = TRIM) -> PartitionFigures:
-    """Read the answer to `measure_partition`; `key` is that of the record of trimming."""
+    """Read the reply to `measure_partition`. `key` is the key of the record of trimming."""
     length, added, first, last, dead, scheduled, kept, due, queries, counted = reply.rest
     trimmed_to, bad = "", None
     try:
@@ -131,7 +131,7 @@ def partition_figures(reply: Reply, key: str = TRIM) -> PartitionFigures:
 
 
 def _queries(raw: list[Any]) -> tuple[QueryFigures, ...]:
-    """Of groups that are called as queries are: anybody can make them, and each is a series."""
+    """Return figures of groups named like queries, limited because any client can create them."""
     found = [
         QueryFigures(
             group.decode(),
@@ -146,12 +146,12 @@ def _queries(raw: list[Any]) -> tuple[QueryFigures, ...]:
 
 
 def measure_unit(keys: Keys, unit: Unit) -> Call:
-    """Ask for the figures of one group on one partition."""
+    """Build the call for the figures of one group on one partition."""
     return scripts.on("unit_measure", keys, unit)
 
 
 def unit_figures(reply: Reply) -> UnitFigures | None:
-    """Read the answer to `measure_unit`. None: the group does not exist there."""
+    """Read the reply to `measure_unit`. Return None if the group does not exist there."""
     if reply.word == "NOGROUP":
         return None
     main, retry, delayed, due = reply.rest
@@ -163,16 +163,16 @@ def unit_figures(reply: Reply) -> UnitFigures | None:
     )
 
 
-LETTERS_AT_ONCE = 500  # dead letters that one call counts
-GROUP_BYTES_MAX = 256  # of the name of a group in a dead letter
-GROUPS_MAX = 1_000  # that letters may name; with more, nothing is known
+LETTERS_AT_ONCE = 500  # dead letters counted by one call
+GROUP_BYTES_MAX = 256  # bytes of a group's name in a dead letter
+GROUPS_MAX = 1_000  # groups that letters may name; beyond that, all counts are unknown
 
 
 @dataclass(frozen=True, slots=True)
 class LetterCount:
-    """Dead letters of one partition by group, counted from the oldest on as far as `after`.
+    """Dead letters of one partition by group, counted from the oldest one to `after`.
 
-    `whole` says that all are counted, so that the counts are those of now.
+    `whole`: all letters are counted, so the counts are current.
     """
 
     by_group: Mapping[str, int] = field(default_factory=dict)
@@ -180,22 +180,22 @@ class LetterCount:
     whole: bool = False
 
     def of(self, group: str) -> int | None:
-        """How many a group has, None while not all are counted."""
+        """Return the number of a group's letters, or None until all are counted."""
         return self.by_group.get(group, 0) if self.whole else None
 
 
 def count_letters(keys: Keys, topic: str, partition: int, known: LetterCount) -> Call:
-    """Ask for the letters behind those that are counted."""
+    """Build the call that counts the next letters."""
     place = topic, partition
     return scripts.on("letters_measure", keys, place, after=known.after, count=LETTERS_AT_ONCE)
 
 
 def letters_counted(known: LetterCount, reply: Reply) -> LetterCount:
-    """Add the answer to `count_letters`. Begins again when letters have gone meanwhile."""
+    """Add the reply to `count_letters`. Restarts the count if letters were removed since."""
     counted, last, more, there = reply.rest
     found = Counter(known.by_group)
     for name, count in zip(counted[::2], counted[1::2], strict=True):
-        # A name that is none of ours is counted under what can be shown of it.
+        # Count an invalid name under its printable form.
         found[name[:GROUP_BYTES_MAX].decode("utf-8", "replace")] += int(count)
     if more:
         return LetterCount(found, last.decode())
@@ -216,9 +216,9 @@ def _backlog(raw: list[Any]) -> Backlog:
 
 
 def due_of(raw: bytes) -> int | None:
-    """Read the earliest due time, unix ms; None when nothing is delayed.
+    """Read the earliest due time, unix ms. Return None if nothing is delayed.
 
-    A score may be anything: the script cuts it to what can be read, so it may be negative.
+    A score may be any number, even negative. The script clamps it to the exact range.
     """
     if not raw:
         return None

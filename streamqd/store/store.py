@@ -14,7 +14,7 @@ from streamqd.store.scripts import Call, Reply
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """What streamqd keeps in Redis. The calls are those of `Connection`, with their errors."""
+    """The installation's data in Redis. Has the calls of `Connection`, with their errors."""
 
     connection: Connection
     keys: Keys
@@ -28,7 +28,7 @@ class Store:
         return self.connection.run_many(calls)
 
     def run_each(self, calls: Sequence[Call]) -> list[Reply | RedisRefused | RedisUnavailable]:
-        """Run scripts in one write; the share of nodes that do not answer is RedisUnavailable."""
+        """Run scripts in one write. Calls of silent nodes get a RedisUnavailable element."""
         return self.connection.run_each(calls)
 
     def execute(self, *args: Any) -> Any:
@@ -36,5 +36,5 @@ class Store:
         return self.connection.execute(*args)
 
     def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Run commands in one write; error replies are elements of the result."""
+        """Run commands in one write. Error replies are elements of the result."""
         return self.connection.pipeline(commands)

@@ -1,8 +1,8 @@
-"""Topics: their number of partitions, fixed once, and the registry of their names.
+"""Topics: their partition count, set once, and the registry of their names.
 
-Called by producers (which create what they write to), the supervisor and the administration. These
-functions do their I/O themselves: meta and registry live in different slots, and no caller has
-anything to send along.
+Called by producers (which create the topics that they write to), the supervisor and the
+administration. These functions do their own I/O: meta and registry are in different slots, and no
+caller has other commands to send along.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
 from streamqd.store.store import Store
 
-PARTITIONS_MAX = 65_536  # a larger number is a mistake, or a key of somebody else
+PARTITIONS_MAX = 65_536  # a larger number is a mistake, or another program's key
 
 
 class TopicMeta(NamedTuple):
-    """What is registered of a topic. `settings` are those of its creation."""
+    """The registered data of a topic. `settings` are those of its creation."""
 
     partitions: int
     created_unix_ms: int
@@ -32,11 +32,10 @@ class TopicMeta(NamedTuple):
 
 
 def create(store: Store, name: str, topic: Topic) -> int:
-    """Create a topic unless it exists, put its name into the registry; return its partition count.
+    """Create a topic unless it exists, and register its name. Return its partition count.
 
-    The first creation wins: the count returned may be another than the one asked for. Raises
-    RedisRefused with the code DELETING while the topic is being deleted, BadValue when the count
-    cannot be read.
+    The first creation wins, so the count may differ from the requested one. Raises RedisRefused
+    with the code DELETING while the topic is being deleted, BadValue if the count cannot be read.
     """
     reply = store.run(creation(store.keys, name, topic))
     if reply.word == "DELETING":
@@ -52,7 +51,7 @@ def create(store: Store, name: str, topic: Topic) -> int:
 
 
 def creation(keys: Keys, name: str, topic: Topic) -> Call:
-    """Build the call that creates a topic: OK, EXISTS with its count and settings, or DELETING."""
+    """Build the call that creates a topic: OK, EXISTS with count and settings, or DELETING."""
     return scripts.get("topic_create").call(
         {"meta": keys.meta(name), "partitions": keys.partitions(name)},
         count=topic.partitions,
@@ -62,44 +61,44 @@ def creation(keys: Keys, name: str, topic: Topic) -> Call:
 
 
 def configuration(keys: Keys, name: str, seen: str, settings: Mapping[str, Any]) -> Call:
-    """Build the call that replaces the settings, if they are still `seen`, the text of `stored`."""
+    """Build the call that replaces the settings, if they still equal `seen`, from `stored`."""
     return scripts.get("topic_configure").call(
         {"meta": keys.meta(name)}, seen=seen, settings=_packed(settings)
     )
 
 
 def retirement(keys: Keys, name: str) -> Call:
-    """Build the call that begins a deletion: OK with the count (also when repeated), or MISSING."""
+    """Build the call that starts a deletion: OK with the count, even if repeated, or MISSING."""
     return scripts.get("topic_retire").call({"meta": keys.meta(name)})
 
 
 def stored(store: Store, name: str) -> str:
-    """Return the registered settings as they are stored, '' when there are none."""
+    """Return the registered settings as stored, '' if there are none."""
     key = store.keys.meta(name)
     return untrusted.text(store.execute("HGET", key, "settings"), key, "settings", default="")
 
 
 def groups_seen(store: Store, name: str) -> list[str]:
-    """Return the groups that daemons have ever made on the topic, sorted."""
+    """Return the groups that daemons have ever created on the topic, sorted."""
     fields = [untrusted.label(field) for field in store.execute("HKEYS", store.keys.meta(name))]
     return sorted(each.removeprefix("group:") for each in fields if each.startswith("group:"))
 
 
 def register(store: Store, name: str) -> None:
-    """Put the name into the registry, where views find it. Repeated by every producer's start."""
+    """Add the name to the registry, where views find it. Every producer repeats it at start."""
     store.execute("SADD", store.keys.registry(), name)
 
 
 def registered(store: Store) -> list[str]:
-    """Return the names of all topics, sorted; what is no name is left out, see `registry`.
+    """Return the names of all topics, sorted. Invalid names are left out, see `registry`.
 
-    Raises BadValue when there is no registry but something else in its place.
+    Raises BadValue if the registry's key has another type.
     """
     return _names(store)[0]
 
 
 def registry(store: Store) -> tuple[list[str], list[BadValue]]:
-    """Return the names of all topics, sorted, and what else stands in the registry."""
+    """Return the names of all topics, sorted, and the registry's invalid entries."""
     try:
         return _names(store)
     except BadValue as error:
@@ -117,7 +116,7 @@ def _names(store: Store) -> tuple[list[str], list[BadValue]]:
 
 
 def partition_count(store: Store, name: str) -> int | None:
-    """Return the number of partitions, None when there is no such topic. Raises BadValue."""
+    """Return the partition count, or None if the topic does not exist. Raises BadValue."""
     raw = _read(store.connection, "a hash", "HGET", store.keys.meta(name), "partitionCount")
     return None if raw is None else count_of(name, raw, store.keys.meta(name))
 
@@ -128,7 +127,7 @@ def presence(keys: Keys, name: str) -> tuple[Any, ...]:
 
 
 def present(keys: Keys, name: str, reply: Sequence[bytes | None]) -> int | None:
-    """Return the number of partitions, 0 while the topic is being deleted, None when it is gone.
+    """Return the partition count, 0 while the topic is being deleted, None if it is gone.
 
     Raises BadValue.
     """
@@ -139,7 +138,7 @@ def present(keys: Keys, name: str, reply: Sequence[bytes | None]) -> int | None:
 
 
 def listed(store: Store, name: str) -> int:
-    """Return how many partitions the set of their streams names, from the first without a gap."""
+    """Return the number of partitions in the set of their streams, from the first to a gap."""
     streams = set(store.execute("SMEMBERS", store.keys.partitions(name)))
     count = 0
     while count < PARTITIONS_MAX and store.keys.stream(name, count).encode() in streams:
@@ -148,14 +147,14 @@ def listed(store: Store, name: str) -> int:
 
 
 def meta(store: Store, name: str) -> TopicMeta | None:
-    """Return what is registered of a topic, None when there is no such topic. Raises BadValue."""
+    """Return the registered data of a topic, or None if it does not exist. Raises BadValue."""
     return _meta(
         store.keys, name, _read(store.connection, "a hash", "HMGET", store.keys.meta(name), *_META)
     )
 
 
 def _read(link: Connection, wanted: str, command: str, key: str, *fields: str) -> Any:
-    """Run a reading command. Raises BadValue when the key is of another type than `wanted`."""
+    """Run a reading command. Raises BadValue if the key has another type than `wanted`."""
     try:
         return link.execute(command, key, *fields)
     except RedisRefused as error:
@@ -165,7 +164,7 @@ def _read(link: Connection, wanted: str, command: str, key: str, *fields: str) -
 
 
 def metas(store: Store, names: Sequence[str]) -> list[TopicMeta | StreamqdError | None]:
-    """Return what is registered of topics, in one exchange; an error in place of a bad one."""
+    """Return the registered data of topics in one exchange, an error for each bad one."""
     replies = store.pipeline([("HMGET", store.keys.meta(name), *_META) for name in names])
     found: list[TopicMeta | StreamqdError | None] = []
     for name, reply in zip(names, replies, strict=True):
@@ -198,12 +197,12 @@ def _meta(keys: Keys, name: str, reply: Sequence[bytes | None]) -> TopicMeta | N
 
 
 def uncounted(key: str) -> BadValue:
-    """Return what is wrong with the meta `key` of a topic that has no partition count."""
+    """Return the error for the meta `key` of a topic without a partition count."""
     return BadValue(key, "partitionCount", "missing", f"a whole number from 1 to {PARTITIONS_MAX}")
 
 
 def count_of(name: str, raw: bytes, key: str = "") -> int:
-    """Read a partition count. Raises BadValue when it is none: it is never guessed."""
-    # A wrong count would send messages to partitions that nobody reads.
+    """Read a partition count. Raises BadValue if it is invalid: a count is never guessed."""
+    # A wrong count would send messages to partitions that no group reads.
     key = key or f"the meta of the topic {name}"
     return untrusted.integer(raw, key, "partitionCount", low=1, high=PARTITIONS_MAX)

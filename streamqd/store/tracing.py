@@ -7,7 +7,7 @@ from typing import NamedTuple
 from streamqd.store import scripts
 from streamqd.store.scripts import Call, Reply
 
-FIND_AT_ONCE = 500  # entries that one call looks at
+FIND_AT_ONCE = 500  # entries examined by one call
 
 
 class Copy(NamedTuple):
@@ -18,9 +18,9 @@ class Copy(NamedTuple):
 
 
 def page(stream: str, first: str, last: str, count: int, *, newest: bool) -> Call:
-    """Read at most `count` entries from `first` to `last`, and BYTES_MAX of bodies or one more.
+    """Read at most `count` entries from `first` to `last`, up to BYTES_MAX of bodies plus one.
 
-    Both ends are written as for XRANGE, or with `newest` as for XREVRANGE.
+    The ends are written as for XRANGE, or with `newest` as for XREVRANGE.
     """
     return scripts.get("stream_page").call(
         {"stream": stream}, first=first, last=last, count=count, newest=newest
@@ -28,14 +28,14 @@ def page(stream: str, first: str, last: str, count: int, *, newest: bool) -> Cal
 
 
 def find(stream: str, original: str, begin: str) -> Call:
-    """Ask for the copies of the message first written as `original`, from the id `begin` on."""
+    """Search the copies of the message with the id `original`, from the id `begin` on."""
     return scripts.get("message_find").call(
         {"stream": stream}, original=original, **{"from": begin}, count=FIND_AT_ONCE
     )
 
 
 def found(reply: Reply) -> tuple[list[Copy], str]:
-    """Read the answer to `find`: copies, and the id to go on with, '' at the end."""
+    """Read the reply to `find`: copies, and the next id to search, '' after the last."""
     copies, after = reply.rest
     return [
         Copy(entry_id.decode(), dict(zip(fields[::2], fields[1::2], strict=True)))

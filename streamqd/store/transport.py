@@ -1,7 +1,7 @@
-"""One socket to one server: commands out, replies in, one deadline, and what is known of a failure.
+"""One socket to one server: commands out, replies in, one deadline, and the state after a failure.
 
-Whoever connects again has a new `Transport`. So nothing can be sent on another connection than the
-one it was meant for, where a WATCH or a transaction stands.
+A new connection has a new `Transport`. So no command can be sent on another connection than the
+one that holds its WATCH or transaction.
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ _FORBIDDEN = re.compile(
     rf"ERR (?:ACL failure in script: |(?:{_IN_SCRIPT})?The user executing the script can't )"
 )
 # A transaction that was queued before the server's state changed: "EXECABORT Transaction discarded
-# because of: READONLY You can't write …". Of an error while queueing it says "of previous errors".
+# because of: READONLY You can't write …". For an error while queueing: "of previous errors".
 _ABORTED = re.compile(r"EXECABORT Transaction discarded because of: ([A-Z]+) ")
-# A node that vanished without a word is missed after 14 s of silence, also while nothing is asked:
-# an idle worker waits for longer than that.
+# A node that vanishes silently is detected after 14 s, even without an outstanding command: an
+# idle worker waits for longer than that.
 KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 3}
-_RECEIVE_BYTES = (16 * 1024, 256 * 1024)  # of the buffer: at first, and at most
-_LEAST_SECONDS = 0.001  # of a step that is tried although the time is over
+_RECEIVE_BYTES = (16 * 1024, 256 * 1024)  # buffer size: initial and maximum
+_LEAST_SECONDS = 0.001  # time for a step that is tried after the deadline
 _NUMBERS = frozenset({int, float})
-_BACKLOG_SECONDS = 0.01  # between two tries to connect to a unix socket whose backlog is full
+_BACKLOG_SECONDS = 0.01  # pause between attempts on a unix socket whose backlog is full
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
-# Where a host and port are reached: (address family, address of the socket) each. The third
-# argument is how many seconds it may take. OSError when there is none, or not in time.
+# Resolves a host and port to (address family, socket address) pairs. The third argument is its
+# time limit in seconds. Raises OSError if there is no address, or no answer in time.
 Lookup = Callable[[str, int, float], list[tuple[int, tuple[Any, ...]]]]
 
 
 class OverweightError(Exception):
-    """The answer is larger than was allowed."""
+    """The reply is larger than allowed."""
 
 
 def resolve(host: str, port: int, _seconds: float) -> list[tuple[int, tuple[Any, ...]]]:
-    """Ask the system, which takes the time that it takes: 5 s for each silent name server."""
+    """Resolve with the operating system, which may take 5 s for each silent name server."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [(family, address) for family, _, _, _, address in found]
 
 
 def pack(command: Sequence[Any]) -> bytes:
-    """Pack a command: texts, bytes and numbers."""
-    # hiredis ends the process when a signal handler raises while it writes a number.
+    """Pack a command of strings, bytes and numbers."""
+    # hiredis aborts the process if a signal handler raises while it writes a number.
     if not _NUMBERS.isdisjoint(map(type, command)):
         command = [str(each) if type(each) in _NUMBERS else each for each in command]
     packed: bytes = hiredis.pack_command(tuple(command))
@@ -77,7 +77,7 @@ def code_of(text: str) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """What an error says, without the number that the system gives it."""
+    """Return the text of an error, without its errno."""
     text = isinstance(error, OSError) and error.strerror
     if text and error.filename:  # type: ignore[attr-defined]
         return f"{error.filename}: {text}"  # type: ignore[attr-defined]
@@ -85,20 +85,20 @@ def reason(error: BaseException) -> str:
 
 
 class Transport:
-    """A connected socket, and the parser of what comes from it. Once closed it stays so.
+    """A connected socket, and the parser of its replies. Once closed it stays closed.
 
     An exchange is `begin`, `send` and `receive`, by one thread. The socket never blocks: all
-    waiting is done here, against the one deadline.
+    waiting is done here, until the one deadline.
     """
 
     def __init__(self, sock: socket.socket, address: str) -> None:
-        """`address` is for people."""
+        """`address` is for display."""
         sock.setblocking(False)
         self.sock = sock
         self.address = address
-        self.received = 0  # bytes, since it was opened
-        self.owes = False  # an answer is under way, or was given up
-        self.doubt: Doubt | None = None  # of a silence before the deadline
+        self.received = 0  # bytes received since it was opened
+        self.owes = False  # a reply is outstanding, or was given up
+        self.doubt: Doubt | None = None  # judges a silence before the deadline
         self._deadline = 0.0
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._poller = select.poll()
@@ -107,20 +107,20 @@ class Transport:
         self._buffer = bytearray(_RECEIVE_BYTES[0])
 
     def begin(self, seconds: float) -> None:
-        """Start an exchange: sending and all its replies together end within `seconds`."""
+        """Start an exchange: sending and all its replies must finish within `seconds`."""
         self._deadline = time.monotonic() + seconds
 
     def send(self, packed: Sequence[bytes], needed: int = 1) -> None:
         """Send packed commands in one write.
 
-        Raises RedisUnavailable, whose `sent` is False while the first `needed` are incomplete: a
-        transaction does nothing before its EXEC is there.
+        Raises RedisUnavailable. Its `sent` is False while the first `needed` are incomplete: a
+        transaction does nothing before its EXEC arrives.
         """
         raw = packed[0] if len(packed) == 1 else b"".join(packed)
         done = 0
         self.owes = True
         try:
-            if self.sock.fileno() < 0:  # TLS would write to a descriptor that is another's now
+            if self.sock.fileno() < 0:  # TLS would write to a reused descriptor
                 raise ConnectionAbortedError("the connection was closed")
             while done < len(raw):
                 try:
@@ -130,7 +130,7 @@ class Transport:
                 except _WOULD_BLOCK:
                     self._wait_writable()
         except OSError as error:
-            # A server does not execute half a command. TLS does not tell how much has left.
+            # A server does not execute half a command. TLS does not report how much was sent.
             enough = sum(map(len, packed[:needed]))
             sent = done >= enough or (self._tls and self.sock.fileno() >= 0)
             raise RedisUnavailable(
@@ -145,11 +145,11 @@ class Transport:
         silence: float | None = None,
         bytes_max: float = float("inf"),
     ) -> None:
-        """Append replies until there are `count`; an error reply is a RedisRefused among them.
+        """Append replies until there are `count`. An error reply is a RedisRefused among them.
 
-        With `silence` the exchange may last as long as something comes so many seconds after the
-        last. What came before an error is in `replies`. Raises RedisUnavailable; OverweightError
-        when more than `bytes_max` have come.
+        With `silence`, the exchange may last as long as data arrives within that many seconds
+        of the last. Replies received before an error stay in `replies`. Raises
+        RedisUnavailable, or OverweightError after more than `bytes_max`.
         """
         gets, most = self._reader.gets, self.received + bytes_max
         try:
@@ -170,10 +170,10 @@ class Transport:
             ) from error
 
     def ended(self) -> bool:
-        """Tell whether the connection is of no more use.
+        """Return True if the connection can no longer be used.
 
-        The server has closed it while it lay idle, or an exchange was given up before its answer.
-        Raises RedisUnavailable when there is a reply that nobody has read.
+        The server closed it while idle, or an exchange was given up before its reply. Raises
+        RedisUnavailable if there is an unread reply.
         """
         if self.owes:
             return True
@@ -184,24 +184,24 @@ class Transport:
                 if not self.sock.recv(1):
                     return True
             except _WOULD_BLOCK:
-                return False  # TLS speaks up between replies, without having anything for us
+                return False  # TLS sends records of its own between replies
             except OSError:
                 return True
-        # What we would read next is not the answer to us.
+        # The next read would return the answer to another command.
         raise RedisUnavailable("the connection holds an unread reply", sent=False)
 
     def close(self) -> None:
-        """End the connection, also for a forked child that still has its descriptor."""
+        """Close the connection, even if a forked child still has its descriptor."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
 
     def forget(self) -> int:
-        """Let go of the socket without a word to the server; return its open descriptor."""
+        """Abandon the socket without closing it. Return its open descriptor."""
         return self.sock.detach()
 
     def _read(self) -> None:
-        """Feed the parser with what comes next."""
+        """Feed the parser with the next data."""
         size, again = None, False
         while size is None:
             if not again and not self._buffered():
@@ -211,7 +211,7 @@ class Transport:
                 size = self.sock.recv_into(self._buffer)
             except ssl.SSLWantWriteError:
                 self._wait_writable()
-                again = True  # what TLS has to write leaves with the next try
+                again = True  # data that TLS must write is sent with the next attempt
             except _WOULD_BLOCK:
                 continue
         if not size:
@@ -222,13 +222,13 @@ class Transport:
             self._buffer = bytearray(4 * size)
 
     def _buffered(self) -> bool:
-        """Whether TLS has decrypted more than was read, of which the system does not know."""
+        """Return True if TLS holds decrypted data, which the operating system does not see."""
         return self._tls and bool(self.sock.pending())  # type: ignore[attr-defined]
 
     def _wait_readable(self) -> None:
         if self.sock.fileno() < 0:
             raise ConnectionAbortedError("the connection was closed")
-        # What is already there is taken even when the deadline has passed: the process may have
+        # Data that has already arrived is read even after the deadline: the process may have
         # been stopped in between, and an answer is worth more than the timeout.
         left = max(0.0, self._deadline - time.monotonic())
         doubt = self.doubt
@@ -253,9 +253,9 @@ def _refused(text: str) -> RedisRefused:
 
 
 def addresses_of(endpoint: Endpoint, end: float, lookup: Lookup) -> list[tuple[int, Any]]:
-    """Return where a server is reached: (address family, address of the socket) each.
+    """Return the addresses of a server: (address family, socket address) each.
 
-    Raises OSError; UnicodeError for some names.
+    Raises OSError, or UnicodeError for some names.
     """
     if endpoint.path:
         return [(socket.AF_UNIX, endpoint.path)]
@@ -265,9 +265,9 @@ def addresses_of(endpoint: Endpoint, end: float, lookup: Lookup) -> list[tuple[i
 def connect(
     endpoint: Endpoint, addresses: Sequence[tuple[int, Any]], end: float, patience: float
 ) -> Transport:
-    """Connect to a server; give up at `end` (monotonic), and dialling after `patience` seconds.
+    """Connect to a server until `end` (monotonic), but dial for at most `patience` seconds.
 
-    Raises OSError, also when its certificate is not trusted; UnicodeError for some names.
+    Raises OSError, even for an untrusted certificate, or UnicodeError for some names.
     """
     # A unix socket whose backlog is full may have room later.
     sock = _dial(addresses, end if endpoint.path else min(end, time.monotonic() + patience))
@@ -288,7 +288,7 @@ def _dial(addresses: Sequence[tuple[int, Any]], end: float) -> socket.socket:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 for option, value in KEEPALIVE.items():
                     sock.setsockopt(socket.IPPROTO_TCP, option, value)
-            # An address that hangs must leave time for those behind it.
+            # An address that hangs must leave time for the next ones.
             sock.settimeout(_left(end) / 2 if follow else _left(end))
             _reach(sock, address, end)
         except BaseException as error:
@@ -303,7 +303,7 @@ def _dial(addresses: Sequence[tuple[int, Any]], end: float) -> socket.socket:
 
 
 def _reach(sock: socket.socket, address: Any, end: float) -> None:
-    """Connect. A full backlog, which a unix socket reports at once, may have room later."""
+    """Connect. A unix socket reports a full backlog immediately, and may have room later."""
     while True:
         try:
             return sock.connect(address)
@@ -314,7 +314,7 @@ def _reach(sock: socket.socket, address: Any, end: float) -> None:
 
 
 def _encrypted(sock: socket.socket, endpoint: Endpoint, end: float) -> ssl.SSLSocket:
-    """Shake hands. The files are read each time, so one that was replaced counts at once."""
+    """Do the TLS handshake. The files are read each time, so a replaced one applies at once."""
     try:
         context = ssl.create_default_context()
         context.minimum_version = ssl.TLSVersion.TLSv1_2

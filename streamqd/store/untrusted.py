@@ -1,8 +1,8 @@
-"""Reading what Redis holds: every value is hostile until it has passed one of these functions.
+"""Read values from Redis: each one is hostile until it has passed one of these functions.
 
-Anybody with a connection can write anything under our keys. Each function takes the raw reply, says
-by key and field where it stood, and returns a value within bounds or raises BadValue. Whoever reads
-for one partition, group or topic catches BadValue for that one and goes on with the others.
+Any client can write any value under our keys. Each function takes the raw reply, and returns a
+value within bounds or raises BadValue with its key and field. A caller that reads for one
+partition, group or topic catches BadValue for that one and continues with the others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from streamqd.config.setting import NAME
 from streamqd.errors import BadValue
 
-INTEGER_MAX = (1 << 53) - 1  # what Lua, JSON and sorted sets hold exactly
+INTEGER_MAX = (1 << 53) - 1  # greatest integer that Lua, JSON and sorted sets hold exactly
 TEXT_BYTES_MAX = 64 << 10
 OBJECT_BYTES_MAX = 1 << 20
 SHOWN_BYTES = 40
@@ -33,7 +33,7 @@ def integer(
     low: int = 0,
     high: int = INTEGER_MAX,
 ) -> int:
-    """Return a whole number from `low` to `high`; the default, if there is one, for nothing."""
+    """Return an integer from `low` to `high`, or the default, if there is one, for None."""
     if raw is None and default is not None:
         return default
     if raw is None or not _INTEGER.fullmatch(raw) or not low <= int(raw) <= high:
@@ -50,7 +50,7 @@ def number(
     low: float = 0.0,
     high: float = float(INTEGER_MAX),
 ) -> float:
-    """Return a finite number from `low` to `high`; the default, if there is one, for nothing."""
+    """Return a finite number from `low` to `high`, or the default, if there is one, for None."""
     if raw is None and default is not None:
         return default
     try:
@@ -63,7 +63,7 @@ def number(
 
 
 def text(raw: bytes | None, key: str, field: str = "", *, default: str | None = None) -> str:
-    """Return UTF-8 text of at most 64 KiB; the default, if there is one, for nothing."""
+    """Return UTF-8 text of at most 64 KiB, or the default, if there is one, for None."""
     if raw is None and default is not None:
         return default
     try:
@@ -75,7 +75,7 @@ def text(raw: bytes | None, key: str, field: str = "", *, default: str | None = 
 
 
 def name(raw: bytes | None, key: str, field: str = "") -> str:
-    """Return the name of a topic, group or instance, by the rule for what people type."""
+    """Return the name of a topic, group or instance, by the rule for names in configuration."""
     try:
         found = (raw or b"").decode("ascii")
     except UnicodeDecodeError:
@@ -88,7 +88,7 @@ def name(raw: bytes | None, key: str, field: str = "") -> str:
 
 
 def entry_id(raw: bytes | None, key: str, field: str = "", *, default: str | None = None) -> str:
-    """Return the id of a stream entry, `ms-seq`; the default, if there is one, for nothing."""
+    """Return the id of a stream entry, `ms-seq`, or the default, if there is one, for None."""
     if not raw and default is not None:
         return default
     if raw is None or not _ENTRY_ID.fullmatch(raw):
@@ -97,16 +97,16 @@ def entry_id(raw: bytes | None, key: str, field: str = "", *, default: str | Non
 
 
 def label(raw: bytes) -> str:
-    """Return a name that others have chosen, as one can print it: any bytes are a name there."""
+    """Return a name chosen by another client in printable form. It may have been any bytes."""
     return raw.decode("utf-8", "backslashreplace")
 
 
 def json_object(
     raw: bytes | None, key: str, field: str = "", *, default: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return a JSON object of at most 1 MiB; the default, if there is one, for nothing.
+    """Return a JSON object of at most 1 MiB, or the default, if there is one, for None.
 
-    What is in the object is still untrusted.
+    The values in the object are still untrusted.
     """
     if raw is None and default is not None:
         return default
@@ -121,7 +121,7 @@ def json_object(
 
 
 def shown(raw: bytes | None) -> str:
-    """Return the beginning of a value as one can print it: never an escape, never a line break."""
+    """Return the start of a value in printable form, without escapes and line breaks."""
     if raw is None:
         return "nothing"
     return repr(raw[:SHOWN_BYTES])[1:] + ("..." if len(raw) > SHOWN_BYTES else "")
