@@ -59,9 +59,9 @@ def refence(
 ) -> Call:
     """Replace the token of a dead worker by `new`, and handle everything that it left in one step.
 
-    Acknowledges the places in `done` (at most ENTRIES_MAX, as many as a worker can hold) and charges
-    a crash to `charged`, if not None. Raises ContractError if the tokens are equal or `done` is too
-    long.
+    Acknowledges the places in `done` (at most ENTRIES_MAX, as many as a worker can hold) and
+    charges a crash to `charged`, if not None. Raises ContractError if the tokens are equal or
+    `done` is too long.
     """
     if lease.token == new:
         raise ContractError("lease_refence: the new token is the old one")
