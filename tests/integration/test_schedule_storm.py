@@ -24,7 +24,6 @@ from streamqd.store.store import Store
 from tests.integration.test_schedules import sent
 from tests.support.servers import Server
 
-SECONDS = 15.0
 TOPICS = ("a", "b", "c")
 PARTITIONS = 3
 NAMES = [f"s{number}" for number in range(12)]
@@ -78,13 +77,15 @@ def run(store: Store, names: Sequence[str]) -> None:
 ROLES = (housekeeper, housekeeper, housekeeper, deployer, deployer, operator)
 
 
-@pytest.mark.slow
-def test_no_tick_is_sent_twice_in_a_storm(server: Server, link: Connection, keys: Keys) -> None:
-    """Three housekeepers, two deployers that race, and an operator, for 15 s."""
+@pytest.mark.parametrize("seconds", [3.0, pytest.param(15.0, marks=pytest.mark.slow)])
+def test_no_tick_is_sent_twice_in_a_storm(
+    server: Server, link: Connection, keys: Keys, seconds: float
+) -> None:
+    """Three housekeepers, two deployers that race, and an operator."""
     store = Store(link, keys)
     for topic in TOPICS:
         topics.create(store, topic, Topic(partitions=PARTITIONS))
-    deploys, ending = Deploys(), time.monotonic() + SECONDS
+    deploys, ending = Deploys(), time.monotonic() + seconds
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(len(ROLES)) as pool:
         working = []
         for seed, role in enumerate(ROLES):
