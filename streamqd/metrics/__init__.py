@@ -2,7 +2,7 @@
 
 Nothing is counted here: at a scrape the table reads the scoreboard and the figures that the
 housekeeper has measured last, so a message costs no metric call. Counters of a worker live in its
-slot and survive its death; they begin again with the supervisor. Labels are bounded by the
+slot and survive its death; they start again with the supervisor. Labels are bounded by the
 configuration: topics, partitions, groups, this instance.
 """
 
@@ -22,7 +22,7 @@ from streamqd.scoreboard import BUCKETS
 
 __all__ = ["METRICS", "Exporter", "Metric", "MetricsView"]
 
-# Bounds below 16 us and above 5 minutes tell nothing that their neighbours do not.
+# Bounds below 16 us and above 5 minutes would add no information.
 _SHOWN = range(4, 29)
 
 

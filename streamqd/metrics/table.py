@@ -246,7 +246,7 @@ METRICS: tuple[Metric, ...] = (
         "How often a coroutine blocked the event loop of its worker for loop_blocked_after.",
     ),
     _counter("charged", _slot("charged"), "Crashes charged to the message that was running."),
-    _counter("restarts", _slot("restarts"), "Worker processes started in place of one that ended."),
+    _counter("restarts", _slot("restarts"), "Worker processes started to replace another."),
     _counter(
         "recycled",
         _slot("recycled"),
@@ -294,7 +294,7 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "housekeeper_restarts",
         _board("housekeeper_restarts"),
-        "Housekeepers started in place of one that ended.",
+        "Housekeepers started to replace another.",
     ),
     _counter(
         "housekeeper_failures",
@@ -304,7 +304,7 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "log_lines_dropped",
         _instance(lambda v: v.board.counter("log_dropped") + logs.dropped()),
-        "Log lines dropped because nobody read them.",
+        "Log lines dropped because their reader was too slow.",
     ),
     _counter(
         "promoted",
@@ -365,8 +365,8 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "query_lag",
         _query(lambda q: q.lag),
-        "Entries that a Spark query has not read, by the position that it shows. Absent while the"
-        " server cannot tell. At most 100 of a partition, those that showed theirs last.",
+        "Entries that a Spark query has not read, by the position that it reports. Absent while the"
+        " server cannot count them. At most 100 queries per partition, the latest to report.",
     ),
     _gauge(
         "query_idle_seconds",
@@ -377,7 +377,7 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "lag",
         _group(lambda _, u: u.lag),
-        "Entries not yet delivered. Absent while the server cannot tell.",
+        "Entries not yet delivered. Absent while the server cannot count them.",
     ),
     _gauge(
         "oldest_unread_age_seconds",
@@ -391,7 +391,7 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "in_flight",
         _owned(lambda slot: slot.unfinished),
-        "Entries in the hands of the worker whose handler has not ended.",
+        "Entries fetched by the worker whose handler has not finished.",
     ),
     _gauge(
         "longest_run_seconds",
@@ -431,7 +431,9 @@ METRICS: tuple[Metric, ...] = (
         "1 while an operator wants the instance to own nothing.",
     ),
     _gauge(
-        "build_info", Source(("version", "python"), _build), "Always 1; the labels say what runs."
+        "build_info",
+        Source(("version", "python"), _build),
+        "Always 1. The labels name the versions.",
     ),
     _timer("handle", _histogram("handle"), "How long the handler ran."),
     _timer(
@@ -476,11 +478,11 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "rate_limit",
         Source(UNIT, _limited),
-        "Runs per second that may begin in the partition. Absent where there is no limit.",
+        "Runs per second that may start in the partition. Absent without a limit.",
     ),
     _counter(
         "throttled_seconds",
         _slots(lambda slot: slot.counter("throttled_ns") / 1e9),
-        "Time for which the rate has kept messages in hand from beginning.",
+        "Time for which the rate has delayed fetched messages.",
     ),
 )

@@ -15,7 +15,7 @@ Labels = tuple[str, ...]
 
 @dataclass
 class MetricsView:
-    """What there is to see. The housekeeper keeps one, and its HTTP thread reads it meanwhile.
+    """The figures to export. The housekeeper keeps one, and its HTTP thread reads it concurrently.
 
     Every mapping here is replaced as a whole and never changed in place. The tally has a lock.
     """
