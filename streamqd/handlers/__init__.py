@@ -1,12 +1,12 @@
-"""Handlers: how user code declares them, how they are found, and how a run's end becomes a value.
+"""Handlers: declaring, finding and loading them, and turning the result of a run into a value.
 
-User code is imported in children only: in the workers, and in a probe that tells the supervisor
-what the modules declare and whether they import at all.
+User code is imported in child processes only: in the workers, and in a probe that reports the
+declarations and import errors of the modules to the supervisor.
 
-`declaration` is the decorator, `signatures` reads what a handler takes, `payloads` makes that of
-the bytes, `loading` finds it by name, `probing` does so in a child. `verdicts` are what a handler
-may say of a message, `outcomes` turns what it said into a value, and `redaction` takes out of its
-texts what a handler's module does not want kept.
+`declaration` contains the decorators, `signatures` reads the parameters of a handler, and
+`payloads` decodes the bytes for them. `loading` finds a handler by name, `probing` does so in a
+child process. `verdicts` are the exceptions and results that a handler may raise or return,
+`outcomes` turns them into values, and `redaction` runs the hook that removes private text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How user code declares handlers, and the context that it gets at its start."""
+"""The decorators that declare handlers and schedules, and the context of `on_start` hooks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Given = ParamSpec("Given")
 Returned = TypeVar("Returned")
 
-_OPTIONS = {"max_age": "retry_max_age"}  # of a RetryPolicy, where the setting is named otherwise
+_OPTIONS = {"max_age": "retry_max_age"}  # fields of RetryPolicy whose setting has another name
 
-declared: list[dict[str, Any]] = []  # by the modules that this process has imported
-scheduled: dict[str, list[dict[str, Any]]] = {}  # the same of @schedule, by the handler's reference
+declared: list[dict[str, Any]] = []  # @handler declarations of the modules imported so far
+scheduled: dict[str, list[dict[str, Any]]] = {}  # @schedule declarations by handler reference
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What `on_start` hooks get: which unit this worker handles, and where it may keep files."""
+    """The argument of `on_start` hooks: the worker's assignment and a directory for its files."""
 
     __module__ = "streamqd.handlers"
 
@@ -56,11 +56,11 @@ def handler(
 ) -> Callable[[Function], Function]:
     """Declare the decorated function as the handler of a topic for a group.
 
-    Options are the settings of a `[[consumers]]` table, as `max_attempts=5, timeout="30s"`; the
-    configuration file overrides them. `retry` gives those of them that a RetryPolicy has, and an
-    option that is written out wins over it. The function itself is returned unchanged.
+    Options are the settings of a `[[consumers]]` table, such as `max_attempts=5, timeout="30s"`.
+    The configuration file overrides them. `retry` sets the options that a RetryPolicy contains,
+    and an explicit option overrides it. The function itself is returned unchanged.
 
-    Raises TypeError for an option that is nothing a configuration file could say.
+    Raises TypeError for an option that a configuration file cannot contain.
     """
     plain = plain_options(retry, options)
     name = plain_options(None, {"topic": topic, "group": group})
@@ -74,14 +74,14 @@ def handler(
 
 
 def schedule(**options: Unpack[ScheduleOptions]) -> Callable[[Function], Function]:
-    """Send a message to the decorated handler's topic by the clock.
+    """Send a message to the decorated handler's topic on a schedule.
 
-    Options are the settings of a `[[schedules]]` table, of which `cron`, `every` or `at` must be
-    there; a schedule of this name in the configuration file overrides it. Without them the name is
-    that of the function, in lower case, and the topic is that of its `@handler`. The function
-    itself is returned unchanged; several schedules may stand above one.
+    Options are the settings of a `[[schedules]]` table. One of `cron`, `every` and `at` is
+    required. By default, the name is the function's name in lower case, and the topic is that of
+    its `@handler`. A schedule with the same name in the configuration file overrides this one. The
+    function itself is returned unchanged, and may have several schedules.
 
-    Raises TypeError for an option that is nothing a configuration file could say.
+    Raises TypeError for an option that a configuration file cannot contain.
     """
     plain = plain_schedule(options)
 
@@ -101,13 +101,13 @@ def plain_schedule(options: ScheduleOptions) -> dict[str, Any]:
     """
     plain = {name: _plain(value, name) for name, value in options.items() if name != "payload"}
     if "payload" in options:
-        json.dumps(options["payload"], allow_nan=False)  # raises what the docstring says
+        json.dumps(options["payload"], allow_nan=False)  # raises TypeError or ValueError
         plain["payload"] = options["payload"]
     return plain
 
 
 def with_schedules() -> tuple[list[dict[str, Any]], list[str]]:
-    """Return what was declared, each handler with its schedules, and what is wrong with those."""
+    """Return the declared handlers with their schedules, and the problems of the schedules."""
     found, left = [], dict(scheduled)
     for each in declared:
         tables = left.pop(each["handler"], [])
@@ -126,9 +126,9 @@ def _given(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_options(retry: RetryPolicy | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of `handler` as a document has the settings of a `[[consumers]]` table.
+    """Return options of `handler` as the settings of a `[[consumers]]` table.
 
-    Raises TypeError for one that no document could hold.
+    Raises TypeError for an option that a configuration file cannot contain.
     """
     if not isinstance(retry, RetryPolicy | None):
         raise TypeError(f"retry is a RetryPolicy, not {type(retry).__name__}")
@@ -138,9 +138,9 @@ def plain_options(retry: RetryPolicy | None, options: Mapping[str, Any]) -> dict
 
 
 def _plain(value: Any, name: str) -> Any:
-    """A setting as a document holds it: declarations are sent to another process.
+    """Return a setting as plain data, because declarations are sent to another process.
 
-    `name` is that of the option, or of the setting within it.
+    `name` is the name of the option, or of a setting within it.
     """
     if isinstance(value, Backoff):
         return asdict(value)
@@ -164,6 +164,6 @@ def _plain(value: Any, name: str) -> Any:
 
 
 def _stated(retry: RetryPolicy) -> list[tuple[str, Any]]:
-    """What a policy says beyond the defaults. What it leaves open stays open."""
+    """Return the fields of a policy that differ from the defaults."""
     pairs = ((each.name, getattr(retry, each.name), each.default) for each in fields(RetryPolicy))
     return [(name, value) for name, value, default in pairs if value != default]

@@ -1,4 +1,4 @@
-"""Finding a handler by its name, and making it callable with a message, whichever form it has."""
+"""Finding a handler by its name, and making every form of handler callable with a message."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _PACKAGES = tuple(str(Path(__file__).parents[1] / name) for name in ("handlers",
 
 
 class Loaded(NamedTuple):
-    """A handler, ready to run, with the hooks of its module.
+    """A handler that is ready to run, with the hooks of its module.
 
-    `function` takes the message, or a batch of them, whichever the handler itself takes; it returns
-    a coroutine when the form is asynchronous.
+    `function` takes one message, or a list of messages if the handler takes batches. It returns a
+    coroutine if the form is asynchronous.
     """
 
     function: Callable[..., object]
@@ -39,16 +39,16 @@ class Loaded(NamedTuple):
 
 
 def import_paths(base_dir: Path) -> None:
-    """Let modules be found beside the configuration file and in the working directory."""
+    """Add the configuration file's directory and the working directory to the import path."""
     for path in (os.getcwd(), str(base_dir)):  # noqa: PTH109 - `pathlib` costs each worker pages
         if path not in sys.path:
             sys.path.insert(0, path)
 
 
 def load(reference: str, base_dir: Path, codec: str = "json") -> Loaded:
-    """Import `module:function`. Raises HandlerLoadError with one sentence that says where.
+    """Import `module:function`. Raises HandlerLoadError with one sentence and the place.
 
-    `codec` is how a typed payload is written: json or msgpack.
+    `codec` is the encoding of a typed payload: json or msgpack.
     """
     module_name, _, function_name = reference.partition(":")
     import_paths(base_dir)
@@ -66,7 +66,7 @@ def load(reference: str, base_dir: Path, codec: str = "json") -> Loaded:
 def prepared(function: Callable[..., object], reference: str, module: Any, codec: str) -> Loaded:
     """Make a handler callable with a message, and find the hooks of its module.
 
-    Raises HandlerLoadError, as `load` does.
+    Raises HandlerLoadError under the same conditions as `load`.
     """
     form = form_of(function, reference)
     if form.payload is not None:
@@ -78,14 +78,14 @@ def prepared(function: Callable[..., object], reference: str, module: Any, codec
 def _typed(
     function: Callable[..., object], decode: Decode, form: Signature
 ) -> Callable[[Message], object]:
-    """Wrap a handler of payloads. What is wrapped is asynchronous when the handler is."""
+    """Wrap a handler of payloads. The wrapper returns a coroutine if the handler does."""
     if form.with_message:
         return lambda message: function(decode(message.payload), message)
     return lambda message: function(decode(message.payload))
 
 
 def import_module(name: str) -> Any:
-    """Import a module of the user. Raises HandlerLoadError with one sentence."""
+    """Import one of the user's modules. Raises HandlerLoadError with one sentence."""
     try:
         return importlib.import_module(name)
     except BaseException as error:
@@ -101,14 +101,14 @@ def import_module(name: str) -> Any:
 
 
 def own_sources(known: frozenset[str], wanted: Iterable[str]) -> list[str]:
-    """Return the files of the user's modules: those imported beyond `known`, and those `wanted`.
+    """Return the files of the user's modules: all imported since `known`, and all in `wanted`.
 
-    Not those of Python and of installed packages: users do not edit them here.
+    Files of Python and of installed packages are left out, because users do not edit them here.
     """
     names = {name for name in sys.modules if name not in known}
     files = {getattr(sys.modules.get(name), "__file__", None) for name in names}
     for name in wanted:
-        # One that cannot be imported must be fixed, so it belongs here too.
+        # A module that cannot be imported must be fixed, so its file is included as well.
         with contextlib.suppress(ImportError, ValueError, AttributeError):
             spec = importlib.util.find_spec(name)
             files.add(spec.origin if spec is not None else None)
@@ -117,9 +117,12 @@ def own_sources(known: frozenset[str], wanted: Iterable[str]) -> list[str]:
 
 
 def place_of(error: BaseException) -> str:
-    """Return ` (FILE:LINE)` of the innermost line of the user's own code, '' for none."""
+    """Return ` (FILE:LINE)` of the innermost line of the user's own code, or '' if there is none.
+
+    Return '' for a SyntaxError, whose text already contains file and line.
+    """
     if isinstance(error, SyntaxError):
-        return ""  # its text names file and line
+        return ""
     foreign = ("<", sysconfig.get_path("stdlib"), *_PACKAGES)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith(foreign):

@@ -1,7 +1,8 @@
-"""The options of `@handler`, for type checkers: the settings of a `[[consumers]]` table.
+"""The options of `@handler` and `@schedule`, for type checkers.
 
-Each is explained in the configuration reference. Classes may be given as such where the file names
-them. An exception class, a duration or a size is checked when the daemon starts, as in the file.
+They are the settings of `[[consumers]]` and `[[schedules]]`; the configuration reference explains
+each. An option may contain an exception class itself where the file contains its name. Exception
+classes, durations and sizes are checked when the daemon starts, as for the file.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from streamqd.config.values import Duration, Size
 from streamqd.model import Backoff
 
 Class = str | type[BaseException]
-Classes = tuple[Class, ...] | list[Class] | set[Class] | frozenset[Class]  # a text alone is none
+Classes = tuple[Class, ...] | list[Class] | set[Class] | frozenset[Class]  # not a single string
 
 
 class BackoffOptions(TypedDict, total=False):
-    """`backoff` as a mapping."""
+    """The `backoff` option as a mapping."""
 
     kind: Literal["fixed", "linear", "exponential"]
     base: Duration
@@ -26,7 +27,7 @@ class BackoffOptions(TypedDict, total=False):
 
 
 class BreakerOptions(TypedDict, total=False):
-    """`breaker` as a mapping."""
+    """The `breaker` option as a mapping."""
 
     failures: int
     window: Duration
@@ -35,7 +36,7 @@ class BreakerOptions(TypedDict, total=False):
 
 
 class FloodGuardOptions(TypedDict, total=False):
-    """`flood_guard` as a mapping."""
+    """The `flood_guard` option as a mapping."""
 
     letters: int
     window: Duration
@@ -43,7 +44,7 @@ class FloodGuardOptions(TypedDict, total=False):
 
 
 class HandlerOptions(TypedDict, total=False):
-    """The options of `@handler`. None leaves one open."""
+    """The options of `@handler`. None means the default."""
 
     source: Literal["topic", "dlq"] | None
     start: Literal["earliest", "latest"] | None

@@ -1,4 +1,4 @@
-"""The end of a run as a value: what was raised becomes an outcome that policies can judge."""
+"""Turning the exception of a run into an outcome, a value that policies decide on."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from streamqd.policy.fingerprint import innermost
 
 TRACEBACK_BYTES_MAX = 8192
 MESSAGE_CHARS_MAX = 1000
-STACKS_MAX = 64  # places of failures whose texts are kept
+STACKS_MAX = 64  # cached places of failures
 
-# Between the call of a handler and its first line may lie frames of these folders.
+# Frames of both directories may come between the call of a handler and its first line.
 _PACKAGE = Path(__file__).parent.parent
 _OURS = (f"{_PACKAGE / 'handlers'}/", f"{_PACKAGE / 'worker'}/")
 
-_SILENT = "<exception str() failed>"  # as Python says it
+_SILENT = "<exception str() failed>"  # the text of Python's own tracebacks
 
 _SAID = (Retry, Dead, Undecodable, Release)
 
-# Of these Python says more than their class and text.
+# Python prints more about these than their class and text.
 _SAY_MORE = (SyntaxError, ImportError, NameError, AttributeError)
 
-# The frames of a failure: the identity of each one's code, and where in it.
+# The frames of a failure: for each frame, the id() of its code and the instruction offset.
 _Places = tuple[int, ...]
 
 
 class _Seen(NamedTuple):
-    """What is known of a place where something has failed.
+    """The cached texts for one place of failure.
 
-    `codes` are kept so that no other code gets the identity of one of them.
+    `codes` keeps references to the code objects, so that no other code object gets their id().
     """
 
     codes: list[CodeType]
-    frame: str  # as a fingerprint has it
-    place: str  # as reports show it
+    frame: str  # the frame as fingerprints contain it
+    place: str  # the place as reports show it
     prints: dict[tuple[Any, str], str]  # fingerprints by class and handler
-    stack: list[str]  # the text, once it is asked for
+    stack: list[str]  # the formatted stack; empty until first use
 
 
 _seen: dict[_Places, _Seen] = {}
@@ -73,12 +73,15 @@ def outcome_of(error: BaseException, detail: str) -> Outcome:
 
 
 def is_a(error: object, *kinds: type) -> bool:
-    """`isinstance`, which asks the user's `__class__` too. Never raises."""
+    """Return True if the type of `error` is one of `kinds`. Never raises.
+
+    Unlike `isinstance`, it does not read `__class__`, which may be user code.
+    """
     return issubclass(type(error), kinds)
 
 
 def brief_of(error: BaseException, detail: str) -> Outcome:
-    """The outcome with all that decides: without text and traceback, which only letters carry."""
+    """Return the outcome without text and traceback, which only dead letters contain."""
     detail = detail if detail == "none" else "class"
     kind: Any = type(error)  # hashable, which mypy doubts
     try:
@@ -95,7 +98,7 @@ def _brief(kind: Any, detail: str) -> Failed:
 
 
 def _wait_asked(error: BaseException) -> float | None:
-    # A subclass may never have called our __init__, or have put something else there.
+    # A subclass may skip our __init__, or overwrite the attribute.
     after = getattr(error, "after", None)
     if isinstance(after, int | float) and 0 <= after <= AFTER_MAX:
         return float(after)
@@ -103,9 +106,9 @@ def _wait_asked(error: BaseException) -> float | None:
 
 
 class Description:
-    """The description of an exception, for people. Nothing of it raises.
+    """The description of an exception for people. Its methods never raise.
 
-    The exception is asked for its text once: that may take long, or not end.
+    `str()` of the exception is called only once, because it is user code that may be slow or hang.
     """
 
     __slots__ = ("_error", "_message", "_seen")
@@ -116,19 +119,19 @@ class Description:
         self._seen = _seen_at(_trace_of(error))
 
     def text(self) -> str:
-        """Return what it says of itself, without passwords."""
+        """Return the exception's text, with passwords masked."""
         message, _ = self._message = self._message or _message_of(self._error)
         return masked(message[:MESSAGE_CHARS_MAX])
 
     def place(self) -> str:
-        """Return where it was raised, as `shop.py:41`: the innermost line of the user's own code.
+        """Return the innermost line of the user's own code, such as `shop.py:41`.
 
-        Else the innermost line; '' when there is none.
+        Without a line of user code, return the innermost line. Return '' without a traceback.
         """
         return self._seen.place
 
     def traceback(self) -> str:
-        """Return the traceback, '' where all of the stack is ours: a payload does not fit."""
+        """Return the traceback, or '' for Undecodable, whose stack contains no user code."""
         if is_a(self._error, Undecodable):
             return ""
         message, well = self._message = self._message or _message_of(self._error)
@@ -138,7 +141,7 @@ class Description:
             return ""
 
     def fingerprint(self, reference: str) -> str:
-        """Return a short stable name for "the same failure": class, frame of user code, handler."""
+        """Return a short stable ID of the failure's class, its frame of user code and handler."""
         kind: Any = type(self._error)
         prints = self._seen.prints
         try:
@@ -153,12 +156,12 @@ class Description:
 
 
 def text_of(error: BaseException) -> str:
-    """Return what an exception says of itself. Never raises."""
+    """Return the text of an exception. Never raises."""
     return _message_of(error)[0]
 
 
 def _message_of(error: BaseException) -> tuple[str, bool]:
-    """What an exception says of itself, and whether it does: else that is what is said."""
+    """Return the text of an exception and True, or a replacement and False if `str()` raises."""
     try:
         return str(error), True
     except BaseException as raised:  # noqa: BLE001 - user code may raise anything
@@ -184,10 +187,10 @@ def failure_of(error: BaseException, detail: str) -> Failed:
 
 @lru_cache(maxsize=256)
 def lineage_of(kind: Any) -> tuple[str, ...]:
-    """The names by which policies know a class and its bases, the most derived class first.
+    """Return the names of a class and its bases in policies, the most derived class first.
 
-    A class that a package offers as its own goes by that name too: requests.ConnectionError lives
-    in requests.exceptions.
+    A class that a package re-exports has that name too. For example, requests.ConnectionError is
+    defined in requests.exceptions.
     """
     names = []
     for base in kind.__mro__:
@@ -200,8 +203,8 @@ def lineage_of(kind: Any) -> tuple[str, ...]:
 
 
 def _of_user(begin: TracebackType | None) -> TracebackType | None:
-    # The first frame is the worker's own call of the handler, and more of ours may follow: of no
-    # use to the reader.
+    # The first frame is the worker's own call of the handler, and more frames of streamqd may
+    # follow. Readers do not need them.
     trace = begin
     while trace is not None and trace.tb_next is not None:
         first = trace is begin
@@ -211,7 +214,7 @@ def _of_user(begin: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-# Not by the attribute, which the user's class may have made its own.
+# Read through the base class, because the user's class may override the attribute.
 _trace_of: Callable[[BaseException], TracebackType | None]
 _trace_of = BaseException.__dict__["__traceback__"].__get__
 
@@ -236,7 +239,7 @@ def _traceback(error: BaseException, seen: _Seen, message: str) -> str:
 
 
 def _end(error: BaseException, message: str) -> str:
-    """Return the end of a traceback, as `traceback` writes it at several times the cost."""
+    """Return the last lines of a traceback, at a fraction of the cost of `traceback`."""
     kind: Any = type(error)
     name = _heading(kind)
     if not name or getattr(error, "__notes__", None) is not None:
@@ -246,7 +249,7 @@ def _end(error: BaseException, message: str) -> str:
 
 @lru_cache(maxsize=256)
 def _heading(kind: Any) -> str:
-    """How the last line of a traceback names a class; '' where Python has more to say."""
+    """Return a class's name in the last line of a traceback, or '' if Python prints more."""
     module = kind.__module__
     if not isinstance(module, str) or issubclass(kind, _SAY_MORE):
         return ""
@@ -255,10 +258,10 @@ def _heading(kind: Any) -> str:
 
 
 def _stack(seen: _Seen, trace: TracebackType) -> str:
-    """Return the frames of a traceback as text.
+    """Return the frames of a traceback as text, from the cache after the first call.
 
-    Finding their lines in the source, and the part to underline, takes longer than all the rest
-    of a dead letter.
+    Looking up the source lines and the parts to underline takes longer than the rest of a dead
+    letter.
     """
     stack = seen.stack
     if not stack:
@@ -267,7 +270,7 @@ def _stack(seen: _Seen, trace: TracebackType) -> str:
 
 
 def _seen_at(begin: TracebackType | None) -> _Seen:
-    """What is known of the place of a failure. They come in crowds that have failed at one."""
+    """Return the cached texts for a place of failure. Many failures usually share one place."""
     places: list[int] = []
     each = begin
     while each is not None:

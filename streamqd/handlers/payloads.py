@@ -1,7 +1,7 @@
-"""Payloads as typed values: what the annotation of a handler's first parameter asks for.
+"""Decoding payloads to the type of a handler's first parameter.
 
-`bytes` and `str` are the payload as it is. A pydantic model validates itself; anything else that
-can be decoded (dataclasses, TypedDicts, Structs, lists, unions) is the business of msgspec.
+For `bytes` and `str` the payload is passed as it is. Pydantic decodes and validates its models.
+msgspec decodes all other types: dataclasses, TypedDicts, Structs, lists and unions.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ FAULTS_NAMED_MAX = 5
 
 
 def decoder(annotation: Any, codec: str, reference: str) -> Decode:
-    """Return the function that makes a payload into what `annotation` says.
+    """Return a function that decodes a payload to the type `annotation`.
 
-    `codec` is json or msgpack. The function raises Undecodable. Raises HandlerLoadError when a
-    library is missing, or nothing can decode such a type.
+    `codec` is json or msgpack. The function raises Undecodable for a payload that does not match.
+    Raises HandlerLoadError when a library is missing, or no library can decode the type.
     """
     if annotation is bytes:
         return bytes
@@ -45,7 +45,8 @@ def _text(payload: bytes) -> str:
 
 
 def _is_model(annotation: Any) -> bool:
-    # Code that annotates with a model has imported pydantic; no other code pays for the import.
+    # Code that annotates with a model has already imported pydantic. Other handlers do not pay for
+    # the import.
     pydantic = sys.modules.get("pydantic")
     if pydantic is None or not isinstance(annotation, type):
         return False
@@ -74,7 +75,7 @@ def _model_decoder(annotation: Any, codec: str, reference: str) -> Decode:
 
 
 def _faults(error: Any) -> str:
-    """Say what is wrong and where, without the values: they may be private."""
+    """Return the first problems with their places, without the values, which may be private."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
     named = [
         f"{'.'.join(str(part) for part in each['loc']) or 'payload'}: {each['msg']}"
@@ -110,16 +111,19 @@ def _msgspec_decoder(annotation: Any, codec: str, reference: str) -> Decode:
 
 
 def _stranger(msgspec: Any, info: Any, seen: set[int]) -> type | None:
-    """A class in a type, as msgspec describes it, that it takes for one and can never decode."""
+    """Return a class within a type that msgspec accepts but can never decode, or None.
+
+    `info` is msgspec's description of the type.
+    """
     if isinstance(info, tuple):
         found = (_stranger(msgspec, each, seen) for each in info)
         return next((each for each in found if each is not None), None)
     if isinstance(info, msgspec.inspect.Field):
-        # What may be left out does no harm to a payload without it.
+        # A payload without an optional field can still be decoded.
         return _stranger(msgspec, info.type, seen) if info.required else None
     if not isinstance(info, msgspec.inspect.Type) or id(info) in seen:
         return None
-    seen.add(id(info))  # a type may contain itself
+    seen.add(id(info))  # types may be recursive
     if isinstance(info, msgspec.inspect.CustomType):
         return None if _is_base_of_data(info.cls) else info.cls
     inner = tuple(getattr(info, each) for each in info.__struct_fields__)
@@ -127,11 +131,11 @@ def _stranger(msgspec: Any, info: Any, seen: set[int]) -> type | None:
 
 
 def _is_base_of_data(custom: type) -> bool:
-    """Whether what is decoded is an instance already, as of object or Hashable."""
+    """Return True if decoded data always matches the class, such as object or Hashable."""
     try:
         return any(issubclass(each, custom) for each in (dict, list, str, int, float))
     except TypeError:
-        return False  # a protocol that is not for run time
+        return False  # a protocol without @runtime_checkable
 
 
 def _undecodable(name: str, error: Exception) -> Undecodable:

@@ -1,4 +1,4 @@
-"""Importing user code in a child to learn what it declares, before any worker needs it."""
+"""Importing user code in a child process to find its declarations before any worker starts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from streamqd.subprocess_task import SubprocessTask
 
 
 class Probe(NamedTuple):
-    """What a probe child found: what the modules declare, and every problem.
+    """The result of a probe: the declarations of the modules, and every problem.
 
-    `traits` are those of the handlers that could be loaded, by reference: see `Signature.traits`.
+    `traits` contains `Signature.traits` by reference, for each handler that could be loaded.
     """
 
     declared: list[dict[str, Any]]
     problems: list[str]
-    traits: dict[str, list[str]] = {}  # noqa: RUF012 - it is only read
+    traits: dict[str, list[str]] = {}  # noqa: RUF012 - never mutated
     sources: list[str] = []  # noqa: RUF012 - files of the user's modules, for `--reload`
     whole: bool = True  # False: a module that may declare handlers could not be imported
 
@@ -38,9 +38,10 @@ def probe(
     timeout: float,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Probe:
-    """Import modules and resolve references in a forked child, and wait for what it finds.
+    """Import modules and resolve references in a forked child, and wait for its result.
 
-    A child that dies or hangs is a problem too. When `interrupted` says so it is given up.
+    `timeout` is in seconds. A child that crashes or hangs is reported as a problem. The probe is
+    canceled when `interrupted` returns True.
     """
     names, wanted = list(modules), list(references)
     task = SubprocessTask(
@@ -56,7 +57,7 @@ def probe(
 
 
 def examine(modules: list[str], references: list[str], base_dir: Path) -> Probe:
-    """Import modules and resolve references in this process, which must be one to throw away."""
+    """Import modules and resolve references in this process, which should exit afterwards."""
     problems = []
     whole = True
     traits: dict[str, list[str]] = {}
@@ -84,7 +85,10 @@ def examine(modules: list[str], references: list[str], base_dir: Path) -> Probe:
 
 
 def _open_code(names: Iterable[str]) -> list[str]:
-    """Say which handler modules everybody could change: they run with all that we may do."""
+    """Return a problem for each world-writable handler module.
+
+    Handlers run with all permissions of the daemon.
+    """
     problems = []
     for name in sorted(names):
         file = getattr(sys.modules.get(name), "__file__", None)
@@ -97,9 +101,9 @@ def _open_code(names: Iterable[str]) -> list[str]:
 
 
 def misfits(consumers: Iterable[Consumer], traits: Mapping[str, list[str]]) -> list[str]:
-    """Return the settings that do not go with the handlers that they are given to.
+    """Return a problem for each setting that does not fit its handler.
 
-    Of a handler that is not in `traits` nothing is known.
+    Handlers missing from `traits` are skipped.
     """
     problems = []
     for index, consumer in enumerate(consumers):
@@ -111,14 +115,14 @@ def misfits(consumers: Iterable[Consumer], traits: Mapping[str, list[str]]) -> l
 
 
 def _at(index: int, consumer: Consumer, name: str, clause: str) -> str:
-    """A problem with its setting: one of the file is found by its line, others by their names."""
+    """Return a problem with the place of its setting: the line of the file, or the `@handler`."""
     if not consumer.place:
         return f"@handler({consumer.name}).{name}: {clause}"
     return f"consumers[{index}].{name}: {clause} ({consumer.place_named})"
 
 
 def too_many_threads(lanes: int, *, asynchronous: bool) -> str:
-    """Return what is wrong with `lanes` messages of a handler at a time, as a clause; '' = fine."""
+    """Return the problem with `lanes` concurrent messages as a clause, or '' if there is none."""
     if asynchronous or lanes <= THREADS_MAX:
         return ""
     return (
@@ -128,7 +132,7 @@ def too_many_threads(lanes: int, *, asynchronous: bool) -> str:
 
 
 def _misfits(consumer: Consumer, traits: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield settings that do not go with the traits of a handler, each with the reason."""
+    """Yield each setting that does not fit the traits of the handler, with the reason."""
     handler, batch = consumer.handler, BATCH in traits
     if consumer.batch is not None and not batch:
         clause = "takes one message; annotate its parameter with list[Message], or remove batch"

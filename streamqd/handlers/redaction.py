@@ -1,4 +1,4 @@
-"""Taking out of an exception's texts what must not be kept: a hook of the handler's module."""
+"""Removing private text from exceptions, with a hook of the handler's module."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ TOO_SLOW = f"<{HOOK} failed: SoftTimeout>"
 
 
 def hook_of(module: Any) -> Redact | None:
-    """The hook of a module, None when it has none. Raises HandlerLoadError when it is no hook."""
+    """Return the hook of a module, or None if it has none.
+
+    Raises HandlerLoadError when the hook is not a function, or is asynchronous.
+    """
     found: Redact | None = getattr(module, HOOK, None)
     if found is not None and (not callable(found) or is_async(found)):
         name = getattr(module, "__name__", "the module")
@@ -29,20 +32,24 @@ def hook_of(module: Any) -> Redact | None:
 
 
 def redacted(failure: Failed, hook: Redact | None) -> Failed:
-    """The failure with its texts as the hook leaves them. Never raises.
+    """Return the failure with its texts passed through the hook. Never raises.
 
-    A text that the hook does not bring back is not kept at all: it may hold what it was to hide.
+    If the hook fails, the text is dropped, because it may contain private data.
     """
     if hook is None:
         return failure
     message = passed(failure.message, hook)
     if message == TOO_SLOW:
-        return replace(failure, message=message, traceback=message)  # nor would it end here
+        return replace(failure, message=message, traceback=message)  # it would hang again
     return replace(failure, message=message, traceback=passed(failure.traceback, hook))
 
 
 def passed(text: str, hook: Redact | None) -> str:
-    """One text of an exception as the hook leaves it. Never raises."""
+    """Return one text of an exception, passed through the hook. Never raises.
+
+    The hook's text is cut to TRACEBACK_BYTES_MAX characters. If the hook fails, return a short note
+    such as `TOO_SLOW`.
+    """
     if hook is None or not text:
         return text
     try:

@@ -1,4 +1,4 @@
-"""What a handler takes, read from its signature: a message, a batch of them, or a typed payload."""
+"""Reading from a handler's signature if it takes a message, a batch, or a typed payload."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ BATCH, TYPED, ASYNC = "batch", "typed", "async"
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a handler takes. `payload` is its type, None when the handler takes the message."""
+    """The parameters of a handler. `payload` is its type, or None if it takes the message."""
 
     batch: bool = False
     asynchronous: bool = False
     payload: Any = None
-    with_message: bool = False  # the message comes second, after the payload
+    with_message: bool = False  # the message is the second argument
 
     @property
     def traits(self) -> list[str]:
-        """Say it in words: batch, typed, async; none of them for a function of one message."""
+        """The form as words: batch, typed, async. Empty for a plain function of one message."""
         said = {BATCH: self.batch, TYPED: self.payload is not None, ASYNC: self.asynchronous}
         return [word for word, true in said.items() if true]
 
 
 def form_of(function: Callable[..., object], reference: str) -> Signature:
-    """Read the form of a handler. Raises HandlerLoadError with one sentence."""
+    """Return the form of a handler. Raises HandlerLoadError with one sentence."""
     if any(map(_yields, _called(function))):
         raise HandlerLoadError(
             f"{reference} has a yield, so that calling it runs nothing of it: remove the yield"
@@ -41,7 +41,7 @@ def form_of(function: Callable[..., object], reference: str) -> Signature:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return Signature(asynchronous=asynchronous)  # written in C: it says nothing of itself
+        return Signature(asynchronous=asynchronous)  # written in C, without a signature
     taken = [each for each in signature.parameters.values() if each.kind in _POSITIONAL]
     first, second = [*taken, None, None][:2]
     if first is None or first.annotation is inspect.Parameter.empty:
@@ -78,12 +78,12 @@ _POSITIONAL = (
 
 
 def is_async(function: object) -> bool:
-    """Whether calling it gives a coroutine: an async function, or an object that is called so."""
+    """Return True if calling the function or callable object returns a coroutine."""
     return any(map(inspect.iscoroutinefunction, _called(function)))
 
 
 def _called(function: object) -> tuple[object, object]:
-    """What runs when it is called: the function, or the `__call__` of an object."""
+    """Return the function without partials, and its `__call__` in case it is an object."""
     while isinstance(function, functools.partial):
         function = function.func
     return function, getattr(function, "__call__", None)  # noqa: B004 - its kind matters
@@ -104,7 +104,7 @@ def _bind(signature: inspect.Signature, count: int, reference: str) -> None:
 
 
 def _means_message(annotation: Any) -> bool:
-    """Whether a message fits: its class, a base of it, Any, or a protocol."""
+    """Return True if a message matches: Message, one of its bases, Any, or a protocol."""
     if annotation is Any or getattr(annotation, "_is_protocol", False):
         return True
     return isinstance(annotation, type) and issubclass(Message, annotation)
@@ -116,13 +116,13 @@ def _means_batch(annotation: Any) -> bool:
 
 
 def _contains_message(annotation: Any) -> bool:
-    """Whether a message is anywhere in it, as in Message | None or Sequence[Message]."""
+    """Return True if the type contains Message, as in Message | None or Sequence[Message]."""
     inner = annotation if isinstance(annotation, list) else typing.get_args(annotation)
     return _is_it(annotation) or any(map(_contains_message, inner))
 
 
 def _is_it(annotation: Any) -> bool:
-    # Within a type that is no text, a text stands for a class: list["Message"].
+    # A string within a type is the name of a class, as in list["Message"].
     if isinstance(annotation, typing.ForwardRef):
         annotation = annotation.__forward_arg__
     if isinstance(annotation, str):
@@ -137,11 +137,11 @@ def _written(annotation: Any) -> str:
 def _annotation(
     function: Callable[..., object], parameter: inspect.Parameter, reference: str
 ) -> Any:
-    """Resolve one annotation, which may be a text; the others need not be resolvable."""
+    """Resolve one annotation, which may be a string. The others need not be resolvable."""
     written = parameter.annotation
     if not isinstance(written, str):
         return written
-    # Message is known in any case: many import it for their type checker only.
+    # Message always resolves, because many modules import it under TYPE_CHECKING only.
     known = {"Message": Message, **getattr(inspect.unwrap(function), "__globals__", {})}
     try:
         return eval(written, known)  # noqa: S307 - it is the user's own code

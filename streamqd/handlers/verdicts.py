@@ -1,4 +1,4 @@
-"""What a handler may say of a message, beside returning: raised, or returned, by user code."""
+"""The exceptions and results with which a handler decides on a message."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from collections.abc import Callable, Mapping
 
 from streamqd.message import Message
 
-AFTER_MAX = 366 * 86400.0  # seconds that a handler may ask to wait
+AFTER_MAX = 366 * 86400.0  # seconds, the longest wait that a handler may request
 
-# Dead letters and policies name these classes. Where they live among our modules is not their name.
+# Dead letters and policies contain these names, which must not depend on our module layout.
 _PACKAGE = "streamqd.handlers"
 
 
 class Retry(Exception):  # noqa: N818 - a verdict that a handler raises, not an error
-    """Raise it in a handler: try this message again, `after` seconds from now.
+    """Raise it in a handler to run this message again, `after` seconds from now.
 
-    Without `after` the wait is the policy's backoff. It counts as a failed attempt.
+    Without `after`, the wait is the policy's backoff. The run counts as a failed attempt.
+
+    Raises TypeError when `after` is not a number, and ValueError unless it is 0 seconds to one
+    year.
     """
 
     __module__ = _PACKAGE
@@ -32,17 +35,17 @@ class Retry(Exception):  # noqa: N818 - a verdict that a handler raises, not an 
 
 
 class Dead(Exception):  # noqa: N818 - a verdict that a handler raises, not an error
-    """Raise it in a handler: no attempt will ever succeed, keep the message as a dead letter."""
+    """Raise it in a handler to dead-letter the message now, because no attempt can succeed."""
 
     __module__ = _PACKAGE
 
 
 class Release(Exception):  # noqa: N818 - a verdict that a handler raises, not an error
-    """Raise it in a handler: not now, and not this message's fault.
+    """Raise it in a handler to run the message later, without counting an attempt.
 
-    No attempt is spent. The worker ends its running messages, waits for a second without reading,
-    and begins with the oldest unhandled message again. It holds up the partition, so it is for
-    trouble that concerns all messages; `Retry` sets one message aside.
+    The worker finishes its running messages, waits for one second without reading, and starts
+    again with the oldest unhandled message. This delays the whole partition, so use it for a
+    problem that affects all messages. To delay only one message, raise `Retry`.
     """
 
     __module__ = _PACKAGE
@@ -55,16 +58,16 @@ class SoftTimeout(Exception):  # noqa: N818 - named after the setting that it en
 
 
 class Undecodable(Exception):  # noqa: N818 - a verdict, as Dead is
-    """The payload is not what the handler's annotation says. The message is dead at once."""
+    """The payload does not match the handler's annotation. Its message is dead-lettered now."""
 
     __module__ = _PACKAGE
 
 
 class Failures(Exception):  # noqa: N818 - a verdict that a handler raises, not an error
-    """Raise it, or return it, in a batch handler: these messages have failed, the others are done.
+    """Raise or return it in a batch handler if some messages failed. The others are done.
 
-    `failed` gives each message its exception, which may be `Retry`, `Dead` or `Release` too. An
-    empty one means that all are done. TypeError: something in it is no message or no exception.
+    `failed` maps each failed message to its exception, such as `Retry`, `Dead` or `Release`. If it
+    is empty, all messages are done. Raises TypeError for other keys or values.
     """
 
     __module__ = _PACKAGE
@@ -78,7 +81,7 @@ class Failures(Exception):  # noqa: N818 - a verdict that a handler raises, not 
 
 
 class Result(enum.Enum):
-    """What a handler may return, for those who rather return than raise."""
+    """A verdict that a handler may return instead of raising an exception."""
 
     ACK = "ack"
     RETRY = "retry"
@@ -94,10 +97,10 @@ _RAISED: dict[Result, Callable[[], BaseException]] = {
 
 
 def error_of(end: object) -> BaseException | None:
-    """Return what is wrong with the end of a run: what it raised, or has returned instead.
+    """Return the error of a run from the exception or value `end`, or None if it succeeded.
 
-    None: the message is done. An exception that is returned counts as raised: no handler returns
-    one to say that all is well. Never raises, even if the object that it looks at does.
+    A returned exception counts as raised. An awaitable or a generator is a TypeError. Never raises,
+    even if methods of `end` do.
     """
     try:
         return _error_of(end)
@@ -113,7 +116,7 @@ def _error_of(end: object) -> BaseException | None:
         return None if raised is None else raised()
     if inspect.isawaitable(end):
         if inspect.iscoroutine(end):
-            end.close()  # or Python would warn that it was never awaited
+            end.close()  # prevents Python's warning that it was never awaited
         return TypeError("the handler returned something that must be awaited: write async def")
     if inspect.isgenerator(end) or inspect.isasyncgen(end):
         return TypeError("the handler returned a generator, whose code has not run: do not yield")
