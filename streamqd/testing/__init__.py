@@ -1,12 +1,13 @@
-"""Test handlers as the daemon would run them, without a daemon and without Redis.
+"""Test handlers in the same way as the daemon runs them, without a daemon and without Redis.
 
-`run` runs a handler once and says what would become of the message; `run_to_end` follows a message
-from run to run, without waiting; `assert_idempotent` runs it again, as after a crash. `Worker` does
-the same for many messages, with the hooks of the module. `next_ticks` returns ticks of a schedule.
-The pytest plugin has a server and the real daemon: see docs/how-to/test-a-handler.md.
+`run` runs a handler once and returns the verdict on its message. `run_to_end` continues until the
+message is done or dead, without waiting between runs. `assert_idempotent` runs a message again, as
+after a crash. `Worker` does the same for many messages, with the hooks of the module. `next_ticks`
+returns the ticks of a schedule. For tests with a server and the real daemon, use the pytest plugin:
+see docs/how-to/test-a-handler.md.
 
-What is real: the codec of the producer, `Message`, the decoding of typed payloads, the kinds of
-handlers, the time limit, the policy and its delays, the dead letter, the death of the process.
+These parts are the real ones: the producer's encoding, `Message`, the decoding of typed payloads,
+all forms of handlers, the time limit, the policy and its delays, dead letters, and process crashes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A death of the process in the middle of a handler.
+"""Process crashes in the middle of a handler.
 
-`dies` is a real one, in a forked child. What the handler has done to files, databases and servers
-stays; what it held in memory is gone, no `finally` runs, and no connection is closed in peace.
+`dies` kills a forked child process. The handler's changes to files, databases and servers remain.
+Its memory is lost, no `finally` runs, and connections are not closed cleanly.
 
-`watched` is for a handler that ends its process itself, which here is that of the tests: the calls
-of Python that end a process raise an exception instead, so a `finally` does run.
+`watched` is for a handler that kills its own process, which is the process of the tests. Python's
+calls that end a process raise an exception instead, so a `finally` does run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from streamqd.process import Exit
 
 END = "end"
 KILLED = Exit(None, signal.SIGKILL)
-# By default these end no process: they stop it, wake it, or nothing happens.
+# By default, these signals stop or continue a process, or are ignored. None of them kills it.
 _HARMLESS = frozenset(
     [
         *(0, signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH),
@@ -35,10 +35,10 @@ CrashAt = int | Literal["end"]
 
 
 def code_of(function: Callable[..., object]) -> CodeType:
-    """The code whose lines are counted. Raises TypeError for what is not written in Python."""
+    """Return the code whose lines are counted. Raises TypeError unless it is written in Python."""
     inner: Any = inspect.unwrap(function)
     if not inspect.isroutine(inner):
-        inner = type(inner).__call__  # an object that is called
+        inner = type(inner).__call__  # a callable object
     code = getattr(inner, "__code__", None)
     if isinstance(code, CodeType):
         return code
@@ -46,14 +46,14 @@ def code_of(function: Callable[..., object]) -> CodeType:
 
 
 def dies(work: Callable[[], object], code: CodeType, crash_at: CrashAt) -> bool:
-    """Do the work in a child that is killed when it has run `crash_at` lines of the code.
+    """Run the work in a child that is killed after `crash_at` lines; return True if it died.
 
-    False: the work ended before that. With "end" the child is killed after the work. A child that
-    the work itself has ended is dead as well.
+    Returns False if the work finished before that line. With "end", the child is killed after the
+    work. A child that is killed by the work itself counts as dead, too.
     """
     ended, tell = os.pipe()
     with warnings.catch_warnings():
-        # Python warns of forks beside threads. The child has a single thing to do, and then dies.
+        # Python warns about a fork with threads. The child only runs the work and then exits.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
@@ -61,9 +61,9 @@ def dies(work: Callable[[], object], code: CodeType, crash_at: CrashAt) -> bool:
     os.close(tell)
     try:
         os.waitpid(child, 0)
-        os.set_blocking(ended, False)  # what the work has started may have the other end still
+        os.set_blocking(ended, False)  # processes started by the work may still have the other end
         return not _said(ended)
-    except BaseException:  # who waits has been interrupted
+    except BaseException:  # such as KeyboardInterrupt during the wait
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -80,7 +80,7 @@ def _said(pipe: int) -> bytes:
 
 
 def _die(work: Callable[[], object], code: CodeType, crash_at: CrashAt, tell: int) -> None:
-    """In the child. It never returns. It tells that the work has ended without a death."""
+    """Run the work in the child and report to the pipe that it finished alive. Never returns."""
     try:
         if isinstance(crash_at, int):
             _count_lines(code, crash_at)
@@ -93,7 +93,7 @@ def _die(work: Callable[[], object], code: CodeType, crash_at: CrashAt, tell: in
 
 
 def _count_lines(code: CodeType, left: int) -> None:
-    """Kill this process after `left` lines of the code."""
+    """Kill this process after `left` more lines of the code."""
 
     def on_line(_frame: FrameType, event: str, _arg: object) -> Any:
         nonlocal left
@@ -111,21 +111,21 @@ def _count_lines(code: CodeType, left: int) -> None:
 
 
 class Death:
-    """How a handler has ended its process, once it has."""
+    """The exit of a handler that killed its process, or None."""
 
     exit: Exit | None = None
 
 
 class ProcessEnded(BaseException):
-    """Unwinds a handler that has ended its process, as nothing else in it should catch."""
+    """Unwinds a handler that killed its process. User code should not catch it."""
 
 
 @contextlib.contextmanager
 def watched(function: Callable[..., object]) -> Iterator[Death]:
-    """Notice that the function ends this process, which goes on.
+    """Record an attempt of the function to kill this process, and keep the process alive.
 
-    Seen are `os._exit`, `os.abort`, and signals that this process sends to itself. A death in
-    native code, or by another process, is one of this process.
+    This covers `os._exit`, `os.abort`, and signals that this process sends to itself. A crash in
+    native code, or a signal from another process, still kills this process.
     """
     death = Death()
     own = os.getpid()
@@ -136,7 +136,7 @@ def watched(function: Callable[..., object]) -> Iterator[Death]:
 
     def instead(original: Callable[..., Any], ending: Callable[..., Exit | None]) -> Any:
         def called(*args: Any) -> Any:
-            # A child that the function has forked ends as it likes.
+            # Children forked by the function may exit.
             how = ending(*args) if os.getpid() == own else None
             return original(*args) if how is None else end(how)
 
@@ -153,7 +153,7 @@ def watched(function: Callable[..., object]) -> Iterator[Death]:
         signal.raise_signal: lambda number: sent(own, number),
     }
     by_id = {id(each): instead(each, ending) for each, ending in replaced.items()}
-    # Where they are called from: `os`, and what a module has imported from it.
+    # The calls are replaced in `os` and `signal`, and among the handler module's imports.
     imported = getattr(inspect.unwrap(function), "__globals__", {})
     places = [
         (names, name, value)
@@ -171,10 +171,10 @@ def watched(function: Callable[..., object]) -> Iterator[Death]:
 
 
 def _ends(number: int) -> bool:
-    """Whether a signal would end this process."""
+    """Return True if a signal would kill this process."""
     if number == signal.SIGKILL:
         return True
     try:
         return number not in _HARMLESS and signal.getsignal(number) is signal.SIG_DFL
-    except ValueError:  # no signal has this number, as the real call will say
+    except ValueError:  # not a signal number; the real call raises the error
         return False

@@ -1,4 +1,4 @@
-"""The settings under which a handler is tested: what @handler declares, and what the test says."""
+"""The settings of a handler under test: those of @handler, overridden by those of the test."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from streamqd.errors import ConfigError
 from streamqd.handlers.options import HandlerOptions
 from streamqd.model import RetryPolicy
 
-TOPIC, GROUP = "test", "test"  # of a function that nothing declares
+TOPIC, GROUP = "test", "test"  # defaults for a function without @handler
 
 
 class TestedOptions(HandlerOptions, total=False):
-    """The settings that a test may give: the options of `@handler`."""
+    """The settings that a test may pass: the options of `@handler`, including `retry`."""
 
     retry: RetryPolicy | None
 
 
 def reference_of(function: Callable[..., object]) -> str:
-    """`module:function`, as dead letters name the handler."""
+    """Return `module:function`, the name of the handler in dead letters."""
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}:{named.__qualname__}"
 
@@ -30,10 +30,10 @@ def reference_of(function: Callable[..., object]) -> str:
 def consumer_of(
     function: Callable[..., object], topic: str | None, group: str | None, given: TestedOptions
 ) -> Consumer:
-    """The settings of a handler. `given` wins over @handler, as the configuration file does.
+    """Return the settings of a handler. `given` overrides @handler, as the configuration file does.
 
-    Of several declarations the one counts that was made last, among those of the topic and group
-    that are asked for. Raises ConfigError with every problem.
+    Among several declarations for `topic` and `group`, where None matches all, the latest wins.
+    Raises ConfigError with every problem.
     """
     reference = reference_of(function)
     raw: dict[str, Any] = {"topic": topic or TOPIC, "group": group or GROUP}
@@ -45,14 +45,14 @@ def consumer_of(
     raw |= handlers.plain_options(given.get("retry"), options)
     if raw.get("source") == "dlq":
         raise ConfigError(["source: a handler of dead letters is tested with `streamqd_daemon`"])
-    # A function within another has a name that no configuration file could give.
+    # The name of a nested function is not valid in a configuration file.
     raw["handler"] = "tested:handler"
     [consumer] = config.declare_consumers(config.load(None, environ={}), [raw]).consumers
     return replace(consumer, handler=reference)
 
 
 def fitted(consumer: Consumer, function: Callable[..., object], module: Any) -> handlers.Loaded:
-    """The handler, ready to be called with a message. Raises HandlerLoadError, ConfigError."""
+    """Return the handler, ready for messages. Raises HandlerLoadError or ConfigError."""
     loaded = handlers.prepared(function, consumer.handler, module, consumer.codec)
     if problems := handlers.misfits([consumer], {consumer.handler: loaded.form.traits}):
         raise ConfigError([each.partition(").")[2] for each in problems])

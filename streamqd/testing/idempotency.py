@@ -1,4 +1,7 @@
-"""Whether a second run of the same message changes anything: at-least-once makes it happen."""
+"""Checking that a second run of the same message changes nothing.
+
+Messages are delivered at least once, so handlers must expect second runs.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +32,17 @@ def assert_idempotent(
 ) -> None:
     """Run a handler twice for the same message, as after a crash before the acknowledgement.
 
-    What `observe` returns must be the same after both. With `reset`, which undoes all effects, the
-    process is also killed at every step of the handler, 500 at most: each time the run after the
-    crash must come to the same. A step is a line of the handler that is run. Effects in memory die
-    with the process, so observe a file or a database.
+    `observe` must return equal values after both runs. With `reset`, which must undo all effects,
+    the process is also killed at every step of the handler, at most 500, and the run after each
+    crash must lead to the same value. A step is one executed line of the handler. Effects in memory
+    are lost with the process, so observe a file or a database.
 
-    Raises AssertionError that says what differs, and when a run does not succeed.
+    Raises AssertionError with the difference, or when a run does not succeed.
     """
     with Worker(handler, topic=topic, group=group, state_dir=state_dir, **settings) as worker:
         message = worker.message(payload, key=key, headers=headers)
         _succeeded(worker.run(message), "the first run")
-        # A copy: what is observed may be the very object that the second run changes.
+        # Copy the value, because the second run may change the same object.
         once = copy.deepcopy(observe())
         _succeeded(worker.run(message), "the second run")
         _same(once, observe(), "the second run")
@@ -49,7 +52,7 @@ def assert_idempotent(
             try:
                 worker.run(message, crash_at=step)
             except ValueError:
-                return  # the handler has ended before: all of its steps were tried
+                return  # the handler finished before this step: all steps were tried
             what = f"the run after a crash at step {step}"
             _succeeded(worker.run(message), what)
             _same(once, observe(), what)

@@ -1,4 +1,4 @@
-"""The soft time limit, enforced as the daemon does: an exception in the handler, where it is."""
+"""The soft time limit: like the daemon, it raises an exception inside the running handler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Interrupt = Callable[[BaseException], None]
 
 
 def check_thread(seconds: float | None, interrupt: Interrupt | None) -> None:
-    """Raise RuntimeError where `soft_limit` cannot work: a signal reaches the main thread only."""
+    """Raise RuntimeError if `soft_limit` cannot work: signals reach only the main thread."""
     here = threading.current_thread() is threading.main_thread()
     if seconds is not None and interrupt is None and not here:
         raise RuntimeError(
@@ -24,9 +24,10 @@ def check_thread(seconds: float | None, interrupt: Interrupt | None) -> None:
 
 @contextlib.contextmanager
 def soft_limit(seconds: float | None, interrupt: Interrupt | None) -> Iterator[None]:
-    """Interrupt the block after `seconds`; None is no limit.
+    """Interrupt the block with SoftTimeout after `seconds`. None means no limit.
 
-    `interrupt` raises an exception in a coroutine; without it a signal does so in the main thread.
+    `interrupt` raises the exception in a coroutine. Without it, a SIGUSR1 handler raises it in the
+    main thread.
     """
     if seconds is None:
         yield

@@ -1,4 +1,4 @@
-"""What a run comes to: the verdict on its message, as a value that tests compare."""
+"""The result of a run: the verdict on its message, as a value for tests to compare."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ Verdict = Literal["ack", "retry", "dead", "release", "crash", "expired"]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a handler, and what becomes of the message after it."""
+    """One run of a handler, and the verdict on its message."""
 
     __module__ = "streamqd.testing"
 
     message: Message
-    """The message, as the handler has got it."""
+    """The message that the handler received."""
     attempt: int
-    """Which run it was, from 1; crashes and releases do not count."""
+    """The number of the run, from 1. Crashes and releases do not count."""
     crashes: int
-    """How many processes the message has killed, this run included."""
+    """The number of processes that the message killed, including this run."""
     verdict: Verdict
-    """ack: done. retry: again after a wait. dead: a dead letter. release: given back, no attempt is
-    spent. crash: the process died, and the next one runs the message again. expired: acknowledged
-    without a run."""
+    """ack: done. retry: runs again after a wait. dead: dead-lettered. release: runs again without
+    counting an attempt. crash: the process died, and the next one runs the message again. expired:
+    acknowledged without a run."""
     reason: str = ""
-    """Of a dead letter the stable word: attempts, dead, undecodable, crashes, too-old …"""
+    """The reason of a dead letter, a stable word: attempts, dead, undecodable, crashes, too-old …
+    Empty for other verdicts."""
     error: BaseException | None = None
-    """What the handler has raised, or has returned instead."""
+    """The exception that the handler raised or returned."""
     delay: tuple[float, float] | None = None
-    """The shortest and the longest wait before the next run, in seconds; chance chooses between
-    them. None when there is no next run."""
+    """The shortest and the longest wait before the next run, in seconds. Jitter chooses between
+    them. None if there is no next run."""
     in_place: bool = False
-    """Whether the message keeps its place meanwhile: `on_error` is block or hold-key."""
+    """True if the message keeps its place during the wait: `on_error` is block or hold-key."""
     letter: DeadLetter | None = None
-    """The dead letter, of a dead message."""
+    """The dead letter of a dead message."""
     at: float = 0.0
-    """When it began, in seconds after the first write of the message, by the clock of the test."""
+    """The start of the run, in seconds after the first write of the message, by the test's
+    clock."""

@@ -18,35 +18,35 @@ from typing import Any
 from streamqd.embedded import EmbeddedServer
 
 START_SECONDS = 30.0
-END_SECONDS = 15.0  # for a daemon that must end
-LOG_LINES = 40  # of a daemon that failed
+END_SECONDS = 15.0  # time for a daemon or a server to exit after the signal
+LOG_LINES = 40  # last lines that the error of a failed daemon quotes
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What a daemon has left that ended once everything was settled."""
+    """The files of a daemon that exited after all messages were handled."""
 
     __module__ = "streamqd.testing"
 
     state_dir: Path
-    """Its `daemon.state_dir`, which `on_start` gets."""
+    """Its `daemon.state_dir`, the same directory as in the `on_start` context."""
     log: str
-    """Its log, one JSON object a line, and the output of the handlers."""
+    """Its log, one JSON object per line, mixed with the output of the handlers."""
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The events of the log, in order; `event` is the name."""
+        """The events of the log, in order. Their field `event` contains the name."""
         lines = (json.loads(each) for each in self.log.splitlines() if each.startswith("{"))
         return [each for each in lines if "event" in each]
 
 
 @contextlib.contextmanager
 def embedded_server() -> Iterator[str]:
-    """Run the embedded server in a folder of its own. Yields its URL, `unix://…`.
+    """Run the embedded server in a temporary directory. Yields its URL, `unix://…`.
 
     Raises ConfigError when no server program is installed.
     """
-    # Not below pytest's folder: the path of a socket is short.
+    # Paths below pytest's own directory can be too long for a socket.
     folder = Path(tempfile.mkdtemp(prefix="streamqd-"))
     server = EmbeddedServer(folder)
     try:
@@ -61,17 +61,17 @@ def embedded_server() -> Iterator[str]:
 def settle(
     url: str, folder: Path, modules: tuple[str, ...], config: str | Path | None, timeout: float
 ) -> Settled:
-    """Run the daemon in `folder` until everything in the server is settled.
+    """Run the daemon in `folder` until all messages in the server are handled.
 
-    `config` is a file, or the text of one; without it the handlers of `modules` are run, as
-    declared. Raises AssertionError with the log when the daemon fails, or takes longer than
-    `timeout` seconds.
+    `config` is a file, or the text of one. Without it, the handlers of `modules` run with their
+    declared settings. Raises AssertionError with the end of the log when the daemon fails, or when
+    it takes longer than `timeout` seconds.
     """
     path = config if isinstance(config, Path) else folder / "streamq.toml"
     if not isinstance(config, Path):
         path.write_text(config or "")
     environment = os.environ | {
-        # The handlers are found where the tests find them.
+        # The daemon imports handlers from the same places as the tests.
         "PYTHONPATH": os.pathsep.join(each or str(Path.cwd()) for each in sys.path),
         "STREAMQ_REDIS__URL": url,
         "STREAMQ_DAEMON__STATE_DIR": str(folder / "state"),
@@ -95,14 +95,14 @@ def settle(
 
 
 def _ended(daemon: subprocess.Popen[bytes], timeout: float) -> int | None:
-    """Wait for the daemon; None when it had to be ended."""
+    """Wait for the daemon and return its exit code, or None if it had to be killed."""
     try:
         return daemon.wait(timeout)
     except subprocess.TimeoutExpired:
         return None
     finally:
         if daemon.poll() is None:
-            daemon.send_signal(signal.SIGQUIT)  # a handler that hangs would outlast a drain
+            daemon.send_signal(signal.SIGQUIT)  # a drain would wait for a handler that hangs
             try:
                 daemon.wait(END_SECONDS)
             except subprocess.TimeoutExpired:

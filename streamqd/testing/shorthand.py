@@ -1,4 +1,4 @@
-"""The same for one message at a time, in one call."""
+"""Functions that create a Worker and run one message or batch in a single call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def run(
 ) -> Run:
     """Run a handler once, for one message, as the daemon would. See Worker for the arguments.
 
-    `payload` is what a producer would send. Raises what Worker, `message` and `run` raise.
+    `payload` is a payload or an Outgoing, as for a producer. Raises the errors of Worker,
+    `Worker.message` and `Worker.run`.
     """
     with Worker(handler, topic=topic, group=group, state_dir=state_dir, **settings) as worker:
         message = worker.message(
@@ -49,7 +50,7 @@ def run_batch(
     state_dir: Path | None = None,
     **settings: Unpack[TestedOptions],
 ) -> list[Run]:
-    """Run a handler of `list[Message]` once, for several messages; each has its own verdict."""
+    """Run a handler of `list[Message]` once. Each message has its own verdict."""
     with Worker(handler, topic=topic, group=group, state_dir=state_dir, **settings) as worker:
         return worker.run_batch([worker.message(payload) for payload in payloads])
 
@@ -70,7 +71,7 @@ def run_to_end(
     state_dir: Path | None = None,
     **settings: Unpack[TestedOptions],
 ) -> list[Run]:
-    """Run a handler until its message is done or dead; the waits between the runs are skipped.
+    """Run a handler until its message is done or dead, without waiting between the runs.
 
     See `Worker.run_to_end` for the arguments.
     """

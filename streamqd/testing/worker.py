@@ -1,4 +1,4 @@
-"""A worker without a daemon: it runs one handler, and says what would become of each message."""
+"""A worker without a daemon: it runs one handler and returns the verdict on each message."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ RUNS_MAX = 100
 
 
 class Worker:
-    """Runs a handler as a worker of the daemon does; use it in a `with` block.
+    """Runs a handler in the same way as a worker of the daemon. Use it in a `with` block.
 
-    `settings` are options of @handler, and win over what it declares; `topic` and `group` choose
-    among several declarations. With a `state_dir` the `on_start` and `on_stop` of the handler's
-    module are run too. Raises ConfigError and HandlerLoadError, as a start would.
+    `settings` are options of @handler, and override its declaration. `topic` and `group` choose
+    among several declarations. With a `state_dir`, the `on_start` and `on_stop` hooks of the
+    handler's module run, too. Raises ConfigError and HandlerLoadError, as the daemon's start does.
     """
 
     __module__ = "streamqd.testing"
@@ -71,7 +71,7 @@ class Worker:
         self._delivery = Delivery(unit, INSTANCE, EPOCH)
         self._hooks: Hooks | None = None
         self._entries = 0
-        self._now_unix_ms = int(time.time() * 1000)  # the clock stands still, but in `run_to_end`
+        self._now_unix_ms = int(time.time() * 1000)  # the clock only advances in `run_to_end`
 
     def __enter__(self) -> Self:
         with deaths.watched(self.handler):
@@ -100,10 +100,10 @@ class Worker:
         attempt: int = 1,
         age: float = 0.0,
     ) -> Message:
-        """Make a message of what a producer would send: a payload, or an Outgoing.
+        """Return a message with a payload, or from an Outgoing, as a producer would send it.
 
-        It was first written `age` seconds ago, and `attempt` - 1 runs have failed. Raises what
-        `Producer.send` raises for it.
+        The message was first written `age` seconds ago, and its first `attempt` - 1 runs failed.
+        Raises the errors of `Producer.send` for an invalid message.
         """
         if not isinstance(payload, Outgoing):
             payload = Outgoing(payload, key, headers, expires=expires)
@@ -114,19 +114,20 @@ class Worker:
     # --- runs ---
 
     def run(self, message: Message, *, crashes: int = 0, crash_at: CrashAt | None = None) -> Run:
-        """Run the handler for a message of `message`, or once more for one that has run before.
+        """Run the handler for a message made by `message`, which may have run before.
 
-        `crashes` are charged to it already. With `crash_at` the handler runs in a child process,
-        which is killed at that step, or with "end" when the handler has ended. A step is a line of
-        the handler that is run, counted from 0. Raises ValueError when there are fewer.
+        `crashes` is the number of earlier crashes counted against it. With `crash_at`, the handler
+        runs in a child process that is killed at that step, or with "end" after the handler. A step
+        is one executed line of the handler, counted from 0. Raises ValueError when the handler has
+        fewer steps.
 
-        A handler that ends its process by `os._exit`, `os.abort` or a signal to itself has crashed;
-        the tests go on.
+        A handler that calls `os._exit` or `os.abort`, or sends a fatal signal to its own process,
+        counts as crashed. The tests continue.
         """
         return self._run([message], crashes, crash_at, self._now)[0]
 
     def run_batch(self, messages: Sequence[Message]) -> list[Run]:
-        """Run a handler of `list[Message]` for several messages at once; each has its own verdict.
+        """Run a handler of `list[Message]` once. Each message has its own verdict.
 
         Raises TypeError for a handler that takes one message.
         """
@@ -145,9 +146,9 @@ class Worker:
     ) -> list[Run]:
         """Run the handler until the message is done or dead, without waiting between the runs.
 
-        `crash_at` is for the first run. With `duplicate` a message that is done comes once more.
-        `jitter`, 0 to 1, stands for chance: where between the shortest and the longest delay the
-        wait is. Raises AssertionError when there is no end after `runs_max` runs.
+        `crash_at` is for the first run. With `duplicate`, a done message runs once more. `jitter`,
+        from 0 to 1, replaces the random part of a delay: 0 is the shortest, 1 the longest. Raises
+        AssertionError when the message is neither done nor dead after `runs_max` runs.
         """
         story: list[Run] = []
         charged = 0
@@ -172,7 +173,7 @@ class Worker:
     def _run(
         self, batch: list[Message], crashes: int, crash_at: CrashAt | None, now: float
     ) -> list[Run]:
-        """Run the handler once, at the time `now`, and judge the messages."""
+        """Run the handler once and decide on the messages. `now` is the time in unix seconds."""
         wanted = [each for each in batch if each.expires_at is None or now < each.expires_at]
         found = {each: self._ended(each, "expired", crashes, now) for each in batch}
         charged = crashes + max(each.crash_count for each in batch)
@@ -190,7 +191,7 @@ class Worker:
         return [found[each] for each in batch]
 
     def _call(self, batch: list[Message]) -> list[BaseException | None] | Exit:
-        """The error of each message, None where there is none; or how the process has ended."""
+        """Return the error of each message, None for success, or the exit of a dead process."""
         hooks = self._hooks
         if hooks is None:
             raise RuntimeError("a Worker is used in a `with` block")
@@ -201,7 +202,7 @@ class Worker:
                 with soft_limit(self._consumer.timeout, hooks.interrupt):
                     end = hooks.function(self._taken(batch))
             except KeyboardInterrupt:
-                raise  # to end the tests, not the handler
+                raise  # it is meant for the tests, not for the handler
             except BaseException as raised:  # noqa: BLE001 - user code may raise anything
                 end = raised
         if death.exit is not None:
@@ -211,12 +212,12 @@ class Worker:
         return [handlers.error_of(end)]
 
     def _taken(self, batch: list[Message]) -> Message | list[Message]:
-        """What the handler is given."""
+        """Return the argument of the handler: the batch, or its only message."""
         return batch if self._loaded.form.batch else batch[0]
 
     def _dies(self, batch: list[Message], crash_at: CrashAt) -> bool:
         code = deaths.code_of(self.handler)
-        # The child is another process: it starts the module's hooks and an event loop itself.
+        # The child process starts its own hooks and event loop.
         return deaths.dies(lambda: self._started().function(self._taken(batch)), code, crash_at)
 
     def _started(self) -> Hooks:
@@ -225,7 +226,7 @@ class Worker:
             hooks.start(handlers.Context(self._delivery.unit, INSTANCE, self.state_dir))
         return hooks
 
-    # --- what becomes of a message ---
+    # --- verdicts ---
 
     def _judged(
         self, message: Message, error: BaseException | None, crashes: int, now: float
@@ -271,7 +272,10 @@ class Worker:
     def _crashed(
         self, message: Message, charged: int, now: float, ending: Exit = deaths.KILLED
     ) -> Run:
-        """After `charged` deaths of its process: the message is run again, or it is dead."""
+        """Return the result of a crash: the message runs again, or is dead.
+
+        `charged` is the number of crashes since its last write.
+        """
         crashes = message.crash_count + charged
         dead = settlement.before_run(crashes, self._consumer.policy)
         if dead is None:
@@ -303,7 +307,7 @@ class Worker:
         return Run(message, message.attempt, crashes, verdict, at=at, **more)
 
     def _requeued(self, message: Message, retries: int, crashes: int) -> Message:
-        """The message as the retry stream has it."""
+        """Return the message as it is stored in the retry stream."""
         carried = dead_letters.carried(message, retries=retries, crashes=crashes)
         flat = [part for pair in (message.fields | carried).items() for part in pair]
         return Message(self._delivery, self._new_id(0.0), flat, retried=True)
