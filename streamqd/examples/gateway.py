@@ -1,9 +1,9 @@
-"""A circuit breaker and a flood guard: stop, where every message would only fail.
+"""A circuit breaker and a flood guard: stop a partition when every message would fail.
 
-It hands messages to a service over TCP. While the service is down, the circuit is open: one message
-is tried now and then, none loses an attempt, none dies. When the service refuses most of what it
-gets, as after a bad release of either side, the flood guard pauses the partition after 100 dead
-letters, until somebody types `streamqd resume`.
+The handler sends messages to a service over TCP. While the service is down, the circuit is open:
+one message is tried every 500 ms, and no message loses an attempt or is dead-lettered. If the
+service rejects most messages, for example after a bad release, the flood guard pauses the partition
+after 100 dead letters. Run `streamqd resume` to continue.
 
 Run it: `handlers = ["streamqd.examples.gateway"]`, then
 `GATEWAY=127.0.0.1:9000 streamqd --config streamq.toml`.

@@ -1,10 +1,11 @@
-"""A job of Spark between two topics: lines of a web server's log in, hits per minute out.
+"""A Spark job between two topics: it reads a web server's log and writes hits per minute.
 
     streamqd pipeline run streamqd.examples.hits_per_minute:count --checkpoints ./checkpoints
 
-reads the topic `access` and writes what has changed into the topic `hits_per_minute`, which `keep`
-below reads in a daemon: `handlers = ["streamqd.examples.hits_per_minute"]`. It ends with what is
-there; with `--set "every=5 seconds"` it goes on until it is interrupted.
+This command reads the topic `access` and writes changed counts to the topic `hits_per_minute`. The
+handler `keep` reads them in a daemon: `handlers = ["streamqd.examples.hits_per_minute"]`. The job
+stops after the last available message. With `--set "every=5 seconds"`, it runs until it is
+interrupted.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ STATUS = r'" (\d{3}) '
 
 
 def count(job: Job) -> None:
-    """Count the lines of each minute and status, on from where the last run was."""
+    """Count the lines of each minute and status, starting at the checkpoint of the last run."""
     from pyspark.sql import functions as f
 
     line = f.col("value").cast("string")
@@ -57,7 +58,7 @@ _board: sqlite3.Connection | None = None
 
 
 def on_start(context: Context) -> None:
-    """Open the board. A real handler would write to where the numbers are looked at."""
+    """Open the board. A real handler would write to the database of a dashboard."""
     global _board
     context.state_dir.mkdir(parents=True, exist_ok=True)
     _board = sqlite3.connect(context.state_dir / "hits_per_minute.db")
@@ -67,8 +68,10 @@ def on_start(context: Context) -> None:
 
 @handler(topic=TARGET, group="board")
 def keep(message: Message) -> None:
-    """Keep the latest count of a minute and status. Counts only grow, so a message that comes
-    twice, or after a later one, changes nothing."""
+    """Store the latest count of a minute and status.
+
+    Counts only grow, so a message that is repeated or out of order changes nothing.
+    """
     found = json.loads(message.payload)
     if _board is None:
         raise RuntimeError("on_start has not run")

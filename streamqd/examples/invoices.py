@@ -1,8 +1,7 @@
-"""A typed handler: the payload arrives as what the annotation says, or not at all.
+"""A typed handler: the payload is decoded to the type of the annotation.
 
-A payload that is no `Order` is a dead letter at once, with the reason `undecodable` and a text that
-says what does not fit and where. Dataclasses are decoded by msgspec, which
-the extra `msgspec` brings.
+A payload that is not an `Order` is dead-lettered immediately, with the reason `undecodable` and the
+path of the field that does not match. Dataclasses need msgspec: install the extra `msgspec`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from streamqd import Context, Message, handler
 
 @dataclass(frozen=True)
 class Line:
-    """So many of an article, at so many cents each."""
+    """A quantity of one article. `cents` is the price of one piece."""
 
     article: str
     cents: int
@@ -24,7 +23,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Order:
-    """What a customer has ordered."""
+    """One order of a customer."""
 
     customer: str
     lines: list[Line] = field(default_factory=list)
@@ -34,7 +33,7 @@ _folder = Path()
 
 
 def on_start(context: Context) -> None:
-    """Make the folder that the invoices go to."""
+    """Create the directory of the invoices."""
     global _folder
     _folder = context.state_dir / "invoices"
     _folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +41,7 @@ def on_start(context: Context) -> None:
 
 @handler(topic="orders", group="invoices", codec="json")
 def write_invoice(order: Order, msg: Message) -> None:
-    """Write the invoice. Its name is the message's: a repeated run writes the same file again."""
+    """Write the invoice. The file is named after the message, so a second run overwrites it."""
     total = sum(line.cents * line.count for line in order.lines)
     file = _folder / f"{msg.uid.replace('/', '-')}.txt"
     file.write_text(f"{order.customer}: {total / 100:.2f}\n")

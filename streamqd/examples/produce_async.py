@@ -1,8 +1,8 @@
-"""Orders from many tasks at once into the topic `orders`, as a web service would send them.
+"""Send orders to the topic `orders` from many concurrent tasks, as in a web service.
 
     python -m streamqd.examples.produce_async redis://localhost:6379/0 100
 
-sends a hundred of them and prints what each customer is told.
+This command sends 100 orders and prints the answer for each customer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ async def order(producer: AsyncProducer, number: int) -> str:
 
 
 async def serve(url: str, requests: int) -> list[str]:
-    """Answer so many requests at once."""
+    """Answer `requests` requests concurrently and return the answers in order."""
     async with AsyncProducer(url, max_backlog=10_000) as producer:
         return await asyncio.gather(*(order(producer, number) for number in range(requests)))
 

@@ -1,8 +1,8 @@
-"""Readings of many sensors into the topic `readings`: a buffer, one write for many messages.
+"""Send sensor readings to the topic `readings` through a buffer, many messages per write.
 
     python -m streamqd.examples.produce_buffered redis://localhost:6379/0 < readings.txt
 
-A line is `SENSOR VALUE`. Readings of a sensor keep their order; nobody wants them after an hour.
+Each line is `SENSOR VALUE`. Readings of one sensor stay in order, and expire after one hour.
 """
 
 from __future__ import annotations

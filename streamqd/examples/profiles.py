@@ -1,8 +1,8 @@
-"""`on_error = "hold-key"`: the order of each key, also over failures, while other keys go on.
+"""`on_error = "hold-key"`: keep the order of each key during failures, without delaying other keys.
 
-It keeps the latest profile of each user. The key of a message is the user. While a user's data is
-locked, for example because it is being moved, that user's changes wait in their order, and those of
-all others pass.
+The handler stores the latest profile of each user. The key of a message is the user. While a user's
+data is locked, for example during a migration, changes for this user wait in order. Changes for
+all other users are handled.
 
 Run it: `handlers = ["streamqd.examples.profiles"]`, then
 `streamqd produce profiles '{"name": "Ann"}' --key ann`.
@@ -18,7 +18,7 @@ _folder = Path()
 
 
 def on_start(context: Context) -> None:
-    """Make the folder that the profiles are in."""
+    """Create the directory of the profiles."""
     global _folder
     _folder = context.state_dir / "profiles"
     _folder.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def on_start(context: Context) -> None:
     held_max=10_000,
 )
 def keep(msg: Message) -> None:
-    """Write the profile over the one before."""
+    """Replace the user's profile."""
     user = (msg.key or b"").decode()
     if not user.isalnum():
         raise Dead("the key of a profile is the name of its user")

@@ -1,7 +1,7 @@
-"""A batch handler: many messages become one transaction.
+"""A batch handler: it stores many messages in one transaction.
 
-It stores what sensors have measured. A reading that is no number fails alone; the others of its
-batch are done. The uid is the primary key, so a batch that comes again changes nothing.
+The messages are sensor readings. A reading that is not a number fails alone, and the others of its
+batch succeed. The uid is the primary key, so a batch that is delivered again changes nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def store(batch: list[Message]) -> None:
             rows.append((message.uid, float(message.text())))
         except ValueError:
             failed[message] = Dead("not a number")
-    with _database:  # one transaction: all of them, or an exception and none
+    with _database:  # one transaction: it stores all rows, or raises and stores none
         _database.executemany("INSERT OR IGNORE INTO readings VALUES (?, ?)", rows)
     if failed:
         raise Failures(failed)

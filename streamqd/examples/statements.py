@@ -1,7 +1,7 @@
-"""`on_error = "block"`: strict order, also over failures.
+"""`on_error = "block"`: keep the strict order of a partition, even during failures.
 
-It appends lines to an account's statement. A line that cannot be written now is tried again in its
-place, for as long as it takes, and nothing of its partition gets past it.
+The handler appends lines to an account's statement. A line that cannot be written is retried in
+place without a limit, and blocks the rest of its partition.
 
 Run it: `handlers = ["streamqd.examples.statements"]`, then `streamqd produce statements "+ 5.00"`.
 """
@@ -17,7 +17,7 @@ _folder = Path()
 
 
 def on_start(context: Context) -> None:
-    """Know where the statements are."""
+    """Set the directory of the statements."""
     global _folder
     _folder = context.state_dir / "statements"
 
@@ -26,14 +26,14 @@ def on_start(context: Context) -> None:
     topic="statements",
     group="print",
     on_error="block",
-    max_attempts=0,  # for ever: a line that is missing is worse than one that is late
+    max_attempts=0,  # no limit: a missing line is worse than a late line
     backoff={"kind": "exponential", "base": "200ms", "max": "30s"},
-    dead_on=["UnicodeDecodeError"],  # what no attempt will mend must not stop the partition
+    dead_on=["UnicodeDecodeError"],  # a permanent error must not block the partition
 )
 def write_line(msg: Message) -> None:
-    """Append the line, once: a repeated run finds its own id at the end of the file."""
+    """Append the line once. A second run finds its own ID at the end of the file."""
     line = f"{msg.original_id} {msg.text()}\n"
-    path = _folder / f"{msg.partition}.txt"  # the folder may be away, as a mounted one can be
+    path = _folder / f"{msg.partition}.txt"  # may fail, for example if it is not mounted
     with path.open("a+") as statement:
         statement.seek(max(0, path.stat().st_size - len(line.encode())))
         if statement.read() != line:

@@ -1,4 +1,4 @@
-"""How the handler of invoices.py is tested: run as the daemon runs it, and by the daemon itself.
+"""Tests of the handler in invoices.py, both without a daemon and with a real daemon.
 
 Run it: `pytest --pyargs streamqd.examples.test_invoices`, with pytest and the extras `embedded` and
 `msgspec`: `pip install '.[embedded,msgspec]' pytest` in a clone of streamqd.
@@ -18,7 +18,7 @@ ORDER = {"customer": "Ann", "lines": [{"article": "tea", "cents": 250, "count": 
 
 
 def test_an_invoice_is_written(tmp_path: Path) -> None:
-    """One run, with the `on_start` of the module, which makes the folder."""
+    """One run, including the module's `on_start`, which creates the directory."""
     ended = run(write_invoice, ORDER, state_dir=tmp_path)
 
     assert ended.verdict == "ack"
@@ -26,7 +26,7 @@ def test_an_invoice_is_written(tmp_path: Path) -> None:
 
 
 def test_what_is_no_order_is_dead_at_once() -> None:
-    """Neither file nor folder is needed: the handler is never called."""
+    """The handler is not called, so the test needs no directory."""
     ended = run(write_invoice, {"customer": "Bob", "lines": 3})
 
     assert (ended.verdict, ended.reason) == ("dead", "undecodable")

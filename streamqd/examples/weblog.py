@@ -1,11 +1,12 @@
-"""Handlers that read a web server's access log: hits per path, and user agents.
+"""Handlers that read a web server's access log and count hits per path and user agents.
 
-The two groups see every message of the topic, each at its own pace. Both are idempotent: a message
-that is handled twice is counted once. That matters, because streamqd delivers at least once: when
-a process dies between the handler's last line and the acknowledgement, the message comes again.
+Both groups read every message of the topic at their own pace. Both handlers are idempotent: a
+message that is handled twice is counted once. This is necessary because streamqd delivers at least
+once. If a process dies after the handler's last line but before the acknowledgement, the message is
+delivered again.
 
-Here the counts live in one SQLite file per group and partition, so the example needs no server. In
-production it is your own database, and it is shared: a partition may move to another host.
+The counts are stored in one SQLite file per group and partition, so the example needs no server. In
+production, use a shared database, because a partition may move to another host.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ CREATE TABLE IF NOT EXISTS hits (
 CREATE TABLE IF NOT EXISTS agents (agent TEXT PRIMARY KEY, count INTEGER) WITHOUT ROWID;
 """
 
-# The combined log format, from the first character to the last: a line that is cut off does not
-# match. Inside quotation marks the server writes a quotation mark as \".
+# The combined log format. It matches whole lines only, so a truncated line does not match. Within
+# quotation marks, the server writes a quotation mark as \".
 COMBINED = re.compile(
     r"(?P<client>\S+) \S+ (?P<user>\S+) "
     r"\[(?P<time>\d{2}/\w{3}/\d{4}:\d{2}:\d{2}:\d{2} [+-]\d{4})\] "
@@ -44,16 +45,16 @@ class Request:
     method: str
     path: str
     status: int
-    size: int  # bytes sent, 0 when none were
+    size: int  # bytes sent, 0 if the log contains -
     referrer: str
     agent: str
 
 
 def parse(line: str) -> Request:
-    """Read one line of the combined log format, whole. Raises Dead when it is anything else.
+    """Parse one line of the combined log format. Raises Dead for any other line.
 
-    Dead, not an ordinary exception: the line will be as broken on the fifth attempt as on the
-    first. The message goes to the dead letters at once, with this reason, and waits for a person.
+    Retries cannot succeed for such a line. Dead moves the message to the dead letters immediately,
+    with this text, so that an operator can look at it.
     """
     match = COMBINED.fullmatch(line)
     if match is None:
@@ -62,7 +63,7 @@ def parse(line: str) -> Request:
         client=match["client"],
         time=match["time"],
         method=match["method"],
-        path=match["path"].partition("?")[0],  # one page is one path, whatever its query
+        path=match["path"].partition("?")[0],  # count a page once, without its query
         status=int(match["status"]),
         size=0 if match["size"] == "-" else int(match["size"]),
         referrer=match["referrer"],
@@ -76,32 +77,31 @@ _database: sqlite3.Connection | None = None
 def on_start(context: Context) -> None:
     """Open the database. Runs once in each worker process, before its first message.
 
-    Connections belong here and not at module level: each worker is a process of its own.
+    Open connections here and not at module level, because each worker is a separate process.
     """
     global _database
     unit = context.unit
     folder = context.state_dir / "weblog"
     folder.mkdir(parents=True, exist_ok=True)
     _database = sqlite3.connect(folder / f"{unit.group}-{unit.partition}.db")
-    # WAL lets others read while this process writes. NORMAL survives the death of any process; use
-    # FULL when the counts must survive a power cut too.
+    # WAL allows reads while this process writes. NORMAL survives the crash of a process. Use FULL
+    # if the counts must also survive a power failure.
     _database.execute("PRAGMA journal_mode = WAL")
     _database.execute("PRAGMA synchronous = NORMAL")
     _database.executescript(TABLES)
 
 
 def on_stop() -> None:
-    """Close the database. Runs when the worker ends in order."""
+    """Close the database. Runs when the worker stops normally, but not after a crash."""
     if _database is not None:
         _database.close()
 
 
 def count(uid: str, statement: str, *values: object) -> None:
-    """Count something for the message `uid`, once, however often it is called.
+    """Run a counting statement once for the message `uid`, even if it is called again.
 
-    The uid and the count move in one transaction: either both are stored or neither is. So a
-    message that comes again finds its uid and changes nothing, and a process that dies in the
-    middle leaves nothing half done.
+    One transaction stores both the uid and the count, or neither. A message that is delivered again
+    finds its uid and changes nothing. A process that dies in the middle stores nothing.
     """
     if _database is None:
         raise RuntimeError("on_start has not run")
@@ -113,7 +113,7 @@ def count(uid: str, statement: str, *values: object) -> None:
 
 @handler(topic="access", group="hits", max_attempts=5, timeout="30s")
 def count_hit(msg: Message) -> None:
-    """Count one request by its path and its status."""
+    """Count one request by path and status."""
     request = parse(msg.text())
     count(
         msg.uid,
@@ -125,7 +125,7 @@ def count_hit(msg: Message) -> None:
 
 @handler(topic="access", group="agents", max_attempts=5, timeout="30s")
 def count_agent(msg: Message) -> None:
-    """Count one request by the program that sent it."""
+    """Count one request by user agent."""
     request = parse(msg.text())
     count(
         msg.uid,

@@ -24,7 +24,7 @@ from streamqd.process import Exit
 
 END = "end"
 KILLED = Exit(None, signal.SIGKILL)
-# By default, these signals stop or continue a process, or are ignored. None of them kills it.
+# By default, these signals stop or continue a process, or are ignored. They do not kill it.
 _HARMLESS = frozenset(
     [
         *(0, signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH),

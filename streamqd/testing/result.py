@@ -34,7 +34,7 @@ class Run:
     """The exception that the handler raised or returned."""
     delay: tuple[float, float] | None = None
     """The shortest and the longest wait before the next run, in seconds. Jitter chooses between
-    them. None if there is no next run."""
+    them. None if the message does not run again."""
     in_place: bool = False
     """True if the message keeps its place during the wait: `on_error` is block or hold-key."""
     letter: DeadLetter | None = None

@@ -1,6 +1,6 @@
-"""The web-log example from start to end, with a real daemon on real input: `make run`.
+"""The complete web-log example, with a real daemon on real input: `make run`.
 
-It starts `streamqd` as anyone would, feeds it 10,000 lines with `streamqd produce`, shows how both
-groups come on, and ends with a summary whose figures are counted, compared and judged. Nothing here
-reaches into streamqd: it uses the command line, and the databases of the handlers.
+It starts `streamqd`, sends 10,000 lines with `streamqd produce`, and shows the progress of both
+groups. Finally, it prints a summary and checks that all figures agree. The demonstration uses only
+the command line of streamqd and the databases of the handlers.
 """

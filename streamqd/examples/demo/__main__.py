@@ -1,4 +1,4 @@
-"""Runs the demonstration: `python -m streamqd.examples.demo [--serve] [--dir DIR]`."""
+"""Run the demonstration: `python -m streamqd.examples.demo [--serve] [--dir DIR]`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from streamqd.examples.demo.board import Board, Row, number
 from streamqd.examples.demo.stage import DemoDaemon, DemoFailed, Folder
 from streamqd.examples.demo.tally import GROUPS, PARTITIONS, TOPIC, DemoTally
 
-CLIENT_ADDRESS = r"^(\S+)"  # the key: lines of one client go to one partition, in their order
+CLIENT_ADDRESS = r"^(\S+)"  # the key: lines of one client go to one partition, in order
 LOOK_SECONDS = 0.05
-SETTLE_SECONDS = 0.3  # Redis is asked once the handlers' counts stand still this long
+SETTLE_SECONDS = 0.3  # time without new counts before the demonstration queries Redis
 STALL_SECONDS = 60.0
 
 
 def run(folder: Folder, *, serve: bool) -> int:
-    """Show everything, in order; return the exit code."""
+    """Run the whole demonstration and return the exit code."""
     lines = folder.prepare()
     units = len(GROUPS) * len(PARTITIONS)
     print(f"Starting the daemon ({folder.config}): its own server, and {units} workers,")
@@ -47,9 +47,9 @@ def run(folder: Folder, *, serve: bool) -> int:
 
 
 def _feed_and_watch(tally: DemoTally, daemon: DemoDaemon) -> tuple[float, float]:
-    """Produce all lines and look on until both groups have settled every one.
+    """Produce all lines and show the progress until both groups have handled them.
 
-    Returns the seconds that the feed took, and those until the last message was handled.
+    Returns the duration of the feed and the time until the last message was handled, in seconds.
     """
     source = ("--from", str(tally.folder.lines), "--key-regex", CLIENT_ADDRESS)
     began = last_change = time.monotonic()
@@ -104,7 +104,7 @@ def _rows(tally: DemoTally) -> list[Row]:
 
 
 def _wait_for_the_end(daemon: DemoDaemon) -> int:
-    """Pass every Ctrl-C on; return the daemon's exit code."""
+    """Forward every Ctrl-C to the daemon and return its exit code."""
     while True:
         try:
             return daemon.process.wait()
@@ -123,7 +123,7 @@ def main() -> int:
         "--dir", type=Path, default=Path("var/demo"), help="folder of this run (var/demo)"
     )
     options = parser.parse_args()
-    # Ended from outside, the daemon is drained on the way out.
+    # After these signals, the daemon is drained before the exit.
     for number_ in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number_, lambda signum, _frame: sys.exit(128 + signum))
     try:

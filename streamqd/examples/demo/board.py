@@ -1,4 +1,4 @@
-"""What the demonstration prints: progress that redraws itself on a terminal, and tables."""
+"""The output of the demonstration: progress bars on a terminal, and tables."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 from collections.abc import Sequence
 
 BAR_CELLS = 28
-STEPS = 10  # lines for the whole way, where nothing can be redrawn
+STEPS = 10  # progress lines in total if the output is not a terminal
 
-Row = tuple[str, int, int, str]  # name, done, of how many, remark
+Row = tuple[str, int, int, str]  # name, done, total, remark
 
 
 class Board:
-    """Bars that are redrawn in place on a terminal; elsewhere a plain line at every tenth part."""
+    """Progress bars on a terminal, redrawn in place. Elsewhere, one plain line per 10 %."""
 
     def __init__(self) -> None:
         self._live = sys.stdout.isatty()
@@ -21,7 +21,7 @@ class Board:
         self._step = -1
 
     def show(self, rows: Sequence[Row], seconds: float, *, last: bool = False) -> None:
-        """Draw the state that was reached after `seconds`. The last one is always drawn."""
+        """Draw the state after `seconds`. The last state is always drawn."""
         if self._live:
             width = shutil.get_terminal_size().columns - 1
             up = f"\x1b[{self._drawn}A" if self._drawn else ""
@@ -43,12 +43,12 @@ class Board:
 
 
 def number(count: float) -> str:
-    """Write a number for people."""
+    """Return a number with thousands separators and without decimals."""
     return f"{count:,.0f}"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], indent: str = "  ") -> str:
-    """Lay out rows below their header; numbers to the right, texts to the left."""
+    """Return a table as text, with numbers aligned right and strings aligned left."""
     shown = [[number(cell) if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
     widths = [max(len(row[at]) for row in (list(header), *shown)) for at in range(len(header))]
     right = [bool(rows) and isinstance(rows[0][at], int) for at in range(len(header))]
@@ -63,5 +63,5 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], indent: str =
 
 
 def shorten(text: str, width: int) -> str:
-    """Cut a text that is longer than `width`."""
+    """Return the text, cut to `width` characters."""
     return text if len(text) <= width else text[: width - 1] + "…"

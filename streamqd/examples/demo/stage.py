@@ -1,4 +1,4 @@
-"""The folder of one demonstration, the daemon that runs in it, and the command line beside it."""
+"""The directory of one demonstration, its daemon, and its commands."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from importlib import resources
 from pathlib import Path
 from typing import IO, Any
 
-MARKER = "made-by-streamqd-demo"  # only a folder that holds it is ever removed
+MARKER = "made-by-streamqd-demo"  # only a directory with this file is ever removed
 START_SECONDS = 60.0
 STOP_SECONDS = 60.0
 
 
 class DemoFailed(Exception):  # noqa: N818 - ends the demonstration with a sentence
-    """What went wrong, for a person."""
+    """The demonstration failed. The text is for people."""
 
 
 class Folder:
-    """Everything of one run: configuration, input, log, and the daemon's state."""
+    """The files of one run: configuration, input, log, and the daemon's state."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,7 +38,10 @@ class Folder:
         self.port = 9464
 
     def prepare(self) -> int:
-        """Make the folder anew; return how many lines of input it holds."""
+        """Recreate the directory and return the number of input lines.
+
+        Raises DemoFailed if the directory contains other files, or a daemon still uses it.
+        """
         if self.path.exists():
             if any(self.path.iterdir()) and not (self.path / MARKER).exists():
                 raise DemoFailed(
@@ -68,15 +71,15 @@ class Folder:
                     ) from None
 
     def database(self, group: str, partition: int) -> Path:
-        """Where the handlers of weblog.py count."""
+        """Return the database of the weblog.py handlers for a group and a partition."""
         return self.path / "weblog" / f"{group}-{partition}.db"
 
     def streamqd(self, *arguments: str) -> list[str]:
-        """The command line of streamqd with this run's configuration."""
+        """Return a command line of streamqd with this run's configuration."""
         return [sys.executable, "-m", "streamqd", "--config", str(self.config), *arguments]
 
     def ask(self, *arguments: str) -> Any:
-        """Run a verb and return what it prints as JSON."""
+        """Run a command and return its JSON output. Raises DemoFailed if the command fails."""
         done = subprocess.run(
             self.streamqd(*arguments, "--json"), capture_output=True, text=True, check=False
         )
@@ -95,7 +98,7 @@ def _free_port(wanted: int) -> int:
 
 
 class DemoDaemon:
-    """The real daemon, as a process in a session of its own: a Ctrl-C reaches it through us."""
+    """The real daemon as a process in its own session, so that Ctrl-C only reaches this process."""
 
     def __init__(self, folder: Folder, *options: str) -> None:
         self._folder = folder
@@ -113,7 +116,7 @@ class DemoDaemon:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        # A second Ctrl-C, or an end that takes too long: kill. Its workers die with it.
+        # Kill the daemon after a second Ctrl-C or a slow drain. Its workers die with it.
         with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
             self.drain()
         if self.process.poll() is None:
@@ -122,7 +125,7 @@ class DemoDaemon:
         self._output.close()
 
     def wait_ready(self) -> None:
-        """Wait until its log says `ready`."""
+        """Wait until the log contains the event `ready`. Raises DemoFailed after START_SECONDS."""
         deadline = time.monotonic() + START_SECONDS
         while "ready" not in self._events():
             self.check()
@@ -133,13 +136,13 @@ class DemoDaemon:
             time.sleep(0.05)
 
     def check(self) -> None:
-        """Raise when it has ended."""
+        """Raise DemoFailed if the daemon has exited."""
         code = self.process.poll()
         if code is not None:
             raise DemoFailed(f"the daemon ended with code {code}{self._tail()}")
 
     def drain(self) -> int:
-        """Ask it to end, once, and wait; return its exit code."""
+        """Send SIGTERM, wait for the daemon, and return its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(STOP_SECONDS)

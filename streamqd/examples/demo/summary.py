@@ -1,4 +1,4 @@
-"""The end of the demonstration: what happened, for a person, and where to look next."""
+"""The summary of the demonstration: the results, and commands to try next."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LETTERS_SHOWN = 4
 
 
 def tell(tally: DemoTally, fed_seconds: float, all_seconds: float) -> bool:
-    """Print what happened; return whether all figures agree."""
+    """Print the results. Return True if all figures agree."""
     runs = tally.handled.total() + tally.dead.total()
     _head("What happened")
     print(

@@ -1,4 +1,4 @@
-"""Counting: what the handlers have stored, what Redis tells, and whether the two agree."""
+"""Counting the results of the handlers and the entries in Redis, and comparing them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamqd.examples.demo.stage import Folder
 TOPIC = "access"
 PARTITIONS = range(4)
 GROUPS = ("hits", "agents")
-TABLES = {"hits": "path, status", "agents": "agent"}  # a group's table, and what it counts
+TABLES = {"hits": "path, status", "agents": "agent"}  # columns by which a group's table counts
 
 GroupPartition = tuple[str, int]  # group and partition
 
@@ -27,14 +27,14 @@ class DemoTally:
     lines: int  # lines of input
     handled: Counter[GroupPartition] = field(default_factory=Counter)
     dead: Counter[GroupPartition] = field(default_factory=Counter)
-    added: Counter[int] = field(default_factory=Counter)  # entries that Redis took, per partition
-    unsettled: int | None = None  # unread, pending or delayed; None while Redis cannot tell
+    added: Counter[int] = field(default_factory=Counter)  # entries written to Redis, per partition
+    unsettled: int | None = None  # unread, pending and delayed messages; None: lag unknown
     letters: list[dict[str, Any]] = field(default_factory=list)
 
     # --- looking ---
 
     def look(self) -> int:
-        """Count what the handlers have stored so far; return the sum."""
+        """Count the messages handled so far, per group and partition. Return the sum."""
         for group in GROUPS:
             for partition in PARTITIONS:
                 rows = query(self.folder.database(group, partition), "SELECT count(*) FROM seen")
@@ -42,7 +42,7 @@ class DemoTally:
         return self.handled.total()
 
     def is_settled(self) -> bool:
-        """Ask Redis whether both groups have settled all that was sent."""
+        """Return True if, according to Redis, both groups have handled all messages."""
         units = self.folder.ask("partitions", TOPIC)["units"]
         known = {unit["group"] for unit in units} == set(GROUPS)
         if known and all(unit["lag"] is not None for unit in units):
@@ -50,21 +50,21 @@ class DemoTally:
         return self.unsettled == 0
 
     def ask_redis(self) -> None:
-        """Count what Redis has taken, and read the dead letters."""
+        """Count the entries written to Redis, and read the dead letters."""
         for row in self.folder.ask("topic", "describe", TOPIC)["partitions"]:
             self.added[row["partition"]] = row["added"]
         for row in self.folder.ask("dlq", "list", TOPIC)["rows"]:
             self.dead[row["group"], int(row["id"].partition(":")[0])] += 1
             self.letters.append(self.folder.ask("dlq", "show", TOPIC, row["id"]))
 
-    # --- telling ---
+    # --- results ---
 
     def of_group(self, counts: Counter[GroupPartition], group: str) -> int:
-        """Sum a group's counts over the partitions."""
+        """Return the sum of a group's counts over the partitions."""
         return sum(counts[group, partition] for partition in PARTITIONS)
 
     def top(self, group: str) -> list[tuple[Any, ...]]:
-        """Add up a group's table over the partitions, the largest count first."""
+        """Return a group's table, summed over the partitions, with the largest counts first."""
         sums: Counter[tuple[Any, ...]] = Counter()
         for partition in PARTITIONS:
             statement = f"SELECT {TABLES[group]}, count FROM {group}"  # noqa: S608 - our own names
@@ -73,7 +73,10 @@ class DemoTally:
         return [(*what, count) for what, count in sums.most_common()]
 
     def checks(self) -> list[tuple[bool, str]]:
-        """Compare what was sent, what Redis holds and what the handlers have stored."""
+        """Compare the lines sent, the entries in Redis and the results of the handlers.
+
+        Returns for each check its result and a sentence.
+        """
         judged = [
             (self.added.total() == self.lines, "every line of the file is in Redis"),
             (self.unsettled == 0, "nothing is unread, pending or waiting any more"),
@@ -91,7 +94,7 @@ class DemoTally:
 
 
 def query(path: Path, statement: str) -> list[tuple[Any, ...]]:
-    """Read a database of the handlers; nothing while its worker has not made it yet."""
+    """Return rows from a handler's database, or an empty list before its worker created it."""
     if not path.exists():
         return []
     try:
