@@ -1,7 +1,7 @@
 """Reading, checking and describing the configuration.
 
-`load` gives Settings or a ConfigError that lists every problem at once. Later modules take the
-section that they need, never the whole, and never read the environment themselves.
+`load` returns Settings, or raises one ConfigError with every problem. Other packages receive only
+the sections that they need, and do not read the environment themselves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What no single value shows: relations between settings, and the files that they name."""
+"""Checks of relations between settings, and of the files that settings name."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from streamqd.model import BLOCK, HOLD_KEY, KEEPERS, Backoff
 _OF_SENTINELS = ("sentinel_username", "sentinel_password_file")
 
 
-AGE_MIN = 1.0  # of a worker; a fork and an import per second are waste enough
+AGE_MIN = 1.0  # seconds, the least `max_age`: each new worker costs a fork and the imports
 
 
 def check(settings: Settings, problems: Problems, environ: Mapping[str, str]) -> None:
-    """Add what is wrong with the settings as a whole."""
+    """Add the problems of the settings as a whole."""
     _check_redis(settings.redis, settings.source, problems, environ)
     _check_daemon(settings.daemon, problems)
     _check_http(settings.http, problems, environ)
@@ -50,7 +50,7 @@ def _check_pipeline(pipeline: Pipeline, path: TomlPath, problems: Problems) -> N
     if pipeline.event_time and not pipeline.schema and problems.ok((*path, "schema"), event_time):
         problems.add(event_time, "names a column of schema: write schema too, or remove it")
     elif pipeline.event_time and problems.ok((*path, "schema"), event_time):
-        # Only Spark reads schemas. What it would take for such a column is written so.
+        # Only Spark parses schemas. This pattern accepts every way to write such a column.
         schema = re.sub(r"/\*.*?\*/", " ", pipeline.schema or "")
         column = rf"(?<!\w){re.escape(pipeline.event_time)}(?:`|[\s:])[\s:]*(?i:date|timestamp)"
         if not re.search(column, schema):
@@ -114,7 +114,7 @@ def _check_file(file: Path, path: TomlPath, problems: Problems, environ: Mapping
     elif empty:
         problems.add(path, f"{file} is empty: write the secret into it")
     elif str(path[-1]).endswith(("password_file", "token_file")):
-        # systemd guards credentials by access lists, which a mode shows as rights of the group.
+        # systemd protects credentials with ACLs, which the mode shows as group permissions.
         credentials = environ.get("CREDENTIALS_DIRECTORY")
         if not (credentials and file.is_relative_to(credentials)):
             _check_private(file, found, path, problems)
@@ -189,7 +189,7 @@ def _check_keys(keys: KeyPrefixes, problems: Problems) -> None:
 
 
 def _check_retention(retention: Retention, path: TomlPath, problems: Problems) -> None:
-    # A limit that drops removes whatever is oldest, also what the other setting retains.
+    # A drop limit removes the oldest entries, even if the other setting retains them.
     for limit, bound in (("drop_unacked_after", "max_age"), ("drop_unacked_above", "max_length")):
         least, most = getattr(retention, bound), getattr(retention, limit)
         both = problems.ok((*path, limit), (*path, bound))
@@ -198,7 +198,7 @@ def _check_retention(retention: Retention, path: TomlPath, problems: Problems) -
 
 
 def check_consumers(settings: Settings, problems: Problems) -> None:
-    """Add what is wrong with the consumers, each for itself and among each other."""
+    """Add the problems of each consumer, and duplicate consumers."""
     first: dict[str, int] = {}
     for index, consumer in enumerate(settings.consumers):
         path = ("consumers", index)
@@ -227,7 +227,7 @@ def _read_by(consumer: Consumer) -> str:
 
 
 def check_consumer(consumer: Consumer, path: TomlPath, problems: Problems) -> None:
-    """Add what is wrong between the settings of one consumer."""
+    """Add the conflicts between the settings of one consumer."""
     _check_backoff(consumer.backoff, (*path, "backoff"), problems)
     soft, hard = consumer.timeout, consumer.hard_timeout
     hard_path = (*path, "hard_timeout")
@@ -267,7 +267,7 @@ def check_consumer(consumer: Consumer, path: TomlPath, problems: Problems) -> No
 
 
 def _check_order(consumer: Consumer, path: TomlPath, problems: Problems) -> None:
-    """Add what does not go with the order that `on_error` keeps."""
+    """Add the settings that conflict with the order of `on_error`."""
     on_error = (*path, "on_error")
     if consumer.on_error == BLOCK and consumer.lanes > 1:
         problems.add(
@@ -288,7 +288,7 @@ def _check_order(consumer: Consumer, path: TomlPath, problems: Problems) -> None
 
 
 def warnings(settings: Settings) -> list[str]:
-    """What works but probably surprises, each as one sentence with its TOML path."""
+    """Return valid but surprising settings, each as one sentence with its TOML path."""
     daemon, found = settings.daemon, []
     if settings.redis.connect_timeout > daemon.lease_ttl:
         found.append(
@@ -313,9 +313,9 @@ def warnings(settings: Settings) -> list[str]:
 
 
 def useless(settings: Settings, registered: Collection[str]) -> list[tuple[str, str]]:
-    """Each pipeline of a topic that is neither configured nor registered: its name, and a sentence.
+    """Return name and sentence for each pipeline whose topic is not configured or registered.
 
-    A topic may be made later, so it is no problem.
+    This is only a warning, because the topic may be created later.
     """
     return [
         (name, f"there is no topic {name}, so it does nothing: name a topic that there is")
@@ -325,9 +325,9 @@ def useless(settings: Settings, registered: Collection[str]) -> list[tuple[str, 
 
 
 def _of_breaker(consumer: Consumer) -> list[str]:
-    """Say when one message that always fails can halt its partition for good."""
+    """Return a warning if one message that always fails can stop its partition for good."""
     breaker, attempts = consumer.breaker, consumer.max_attempts
-    # The first failure is free, so a message dies of the one after max_attempts.
+    # A message's first failure is forgiven, so the message is dead after max_attempts + 1 failures.
     early = 0 < breaker.failures <= attempts + 1 and attempts
     if not early or consumer.retry_max_age is not None:
         return []

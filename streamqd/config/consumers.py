@@ -1,4 +1,4 @@
-"""What work there is: the consumers that read topics, and when they give up."""
+"""The settings of consumers, which read topics, including their retry limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from streamqd.model import (
     RetryPolicy,
 )
 
-PARTITION, GROUP = "partition", "group"  # what a rate limits
+PARTITION, GROUP = "partition", "group"  # scopes of a rate limit
 
 _RATE = Shape(
     re.compile(rf"(?=[0-9.]*[1-9]){RATE_PATTERN}"),
@@ -35,7 +35,7 @@ _CLASS = Shape(re.compile(DOTTED_NAME), "write the names of exception classes")
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """A circuit breaker: failures that are not the message's fault stop a partition."""
+    """A circuit breaker: stops a partition after failures of a dependency."""
 
     failures: int = setting(
         0,
@@ -61,7 +61,7 @@ class Breaker:
 
 @dataclass(frozen=True, slots=True)
 class FloodGuard:
-    """A flood guard: a partition that makes dead letters in numbers is paused."""
+    """A flood guard: pauses a partition after too many dead letters."""
 
     letters: int = setting(
         0,
@@ -251,47 +251,47 @@ class Consumer:
         " Only a whole one can be replayed.",
         choices=("full", "hash", "none"),
     )
-    # Which settings somebody wrote: what @handler declares fills in the others.
+    # The explicit settings. Declarations of @handler fill in the others.
     stated: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
-    # Where a file states it, as FILE:LINE; '' where only @handler declares it.
+    # FILE:LINE of its table, or '' if only @handler declares it.
     place: str = field(default="", compare=False, repr=False)
 
     @property
     def name(self) -> str:
-        """`topic/group`, as `--only` takes it; of dead letters `topic/group@dlq`."""
+        """`topic/group`, as for `--only`. For a consumer of dead letters, `topic/group@dlq`."""
         return f"{self.topic}/{self.unit_group}"
 
     @property
     def place_named(self) -> str:
-        """`topic/group, FILE:LINE`, which finds its table among many."""
+        """`topic/group, FILE:LINE`, to find its table among many."""
         return f"{self.topic}/{self.group}, {self.place}" if self.group else self.place
 
     @property
     def reads_letters(self) -> bool:
-        """Whether it reads the dead letters of its topic."""
+        """True if it reads the dead letters of its topic."""
         return self.source == "dlq"
 
     @property
     def unit_group(self) -> str:
-        """The group as units, keys and views name it: `group`, of dead letters `group@dlq`."""
+        """The group's name in assignments, keys and views. For dead letters, `group@dlq`."""
         return self.group + LETTERS if self.reads_letters else self.group
 
     def rate_per_second(self, partitions: int) -> float:
-        """Return the runs per second that may start in one partition; 0: no limit.
+        """Return the number of runs per second that may start in one partition. 0: no limit.
 
-        `partitions` is the partition count of the topic; 0: not known, counts as 1.
+        `partitions` is the partition count of the topic. 0 means unknown, and counts as 1.
         """
         rate = parse_rate(self.rate) if self.rate else 0.0
         return rate / max(1, partitions) if self.rate_per == GROUP else rate
 
     @property
     def lanes(self) -> int:
-        """How many messages a worker of it handles at once."""
+        """The number of messages that one worker may handle at the same time."""
         return 1 if self.order == "partition" else self.concurrency
 
     @property
     def policy(self) -> RetryPolicy:
-        """When its messages are tried again and when they are dead."""
+        """The settings of retries and dead-lettering."""
         return RetryPolicy(
             max_attempts=self.max_attempts,
             max_crashes=self.max_crashes,

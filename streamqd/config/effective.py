@@ -1,7 +1,7 @@
-"""The settings of a topic that hold: what the file states, over what is registered with the topic.
+"""The effective settings of a topic: those of the file override those registered in Redis.
 
-What is registered is JSON in Redis, `{"archive": …, "retention": {field: value}}`, with the names
-of the fields of `Topic` and `Retention`, durations in seconds, sizes in bytes.
+Registered settings are JSON, `{"archive": …, "retention": {field: value}}`. Their names are the
+fields of `Topic` and `Retention`. Durations are in seconds, sizes in bytes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from streamqd.config.reading import read_value
 from streamqd.config.setting import settings_of
 from streamqd.config.topics import Retention, Topic
 
-# The number of partitions has a place of its own.
+# These fields are stored separately.
 _APART = frozenset({"partitions", "retention"})
 
 Section = TypeVar("Section", Topic, Retention)
 
 
 def registered(topic: Topic) -> dict[str, Any]:
-    """What is stored of a topic when it is created: of `retention` what is not the default."""
+    """Return the settings to store when the topic is created, without defaults of `retention`."""
     default = Retention()
     retention = {
         name: getattr(topic.retention, name)
@@ -38,9 +38,9 @@ def registered(topic: Topic) -> dict[str, Any]:
 
 
 def effective(topic: Topic, stored: Mapping[str, Any]) -> Topic:
-    """The topic with registered settings where the file says nothing.
+    """Return the topic, with registered values for settings missing from the file.
 
-    What cannot be read is passed over: somebody wrote it by hand, or a later version did.
+    Invalid registered settings are ignored: a later version or a manual edit may have written them.
     """
     bounds = stored.get("retention")
     retention = _filled(topic.retention, bounds if isinstance(bounds, Mapping) else {})
@@ -51,7 +51,7 @@ def _filled(section: Section, stored: Mapping[str, Any]) -> Section:
     default = type(section)()
     found = {}
     for name, setting in settings_of(type(section)).items():
-        # What code builds states nothing by name: there a value that is not the default counts.
+        # A section built in code has no `stated` names. There, a non-default value counts as set.
         said = name in section.stated or getattr(section, name) != getattr(default, name)
         if said or name in _APART or name not in stored:
             continue

@@ -1,4 +1,4 @@
-"""Where Redis listens: checks of its URL, the embedded server's socket."""
+"""The address of Redis: checks of its URL, and the socket of the embedded server."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from streamqd.errors import ConfigError, RedisUnavailable
 _SOCKET = "redis.sock"
 _POINTER = "redis.sock.path"
 _RUNTIME_DIRECTORIES = ("RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR")
-_LAST_RESORT = Path("/tmp")  # noqa: S108 - the directory made in it must be ours alone
+_LAST_RESORT = Path("/tmp")  # noqa: S108 - the directory created in it must be private
 
 
 def url_fault(url: str) -> str | None:
-    """What is wrong with the URL, as a clause without any part of it that may be secret."""
+    """Return the problem of the URL as a clause without secret parts, or None if it is valid."""
     try:
         topology.parse(url)
     except ValueError as error:
@@ -31,31 +31,37 @@ def url_fault(url: str) -> str | None:
 
 
 def redis_url(settings: Settings) -> str:
-    """The URL to connect to: `embedded:` becomes the socket of the server in state_dir."""
+    """Return the URL to connect to. For `embedded:`, it is the socket of the server in state_dir.
+
+    Raises the errors of `socket_path`.
+    """
     if settings.redis.url != EMBEDDED:
         return settings.redis.url
     return f"unix://{quote(str(socket_path(settings)))}"
 
 
 def resolved(settings: Settings) -> Settings:
-    """The settings with `redis.url` being what to connect to."""
+    """Return the settings with `redis.url` replaced by `redis_url`."""
     return dataclasses.replace(
         settings, redis=dataclasses.replace(settings.redis, url=redis_url(settings))
     )
 
 
 def socket_path(settings: Settings) -> Path:
-    """Socket of the embedded server: in state_dir, or where its pointer file there says.
+    """Return the embedded server's socket: in state_dir, or the path in state_dir's pointer file.
 
-    A path that is too long for a socket is replaced by a short one, see `claim_socket_path`. Its
-    directory lies where others may write, so it must belong to the owner of state_dir or to us, and
-    to nobody else. Raises ConfigError when it does not, RedisUnavailable when there is none yet.
+    The pointer file names a short path if state_dir is too deep, see `claim_socket_path`. Other
+    users may be able to write next to the socket's directory. The directory must therefore be
+    private, and belong to the owner of state_dir or to the current user.
+
+    Raises ConfigError when the directory is not private.
+    Raises RedisUnavailable when no server has started yet.
     """
     state_dir = settings.daemon.state_dir.absolute()
     direct = state_dir / _SOCKET
     if _fits(direct):
         return direct
-    # Never a guess: a directory that we expect and nobody has made could be made by anybody.
+    # Never compute the path here: another user could create the expected directory first.
     absent = RedisUnavailable(f"no server has been started in {state_dir}", sent=False)
     try:
         owner = state_dir.stat().st_uid
@@ -74,11 +80,13 @@ def socket_path(settings: Settings) -> Path:
 
 
 def claim_socket_path(settings: Settings, environ: Mapping[str, str] = os.environ) -> Path:
-    """Make the socket's directory (mode 0700) and return the socket's path. For its server.
+    """Create the socket's directory (mode 0700) and return the socket's path. For the server.
 
-    When state_dir is too deep, the socket lives in a directory of its own under
-    $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR or /tmp, and a file in state_dir says where, because
-    other commands run with another environment. ConfigError when no place can be used.
+    If the path in state_dir is too long for a socket, the directory is created under
+    $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR or /tmp. A pointer file in state_dir then contains the
+    path, because other commands may run with another environment.
+
+    Raises ConfigError when no directory can be used.
     """
     state_dir = settings.daemon.state_dir.absolute()
     try:
@@ -116,7 +124,10 @@ def _fits(path: Path) -> bool:
 
 
 def _private_directory(path: Path) -> bool:
-    """Make the directory, or accept one that is ours alone: nobody can have put a server there."""
+    """Create the directory, or accept a private one of this user. Return True on success.
+
+    Other users cannot start a server in such a directory.
+    """
     try:
         path.mkdir(mode=0o700, exist_ok=True)
         return _is_private(path.lstat(), {os.geteuid()})
@@ -125,6 +136,6 @@ def _private_directory(path: Path) -> bool:
 
 
 def _is_private(found: os.stat_result, owners: Set[int]) -> bool:
-    """Whether it is a directory, not a link, in which only one of these users may write or look."""
+    """Return True for a directory, not a link, of one of `owners` and closed to other users."""
     private = not stat.S_IMODE(found.st_mode) & 0o077
     return stat.S_ISDIR(found.st_mode) and found.st_uid in owners and private

@@ -1,4 +1,4 @@
-"""What others could read or change: the network, the pages, the files that name code to run."""
+"""Checks of exposure to others: the network, the HTTP endpoints, and files that name code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOKEN_CREDENTIAL = "http-token"  # noqa: S105 - its name
 
 
 def check_exposure(settings: Settings, problems: Problems, environ: Mapping[str, str]) -> None:
-    """Add what is open to others although nobody has said that it may be."""
+    """Add a problem for each exposure that the settings do not explicitly allow."""
     _check_plain(settings.redis, problems)
     _check_public(settings.http, problems, environ)
 
@@ -37,7 +37,7 @@ def _check_plain(redis: Redis, problems: Problems) -> None:
 
 
 def _plain_hosts(url: str) -> list[str]:
-    """The hosts that a URL reaches without TLS."""
+    """Return the hosts that a URL reaches without TLS."""
     try:
         found = topology.parse(url)
     except ValueError:
@@ -59,18 +59,18 @@ def _check_public(http: Http, problems: Problems, environ: Mapping[str, str]) ->
 
 
 def is_public(http: Http) -> bool:
-    """Whether other hosts can reach the pages."""
+    """Return True if other hosts can reach the HTTP endpoints."""
     address = http.address
     return isinstance(address, tuple) and not is_loopback(address[0])
 
 
 def token_path(http: Http, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The file of the token that the pages ask for: systemd's credential, or the configured."""
+    """Return the token file of the HTTP endpoints: systemd's credential, or `token_file`."""
     return credential(TOKEN_CREDENTIAL, environ) or http.token_file
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this one, as far as its name or address alone tells."""
+    """Return True for localhost and loopback addresses. Host names are not resolved."""
     if host.lower() == "localhost":
         return True
     try:
@@ -79,11 +79,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-# --- what works, and should not be so -------------------------------------------------------------
+# --- warnings -------------------------------------------------------------------------------------
 
 
 def exposed(settings: Settings, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """What the operator should know of it, each as one sentence."""
+    """Return a warning for each allowed but risky exposure, as one sentence."""
     found = []
     if is_public(settings.http) and token_path(settings.http, environ) is None:
         found.append("http.bind: everybody who reaches this address can read metrics and status")
@@ -104,9 +104,9 @@ def as_root() -> list[str]:
 
 
 def open_to_all(path: Path) -> Path | None:
-    """Whether everybody may change a file of code: the file, or the directory that holds it.
+    """Return the world-writable path of a code file, either the file or its directory, or None.
 
-    Returns which of them. A directory on a file system that nobody may write to does not count.
+    Paths on read-only file systems do not count.
     """
     for each in (path, path.parent):
         try:

@@ -1,4 +1,7 @@
-"""From a TOML file, the environment and the command line to Settings, or all problems at once."""
+"""Loading Settings from a TOML file, the environment and the command line.
+
+All problems are reported together.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,13 @@ from streamqd.errors import ConfigError
 
 FILE_BYTES_MAX = 4 << 20
 _HEADER = re.compile(r"""[ \t]*\[\[[ \t]*(?:consumers|"consumers"|'consumers')[ \t]*\]\]""")
-BESIDE = Path("streamq.toml")  # read when no other is named and it is there
+BESIDE = Path("streamq.toml")  # the default file, if it exists
 
 
 def find(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The file that counts when none is named: $STREAMQ_CONFIG, else ./streamq.toml if it exists.
+    """Return the default file: $STREAMQ_CONFIG, or ./streamq.toml if it exists, or None.
 
-    The command line and `Producer()` look here, so that both mean the same Redis.
+    The command line and `Producer()` both use it, so that they connect to the same Redis.
     """
     named = environ.get(CONFIG_NAME)
     if named:
@@ -48,10 +51,11 @@ def load(
     overrides: Mapping[str, str] = MappingProxyType({}),
     environ: Mapping[str, str] = os.environ,
 ) -> Settings:
-    """Settings of the file (or $STREAMQ_CONFIG, or none), the environment and `overrides`.
+    """Return settings from the file (or $STREAMQ_CONFIG, or none), environment and `overrides`.
 
-    `overrides` maps dotted TOML paths, as "daemon.lease_ttl", to texts of the command line. Raises
-    ConfigError with every problem, each one sentence that begins with the TOML path.
+    `overrides` maps dotted TOML paths, such as "daemon.lease_ttl", to strings of the command line.
+
+    Raises ConfigError with every problem, each one sentence that starts with the TOML path.
     """
     file = path or environ.get(CONFIG_NAME) or None
     source = str(file) if file else "defaults"
@@ -66,7 +70,7 @@ def load(
 
 
 def _read(file: Path) -> tuple[dict[str, Any], list[int]]:
-    """Return the document, and the lines that look like headers of its consumers."""
+    """Return the document, and the numbers of lines that look like `[[consumers]]` headers."""
     try:
         with file.open("rb") as opened:
             mode = os.fstat(opened.fileno()).st_mode
@@ -137,7 +141,7 @@ def _with_absolute_socket(http: Any, base_dir: Path) -> Any:
 
 
 def _named(section: str, cls: type, raw: object, reader: TableReader) -> dict[str, Any]:
-    """The tables of a section that has one for each topic."""
+    """Return the tables of a section with one table per topic."""
     if not isinstance(raw, Mapping):
         clause = f"is not a table: write a table [{section}.NAME] for each topic"
         reader.problems.add((section,), clause)
@@ -155,7 +159,7 @@ def _named(section: str, cls: type, raw: object, reader: TableReader) -> dict[st
 def _with_named_topics(
     topics: Mapping[str, Topic], consumers: Sequence[Consumer]
 ) -> dict[str, Topic]:
-    """The topics, and those that only a consumer names."""
+    """Return the topics, with a default Topic for each topic that only a consumer names."""
     named = {each.topic: Topic() for each in consumers if each.topic not in topics}
     return {**topics, **named}
 
@@ -167,21 +171,21 @@ def _consumers(
         clause = "is not a list: write [[consumers]], with two brackets"
         reader.problems.add(("consumers",), clause)
         return ()
-    # A line within a text may look like a header: then no line is named.
+    # Lines within a multi-line string may look like headers. Then no line numbers are reported.
     clear = len(lines) == len(raw)
     found = []
     for index, table in enumerate(raw):
         path, place = ("consumers", index), f"{source}:{lines[index]}" if clear else source
         named = Consumer(*_names(table), place=place)
         reader.problems.places[path] = named.place_named
-        # An invalid one keeps its place, so that later sentences count as the file does.
+        # An invalid consumer keeps its place, so that later problems have the right index.
         consumer = _consumer(table, path, reader) or Consumer(topic="", group="")
         found.append(dataclasses.replace(consumer, place=place))
     return tuple(found)
 
 
 def _names(raw: object) -> tuple[str, str]:
-    """Topic and group of a raw table; both '' unless both are valid names."""
+    """Return topic and group of a raw table. Both are '' unless both are valid names."""
     if isinstance(raw, Mapping):
         names = raw.get("topic"), raw.get("group")
         topic, group = (each if isinstance(each, str) else "" for each in names)
@@ -208,7 +212,7 @@ def _schedules(raw: object, reader: TableReader) -> tuple[Schedule, ...]:
         clause = "is not a list: write [[schedules]], with two brackets"
         reader.problems.add(("schedules",), clause)
         return ()
-    # An invalid one keeps its place, so that later sentences count as the file does.
+    # An invalid schedule keeps its place, so that later problems have the right index.
     return tuple(
         _schedule(table, ("schedules", at), reader) or Schedule("", "")
         for at, table in enumerate(raw)
@@ -216,9 +220,9 @@ def _schedules(raw: object, reader: TableReader) -> tuple[Schedule, ...]:
 
 
 def _schedule(raw: object, path: wording.Path, reader: TableReader) -> Schedule | None:
-    """Read one table; None when it cannot be one, and the path is bad then."""
+    """Read one table. Return None, with a problem at the path, if it is not a schedule."""
     if isinstance(raw, Mapping) and isinstance(raw.get("at"), datetime):
-        raw = {**raw, "at": raw["at"].isoformat()}  # as TOML writes an instant without quotes
+        raw = {**raw, "at": raw["at"].isoformat()}  # a TOML date-time without quotes
     given = reader.settings(Schedule, raw, path)
     if not isinstance(raw, Mapping):
         return None
@@ -235,11 +239,13 @@ def _schedule(raw: object, path: wording.Path, reader: TableReader) -> Schedule 
 def declare_consumers(
     settings: Settings, declared: Sequence[Mapping[str, Any]], *, whole: bool = True
 ) -> Settings:
-    """The settings with what `@handler` declares, under what the file states of the same consumer.
+    """Return the settings with the declarations of `@handler`, which the file overrides.
 
-    `declared` holds settings of [[consumers]] by name, as written in code: "30s" or 30. A setting
-    that is None there is not declared. Raises ConfigError with every problem, also for a consumer
-    of the file that has no handler, if `declared` is the `whole` of what the modules declare.
+    Each item of `declared` contains settings of one consumer by name, as written in code: "30s" or
+    30. None means not declared. With `whole`, `declared` contains the declarations of all modules,
+    and a consumer of the file without a handler is a problem.
+
+    Raises ConfigError with every problem.
     """
     problems = Problems()
     reader = TableReader(problems, settings.base_dir)
@@ -290,7 +296,7 @@ def declare_consumers(
 def _declared_schedules(
     raw: Mapping[str, Any], reader: TableReader
 ) -> list[tuple[wording.Path, Schedule]]:
-    """The schedules that stand above one handler, each with its path for sentences."""
+    """Return the @schedule declarations of one handler, each with its path for problems."""
     found: list[tuple[wording.Path, Schedule]] = []
     for table in raw.get("schedules") or ():
         path = (f"@schedule({table.get('name')})",)
@@ -305,7 +311,7 @@ def _with_declared(
     declared: Sequence[tuple[wording.Path, Schedule]],
     problems: Problems,
 ) -> tuple[Schedule, ...]:
-    """The schedules of the file, and those of code that the file does not name."""
+    """Return the schedules of the file, and declared schedules with other names."""
     named = {each.name for each in stated}
     added = [(path, each) for path, each in declared if each.name not in named]
     check_schedules(tuple(each for _, each in added), [path for path, _ in added], problems)

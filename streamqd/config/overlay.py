@@ -1,8 +1,8 @@
-"""Values from the environment and the command line, laid over the tables of the file.
+"""Overriding the tables of the file with values of the environment and the command line.
 
-`STREAMQ_DAEMON__LEASE_TTL=20s` is `daemon.lease_ttl`. Topics of the file can be changed as
-`STREAMQ_TOPICS__ACCESS__PARTITIONS`, where every character that a shell does not allow is `_`.
-Consumers are a list, which only the file (or @handler) states.
+`STREAMQ_DAEMON__LEASE_TTL=20s` sets `daemon.lease_ttl`. For a topic of the file, use a variable
+such as `STREAMQ_TOPICS__ACCESS__PARTITIONS`, with `_` for each character that a shell does not
+allow. Consumers are a list, so only the file and @handler can set them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def overlay(
     environ: Mapping[str, str],
     problems: Problems,
 ) -> None:
-    """Put the environment over the tables of the file, and the command line over that."""
+    """Override the raw tables, first with the environment, then with the command line."""
     for name in sorted(environ):
         if name.startswith(PREFIX) and name != CONFIG_NAME:
             path = _path_of_variable(name, raw, problems)
@@ -78,7 +78,7 @@ def _path_of_variable(
 
 
 def variables() -> dict[str, tuple[str, str]]:
-    """Names of the environment variables of all settings outside named tables and consumers."""
+    """Return section and setting by environment variable, without named tables and consumers."""
     return {
         f"{PREFIX}{section.upper()}__{name.upper()}": (section, name)
         for section, cls in SECTIONS.items()
@@ -87,12 +87,12 @@ def variables() -> dict[str, tuple[str, str]]:
 
 
 def variable_part(name: str) -> str:
-    """How a topic's name is written in the name of a variable."""
+    """Return a topic's name as a part of a variable's name."""
     return re.sub(r"[^A-Za-z0-9]", "_", name).upper()
 
 
 def setting_at(path: tuple[str, ...]) -> Setting | None:
-    """The setting at a TOML path, without those of consumers."""
+    """Return the setting at a TOML path, or None. Settings of consumers are not included."""
     if path[0] in NAMED_SECTIONS:
         section: type | None = NAMED_SECTIONS[path[0]] if len(path) > 2 else None
         names = path[2:]
@@ -109,10 +109,10 @@ def setting_at(path: tuple[str, ...]) -> Setting | None:
 
 
 def _path_of_key(key: str) -> tuple[str, ...] | None:
-    """The parts of a dotted TOML key, which may hold quoted parts."""
+    """Return the parts of a dotted TOML key, which may be quoted, or None if it is invalid."""
     try:
         table: Any = tomli.loads(f"{key} = 0") if "\n" not in key else 0
-    except (ValueError, RecursionError):  # no TOML, too deep, a number too long
+    except (ValueError, RecursionError):  # invalid TOML, nested too deep, or too long a number
         return None
     parts: list[str] = []
     while isinstance(table, dict):
@@ -124,26 +124,26 @@ def _path_of_key(key: str) -> tuple[str, ...] | None:
 
 
 def put(raw: dict[str, Any], path: tuple[str, ...], text: str) -> None:
-    """Lay a text from outside the file over the raw tables, at a TOML path."""
+    """Set a string from outside the file in the raw tables, at a TOML path."""
     table = raw
     for part in path[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            return  # the file has no table here, which is reported when it is read
+            return  # the file has no table here; the reader reports that
     setting = setting_at(path)
     table[path[-1]] = _meant_by(text, setting.kind if setting else Kind.TEXT)
 
 
 def _meant_by(text: str, kind: Kind) -> Any:
-    """The value of a text from outside the file: TOML where that can be, else the text itself."""
+    """Return the value of a string from outside the file: parsed as TOML, or the string itself."""
     bare = text.strip()
     quoted = len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "\"'"
     if kind in (Kind.TEXT, Kind.PATH) and not quoted:
-        return text  # an instance may be named 42, a password hold any character
+        return text  # an instance may be named 42, and a password may contain any character
     if kind is Kind.TEXTS and not bare.startswith("["):
         return [part.strip() for part in bare.split(",") if part.strip()]
     try:
         document = tomli.loads(f"value = {bare}")
-    except (ValueError, RecursionError):  # no TOML, too deep, a number too long
+    except (ValueError, RecursionError):  # invalid TOML, nested too deep, or too long a number
         return text
     return document["value"] if set(document) == {"value"} else text

@@ -1,4 +1,4 @@
-"""What Spark's pipelines make of a topic."""
+"""The settings of a topic's Spark pipelines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collects every problem of a configuration, so that all are reported at once."""
+"""Collecting the problems of a configuration, to report them together."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _SHOWN_CHARS_MAX = 60
 
 
 class Problems:
-    """Problems by TOML path, in the order in which they were found."""
+    """The problems of one configuration, in the order of discovery."""
 
     def __init__(self) -> None:
         self.sentences: list[str] = []
-        # Where a value comes from, when not from the file: part of every sentence about it.
+        # The source of each value that is not from the file. Sentences about the value include it.
         self.origins: dict[Path, str] = {}
-        # Where a table without a name stands, and what it is about: ends every sentence about it.
+        # The place and the subject of each unnamed table. Sentences about the table end with them.
         self.places: dict[Path, str] = {}
         self._bad: set[Path] = set()
 
     def add(self, path: Path, clause: str) -> None:
-        """Report that the setting at `path` ... `clause`."""
+        """Add a problem. `clause` completes a sentence that starts with the setting's path."""
         self._bad.add(path)
         places = [
             self.places[path[:end]] for end in range(len(path) + 1) if path[:end] in self.places
@@ -37,15 +37,15 @@ class Problems:
         self.sentences.append(f"{self.name(path)}: {clause}{place}")
 
     def bad(self, path: Path) -> None:
-        """Note that what is at a path cannot be used; the sentences about it are there already."""
+        """Mark a path as unusable without adding another sentence."""
         self._bad.add(path)
 
     def ok(self, *paths: Path) -> bool:
-        """Whether nothing is wrong so far with these settings, nor with the tables they are in."""
+        """Return True if these settings, and their tables, have no problems so far."""
         return not any(path[:end] in self._bad for path in paths for end in range(len(path) + 1))
 
     def name(self, path: Path) -> str:
-        """The TOML path as people write it, with the place that set it."""
+        """Return the dotted TOML path, with the source of the value if it is not the file."""
         origin = next(
             (
                 self.origins[path[:end]]
@@ -58,16 +58,19 @@ class Problems:
         return f"{text} ({origin})" if origin else text
 
     def raise_if_any(self, salvaged: object = None) -> None:
-        """Raise ConfigError with all problems, if there are any, and with what could be read."""
+        """Raise ConfigError if there are problems.
+
+        `salvaged` contains the settings that could be read, with defaults for the rest.
+        """
         if self.sentences:
-            # A sentence may quote a name that anybody gave.
+            # A sentence may quote untrusted names.
             error = ConfigError([harmless(each) for each in self.sentences])
             error.salvaged = salvaged
             raise error
 
 
 def dotted(path: Path) -> str:
-    """A path as TOML writes it: daemon.lease_ttl, consumers[0].group, topics."a.b".partitions."""
+    """Return a dotted path: daemon.lease_ttl, consumers[0].group, topics."a.b".partitions."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -80,13 +83,13 @@ def dotted(path: Path) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that was probably meant."""
+    """Return the most similar known word, or None if no word is similar enough."""
     found = difflib.get_close_matches(word.lower().replace("-", "_"), list(known), n=1, cutoff=0.6)
     return found[0] if found else None
 
 
 def shown(value: object, *, secret: bool = False) -> str:
-    """A value as part of a sentence: short, on one line, never a secret."""
+    """Return a value for a sentence: on one line, at most 60 characters, and never a secret."""
     if secret:
         return "the value"
     try:

@@ -1,4 +1,4 @@
-"""One raw value, or one raw table, becomes what its Setting says; each fault becomes a problem."""
+"""Converting raw values and tables according to their Setting, and collecting problems."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from streamqd.model import Backoff
 
 @dataclass(frozen=True, slots=True)
 class TableReader:
-    """Reads raw tables. What is wrong goes to `problems`; paths are relative to `base_dir`."""
+    """Reads raw tables. Adds errors to `problems`. Paths are relative to `base_dir`."""
 
     problems: Problems
     base_dir: Path = Path()
 
     def table(self, default: Any, raw: object, path: wording.Path) -> Any:
-        """A copy of `default` with what the table states; its class tells which settings there are.
+        """Return a copy of the dataclass `default` with the valid settings of the table.
 
-        Where the class has a field `stated`, that becomes the names of the settings that were read.
+        If the class has a field `stated`, it is set to their names.
         """
         given = self.settings(type(default), raw, path, default=default)
         if hasattr(default, "stated"):
@@ -40,7 +40,7 @@ class TableReader:
     def settings(
         self, section: type, raw: object, path: wording.Path, *, default: object = None
     ) -> dict[str, Any]:
-        """The valid settings that the table states, by name."""
+        """Return the valid settings of the table by name."""
         if not isinstance(raw, Mapping):
             clause = f"{wording.shown(raw)} is not a table: write [{wording.dotted(path)}]"
             self.problems.add(path, clause)
@@ -54,7 +54,7 @@ class TableReader:
                 self.problems.add(here, unknown(str(name), known, section, path))
             elif setting.table is not None:
                 start = getattr(default, name, None) or setting.table()
-                if isinstance(value, Backoff):  # given in code
+                if isinstance(value, Backoff):  # declared in code
                     value = dataclasses.asdict(value)
                 given[name] = self.table(start, value, here)
             elif not (setting.empty_is_default and value == ""):
@@ -69,7 +69,7 @@ class TableReader:
 def unknown(
     name: str, known: Collection[str], section: type | None = None, path: wording.Path = ()
 ) -> str:
-    """The clause for a name that is not a setting: what was meant, or where it belongs."""
+    """Return a clause for an unknown setting, with the most similar name or the right table."""
     meant = wording.nearest(name, known)
     if meant:
         return f"there is no such setting; did you mean {wording.dotted((*path, meant))}?"
@@ -85,7 +85,7 @@ def unknown(
 
 
 def read_value(setting: Setting, value: object, base_dir: Path) -> Any:
-    """The value that was meant. ValueError: a clause that completes "<value> ..."."""
+    """Return the converted value. Raises ValueError with a clause that completes "<value> ..."."""
     if setting.optional and (value is None or _means_none(setting, value)):
         return None
     match setting.kind:
@@ -112,10 +112,10 @@ def read_value(setting: Setting, value: object, base_dir: Path) -> Any:
 
 
 def _json(value: object) -> str:
-    """A value as JSON. Its order is the writer's: a payload is sent as it was written."""
+    """Return a value as JSON. The order of the keys is kept."""
     try:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        text.encode()  # half a surrogate pair is no text
+        text.encode()  # rejects a lone surrogate
         return text
     except (TypeError, ValueError, RecursionError):
         raise ValueError(
@@ -167,7 +167,7 @@ def _texts(setting: Setting, value: object) -> tuple[str, ...]:
 
 
 def _class_name(cls: type) -> str:
-    """The name by which policies know a class that was given in code."""
+    """Return the name in policies of a class that was declared in code."""
     return (
         cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
     )
@@ -177,13 +177,13 @@ _LIMITS = {Kind.DURATION: DURATION_MAX, Kind.SIZE: SIZE_MAX}
 
 
 def bounds(setting: Setting) -> tuple[float, float]:
-    """Least and greatest value of a number, a duration (s) or a size (bytes)."""
+    """Return the least and the greatest value of a number, a duration (s) or a size (bytes)."""
     limit = _LIMITS.get(setting.kind, COUNT_MAX)
     return setting.min or 0, limit if setting.max is None else setting.max
 
 
 def written(setting: Setting, number: float) -> str:
-    """A number of this setting as TOML writes it."""
+    """Return a number of this setting in TOML notation."""
     if setting.kind is Kind.DURATION:
         return f'"{format_duration(number)}"'
     if setting.kind is Kind.SIZE:

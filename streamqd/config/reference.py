@@ -1,4 +1,4 @@
-"""The settings described for people and editors: reference file, JSON schema, effective values."""
+"""Descriptions of the settings: reference file, JSON schema for editors, effective values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SCHEDULE = Schedule("nightly", _TOPIC, cron="0 3 * * *")
 
 
 def reference_toml() -> str:
-    """Text of etc/streamq.toml. As it stands it states nothing, and loads as the defaults."""
+    """Return the text of etc/streamq.toml. It sets nothing, so that loading it gives defaults."""
     lines = [*_comment(_HEAD)]
     for name, section in SECTIONS.items():
         lines += ["", "", *_comment(_doc_of(section)), f"[{name}]"]
@@ -63,7 +63,7 @@ def _settings_lines(section: Any) -> list[str]:
 
 
 def _stated(name: str, setting: Setting, value: Any) -> list[str]:
-    """The setting as a file would state it: a table that is too wide key by key."""
+    """Return a setting's lines in the file. A table that is too wide has one line per key."""
     line = f"#{name} = {_toml(setting, value)}"
     if setting.table is None or len(line) <= _COLUMNS:
         return [line]
@@ -72,7 +72,7 @@ def _stated(name: str, setting: Setting, value: Any) -> list[str]:
 
 
 def _described(setting: Setting) -> str:
-    """The meaning of a setting and what may be written; a table names its keys in turn."""
+    """Return the meaning and the valid values of a setting, and of the keys of a table."""
     lines = [setting.doc + _allowed(setting)]
     if setting.table is not None:
         for name, inner in settings_of(setting.table).items():
@@ -112,7 +112,7 @@ def _comment(text: str) -> list[str]:
 
 
 def plain(setting: Setting, value: Any) -> Any:
-    """A value as a TOML or JSON document holds it."""
+    """Return a value as plain data for a TOML or JSON document, with passwords masked."""
     if value is None:
         return "" if setting.kind in (Kind.TEXT, Kind.PATH) else "none"
     match setting.kind:
@@ -144,13 +144,13 @@ def _toml(setting: Setting, value: Any) -> str:
         inner = settings_of(setting.table)
         pairs = ", ".join(f"{key} = {_toml(inner[key], getattr(value, key))}" for key in inner)
         return f"{{ {pairs} }}"
-    if setting.empty_is_default:  # the name of this host is not everybody's default
+    if setting.empty_is_default:  # such as the host name, which is not a general default
         return '""'
     return json.dumps(plain(setting, value), ensure_ascii=False)
 
 
 def shown(settings: Settings) -> dict[str, Any]:
-    """The effective settings for `config show`, as TOML has them, without passwords."""
+    """Return the effective settings for `config show`, as plain data with passwords masked."""
     document: dict[str, Any] = {name: _plain_table(getattr(settings, name)) for name in SECTIONS}
     for title in NAMED_SECTIONS:
         named = getattr(settings, title).items()
@@ -161,7 +161,7 @@ def shown(settings: Settings) -> dict[str, Any]:
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON schema (2020-12) of the file, for editors that complete and check TOML."""
+    """Return the JSON schema (2020-12) of the file, for editors that complete and check TOML."""
     properties = {name: _table_schema(cls(), _doc_of(cls)) for name, cls in SECTIONS.items()}
     for name, cls in NAMED_SECTIONS.items():
         properties[name] = {

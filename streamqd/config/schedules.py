@@ -1,4 +1,4 @@
-"""What is sent by the clock: the schedules, and what is wrong with one."""
+"""The settings of schedules, and their checks."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Schedule:
         min=0,
         max=JITTER_MAX,
     )
-    # Where it was written, for sentences about it.
+    # The place of its declaration, for problems.
     place: str = field(default="", compare=False, repr=False)
 
     @property
@@ -93,17 +93,17 @@ class Schedule:
 
     @property
     def at_unix_ms(self) -> int | None:
-        """The instant of `at`, None without one."""
+        """The instant of `at` in unix milliseconds, or None if `at` is not set."""
         return None if self.at is None else _instant(self.at)
 
     @property
     def overlap_group(self) -> str:
-        """The group whose unfinished message makes a tick be left out, '' for none."""
+        """The group whose unfinished message skips a tick, or '' for none."""
         return self.overlap.partition(":")[2]
 
 
 def check_schedule(schedule: Schedule, path: wording.Path, problems: Problems) -> None:
-    """Add what is wrong with one schedule."""
+    """Add the problems of one schedule."""
     when = [name for name in ("cron", "every", "at") if getattr(schedule, name) is not None]
     if not problems.ok(*((*path, name) for name in ("cron", "every", "at"))):
         return
@@ -128,7 +128,7 @@ def check_schedule(schedule: Schedule, path: wording.Path, problems: Problems) -
 def check_schedules(
     schedules: tuple[Schedule, ...], paths: list[wording.Path], problems: Problems
 ) -> None:
-    """Add what is wrong with schedules, each for itself and among each other."""
+    """Add the problems of each schedule, duplicate names, and topics with too many schedules."""
     first: dict[str, wording.Path] = {}
     counts: dict[str, int] = {}
     for schedule, path in zip(schedules, paths, strict=True):

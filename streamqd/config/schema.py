@@ -1,7 +1,7 @@
-"""The sections of the configuration and their settings. Frozen dataclasses; nothing is read here.
+"""The sections of the configuration and their settings, as frozen dataclasses.
 
-The loader, etc/streamq.toml, the JSON schema and `config show` are all made from these fields, so
-a setting is described once. Durations are seconds, sizes bytes.
+The loader, etc/streamq.toml, the JSON schema and `config show` are all based on these fields, so
+each setting is described only once. Durations are in seconds, sizes in bytes. Nothing is read here.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class Http:
 
     @property
     def address(self) -> tuple[str, int] | Path | None:
-        """Host and port, or the path of a unix socket, or None for no server."""
+        """Host and port, or the path of a unix socket. None: no HTTP server."""
         if not self.bind:
             return None
         if self.bind.startswith("unix:"):
@@ -250,7 +250,7 @@ class KeyPrefixes:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The whole configuration. `source` says where it is from; paths are relative to `base_dir`."""
+    """The whole configuration. `source` is its file. Paths are relative to `base_dir`."""
 
     redis: Redis = field(default_factory=Redis)
     daemon: Daemon = field(default_factory=Daemon)
@@ -263,11 +263,12 @@ class Settings:
     schedules: tuple[Schedule, ...] = ()
     base_dir: Path = Path()
     source: str = "defaults"
-    # When it was read, by the host's clock: of two releases of a schedule the one read later holds.
+    # The time of reading, by the host's clock. If two releases define a schedule differently, the
+    # definition that was read later is used.
     read_unix_ms: int = field(default=0, compare=False, repr=False)
 
     def groups_of(self, topic: str) -> list[str]:
-        """The groups that read the messages of a topic here; not those of its dead letters."""
+        """Return the groups that read a topic's messages here, but not its dead letters."""
         return [
             each.group for each in self.consumers if each.topic == topic and not each.reads_letters
         ]
@@ -280,5 +281,5 @@ SECTIONS: dict[str, type] = {
     "log": Log,
     "keys": KeyPrefixes,
 }
-# Sections of which there is one for each name: [topics.NAME].
+# Sections with one table per name: [topics.NAME].
 NAMED_SECTIONS: dict[str, type] = {"topics": Topic, "pipelines": Pipeline}

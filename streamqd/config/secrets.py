@@ -1,4 +1,4 @@
-"""Passwords: hidden in all that is shown, and kept from what children inherit."""
+"""Masking passwords in output, and removing them from the environment of child processes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from pathlib import Path
 
 URL_VARIABLE = "STREAMQ_REDIS__URL"
 _OURS = "STREAMQ_"
-# Bounded, so that no text takes long: what is shown may come from anywhere.
+# The repetitions are bounded, to limit the time for untrusted text.
 _IN_TEXT = re.compile(r"([a-zA-Z0-9.+-]{1,40}://[^:/\s]{0,4096}):[^\s]{0,4096}@")
 _PARAMETER_IN_TEXT = re.compile(r"([?&]password=)[^&\s]*", re.IGNORECASE)
 _PARAMETER = re.compile(r"([?&]password=)[^&]*", re.IGNORECASE)
 
 
 def masked(text: str) -> str:
-    """The text with the passwords of the URLs in it replaced. Also for broken URLs.
+    """Return the text with the passwords of its URLs masked, even in invalid URLs.
 
-    Where a URL ends in a text can only be guessed: at a space. A value that is a URL goes through
-    `masked_url`.
+    A URL is assumed to reach to the next space. For a value that is a URL, use `masked_url`.
     """
     if "://" not in text and "password=" not in text.lower():
         return text
@@ -27,19 +26,19 @@ def masked(text: str) -> str:
 
 
 def masked_url(url: str) -> str:
-    """The URL with its password replaced, whatever characters that or the user name has."""
+    """Return the URL with its password masked. User name and password may be unencoded."""
     return _replaced(url, ":***", r"\1***")
 
 
 def has_password(url: str) -> bool:
-    """Whether the URL itself holds a password."""
+    """Return True if the URL contains a password."""
     return masked_url(url) != url
 
 
 def scrub(environ: MutableMapping[str, str]) -> None:
-    """Take the passwords out of the URLs of our own variables, for user code is about to run.
+    """Remove passwords from the URLs in STREAMQ_ variables, before user code runs.
 
-    The address stays, so that whoever connects by it is told that a password is missing.
+    The address remains, so that a connection with it fails with an authentication error.
     """
     for name, text in list(environ.items()):
         if name.startswith(_OURS) and has_password(text):
@@ -47,9 +46,10 @@ def scrub(environ: MutableMapping[str, str]) -> None:
 
 
 def _replaced(url: str, password: str, parameter: str) -> str:
-    """The URL with something else for `:PASSWORD` before the host, and for a parameter.
+    """Return the URL with replacements for `:PASSWORD` before the host and for the parameter.
 
-    All up to the last @ belongs to user and password: rather too much is hidden than too little.
+    Everything up to the last @ counts as user and password, to hide too much rather than too
+    little.
     """
     scheme, separator, rest = url.partition("://")
     head, at, host = rest.rpartition("@")
@@ -60,7 +60,10 @@ def _replaced(url: str, password: str, parameter: str) -> str:
 
 
 def credential(name: str, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The file of a credential that the service manager has given us, None when it has not."""
+    """Return the file of a systemd credential, or None if it does not exist.
+
+    Source: $CREDENTIALS_DIRECTORY.
+    """
     directory = environ.get("CREDENTIALS_DIRECTORY")
     path = Path(directory) / name if directory else None
     return path if path is not None and path.exists() else None

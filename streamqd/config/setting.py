@@ -1,8 +1,8 @@
-"""How one setting is described: its meaning, form, bounds and default, kept beside the field.
+"""The description of one setting: its meaning, form, bounds and default, next to the field.
 
-The annotation of the field says how the setting is written: `Seconds` are durations, `Bytes` sizes,
-`JsonText` any value, `tuple[str, ...]` lists, a dataclass is a table, and `X | None` may be
-switched off.
+The annotation of the field defines the notation of the setting. `Seconds` are durations, `Bytes`
+are sizes, `JsonText` is any value, `tuple[str, ...]` is a list, and a dataclass is a table.
+`X | None` can be switched off.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 
 from streamqd.model import Backoff
 
-# Everything has a limit. These hold where a setting names no maximum of its own.
+# The limits of settings without their own maximum.
 COUNT_MAX = 10**12
 DURATION_MAX = 3650 * 86_400.0
 SIZE_MAX = 1 << 50
 
 
 class Kind(enum.Enum):
-    """How a setting is written and read."""
+    """The notation of a setting."""
 
     TEXT = "text"
     INTEGER = "whole number"
@@ -57,31 +57,31 @@ _KINDS: dict[Any, Kind] = {
 
 
 class Shape(NamedTuple):
-    """What a text must look like, and how to write it when it does not."""
+    """The pattern of a string, and a hint for strings that do not match."""
 
     pattern: re.Pattern[str]
     hint: str
 
 
-# A name becomes a part of keys and of paths: `.` and `..` must never be one.
+# Names are parts of keys and paths, so `.` and `..` must not be valid names.
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 NAME_HINT = "use 1 to 64 of A-Z a-z 0-9 . _ - and no dot first"
 NAMED = Shape(NAME, NAME_HINT)
-DOTTED_NAME = r"[^\W\d]\w*(\.[^\W\d]\w*)*"  # of a module, a function or a class
+DOTTED_NAME = r"[^\W\d]\w*(\.[^\W\d]\w*)*"  # name of a module, a function or a class
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is known of one setting. `optional` settings may be None: written "none", or ""."""
+    """The description of one setting. An `optional` setting may be None, written "none" or ""."""
 
     doc: str
     min: float | None = None
     max: float | None = None
     choices: tuple[str, ...] = ()
     shape: Shape | None = None
-    empty_is_default: bool = False  # writing "" is the same as writing nothing
-    secret: bool = False  # the value may hold a password and is never repeated in a message
-    # From the field itself:
+    empty_is_default: bool = False  # "" means the default
+    secret: bool = False  # the value may contain a password, so messages never quote it
+    # From the annotation and the default of the field:
     kind: Kind = Kind.TEXT
     optional: bool = False
     required: bool = False
@@ -89,17 +89,17 @@ class Setting:
 
 
 def described(doc: str, **rest: Any) -> dict[str, Setting]:
-    """Metadata of a dataclass field that is a setting."""
+    """Return the metadata of a dataclass field that is a setting."""
     return {"setting": Setting(doc, **rest)}
 
 
 def setting(default: Any, doc: str, **rest: Any) -> Any:
-    """A dataclass field that is a setting. `rest` are fields of `Setting`."""
+    """Return a dataclass field that is a setting. `rest` are fields of `Setting`."""
     return field(default=default, metadata=described(doc, **rest))
 
 
 _DELAY_MAX = 30 * 86_400.0
-# Backoff belongs to the vocabulary (streamqd.model), which knows nothing of configuration.
+# Backoff belongs to streamqd.model, which does not depend on the configuration.
 _BACKOFF: dict[str, Setting] = {
     "kind": Setting(
         "fixed: always base. linear: base, twice base ... exponential: doubled each time.",
@@ -115,7 +115,7 @@ _BACKOFF: dict[str, Setting] = {
 
 
 def settings_of(section: type) -> dict[str, Setting]:
-    """Settings of a section's dataclass, in the order of its fields."""
+    """Return the settings of a section's dataclass by name, in the order of its fields."""
     return _described_by(section)
 
 
@@ -132,7 +132,7 @@ def _described_by(section: type) -> dict[str, Setting]:
 
 
 def _completed(of: dataclasses.Field[Any], hint: Any) -> Setting:
-    """The setting with what its field says: how it is written, whether it may or must be there."""
+    """Return the setting with its notation, and if it is optional or required, from its field."""
     union = get_origin(hint) is not Annotated and NoneType in get_args(hint)
     if union:
         (hint,) = set(get_args(hint)) - {NoneType}

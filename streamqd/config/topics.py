@@ -1,4 +1,4 @@
-"""What topics there are, and what stays in them."""
+"""The settings of topics and their retention."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from streamqd.config.setting import Bytes, Seconds, setting
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What stays in a partition after every group has acknowledged it."""
+    """The entries that stay in a partition after every group has acknowledged them."""
 
     max_age: Seconds | None = setting(
         None, "Acknowledged entries older than this are trimmed. none: age trims nothing.", min=1
@@ -54,18 +54,18 @@ class Retention:
         " and are counted. none: what is not acknowledged stays.",
         min=1,
     )
-    # Which settings somebody wrote: those registered with the topic fill in the others.
+    # The explicit settings. Those registered with the topic fill in the others.
     stated: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     @property
     def bounded(self) -> bool:
-        """Whether any setting ever trims something that is acknowledged."""
+        """True if any setting trims acknowledged entries."""
         bounds = (self.max_age, self.max_length, self.max_bytes, self.shrink_every)
         return self.ack_policy == "delete" or any(each is not None for each in bounds)
 
     @property
     def drops(self) -> bool:
-        """Whether what is not acknowledged may be lost."""
+        """True if unacknowledged entries may be dropped."""
         return self.drop_unacked_after is not None or self.drop_unacked_above is not None
 
 
@@ -91,6 +91,6 @@ class Topic:
         " somebody replays or purges them.",
         min=1,
     )
-    # Which settings somebody wrote. A topic that only a consumer names has none: its partition
-    # count is then whatever is registered, not the default.
+    # The explicit settings. A topic that only a consumer names has none, so its partition count is
+    # the registered one, not the default.
     stated: frozenset[str] = field(default=frozenset(), compare=False, repr=False)

@@ -1,4 +1,4 @@
-"""The URL of Redis, read once: a server, sentinels that name it, or the nodes of a cluster."""
+"""Parsing the URL of Redis: one server, the sentinels of a master, or nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _HOST = re.compile(
 )
 _MASTER = re.compile(r"/(?P<name>[A-Za-z0-9._-]+)(?:/(?P<db>[0-9]{1,5})?)?")
 PORT_MAX = 65_535
-SOCKET_BYTES_MAX = 107  # sun_path holds 108 with its terminating zero
+SOCKET_BYTES_MAX = 107  # sun_path has 108 bytes, including the terminating zero
 
 
 class Address(NamedTuple):
-    """One node."""
+    """Host and port of one node. As a string, HOST:PORT with brackets around IPv6."""
 
     host: str
     port: int
@@ -47,11 +47,11 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What the URL of Redis says. `kind` is SERVER, SENTINEL, CLUSTER or EMBEDDED.
+    """The parts of a URL of Redis. `kind` is SERVER, SENTINEL, CLUSTER or EMBEDDED.
 
-    `addresses` are that of the server, those of sentinels, or of some nodes of the cluster, to ask
-    for the others; a unix socket has a `path` instead. `master` belongs to Sentinel. The login is
-    the one for the nodes that hold data.
+    `addresses` contains the server, the sentinels, or some nodes of the cluster, which report the
+    other nodes. A unix socket has a `path` instead. `master` is only set for SENTINEL. `username`
+    and `password` are for the nodes with data, not for the sentinels.
     """
 
     kind: str
@@ -64,16 +64,13 @@ class Topology:
     path: str = ""
 
     def __str__(self) -> str:
-        """For people: never with credentials."""
+        """Return a description for people, without credentials."""
         nodes = self.path or ",".join(map(str, self.addresses))
         return f"{self.kind} {nodes}" + (f" ({self.master})" if self.master else "")
 
 
 def parse(url: str) -> Topology:
-    """Read the URL.
-
-    ValueError with a clause that says what is wrong, without any part that may be secret.
-    """
+    """Parse the URL. Raises ValueError with the problem as a clause, without secret parts."""
     if url == EMBEDDED:
         return Topology(EMBEDDED, False)
     scheme, colon, _ = url.partition(":")
@@ -83,7 +80,7 @@ def parse(url: str) -> Topology:
     try:
         parts = urlsplit(url)
         if kind == SERVER:
-            parts.port  # noqa: B018 - it is read here
+            parts.port  # noqa: B018 - raises ValueError for an invalid port
     except ValueError:
         raise ValueError(
             f"its host or port cannot be read: {WRITE[kind]}; a password must be percent-encoded"
@@ -109,7 +106,7 @@ def _one_server(parts: SplitResult, tls: bool) -> Topology:
 
 
 def _parameter(parts: SplitResult) -> str:
-    """The database that the only parameter names."""
+    """Return the database of the parameter `db`, or ''. Other parameters raise ValueError."""
     found = parse_qs(parts.query, keep_blank_values=True)
     extra = sorted(found.keys() - {"db"})
     if extra or parts.fragment:

@@ -1,7 +1,7 @@
-"""Durations and sizes as people write them: read, and written back.
+"""Parsing and formatting durations, sizes and rates.
 
-`parse_*` raise ValueError with a clause that completes the sentence "<value> ...", so that the
-loader can put the TOML path and the value in front of it.
+`parse_duration` and `parse_size` raise ValueError with a clause that completes the sentence
+"<value> ...". The loader adds the TOML path and the value.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import re
 from datetime import timedelta
 from decimal import Decimal
 
-Duration = float | str | timedelta  # seconds, or a text such as "1m30s"
-Size = int | str  # bytes, or a text such as "64MiB"
+Duration = float | str | timedelta  # seconds, or a string such as "1m30s"
+Size = int | str  # bytes, or a string such as "64MiB"
 
 DURATION_HINT = 'write a number of seconds, or a text such as "30s", "1m30s", "500ms" or "24h"'
 SIZE_HINT = 'write a whole number of bytes, or a text such as "64MiB", "4MB" or "512KiB"'
 
-# Longest unit first: a text lists its units in this order, each at most once.
+# Longest unit first: a duration must list its units in this order, each at most once.
 _DURATION_UNITS: dict[str, Decimal] = {
     "w": Decimal(604_800),
     "d": Decimal(86_400),
@@ -39,7 +39,7 @@ _SIZE_UNITS: dict[str, int] = {
 }
 
 _NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,15})?"
-# Also what the JSON schema tells editors; it does not check the order of the units.
+# The JSON schema contains these patterns, too. They do not check the order of the units.
 DURATION_PATTERN = rf"^\s*(?:{_NUMBER}|(?:{_NUMBER}\s*(?:ms|[wdhms])\s*)+)\s*$"
 SIZE_PATTERN = rf"^\s*{_NUMBER}\s*(?:[TGMK]iB|[TGMKk]?B)?\s*$"
 RATE_PATTERN = r"[0-9]{1,9}(?:\.[0-9]{1,6})?/[smh]"
@@ -49,14 +49,14 @@ _SIZE = re.compile(SIZE_PATTERN)
 
 
 def parse_duration(value: object) -> float:
-    """Seconds meant by a TOML number, a text such as "1m30s", or a timedelta given in code."""
+    """Return the seconds of a number, a string such as "1m30s", or a timedelta."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, str):
         return _duration_of_text(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"is not a duration: {DURATION_HINT}")
-    if not 0 <= value <= 1e15:  # also refuses what is no number
+    if not 0 <= value <= 1e15:  # also rejects nan
         raise ValueError(f"is not a possible duration: {DURATION_HINT}")
     return float(value)
 
@@ -75,7 +75,7 @@ def _duration_of_text(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Shortest text that `parse_duration` reads back as exactly `seconds`."""
+    """Return the shortest string that `parse_duration` converts back to exactly `seconds`."""
     rest = Decimal(repr(seconds))
     if rest == 0:
         return "0s"
@@ -90,7 +90,7 @@ def format_duration(seconds: float) -> str:
 
 
 def parse_size(value: object) -> int:
-    """Bytes meant by a TOML integer or a text such as "64MiB" (1024) or "4MB" (1000)."""
+    """Return the bytes of an integer or a string such as "64MiB" (of 1024) or "4MB" (of 1000)."""
     if isinstance(value, str):
         if not _SIZE.match(value):
             raise ValueError(f"is not a size: {SIZE_HINT}")
@@ -112,7 +112,7 @@ def _split_unit(text: str) -> tuple[str, str]:
 
 
 def format_size(size: int) -> str:
-    """Shortest text with a binary unit that `parse_size` reads back as exactly `size`."""
+    """Return the shortest string with a binary unit that `parse_size` converts back to `size`."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if size and size % _SIZE_UNITS[unit] == 0:
             return f"{size // _SIZE_UNITS[unit]}{unit}"
@@ -120,7 +120,7 @@ def format_size(size: int) -> str:
 
 
 def parse_rate(text: str) -> float:
-    """Runs per second meant by a text that `RATE_PATTERN` matches, such as "5/m"."""
+    """Return the runs per second of a string that matches `RATE_PATTERN`, such as "5/m"."""
     number, _, unit = text.partition("/")
     return float(Decimal(number) / _DURATION_UNITS[unit])
 
