@@ -97,7 +97,7 @@ def exposed(settings: Settings, environ: Mapping[str, str] = os.environ) -> list
 
 
 def as_root() -> list[str]:
-    """A sentence when this process, and so every handler, may do everything on this host."""
+    """Return a warning if this process, and therefore every handler, runs as root."""
     if os.geteuid() != 0:
         return []
     return ["daemon: it runs as root, and so does every handler: give it a user of its own"]

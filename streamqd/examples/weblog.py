@@ -38,7 +38,7 @@ COMBINED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One line of the log."""
+    """One request, parsed from a line of the log."""
 
     client: str
     time: str

@@ -106,7 +106,7 @@ def _count_lines(code: CodeType, left: int) -> None:
     def on_call(frame: FrameType, _event: str, _arg: object) -> Any:
         return on_line if frame.f_code is code else None
 
-    threading.settrace(on_call)  # the event loop has a thread of its own
+    threading.settrace(on_call)  # the event loop runs in another thread
     sys.settrace(on_call)
 
 

@@ -47,7 +47,7 @@ def soft_limit(seconds: float | None, interrupt: Interrupt | None) -> Iterator[N
     def on_signal(_number: int, _frame: object) -> None:
         nonlocal inside
         if inside:
-            inside = False  # raised at the first instruction of `finally`, it skips the rest
+            inside = False  # a second raise inside `finally` would skip its rest
             raise error
 
     main = threading.get_ident()
