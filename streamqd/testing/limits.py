@@ -47,7 +47,7 @@ def soft_limit(seconds: float | None, interrupt: Interrupt | None) -> Iterator[N
     def on_signal(_number: int, _frame: object) -> None:
         nonlocal inside
         if inside:
-            inside = False  # a second raise inside `finally` would skip its rest
+            inside = False  # an exception at the start of `finally` skips the reset there
             raise error
 
     main = threading.get_ident()
