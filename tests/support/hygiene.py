@@ -48,9 +48,11 @@ class Sample(NamedTuple):
     housekeeper_rss: int
 
 
-# How much greater a median may be at last than at first.
+FDS_OF_A_CHILD = 3  # of the supervisor: the socket, the pidfd and the file of the stacks
+# How much greater a median may be at last than at first. At any sample each partition may have a
+# second worker, a standby; `judge` then counts exactly.
 WAVERS = {
-    "supervisor_fds": 2,
+    "supervisor_fds": FDS_OF_A_CHILD * PARTITIONS,
     "housekeeper_fds": 2,
     "supervisor_rss": 4 << 20,
     "housekeeper_rss": 4 << 20,
@@ -89,6 +91,7 @@ class Storm:
         self.stayed: list[str] = []  # zombies and strangers that were there for long
         self._chance = random.Random(f"storm {seed}")
         self._supervisor = psutil.Process(daemon.pid)
+        self._own_fds = self._fds_without_children()
         self._children: list[psutil.Process] = []
         self._odd: dict[str, float] = {}  # what is odd -> since when
         self._sent = 0
@@ -194,6 +197,15 @@ class Storm:
         assert daemon.events("housekeeper.exited") == daemon.events("lease.lost") == []
         assert daemon.traces() == []
         assert not (more := grown(self.samples)), more
+        daemon.wait_for(
+            lambda: self._fds_without_children() <= self._own_fds,
+            what=f"the supervisor has {self._own_fds} descriptors, as at first",
+        )
+
+    def _fds_without_children(self) -> int:
+        """Descriptors of the supervisor, but for those of the children that it has now."""
+        children = len(self._supervisor.children())
+        return self._supervisor.num_fds() - FDS_OF_A_CHILD * children
 
 
 def odd_ones(leader: int) -> set[str]:
