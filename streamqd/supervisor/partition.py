@@ -1,20 +1,19 @@
-"""One unit as the supervisor sees it: who owns it, which process handles it, what is due next.
+"""The state of one assignment in the supervisor: its lease, its process and the next step.
 
-It is a small state machine. It says what it wants of Redis (`intent`) and takes the answer
-(`answered`); it says whether a process should run and takes how one ended (`ended`).
-Every wanted call is repeated with equal arguments until it is answered, so a lost reply costs
-nothing. No I/O happens here.
+A state machine without I/O. `intent` returns the next call to Redis and `answered` takes the reply.
+`startable` reports if a process should be forked, and `ended` takes the exit of the process.
+Each call is repeated with equal arguments until Redis replies, so a lost reply is harmless.
 
-    FREE ── take ──► ACQUIRING ── OK ──► HELD ── the process ended ──► REFENCING ── OK ──► HELD
+    FREE ── take ──► ACQUIRING ── OK ──► HELD ── process exits ─────► REFENCING ── OK ──► HELD
                          │                │                                │ (new token)
                          └── give up ─────┴── give up, or it was leaving ──┘
                                           ▼
                                       RELEASING ── answered ──► FREE
 
-The refence acknowledges and charges, too, so REFENCING is left only when it is answered. Where
-nothing is to be settled, HELD is followed by RELEASING at once. A refused acquire, and the loss of
-the lease, lead to FREE. What a killed supervisor held (`resume`) begins as REFENCING, or comes
-there from ACQUIRING.
+The refence also acknowledges and charges messages, so only a reply leads out of REFENCING. HELD
+leads directly to RELEASING if no message has to be acknowledged or charged. A refused acquire and
+a lost lease lead to FREE. An assignment of a killed supervisor (`resume`) starts in REFENCING, or
+gets there through ACQUIRING.
 """
 
 from __future__ import annotations
@@ -39,30 +38,31 @@ from streamqd.store.scripts import Call, Reply
 from streamqd.supervisor.scoreboard_file import ResumablePartition
 from streamqd.worker import ExitCode
 
-ON_STOP_SECONDS = 30.0  # what `on_stop` and the end of a worker without work may take
+ON_STOP_SECONDS = 30.0  # time limit for `on_stop` and the exit of a worker without work
 
 
 class Phase(enum.Enum):
-    """Where a unit stands between free and held."""
+    """The step of an assignment between free and held."""
 
     FREE = "free"
     ACQUIRING = "acquiring"
     HELD = "held"
-    REFENCING = "refencing"  # the word that the log shows
+    REFENCING = "refencing"  # this word appears in the log
     RELEASING = "releasing"
 
 
 class Kill(NamedTuple):
-    """A SIGKILL that the supervisor decided: why, and for which run it was meant."""
+    """A SIGKILL sent by the supervisor: its reason and the run that caused it."""
 
     reason: str  # hard-limit | boot | stalled | on_stop | deadline | quit | unstarted
     run_seq: int
 
 
 class Blame(NamedTuple):
-    """Who is to blame for the end of a process: one of `suspects`, `charged` if it is the only one.
+    """The messages that may have caused the exit of a process.
 
-    `orderly`: it ended by itself and as it should, or the supervisor has killed it.
+    `charged` is the only one of the `suspects`, or None. `orderly` is True if the process exited
+    as planned or the supervisor killed it.
     """
 
     orderly: bool
@@ -72,55 +72,57 @@ class Blame(NamedTuple):
 
 
 class ExitAssessment(NamedTuple):
-    """What the end of a process means. `lived` is how long it was ready, in seconds."""
+    """The consequences of the exit of a process. `lived` is its time since ready, in seconds."""
 
     crashed: bool
     cause: restart.ExitCause
     charged: bytes | None
     lived: float = 0.0
-    settled: int = 0  # messages of which it had ended the run
-    lost: bool = False  # the process found that the unit has another owner, which is news
-    narrowed: bool = False  # it died in a round of several suspects, and has finished no message
+    settled: int = 0  # messages that the process finished, successfully or not
+    lost: bool = False  # the process was the first to notice that the lease has another owner
+    narrowed: bool = False  # it crashed in a round of several suspects and finished no message
 
 
 @dataclass
 class PartitionState:
-    """The supervisor's record of one unit."""
+    """The supervisor's record of one assignment, from its first offer until the daemon exits."""
 
     unit: Unit
     consumer: Consumer
     slot: WorkerSlot
     phase: Phase = Phase.FREE
-    since: float = 0.0  # monotonic, when this instance got it
+    since: float = 0.0  # monotonic time at which this instance acquired the lease
     renew_at: float = 0.0
     child: Child | None = None
-    works_by: Consumer | None = None  # what the child was started with, unchanged by a reload
-    standby: Child | None = None  # boots, or has booted, to follow on the child
-    stop_reason: str = ""  # why the child was told to stop: shed, drain, reload, recycle, lost
+    works_by: Consumer | None = None  # the settings of the child, unchanged by a reload
+    standby: Child | None = None  # the successor of the child, booting or booted
+    stop_reason: str = ""  # reason of the stop command: shed, drain, reload, recycle, lost
     kill: Kill | None = None
     killed_at: float = 0.0
-    release_after: bool = False  # release the unit once the refence is answered
+    release_after: bool = False  # release the lease after the reply to the refence
     groups_ready: bool = False
-    start_at: float = 0.0  # monotonic, not before
+    start_at: float = 0.0  # monotonic, earliest time of the next fork
     refused_since: float = (
-        0.0  # monotonic, since when the system refuses its process; 0 = it does not
+        0.0  # monotonic, since when the operating system refuses the fork; 0 = it does not
     )
-    suspects: rounds.Suspects = field(default_factory=dict)  # run in rounds next
-    uncharged: int = 0  # processes in a row that died with nothing to blame
+    suspects: rounds.Suspects = field(
+        default_factory=dict
+    )  # the messages that the next process runs in rounds
+    uncharged: int = 0  # processes in a row that crashed while no message ran
     exits: list[restart.WorkerExit] = field(default_factory=list)
-    ready_at: float = 0.0  # monotonic, 0 = has not booted
-    quiet_at: float = 0.0  # monotonic, when its process was seen to have nothing to do any more
+    ready_at: float = 0.0  # monotonic, 0 = not booted yet
+    quiet_at: float = 0.0  # monotonic, when the process was first seen quiet; 0 = it works
     _settled_before: int = 0
     _recycled_before: int = 0
     broken_until: float = 0.0
     last_exit: str = ""
-    refusal: str = ""  # code of the error reply that is being repeated, so it is logged once
-    refused: str = ""  # the phase in which it was refused, or group
+    refusal: str = ""  # code of the repeated error reply, which is logged once
+    refused: str = ""  # the phase of the refused call, or `group`
     started: float = 0.0
-    soft_limited: int = 0  # run sequence that got its soft limit
-    relayed: tuple[int, int] = (0, 0)  # what the housekeeper wanted when the worker was woken last
-    pace: float = 0.0  # messages per second that the process before this one settled
-    spread: float = 0.0  # 0 to 1, drawn for each process
+    soft_limited: int = 0  # sequence number of the last run interrupted at its soft limit
+    relayed: tuple[int, int] = (0, 0)  # `housekeeping` when the worker was woken last
+    pace: float = 0.0  # messages per second that the previous process finished
+    spread: float = 0.0  # random, 0 to 1, drawn for each process
     _first_run: int = 0
     _dead_token: str = ""
     _new_token: str = ""
@@ -128,22 +130,23 @@ class PartitionState:
     _charged: bytes | None = None
     _context: bytes = b""
     resumable: ResumablePartition | None = (
-        None  # of a killed supervisor, until Redis has answered to it
+        None  # the record of a killed supervisor, until Redis replies to the refence
     )
 
     def __post_init__(self) -> None:
-        # While it is acquired, the epoch is the last one that was seen.
+        # Until the lease is acquired, its epoch is the last one seen in Redis.
         self.lease = Lease(self.unit, "")
 
     # --- intents ---
 
     def resume(self, found: ResumablePartition, *, alone: bool) -> None:
-        """Want to go on with what a killed supervisor held, as after the death of its worker.
+        """Plan to resume the lease of a killed supervisor, as after a crash of its worker.
 
-        Its token is replaced, which Redis refuses when somebody has owned the unit meanwhile.
-        `alone`: nothing ran in other units. Else any of what ran may have killed them all: nobody
-        is charged, and what is pending runs one at a time behind a mark, as after the loss of a
-        host; what had ended is acknowledged then.
+        The refence replaces its token. Redis refuses that if another instance has owned the
+        assignment since. `alone`: no message ran in other assignments. Otherwise any running
+        message may have killed the supervisor, so none is charged. Pending messages then run one
+        at a time, each marked first, as after the loss of a host. Finished messages are
+        acknowledged.
         """
         assert self.phase is Phase.FREE
         self.resumable = found
@@ -165,16 +168,16 @@ class PartitionState:
         self.slot.note_lease(self.lease, self._new_token)
 
     def take(self, seen_epoch: int, dead_token: str = "") -> None:
-        """Want to own the unit. `dead_token` belongs to a predecessor proven dead."""
+        """Plan to acquire the lease. `dead_token` belongs to a predecessor proven dead."""
         assert self.phase is Phase.FREE
         self.phase = Phase.ACQUIRING
         self.lease = Lease(self.unit, secrets.token_hex(16), seen_epoch)
         self._dead_token = dead_token
-        # A process that died after the unit was lost has left nothing that is still ours.
+        # A process that died after the loss of the lease has nothing to acknowledge.
         self._done, self._charged, self._context = [], None, b""
 
     def give_up(self) -> None:
-        """Want to release the unit; its process must have ended."""
+        """Plan to release the lease. The process must have exited."""
         assert self.child is None
         self.refused_since = 0.0
         if self.phase is Phase.REFENCING:
@@ -182,15 +185,15 @@ class PartitionState:
         elif self.phase is Phase.HELD:
             self._release()
         elif self.phase is Phase.ACQUIRING:
-            # The acquire may have been executed: a release with its token covers both cases.
+            # Redis may have executed the acquire. A release with its token covers both cases.
             self.phase = Phase.RELEASING
 
     def _release(self) -> None:
         self.phase = Phase.RELEASING
-        self.slot.forget_lease()  # nothing is unfinished: there is nothing to resume
+        self.slot.forget_lease()  # no message is unfinished, so a successor has nothing to resume
 
     def intent(self, keys: Keys, ttl: float, owner: str) -> Call | None:
-        """The call to make now, the same one until it is answered."""
+        """Return the call to make now, the same one until Redis replies; None for none."""
         if self.phase is Phase.ACQUIRING:
             return leases.acquire(keys, self.lease, ttl, owner, self._dead_token)
         if self.phase is Phase.REFENCING:
@@ -210,9 +213,9 @@ class PartitionState:
     # --- answers ---
 
     def answered(self, reply: Reply | RedisRefused, now: float) -> str:
-        """Take the answer to `intent`. Returns a word for the log, '' for none."""
+        """Take the reply to `intent`. Return a word for the log, '' for none."""
         if isinstance(reply, RedisRefused):
-            # Nothing was done; it is wanted again at the next exchange.
+            # Redis changed nothing. The next exchange repeats the call.
             return ""
         if self.phase is Phase.ACQUIRING:
             return self._acquired(reply, now)
@@ -234,10 +237,10 @@ class PartitionState:
         if self.resumable is not None:
             self.phase = Phase.REFENCING
             self._new_token = secrets.token_hex(16)
-            self.slot.restore(self._done, [])  # blame has been settled already
+            self.slot.restore(self._done, [])  # the acquire has already charged the messages
             self.slot.note_lease(self.lease, self._new_token)
             return "acquired"
-        self.slot.forget_batch()  # what is in it belongs to a process of the past
+        self.slot.forget_batch()  # it belongs to an earlier process
         self.slot.note_lease(self.lease)
         self._owns_from(now)
         return "acquired"
@@ -249,10 +252,10 @@ class PartitionState:
         self.slot.since_unix_ms = int(time.time() * 1000)
         self.slot.owned = 1
         if self.slot.state == WorkerState.GONE:
-            self.slot.state = WorkerState.BOOTING  # nothing has ended: its process is on its way
+            self.slot.state = WorkerState.BOOTING  # the fork of its process follows
 
     def _refenced(self, reply: Reply, now: float) -> str:
-        # Before the token: with the new one in its place, the batch would be charged again.
+        # Clear the batch ahead of the token: under the new token it would be charged again.
         self.slot.forget_batch()
         resumed, self.resumable = self.resumable is not None, None
         if reply.word != "OK":
@@ -276,7 +279,7 @@ class PartitionState:
         return charged
 
     def become_free(self) -> None:
-        """The unit is not ours any more."""
+        """Note that this instance no longer owns the assignment."""
         self.phase = Phase.FREE
         self._drop_token()
         self.release_after = False
@@ -291,12 +294,12 @@ class PartitionState:
     # --- the process ---
 
     def ended(self, exit_: Exit) -> ExitAssessment:
-        """Take the end of the process: find whom to blame, and want what follows."""
+        """Take the exit of the process: find the suspects and plan the next call."""
         lived, settled = self.lived(time.monotonic()), self.settled()
         batch, held = self.slot.batch(), self.phase is Phase.HELD
         blame = self._blame(exit_, batch)
         if not held:
-            # Another owner handles what is pending: nothing can be charged under our token.
+            # Another owner handles the pending messages, which this token cannot charge.
             blame = blame._replace(suspects=[], charged=None)
         narrowed = blame.crashed and not settled and rounds.narrows(self.suspects, blame.suspects)
         self._note_blame(blame, idle=not batch.running and exit_.code != ExitCode.BOOT_FAILED)
@@ -307,7 +310,7 @@ class PartitionState:
         if blame.crashed:
             self._count_crash(exit_)
         if self.stop_reason == "recycle" and self.slot.counter("recycled") == self._recycled_before:
-            self.slot.add("recycled")  # else it has reached a limit of its own meanwhile
+            self.slot.add("recycled")  # else the worker has counted its own limit
         self._follow_on(exit_, orderly=blame.orderly)
         lost = held and self.phase is Phase.FREE
         self._forget_process(blame.suspects)
@@ -319,24 +322,24 @@ class PartitionState:
         return ExitAssessment(blame.crashed, cause, blame.charged, lived, settled, lost, narrowed)
 
     def _blame(self, exit_: Exit, batch: Batch) -> Blame:
-        """Judge the end of the process by its exit, by why it was killed, and by what ran."""
+        """Judge the exit of the process by its code, its kill and the running messages."""
         kill = self.kill
-        # A handler can end its process with any code; a worker that ends by itself is quiet first.
+        # A handler can exit with any code. A worker that exits as planned turns quiet first.
         quiet = self.slot.state == WorkerState.QUIET and not batch.running
         unordered = kill is None and not (quiet and exit_.code in ORDERLY)
         suspects = batch.running if unordered else []
         if kill is not None and kill.reason == "hard-limit":
-            # Of those that run, only what the kill was meant for; nothing when that has ended.
+            # Only messages of the killed run are suspects: none if that run has finished.
             suspects = self.slot.running_in(kill.run_seq)
-        # With several running none is charged: the next process runs them in smaller rounds.
+        # Several suspects: none is charged. The next process runs them in smaller rounds.
         charged = suspects[0] if len(suspects) == 1 else None
         crashed = unordered or (kill is not None and kill.reason in _KILLED_FOR_FAILING)
         return Blame(not unordered, crashed, suspects, charged)
 
     def _note_blame(self, blame: Blame, *, idle: bool) -> None:
-        """Let the next process run suspects in rounds. `idle`: nothing ran, so none is to blame."""
+        """Note the suspects, which the next process runs in rounds. `idle`: no message ran."""
         if not self.slot.suspects_left:
-            self.suspects = {}  # all have run, and none of them has killed it
+            self.suspects = {}  # all have run without a crash
         if blame.crashed and blame.suspects:
             self._suspect(blame.suspects)
         if not blame.orderly and idle:
@@ -354,13 +357,13 @@ class PartitionState:
         self.slot.failures.note(f"process ended by {how}", now_ns())
 
     def _forget_process(self, suspects: list[bytes]) -> None:
-        """Leave in the slot only what the next token settles: what it had fetched, if that."""
+        """Clear the slot, but keep the fetched messages if a refence has to settle them."""
         self.child = None
         self.kill = None
         self.stop_reason = ""
         self.soft_limited = 0
         if self.phase is Phase.REFENCING:
-            # What it had fetched stays written down until Redis has answered.
+            # The fetched messages stay in the slot until Redis replies.
             self.slot.acquit(suspects)
             self.slot.note_lease(self.lease, self._new_token)
             self.slot.vacate()
@@ -368,13 +371,13 @@ class PartitionState:
             self.slot.clear()
 
     def plan_restart(self, found: ExitAssessment, now: float, daemon: Daemon) -> bool:
-        """Let the restart policy say when the next process may be forked.
+        """Set the earliest time of the next fork by the restart policy.
 
-        False when too many have ended: the partition rests for a while.
+        Return False after too many crashes: the partition then pauses for `daemon.crash_cooldown`.
         """
         crashes = self.consumer.max_crashes
         kept = restart.history_max(crash_loop=daemon.crash_loop, max_crashes=crashes)
-        if not found.narrowed:  # a smaller round is progress: to wait would be the stall
+        if not found.narrowed:  # a smaller round is progress, so no backoff
             end = restart.WorkerExit(now, found.cause, found.lived, found.settled)
             self.exits = [*self.exits, end][-kept:]
         decision = restart.decide(
@@ -394,9 +397,9 @@ class PartitionState:
         return False
 
     def dismiss(self, *, unexplained: bool = False) -> tuple[Child, ExitAssessment]:
-        """Go on without the process: it is quiet, what it still does is no work.
+        """Continue without a quiet process, which handles no more messages.
 
-        `unexplained`: why it has ended is not known, perhaps because its group is gone.
+        `unexplained`: the reason of its exit is unknown. Its group may be missing.
         """
         child = self.child
         assert child is not None
@@ -405,10 +408,11 @@ class PartitionState:
         return child, self.ended(Exit(ExitCode.STOPPED, None))
 
     def abandon(self) -> Child | None:
-        """Go on without a process that does not die (it hangs in the kernel).
+        """Continue without an unkillable process, which hangs in the kernel.
 
-        Its slot cannot be read while it may still write, so nothing is acknowledged for it and
-        no message is charged; the new token alone keeps it out. Returns it, to be collected later.
+        The process may still write to its slot, so the slot cannot be read: no message is
+        acknowledged or charged. Only the new token keeps the process out. Return the process,
+        which the caller collects later.
         """
         child, self.child = self.child, None
         self.kill = None
@@ -416,16 +420,16 @@ class PartitionState:
         if self.phase is Phase.HELD:
             self.phase = Phase.REFENCING
             self._new_token = secrets.token_hex(16)
-            self.slot.forget_lease()  # nor may a successor read it
-            # Its slot is still its own: another instance goes on with the unit.
+            self.slot.forget_lease()  # a successor must not read the slot either
+            # The slot still belongs to the process, so another instance takes the assignment.
             self.release_after = True
         return child
 
     def fail(self, until: float, problem: str) -> None:
-        """Give the unit up until `until` (monotonic), whatever state it is in.
+        """Give the assignment up until `until` (monotonic), in any phase.
 
-        Its processes must have been taken away. Nothing is acknowledged or charged for them: what
-        is pending runs again.
+        The caller has removed its processes. No message is acknowledged or charged: all pending
+        messages run again.
         """
         assert self.child is self.standby is None
         self.kill, self.stop_reason = None, ""
@@ -442,46 +446,49 @@ class PartitionState:
         self.slot.state = WorkerState.FAILED
 
     def became_ready(self, now: float, rss: int) -> None:
-        """Note that the process has booted, and how much memory it had then."""
+        """Note that the process has booted, with `rss` bytes of memory."""
         self.ready_at = now
         self.slot.rss_baseline = rss
 
     def note_quiet(self, now: float) -> None:
-        """Note since when the process has nothing to do any more."""
+        """Note the time at which the process turned quiet."""
         self.quiet_at = (self.quiet_at or now) if self.is_quiet else 0.0
 
     def standby_ended(self) -> None:
-        """Note the end of the standby."""
+        """Note that the standby has exited."""
         self.standby = None
         self.slot.standby_pid = 0
 
     def lived(self, now: float) -> float:
-        """Seconds since the process was ready."""
+        """Return the seconds since the process was ready, 0 before that."""
         return now - self.ready_at if self.ready_at else 0.0
 
     @property
     def has_worked(self) -> bool:
-        """Whether the present process has begun to handle a message."""
+        """True if the present process has started to handle a message."""
         return self.slot.run_seq != self._first_run
 
     def pace_of(self, now: float) -> float:
-        """Messages per second: of the present process, or of the last while it has settled none."""
+        """Return the messages per second of the present process.
+
+        Until it has finished a message, return the pace of the previous process.
+        """
         settled = self._settled_total() - self._settled_before
         return settled / max(0.001, self.lived(now)) if settled else self.pace
 
     def remaining_of(self, limit: int) -> int:
-        """How many more of `limit` messages the present process may settle."""
+        """Return how many more of `limit` messages the present process may finish."""
         return limit - (self._settled_total() - self._settled_before)
 
     def settled(self) -> int:
-        """Messages of which the present process has ended the run, well or not.
+        """Return the number of messages that the present process finished, successfully or not.
 
-        Messages that it dead-lettered for earlier crashes do not count: they prove no health.
+        Messages dead-lettered for earlier crashes do not count, because no handler ran.
         """
         return self._settled_total() - self._settled_before + len(self.slot.batch().done)
 
     def started_as(self, child: Child, now: float) -> None:
-        """Take note of the process that was forked for the unit."""
+        """Record the process that was forked or adopted. `now` is a monotonic time."""
         self.pace = self.pace_of(now)
         self.child, self.works_by = child, self.consumer
         self.started = now
@@ -496,9 +503,9 @@ class PartitionState:
         return self.slot.counter("acked") + self.slot.counter("failed")
 
     def _follow_on(self, exit_: Exit, *, orderly: bool) -> None:
-        """Want the call that follows on the end of the process."""
+        """Plan the call that follows the exit of the process."""
         if self.phase is not Phase.HELD:
-            return  # lost while it ran: there is nothing to settle under our token
+            return  # the lease was lost while the process ran, so its token settles no message
         if orderly and exit_.code == ExitCode.FENCED:
             self.become_free()
             return
@@ -526,22 +533,22 @@ class PartitionState:
 
     @property
     def housekeeping(self) -> tuple[int, int]:
-        """What the housekeeper has wanted of the worker by now."""
+        """The housekeeper's requests to the worker so far: reclaims, missed polls. Source: slot."""
         return self.slot.reclaim_requested, self.slot.poll.missed
 
     @property
     def owned(self) -> bool:
-        """Whether a lease must be renewed for it."""
+        """True if the lease must be renewed."""
         return self.phase in (Phase.HELD, Phase.REFENCING)
 
     @property
     def crashed(self) -> bool:
-        """Whether it rests because its processes crashed, and not after an error of ours."""
+        """True if it pauses after crashes of its processes, not after an internal error."""
         return self.slot.state != WorkerState.FAILED
 
     @property
     def releasable(self) -> bool:
-        """Whether `give_up` is possible and would change something."""
+        """True if `give_up` is possible and would change the phase or the plan."""
         if self.child is not None:
             return False
         refencing = self.phase is Phase.REFENCING and not self.release_after
@@ -549,22 +556,22 @@ class PartitionState:
 
     @property
     def startable(self) -> bool:
-        """Whether a process may be forked for it, times aside."""
+        """True if a process may be forked, apart from `start_at`."""
         return self.phase is Phase.HELD and self.child is None and self.groups_ready
 
     @property
     def standby_is_warm(self) -> bool:
-        """Whether a process has booted that can follow on the child."""
+        """True if the standby has booted and can replace the child."""
         return self.standby is not None and self.slot.warm_pid == self.standby.pid
 
     @property
     def is_quiet(self) -> bool:
-        """Whether its process has said that it has nothing to do any more, by itself."""
+        """True if the process has reported that it handles no more messages."""
         return self.child is not None and self.slot.state == WorkerState.QUIET and not self.kill
 
     @property
     def wants_exchange(self) -> bool:
-        """Whether it has something to say to Redis that has not been refused before."""
+        """True if it has a call for Redis that was not refused before."""
         if self.refusal:
             return False
         waiting = self.phase not in (Phase.FREE, Phase.HELD)
@@ -572,13 +579,13 @@ class PartitionState:
 
     @property
     def is_stuck(self) -> bool:
-        """Return True if its call is refused for a value in Redis, which only a repair ends."""
+        """True if Redis refuses its call because of a bad value, which an operator must repair."""
         of_a_key = kind_of(self.refusal) is RefusalKind.OF_A_KEY
         return of_a_key and self.refused == self.phase.value
 
     @property
     def ready(self) -> bool:
-        """Whether its process has booted."""
+        """True if the process has booted and works or is paused."""
         return self.child is not None and self.slot.state in (
             WorkerState.READY,
             WorkerState.PAUSED,

@@ -1,13 +1,12 @@
-"""Replacing workers without a gap, one at a time: the next one is warm before the old one lets go.
+"""Replace workers without a gap, one at a time: a standby boots while the old worker works.
 
-    request ──► standby boots ──► it is warm: the worker is told to stop ──► it is quiet:
-    new token ──► the standby gets it, and works ──► the next request
+    request ──► standby boots ──► standby warm: worker gets the stop command ──► worker quiet:
+    new token ──► standby gets the token and works ──► next request
 
-The order matters: a token for the new one before the old one is quiet would run the unfinished
-message twice. A standby that dies changes nothing for the worker, which goes on; after too many
-deaths in a row it is left in peace for a while. One at a time, so that memory is doubled for one
-partition only; but some workers may be quiet and take long to end (`on_stop`), and no partition
-waits for them.
+The old worker must be quiet before the standby gets a token, or the unfinished message would run
+twice. If a standby dies, the old worker continues. After too many deaths in a row, no standby is
+forked for `daemon.crash_cooldown`. One replacement at a time doubles memory use for one partition
+only. Quiet workers that are slow to exit (`on_stop`) do not delay other partitions.
 """
 
 from __future__ import annotations
@@ -36,24 +35,24 @@ from streamqd.supervisor.plan import (
 )
 
 LEAVING = ("drain", "shed", "lost")
-IDLE_PATIENCE_SECONDS = 10.0  # how long a standby waits for a worker that ends by itself
-DISMISSED_MAX = 4  # processes that may be ending when the next replacement begins
-QUIET_SECONDS = 1.0  # what the end of a worker may take before its partition goes on without it
+IDLE_PATIENCE_SECONDS = 10.0  # a standby's wait for a worker to reach `max_messages`
+DISMISSED_MAX = 4  # exiting processes at which no further replacement starts
+QUIET_SECONDS = 1.0  # time a quiet worker has to exit before its partition continues without it
 
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What decides, beside the partitions, whether a replacement goes on. Times are monotonic."""
+    """The state of the instance that a replacement depends on. Times are monotonic."""
 
     now: float
     daemon: Daemon
     draining: bool
     unwanted: frozenset[Unit]
-    ending: int  # processes that are ending beside the work
+    ending: int  # dismissed processes that have not exited yet
 
 
 class RollResult(NamedTuple):
-    """The end of a roll: all workers are replaced, or `unit` has shown that they cannot be."""
+    """The result of a roll: all workers are replaced, or the replacement in `unit` failed."""
 
     unit: Unit | None = None
     problem: str = ""
@@ -62,12 +61,12 @@ class RollResult(NamedTuple):
 
 @dataclass
 class _Replacing:
-    """The replacement under way. Times are monotonic, 0 for not yet."""
+    """The current replacement. Times are monotonic, 0 for not yet."""
 
     partition: PartitionState
     reason: str
     old_pid: int
-    cold: bool  # the next worker is forked when the old one has ended: no standby
+    cold: bool  # no standby: the next worker is forked after the exit of the old one
     standby_since: float = 0.0
     warm_at: float = 0.0
     retry_at: float = 0.0
@@ -79,33 +78,36 @@ class _Replacing:
 
     @property
     def can_stay(self) -> bool:
-        """Whether the old worker works on if nothing more is done."""
+        """True if the old worker keeps working when the replacement is given up."""
         return self.old_works and not self.partition.stop_reason
 
     @property
     def stops_old(self) -> bool:
-        """Whether the old worker should be told to stop: one that is used up stops by itself."""
+        """True if the old worker needs a stop command. At `max_messages` it stops without one."""
         return self.cold or (self.partition.standby_is_warm and self.reason != MAX_MESSAGES)
 
 
 class RollingReplacement:
-    """The replacements that are wanted, and the one under way.
+    """The queue of replacements and the current one.
 
-    `observe` decides which that is and how far it has come; `wishes` only reads.
+    `observe` picks the current replacement and tracks its progress. `wishes` only reads.
     """
 
     def __init__(self, isolate: Isolate[Unit] = directly) -> None:
         self._isolate = isolate
-        self._wanted: dict[Unit, str] = {}  # why, in order
+        self._wanted: dict[Unit, str] = {}  # the reasons, in the order of the requests
         self._current: _Replacing | None = None
         self._deaths: list[restart.WorkerExit] = []
-        self._cooling_down: dict[Unit, float] = {}  # until when nothing replaces its worker
-        self._failed: dict[Unit, str] = {}  # whose last replacement was given up, and why
-        self._roll: list[Unit] = []  # to be replaced for a reload, after `_rolling`
+        self._cooling_down: dict[Unit, float] = {}  # monotonic end of the pause of replacements
+        self._failed: dict[Unit, str] = {}  # why the last replacement was given up
+        self._roll: list[Unit] = []  # the rest of a reload, after `_rolling`
         self._rolling: Unit | None = None
 
     def request(self, unit: Unit, reason: str) -> bool:
-        """Want a worker replaced. False: it is wanted already, or rests, and all stays as it is."""
+        """Queue the replacement of a worker.
+
+        Return False, with no change, if one is queued already or the unit cools down.
+        """
         if reason == "reload":
             self._cooling_down.pop(unit, None)
             self._failed.pop(unit, None)
@@ -115,7 +117,7 @@ class RollingReplacement:
         return True
 
     def is_wanted(self, unit: Unit, reason: str = "") -> bool:
-        """Whether the worker is to be replaced, or is being replaced; for any reason, or this."""
+        """Return True if a replacement is queued or running, for this reason; '' means any."""
         found = {self._wanted.get(unit)}
         if self._current is not None and self._current.partition.unit == unit:
             found.add(self._current.reason)
@@ -123,13 +125,13 @@ class RollingReplacement:
         return reason in found if reason else bool(found)
 
     def forget(self) -> None:
-        """Forget what was prepared with the settings and the code of before."""
+        """Drop replacements that were prepared with the old settings and code."""
         if self._current is not None and not self._current.partition.stop_reason:
             self._current = None
         self._wanted.clear()
 
     def drop(self, unit: Unit) -> None:
-        """Forget one worker: its unit was given up."""
+        """Drop the replacement of one worker, because its assignment was given up."""
         self._wanted.pop(unit, None)
         if self._current is not None and self._current.partition.unit == unit:
             self._current = None
@@ -141,13 +143,13 @@ class RollingReplacement:
         self._roll, self._rolling = units, None
 
     def rolled(self, partitions: Mapping[Unit, PartitionState]) -> RollResult | None:
-        """Go on with a roll: the next worker when the last one's successor works.
+        """Continue a roll: request the next worker after the last one's successor works.
 
-        Returns its result when it has ended. What does not start in one partition is not tried in
-        the others.
+        Return the result when the roll is over, None until then. A failed replacement stops the
+        roll, so the other partitions keep their workers.
         """
         if self._rolling is not None:
-            # A worker that lives for few messages may be wanted replaced again at once.
+            # With a small `max_messages`, the worker may be queued again immediately.
             if self._isolate(self._rolling, self.is_wanted, self._rolling, "reload"):
                 return None
             unit, self._rolling = self._rolling, None
@@ -166,7 +168,7 @@ class RollingReplacement:
     # --- observe ---
 
     def observe(self, partitions: Mapping[Unit, PartitionState], given: Circumstances) -> None:
-        """See how far the one under way has come, or begin the next."""
+        """Track the current replacement, or start the next one."""
         for unit in [unit for unit, until in self._cooling_down.items() if until <= given.now]:
             del self._cooling_down[unit]
         replacing = self._current
@@ -184,27 +186,31 @@ class RollingReplacement:
     def _begin(self, partitions: Mapping[Unit, PartitionState], given: Circumstances) -> None:
         if given.draining:
             self._wanted.clear()
-        # A standby that was made with the code of before: `wishes` sends it away, and its `on_stop`
-        # may take a while.
+        # Skip a unit while a standby with the old code exits: `wishes` has dismissed it, and its
+        # `on_stop` may take up to 30 s.
         ready = [unit for unit in self._wanted if not partitions[unit].slot.standby_pid]
         if not ready or given.ending >= DISMISSED_MAX:
             return
-        # A reload asks for one at a time: it comes first, or would wait each time for all that are
-        # used up.
+        # A reload requests one worker at a time. It comes first, or it would wait each time for
+        # all workers at `max_messages`.
         unit = next((unit for unit in ready if self._wanted[unit] == "reload"), ready[0])
         partition = partitions[unit]
         reason = self._wanted.pop(unit)
         if partition.child is None or partition.stop_reason or partition.phase is not Phase.HELD:
-            return  # it ends anyway, and the next one is what is wanted
+            return  # it exits anyway, and its successor is the replacement
         if reason == MAX_MESSAGES and not partition.ready_at:
-            return  # this is the next one: the one that was used up has ended by itself
+            return  # this is the successor: the worker at `max_messages` has exited
         cold = partition.consumer.handover == "cold" or not partition.ready_at
         self._current = _Replacing(partition, reason, partition.child.pid, cold)
         self._deaths = []
         self._failed.pop(unit, None)
 
     def _follow(self, replacing: _Replacing, now: float) -> None:
-        """Note when the standby is warm; give it up when the old worker has no need to end."""
+        """Note when the standby is warm.
+
+        A standby for `max_messages` is given up if the old worker does not reach the limit within
+        `IDLE_PATIENCE_SECONDS`, or if a reload waits.
+        """
         partition = replacing.partition
         replacing.standby_since = replacing.standby_since or now
         if not partition.standby_is_warm:
@@ -217,22 +223,24 @@ class RollingReplacement:
             return
         idle = now - replacing.warm_at > IDLE_PATIENCE_SECONDS
         if idle:
-            partition.pace = 0.0  # no messages come: the pace of before is no guide any more
+            partition.pace = 0.0  # no messages arrive, so the earlier pace is no longer valid
         if idle or "reload" in self._wanted.values():
             self._current = None
 
     def standby_refused(self, unit: Unit) -> None:
-        """Note that the system refuses a standby its process."""
-        self._current = None  # it will be asked for again, but for a reload
+        """Note that the operating system refused to fork a standby."""
+        self._current = None  # `Limits` requests it again, unless it was for a reload
         self._failed[unit] = "the system refuses another process"
 
     def standby_died(self, partition: PartitionState, how: str, now: float, daemon: Daemon) -> None:
-        """Note that a standby has ended; it is tried again after a while, some times."""
+        """Note that a standby has exited. Plan another after a backoff, until the crash limit."""
         replacing = self._current
         if replacing is None or replacing.partition is not partition:
             return
         if not replacing.can_stay:
-            self._current = None  # nothing is left to go on; the unit gets a worker as usual
+            self._current = (
+                None  # the old worker stops or is gone, so the partition gets a new worker
+            )
             return
         self._deaths.append(restart.WorkerExit(now, restart.ExitCause.BOOT))
         decision = restart.decide(
@@ -264,7 +272,7 @@ class RollingReplacement:
     def wishes(
         self, partitions: Iterable[PartitionState], now: float, boot_timeout: float
     ) -> list[Action]:
-        """Return what the one under way needs next, and the end of what nothing needs."""
+        """Return the next step of the current replacement, and dismiss unneeded processes."""
         current = None if self._current is None else self._current.partition
         actions: list[Action] = []
         for partition in partitions:
@@ -280,7 +288,7 @@ class RollingReplacement:
 
 
 def _step(replacing: _Replacing, now: float, boot_timeout: float) -> list[Action]:
-    """Fork the standby; stop the old worker once that is warm; go on once the old one is quiet."""
+    """Return the next step: fork the standby, stop the old worker, dismiss it once quiet."""
     partition = replacing.partition
     unit = partition.unit
     if partition.standby is None:
@@ -297,7 +305,7 @@ def _step(replacing: _Replacing, now: float, boot_timeout: float) -> list[Action
 
 
 def _end_of_quiet(partition: PartitionState, now: float) -> list[Action]:
-    """Go on without a worker that is quiet and takes its time to end."""
+    """Dismiss or kill a worker that turned quiet but does not exit."""
     if not partition.is_quiet:
         return []
     since = now - partition.quiet_at
@@ -309,10 +317,10 @@ def _end_of_quiet(partition: PartitionState, now: float) -> list[Action]:
 
 
 def _is_over(replacing: _Replacing, given: Circumstances) -> bool:
-    """Whether the replacement has been done, or is no longer possible or needed."""
+    """Return True if the replacement is done, or is no longer possible or needed."""
     partition = replacing.partition
     if partition.child is not None and not replacing.old_works:
-        # `ready_at` and not the live state: first it is logged that one is ready.
+        # `ready_at`, not the live state: `worker.ready` must be logged first.
         return bool(partition.ready_at)
     leaving = partition.stop_reason in LEAVING or partition.release_after
     free = partition.phase not in (Phase.HELD, Phase.REFENCING)
