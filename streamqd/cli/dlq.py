@@ -1,4 +1,4 @@
-"""`streamqd dlq`: dead letters, from looking at them to bringing them back."""
+"""`streamqd dlq`: show, replay, purge and export dead letters."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from streamqd.words import count
 
 @click.group()
 def dlq() -> None:
-    """Look at dead letters, bring them back, delete them."""
+    """Show, replay, export and delete dead letters."""
 
 
-# --- looking --------------------------------------------------------------------------------------
+# --- showing --------------------------------------------------------------------------------------
 
 
 @dlq.command("list")
@@ -58,7 +58,7 @@ def list_(
 ) -> CommandResult:
     """Show the dead letters of a topic, the newest first.
 
-    Without TOPIC: how many each topic has.
+    Without TOPIC, the command shows the number of dead letters of each topic.
     """
     if topic is None:
         if stated(filters):
@@ -104,10 +104,10 @@ def _overview(session: Session) -> CommandResult:
 )  # fmt: skip
 @answering
 def stats(session: Session, *, topic: str, newest: int | None, **filters: Any) -> CommandResult:
-    """Count the dead letters of a topic by what killed them.
+    """Count the dead letters of a topic by cause.
 
-    Messages that died of the same exception, at the same place in your code, in the same handler,
-    have the same fingerprint.
+    Dead letters with the same exception, at the same place in your code, in the same handler, have
+    the same fingerprint.
     """
     choice = chosen(session, topic, filters)
     found = dead_letters.causes(session.store, topic, choice, last=newest)
@@ -134,7 +134,7 @@ def stats(session: Session, *, topic: str, newest: int | None, **filters: Any) -
 )
 @answering
 def show(session: Session, *, topic: str, letter_id: str, mask: bool) -> CommandResult:
-    """Show everything that is known of one dead letter."""
+    """Show all fields of one dead letter."""
     letter = dead_letters.show(session.store, topic, letter_id)
     now = server_unix_ms(session.link)
     shown = dead_letters.masked(letter) if mask else letter
@@ -146,11 +146,11 @@ def show(session: Session, *, topic: str, letter_id: str, mask: bool) -> Command
 @page_options(20)
 @answering
 def audit_(session: Session, *, topic: str, limit: int, cursor: str) -> CommandResult:
-    """Show who did what to a topic, the latest first.
+    """Show the audit trail of a topic, the latest entry first.
 
-    Replays, purges and exports of its dead letters, retries cancelled, groups reset and deleted.
-    The trail goes with the topic when that is deleted; who did that is the first entry of a new
-    one.
+    The trail records replays, purges and exports of dead letters, cancelled retries, and groups
+    that were reset or deleted. Deleting a topic deletes its trail. The deletion becomes the first
+    entry of a new trail.
     """
     seen = audit.trail(session.store, topic, limit=limit, cursor=cursor)
     if not seen.deeds:
@@ -168,14 +168,14 @@ def audit_(session: Session, *, topic: str, limit: int, cursor: str) -> CommandR
 
 
 def _nothing(topic: str, filters: dict[str, Any], no: str = "no") -> str:
-    """Say that there is nothing to show: none that the filters take, or none at all."""
+    """Return the sentence for no result: nothing matches the filters, or no dead letters."""
     if stated({name: value for name, value in filters.items() if name != "group"}):
         return NO_MATCH
     group = filters["group"]
     return f"{no} dead letters in {topic}" + (f" for {group}" if group else "")
 
 
-# --- bringing back --------------------------------------------------------------------------------
+# --- replaying ------------------------------------------------------------------------------------
 
 
 @dlq.command()
@@ -213,11 +213,11 @@ def replay(
     yes: bool,
     **filters: Any,
 ) -> CommandResult | int:
-    """Bring dead letters back, to the groups that they died in.
+    """Replay dead letters to the groups that gave them up.
 
-    Their attempts begin again at 1, and no other group sees them. Each moves in one step and cannot
-    be replayed twice. Messages that die meanwhile are not replayed again. An interrupted replay can
-    be run again.
+    Their attempts start again at 1, and no other group sees them. Each dead letter moves atomically
+    and cannot be replayed twice. Messages that are dead-lettered during the replay are not
+    replayed. An interrupted replay can be run again.
     """
     require_choice(ids, all_, stated(filters), "--id PARTITION:MS-SEQ, a filter, or --all")
     if everyone and to_topic is not None:
@@ -225,7 +225,7 @@ def replay(
     target = Target(everyone, partition, to_topic)
     rest = _given(ctx, "everyone", "partition", "to_topic", "rate", "limit", "max_replays")
     choice = chosen(session, topic, filters, ids)
-    # A target that is not there is refused before the question.
+    # Refuse a missing target before the operator is asked to confirm.
     Route(session.store, topic, target)
     if dry_run:
         plan = dead_letters.plan(
@@ -264,7 +264,7 @@ def replay(
 def _replayed(
     session: Session, done: ReplayResult, choice: DeadLetterFilter, target: Target, rest: list[str]
 ) -> CommandResult:
-    """The result of a replay, with the command that goes on where it was interrupted."""
+    """Return the result of a replay. An interrupted one includes the command to continue."""
     letters = count(done.replayed, "dead letter")
     lines = [f"{letters} of {done.topic} replayed{_for(choice.group)}{_to(target)}"]
     if done.gone:
@@ -287,7 +287,7 @@ def _replayed(
 
 
 def _ended(ended: str, text: str) -> tuple[int, StreamqdError | None]:
-    """The exit code, or the error, of work that ended early or not."""
+    """Return the exit code and the error of work that was complete, interrupted or failed."""
     error = RedisUnavailable(text, sent=False) if ended == FAILED else None
     return (EXIT_INTERRUPTED if ended == STOPPED else 0), error
 
@@ -397,10 +397,11 @@ def export(
     yes: bool,
     **filters: Any,
 ) -> CommandResult | int:
-    """Write dead letters as JSON lines, every field of each; all of them without a filter.
+    """Write dead letters with all fields as JSON lines.
 
-    They stay where they are. A field that is not UTF-8 is {"base64": …} in place of the text. With
-    --json and --out, standard output gets the result; without --out, only the lines.
+    Without a filter, all dead letters of the topic are written. None is removed. A field that is
+    not UTF-8 becomes {"base64": …}. With --json and --out, the result goes to standard output.
+    Without --out, standard output contains the lines only.
     """
     if out is not None and out.exists():
         confirm(f"{out} exists. Replace it?", yes)
@@ -425,7 +426,7 @@ def export(
 
 @contextlib.contextmanager
 def _written(path: Path | None) -> Iterator[IO[str]]:
-    """A file that appears when all is written; standard output for None."""
+    """Open a file that appears under its name once it is complete; standard output for None."""
     if path is None:
         yield sys.stdout
         return
@@ -446,13 +447,16 @@ def _written(path: Path | None) -> Iterator[IO[str]]:
         part.unlink(missing_ok=True)
 
 
-# --- words ----------------------------------------------------------------------------------------
+# --- helpers --------------------------------------------------------------------------------------
 
 
 def _ask(
     session: Session, topic: str, choice: DeadLetterFilter, question: str, yes: bool, past: str
 ) -> bool:
-    """Confirm what would happen. False: there is nothing to do, and that is printed."""
+    """Ask for confirmation. Return False if nothing matches, which is printed.
+
+    With --json the answer is True even then, so that the caller prints an empty result.
+    """
     if yes:
         return True
     found = dead_letters.count(session.store, topic, choice)
@@ -465,7 +469,7 @@ def _ask(
 
 
 def _given(ctx: click.Context, *names: str) -> list[str]:
-    """Those of the options that were given, as they would be given again."""
+    """Return the options from the command line, as arguments for another command line."""
     found = []
     for name in names:
         if ctx.get_parameter_source(name) is not click.core.ParameterSource.COMMANDLINE:
@@ -478,7 +482,7 @@ def _given(ctx: click.Context, *names: str) -> list[str]:
 
 
 def _bounded(choice: DeadLetterFilter, until_unix_ms: int) -> DeadLetterFilter:
-    """The same dead letters, and none that died later."""
+    """Return the same filter, without messages dead-lettered at this time or later."""
     if choice.letter_ids:
         return choice
     until = choice.until_unix_ms

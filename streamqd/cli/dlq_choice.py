@@ -1,4 +1,4 @@
-"""How the commands of `dlq` choose dead letters, and a choice as a command line again."""
+"""The filters of the `dlq` commands, from options and back to a command line."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _FILTERS = (
 
 
 def filter_options(command: Command) -> Command:
-    """Give a command the options that narrow which dead letters it is about."""
+    """Add the filter options for dead letters to a command."""
     for option in reversed(_FILTERS):
         command = option(command)
     return command
@@ -76,7 +76,7 @@ def chosen(
     ids: Sequence[str] = (),
     older_than: float | None = None,
 ) -> DeadLetterFilter:
-    """The dead letters that the options mean, by the server's clock.
+    """Return the filter that the options describe. Relative times use the clock of Redis.
 
     Raises Refused for a group that neither reads the topic nor has dead letters there.
     """
@@ -107,7 +107,7 @@ def chosen(
 
 
 def require_choice(ids: Sequence[str], all_: bool, others: bool, ways: str) -> None:
-    """Refuse a command that does not say which. `others`: whether it does by filters."""
+    """Raise UsageError without IDs, --all or other filters (`others`), or with IDs and --all."""
     if ids and all_:
         raise click.UsageError("--id and --all exclude each other")
     if not ids and not all_ and not others:
@@ -118,18 +118,18 @@ def _check_group(session: Session, topic: str, group: str | None) -> None:
     if group is None or group in groups.names(session.store, topic):
         return
     if not dead_letters.count(session.store, topic, DeadLetterFilter(group=group)):
-        groups.known(session.store, topic, group)  # says that there is none
+        groups.known(session.store, topic, group)  # raises Refused for an unknown group
 
 
 def stated(filters: Mapping[str, Any]) -> bool:
-    """Whether any filter is there."""
+    """Return True if any filter is set."""
     return any(value not in (None, ()) for value in filters.values())
 
 
 def command_line(
     session: Session, verb: str, topic: str, choice: DeadLetterFilter, rest: Sequence[str]
 ) -> str:
-    """The command that means the same choice, for people to copy."""
+    """Return a command line with the same choice, for people to copy."""
     args = ["streamqd"]
     if session.config_path is not None:
         args += ["--config", str(session.config_path)]
@@ -164,7 +164,7 @@ def _instant(unix_ms: int | None) -> str | None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Let the first Ctrl-C end the work in order; the second ends it at once."""
+    """Stop after the current batch at the first Ctrl-C, and immediately at the second."""
     stopping = False
 
     def stop(_number: int, _frame: FrameType | None) -> None:
@@ -172,7 +172,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         if stopping:
             raise KeyboardInterrupt
         stopping = True
-        # Not by way of a buffer: the handler may have interrupted a write to that very one.
+        # Write without the buffer: the signal may have interrupted a write to it.
         os.write(sys.stderr.fileno(), b"\nstopping after this batch; once more: at once\n")
 
     if threading.current_thread() is not threading.main_thread():
@@ -201,6 +201,6 @@ class Meter:
             click.echo(f"\r{self._count:,} dead letters …", nl=False, err=True)
 
     def end(self) -> None:
-        """Leave the line to what comes next."""
+        """Clear the line for further output."""
         if self._shown:
             click.echo("\r" + " " * 30 + "\r", nl=False, err=True)

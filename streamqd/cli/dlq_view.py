@@ -1,4 +1,4 @@
-"""How dead letters, their causes and the audit trail are printed."""
+"""Print dead letters, their causes and the audit trail."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from streamqd.admin.dead_letters.listing import MASK, DeadLetterDetail, DeadLett
 from streamqd.cli.output import BELOW, ago, listing, printable, room
 from streamqd.words import age
 
-_TEXT_CHARS = 70  # of an error message in a list of causes
+_TEXT_CHARS = 70  # characters of an error message in a list of causes
 
 
 def print_rows(rows: Sequence[DeadLetterRow], now_unix_ms: int) -> None:
-    """Dead letters, one a line; on a narrow terminal the cause stands below."""
+    """Print dead letters, one per line. On a narrow terminal, the cause goes below."""
     columns = room()
     width = None if columns is None else columns - BELOW
     listing(
@@ -31,21 +31,24 @@ def print_rows(rows: Sequence[DeadLetterRow], now_unix_ms: int) -> None:
 
 
 def _tries(row: DeadLetterRow) -> int | None:
-    """How often the message was run: `attempts` are runs that failed, not those that crashed."""
+    """Return the number of runs: failed ones (`attempts`) plus crashed ones."""
     if row.attempts is None and row.crashes is None:
         return None
     return (row.attempts or 0) + (row.crashes or 0)
 
 
 def _cause(row: DeadLetterRow, width: int | None) -> str:
-    """Its error: the class without its module; the message alone where both do not fit."""
+    """Return the class of the error, without its module, and the message.
+
+    If both do not fit into `width`, return the message alone.
+    """
     name, message = row.error_class.rpartition(".")[2], printable(row.error_message)
     whole = ": ".join(filter(None, (name, message)))
     return message if message and width is not None and len(whole) > width else whole
 
 
 def print_causes(causes: Sequence[FailureCause], now_unix_ms: int) -> None:
-    """Causes, three lines each: what and where; when and on which instances; an example."""
+    """Print three lines per cause: error and place, times and instances, and an example."""
     width = max(len(f"{each.count:,}") for each in causes)
     for each in causes:
         where = f" at {each.frame}" if each.frame else ""
@@ -66,7 +69,7 @@ def print_causes(causes: Sequence[FailureCause], now_unix_ms: int) -> None:
 
 
 def print_letter(letter: DeadLetterDetail, now_unix_ms: int) -> None:
-    """One dead letter whole."""
+    """Print all fields of one dead letter."""
     failed = letter.failed_unix_ms
     pairs: list[tuple[str, object]] = [
         ("id", letter.id),
@@ -108,7 +111,7 @@ def print_letter(letter: DeadLetterDetail, now_unix_ms: int) -> None:
 
 
 def print_audit(entries: Sequence[AuditEntry], now_unix_ms: int) -> None:
-    """Entries of the audit trail, one a line."""
+    """Print entries of the audit trail, one per line."""
     listing(
         "AGE WHO COMMAND COUNTS WHAT",
         entries,

@@ -1,4 +1,4 @@
-"""`streamqd group`: who reads a topic, how far, from where, and whether at all."""
+"""`streamqd group`: show, reset, stop, start, adopt and delete the groups of a topic."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from streamqd.words import age, count
 
 @click.group()
 def group() -> None:
-    """Look at groups, stop and start them, set their position, delete them."""
+    """Show, stop, start, reset, adopt and delete groups."""
 
 
 @group.command("list")
 @click.argument("topic", required=False)
 @answering
 def list_(session: Session, *, topic: str | None) -> CommandResult:
-    """Show the groups of one topic, or of all.
+    """Show the groups of one topic, or of all topics.
 
-    LAG counts unread messages (`+`: or more), PENDING those handed out and not settled,
-    DELAYED those that wait for their next attempt. OLDEST is the age of the oldest of the unread
-    and pending ones.
+    LAG counts unread messages (`+`: at least that many), PENDING counts messages delivered but not
+    acknowledged, and DELAYED counts messages that wait for their next attempt. OLDEST is the age of
+    the oldest unread or pending message.
     """
     rows = groups.listed(session.store, topic)
     now = server_unix_ms(session.link)
@@ -53,7 +53,7 @@ def _show_groups(rows: Sequence[groups.GroupRow], now: int) -> None:
     unreadable(list(dict.fromkeys(each for row in rows for each in row.unreadable)))
     listing(
         "TOPIC GROUP OWNED LAG PENDING DELAYED OLDEST OWNERS",
-        [row for row in rows if row.group],  # the others only carry what cannot be read
+        [row for row in rows if row.group],  # rows without a group only list unreadable values
         owned=lambda row: (
             None if row.group.startswith(QUERIES) else f"{row.owned}/{row.partitions}"
         ),
@@ -70,8 +70,9 @@ def _show_groups(rows: Sequence[groups.GroupRow], now: int) -> None:
 def describe(session: Session, *, topic: str, name: str) -> CommandResult:
     """Show one group, partition by partition.
 
-    POSITION is the id last handed out (`start`: none yet; `before ID`: set by hand), LAG what comes
-    behind it (`+`: or more); UNREAD and PENDING are the ages of the oldest message of each kind.
+    POSITION is the ID of the last delivered message (`start`: none yet, `before ID`: set by an
+    operator). LAG counts the messages after it (`+`: at least that many). UNREAD and PENDING are
+    the ages of the oldest unread and the oldest pending message.
     """
     detail = groups.describe(session.store, topic, name)
     return CommandResult(detail, lambda: _show_group(detail))
@@ -133,14 +134,14 @@ def reset(
     dry_run: bool,
     yes: bool,
 ) -> CommandResult:
-    """Let a group go on from another position.
+    """Set the position from which a group reads.
 
-    What is handed out and not settled is forgotten: behind the new position it is read again,
-    before it it counts as finished. Refused while a partition is owned: stop the group first with
-    `group stop`. With --force its owner loses the partition, and what its worker still does is not
-    recorded. --dry-run only reads, and works at any time.
+    Pending messages are forgotten. Those after the new position are read again, and those before it
+    count as handled. Refused while a partition is owned: run `group stop` first. With --force the
+    owner loses the partition, and results of its worker are no longer recorded. --dry-run only
+    reads and works at any time.
 
-    BEFORE and NOW are the last message read: `start` is none yet, `end` all that there are, and
+    BEFORE and NOW are the last message read: `start` means none yet, `end` means all messages, and
     `before ID` is the place just before that message.
 
     \b
@@ -205,13 +206,13 @@ def _show_reset(session: Session, done: groups.GroupReset, dry_run: bool) -> Non
 @yes_option
 @answering
 def delete(session: Session, *, topic: str, name: str, force: bool, yes: bool) -> CommandResult:
-    """Delete a group: its position, its retries, its counters. Dead letters stay.
+    """Delete a group: its position, retries and counters. Dead letters stay.
 
-    A daemon whose configuration still names the group creates it again, from where its consumer's
-    `start` says. While the topic grows, the growth no longer waits for the group.
+    A daemon whose configuration still names the group creates it again, at the `start` of its
+    consumer. If the topic is growing, the growth no longer waits for the group.
     """
     if name not in groups.names(session.store, topic):
-        groups.known(session.store, topic, name)  # says that there is none
+        groups.known(session.store, topic, name)  # raises Refused for an unknown group
     growing = _growing(session, topic, name)
     if growing and not force:
         raise Refused(f"{growing} say --force when it is not to come back")
@@ -225,7 +226,7 @@ def delete(session: Session, *, topic: str, name: str, force: bool, yes: bool) -
 
 
 def _growing(session: Session, topic: str, name: str) -> str:
-    """Why not to delete a group while its topic grows; '' when there is no reason."""
+    """Return why deleting a group breaks the growth of its topic, '' if it does not."""
     progress = growth.look(session.store, topic)
     for row in progress.groups if progress is not None else ():
         if row.group == name and not row.done:
@@ -244,10 +245,11 @@ def _growing(session: Session, topic: str, name: str) -> str:
 @yes_option
 @answering
 def adopt(session: Session, *, topic: str, name: str, dry_run: bool, yes: bool) -> CommandResult:
-    """Take over everything that other clients of a group have read and not acknowledged.
+    """Take over all pending messages of a group from other clients.
 
-    Stop those clients first: what they are handling would be handled twice. Refused while streamqd
-    owns a partition of the group. The first owner handles what was taken before anything else.
+    Stop those clients first. Otherwise the messages that they are handling would be handled twice.
+    Refused while streamqd owns a partition of the group. The first owner of a partition handles the
+    adopted messages before any others.
     """
     done = adoption.survey(session.store, topic, name)
     if not dry_run and done.entries:
@@ -278,10 +280,11 @@ def adopt(session: Session, *, topic: str, name: str, dry_run: bool, yes: bool) 
 def stop(session: Session, *, topic: str, name: str, reason: str, dry_run: bool) -> DirectiveResult:
     """Stop handling for one group on all instances, until it is started again.
 
-    Workers finish what they run and end, and their partitions are given back, so that `group reset`
-    and `group delete` can follow. Messages keep arriving and wait. The directive is kept in Redis:
-    it survives restarts and holds for instances that start later. With --wait it returns when no
-    instance owns a partition of the group; exit code 1: some still do.
+    Workers finish their current messages and exit, and their partitions are released, so that
+    `group reset` and `group delete` can follow. Messages keep arriving and wait. The directive is
+    stored in Redis: it survives restarts and applies to instances that start later. With --wait the
+    command returns when no instance owns a partition of the group, or with exit code 1 if some
+    instances still do.
 
     \b
     Example:
@@ -304,7 +307,8 @@ def stop(session: Session, *, topic: str, name: str, reason: str, dry_run: bool)
 def start(session: Session, *, topic: str, name: str, dry_run: bool) -> DirectiveResult:
     """Start a stopped group again: instances take its partitions within seconds.
 
-    With --wait it returns when every partition has an owner; exit code 1: some have none.
+    With --wait the command returns when every partition has an owner, or with exit code 1 if some
+    have none.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`streamqd init`: the first files of a project."""
+"""`streamqd init`: create the first files of a project."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def count_hit(msg: Message) -> None:
     print(f"{msg.topic}/{msg.partition} attempt {msg.attempt}: {line!r}")
 '''
 
-# The unit is systemd/streamqd.service; a project of its own differs between these two rules only.
+# `init` replaces only the part of systemd/streamqd.service between these two rules.
 RULE, END = "# ---- adapt from here ", "# ---- to here "
 
 HEAD = """\
@@ -117,7 +117,7 @@ ProtectHome=read-only
 
 @dataclass(frozen=True, slots=True)
 class Initialised:
-    """What `init` wrote."""
+    """The files that `init` has written."""
 
     directory: str
     files: list[str]
@@ -167,7 +167,7 @@ def shipped_unit() -> str:
 
 
 def _unit(directory: Path) -> str:
-    """Adapt the shipped unit to a project and the account that has made it."""
+    """Return the shipped unit, adapted to a project and to the account that runs `init`."""
     beside = Path(sys.executable).with_name("streamqd")
     command = _quoted(beside) if beside.exists() else f"{_quoted(Path(sys.executable))} -m streamqd"
     _, head, text = shipped_unit().partition("[Unit]\n")
@@ -176,7 +176,7 @@ def _unit(directory: Path) -> str:
     [credential] = (line for line in theirs.splitlines() if line.startswith("LoadCredential="))
     adapted = ADAPTED.format(
         command=command,
-        # In an argument, unlike in a path, a dollar begins the name of a variable.
+        # In an argument, unlike in a path, systemd expands variables after a dollar sign.
         config=_quoted(directory / "streamq.toml").replace("$", "$$"),
         user=_user(),
         directory=str(directory).replace("%", "%%"),
@@ -190,12 +190,12 @@ def _unit(directory: Path) -> str:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a process whose user has no name, as in containers
+    except (KeyError, OSError):  # the user has no name, as in some containers
         return "streamqd"
 
 
 def _quoted(path: Path) -> str:
-    """A path as a unit file wants it: % doubled, what separates words inside quotes."""
+    """Return a path escaped for a unit file: % doubled, quoted if it contains separators."""
     text = str(path).replace("%", "%%")
     if any(each in text for each in " \t\"'\\:"):
         escaped = text.replace("\\", "\\\\").replace('"', '\\"')

@@ -1,4 +1,4 @@
-"""Messages on their way: `tail`, `pending`, `delayed` (sends) and `retry` (next attempts)."""
+"""`streamqd tail`, `pending`, `delayed` (sends) and `retry` (next attempts)."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from streamqd.model import LETTERS
 from streamqd.words import age, count
 
 EXIT_NOT_ALL = 8
-ERROR_CHARS = 80  # of an error in the table; --json has all that is kept of it
+ERROR_CHARS = 80  # characters of an error in the table; --json prints the whole stored text
 
 
-# --- messages that were sent ----------------------------------------------------------------------
+# --- tail and pending -----------------------------------------------------------------------------
 
 
 @click.command(short_help="Show the last messages of a topic.")
@@ -61,12 +61,12 @@ def tail(
     partition: int | None,
     as_json: bool,
 ) -> None:
-    """Show the last messages of a topic, of all partitions together.
+    """Show the last messages of a topic, merged over all partitions.
 
     \b
       streamqd tail orders --since 10m --follow
 
-    It only reads: no group is involved. A line is PARTITION:ID, the key and the payload; with
+    Reads only, without a group. Each line contains PARTITION:ID, the key and the payload. With
     --json each line is an object.
     """
     watched = admin_tail.Tail(session.store, topic, partition)
@@ -87,7 +87,7 @@ def tail(
 
 
 def _print_entries(messages: Iterable[admin_tail.TailedEntry], as_json: bool) -> int:
-    """Print messages, one a line; return how many."""
+    """Print messages, one per line, and return their number."""
     number = 0
     for each in messages:
         number += 1
@@ -115,10 +115,10 @@ def _print_entries(messages: Iterable[admin_tail.TailedEntry], as_json: bool) ->
 def pending(
     session: Session, *, topic: str, group: str | None, sort: str, limit: int, cursor: str
 ) -> CommandResult:
-    """Show the messages of a group that are handed out and not settled.
+    """Show the pending messages of a group: delivered, but not acknowledged.
 
-    All partitions are merged. Pages sorted by id fit together exactly; the other orders are a
-    ranking of the moment.
+    All partitions are merged. Pages sorted by id follow each other exactly. The other orders rank
+    the messages again for each page, so a message can appear twice or not at all.
     """
     name = group or _only_group(session, topic)
     seen = admin_pending.view(session.store, topic, name, order=sort, limit=limit, cursor=cursor)
@@ -153,7 +153,7 @@ def _only_group(session: Session, topic: str) -> str:
     return found[0]
 
 
-# --- which of those that wait ---------------------------------------------------------------------
+# --- filters of delayed sends and retries ---------------------------------------------------------
 
 _ATTEMPT = click.option(
     "--attempt", "attempt_min", type=click.IntRange(1), default=1,
@@ -174,7 +174,7 @@ def _filters(command: Command) -> Command:
 
 
 def _named(metavar: str) -> Callable[[Command], Command]:
-    """Let a command name what waits, or take --all that pass the filters."""
+    """Add ID arguments to a command, and --all for everything that passes the filters."""
 
     def add(command: Command) -> Command:
         for option in (
@@ -189,14 +189,17 @@ def _named(metavar: str) -> Callable[[Command], Command]:
 
 
 def _choice(*, due_within: float | None, **filters: Any) -> DueFilter:
-    """What the options of `_filters` choose."""
+    """Return the filter that the options of `_filters` describe."""
     return DueFilter(
         due_within_ms=None if due_within is None else round(due_within * 1000), **filters
     )
 
 
 def _required(ids: tuple[str, ...], every: bool, noun: str, filters: dict[str, Any]) -> DueFilter:
-    """The same of a command that must say which, once."""
+    """Return the filter of a command that needs either IDs or --all.
+
+    Raises UsageError if neither is given, or both.
+    """
     choice = _choice(**filters)
     if ids and (every or choice.narrows):
         raise click.UsageError(f"name {noun}, or choose them by --all and filters, not both")
@@ -214,7 +217,7 @@ def _none(choice: DueFilter, cursor: str, what: str) -> str:
 
 @click.group()
 def delayed() -> None:
-    """Look at delayed sends, cancel them, send them now."""
+    """Show delayed sends, cancel them, or send them now."""
 
 
 @delayed.command("list")
@@ -225,13 +228,13 @@ def delayed() -> None:
 def list_sends(
     session: Session, *, topic: str, limit: int, cursor: str, **filters: Any
 ) -> CommandResult:
-    """Show what was sent with a delay and waits, the first due first, over all partitions.
+    """Show delayed sends of all partitions, in the order of their due times.
 
     \b
       streamqd delayed list orders --due-within 1h
 
-    The ID is the partition and what the producer's send returned. The message gets its uid when it
-    is due.
+    The ID consists of the partition and the value that the producer's send returned. A delayed send
+    becomes a message with a uid when it is due.
     """
     choice = _choice(**filters)
     seen = sends.listed(session.store, topic, choice=choice, limit=limit, cursor=cursor)
@@ -260,7 +263,7 @@ def list_sends(
 @click.argument("name", metavar="PARTITION:SEND-ID")
 @answering
 def show(session: Session, *, topic: str, name: str) -> CommandResult:
-    """Show everything that is known of one delayed send.
+    """Show all fields of one delayed send.
 
     \b
       streamqd delayed show orders 3:0f3e9ac1b2d44e58a6c7d8e9f0a1b2c3
@@ -302,13 +305,13 @@ def send_now(
     dry_run: bool,
     **filters: Any,
 ) -> CommandResult:
-    """Send now what is delayed: those named, or --all that pass the filters.
+    """Send delayed messages now: the given ones, or --all that pass the filters.
 
     \b
       streamqd delayed now orders --all --key customer-7
 
-    The housekeeper of a running daemon sends them within seconds. Exit code 8 when one that is
-    named does not wait any more.
+    The housekeeper of a running daemon sends them within seconds. Exit code 8 if a given one is no
+    longer waiting.
     """
     choice = _required(ids, every, "delayed sends", filters)
     if dry_run:
@@ -335,13 +338,13 @@ def cancel_sends(
     yes: bool,
     **filters: Any,
 ) -> CommandResult:
-    """Cancel what is delayed, for good: those named, or --all that pass the filters.
+    """Cancel delayed sends for good: the given ones, or --all that pass the filters.
 
     \b
       streamqd delayed cancel orders 3:0f3e9ac1b2d44e58a6c7d8e9f0a1b2c3
 
-    Each is cancelled or was sent already, never both; of those sent the uid is shown. Exit code 8
-    when one that is named was not cancelled. A dedup_id stays used for its time.
+    Each one is either cancelled or already sent, never both. The command shows the uid of each sent
+    one. Exit code 8 if a given one was not cancelled. A dedup_id stays in use until it expires.
     """
     choice = _required(ids, every, "delayed sends", filters)
     if dry_run:
@@ -384,7 +387,10 @@ def _changed_sends(
 def _foretell_sends(
     session: Session, topic: str, ids: tuple[str, ...], choice: DueFilter, what: str
 ) -> CommandResult:
-    """Say how many it would be; of those named, refuse one that does not wait."""
+    """Return the number of sends that a command would change.
+
+    Raises Refused if a given one is not waiting.
+    """
     if ids:
         names = [sends.show(session.store, topic, each).id for each in ids]
         number = len(dict.fromkeys(names))
@@ -404,7 +410,7 @@ def _sent(now_unix_ms: int, sent_unix_ms: int | None) -> str:
 
 @click.group()
 def retry() -> None:
-    """Look at delayed retries, run them now, cancel them."""
+    """Show delayed retries, run them now, or cancel them."""
 
 
 @retry.command("list")
@@ -417,7 +423,7 @@ def retry() -> None:
 def list_retries(
     session: Session, *, topic: str, group: str, limit: int, cursor: str, **filters: Any
 ) -> CommandResult:
-    """Show the delayed retries of a group, the first due first, over all partitions."""
+    """Show delayed retries of a group over all partitions, in the order of their due times."""
     choice = _choice(**filters)
     seen = retries.listed(session.store, topic, group, choice=choice, limit=limit, cursor=cursor)
 
@@ -459,7 +465,7 @@ def retry_now(
     dry_run: bool,
     **filters: Any,
 ) -> CommandResult:
-    """Run delayed retries now: those named, or --all that pass the filters."""
+    """Run delayed retries now: the given ones, or --all that pass the filters."""
     choice = _required(ids, every, "retries by their ids", filters)
     rows = retries.chosen(session.store, topic, group, choice, ids)
     if dry_run:
@@ -490,10 +496,11 @@ def cancel_retries(
     yes: bool,
     **filters: Any,
 ) -> CommandResult:
-    """Make dead letters of delayed retries: those named, or --all that pass the filters.
+    """Dead-letter delayed retries: the given ones, or --all that pass the filters.
 
-    The reason of these dead letters is `cancelled`; they can be replayed as others can. Of a group
-    that reads dead letters (NAME@dlq) the retries are dropped: their dead letters have stayed.
+    The dead letters get the reason `cancelled` and can be replayed like any others. For a group
+    that reads dead letters (NAME@dlq), the retries are dropped, because their dead letters still
+    exist.
     """
     drop = drop or group.endswith(LETTERS)
     choice = _required(ids, every, "retries by their ids", filters)
@@ -527,6 +534,6 @@ def _foretell_retries(rows: dict[int, list[retries.RetryRow]], what: str) -> Com
 
 
 def _error(row: retries.RetryRow) -> str:
-    """What failed before this attempt, and where in the code."""
+    """Return the error of the previous attempt, with its place in the code."""
     text = row.error if len(row.error) <= ERROR_CHARS else row.error[: ERROR_CHARS - 1] + "…"
     return (f"{text} ({row.at})" if row.at else text) or "-"

@@ -1,4 +1,4 @@
-"""`streamqd topic`: registering topics, looking at them, changing and deleting them."""
+"""`streamqd topic`: create, show, change, grow and delete topics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLL_SECONDS = 1.0
 
 @click.group()
 def topic() -> None:
-    """Create topics, look at them, change and delete them."""
+    """Create, show, change, grow and delete topics."""
 
 
 @topic.command()
@@ -37,7 +37,7 @@ def topic() -> None:
 )
 @answering
 def create(session: Session, *, name: str, partitions: int | None) -> CommandResult:
-    """Register a topic. Its number of partitions can grow, never shrink."""
+    """Create a topic. Its number of partitions can grow but never shrink."""
     wanted = session.settings.topics.get(name, Topic())
     if partitions is not None:
         wanted = dataclasses.replace(wanted, partitions=partitions)
@@ -67,10 +67,11 @@ def _show_topics(rows: list[topics.TopicRow]) -> None:
 @click.argument("name", metavar="TOPIC")
 @answering
 def describe(session: Session, *, name: str) -> CommandResult:
-    """Show one topic: settings, partitions, and how far its groups are behind.
+    """Show one topic: settings, partitions, and the lag of its groups.
 
-    LAG counts unread messages of each group, in the order of the line `groups`; `+` behind a number
-    means at least that many. Settings are those that this configuration leads to.
+    LAG is the number of unread messages of each group, in the order of the line `groups`. A `+`
+    after a number means at least that many. The settings shown are in effect under this
+    configuration.
     """
     configured = session.settings.topics.get(name)
     detail = topics.describe(session.store, name, configured)
@@ -112,7 +113,7 @@ def _show_topic(detail: topics.TopicDetail) -> None:
 def _print_settings(
     registered: dict[str, Any], configured: dict[str, Any], effective: dict[str, Any]
 ) -> None:
-    """The settings that are not the defaults, and what the file says otherwise than Redis."""
+    """Print settings that are not defaults, and those that differ between the file and Redis."""
     defaults = {*topics_settings.lines(topics_settings.plain(Topic()))}
     in_file = dict(line.split(" = ", 1) for line in topics_settings.lines(configured))
     in_redis = dict(line.split(" = ", 1) for line in topics_settings.lines(registered))
@@ -136,11 +137,11 @@ def _lags(groups: list[topics.GroupLag]) -> str:
 @click.argument("assignments", metavar="[NAME=VALUE]...", nargs=-1)
 @answering
 def settings(session: Session, *, name: str, assignments: tuple[str, ...]) -> CommandResult:
-    """Show the settings of a topic, or change those that are registered.
+    """Show the settings of a topic, or change its registered settings.
 
-    As in `streamqd topic settings access retention.max_age=24h archive=required`; the value none
-    takes a limit away. Registered settings hold for every daemon whose own configuration says
-    nothing else of the same setting.
+    For example: `streamqd topic settings access retention.max_age=24h archive=required`. The value
+    none removes a limit. A registered setting applies to every daemon whose own configuration does
+    not set it.
     """
     configured = session.settings.topics.get(name)
     topics.partition_count(session.store, name)
@@ -188,12 +189,13 @@ def _show_settings(seen: topics_settings.TopicSettings) -> None:
 def delete(
     session: Session, *, name: str, force: bool, while_offered: bool, dry_run: bool, yes: bool
 ) -> CommandResult:
-    """Delete a topic with its messages, groups, retries and dead letters, for good.
+    """Delete a topic with its messages, groups, retries and dead letters, permanently.
 
-    Refused while an instance owns a partition of it, or lives that has a consumer for it: that
-    would create the topic again, empty, as a producer does that goes on (with `create=False` it
-    fails). Interrupted, it is finished by the same command. What stays is one entry in the audit
-    trail that says who did it: `streamqd dlq audit TOPIC`.
+    Refused while an instance owns a partition of the topic, or while a live instance has a consumer
+    for it, because that instance would create the topic again, empty. A producer that keeps sending
+    also creates it again, unless it passes `create=False`; then its sends fail. If the deletion is
+    interrupted, run the same command to finish it. One entry remains in the audit trail and names
+    the user: `streamqd dlq audit TOPIC`.
     """
     doomed = topics_deletion.look(session.store, name)
     if doomed.owned and not force and not dry_run:
@@ -211,7 +213,7 @@ def delete(
         )
     confirm(f"Delete {_doomed(doomed)}?", yes)
     done = topics_deletion.delete(session.store, name, force=force)
-    # The trail was the topic's own, and went with it: this begins a new one.
+    # The audit trail was deleted with the topic: this is the first entry of a new one.
     session.record(
         name, "topic delete",
         {"groups": doomed.groups, "partitions": done.partitions, "force": force},
@@ -237,7 +239,7 @@ def _doomed(found: topics_deletion.Doomed) -> str:
     )
 
 
-# --- more partitions ------------------------------------------------------------------------------
+# --- growing --------------------------------------------------------------------------------------
 
 
 @topic.command()
@@ -250,12 +252,13 @@ def _doomed(found: topics_deletion.Doomed) -> str:
 @yes_option
 @answering
 def grow(session: Session, *, name: str, partitions: int, wait: bool, yes: bool) -> CommandResult:
-    """Give a topic N partitions, a multiple of what it has, and keep the order of each key.
+    """Grow a topic to N partitions and keep the order of each key.
 
-    Producers use the new ones at once. A group reads them when it has settled what was in the old
-    ones, however long it takes; until then `topic-grow` owns them. Interrupted, the same command
-    goes on with it, and ended it changes nothing. It makes the daemons reload: write the new number
-    into their configuration before.
+    N must be a multiple of the current number. Producers use the new partitions immediately. Each
+    group reads them after it has handled all messages of the old partitions, however long that
+    takes. Until then `topic-grow` owns the new partitions. If the command is interrupted, run it
+    again to continue; after the growth it changes nothing. The command makes the daemons reload, so
+    write the new number into their configuration first.
     """
     under_way = growth.look(session.store, name)
     if under_way is None:
@@ -298,11 +301,11 @@ def _refuse_smaller_file(session: Session, name: str, partitions: int) -> None:
 
 
 def _daemons_of(session: Session, why: str) -> Callable[[str], None]:
-    """Return a function that tells the daemons of the fleet about a step of the growth."""
+    """Return a function that notifies the daemons of the fleet of a step of the growth."""
     reloaded = False
 
     def tell(step: str) -> None:
-        # One reload makes them read the new count; a wake-up says that partitions are free.
+        # One reload makes the daemons read the new count. A wake-up announces free partitions.
         nonlocal reloaded
         fleet = session.fleet
         if step == growth.RELEASED:
