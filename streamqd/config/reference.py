@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import textwrap
 from dataclasses import is_dataclass
@@ -93,7 +94,7 @@ def _allowed(setting: Setting) -> str:
 
 
 def _doc_of(section: type) -> str:
-    return (section.__doc__ or "").strip()
+    return inspect.cleandoc(section.__doc__ or "")
 
 
 def _comment(text: str) -> list[str]:

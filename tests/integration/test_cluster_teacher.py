@@ -23,9 +23,9 @@ KEYS = Keys("streaming:mq", "stream:topic")
 SHAS = [scripts.get(name).sha for name in PRODUCER_SCRIPTS]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster(binary: Path) -> Iterator[Cluster]:
-    """Three masters with a replica each."""
+    """Three masters with a replica each, for one test: the tests kill them."""
     with Cluster(binary, cluster_require_full_coverage="no") as made:
         made.wait_ok()
         yield made
