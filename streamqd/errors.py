@@ -1,7 +1,7 @@
-"""The error tree.
+"""The exceptions of streamqd.
 
-The docstring of an error says what happened and what to do; the message of an instance says it
-with the particulars. Nothing here imports the rest of the package.
+The docstring of an exception describes what happened and what to do. The message of an instance
+adds the details. This module does not import the rest of the package.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from typing import Any
 
 
 class StreamqdError(Exception):
-    """Root of everything that streamqd raises on purpose."""
+    """Base class of all exceptions that streamqd raises on purpose."""
 
 
 class ConfigError(StreamqdError):
-    """The configuration cannot be used. Carries every problem found, not only the first.
+    """The configuration cannot be used. `problems` lists all problems, not only the first.
 
-    `salvaged` holds the settings that could be read, with defaults for the rest, if any could be.
+    `salvaged` contains the settings that could be read, with defaults for the rest; None if no
+    setting could be read.
     """
 
     def __init__(self, problems: list[str]) -> None:
@@ -27,14 +28,14 @@ class ConfigError(StreamqdError):
 
 
 class HandlerLoadError(StreamqdError):
-    """A handler module cannot be imported or does not hold what the configuration names."""
+    """A handler module cannot be imported, or does not contain a handler of the configuration."""
 
 
 class RedisUnavailable(StreamqdError):
     """Redis did not answer. Wait and try again.
 
-    `sent` tells what is known of the command: False means that it never left this process (nothing
-    happened), True means that it may have been executed (the outcome is unknown).
+    With `sent` False, the command never left this process, so nothing happened. With `sent` True,
+    Redis may have run the command, so the outcome is unknown.
     """
 
     def __init__(self, message: str, *, sent: bool) -> None:
@@ -43,29 +44,29 @@ class RedisUnavailable(StreamqdError):
 
 
 class SilentConnection(RedisUnavailable):
-    """A connection gave no answer while the server answered a new one: it is dead. Try again."""
+    """A connection is dead: it got no answer, but the server answered a new one. Try again."""
 
 
 class UnknownOutcome(RedisUnavailable):
-    """The message may or may not have been written. With a `dedup_id` sending again is safe."""
+    """The message may or may not have been written. With a `dedup_id` you can safely resend it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, sent=True)
 
 
 class RefusalKind(Enum):
-    """What an error reply says, by its first word: the only place that sorts these words."""
+    """The kinds of error replies, by their first word. No other module classifies these words."""
 
-    AWAY = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")  # serves nothing yet
+    AWAY = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")  # the server is not ready
     BUSY = ("BUSY",)  # a script runs for too long
     REPLICA = ("READONLY",)  # the node is not a master, or no longer
     MOVED = ("MOVED", "ASK")  # another node of the cluster serves the key
-    NO_REPLICAS = ("NOREPLICAS",)  # takes no writes until its replicas are back
-    FULL = ("OOM", "MISCONF")  # takes no writes: its memory or its disk is full
-    LOGIN = ("NOAUTH", "WRONGPASS")  # we are not logged in
-    FORBIDDEN = ("NOPERM",)  # our user may not do that
-    NO_GROUP = ("NOGROUP",)  # the stream has no such group
-    NO_SCRIPT = ("NOSCRIPT",)  # the server does not know the script
+    NO_REPLICAS = ("NOREPLICAS",)  # the master rejects writes until its replicas are back
+    FULL = ("OOM", "MISCONF")  # the server rejects writes because its memory or disk is full
+    LOGIN = ("NOAUTH", "WRONGPASS")  # the connection is not authenticated
+    FORBIDDEN = ("NOPERM",)  # the Redis user lacks the permission
+    NO_GROUP = ("NOGROUP",)  # the stream does not have the group
+    NO_SCRIPT = ("NOSCRIPT",)  # the script is not loaded on the server
     OF_A_KEY = ("ERR", "WRONGTYPE", "BADVALUE")  # about one key or command, not about the server
     OTHER = ("",)  # any other word; Python 3.11.2 cannot keep an empty tuple as a value
 
@@ -74,7 +75,7 @@ _KINDS = {word: kind for kind in RefusalKind for word in kind.value}
 
 
 def kind_of(code: str) -> RefusalKind:
-    """Return what an error reply says by its first word."""
+    """Return the kind of an error reply, given its first word."""
     return _KINDS.get(code, RefusalKind.OTHER)
 
 
@@ -88,9 +89,9 @@ _TRANSIENT = (
 
 
 class RedisRefused(StreamqdError):
-    """Redis answered with an error; nothing was done. `code` is its first word, as `OOM`.
+    """Redis returned an error, and nothing was done. `code` is its first word, such as `OOM`.
 
-    `kind` sorts these words (`streamqd.errors.RefusalKind`).
+    `kind` is the kind of this word (`streamqd.errors.RefusalKind`).
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -100,16 +101,16 @@ class RedisRefused(StreamqdError):
 
     @property
     def transient(self) -> bool:
-        """Whether the same command may work a moment later, with nothing changed."""
+        """True if the same command may succeed shortly afterwards, without any change."""
         return self.kind in _TRANSIENT
 
 
 class ChunkUnknown(UnknownOutcome):
     """The connection was lost in the middle of `send_many`.
 
-    `ids` follow the order of the items, from the first one on: what Redis has confirmed (None
-    stands for a message that it refused). The `unknown` messages behind them may or may not have
-    been written. Items behind those were not sent.
+    `ids` contains the confirmed uids, in the order of the items and starting with the first. None
+    stands for a message that Redis rejected. The next `unknown` messages may or may not have been
+    written. The items after those were not sent.
     """
 
     def __init__(self, message: str, ids: list[str | None], unknown: int) -> None:
@@ -119,10 +120,10 @@ class ChunkUnknown(UnknownOutcome):
 
 
 class ChunkRefused(RedisRefused):
-    """Redis refused messages of `send_many`, as when its memory is full.
+    """Redis rejected messages of `send_many`, for example because its memory is full.
 
-    `ids` follow the order of the items, from the first one on; None stands for a message that was
-    refused and not written. Items behind them were not sent.
+    `ids` contains the uids, in the order of the items and starting with the first. None stands for
+    a message that was rejected and not written. The items after those were not sent.
     """
 
     def __init__(self, code: str, message: str, ids: list[str | None]) -> None:
@@ -131,14 +132,14 @@ class ChunkRefused(RedisRefused):
 
 
 class ContractError(StreamqdError):
-    """A script answered what its contract does not allow: a bug in streamqd, please report it."""
+    """A script's reply violates its contract. This is a bug in streamqd; please report it."""
 
 
 class BadValue(StreamqdError):
-    """A value in Redis is not what its key and field hold: another client wrote it.
+    """A value in Redis is not valid for its key and field: another client wrote it.
 
-    `key` and `field` ('' for a key without fields) say where, `found` shows the value as one can
-    print it, `wanted` says what belongs there.
+    `key` and `field` are the place ('' as the field of a key without fields). `found` is the value
+    in printable form, and `wanted` describes a valid value.
     """
 
     def __init__(self, key: str, field: str, found: str, wanted: str) -> None:
@@ -151,11 +152,11 @@ class BadValue(StreamqdError):
 
 
 class Refused(StreamqdError):
-    """What was asked for does not exist or is not allowed in the present state."""
+    """The request names something that does not exist, or is not allowed in the current state."""
 
 
 class Malformed(Refused):
-    """What was asked for cannot be read, whatever is there: write it as the sentence says."""
+    """The request is not valid in any state. Correct it as the message describes."""
 
 
 class TopicMissing(Refused):
@@ -163,14 +164,14 @@ class TopicMissing(Refused):
 
 
 class MessageTooLarge(StreamqdError):
-    """The message exceeds `max_message_bytes`. Store the body elsewhere, send a reference."""
+    """The message exceeds `max_message_bytes`. Store the body elsewhere and send a reference."""
 
 
 class BacklogFull(StreamqdError):
-    """Too many messages wait in the partition (`max_backlog`); consume first, or send later.
+    """Too many messages wait in the partition (`max_backlog`). Consume them, or send later.
 
-    Of `send_many`, `ids` follow the order of the items, from the first one on; None stands for a
-    message that was refused. Items behind them were not sent.
+    After `send_many`, `ids` contains the uids, in the order of the items and starting with the
+    first. None stands for a message that was rejected. The items after those were not sent.
     """
 
     def __init__(self, message: str, ids: list[str | None] | None = None) -> None:
@@ -179,15 +180,15 @@ class BacklogFull(StreamqdError):
 
 
 class BufferFull(StreamqdError):
-    """The buffer of the producer is full; this message was not taken. Send it again later."""
+    """The buffer of the producer is full, and the message was not accepted. Send it again later."""
 
 
 class SparkError(StreamqdError):
-    """Spark's side of streamqd lacks something, or cannot go on. The message says what helps."""
+    """A Spark job lacks a requirement or cannot continue. The message describes the remedy."""
 
 
 class StartRefused(StreamqdError):
-    """The daemon cannot start. `code` is the exit code, `problems` one sentence each."""
+    """The daemon cannot start. `code` is the exit code; `problems` has one sentence per problem."""
 
     def __init__(self, code: int, problems: list[str]) -> None:
         super().__init__("\n".join(problems))

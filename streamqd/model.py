@@ -1,4 +1,4 @@
-"""The vocabulary: frozen values without behaviour that every layer may use."""
+"""The vocabulary: immutable values without behavior that every layer may use."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 TopicPartition = tuple[str, int]  # the name of a topic and the number of a partition
-RawEntry = list[Any]  # of a stream, as Redis replies: [id, [name, value, …]]
+RawEntry = list[Any]  # a stream entry in the format of a Redis reply: [id, [name, value, …]]
 
-LETTERS = "@dlq"  # ends the names of groups that read dead letters; no configured name has an @
+LETTERS = "@dlq"  # suffix of groups that read dead letters; a configured name never contains an @
 
-QUERIES = "spark:"  # begins the names of groups that only show how far a Spark query has read
+QUERIES = "spark:"  # prefix of groups that only record the position of a Spark query
 
-# What commands call themselves where they keep a unit for a moment, as an owner does.
+# Owner names that commands use while they own a unit for a short time.
 TOPIC_GROW = "topic-grow"
 KEEPERS = frozenset({TOPIC_GROW, "group-reset", "group-delete"})
 
-LANES_MAX = 4096  # coroutines that one worker runs at a time
-THREADS_MAX = 128  # threads, each with a stack of its own
+LANES_MAX = 4096  # bound of the coroutines that one worker runs at a time
+THREADS_MAX = 128  # bound of its threads, each of which has its own stack
 
-# Entries that one worker has in flight at most: two streams x 256, and those that run. Every table,
-# list and argument that must take all of them is as long as this.
+# Bound of the entries that one worker has in flight: 256 from each of two streams, and the running
+# ones. Every table, list and argument for entries in flight has room for this number.
 FETCHED_MAX = 2 * 256
 ENTRIES_MAX = FETCHED_MAX + LANES_MAX
 
-# What happens to a message that is to be tried again: `on_error`.
+# Values of `on_error`: where a failed message waits for its retry.
 REQUEUE, BLOCK, HOLD_KEY = "requeue", "block", "hold-key"
 BATCHED, EACH = "batched", "each"  # how messages are acknowledged
 
@@ -32,20 +32,20 @@ BATCHED, EACH = "batched", "each"  # how messages are acknowledged
 class Uid(str):
     """The uid of one message, `topic/partition/id`: a string with the three parts as attributes.
 
-    `id` is the entry ID, or for a delayed send its send ID. `partition` is the number, and not the
-    method of a string.
+    `id` is the entry ID, or for a delayed send its send ID. `partition` is the partition number,
+    not the `partition` method of a string.
     """
 
     __slots__ = ()
 
     @property
     def topic(self) -> str:
-        """The topic that the message was sent to."""
+        """The topic to which the message was sent."""
         return self.split("/", 1)[0]
 
     @property
     def partition(self) -> int:  # type: ignore[override]
-        """The number of the partition that the message was sent to."""
+        """The number of the partition to which the message was sent."""
         return int(self.split("/", 2)[1])
 
     @property
@@ -55,9 +55,9 @@ class Uid(str):
 
 
 class Unit(NamedTuple):
-    """The unit of ownership: one partition of a topic, or its dead letters, as one group sees it.
+    """The unit of ownership: one partition of a topic, or its dead letters, for one group.
 
-    The group of dead letters is the configured name with `@dlq` behind it.
+    For dead letters, the group is the configured name followed by `@dlq`.
     """
 
     topic: str
@@ -66,12 +66,12 @@ class Unit(NamedTuple):
 
     @property
     def reads_letters(self) -> bool:
-        """Whether it is the dead letters of the partition that the group reads."""
+        """True if the group reads the dead letters of the partition."""
         return self.group.endswith(LETTERS)
 
     @property
     def is_of_query(self) -> bool:
-        """Whether it is the position of a Spark query: no instance ever owns it."""
+        """True if the unit is the position of a Spark query, which no instance ever owns."""
         return self.group.startswith(QUERIES)
 
     def __str__(self) -> str:
@@ -79,9 +79,9 @@ class Unit(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """The right to settle a unit's messages: whoever shows `token` has it, while the fence does.
+    """The right to settle a unit's messages. It is valid while the fence contains `token`.
 
-    `epoch` counts the owners of the unit; 0 where nobody has to know it.
+    `epoch` counts the owners of the unit. It is 0 where the count is not needed.
     """
 
     unit: Unit
@@ -91,7 +91,7 @@ class Lease(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long a failed message waits. Durations in seconds."""
+    """How long a failed message waits for its retry. Durations are in seconds."""
 
     kind: str = "exponential"  # fixed | linear | exponential
     base: float = 1.0
@@ -101,12 +101,13 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """When a message is tried again and when it is dead. Counts are total handler runs.
+    """When a failed message is retried and when it is dead-lettered. Counts are handler runs.
 
-    `max_attempts` and `max_crashes` 0 mean forever. `max_age` in seconds since the first write:
-    what fails when it is older is dead. `retry_on` and `dead_on` are exception classes, or their
-    names: what is in neither is tried again when `retry_on` is empty. `on_error` is where a message
-    waits for its next run: requeue, block or hold-key.
+    For `max_attempts` and `max_crashes`, 0 means no limit. A message that fails more than `max_age`
+    seconds after its first write is dead-lettered. `retry_on` and `dead_on` contain exception
+    classes or their names. If both omit an exception, it is retried when `retry_on` is empty, and
+    dead-lettered otherwise. `on_error` sets where a message waits for its next run: requeue, block
+    or hold-key.
     """
 
     max_attempts: int = 5
@@ -118,7 +119,7 @@ class RetryPolicy:
     on_error: str = REQUEUE
 
 
-# --- how a handler run ended -------------------------------------------------------------------
+# --- the outcome of a handler run --------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ class Succeeded:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The handler raised, or overran its soft time limit.
+    """The handler raised an exception, or exceeded its soft time limit.
 
     `lineage` holds the qualified and bare names of the exception's class and its bases, most
     derived first, so that policies can name a base class.
@@ -143,7 +144,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class RetryAsked:
-    """The handler raised `Retry`. `after` in seconds; None = the policy's backoff."""
+    """The handler raised `Retry`. `after` is in seconds; None means the policy's backoff."""
 
     after: float | None
     failure: Failed
@@ -159,25 +160,25 @@ class DeadAsked:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseAsked:
-    """The handler raised `Release`: it could not handle the message now, whatever the message."""
+    """The handler raised `Release`: it cannot handle the message now, whichever message it is."""
 
 
 Outcome = Succeeded | Failed | RetryAsked | DeadAsked | ReleaseAsked
 
 
-# --- what is done with the message ----------------------------------------------------------------
+# --- the verdict on the message -------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """The message is done."""
+    """The message is handled and will be acknowledged."""
 
 
 class RetryVerdict(NamedTuple):
     """The message runs again in `delay` seconds.
 
-    `in_place`: it stays pending in its worker, and nothing that its order covers passes it. Else it
-    waits in the delayed set, and others pass it.
+    With `in_place` it stays pending in its worker, and no message that must keep its order passes
+    it. Otherwise it waits in the delayed set, where other messages pass it.
     """
 
     delay: float
@@ -188,16 +189,17 @@ class RetryVerdict(NamedTuple):
 class DeadVerdict:
     """The message is moved to the dead-letter stream. `reason` is a stable word."""
 
-    # dead | undecodable | attempts | crashes | too-old | not-retried. A message that is too-large
-    # or cancelled needs no verdict: all words are in `dead_letter.REASONS`.
+    # dead | undecodable | attempts | crashes | too-old | not-retried. Messages that are too-large
+    # or cancelled are dead-lettered without a verdict. `dead_letter.REASONS` lists all words.
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseVerdict:
-    """The message stays pending, and no attempt is spent.
+    """The message stays pending, and no attempt is counted.
 
-    `in_place` as in `RetryVerdict`. Else the next listing of what is pending brings it back.
+    `in_place` means the same as in `RetryVerdict`. Otherwise the message runs again after the next
+    listing of pending entries.
     """
 
     in_place: bool = False

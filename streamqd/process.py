@@ -1,7 +1,7 @@
-"""Processes and signals: fork, reap, parent death, titles. Knows nothing of Redis or messages.
+"""Processes and signals: fork, reap, parent death, titles. Independent of Redis and messages.
 
-Forking is done by the supervisor's only thread, so no lock can be held by a thread that the child
-does not have, and PDEATHSIG (which is tied to the forking thread) works.
+The supervisor forks from its only thread. So no thread that is missing in the child can hold a
+lock, and PDEATHSIG, which is tied to the forking thread, works.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import setproctitle
 
 from streamqd import fork_hygiene
 
-CROWDED_SECONDS = 0.02  # between two looks at more descriptors than can be waited for at once
+CROWDED_SECONDS = 0.02  # interval between two polls of more descriptors than poll(2) accepts
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -49,41 +49,44 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _tgkill = getattr(_libc, "tgkill", None)  # glibc 2.30 and later
 
 
-# A thread that gets it writes its own stack, also in the middle of C code. Every other process and
-# program ignores it. The second one writes the stacks of all threads, between two bytecodes of the
-# main thread. One signal for both, chained by faulthandler, nests without bound: a burst of some
-# ten overflowed the signal stack and killed the worker.
+# A thread that gets the first signal writes its own stack, even in the middle of C code. All other
+# processes and programs ignore it. The second signal writes the stacks of all threads, between two
+# bytecodes of the main thread. One signal for both, chained by faulthandler, nests without bound: a
+# burst of about ten signals overflowed the signal stack and killed the worker.
 STACK_OF_THREAD = signal.SIGURG
 STACKS_OF_ALL = signal.SIGUSR2
 
-LAST_WORDS = b"failed: "  # what a child that cannot begin sends before its reason
+LAST_WORDS = b"failed: "  # prefix of the reason that a child sends when it cannot start
 LAST_WORDS_BYTES = 2000
-STACK_BYTES = 64 * 1024  # of the stacks of a child that are kept until they are taken
-WORDS_MAX = 64  # of a dead child that are read; what it has left behind could go on talking
+STACK_BYTES = 64 * 1024  # bound of a child's stacks that wait for `take_stack`
+WORDS_MAX = 64  # control messages read from a dead child, whose own children may keep sending
 
 
 @dataclass
 class Child:
-    """A forked process of this daemon. `pidfd` becomes readable when it has died."""
+    """A forked process of this daemon. `pidfd` becomes readable when the process dies."""
 
     pid: int
     pidfd: int
     control: socket.socket
     title: str
-    stacks: int  # descriptor of the memory to which its fault handler writes
-    stack_seen: int = 0  # bytes of stacks at the last look
-    peak_rss: int = 0  # bytes; known once it has been reaped
-    deaf_at: float = 0.0  # monotonic, when its end of the control socket was found closed
-    problem: str = ""  # why it cannot begin, in its own words, if it said so
-    collected: Exit | None = None  # how it ended; its pid and pidfd may be another's from then on
+    stacks: int  # file descriptor of the memory to which its fault handler writes
+    stack_seen: int = 0  # bytes of stacks at the last `poll_stack`
+    peak_rss: int = 0  # bytes; 0 until it is reaped
+    deaf_at: float = 0.0  # seconds, monotonic, when its end of the control socket was seen closed
+    problem: str = ""  # the reason why it cannot start, if it sent one
+    collected: Exit | None = None  # its exit; from then on its pid and pidfd may be reused
 
     def send(self, word: bytes) -> None:
-        """Send a control message; a child that is gone or deaf is noticed elsewhere."""
+        """Send a control message. A dead or deaf child is detected elsewhere. Never raises."""
         with contextlib.suppress(OSError):
             self.control.send(word, socket.MSG_DONTWAIT)
 
     def drain(self) -> bool:
-        """Take one word of the child, False for none. Mostly it says: see the scoreboard."""
+        """Read one control message of the child. Return False if none was waiting.
+
+        Most messages only mean that the scoreboard has changed.
+        """
         try:
             word = self.control.recv(4096, socket.MSG_DONTWAIT)
         except (BlockingIOError, InterruptedError):
@@ -93,38 +96,38 @@ class Child:
         if word.startswith(LAST_WORDS):
             self.problem = word.removeprefix(LAST_WORDS).decode("utf-8", "replace")
         if not word and not self.deaf_at:
-            # Most likely it is about to end; one that lives on cannot be told anything any more.
+            # Most likely it is about to exit. If it keeps running, it can get no more messages.
             self.deaf_at = time.monotonic()
         return bool(word)
 
     def kill_group(self) -> None:
-        """Kill the child with everything it started in its process group, until it is reaped."""
+        """Kill the child and its process group. Does nothing after the child is reaped."""
         if self.collected is None:
             kill_group(self.pid)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the child alone."""
+        """Send a signal to the child, but not to its process group."""
         if self.collected is not None:
             return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
 
     def ask_stack(self, thread: int) -> None:
-        """Have a thread of the child write its stack, see `poll_stack`; nothing if it is gone."""
+        """Make a thread of the child write its stack, for `poll_stack`."""
         if self.collected is None and _tgkill is not None:
             _tgkill(self.pid, thread, int(STACK_OF_THREAD))
 
     def ask_stacks(self) -> None:
-        """Have the main thread of the child write its stack, and then the other threads theirs.
+        """Make the main thread of the child write its stack, and then the other threads theirs.
 
-        The main thread writes even while C code holds the interpreter, the others once it has left
-        that code.
+        The main thread writes even while C code holds the interpreter. The other threads write
+        after the main thread leaves that code.
         """
         self.signal(STACK_OF_THREAD)
         self.signal(STACKS_OF_ALL)
 
     def reap(self) -> Exit | None:
-        """Collect the child when it has died, None while it lives. May be repeated."""
+        """Collect the child if it is dead. Return None while it runs. May be repeated."""
         if self.collected is None:
             self.collected = self._collect()
         if self.collected is None or self.control.fileno() < 0:
@@ -143,8 +146,8 @@ class Child:
         result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if result is None:
             return None
-        # What the child started and left behind dies with it. Before the zombie is collected its
-        # process group id cannot belong to anyone else.
+        # Programs that the child started die with it. Until the zombie is collected, its process
+        # group ID cannot be reused by another process.
         self.kill_group()
         self.peak_rss = os.wait4(self.pid, 0)[2].ru_maxrss * 1024
         os.close(self.pidfd)
@@ -152,14 +155,17 @@ class Child:
         return Exit(result.si_status, None) if exited else Exit(None, result.si_status)
 
     def poll_stack(self) -> str:
-        """Return the stacks that were written since and have not grown since the last call; ''."""
+        """Return the new stacks once they have stopped growing between two calls, '' until then."""
         before, self.stack_seen = self.stack_seen, os.lseek(self.stacks, 0, os.SEEK_CUR)
-        # A stack that starts after this look is incomplete: nothing seen means nothing to take.
+        # A stack that starts after this check is incomplete, so it is left for the next call.
         return self.take_stack() if before == self.stack_seen > 0 else ""
 
     def take_stack(self) -> str:
-        """Return what its fault handler, or that of a process it forked, has written since; ''."""
-        # The child shares the offset. The memory is cleared first: a shorter stack may come next.
+        """Return the stacks written since the last call, '' for none, and clear them.
+
+        The fault handlers of the child and of the processes that it forked write them.
+        """
+        # The child shares the offset. The memory is zeroed, because the next stack may be shorter.
         size = os.lseek(self.stacks, 0, os.SEEK_CUR)
         if not size:
             return ""
@@ -171,13 +177,13 @@ class Child:
 
 
 class Exit(NamedTuple):
-    """How a child ended: exactly one of code and signal is set."""
+    """The exit of a child: exactly one of `code` and `signal` is set."""
 
     code: int | None
     signal: int | None
-    out_of_memory: bool = False  # the kernel killed it
-    problem: str = ""  # why it could not begin, in its own words
-    stack: str = ""  # what its fault handler wrote
+    out_of_memory: bool = False  # True if the kernel killed it for lack of memory
+    problem: str = ""  # the reason that it sent when it could not start
+    stack: str = ""  # stacks that its fault handler wrote
 
     def __str__(self) -> str:
         if self.signal is None:
@@ -186,7 +192,7 @@ class Exit(NamedTuple):
 
     @property
     def signal_name(self) -> str:
-        """As SIGKILL; '' when no signal ended it."""
+        """The name of the signal, such as SIGKILL; '' when no signal killed the child."""
         try:
             return signal.Signals(self.signal).name if self.signal is not None else ""
         except ValueError:
@@ -203,11 +209,11 @@ def spawn(
 ) -> Child:
     """Fork a child that runs `run(control)` and exits with its result.
 
-    `forget` are the `detach` methods of every connection the parent holds: they run first in the
-    child, so that no later clean-up there can speak on the parent's sockets. `keep` lists file
-    descriptors that stay open besides the standard ones and the control socket. When the parent
-    dies, `on_parent_death` is called in the child, which ends then; without it the kernel kills the
-    child.
+    `forget` contains the `detach` methods of all connections of the parent. They run first in the
+    child, so that no later cleanup there can use the parent's sockets. `keep` lists file
+    descriptors that stay open, in addition to the standard ones and the control socket. When the
+    parent dies, the child calls `on_parent_death` and exits. Without `on_parent_death` the kernel
+    kills the child. Raises RuntimeError if the parent has more than one thread, and OSError.
     """
     if threading.active_count() != 1:
         names = ", ".join(thread.name for thread in threading.enumerate()[1:])
@@ -222,7 +228,7 @@ def spawn(
     sys.stdout.flush()
     sys.stderr.flush()
     fork_hygiene.before_fork()
-    # A signal between fork and the child's own dispositions would run the parent's handler there.
+    # A signal before the child sets its own dispositions would run the parent's handler there.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         pid = os.fork()
@@ -234,14 +240,14 @@ def spawn(
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     child_end.close()
-    # Both sides do it: whoever comes first, no later killpg can reach the supervisor's own group.
+    # Parent and child both set it. Whichever runs first, no later killpg can reach the supervisor.
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)
     parent_end.setblocking(False)
     try:
         return Child(pid, os.pidfd_open(pid), parent_end, title, stacks)
     except OSError:
-        # A child that nobody knows would go on with the token that the next one gets too.
+        # An unregistered child would keep working with a token that the next child gets as well.
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         parent_end.close()
@@ -250,10 +256,10 @@ def spawn(
 
 
 def _memory_for_stacks() -> int:
-    """Return the descriptor of a file in memory that cannot grow beyond STACK_BYTES.
+    """Return the file descriptor of a file in memory that cannot grow beyond STACK_BYTES.
 
-    The fault handler of a child writes to it, because standard error is a log of one line per
-    record. A page is allocated at the first write.
+    The fault handler of a child writes to it, because standard error is a log with one line per
+    record. The kernel allocates a page at the first write to it.
     """
     descriptor = os.memfd_create("stacks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -299,7 +305,7 @@ def _child(
         _write_stacks_to(stacks)
         code = run(child_end)
     except BaseException as error:  # noqa: BLE001 - the last frame of the process
-        sys.excepthook(type(error), error, error.__traceback__)  # into the log, where there is one
+        sys.excepthook(type(error), error, error.__traceback__)  # writes to the log if it is set up
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
@@ -308,24 +314,24 @@ def _child(
 
 
 class _Output(io.FileIO):
-    """A standard stream whose writes never fail: text that cannot be written is lost."""
+    """A standard stream whose writes never fail. Text that cannot be written is lost."""
 
     def write(self, data: Any, /) -> int:
-        written = None  # also when a pipe that does not block is full
+        written = None  # stays None for an error and for a full non-blocking pipe
         with contextlib.suppress(OSError):
             written = super().write(data)
         return memoryview(data).nbytes if written is None else written
 
 
 def _outlive_readers() -> None:
-    """Keep a handler's `print` from failing when the reader of the output has gone.
+    """Keep a handler's `print` from failing after the reader of the output has exited.
 
     Otherwise `streamqd | head -2` would fail every message whose handler prints.
     """
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         old = getattr(sys, name)
         if old is None:
-            continue  # it was closed when the daemon started
+            continue  # the stream was already closed when the daemon started
         with contextlib.suppress(OSError):
             raw = io.BufferedWriter(_Output(descriptor, "w", closefd=False))
             new = io.TextIOWrapper(
@@ -340,15 +346,15 @@ def _outlive_readers() -> None:
 
 
 def _write_stacks_to(descriptor: int) -> None:
-    """Write stacks to a file: of a crash, and at the signals of `Child.ask_stacks`.
+    """Write stacks to a file after a crash and at the signals of `Child.ask_stacks`.
 
-    Looking at threads that are running can crash the process, so a signal handler in C looks at its
-    own thread only. The handler in Python runs while the main thread has the interpreter, and the
-    others do not.
+    Reading the stack of a running thread can crash the process, so the signal handler in C reads
+    only the stack of its own thread. The handler in Python runs while the main thread has the
+    interpreter, so no other thread is running.
     """
 
     def show_all(_number: int, _frame: object) -> None:
-        if threading.active_count() > 1:  # the main thread has written its own
+        if threading.active_count() > 1:  # the main thread has already written its own stack
             faulthandler.dump_traceback(descriptor, all_threads=True)
 
     faulthandler.enable(descriptor)
@@ -358,17 +364,17 @@ def _write_stacks_to(descriptor: int) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """Kill a process with everything it started in its process group."""
+    """Kill a process and all others in its process group. Ignores a missing process."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def _reset_signals() -> None:
     signal.set_wakeup_fd(-1)
-    # A terminal's Ctrl-C and a service manager's TERM reach the whole group of processes; the
-    # children listen to the supervisor only. They do not ignore these signals, though: that would
-    # be inherited by every program that a handler starts, and nobody could terminate it. What a
-    # handler forks without starting a program gets the defaults by hand, before it gets a signal.
+    # A terminal's Ctrl-C and a service manager's TERM reach all processes of the daemon, but the
+    # children obey only the supervisor. They handle these signals instead of ignoring them, because
+    # every program that a handler starts would inherit SIG_IGN and could not be terminated. A
+    # process that a handler forks without exec gets the default actions before it gets a signal.
     for number in _DEAF_TO:
         signal.signal(number, _nothing)
         signal.siginterrupt(number, False)
@@ -390,7 +396,7 @@ def _hear_again() -> None:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to kill this process when its parent dies, and check that it has not yet."""
+    """Make the kernel kill this process when its parent dies. Exits if it is already dead."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(1)
@@ -399,7 +405,7 @@ def die_with_parent(parent_pid: int) -> None:
 def _call_at_death_of(parent_pid: int, on_parent_death: Callable[[], None]) -> None:
     def end(_number: int, _frame: object) -> None:
         if os.getppid() == parent_pid:
-            return  # not from the kernel: somebody has sent it to all processes of the daemon
+            return  # not from the kernel: another process sent it to all processes of the daemon
         try:
             on_parent_death()
         finally:
@@ -412,7 +418,10 @@ def _call_at_death_of(parent_pid: int, on_parent_death: Callable[[], None]) -> N
 
 
 def is_deserted(control: socket.socket) -> bool:
-    """Tell in a child whether the parent is gone: it holds the other end until it has reaped us."""
+    """Return True if the parent is gone. For a child only.
+
+    The parent keeps the other end of `control` open until it has reaped the child.
+    """
     try:
         return not control.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
     except BlockingIOError:
@@ -422,12 +431,12 @@ def is_deserted(control: socket.socket) -> bool:
 
 
 def become_subreaper() -> None:
-    """Adopt the orphans of our children, so that they can be reaped."""
+    """Make this process adopt the orphans of its children, so that it can reap them."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def reap_adopted(known: set[int]) -> None:
-    """Collect dead processes that are ours only by adoption; `known` children are left alone."""
+    """Collect dead adopted processes. Leaves the `known` children to their own `reap`."""
     while True:
         try:
             result = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -455,7 +464,7 @@ def set_title(title: str) -> None:
 
 
 class SignalQueue:
-    """Signals as numbers read from a pipe. The Python-level handlers do nothing at all."""
+    """A queue of signals, read as numbers from a pipe. The Python-level handlers do nothing."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
@@ -465,26 +474,27 @@ class SignalQueue:
         self._before = {number: signal.getsignal(number) for number in SIGNALS}
         for number in SIGNALS:
             signal.signal(number, _nothing)
-        # A child gets it from `report.dump`, perhaps before it has registered its own handler.
+        # `report.dump` may send it to a child that has not registered its own handler yet.
         signal.signal(STACKS_OF_ALL, signal.SIG_IGN)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
 
     def fileno(self) -> int:
-        """Readable when a signal waits."""
+        """Return the file descriptor that is readable while a signal is waiting."""
         return self._reader
 
     def take(self) -> list[signal.Signals]:
-        """Return the signals that came since the last call, in order.
+        """Return the signals received since the last call, in order, with SIGCONT last.
 
-        Signals that come at once are noted in no certain order: the system runs the handler of the
-        later one first. Of a pause and its end that came together, the end wins.
+        The order of signals that arrive together is not reliable, because the operating system
+        runs the handler of the later one first. If a pause and a SIGCONT arrive together, SIGCONT
+        takes effect.
         """
         self._fill()
         taken, self._waiting = self._waiting, []
         return sorted(taken, key=lambda number: number is signal.SIGCONT)
 
     def stop_waits(self) -> bool:
-        """Tell whether a signal to end is among those not yet taken."""
+        """Return True if a signal to stop is among the signals not yet taken."""
         self._fill()
         return any(number in STOPPING for number in self._waiting)
 
@@ -494,7 +504,7 @@ class SignalQueue:
             self._waiting += [signal.Signals(number) for number in raw]
 
     def close(self) -> None:
-        """Give the signals back."""
+        """Restore the previous signal handlers."""
         signal.set_wakeup_fd(-1)
         for number, handler in self._before.items():
             signal.signal(number, handler)
@@ -507,14 +517,14 @@ def _nothing(_number: int, _frame: object) -> None:
 
 
 def wait_readable(descriptors: Iterable[int], seconds: float) -> list[int]:
-    """Wait until one of the descriptors is readable; return those that are."""
+    """Wait up to `seconds` until a descriptor is readable. Return the readable ones."""
     wanted = list(descriptors)
     try:
         return _readable(wanted, seconds)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-    # More than the limit of descriptors, which somebody has lowered since they were opened.
+    # More descriptors than the limit, which was lowered after they were opened.
     time.sleep(min(max(0.0, seconds), CROWDED_SECONDS))
     return [found for each in wanted for found in _readable([each], 0.0)]
 

@@ -1,19 +1,20 @@
-"""The scoreboard: how the processes of one instance tell each other things.
+"""The scoreboard: the memory through which the processes of one instance share their state.
 
-One shared mapping, made by the supervisor before its first fork: of a file in a memory file system
-(`supervisor/scoreboard_file.py`), so that it outlives a killed supervisor, or anonymous where
-there is none.
-Every (topic, partition, group) unit that this instance ever owned has a slot, and keeps it for the
+The supervisor creates one shared mapping before its first fork. The mapping is backed by a file in
+a memory file system (`supervisor/scoreboard_file.py`), so that it outlives a killed supervisor.
+Where no such file system exists, the mapping is anonymous.
+Every (topic, partition, group) unit that this instance ever owned has a slot and keeps it for the
 supervisor's life, so counters survive a crashed worker. Untouched slots cost no memory.
 
-There are no locks. While a process works in a slot, each field has one writer: the worker, the
-supervisor or the housekeeper, as `WorkerSlot` says. Once it has ended, is quiet or was abandoned,
-the supervisor also writes what the worker had written: its state, its batch, some counters and the
-recent failures. `warm_pid` has two writers too: a standby sets it, and the supervisor clears it.
+The scoreboard uses no locks. While a process works in a slot, each field has one writer: the
+worker, the supervisor or the housekeeper, as listed in `WorkerSlot`. After the worker exited, went
+quiet or was abandoned, the supervisor also writes the worker's fields: its state, its batch, some
+counters and the recent failures. `warm_pid` has two writers too: a standby sets it, and the
+supervisor clears it.
 
-A slot also holds the fetched batch: the places of all entries in flight, written once per batch,
-and one state byte per entry. After a worker's death the supervisor reads from it what had finished
-and what was running, which is what makes blame exact.
+A slot also contains the fetched batch: the places of all entries in flight, written once per batch,
+and one state byte per entry. After a worker's death the supervisor reads from it which entries were
+finished and which were running, so that it blames exactly the right messages.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from streamqd.idle_reason import IdleReason
 from streamqd.long_poll import PollWords
 from streamqd.model import ENTRIES_MAX, FETCHED_MAX, LANES_MAX, Lease, Unit
 
-LAYOUT = 3  # of the bytes of a board: a change of what is where, or of what it means, is a new one
+LAYOUT = 3  # version of the byte layout; raise it when a field changes its place or its meaning
 SLOT_COUNT = 4096
-LOOP_BEAT_SECONDS = 0.125  # between two beats of an event loop with open runs
+LOOP_BEAT_SECONDS = 0.125  # interval between two heartbeats of an event loop with open runs
 PLACE_BYTES_MAX = 44  # "m:" + 20 digits + "-" + 20 digits + separator
 
 _WORDS = 64
@@ -51,12 +52,12 @@ BUCKETS: tuple[float, ...] = tuple((1 << (10 + k)) / 1e9 for k in range(_BUCKET_
 
 
 def _paged(offset: int) -> int:
-    """Return the beginning of the next page."""
+    """Return the offset rounded up to the next page boundary."""
     return -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-# Fields read before a worker has run come first. Behind them are four tables, as long as the
-# greatest concurrency needs. Each begins a page: of those of most workers only some are touched.
+# Fields that are read before a worker runs come first. Four tables follow, sized for the greatest
+# concurrency. Each table starts on a page of its own, because most workers touch only a few pages.
 _OFFSET_COUNTERS = _WORDS * 8
 _OFFSET_HISTOGRAMS = _OFFSET_COUNTERS + _COUNTERS * 8
 _HISTOGRAM_WORDS = _BUCKET_COUNT + 1  # the last word is the sum in ns
@@ -74,9 +75,9 @@ _OFFSET_PLACES = _paged(_OFFSET_LANES + LANES_MAX * 2 * 8)
 _USED_BYTES = _OFFSET_PLACES + ENTRIES_MAX * PLACE_BYTES_MAX
 SLOT_BYTES = _paged(_USED_BYTES)
 BOARD_BYTES = mmap.PAGESIZE
-HEADER_OFFSET = 1024  # in the board's page: what a file says of itself
+HEADER_OFFSET = 1024  # offset of the file's header in the board's page
 
-_LEASE = struct.Struct("<32s32sQI")  # two tokens, epoch, and the check sum of them and the unit
+_LEASE = struct.Struct("<32s32sQI")  # two tokens, the epoch, a checksum that includes the unit
 _TOKEN_BYTES = 32
 _PLACE = re.compile(rb"[mr]:[0-9]{1,20}-[0-9]{1,20}")
 
@@ -90,8 +91,8 @@ _libc.mmap.argtypes = (
 
 _NO_PLACE = b"-".ljust(PLACE_BYTES_MAX)
 
-# State bytes of an entry in flight. CLEARED: nothing is owed for it here, as it is settled,
-# released, or waits with its key; or there is no entry at this index of a table.
+# State bytes of an entry in flight. CLEARED: this worker has nothing left to do for the entry,
+# which is settled, released or waiting with its key. An unused index of a table is CLEARED too.
 WAITING, RUNNING, DONE, FAILED, CLEARED = range(5)
 
 COUNTERS = (
@@ -108,17 +109,20 @@ BOARD_COUNTERS = (
 
 
 def now_ns() -> int:
-    """Return the clock of all deadlines: it counts suspended time and all processes share it."""
+    """Return the clock of all deadlines (ns, CLOCK_BOOTTIME).
+
+    It counts suspended time, and all processes of the host share it.
+    """
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def entries_of(lanes: int) -> int:
-    """Return how many entries a worker of so many lanes may have in flight."""
+    """Return how many entries a worker with `lanes` lanes may have in flight."""
     return FETCHED_MAX + max(FETCHED_MAX, lanes)
 
 
 class WorkerState(enum.IntEnum):
-    """What the process of a slot is doing."""
+    """The state of a slot's process."""
 
     GONE = 0
     BOOTING = 1
@@ -126,11 +130,11 @@ class WorkerState(enum.IntEnum):
     PAUSED = 3
     QUIET = 4
     BROKEN = 5
-    FAILED = 6  # an error of streamqd itself: the supervisor has given the assignment up
+    FAILED = 6  # an error in streamqd itself: the supervisor gave the assignment up
 
 
 class WorkerCommand(enum.IntEnum):
-    """What the supervisor wants of a worker; read between two messages."""
+    """A command of the supervisor to a worker, which reads it between two messages."""
 
     NONE = 0
     PAUSE = 1
@@ -159,35 +163,39 @@ class RunningEntry(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The entries in flight that a dead worker had finished, and those that it ran."""
+    """The entries in flight of a dead worker: the finished ones and the running ones."""
 
     done: list[bytes]
     running: list[bytes]
 
 
 class RecordedLease(NamedTuple):
-    """The lease under which a unit's worker works; `next_token` is to replace its token, or ''."""
+    """The lease under which a unit's worker works.
+
+    `next_token` is about to replace the lease's token; '' if no change is in progress.
+    """
 
     lease: Lease
     next_token: str
 
 
-# Word numbers that the hot path, or whoever writes a batch, reads and writes directly.
+# Numbers of the words that the hot path and the writer of a batch access directly.
 WORD_TRUSTED_UNTIL, WORD_COMMAND, WORD_RUN_SEQ = 5, 6, 10
 _GENERATION, _IN_HAND = 12, 13
-_PLACES_SIZE = 18  # bytes of the places in hand
-_LANES = 29  # how many a worker uses that runs several messages at a time
+_PLACES_SIZE = 18  # size of the places of all entries in flight, in bytes
+_LANES = 29  # number of lanes in use by a worker that runs several messages at a time
 
 
 class WorkerSlot:
-    """One unit's pages. The fields are the map of its words: 64, of which some are unused.
+    """The pages of one unit. The fields map its 64 words, some of which are unused.
 
     `words`, `lanes` and `states` are public for the worker's hot path.
 
-    A lane is a place for one running entry: `lanes[2 * k]` is the entry's index in the batch and
-    `lanes[2 * k + 1]` its start. A worker that runs one message at a time uses lane 0 alone, and
-    so does one that runs a batch at a time, for all of its entries. One that runs several writes
-    `sequences[k]` too: the run sequence of the lane's entry, 0 while the lane is free.
+    A lane has room for one running entry: `lanes[2 * k]` is the entry's index in the batch and
+    `lanes[2 * k + 1]` its start. A worker that runs one message at a time uses only lane 0. A
+    worker that runs one batch at a time uses lane 0 for all entries of the batch. A worker that
+    runs several messages at a time also writes `sequences[k]`: the run sequence of the lane's
+    entry, 0 while the lane is free.
     """
 
     # written by the supervisor
@@ -197,42 +205,42 @@ class WorkerSlot:
     since_unix_ms = _Field(4)
     trusted_until_ns = _Field(WORD_TRUSTED_UNTIL)
     command = _Field(WORD_COMMAND)
-    soft_kill_seq = _Field(7)  # the run that a soft-limit signal is meant for
+    soft_kill_seq = _Field(7)  # run sequence that the last soft-limit signal is meant for
     rss = _Field(8)
     rss_baseline = _Field(9)
-    standby_pid, leaving_pid = _Field(21), _Field(22)  # the worker after this one, and before it
-    partitions = _Field(26)  # of the topic, as this supervisor knows it
-    loop_blocked_ns = _Field(27)  # since when the event loop has not turned; 0 = it turns
-    loop_turned_ns = _Field(28)  # when it turned again after it was blocked last; 0 = never
-    warm_pid = _Field(23)  # set by the standby: it has booted, and waits for its assignment
+    standby_pid, leaving_pid = _Field(21), _Field(22)  # pids of the next and the previous worker
+    partitions = _Field(26)  # partition count of the topic, as known to this supervisor
+    loop_blocked_ns = _Field(27)  # time at which the event loop stopped turning; 0 = it turns
+    loop_turned_ns = _Field(28)  # time at which it last turned again after a block; 0 = never
+    warm_pid = _Field(23)  # pid of a booted standby that waits for its assignment
     # written by the worker; `state` and the batch by the supervisor while no worker uses the slot
     state = _Field(1)
-    run_seq = _Field(WORD_RUN_SEQ)  # grows by one per handler run, over all incarnations
+    run_seq = _Field(WORD_RUN_SEQ)  # grows by one per handler run, across all incarnations
     generation = _Field(_GENERATION)  # odd while the batch is being written
     in_hand = _Field(_IN_HAND)
     next_due_unix_ms = _Field(14)
     progress_ns = _Field(15)  # last completed exchange or handler run
     reclaim_done = _Field(16)
-    rate_due_ns = _Field(24)  # state of the rate, kept from worker to worker; 0 = there is none
-    rate_micro = _Field(25)  # runs per second that may begin, in millionths; 0 = no limit
-    beat_ns = _Field(17)  # when a handler has last reported progress
+    rate_due_ns = _Field(24)  # state of the rate limit, passed on to the next worker; 0 = no state
+    rate_micro = _Field(25)  # run starts allowed per second, in millionths; 0 = no limit
+    beat_ns = _Field(17)  # time of a handler's last progress report
     loop_thread = _Field(11)  # thread ID of the event loop
-    loop_beat_ns = _Field(19)  # when the event loop turned last; 0 = no coroutine runs
-    suspects_left = _Field(57)  # that have not run since a crash; set by the supervisor at a fork
-    round_size = _Field(58)  # how many of them run now
-    suspects = _Field(59)  # how many there were, with those that have run
+    loop_beat_ns = _Field(19)  # time at which the event loop last turned; 0 = no coroutine runs
+    suspects_left = _Field(57)  # suspects not run since a crash; set by the supervisor at a fork
+    round_size = _Field(58)  # number of suspects that run now
+    suspects = _Field(59)  # number of suspects in all, with those already run
     # written by the housekeeper
     reclaim_requested = _Field(20)
     # written once, when the slot gets its unit
     _name_length = _Field(30)
-    # what other files divide up
+    # words that other modules divide up
     _POLL = slice(31, 37)
     _WAITS = slice(40, 54)
 
     def __init__(self, view: memoryview, index: int, board: Scoreboard) -> None:
         self.index, self.board = index, board
         self._unit: Unit | None = None
-        self._reserved = 0  # lanes for which there is memory
+        self._reserved = 0  # number of lanes with reserved memory
         self.words: memoryview[int] = view[:_OFFSET_COUNTERS].cast("Q")
         self.poll = PollWords(self.words[self._POLL])
         self.waits = IdleReason(self.words[self._WAITS])
@@ -251,15 +259,15 @@ class WorkerSlot:
 
     @property
     def unit(self) -> Unit | None:
-        """The unit that the slot belongs to, None while it is unused."""
-        # A name never changes, and everybody asks for it all the time.
+        """The unit that the slot belongs to, None while the slot is unused."""
+        # Every process reads the name often, and it never changes, so it is parsed only once.
         if self._unit is None and (length := self._name_length):
             topic, partition, group = bytes(self._name[:length]).decode().split("\n")
             self._unit = Unit(topic, int(partition), group)
         return self._unit
 
     def name(self, unit: Unit) -> None:
-        """Give the slot to a unit, for good."""
+        """Assign the slot to a unit permanently."""
         raw = f"{unit.topic}\n{unit.partition}\n{unit.group}".encode()
         self._name[: len(raw)] = raw
         self._name_length = len(raw)
@@ -269,7 +277,7 @@ class WorkerSlot:
         return self.counters[COUNTERS.index(name)]
 
     def add(self, name: str, amount: int = 1) -> None:
-        """Add to a counter. A counter is written by one process at a time."""
+        """Add to a counter. Only one process at a time may write a counter."""
         self.counters[COUNTERS.index(name)] += amount
 
     def histogram(self, name: str) -> tuple[list[int], float]:
@@ -279,7 +287,7 @@ class WorkerSlot:
         return values[:-1], values[-1] / 1e9
 
     def beat(self) -> None:
-        """Note that a handler makes progress."""
+        """Record that a handler makes progress."""
         self.beat_ns = now_ns()
 
     @property
@@ -288,27 +296,29 @@ class WorkerSlot:
         return bytes(self._blocker).rstrip(b"\0").decode("utf-8", "replace")
 
     def note_blocker(self, place: str) -> None:
-        """Note the code that blocks the event loop. Its end is kept if it is too long."""
+        """Record the code that blocks the event loop. Only the last 256 bytes are kept."""
         raw = place.encode("utf-8", "replace")[-_BLOCKER_BYTES:]
         self._blocker[:] = raw.ljust(_BLOCKER_BYTES, b"\0")
 
     def leave(self) -> None:
-        """In a forked child: have memory of our own, all zero, in the place of the shared page.
+        """Replace the shared pages with private zeroed memory. For a forked child only.
 
-        All views of the slot show it. OSError: the system has none.
+        All existing views of the slot then show the private memory. Raises OSError when the
+        operating system has no memory left.
         """
         address = ctypes.addressof(ctypes.c_char.from_buffer(self.words))
         protection = mmap.PROT_READ | mmap.PROT_WRITE
         if _libc.mmap(address, SLOT_BYTES, protection, _OURS_ALONE, -1, 0) != address:
             raise OSError(ctypes.get_errno(), "no memory for a slot of our own")
 
-    # --- the lease: only a successor of the supervisor reads it ---
+    # --- the lease, which only a successor of the supervisor reads ---
 
     def note_lease(self, lease: Lease, next_token: str = "") -> None:
-        """Write down the lease of the unit's worker, and the token that is about to replace its.
+        """Record the lease of the unit's worker, and the token that is about to replace its token.
 
-        Before the call that does so is sent: whoever comes after a killed supervisor repeats that
-        very call, which acknowledges and charges once.
+        Call it before sending the command that replaces the token. If the supervisor is killed,
+        its successor repeats that command, which acknowledges and charges only once. Raises
+        ValueError for a token longer than 32 bytes.
         """
         self.epoch = lease.epoch
         raw = lease.token.encode(), next_token.encode()
@@ -319,11 +329,14 @@ class WorkerSlot:
         self._lease[: _LEASE.size] = _LEASE.pack(*padded, self.epoch, checked)
 
     def forget_lease(self) -> None:
-        """Write down that the unit is not held."""
+        """Record that the unit is not owned."""
         self._lease[: _LEASE.size] = bytes(_LEASE.size)
 
     def lease(self) -> RecordedLease | None:
-        """Read what `note_lease` wrote, None for no lease. Raises ValueError when it is torn."""
+        """Return the lease that `note_lease` wrote, None for no lease.
+
+        Raises ValueError when the record is torn.
+        """
         unit = self.unit
         token, next_token, epoch, found = _LEASE.unpack(self._lease[: _LEASE.size])
         if unit is None or token == next_token == bytes(_TOKEN_BYTES):
@@ -340,7 +353,7 @@ class WorkerSlot:
     # --- the batch ---
 
     def post_batch(self, places: list[bytes]) -> None:
-        """Write the places of all entries in flight; every state becomes WAITING."""
+        """Write the places of all entries in flight and set every state to WAITING."""
         raw = b" ".join(places)
         if len(places) > ENTRIES_MAX:
             raise ValueError(f"{len(places)} entries in hand, the slot holds {ENTRIES_MAX}")
@@ -353,9 +366,9 @@ class WorkerSlot:
         self.words[_GENERATION] = generation + 2
 
     def open_table(self, lanes: int) -> None:
-        """Make the batch a table: entries come and go one by one, each at an index of its own.
+        """Turn the batch into a table, where entries come and go one by one, each at its own index.
 
-        It is as long as `lanes` that run at a time need, see `entries_of`.
+        The table has `entries_of(lanes)` rows.
         """
         count = entries_of(lanes)
         self.states[:count] = bytes([CLEARED]) * count
@@ -365,16 +378,16 @@ class WorkerSlot:
         self.words[_IN_HAND] = count
 
     def put(self, index: int, *places: bytes) -> None:
-        """Write entries into the table, from a CLEARED index on. Their states become WAITING."""
+        """Write entries into the table from a CLEARED index on, with the state WAITING."""
         start, raw = index * PLACE_BYTES_MAX, b"".join([p.ljust(PLACE_BYTES_MAX) for p in places])
         self._places[start : start + len(raw)] = raw
         self.states[index : index + len(places)] = bytes(len(places))
 
     def batch(self) -> Batch:
-        """Read the batch of a worker that is dead.
+        """Return the batch of a dead worker.
 
-        A batch that was being written counts as empty: the one before it was settled in the very
-        exchange that brought the new one, and nothing of the new one had begun.
+        A batch that was only half written counts as empty: the batch before it was settled in the
+        round trip that fetched the new one, and no entry of the new one had started.
         """
         count = self.in_hand
         if self.generation % 2 or not count:
@@ -388,7 +401,7 @@ class WorkerSlot:
         return batch
 
     def unsettled(self) -> list[bytes]:
-        """Return the places of what is in flight and has not ended well, to the worker itself."""
+        """Return the places of the entries in flight that have not succeeded. Worker only."""
         states = bytes(self.states[: self.in_hand])
         return [
             place
@@ -399,23 +412,23 @@ class WorkerSlot:
     def _read_places(self) -> list[bytes]:
         raw = bytes(self._places[: self.words[_PLACES_SIZE]])
         if len(raw) != self.words[_IN_HAND] * PLACE_BYTES_MAX:
-            return raw.split(b" ")  # a batch, whose places have no separator behind the last
-        # A table. By width, for a place that was being written may be two halves.
+            return raw.split(b" ")  # a batch, which has no separator after its last place
+        # A table. It is cut by width, because a half-written place may contain a space.
         starts = range(0, len(raw), PLACE_BYTES_MAX)
         return [raw[start : start + PLACE_BYTES_MAX].rstrip() for start in starts]
 
     @property
     def unfinished(self) -> int:
-        """How many entries in flight wait for their handler or run in it, to an outside look.
+        """The number of entries in flight whose run is waiting or running, for other processes.
 
-        A batch stays on the page until the next one comes; what has ended no longer counts.
+        A batch stays on the page until the next one replaces it. Its finished entries do not count.
         """
         states = bytes(self.states[: self.in_hand])
         return states.count(WAITING) + states.count(RUNNING)
 
     @property
     def running(self) -> list[RunningEntry]:
-        """The entries whose handler is running now, as far as an outside look can tell."""
+        """The entries whose handler is running now, as another process sees them (no lock)."""
         count = self.in_hand
         if self.generation % 2 or not count:
             return []
@@ -424,7 +437,7 @@ class WorkerSlot:
             return []
         used, latest = self._lanes_used, self.run_seq
         lanes = self.lanes[: 2 * used].tolist()
-        # An unused lane reads (0, 0), which must not pass for the start of entry 0.
+        # An unused lane reads (0, 0), which must not be taken for the start of entry 0.
         runs = {
             i: (start, sequence or latest)
             for i, start, sequence in zip(
@@ -437,13 +450,14 @@ class WorkerSlot:
         return [RunningEntry(places[i], *runs.get(i, first)) for i in indexes if i < len(places)]
 
     def running_in(self, sequence: int) -> list[bytes]:
-        """Return the places of what runs in one run: none when it is over."""
+        """Return the places of the entries in one run, none when the run is over."""
         return [each.place for each in self.running if each.sequence == sequence]
 
     def checked_batch(self) -> Batch:
-        """Read the batch of a slot that a killed supervisor left. Raises ValueError if it is torn.
+        """Return the batch of a slot that a killed supervisor left.
 
-        Unlike `batch`, which reads what our own worker wrote, it trusts nothing.
+        Unlike `batch`, which reads the data of our own worker, it validates everything. Raises
+        ValueError if the batch is torn.
         """
         if self.in_hand > ENTRIES_MAX or self.words[_PLACES_SIZE] > len(self._places):
             raise ValueError("its batch is longer than a slot")
@@ -454,9 +468,9 @@ class WorkerSlot:
         return batch
 
     def restore(self, done: list[bytes], running: list[bytes]) -> None:
-        """Write what a predecessor had finished, and what it ran, as the batch of this slot.
+        """Write a predecessor's finished and running entries as the batch of this slot.
 
-        Raises OSError if there is no memory for it.
+        Raises OSError if the memory file system is full.
         """
         self.reserve(max(1, len(done) + len(running) - FETCHED_MAX))
         self.post_batch([*done, *running])
@@ -464,7 +478,7 @@ class WorkerSlot:
         self.states[len(done) : len(done) + len(running)] = bytes([RUNNING]) * len(running)
 
     def acquit(self, suspects: Collection[bytes]) -> None:
-        """Let the batch show only these as running: the process of the others ended well."""
+        """Set the running entries that are not `suspects` to WAITING, so that they get no blame."""
         count = self.in_hand
         if self.generation % 2 or not count:
             return
@@ -473,30 +487,33 @@ class WorkerSlot:
                 self.states[index] = WAITING
 
     def forget_batch(self) -> None:
-        """Forget what was in flight: it is settled, or of a process of the past."""
+        """Clear the batch, whose entries are settled or belong to an earlier process."""
         self.words[_IN_HAND] = 0
         self.words[_PLACES_SIZE] = 0
         generation = self.words[_GENERATION]
         self.words[_GENERATION] = generation + generation % 2
 
     def vacate(self) -> None:
-        """Forget the process; counters stay, and so does the batch until it is settled."""
+        """Clear the process. The counters stay, and the batch stays until it is settled."""
         self.pid = 0
         self.state = WorkerState.GONE
         self.command = WorkerCommand.NONE
         self.soft_kill_seq = 0
         self.poll.end()
         self.loop_beat_ns = 0
-        # Lanes of a worker that ran several are nothing to the next one.
+        # The next worker must not see the lanes of this one.
         if not self.run_seq:
-            return  # no worker used the slot, and its tables may have no memory
+            return  # no worker has used the slot, so its tables may have no memory
         used = self._lanes_used
         self.lanes[: 2 * used] = memoryview(bytes(8 * 2 * used)).cast("Q")
         self.sequences[:used] = memoryview(bytes(8 * used)).cast("Q")
         self.words[_LANES] = 0
 
     def clear(self) -> None:
-        """Forget the batch and the process; counters stay. Called after the death was settled."""
+        """Clear the batch and the process. The counters stay.
+
+        Call it after the messages of the dead worker are settled.
+        """
         self.forget_batch()
         self.vacate()
 
@@ -505,9 +522,10 @@ class WorkerSlot:
         return min(max(1, self.words[_LANES]), LANES_MAX)
 
     def reserve(self, lanes: int) -> None:
-        """Make sure that a worker of so many lanes can write all of its slot. Raises OSError.
+        """Reserve the memory that a worker with `lanes` lanes can write in this slot.
 
-        A page that a full file system cannot give kills the process that writes to it.
+        Without a reservation, writing to a page of a full file system kills the process (SIGBUS).
+        Raises OSError when the file system is full.
         """
         if lanes > self._reserved:
             count = entries_of(lanes)
@@ -522,16 +540,16 @@ class WorkerSlot:
 
 
 class Scoreboard:
-    """The mapping and its slots. `used` slots are named; a name never changes.
+    """The mapping and its slots. `used` slots have a name, and a name never changes.
 
-    `descriptor` is that of an empty file in memory, -1 for none. Raises OSError when there is no
-    room for it.
+    `descriptor` is the file descriptor of an empty file in memory, -1 for an anonymous mapping.
+    Raises OSError when the mapping does not fit into memory.
     """
 
     used = _Field(0)  # number of named slots
     _flags = _Field(1)
-    progress_ns = _Field(2)  # when the supervisor last finished a tick (`now_ns` clock)
-    housekeeper_progress_ns = _Field(3)  # when the housekeeper last finished a round, or was forked
+    progress_ns = _Field(2)  # end of the supervisor's last tick (`now_ns` clock)
+    housekeeper_progress_ns = _Field(3)  # end of the housekeeper's last round, or its fork
 
     def __init__(self, slots: int = SLOT_COUNT, descriptor: int = -1) -> None:
         self._descriptor = descriptor
@@ -545,14 +563,14 @@ class Scoreboard:
         counters = self._view[_WORDS * 8 : (_WORDS + _COUNTERS) * 8]
         self._counters: memoryview[int] = counters.cast("Q")
         self.size = slots
-        # Where the file of the scoreboard before this one was put aside, if it could not be used.
+        # Path to which an unusable scoreboard file of the previous supervisor was moved.
         self.refused_file: Path | None = None
         self._slots: dict[int, WorkerSlot] = {}
         self._allotted: dict[Unit, WorkerSlot] = {}
 
     @property
     def flags(self) -> InstanceFlags:
-        """The instance's state as the supervisor sees it."""
+        """The state of the instance, as the supervisor sees it."""
         return InstanceFlags(self._flags)
 
     @flags.setter
@@ -574,7 +592,10 @@ class Scoreboard:
         return [self.slot(index) for index in range(self.used)]
 
     def allot(self, unit: Unit) -> WorkerSlot:
-        """Return the unit's slot, naming a fresh one at its first call. Supervisor only."""
+        """Return the unit's slot. The first call for a unit names an unused slot. Supervisor only.
+
+        Raises ValueError when all slots are in use, and OSError when the memory is full.
+        """
         if unit not in self._allotted:
             if self.used == self.size:
                 raise ValueError(f"all {self.size} slots of the scoreboard are in use")
@@ -585,13 +606,13 @@ class Scoreboard:
         return self._allotted[unit]
 
     def reserve(self, index: int, size: int, offset: int = 0) -> None:
-        """Take the memory of `size` bytes of a slot from an offset on now. Raises OSError."""
+        """Allocate `size` bytes of a slot, starting at `offset`. Raises OSError."""
         if self._descriptor >= 0:
             start = BOARD_BYTES + index * SLOT_BYTES + offset
             os.posix_fallocate(self._descriptor, start, size)
 
     def head(self, raw: bytes) -> None:
-        """Write what the file says of itself. Raises ValueError when it is too long."""
+        """Write the header of the scoreboard file. Raises ValueError when it is too long."""
         if len(raw) > BOARD_BYTES - HEADER_OFFSET:
             raise ValueError("the header of the scoreboard is too long")
         self._view[HEADER_OFFSET : HEADER_OFFSET + len(raw)] = raw
@@ -606,15 +627,15 @@ class Scoreboard:
 
 
 class InstanceFlags(enum.IntFlag):
-    """The instance's condition, for health answers."""
+    """The condition of the instance, for health checks."""
 
     NONE = 0
     STARTED = 1
     REDIS_OK = 2
     DRAINING = 4
     PAUSED = 8
-    STANDBY = 16  # healthy, owning nothing because others own everything
-    DRAINED = 32  # an operator wants it to own nothing
-    LIMITED = 64  # the system refuses it processes that it should start
+    STANDBY = 16  # healthy without assignments, because other instances own every partition
+    DRAINED = 32  # an operator set it to own nothing
+    LIMITED = 64  # the operating system refuses to start more processes for it
     MEMBER = 128  # Redis accepted its last heartbeat, so its name in the fleet is its own
-    DUPLICATE = 256  # another run has its name and sends heartbeats
+    DUPLICATE = 256  # another run uses its name and sends heartbeats

@@ -1,6 +1,7 @@
-"""What must be true before work begins, checked in one place for the daemon and for `check`.
+"""The checks before the first fork, shared by the daemon and the `check` command.
 
-Every problem becomes one sentence that says what to do; all of them are collected.
+Each problem becomes one sentence with its remedy. All problems are collected before an error is
+raised.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ from streamqd.store.client import Connection, connect
 NAME = "streamqd:start"
 DESCRIPTORS = 65_536
 
-SLOW_SECONDS = 2.0  # of an import, after which the command or the log says what it waits for
-CORPSE_SECONDS = 5.0  # how long the children of a killed supervisor may take to die
+SLOW_SECONDS = 2.0  # import time after which the command or the log reports a slow import
+CORPSE_SECONDS = 5.0  # time that the children of a killed supervisor may take to exit
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Settings completed by what the handler modules declare, and everything wrong with them."""
+    """The settings with the consumers that handler modules declare, and all problems found."""
 
     settings: Settings
     problems: list[str]
@@ -60,10 +61,11 @@ def prepare(
     interrupted: Callable[[], bool] = lambda: False,
     slow: Callable[[str], None] | None = None,
 ) -> Prepared:
-    """Import the handler modules in a probe child and merge what they declare.
+    """Import the handler modules in a probe child and merge the consumers that they declare.
 
-    `only` keeps the TOPIC/GROUP consumers that it names, all when it is empty. `slow` gets a
-    sentence when the import takes longer than SLOW_SECONDS; without it, that is logged.
+    `only` selects consumers by TOPIC/GROUP; an empty set selects all. `slow` is called with one
+    sentence when the import takes longer than SLOW_SECONDS. Without `slow`, this sentence is
+    logged.
     """
     began = time.monotonic()
     tell: Callable[[str], None] | None = slow or _log_slow_import
@@ -91,7 +93,7 @@ def _modules(settings: Settings) -> set[str]:
 
 
 def _probed(settings: Settings, interrupted: Callable[[], bool] = lambda: False) -> handlers.Probe:
-    """What the handler modules declare, as a probe child finds it."""
+    """Return the declarations of the handler modules, as imported by a probe child."""
     return handlers.probe(
         settings.daemon.handlers,
         references(settings),
@@ -103,7 +105,7 @@ def _probed(settings: Settings, interrupted: Callable[[], bool] = lambda: False)
 
 @contextlib.contextmanager
 def _connected(settings: Settings) -> Iterator[Connection]:
-    """A connection to the server, closed behind the block."""
+    """Return a connection to the server that is closed after the block."""
     link = connect(settings.redis, timeout=max(2.0, settings.redis.connect_timeout), name=NAME)
     try:
         yield link
@@ -112,9 +114,9 @@ def _connected(settings: Settings) -> Iterator[Connection]:
 
 
 def everything_wrong(error: ConfigError) -> ConfigError:
-    """Add to the mistakes of a file what is wrong with its handlers and its server.
+    """Return the error with the problems of the handlers and the server added.
 
-    So one answer names all there is to fix. Only what the file did say rightly is looked at.
+    So one answer lists all problems. Only the valid settings of the file are checked.
     """
     settings: Settings | None = error.salvaged
     if settings is None:
@@ -134,7 +136,7 @@ def everything_wrong(error: ConfigError) -> ConfigError:
 
 
 def _unavailable(address: str, error: RedisUnavailable, seconds: float = 0.0) -> str:
-    """Return a sentence that names the address once."""
+    """Return a sentence that contains the address once."""
     text = str(error)
     named = text if address in text else f"{address}: {text}"
     return f"redis: {named}" + (f" (tried for {seconds:.0f} s)" if seconds >= 1 else "")
@@ -147,12 +149,12 @@ def _rejected(address: str, error: RedisRefused) -> str:
 
 
 def references(settings: Settings) -> list[str]:
-    """Return the handlers that the configuration itself names."""
+    """Return the handlers that the configuration file names."""
     return [consumer.handler for consumer in settings.consumers if consumer.handler]
 
 
 def complete(settings: Settings, found: handlers.Probe, only: frozenset[str]) -> Prepared:
-    """Merge what a probe found into the settings, and judge the result."""
+    """Merge the declarations that a probe found into the settings, and check the result."""
     problems = [f"handlers: {problem}" for problem in found.problems]
     problems += _missing_loop(settings)
     try:
@@ -162,7 +164,7 @@ def complete(settings: Settings, found: handlers.Probe, only: frozenset[str]) ->
         return Prepared(settings, problems)
     problems += handlers.misfits(settings.consumers, found.traits)
     if not found.whole:
-        # What the module would have declared is not known: nothing can be said to be missing.
+        # A module failed to import, so its declarations are unknown and no consumer can be missing.
         return Prepared(settings, problems, tuple(found.sources))
     if not settings.consumers and not problems:
         problems.append(_nothing_to_do(settings.daemon.handlers))
@@ -173,7 +175,7 @@ def complete(settings: Settings, found: handlers.Probe, only: frozenset[str]) ->
 
 
 def _missing_loop(settings: Settings) -> list[str]:
-    """Say that the event loop of the workers is not installed."""
+    """Return a problem if the event loop of the workers is not installed."""
     wanted = settings.daemon.event_loop
     if wanted == "asyncio" or importlib.util.find_spec(wanted) is not None:
         return []
@@ -190,17 +192,17 @@ def _nothing_to_do(modules: Sequence[str]) -> str:
 
 
 class Renewal(NamedTuple):
-    """What a reload's task found: all that the supervisor needs to go over to new settings."""
+    """The result of a reload's task, with which the supervisor switches to new settings."""
 
     declared: list[dict[str, Any]]
     problems: list[str]
     partitions: dict[str, int]
     sources: list[str] = []  # noqa: RUF012 - as in Probe
-    restored: int = 0  # how many groups had to be made again
+    restored: int = 0  # number of groups that were created again
 
 
 def renew(settings: Settings, only: frozenset[str]) -> Renewal:
-    """Validate new settings and code, and register what they consume. Run it in a task."""
+    """Validate new settings and code, and register their topics and groups. Run it in a task."""
     found = handlers.examine(
         list(settings.daemon.handlers), references(settings), settings.base_dir
     )
@@ -218,10 +220,10 @@ def renew(settings: Settings, only: frozenset[str]) -> Renewal:
 
 
 def restore(settings: Settings, known: Mapping[str, int]) -> tuple[str, int, dict[str, int]]:
-    """Register again what an emptied server has lost. Run it in a task.
+    """Register topics and groups again after the server lost its data. Run it in a task.
 
-    `known` is how many partitions topics had. Returns what is wrong, '' for nothing, how many
-    groups had to be made again, and how many partitions all topics have.
+    `known` maps topics to the partition counts that they had. Returns the problem ('' for none),
+    the number of groups that were created again, and the partition counts of all topics.
     """
     problem, restored, partitions = "", list[Unit](), dict[str, int]()
     try:
@@ -238,13 +240,16 @@ def register(
     *,
     emptied: bool = False,
 ) -> dict[str, int]:
-    """Register topics and groups over a connection of its own; as `ensure_topics`."""
+    """Call `ensure_topics` over a connection of its own."""
     with _connected(settings) as link:
         return ensure_topics(link, settings, known, emptied=emptied, restored=restored)
 
 
 def preload(settings: Settings) -> None:
-    """Import the libraries that workers share by copy-on-write. Never handler modules."""
+    """Import the libraries that workers share by copy-on-write, but no handler modules.
+
+    Raises StartRefused when an import fails or starts a thread.
+    """
     for name in settings.daemon.preload:
         try:
             importlib.import_module(name)
@@ -258,7 +263,7 @@ def preload(settings: Settings) -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """Allow as many open files as the system lets us: a worker costs the supervisor three."""
+    """Raise the soft limit of open files up to 65,536. Each worker uses three in the supervisor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -272,11 +277,12 @@ def begin(
     interrupted: Callable[[], bool] = lambda: False,
     prepared: Prepared | None = None,
 ) -> tuple[Settings, dict[str, int]]:
-    """Do everything that must succeed before the first fork.
+    """Run all steps that must succeed before the first fork.
 
-    `prepared` is what `prepare` has found already, perhaps before the server's address was known.
-    Returns the complete settings and the registered partition count of every consumed topic.
-    Raises StartRefused with all problems and the exit code that fits.
+    `prepared` is an earlier result of `prepare`, possibly from before the server's address was
+    known. Waits up to `patience` seconds for the server. Returns the complete settings and the
+    registered partition count of every consumed topic. Raises StartRefused with all problems and
+    the matching exit code.
     """
     prepared = prepared or prepare(settings, only, interrupted)
     problems, code = list(prepared.problems), 3
@@ -288,7 +294,7 @@ def begin(
 
     with _connected(settings) as link:
         try:
-            # Waiting for a server that starts up makes sense only if it could help.
+            # With other problems the start fails anyway, so it does not wait for the server.
             servers = ask_servers(link, 0.0 if problems else patience, interrupted, waits)
             refused, warnings = check_servers(servers, settings)
             problems += refused
@@ -310,7 +316,7 @@ def begin(
 
 
 def _restrict(settings: Settings, only: frozenset[str]) -> tuple[Settings, list[str]]:
-    """Keep the consumers that `--only TOPIC/GROUP` names."""
+    """Return settings with the consumers that `--only TOPIC/GROUP` selects, and the problems."""
     known = {one.name: one for one in settings.consumers}
     unknown = sorted(only - known.keys())
     problems = [
@@ -322,7 +328,10 @@ def _restrict(settings: Settings, only: frozenset[str]) -> tuple[Settings, list[
 
 
 def start_embedded(settings: Settings) -> EmbeddedServer | None:
-    """Start the embedded server when the configuration asks for it."""
+    """Start the embedded server and wait until it answers. Return None if it is not configured.
+
+    Raises StartRefused.
+    """
     if settings.redis.url != embedded.URL:
         return None
     server: EmbeddedServer | None = None
@@ -343,13 +352,13 @@ def start_embedded(settings: Settings) -> EmbeddedServer | None:
 
 
 class InstanceLock:
-    """The lock that makes one id one instance on this host.
+    """The lock that allows only one running instance per name on this host.
 
     The children inherit it, so holding it proves that no process of a predecessor is left.
     """
 
     def __init__(self, state_dir: Path, instance: str) -> None:
-        """Prepare. Raises StartRefused when the lock would not be a file in `state_dir`."""
+        """Compute the lock's path. Raises StartRefused when it is not inside `state_dir`."""
         try:
             self.path = below(state_dir, f"{instance}.lock")
         except Refused as error:
@@ -357,7 +366,11 @@ class InstanceLock:
         self._file: IO[str] | None = None
 
     def acquire(self) -> int | None:
-        """Take the lock; return the pid of the running twin when there is one, else None."""
+        """Take the lock. Return None, or the pid of the instance that holds it (0 if unknown).
+
+        Waits up to 5 s for the children of a killed supervisor. Raises StartRefused when the
+        state directory cannot be written.
+        """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             file = _opened_by_us_alone(self.path)
@@ -376,7 +389,7 @@ class InstanceLock:
                 if alive or time.monotonic() > deadline:
                     file.close()
                     return int(holder) if holder.isdigit() else 0
-                # Its supervisor is dead, its children are about to notice.
+                # The supervisor is dead, and its children are about to exit.
                 time.sleep(0.02)
         file.seek(0)
         file.truncate()
@@ -386,17 +399,20 @@ class InstanceLock:
         return None
 
     def fileno(self) -> int:
-        """The descriptor that children must keep open."""
+        """Return the file descriptor that children must keep open."""
         assert self._file is not None
         return self._file.fileno()
 
     @property
     def identity(self) -> str:
-        """Name the lock for others: the holder of this very file has no living predecessor."""
+        """The identity of the lock's file: boot ID, device and inode.
+
+        The process that holds the lock on this file has no living predecessor.
+        """
         return _lock_identity(os.fstat(self.fileno()))
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -407,9 +423,9 @@ def _lock_identity(found: os.stat_result) -> str:
 
 
 def _opened_by_us_alone(path: Path) -> IO[str]:
-    """Open the lock's file so that no other user can: who can open a file for reading can lock it.
+    """Open the lock's file with mode 0600, because any user who can read a file can lock it.
 
-    Raises OSError, also for a file that another user has put there.
+    Raises OSError, for example PermissionError for a file that belongs to another user.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(path, flags, 0o600)
@@ -418,7 +434,7 @@ def _opened_by_us_alone(path: Path) -> IO[str]:
         if found.st_uid not in (os.geteuid(), path.parent.stat().st_uid):
             raise PermissionError(errno.EPERM, f"{path.name} belongs to another user")
         if stat.S_IMODE(found.st_mode) != 0o600:
-            os.fchmod(descriptor, 0o600)  # a version before made it readable for everybody
+            os.fchmod(descriptor, 0o600)  # an earlier version made it readable for all users
     except BaseException:
         os.close(descriptor)
         raise
@@ -426,7 +442,7 @@ def _opened_by_us_alone(path: Path) -> IO[str]:
 
 
 def lock_identity(settings: Settings) -> str:
-    """Return the `identity` that the instance's lock has or had on this host; '' without a file."""
+    """Return the `identity` of the instance's lock on this host, held or not; '' without a file."""
     try:
         return _lock_identity(_lock_path(settings).stat())
     except OSError:
@@ -438,7 +454,7 @@ def _lock_path(settings: Settings) -> Path:
 
 
 def is_running(settings: Settings) -> bool:
-    """Whether the daemon of this instance runs on this host: it holds its lock."""
+    """Return True if the daemon of this instance runs on this host, that is, holds its lock."""
     try:
         with _lock_path(settings).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -458,7 +474,10 @@ def _is_alive(pid: int) -> bool:
 
 
 def boot_id() -> str:
-    """A name for this boot of this host: with it a pid is unique."""
+    """Return the ID of the host's current boot, '' if unknown. Together with it a pid is unique.
+
+    Source: /proc/sys/kernel/random/boot_id.
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
