@@ -1,4 +1,4 @@
-"""The control groups of the kernel, as they can be seen from here."""
+"""The kernel's control groups around this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OWN = Path("/proc/self/cgroup")
 
 
 class Fate(NamedTuple):
-    """What it means for a daemon that its group is killed as a whole, and what to do about it."""
+    """The effect on a daemon when the kernel kills its control group as a whole, and the remedy."""
 
     what: str
     mend: str
@@ -20,11 +20,11 @@ class Fate(NamedTuple):
 def memory_file(
     membership: Path, name: str, older: str = "", root: Path = CONTROL_GROUPS
 ) -> Path | None:
-    """Return a file of the group that counts a process's memory; None when it cannot be found.
+    """Return a file of the group that counts a process's memory, None if it is not found.
 
-    `membership` is a file as /proc/self/cgroup. `older` is the file's name where each resource has
-    groups of its own, '' for what does not exist there. In a container the path that is named may
-    begin above what can be seen.
+    `membership` is a file such as /proc/self/cgroup. `older` is the name of the file in version 1,
+    where each resource has its own groups; '' if version 1 does not have the file. In a container,
+    the group's path may start above the directories that are visible.
     """
     with contextlib.suppress(OSError):
         for line in membership.read_text().splitlines():
@@ -41,7 +41,7 @@ def memory_file(
 
 
 def killed_as_one(membership: Path, root: Path = CONTROL_GROUPS) -> Path | None:
-    """Return the largest group around a process that the kernel kills as a whole; None for none."""
+    """Return the outermost group of a process that the kernel kills as a whole, None if none."""
     own = memory_file(membership, "memory.oom.group", root=root)
     if own is None:
         return None
@@ -51,7 +51,7 @@ def killed_as_one(membership: Path, root: Path = CONTROL_GROUPS) -> Path | None:
 
 
 def fate_of(group: Path | str) -> Fate:
-    """Say what it means that the kernel kills a group as a whole."""
+    """Return the effect of the kernel killing `group` as a whole, with the remedy."""
     return Fate(
         f"when memory is short the kernel kills all processes of {group} at once"
         " (memory.oom.group): the supervisor dies with the one worker that took it, every partition"
@@ -63,7 +63,7 @@ def fate_of(group: Path | str) -> Fate:
 
 
 def warnings() -> list[str]:
-    """What is unwise about the groups around this process, in sentences that say what to do."""
+    """Return the risks of this process's control groups, each with its remedy."""
     group = killed_as_one(_OWN)
     return [] if group is None else ["; ".join(fate_of(group))]
 

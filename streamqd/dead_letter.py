@@ -1,14 +1,14 @@
-"""What a dead letter tells besides its message: why, where and when it died."""
+"""The details of a dead letter: why, where and when a group gave the message up."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_DIGITS_MAX = 18  # of a number; a longer one is nothing that streamqd has written
+_DIGITS_MAX = 18  # digits of a number; streamqd never writes a longer one
 
 
-# Why a message is dead: every word that `reason` can be.
+# All values of `reason`: why a message was dead-lettered.
 REASONS = (
     "attempts",
     "crashes",
@@ -23,37 +23,37 @@ REASONS = (
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """The end of a message, as the group that gave it up has written it down.
+    """The reason why a message was dead-lettered, as recorded by the group that gave it up.
 
-    Texts are '' and numbers 0 or None where nothing is known. `dlq_error` of that group says how
-    much of an exception is kept.
+    Unknown strings are '', and unknown numbers are 0 or None. The group's `dlq_error` setting
+    controls how much of an exception is kept.
     """
 
     group: str
-    """The group that gave it up; others may have handled the same message."""
+    """The group that gave it up. Other groups may have handled the same message."""
     reason: str
     """A stable word: dead, undecodable, attempts, crashes, too-old, too-large … or cancelled."""
     error_class: str
-    """Qualified name of the exception's class, '' after crashes."""
+    """The qualified name of the exception's class, '' after crashes."""
     error: str
-    """What the exception said, or how the process ended."""
+    """The message of the exception, or a description of the process's exit."""
     traceback: str
     attempts: int
-    """Runs that failed."""
+    """The number of failed runs."""
     crashes: int
-    """Runs that killed their process."""
+    """The number of runs that crashed their process."""
     handler: str
     """`module:function`."""
     instance: str
     """The instance on which it was given up."""
     fingerprint: str
-    """The same for the same failure, as `dlq stats` groups by it."""
+    """A fingerprint that is equal for equal failures. `dlq stats` groups by it."""
     failed_at: float
-    """Unix seconds by the server's clock."""
+    """The time at which it was given up, unix seconds by the server's clock."""
     signal: str
-    """Name or number of the signal that ended the process, '' for none."""
+    """The name or number of the signal that killed the process, '' for none."""
     exit_code: int | None
-    """Exit code of the process, None when it did not exit by itself."""
+    """The exit code of the process, None if it did not exit on its own."""
 
     @classmethod
     def read(cls, fields: Mapping[bytes, bytes]) -> DeadLetter:

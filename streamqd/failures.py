@@ -1,8 +1,9 @@
-"""A short table of what has gone wrong most recently, in memory that processes share.
+"""A short table of the most recent failures, in shared memory.
 
-Each unit has one in its slot of the scoreboard: the class of an exception, or how a process ended,
-how often, and when last. Never a message or a traceback, which may hold what was in a payload. It
-is written by the worker when a handler fails, and by the supervisor when no worker lives.
+Each unit has a table in its slot of the scoreboard. A row contains an exception's class or the exit
+of a process, with a count and the time of the last one. It never contains a message or a traceback,
+which may include parts of a payload. The worker writes the table when a handler fails, and the
+supervisor writes it while no worker runs.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ ROWS = 12
 HOUSEKEEPING = "housekeeping"  # first word of the failures of the housekeeper's tasks
 _NAME_BYTES = 80
 _ROW = struct.Struct(f"<QQ{_NAME_BYTES}s")  # count, `now_ns` of the last one, name
-_COUNT = struct.Struct("<QQ")  # the beginning of a row
+_COUNT = struct.Struct("<QQ")  # first two fields of a row
 BYTES = ROWS * _ROW.size
 
 
 class Failure(NamedTuple):
-    """One kind of failure: how often since the slot was named, and when last (`now_ns` clock)."""
+    """One kind of failure: its count since the slot got its unit, and the time of the last one.
+
+    `last_ns` is on the `now_ns` clock.
+    """
 
     name: str
     times: int
@@ -28,7 +32,7 @@ class Failure(NamedTuple):
 
 
 class RecentFailures:
-    """The table. A new kind takes the row that has been quiet for longest."""
+    """The table of 12 kinds. A new kind replaces the one whose last failure is the oldest."""
 
     def __init__(self, view: memoryview) -> None:
         self._view = view
@@ -47,7 +51,7 @@ class RecentFailures:
         _ROW.pack_into(self._view, quietest * _ROW.size, 1, now, raw)
 
     def recent(self) -> list[Failure]:
-        """The kinds, the latest first."""
+        """Return the kinds of failure, the most recent first."""
         rows = [_ROW.unpack_from(self._view, at * _ROW.size) for at in range(ROWS)]
         found = [
             Failure(raw.rstrip(b"\0").decode("utf-8", "replace"), count, last)
@@ -60,5 +64,5 @@ class RecentFailures:
 @lru_cache(maxsize=ROWS)
 def _cut(name: str) -> bytes:
     raw = name.encode("utf-8", "replace")[:_NAME_BYTES]
-    # A character that was cut in two goes whole.
+    # A character that is cut in two is dropped.
     return raw.decode("utf-8", "ignore").encode().ljust(_NAME_BYTES, b"\0")

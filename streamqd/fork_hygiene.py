@@ -1,7 +1,8 @@
-"""What a forked child inherits: the pages of the supervisor's memory, and its environment.
+"""The inheritance of a forked child: the pages of the supervisor's memory, and its environment.
 
-A page is shared until one of both writes to it, and in Python whoever looks at an object writes to
-it: its references are counted there. So what is done around a fork decides what a child costs.
+Parent and child share a page until one of them writes to it. In Python even reading an object
+writes to its page, because the reference count is stored there. So the preparation before a fork
+determines the memory use of a child.
 """
 
 from __future__ import annotations
@@ -14,19 +15,20 @@ from streamqd import config
 
 _SUPERVISOR_ONLY = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID")
 
-# The collector looks for circles after so many new objects. A worker holds thousands of messages,
-# coroutines and tasks for a moment: with Python's 700 a fifth of its time went into the looks.
+# Number of new objects after which the garbage collector runs. A worker holds thousands of
+# short-lived messages, coroutines and tasks. With Python's 700, it spent a fifth of its time in the
+# collector.
 YOUNG_OBJECTS = 5_000
-_PYTHONS = (700, 2_000)  # what it is when nobody has set it: 2,000 since Python 3.13
+_PYTHONS = (700, 2_000)  # Python's defaults: 2,000 since Python 3.13
 
 _at_freeze: dict[str, str | None] | None = None
 
 
 def freeze() -> None:
-    """Move all objects out of the collector's sight before forking, so pages stay shared.
+    """Exclude all objects from garbage collection before forking, so that pages stay shared.
 
-    It looks at new ones less often, unless somebody has set how often. From here on the environment
-    is taken to stay as it is.
+    The collector runs less often on new objects, unless its threshold was changed from Python's
+    default. After this call, changes of the environment are not noticed.
     """
     global _at_freeze
     _at_freeze = _changes()
@@ -38,17 +40,17 @@ def freeze() -> None:
 
 
 def before_fork() -> None:
-    """Empty the interpreter's cache of the names of attributes.
+    """Clear the interpreter's type attribute cache.
 
-    What a child looks up replaces what was looked up before it, and counts down the references to
-    those names: each of them lies on another page, of which the child would get its own copy.
+    Otherwise each lookup in a child replaces an older name in the cache and decrements that name's
+    reference count. These names are on many pages, and the child would get its own copy of each.
     """
     if sys.version_info < (3, 12):  # names are immortal since then
         sys._clear_type_cache()  # noqa: SLF001 - documented, and meant to be called
 
 
 def limit_environment() -> None:
-    """In a child: take out what is the supervisor's alone, for user code is about to run."""
+    """Remove the supervisor's own variables from the environment. For a child, before user code."""
     changes = _changes() if _at_freeze is None else _at_freeze
     for name, text in changes.items():
         if text is None:
@@ -58,9 +60,9 @@ def limit_environment() -> None:
 
 
 def volunteer() -> None:
-    """In a child: let the kernel choose it before the supervisor when memory runs out.
+    """Make the kernel kill this process before the supervisor when memory runs out. For a child.
 
-    Raises OSError. `pathlib` would cost each child a copy of the pages on which it lies.
+    It does not use `pathlib`, whose pages each child would have to copy. Raises OSError.
     """
     descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
     try:
@@ -70,7 +72,7 @@ def volunteer() -> None:
 
 
 def _changes() -> dict[str, str | None]:
-    """Variables of which children see another text, or, where it is None, nothing."""
+    """Return the variables to change for children, with their new text; None removes one."""
     shown = dict(os.environ)
     config.scrub(shown)
     changed = {name: text for name, text in shown.items() if text != os.environ[name]}

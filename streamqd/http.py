@@ -1,8 +1,9 @@
-"""A small HTTP server for metrics, health and the status page. GET and HEAD, nothing else.
+"""A small HTTP server for metrics, health and the status page. It supports only GET and HEAD.
 
-One thread of the housekeeper with an event loop; every size and time is bounded: a slow or silent
-client costs a descriptor for some seconds and delays nobody. It knows nothing of what it serves. An
-address that cannot be bound is tried again forever; the daemon's work never depends on it.
+It runs in one thread of the housekeeper, with an event loop. All sizes and times are bounded: a
+slow or silent client uses a file descriptor for up to 15 seconds and delays no other client. The
+server is independent of its routes. If the address cannot be bound, it keeps trying, and the
+daemon's work never depends on it.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ Address = tuple[str, int] | Path
 
 
 class HttpRequest(NamedTuple):
-    """A request's path, without query, and its headers by lower-case name."""
+    """The path of a request, without its query, and the headers by lowercase name."""
 
     path: str
     headers: Mapping[str, str]
 
 
 class HttpResponse(NamedTuple):
-    """What is sent back; the connection is closed after it."""
+    """A response, after which the connection is closed."""
 
     status: int
     body: bytes
@@ -52,33 +53,33 @@ Route = Callable[[HttpRequest], HttpResponse]
 
 
 class HttpServer:
-    """Serves `routes` on `address` from `start` to `stop`."""
+    """An HTTP server that serves `routes` on `address` from `start` to `stop`."""
 
     def __init__(self, address: Address, routes: Mapping[str, Route]) -> None:
         self._address = address
         self._routes = routes
-        self._clients: dict[asyncio.Task[None], float] = {}  # until when; seconds, monotonic
+        self._clients: dict[asyncio.Task[None], float] = {}  # deadlines (seconds, monotonic)
         self._failures = 0
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self.bound: Address | None = None
-        """Where it listens, with the port that was given for port 0; None while it does not."""
+        """The address it listens on, with the real port for port 0; None while not listening."""
 
     def start(self) -> None:
-        """Begin to serve, in a thread."""
+        """Start serving in a thread."""
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(_report)
         self._serving = self._loop.create_task(self._serve())
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop serving; open connections are cut."""
-        with contextlib.suppress(RuntimeError):  # it has stopped already
+        """Stop serving, and close open connections. Waits up to 5 s for the thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is already closed
             self._loop.call_soon_threadsafe(self._serving.cancel)
         self._thread.join(5.0)
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs; it listens, or tries to."""
+        """True while the thread runs, so that it listens or tries to."""
         return self._thread.is_alive()
 
     def _run(self) -> None:
@@ -94,7 +95,7 @@ class HttpServer:
             self._meet, sock=listener, limit=REQUEST_BYTES_MAX, backlog=CONNECTIONS_MAX
         )
         try:
-            # Until it is cancelled; `serve_forever` would then wait for the clients.
+            # It waits for its cancellation. `serve_forever` would then wait for the clients.
             await self._loop.create_future()
         finally:
             server.close()
@@ -106,7 +107,7 @@ class HttpServer:
                     self._address.unlink()
 
     async def _listening(self) -> socket.socket:
-        """The listening socket, once the address can be bound."""
+        """Return the listening socket, once the address can be bound."""
         first, longest = BIND_RETRY_SECONDS
         while True:
             try:
@@ -125,7 +126,7 @@ class HttpServer:
         return listener
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one client, in place of another when there are too many."""
+        """Serve one client. With too many clients, close the one whose deadline is next."""
         client = asyncio.current_task()
         assert client is not None
         if len(self._clients) >= CONNECTIONS_MAX:
@@ -154,7 +155,7 @@ class HttpServer:
         return seconds
 
     def _respond(self, raw: bytes) -> bytes:
-        """What is sent back for the header of a request."""
+        """Return the response to a request's header, as bytes."""
         head, *lines = raw.decode("latin-1").split("\r\n")
         parts = head.split(" ")
         if len(parts) != 3 or not parts[2].startswith("HTTP/1.") or not parts[1].startswith("/"):
@@ -178,8 +179,10 @@ class HttpServer:
 
 
 def _report(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what asyncio could give to nobody, but for what a client or a full table of files does:
-    then it accepts again a second later."""
+    """Log unhandled errors of asyncio, except for OSError from a client or a full file table.
+
+    After such an OSError, asyncio accepts connections again one second later.
+    """
     error = context.get("exception")
     if not isinstance(error, OSError):
         logs.event("http.failed", logging.ERROR, error=context["message"], exc=error)
@@ -190,7 +193,7 @@ def _missing(_request: HttpRequest) -> HttpResponse:
 
 
 def _whole(response: HttpResponse, *, with_body: bool = True) -> bytes:
-    """The response as it goes over the wire."""
+    """Return the response with its header, as bytes."""
     head = (
         f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}\r\n"
         f"Content-Type: {response.content_type}\r\n"
@@ -235,7 +238,7 @@ def _listen(address: Address) -> socket.socket:
 
 
 def fault_of(address: Address) -> str | None:
-    """Why nobody could serve on an address now; None when one could. Leaves nothing behind."""
+    """Return why an address cannot be served on now, None if it can. Leaves no socket open."""
     try:
         if isinstance(address, Path):
             _try_unix(address)
@@ -250,7 +253,7 @@ def fault_of(address: Address) -> str | None:
 
 
 def _try_unix(path: Path) -> None:
-    """Raise OSError when a socket could not be made there, without making it."""
+    """Raise OSError if a socket cannot be created at `path`. Does not create it."""
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, f"this user cannot write to {path.parent}")
     if path.exists() and not _is_stale(path):
@@ -258,7 +261,7 @@ def _try_unix(path: Path) -> None:
 
 
 def _is_stale(path: Path) -> bool:
-    """Whether it is a socket that a killed process has left: one where nobody answers."""
+    """Return True if `path` is the socket of a killed process, which refuses connections."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             return False

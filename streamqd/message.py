@@ -1,4 +1,4 @@
-"""What a handler sees of an entry. Fields are decoded when they are asked for."""
+"""The message that a handler gets for an entry. Fields are decoded at first access."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from streamqd.config.setting import NAME
 from streamqd.dead_letter import DeadLetter
 from streamqd.model import RawEntry, Unit
 
-# Bookkeeping fields. They are believed in the retry stream only, which streamqd alone writes; in
-# the partition stream a producer could have written anything into them. Where a message was written
-# first is believed everywhere: it names the message and decides nothing.
+# Bookkeeping fields. They are trusted only in the retry stream, which only streamqd writes. In the
+# partition stream, a producer can write any value into them. The fields with a message's origin are
+# trusted everywhere, because they only name the message and affect no decision.
 ORIGINAL_ID = b"originalId"
 ORIGINAL_TOPIC = b"originalTopic"
 ORIGINAL_PARTITION = b"originalPartition"
@@ -23,15 +23,15 @@ RETRY_COUNT = b"retryCount"
 CRASH_COUNT = b"crashCount"
 REPLAY_COUNT = b"replayCount"
 FORGIVEN_AT = b"forgivenAt"
-# For people: what the last failed run said, and where. They decide nothing.
+# The error of the last failed run and its place in the code, for display only.
 LAST_ERROR = b"lastError"
 LAST_ERROR_PLACE = b"lastErrorPlace"
-# A producer's own word, believed everywhere.
+# Fields that a producer sets. They are trusted everywhere.
 EXPIRES_AT = b"expiresAt"
 EXPIRES_AFTER = b"expiresAfter"
 
 
-_DIGITS_MAX = 18  # of a count; a longer one is nothing that we have written
+_DIGITS_MAX = 18  # digits of a count; streamqd never writes a longer one
 _ENTRY_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 _TOPIC = re.compile(NAME.pattern.encode())
 _NUMBER = re.compile(rb"[0-9]{1,9}")
@@ -43,7 +43,7 @@ def _unwatched() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Where and to whom entries are delivered: the same for all messages of one worker."""
+    """The recipient of entries, which is the same for all messages of one worker."""
 
     unit: Unit
     instance: str
@@ -52,16 +52,16 @@ class Delivery:
 
 
 class Message:
-    """One message, as handed to a handler.
+    """One message, as passed to a handler.
 
-    `payload` is the bytes that the producer sent. `uid` is the idempotency key: it stays the same
-    over retries and replays, while `id` is the id of this entry.
+    `payload` contains the bytes that the producer sent. `uid` is the idempotency key: it stays the
+    same across retries and replays, while `id` is the ID of this entry.
     """
 
     __slots__ = ("__dict__", "_delivery", "_fields", "_retried", "id_bytes")
 
-    failures_in_place = 0  # runs that have failed since it was fetched, where it is kept in flight
-    due_in_place_ns = 0  # when it runs again (`now_ns`), where an owner before has kept it
+    failures_in_place = 0  # failed runs since it was fetched, if it stays in flight after a failure
+    due_in_place_ns = 0  # time of its next run (`now_ns`), if an earlier owner kept it in flight
 
     def __init__(
         self, delivery: Delivery, id_bytes: bytes, fields: list[bytes], *, retried: bool
@@ -76,14 +76,14 @@ class Message:
 
     @cached_property
     def fields(self) -> dict[bytes, bytes]:
-        """All fields of the entry, as stored. Of fields with the same name the last counts."""
+        """All fields of the entry, as stored. If a name occurs twice, the last field counts."""
         return dict(zip(self._fields[::2], self._fields[1::2], strict=False))
 
     @property
     def payload(self) -> bytes:
-        """The body, as sent. Empty when the entry has none."""
+        """The body, as sent. Empty when the entry has no payload."""
         fields = self._fields
-        # A second one may follow. A value of that name only makes this look again.
+        # A second payload field may follow. A value `payload` only costs the slow lookup below.
         if (
             fields
             and fields[0] == b"payload"
@@ -94,27 +94,27 @@ class Message:
 
     @property
     def id(self) -> str:
-        """The id of this entry, `ms-seq`. A retried message has a new one; see `original_id`."""
+        """The ID of this entry, `ms-seq`. A retried message has a new ID; see `original_id`."""
         return self.id_bytes.decode()
 
     @property
     def topic(self) -> str:
-        """The topic's name."""
+        """The name of the topic."""
         return self._delivery.unit.topic
 
     @property
     def partition(self) -> int:
-        """The partition's number, from 0."""
+        """The number of the partition, starting at 0."""
         return self._delivery.unit.partition
 
     @property
     def group(self) -> str:
-        """The consumer group that this run belongs to; of dead letters `<name>@dlq`."""
+        """The consumer group of this run; for dead letters `<name>@dlq`."""
         return self._delivery.unit.group
 
     @property
     def epoch(self) -> int:
-        """The fencing number of this owner: it grows with each change of owner of the unit."""
+        """The fencing number of this owner. It grows each time the unit changes its owner."""
         return self._delivery.epoch
 
     @property
@@ -122,7 +122,7 @@ class Message:
         """The key that chose the partition, or None."""
         fields = self._fields
         if len(fields) > 3 and fields[2] == b"key" and fields.count(b"key") < 2:
-            return fields[3]  # where producers put it
+            return fields[3]  # the place where producers put the key
         return self.fields.get(b"key") if b"key" in fields else None
 
     @cached_property
@@ -138,37 +138,37 @@ class Message:
 
     @property
     def attempt(self) -> int:
-        """Which run this is, from 1. Crashes of the process and releases do not count."""
+        """The number of this run, starting at 1. Process crashes and releases do not count."""
         return self.retry_count + self.failures_in_place + 1
 
     @property
     def retry_count(self) -> int:
-        """How many runs had failed when it was fetched."""
+        """The number of failed runs before the message was fetched."""
         return self._count(RETRY_COUNT)
 
     @property
     def crash_count(self) -> int:
-        """How many processes this message has taken down before its last retry."""
+        """The number of processes that this message crashed before its last retry."""
         return self._count(CRASH_COUNT)
 
     @property
     def replay_count(self) -> int:
-        """How many times an operator has brought it back from the dead letters."""
+        """The number of times that an operator replayed it from the dead letters."""
         return self._count(REPLAY_COUNT, believed=self._delivery.unit.reads_letters)
 
     @cached_property
     def forgiven_at(self) -> float:
-        """When a failure last cost no attempt as an outage's, unix seconds; 0.0 for never."""
+        """The time of the last failure not counted because of an outage, unix seconds; or 0.0."""
         return self._count(FORGIVEN_AT) / 1000
 
     @cached_property
     def letter(self) -> DeadLetter | None:
-        """Why, where and when it died, for a consumer with `source = "dlq"`; None for others."""
+        """The dead letter's details, for a consumer with `source = "dlq"`; None for others."""
         return DeadLetter.read(self.fields) if self._delivery.unit.reads_letters else None
 
     @property
     def original_id(self) -> str:
-        """The id of the first write. A producer's `originalId` counts when it is an entry id."""
+        """The ID of the first write. A producer's `originalId` counts if it is an entry ID."""
         written = self._field(ORIGINAL_ID)
         if written is None or not _ENTRY_ID.fullmatch(written):
             return self.id_bytes.decode()
@@ -176,7 +176,10 @@ class Message:
 
     @property
     def origin(self) -> tuple[str, int]:
-        """Topic and partition of the first write: others only for a dead letter moved here."""
+        """The topic and partition of the first write.
+
+        They differ from the current ones only for a dead letter that was moved here.
+        """
         unit, topic = self._delivery.unit, self._field(ORIGINAL_TOPIC)
         if topic is None:
             return unit.topic, unit.partition
@@ -188,24 +191,24 @@ class Message:
 
     @property
     def uid(self) -> str:
-        """`topic/partition/original_id`: the same on every run, to recognise a repeated one by."""
+        """`topic/partition/original_id`. It is the same on every run, so it identifies repeats."""
         topic, partition = self.origin
         return f"{topic}/{partition}/{self.original_id}"
 
     @property
     def timestamp(self) -> float:
-        """When the message was first written, unix seconds by the server's clock."""
+        """The time of the first write, unix seconds by the server's clock."""
         return int(self.original_id.partition("-")[0]) / 1000
 
     @property
     def expires_at(self) -> float | None:
-        """When it is not handled any more, unix seconds; None when the producer did not say.
+        """The time after which it is no longer handled, unix seconds; None without an expiry.
 
         A dead letter does not expire.
         """
         names = self._fields
         if len(names) < 3 or (EXPIRES_AT not in names and EXPIRES_AFTER not in names):
-            return None  # at the price of a look: this is asked of every message
+            return None  # a cheap check, because it runs for every message
         if self._delivery.unit.reads_letters:
             return None
         at, after = (self.fields.get(name, b"") for name in (EXPIRES_AT, EXPIRES_AFTER))
@@ -217,23 +220,26 @@ class Message:
         return min(ends, default=None)
 
     def text(self, encoding: str = "utf-8") -> str:
-        """Return the payload as text. Raises UnicodeDecodeError when it is not."""
+        """Return the payload as a string. Raises UnicodeDecodeError when it cannot be decoded."""
         return self.payload.decode(encoding)
 
     def json(self) -> Any:
-        """Return the payload as parsed JSON. Raises ValueError when it is none, or too deep."""
+        """Return the payload as parsed JSON.
+
+        Raises ValueError when it is not valid JSON, or nested too deeply.
+        """
         return _parsed("payload", self.payload)
 
     def progress(self) -> None:
-        """Say that this run makes progress: `why` and `status --json` tell when it was said last.
+        """Report progress of this run. `why` and `status --json` show the time of the last report.
 
-        It costs nothing, and extends no limit: `timeout` and `hard_timeout` count from the
-        beginning of the run. A long run needs no sign of life to keep its message.
+        It is cheap, and it does not extend a limit: `timeout` and `hard_timeout` count from the
+        start of the run. A long run does not need progress reports to keep its message.
         """
         self._delivery.progress()
 
     def _field(self, name: bytes) -> bytes | None:
-        # Most messages have none of ours, and need no dict of all their fields to say so.
+        # Most messages have no bookkeeping field, which is found without a dict of all fields.
         return self.fields.get(name) if name in self._fields else None
 
     def _count(self, name: bytes, *, believed: bool = False) -> int:
@@ -246,10 +252,10 @@ class Message:
 def of_read(
     delivery: Delivery, entries: list[RawEntry], retried: bool
 ) -> tuple[list[Message], bool]:
-    """Return the messages of the entries of one stream, and whether some may expire."""
+    """Return the messages for entries of one stream, and True if some of them may expire."""
     new, messages, may_expire = Message.__new__, [], False
     for entry_id, fields in entries:
-        message = new(Message)  # as the constructor does, which costs three times as much
+        message = new(Message)  # same as the constructor, in a third of the time
         message._delivery = delivery  # noqa: SLF001 - it is ours
         message.id_bytes = entry_id
         message._fields = fields
@@ -261,13 +267,13 @@ def of_read(
 
 
 def has_field(message: Message, name: bytes) -> bool:
-    """Whether the entry has a field of this name."""
-    # The list holds the values too, but tells of most messages that they have none.
+    """Return True if the entry has a field with this name."""
+    # The list also contains the values. For most messages it is enough to rule the field out.
     return name in message._fields and name in message.fields
 
 
 def remembered(message: Message) -> dict[str, Any]:
-    """Return what a worker has noted on a message that it keeps in flight; for `restored`."""
+    """Return the worker's notes on a message that stays in flight, for `restored`."""
     return {name: value for name, value in vars(message).items() if name in _NOTED}
 
 
@@ -277,9 +283,9 @@ _NOTED = ("failures_in_place", "due_in_place_ns", "forgiven_at")
 def restored(
     message: Message, id_bytes: bytes, *, retried: bool, noted: dict[str, Any] | None = None
 ) -> Message:
-    """Return a message as it was before its handler got hold of it.
+    """Return a copy of a message in its state before the handler ran.
 
-    A handler may assign to any attribute. What is settled is named by what the worker knew before.
+    A handler may assign to any attribute, so settlement uses the values from before the run.
     """
     own = Message.__new__(Message)  # as in `of_read`
     own._delivery = message._delivery  # noqa: SLF001 - it is ours

@@ -1,6 +1,6 @@
-"""Registering what is consumed: topics, and groups on all their partitions.
+"""Registration of the consumed topics, and of their groups on all partitions.
 
-Done before work begins, after a reload, and when the server turns out to have been emptied.
+It runs before the first fork, after a reload, and after the server lost its data.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ def ensure_topics(
     emptied: bool = False,
     restored: list[Unit] | None = None,
 ) -> dict[str, int]:
-    """Register topics and create missing groups. Returns the partition counts.
+    """Register topics and create missing groups. Return the partition counts.
 
-    Repeating it changes nothing. A group that was never seen begins where its consumer says; one
-    that was seen before and is gone begins at what is still there, and so do all groups when the
-    server was `emptied` while they were consumed: what was sent since is not to be skipped.
-    Those that were made although they were expected to be there are added to `restored`. A topic
-    that is gone gets as many partitions as it had, by `known` or by the set of its streams. One
-    that cannot be read is logged and is not among those returned; nor is a group's partition.
-    Raises ConfigError when the configuration names fewer partitions than are registered.
+    May be repeated: a second call changes nothing. A new group starts where its consumer's `start`
+    setting says. A group that was seen before and is missing starts at the oldest remaining entry,
+    and so do all groups if the server was `emptied` while they were consumed, so that no message
+    sent since is skipped. Groups that were missing and had to be created again are added to
+    `restored`. A missing topic gets its previous number of partitions, from `known` or from the set
+    of its streams. A topic that cannot be read is logged and left out of the result. A group that
+    cannot be read on one partition is logged. Raises ConfigError when the configuration names fewer
+    partitions than are registered.
     """
     store = Store(link, Keys(settings.keys.control, settings.keys.streams))
     counts: dict[str, int] = {}
@@ -69,7 +70,7 @@ def ensure_topics(
 
 
 def _count_problems(settings: Settings, topic: str, count: int | None) -> list[str]:
-    """What is wrong with the partitions that a topic has; None: there is no such topic."""
+    """Return the problems with a topic's partition count. None as the count: no such topic."""
     if count is None:
         return [
             (
@@ -109,16 +110,17 @@ def _size_problems(settings: Settings, counts: Mapping[str, int]) -> list[str]:
 
 
 def _created(store: Store, settings: Settings, topic: str, known: int) -> int | None:
-    """Create a topic unless it exists; return how many partitions it has. Raises BadValue.
+    """Create a topic unless it exists, and return its partition count. Raises BadValue.
 
-    `known` is how many it had, 0 when nobody knows. None: it is not for us to create.
+    `known` is the previous partition count, 0 if unknown. Return None for a missing topic that only
+    readers of dead letters name, which is not created.
     """
     if not known and _unknown(store, settings, topic):
         return None
     wanted = settings.topics.get(topic) or Topic()
     lost = known > 0 and topics.partition_count(store, topic) is None
     if lost:
-        # Others may know more of them than we do: a topic may have grown since.
+        # The topic may have grown since, so other instances may know more partitions.
         wanted = replace(wanted, partitions=max(known, topics.listed(store, topic)))
     count = topics.create(store, topic, wanted)
     if lost:
@@ -134,23 +136,26 @@ def _mistyped(store: Store, topic: str) -> list[BadValue]:
 
 
 def _set_aside(error: RedisRefused, topic: str | None = None, unit: Unit | None = None) -> None:
-    """Log what the refusal of one key puts off. Raises all others, which are of the server."""
+    """Log an error that concerns one key. Raises all other errors, which concern the server."""
     if error.kind is not RefusalKind.OF_A_KEY:
         raise error
     logs.event("redis.bad_value", logging.WARNING, error=str(error), topic=topic, unit=unit)
 
 
 def _wanted(declared: Topic | None) -> int | None:
-    """How many partitions somebody asks for; None when any number will do."""
+    """Return the partition count that the settings require, None for any count."""
     if declared is None:
         return None
-    # What code builds states nothing by name: there a value that is not the default counts.
+    # Settings built in code have no `stated` names. There, a value other than the default counts.
     stated = "partitions" in declared.stated or declared.partitions != Topic().partitions
     return declared.partitions if stated else None
 
 
 def _unknown(store: Store, settings: Settings, topic: str) -> bool:
-    """Whether only readers of dead letters name a topic that does not exist: none to make up."""
+    """Return True if the topic is missing and only readers of dead letters name it.
+
+    Such a topic is not created.
+    """
     declared = settings.topics.get(topic)
     named = declared is not None and declared.stated
     readers = [each for each in settings.consumers if each.topic == topic]
@@ -160,7 +165,7 @@ def _unknown(store: Store, settings: Settings, topic: str) -> bool:
 
 
 def tell_restored(unit: Unit, reply: Reply) -> bool:
-    """Log if a group had to be made where it was expected; `reply` is that of group_ensure."""
+    """Return True, and log it, if an expected group was created. `reply` is from group_ensure."""
     created = reply.word == "CREATED"
     if created:
         logs.event("group.restored", logging.WARNING, unit=unit, after=reply.rest[0].decode())
@@ -168,7 +173,7 @@ def tell_restored(unit: Unit, reply: Reply) -> bool:
 
 
 def _ensure_group(store: Store, consumer: Consumer, count: int, *, emptied: bool) -> list[Unit]:
-    """Make the group where it is missing; return where it was expected to be there."""
+    """Create the group on partitions where it is missing. Return those that should have had it."""
     meta, field = store.keys.meta(consumer.topic), f"group:{consumer.unit_group}"
     seen_before = store.execute("HGET", meta, field) is not None
     new = not seen_before and not emptied
@@ -186,6 +191,6 @@ def _ensure_group(store: Store, consumer: Consumer, count: int, *, emptied: bool
             elif not new and tell_restored(unit, reply):
                 restored.append(unit)
     if whole and not seen_before:
-        # Only after every partition has the group: a crash in between repeats the same start.
+        # Set it only after every partition has the group, so a crash before repeats the same start.
         store.execute("HSETNX", meta, field, count)
     return restored

@@ -1,7 +1,7 @@
-"""A task in a forked child: it neither blocks its caller nor changes its state.
+"""A task in a forked child, which neither blocks its caller nor changes the caller's state.
 
-The supervisor validates new code this way, and registers topics, while it goes on renewing leases.
-What the work returns comes back as JSON.
+The supervisor uses it to validate new code and to register topics while it keeps renewing leases.
+The result of the task is sent back as JSON.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from streamqd import logs, process
 
 
 class TaskResult(NamedTuple):
-    """The end of a task: its result, or the sentence that says why there is none."""
+    """The outcome of a task: its result, or a sentence that explains the failure."""
 
     result: Any
     trouble: str
 
 
 class SubprocessTask:
-    """One child at work. `poll` never blocks unless it is told to wait."""
+    """One running child. `poll` does not block, unless `wait` is given."""
 
     def __init__(
         self,
@@ -34,7 +34,10 @@ class SubprocessTask:
         timeout: float,
         forget: Iterable[Callable[[], None]] = (),
     ) -> None:
-        """Begin. `work` runs in the child; `forget` as for `process.spawn`."""
+        """Start the child, which runs `work`. `forget` is the same as for `process.spawn`.
+
+        The child is killed after `timeout` seconds.
+        """
         self._reader, writer = os.pipe()
         os.set_blocking(self._reader, False)
         self._timeout = timeout
@@ -42,7 +45,7 @@ class SubprocessTask:
         self._deadline = self.began + timeout
         self._chunks: list[bytes] = []
         self._killed = False
-        self._read_all = False  # what has ended is always readable
+        self._read_all = False  # True at the pipe's end, where it would always be readable
 
         def run(_control: object) -> int:
             body = json.dumps(work())
@@ -60,11 +63,11 @@ class SubprocessTask:
 
     @property
     def pid(self) -> int:
-        """Process id of the child."""
+        """The process ID of the child."""
         return self._child.pid
 
     def poll(self, wait: float = 0.0) -> TaskResult | None:
-        """Return what became of it, None while it is at work. Waits up to `wait` seconds."""
+        """Return the outcome, None while the child runs. Waits up to `wait` seconds."""
         awaited = [self._child.pidfd] if self._read_all else [self._child.pidfd, self._reader]
         process.wait_readable(awaited, wait)
         self._read()
@@ -78,7 +81,7 @@ class SubprocessTask:
         logs.stack(exit_.stack, child=self._child.pid, about=self._child.title)
         if self._killed:
             return TaskResult(None, f"it took longer than {self._timeout:g} s")
-        # One that was killed may have written a part of its result.
+        # A killed child may have written only a part of its result.
         if exit_.code != 0 or not self._chunks:
             return TaskResult(None, f"its process ended by {exit_}")
         try:
@@ -87,7 +90,7 @@ class SubprocessTask:
             return TaskResult(None, f"its result cannot be read: {error}")
 
     def cancel(self) -> None:
-        """Kill the child; `poll` collects it."""
+        """Kill the child. `poll` collects it."""
         self._killed = True
         self._child.kill_group()
 
