@@ -77,8 +77,8 @@ __all__ = [
     "schedule",
 ]
 
-# Names are imported when they are first used: the command, its workers and each of Spark's many
-# Python processes should not load a Redis client to learn a version.
+# Names are imported at first use, so that the command, its workers and each of Spark's many Python
+# processes do not load a Redis client only to read the version.
 _MODULES = {
     "streamqd.errors": (
         *("BacklogFull", "BufferFull", "ChunkRefused", "ChunkUnknown", "ConfigError"),
@@ -100,7 +100,7 @@ _MODULES = {
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
-# Names of earlier releases, which stay.
+# Names from earlier releases, which remain available.
 _RENAMED = {"Letter": "DeadLetter"}
 
 

@@ -124,7 +124,7 @@ class EmbeddedServer:
 
     @property
     def ending(self) -> str:
-        """How the process exited, with the last four lines of its log."""
+        """A description of the process's exit, with the last four lines of its log."""
         if self._process is None or self._process.returncode is None:
             return "still running"
         code = self._process.returncode

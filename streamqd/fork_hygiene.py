@@ -1,6 +1,6 @@
 """The inheritance of a forked child: the pages of the supervisor's memory, and its environment.
 
-Parent and child share a page until one of them writes to it. In Python even reading an object
+Parent and child share a page until either writes to it. In Python even reading an object
 writes to its page, because the reference count is stored there. So the preparation before a fork
 determines the memory use of a child.
 """

@@ -1,4 +1,4 @@
-"""What Redis says of itself, and whether streamqd can rely on that. Every master is looked at."""
+"""Checks of the configuration and state that each Redis master reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from streamqd.config import Settings, topology
 from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
 from streamqd.store.client import Connection, ServerFacts, server_facts
 
-_STARTING = (RefusalKind.AWAY, RefusalKind.BUSY)  # it may answer in a moment
+_STARTING = (RefusalKind.AWAY, RefusalKind.BUSY)  # the server may be ready soon
 
 
 def ask_servers(
@@ -18,9 +18,10 @@ def ask_servers(
     interrupted: Callable[[], bool] = lambda: False,
     waits: Callable[[Exception], None] = lambda _error: None,
 ) -> list[ServerFacts]:
-    """Ask each master for its facts, waiting while they start up. Raises RedisUnavailable.
+    """Return the facts of each master, waiting up to `patience` seconds while they start.
 
-    `waits` is called once, with the first error, when there is still time to try again.
+    `waits` is called once, with the first error, if there is still time to try again. Raises
+    RedisUnavailable.
     """
     deadline, waiting = time.monotonic() + patience, False
     while True:
@@ -46,7 +47,7 @@ def ask_servers(
 def check_servers(
     servers: Sequence[ServerFacts], settings: Settings
 ) -> tuple[list[str], list[str]]:
-    """Judge the configuration of the servers. Returns (problems, warnings)."""
+    """Check the configuration of the servers. Return (problems, warnings)."""
     problems: dict[str, list[str]] = {}
     warnings: dict[str, list[str]] = {}
     for facts in servers:
@@ -96,7 +97,7 @@ def _check(facts: ServerFacts, settings: Settings) -> tuple[list[str], list[str]
 
 
 def _check_kind(facts: ServerFacts, settings: Settings) -> list[str]:
-    """Whether the URL fits what answers there."""
+    """Return a problem if the URL does not match the kind of server at its address."""
     where = topology.parse(settings.redis.url)
     if facts.mode == "sentinel":
         return [f"a Sentinel answers there, which holds no data: {topology.WRITE['sentinel']}"]

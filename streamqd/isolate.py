@@ -1,7 +1,7 @@
-"""How what is done for one subject (an assignment, a partition) is kept from harming the others.
+"""Isolation: an error in the work for one subject (an assignment, a partition) harms no other.
 
-Whoever goes through many subjects runs what it does for each through an `Isolate`. The supervisor
-and the housekeeper each have one of their own.
+A loop over many subjects calls an `Isolate` for each of them. The supervisor and the housekeeper
+each have their own `Isolate`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,6 @@ class Isolate(Protocol[Subject]):
 
 
 def directly(subject: object, do: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> T | None:
-    """Return `do(...)`, without isolation: an error is the caller's."""
+    """Return `do(...)` without isolation: an error reaches the caller."""
     del subject
     return do(*args, **named)

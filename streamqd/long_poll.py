@@ -1,9 +1,9 @@
-"""What a worker waits for in a long poll, in memory that processes share.
+"""The position of a worker's long poll, in shared memory.
 
-A worker that waits for messages hears nothing for seconds, whether its connection lives or not. So
-it says behind which entries it waits, and the housekeeper, which has a connection of its own, looks
-whether there is one that it should have heard of. These are words of a unit's slot in the
-scoreboard; the housekeeper writes the last one, the worker the others.
+A worker that waits for messages receives nothing for seconds, even if its connection is dead. So it
+records the last entries it received. The housekeeper, on its own connection, checks whether a later
+entry exists that the worker should have received. The position is stored in words of a unit's slot
+in the scoreboard. The housekeeper writes the last word, and the worker writes the others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _WORD_MAX = (1 << 64) - 1
 
 
 class Poll(NamedTuple):
-    """One long poll: since when (`now_ns` clock, no other is like it), and behind which entries."""
+    """One long poll: its start (`now_ns` clock, unique) and the last entry IDs received before."""
 
     since_ns: int
     retry: bytes
@@ -29,36 +29,36 @@ class PollWords:
         self._words = words
 
     def begin(self, since_ns: int, retry: bytes, main: bytes) -> None:
-        """Say that the worker waits for entries behind these ids, of which it has heard."""
+        """Record that the worker waits for entries after these IDs, which it has received."""
         words = self._words
-        words[_SINCE_NS] = 0  # nobody may take the ids before they are whole
+        words[_SINCE_NS] = 0  # no process may read the IDs before all words are written
         words[_RETRY_MS], words[_RETRY_SEQ] = _parts(retry)
         words[_MAIN_MS], words[_MAIN_SEQ] = _parts(main)
         words[_SINCE_NS] = since_ns
 
     def end(self) -> None:
-        """Say that the worker has been answered, or does not wait any more."""
+        """Record that the worker got a reply or no longer waits."""
         self._words[_SINCE_NS] = 0
 
     def waiting(self) -> Poll | None:
-        """Return what the worker waits for now."""
+        """Return the worker's current long poll, None if it does not wait."""
         since, *ids = self._words[_SINCE_NS:_MISSED].tolist()
         if not since or since != self._words[_SINCE_NS]:
             return None
         return Poll(since, b"%d-%d" % (ids[0], ids[1]), b"%d-%d" % (ids[2], ids[3]))
 
     def miss(self, poll: Poll) -> None:
-        """Say that there is an entry of which this wait should have told the worker."""
+        """Record that a later entry exists, which this long poll should have returned."""
         self._words[_MISSED] = poll.since_ns
 
     @property
     def missed(self) -> int:
-        """The wait that was found out last, by its beginning; 0 = none was."""
+        """The start of the last long poll that missed an entry, 0 for none."""
         return self._words[_MISSED]
 
     @property
     def is_missed(self) -> bool:
-        """Whether the present wait was found out."""
+        """True if the current long poll missed an entry."""
         since = self._words[_SINCE_NS]
         return since > 0 and since == self._words[_MISSED]
 

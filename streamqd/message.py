@@ -252,7 +252,7 @@ class Message:
 def of_read(
     delivery: Delivery, entries: list[RawEntry], retried: bool
 ) -> tuple[list[Message], bool]:
-    """Return the messages for entries of one stream, and True if some of them may expire."""
+    """Return the messages for entries of one stream, and True if any message may expire."""
     new, messages, may_expire = Message.__new__, [], False
     for entry_id, fields in entries:
         message = new(Message)  # same as the constructor, in a third of the time

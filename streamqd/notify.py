@@ -1,7 +1,8 @@
-"""What the service manager is told: sd_notify(3) without a library.
+"""Notifications to the service manager: sd_notify(3) without a library.
 
-Called by the supervisor. Nothing here raises or blocks: a daemon must not fail because systemd is
-slow or absent. No descriptor is kept between calls, so nothing has to be closed in children.
+The supervisor calls it. No function here raises or blocks, because a daemon must not fail when
+systemd is slow or missing. No file descriptor stays open between calls, so children have nothing to
+close.
 """
 
 from __future__ import annotations
@@ -13,20 +14,23 @@ from collections.abc import Mapping
 
 
 class Notifier:
-    """Speaks to the socket named by $NOTIFY_SOCKET; silent when there is none."""
+    """A client of the socket in $NOTIFY_SOCKET. Without this variable it sends nothing.
+
+    Its methods return True if the service manager received the notification.
+    """
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._address = _address(environ.get("NOTIFY_SOCKET", ""))
         self.watchdog_interval = _watchdog_interval(environ)
-        """Seconds within which `watchdog` must be called, or None. Call it thrice as often."""
+        """Maximum seconds between `watchdog` calls, or None. Call it three times as often."""
 
     @property
     def enabled(self) -> bool:
-        """Whether a service manager listens."""
+        """True if $NOTIFY_SOCKET names a socket of a service manager."""
         return self._address is not None
 
     def ready(self, status: str = "") -> bool:
-        """Say that the daemon is up, or that a reload is over."""
+        """Report that the daemon is up, or that a reload is finished."""
         return self._send("READY=1", *_status(status))
 
     def status(self, text: str) -> bool:
@@ -34,24 +38,27 @@ class Notifier:
         return self._send(*_status(text))
 
     def stopping(self, status: str = "") -> bool:
-        """Say that the daemon drains and ends."""
+        """Report that the daemon drains and will exit."""
         return self._send("STOPPING=1", *_status(status))
 
     def reloading(self, status: str = "") -> bool:
-        """Say that a reload begins; `ready` ends it. Fit for Type=notify and notify-reload."""
+        """Report the start of a reload. Call `ready` after it.
+
+        It works for Type=notify and Type=notify-reload.
+        """
         usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         return self._send("RELOADING=1", f"MONOTONIC_USEC={usec}", *_status(status))
 
     def watchdog(self) -> bool:
-        """Say that the daemon makes progress."""
+        """Report that the daemon makes progress."""
         return self._send("WATCHDOG=1")
 
     def extend_timeout(self, seconds: float) -> bool:
-        """Ask for this much time from now before the service manager gives up on us."""
+        """Extend the service manager's timeout to `seconds` from now."""
         return self._send(f"EXTEND_TIMEOUT_USEC={max(1, round(seconds * 1_000_000))}")
 
     def _send(self, *assignments: str) -> bool:
-        """Send one datagram; return whether it was taken."""
+        """Send one datagram. Return True if it was sent."""
         if self._address is None or not assignments:
             return False
         data = "\n".join(assignments).encode("utf-8", "replace")
@@ -65,13 +72,13 @@ class Notifier:
 
 
 def forget(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
-    """Remove the variables: children must not speak to the service manager in our name."""
+    """Remove the variables, so that children cannot send notifications in the daemon's name."""
     for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
         environ.pop(name, None)
 
 
 def _status(text: str) -> tuple[str, ...]:
-    # A line break would begin another assignment.
+    # A line break would start another assignment.
     return (f"STATUS={' '.join(text.split())}",) if text else ()
 
 

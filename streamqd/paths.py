@@ -1,7 +1,7 @@
-"""Paths below a folder of ours that are made of names that another program has chosen.
+"""Safe paths below one of streamqd's directories, built from names that another program chose.
 
-Topics, groups and instances become parts of paths. `..`, an absolute part or a symbolic link would
-lead out of the folder, and what is written or removed there would belong to another program.
+Topics, groups and instances become parts of paths. With `..`, an absolute part or a symbolic link,
+a path would leave the directory, and streamqd would write or remove files of another program.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from urllib.parse import unquote
 
 from streamqd.errors import Malformed, Refused
 
-# `Path` makes `s3a:/bucket` of `s3a://bucket`. A scheme of one letter is a folder, as on Windows.
+# `Path` turns `s3a://bucket` into `s3a:/bucket`. A one-letter scheme is a path, as on Windows.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 
 
 def local_folder(named: str | Path) -> Path:
-    """Return the folder that a path or a URI `file:///…` names. Touches nothing.
+    """Return the directory of a path or a URI `file:///…`, without accessing it.
 
-    Raises Malformed for any other URI: it would become a local folder of that name.
+    Raises Malformed for any other URI, which would become a local directory with the URI's name.
     """
     text = str(named)
     found = _SCHEME.match(text)
@@ -41,18 +41,18 @@ def local_folder(named: str | Path) -> Path:
 def below(root: Path, *parts: str | PurePosixPath) -> Path:
     """Return `root` joined with the parts, which need not exist.
 
-    Raises Refused when that is not below `root`: for an absolute part, `..`, nothing at all, a NUL
-    byte, and for a symbolic link on the way from `root` down, wherever that leads. `root` itself
-    may be or hold links.
+    Raises Refused when the result is not below `root`: for an absolute part, `..`, no parts, a NUL
+    byte, or a symbolic link at any level below `root`, whatever its target. `root` itself may be or
+    contain a link.
     """
-    # PurePosixPath drops `.` and empty parts, and lets an absolute part replace those before it.
+    # PurePosixPath drops `.` and empty parts. An absolute part replaces all parts before it.
     joined = PurePosixPath(*parts)
     if joined.is_absolute() or not joined.parts or ".." in joined.parts:
         raise Refused(f"{str(joined)!r} is not a path below {root}")
     try:
         real_root = os.path.realpath(root)
         real = os.path.realpath(root / joined)
-    except ValueError as error:  # a NUL byte, or a text that no file name can be
+    except ValueError as error:  # a NUL byte, or a string that is not a valid file name
         raise Refused(f"{str(joined)!r} is not a path below {root}") from error
     if Path(real) != Path(real_root, joined):
         raise Refused(
@@ -62,9 +62,9 @@ def below(root: Path, *parts: str | PurePosixPath) -> Path:
 
 
 def write_whole(path: Path, text: str, mode: int | None = None) -> None:
-    """Write a file whole or not at all: a reader sees the old one or the new one. Raises OSError.
+    """Replace a file atomically: a reader sees the old content or the new content.
 
-    Half characters become `?`. A crash of the host may lose what was written.
+    Surrogates become `?`. The new content may be lost if the host crashes. Raises OSError.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -77,15 +77,15 @@ def write_whole(path: Path, text: str, mode: int | None = None) -> None:
 
 
 def remove_below(root: Path, *parts: str | PurePosixPath) -> None:
-    """Remove a folder below `root` with all that it holds; a missing one is removed already.
+    """Remove a directory below `root` with its content. Does nothing if it is missing.
 
-    Raises Refused as `below` does, and when something cannot be removed.
+    Raises Refused as `below` does, and when a file cannot be removed.
     """
     folder = below(root, *parts)
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:
-        if folder.exists():  # another process has removed something in it meanwhile
+        if folder.exists():  # another process removed one of its files at the same time
             raise Refused(f"{folder} is being removed by somebody else: try again") from None
     except OSError as error:
         raise Refused(f"{folder} cannot be removed ({error.strerror}): {error.filename}") from error

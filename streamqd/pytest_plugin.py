@@ -1,7 +1,7 @@
-"""Fixtures for those who test their handlers with pytest. Installed with streamqd.
+"""Fixtures to test handlers with pytest. They are installed with streamqd.
 
-Nothing is imported or started before a test asks for it: this module is loaded into every run of
-pytest beside an installed streamqd.
+pytest loads this module in every run where streamqd is installed. So nothing is imported or started
+before a test requests a fixture.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RunDaemon(Protocol):
-    """What `streamqd_daemon` is."""
+    """The type of the `streamqd_daemon` fixture."""
 
     def __call__(
         self, *modules: str, config: str | Path | None = None, timeout: float = 60.0
@@ -27,9 +27,9 @@ class RunDaemon(Protocol):
 
 @pytest.fixture(scope="session")
 def streamqd_server() -> Iterator[str]:
-    """The URL of a server of this session's own; of each process, with pytest-xdist.
+    """The URL of a server for this session only; with pytest-xdist, for each process.
 
-    Tests that do not want what others have left there ask for `streamqd_redis_url`.
+    To start a test with an empty server, use `streamqd_redis_url`.
     """
     from streamqd.testing.server import embedded_server
 
@@ -39,7 +39,7 @@ def streamqd_server() -> Iterator[str]:
 
 @pytest.fixture
 def streamqd_redis_url(streamqd_server: str) -> str:
-    """The URL of the session's server, which is emptied first."""
+    """The URL of the session's server, which is emptied before the test."""
     from streamqd.config import Redis
     from streamqd.store.client import connect
 
@@ -55,8 +55,8 @@ def streamqd_redis_url(streamqd_server: str) -> str:
 def streamqd_daemon(streamqd_redis_url: str, tmp_path: Path) -> RunDaemon:
     """Run the real daemon on handler modules until everything is settled: `run("billing")`.
 
-    With `config`, a file or the text of one, it is configured by that; the server, the state
-    directory and the log are the test's. It may be run again, for what was sent since.
+    `config` is a configuration file or its text. The server, the state directory and the log are
+    always those of the test. Run it again to handle messages that were sent since.
     """
     from streamqd.testing.server import settle
 

@@ -32,9 +32,9 @@ def ensure_topics(
 ) -> dict[str, int]:
     """Register topics and create missing groups. Return the partition counts.
 
-    May be repeated: a second call changes nothing. A new group starts where its consumer's `start`
-    setting says. A group that was seen before and is missing starts at the oldest remaining entry,
-    and so do all groups if the server was `emptied` while they were consumed, so that no message
+    May be repeated: a second call changes nothing. A new group starts at its consumer's `start`
+    setting. A group that was seen before and is missing starts at the oldest remaining entry, and
+    so do all groups if the server was `emptied` while they were consumed, so that no message
     sent since is skipped. Groups that were missing and had to be created again are added to
     `restored`. A missing topic gets its previous number of partitions, from `known` or from the set
     of its streams. A topic that cannot be read is logged and left out of the result. A group that
@@ -173,7 +173,7 @@ def tell_restored(unit: Unit, reply: Reply) -> bool:
 
 
 def _ensure_group(store: Store, consumer: Consumer, count: int, *, emptied: bool) -> list[Unit]:
-    """Create the group on partitions where it is missing. Return those that should have had it."""
+    """Create the group where it is missing. Return the partitions that should have had it."""
     meta, field = store.keys.meta(consumer.topic), f"group:{consumer.unit_group}"
     seen_before = store.execute("HGET", meta, field) is not None
     new = not seen_before and not emptied

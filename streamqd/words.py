@@ -1,19 +1,20 @@
-"""Numbers and texts as people read them: durations, sizes, plurals, partitions, sums."""
+"""Human-readable formats: durations, sizes, plurals, partitions, sums."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-# A regular expression's class: characters without a width, in which texts that look alike differ.
-# Unicode's Default_Ignorable_Code_Point, except for joiners and variation selectors.
+# A character class for a regular expression: characters without a width, by which two strings that
+# look the same can differ. Unicode's Default_Ignorable_Code_Point, except for joiners and variation
+# selectors.
 INVISIBLE = (
     "\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b\\u200e\\u200f\\u202a-\\u202e"
     "\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff0-\\ufffb\\U0001bca0-\\U0001bca3\\U0001d173-\\U0001d17a"
     "\\U000e0000-\\U000e00ff\\U000e01f0-\\U000e0fff"
 )
-# Joiners and variation selectors shape letters of many scripts, and emoji. Next to a Latin, Greek
-# or Cyrillic letter, at an end of the text, and doubled, they shape nothing.
+# Joiners and variation selectors shape emoji and the letters of many scripts. They have no effect
+# next to a Latin, Greek or Cyrillic letter, at the start or end of the text, or when doubled.
 _PLAIN = "\\x20-\\x7e\\u00a0-\\u052f"
 HIDING_JOINERS = (
     f"(?:(?:^|(?<=[{_PLAIN}\\u200c\\u200d]))[\\u200c\\u200d]|[\\u200c\\u200d](?:$|(?=[{_PLAIN}]))"
@@ -21,11 +22,11 @@ HIDING_JOINERS = (
 )
 HIDDEN = re.compile(f"[{INVISIBLE}]|{HIDING_JOINERS}")
 
-PARTITIONS_SHOWN = 12  # runs of partition numbers in one sentence
+PARTITIONS_SHOWN = 12  # bound of the ranges of partition numbers in one sentence
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Numbers in words: `partition 3`, `partitions 0-2, 5`."""
+    """Return partition numbers as `partition 3` or `partitions 0-2, 5`."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and runs[-1][1] == number - 1:
@@ -40,7 +41,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def roughly(seconds: float) -> str:
-    """About how long: `1 second`, `3 minutes`, `5 days`."""
+    """Return an approximate duration, such as `1 second`, `3 minutes`, `5 days`."""
     for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:,.0f} {unit}s"
@@ -48,12 +49,12 @@ def roughly(seconds: float) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """`1 message`, `3 messages`; 'entry' becomes 'entries'."""
+    """Return `1 message` or `3 messages`; 'entry' becomes 'entries'."""
     return f"1 {noun}" if number == 1 else f"{number:,} {_many(noun)}"
 
 
 def count(number: int, noun: str) -> str:
-    """`1 dead letter`, `3 dead letters`, `no dead letters`."""
+    """Return `1 dead letter`, `3 dead letters` or `no dead letters`."""
     return plural(number, noun) if number else f"no {_many(noun)}"
 
 
@@ -62,7 +63,7 @@ def _many(noun: str) -> str:
 
 
 def age(milliseconds: float | None) -> str:
-    """How long something takes or is ago, in two units at most, as `3h12m`."""
+    """Return a duration or an age in at most two units, such as `3h12m`; `-` for None."""
     if milliseconds is None:
         return "-"
     seconds = max(0.0, milliseconds / 1000)
@@ -81,7 +82,7 @@ def age(milliseconds: float | None) -> str:
 
 
 def short(seconds: float | None) -> str:
-    """A duration in at most six characters, also below a second: 850us, 12ms, 1.4s, 3m10s."""
+    """Return a duration in at most six characters, such as 850us, 12ms, 1.4s, 3m10s."""
     if seconds is None:
         return "-"
     if seconds < 0.0009995:
@@ -92,8 +93,8 @@ def short(seconds: float | None) -> str:
 def harmless(text: str) -> str:
     """Return the text with unprintable and invisible characters escaped, for a log or an error.
 
-    Stricter than `cli.output.printable`, which keeps the joiners and wide spaces of a message's
-    script.
+    It is stricter than `cli.output.printable`, which keeps the joiners and wide spaces of a
+    message's script.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -110,7 +111,7 @@ def _escaped(character: str) -> str:
 
 
 def memory(size: int | None) -> str:
-    """Bytes as people read them, such as `12.3 MiB`; `-` for None."""
+    """Return a size in bytes in a readable unit, such as `12.3 MiB`; `-` for None."""
     if size is None:
         return "-"
     value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]
@@ -121,7 +122,7 @@ def memory(size: int | None) -> str:
 
 
 def lasting(seconds: float) -> str:
-    """A duration in a sentence: `75 s`, `16 min 53 s`, `3 h 5 min`."""
+    """Return a duration for a sentence: `75 s`, `16 min 53 s`, `3 h 5 min`."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -129,7 +130,7 @@ def lasting(seconds: float) -> str:
 
 
 def known_sum(values: Iterable[int | None]) -> int | None:
-    """The sum; None when one of the values is not known."""
+    """Return the sum of the values, None if one of them is None."""
     total = 0
     for value in values:
         if value is None:
