@@ -1,13 +1,13 @@
-"""The producers: encode a message, choose its partition and write it. Never read messages.
+"""The producers: encode a message, choose its partition and write it. They never read messages.
 
-Used by applications and by `streamqd produce`. Every message is written by a script that compares
-the topic's partition count with the one by which the message was routed. So a producer needs the
-right to run scripts (EVALSHA), and EVAL unless a daemon loads them. Nothing is repeated unless that
-is certain to write the message once.
+Applications and `streamqd produce` use them. A script writes each message, after it has compared
+the topic's partition count with the count by which the message was routed. So a producer needs
+permission to run scripts (EVALSHA), and also EVAL unless a daemon loads the scripts. A write is
+repeated only if this cannot write the message twice.
 
-A message on its way: `encoding` (in the thread that sends), `send_buffer` (of the buffered and the
-asynchronous producer: a buffer and the one thread that writes), then `sender`, which routes it by
-`routing` and writes it by `store.publishing`.
+A message passes through `encoding` (in the calling thread), `send_buffer` (for the buffered and the
+asynchronous producer: a buffer and one writing thread) and `sender`, which routes it with `routing`
+and writes it with `store.publishing`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The producer for asyncio: the event loop never waits for Redis, a thread does.
+"""The producer for asyncio: a thread waits for Redis, and the event loop never does.
 
-It is the buffered producer without linger, seen from a loop: concurrent sends of many tasks are
-written together, and one implementation decides what a lost answer means.
+It uses the same buffer as the buffered producer, without linger. Concurrent sends of many tasks are
+written together, and both producers share the handling of lost replies.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ Ticket = asyncio.Future[list[Result]]
 
 
 class AsyncProducer:
-    """Writes messages to topics from the tasks of one event loop.
+    """A producer for the tasks of one event loop.
 
-    Use it as an asynchronous context manager or await `close`. Options are those of `Producer`; at
-    most `max_messages` messages of `max_bytes` together are under way, and a `send` beyond that
-    waits for its turn. A `partitioner` is called in the thread that writes. What waits
-    `backlog_wait` for room holds up its own partition only.
+    Use it as an asynchronous context manager, or await `close`. It takes the options of `Producer`.
+    At most `max_messages` messages with `max_bytes` in total are in flight, and a further `send`
+    waits for its turn. The writing thread calls the `partitioner`. A message that waits
+    `backlog_wait` for room delays only its own partition.
 
-    A send that is cancelled may be written or not, and the others do not notice. To be used in the
-    loop that used it first. In a forked child it is empty and works in a loop of the child's own.
+    A canceled send may or may not be written, and other sends are not affected. Use the producer
+    only in the event loop that used it first. In a forked child it is empty, and works in an event
+    loop of the child.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class AsyncProducer:
             awaited=True,
             **checked(max_messages=max_messages, max_bytes=max_bytes),
         )
-        self._queue = asyncio.Lock()  # sends that wait for room do so in their order
+        self._queue = asyncio.Lock()  # keeps the order of the sends that wait for room
         self._pid = os.getpid()
 
     async def __aenter__(self) -> Self:
@@ -81,7 +82,7 @@ class AsyncProducer:
         expires: float | timedelta | datetime | None = None,
         dedup_id: str | None = None,
     ) -> Uid:
-        """Write one message; return its uid. Arguments and errors as for `Producer.send`."""
+        """Write one message and return its uid. Arguments and errors as for `Producer.send`."""
         item = Outgoing(value, key, headers, partition, delay, at, expires, dedup_id)
         [result] = await self._post(topic, (self._sender.encode(item),))
         if isinstance(result, Exception):
@@ -89,10 +90,10 @@ class AsyncProducer:
         return result
 
     async def send_many(self, topic: str, items: Iterable[Any]) -> list[Uid]:
-        """Write many messages, pipelined; return their uids in order.
+        """Write many messages in pipelined chunks, and return their uids in order.
 
-        Items, order and errors as for `Producer.send_many`. Other sends may come between the
-        chunks.
+        Items, order and errors are as for `Producer.send_many`. Messages of other sends may be
+        written between the chunks.
         """
         ids: list[Uid] = []
         try:
@@ -107,18 +108,18 @@ class AsyncProducer:
         return ids
 
     async def cancel(self, uid: str) -> bool:
-        """Cancel a delayed send. Argument, result and errors as for `Producer.cancel`."""
+        """Cancel a delayed send. Argument, result and errors are as for `Producer.cancel`."""
         return await asyncio.get_running_loop().run_in_executor(None, self._sender.cancel, uid)
 
     async def close(self) -> None:
-        """Write all that was sent, then close the connection. A second call changes nothing."""
+        """Write all sent messages, then close the connection. A second call changes nothing."""
         self._buffer.close()
         await asyncio.get_running_loop().run_in_executor(None, self._buffer.join, None)
 
     async def _post(self, topic: str, envelopes: Sequence[Envelope]) -> list[Result]:
         loop, since = asyncio.get_running_loop(), time.monotonic()
         if os.getpid() != self._pid:
-            # The lock is of the parent's loop: if a task there holds it, no task here releases it.
+            # The lock belongs to the parent's loop. If a task there holds it, it is never released.
             self._pid, self._queue = os.getpid(), asyncio.Lock()
         try:
             async with asyncio.timeout(self._sender.timeout), self._queue:
@@ -135,14 +136,14 @@ class AsyncProducer:
 
 
 def _claim(ticket: Ticket) -> bool:
-    # From another thread: a cancellation that is missed here only means that it is written.
+    # It runs in the writing thread. If it misses a cancellation, the message is written.
     return not ticket.cancelled()
 
 
 def _deliver(answers: list[tuple[Ticket, list[Result]]]) -> None:
     if answers:
         loop = answers[0][0].get_loop()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits
             loop.call_soon_threadsafe(_resolve, answers)
 
 

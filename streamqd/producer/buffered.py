@@ -1,4 +1,4 @@
-"""The buffered producer: `send` returns at once, a thread writes many messages together."""
+"""The buffered producer: `send` returns immediately, and a thread writes messages in batches."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ from streamqd.producer.sender import Sender
 
 
 class Receipt(Future[Uid]):
-    """What `BufferedProducer.send` returns: a future of the message's uid.
+    """The future of a message's uid, as returned by `BufferedProducer.send`.
 
-    `result` raises what `Producer.send` would have raised. In a child that was forked meanwhile it
-    raises UnknownOutcome, for the message is the parent's. `cancel` works until the message is
-    about to be written. Callbacks run in the thread that writes: keep them short, and never wait
-    for another receipt in one.
+    `result` raises the errors that `Producer.send` would raise. In a child that was forked after
+    the send, it raises UnknownOutcome, because the message belongs to the parent. `cancel` works
+    until the write of the message starts. Callbacks run in the writing thread. Keep them short, and
+    never wait for another receipt in a callback.
     """
 
-    # The ten objects of a future, with its lock, are made when they are needed. Most receipts are
-    # only asked for a result that is there, and the garbage collector visits what all of them
-    # have: that was half of the producer's work.
+    # A future consists of ten objects with its lock. They are created at first use, because most
+    # receipts are only asked for a result that is already there. Otherwise the garbage collector
+    # visits all these objects, which took half of the producer's time.
     _lock = threading.Lock()
     _complete = False
     _claimed = False
-    _outcome: Result | None = None  # until it is complete: the result or the exception
+    _outcome: Result | None = None  # the result or the exception, while it is not complete
 
     def __init__(self) -> None:
         self._pid = os.getpid()
 
     def result(self, timeout: float | None = None) -> Uid:
-        """Wait for the uid. Raises TimeoutError, CancelledError, or why there is none."""
+        """Wait for the uid. Raises TimeoutError, CancelledError, or the error of the send."""
         self._check_process()
         outcome = self._outcome
         return outcome if isinstance(outcome, Uid) else super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the outcome; return why there is no uid, or None when there is one."""
+        """Wait for the outcome. Return the error of the send, None if it succeeded."""
         self._check_process()
         return super().exception(timeout)
 
     def _claim(self) -> bool:
-        """For the thread that writes: False when it was cancelled."""
+        """Mark the message as being written. Return False if it was canceled. Writing thread."""
         with self._lock:
             if not self._complete:
                 self._claimed = True
@@ -62,7 +62,7 @@ class Receipt(Future[Uid]):
         return self.set_running_or_notify_cancel()
 
     def _settle(self, outcome: Result) -> None:
-        """For the thread that writes: the uid, or why there is none."""
+        """Store the uid or the error. Writing thread."""
         with self._lock:
             if not self._complete:
                 self._outcome = outcome
@@ -71,18 +71,18 @@ class Receipt(Future[Uid]):
 
     @classmethod
     def _forget(cls) -> None:
-        """In a forked child: another thread of the parent may have had the lock."""
+        """Replace the lock in a forked child, as another thread of the parent may have held it."""
         cls._lock = threading.Lock()
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
-            # Waiting would never end: the thread that writes is in the other process.
+            # It would wait forever, because the writing thread is in the other process.
             raise UnknownOutcome(f"the message was sent by another process, {self._pid}")
 
-    if not TYPE_CHECKING:  # a checker knows the attributes of a future
+    if not TYPE_CHECKING:  # type checkers see the attributes of Future
 
         def __getattr__(self, name: str) -> Any:
-            """Become complete when an attribute of a future is used."""
+            """Create the parts of the future when one of its attributes is first used."""
             with self._lock:
                 if not self._complete:
                     future: Future[Uid] = Future()
@@ -105,20 +105,21 @@ os.register_at_fork(after_in_child=Receipt._forget)  # noqa: SLF001 - not for us
 
 
 class BufferedProducer:
-    """Writes messages from any thread through a buffer and a thread of its own.
+    """A producer for any thread, with a buffer and a writing thread of its own.
 
     1. `send` encodes the message, puts it into the buffer and returns a Receipt.
-    2. The thread waits `linger` ("5ms") from the first message on, or for `max_batch` (512).
-    3. It writes what is there, in one transaction for each topic, and the receipts get their uids.
-    4. `flush` waits for all that was sent before; `close`, or the end of the `with`, flushes.
+    2. The thread waits `linger` ("5ms") after the first message, or until `max_batch` (512) wait.
+    3. It writes the buffered messages, in one transaction per topic, and sets the receipts' uids.
+    4. `flush` waits for all earlier messages. `close` and the exit of the `with` block flush too.
 
-    At most `max_messages` (100,000) of `max_bytes` ("64MiB") together are in the buffer. When it is
-    full, `send` waits for room, `block` ("1m") at most, and then raises BufferFull; with `block=0`
-    it raises at once. All other options are those of `Producer`; a `partitioner` is called in the
-    thread that writes. What waits `backlog_wait` for room holds up its own partition only.
+    The buffer takes at most `max_messages` (100,000) with `max_bytes` ("64MiB") in total. When it
+    is full, `send` waits for room, for `block` ("1m") at most, and then raises BufferFull. With
+    `block=0` it raises immediately. All other options are those of `Producer`. The writing thread
+    calls the `partitioner`. A message that waits `backlog_wait` for room delays only its own
+    partition.
 
-    Thread-safe. In a forked child it is empty and works, with a connection and a thread of the
-    child's own. Unsent messages stay with the parent, and a warning says so.
+    It is thread-safe. In a forked child it is empty, and works with a connection and a thread of
+    the child. Unsent messages stay with the parent, and the child logs a warning.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class BufferedProducer:
             _deliver,
             **buffer,
         )
-        # Messages must not be lost because a program ends without calling `close`.
+        # Messages must not be lost when a program exits without calling `close`.
         atexit.register(self.close)
 
     def __enter__(self) -> Self:
@@ -170,10 +171,11 @@ class BufferedProducer:
         expires: float | timedelta | datetime | None = None,
         dedup_id: str | None = None,
     ) -> Receipt:
-        """Put one message into the buffer; arguments as for `Producer.send`.
+        """Put one message into the buffer. The arguments are those of `Producer.send`.
 
-        Raises BufferFull, Refused once it is closed, and MessageTooLarge, TypeError or ValueError
-        for a message that cannot be encoded. The receipt raises everything else.
+        Raises BufferFull when the buffer stays full, Refused after `close`, and MessageTooLarge,
+        TypeError or ValueError for a message that cannot be encoded. The receipt raises all other
+        errors.
         """
         item = Outgoing(value, key, headers, partition, delay, at, expires, dedup_id)
         envelopes = (self._sender.encode(item),)
@@ -190,24 +192,24 @@ class BufferedProducer:
         return receipt
 
     def cancel(self, uid: str) -> bool:
-        """Cancel a delayed send, by the result of its receipt; waits for Redis.
+        """Cancel a delayed send, given the result of its receipt. Waits for Redis.
 
-        Argument, result and errors as for `Producer.cancel`.
+        Argument, result and errors are as for `Producer.cancel`.
         """
         return self._sender.cancel(uid)
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Write all that was sent before; False when that took longer than `timeout` seconds.
+        """Write all earlier messages. Return False if it takes longer than `timeout` seconds.
 
-        Returns when the outcome of each message is known, whatever it is.
+        It returns when the outcome of each message is known, even if a write failed.
         """
         return self._buffer.flush(timeout)
 
     def close(self, timeout: float | None = None) -> bool:
-        """Flush, then end the thread and close the connection. A second call changes nothing.
+        """Flush, then stop the thread and close the connection. A second call changes nothing.
 
-        Messages that the thread has not begun to write after `timeout` seconds are given up: their
-        receipts raise RedisUnavailable, and False is returned.
+        After `timeout` seconds, messages whose write has not started are given up: their receipts
+        raise RedisUnavailable, and `close` returns False.
         """
         atexit.unregister(self.close)
         self._buffer.close()

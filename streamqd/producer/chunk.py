@@ -1,4 +1,4 @@
-"""Messages that are written together, the result of each, and which of them wait for room."""
+"""A chunk of messages that are written together, with their results and the wait for room."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from streamqd.producer.encoding import Envelope
 from streamqd.store.publishing import Transaction
 from streamqd.store.scripts import Call
 
-BACKLOG_PAUSES = (0.02, 0.05, 0.1, 0.25)  # seconds between looks for room; the last one repeats
+BACKLOG_PAUSES = (0.02, 0.05, 0.1, 0.25)  # seconds between checks for room; the last one repeats
 
-Result = Uid | Exception  # of one message: its uid, or why there is none
-NOT_YET = BacklogFull("not tried yet")  # no caller sees it: the message waits behind others
+Result = Uid | Exception  # the result of one message: its uid or its error
+NOT_YET = BacklogFull("not tried yet")  # internal: the message waits for earlier messages
 
 
 @dataclass(slots=True, eq=False)
@@ -25,10 +25,10 @@ class Ahead:
     """The chunks of one topic that wait for room ahead of another one."""
 
     counts: set[int] = field(default_factory=set)  # the partition counts by which they are routed
-    partitions: set[int] = field(default_factory=set)  # for which their messages wait
+    partitions: set[int] = field(default_factory=set)  # the partitions with waiting messages
 
     def add(self, chunk: Chunk) -> None:
-        """Note a chunk that waits."""
+        """Add a chunk that waits for room."""
         self.counts.add(chunk.count)
         self.partitions |= chunk.full_partitions()
 
@@ -37,30 +37,31 @@ class Ahead:
 class Chunk:
     """Messages of one kind to one topic, in one transaction, routed by one partition count.
 
-    They come in batches; each batch gets the results of its own messages. While messages wait for
-    room, the next look is due at `look_at`, and the last one at `deadline` (monotonic times).
+    A chunk consists of batches, and each batch gets the results of its own messages. While messages
+    wait for room, the next check is due at `look_at`, and the last one at `deadline` (seconds,
+    monotonic).
     """
 
     topic: str
     count: int = 0  # the partition count by which they are routed
     envelopes: list[Envelope] = field(default_factory=list)
-    partitions: list[int] = field(default_factory=list)  # where each goes
-    # Of each batch its begin and end, and the error of the message that ended it.
+    partitions: list[int] = field(default_factory=list)  # the partition of each message
+    # For each batch: its start, its end, and the error of the message at which it stopped.
     batches: list[tuple[int, int, Exception | None]] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)  # of scripts, that write them
-    numbers: list[Sequence[int]] = field(default_factory=list)  # of each call: its messages
-    commands: list[Any] = field(default_factory=list)  # the calls as the writer takes them
-    transaction: Transaction | None = None  # one that was sent ahead
+    calls: list[Call] = field(default_factory=list)  # the script calls that write the messages
+    numbers: list[Sequence[int]] = field(default_factory=list)  # the message numbers of each call
+    commands: list[Any] = field(default_factory=list)  # the calls in the writer's format
+    transaction: Transaction | None = None  # the transaction, if it was already sent
     results: list[Result] = field(default_factory=list)
     waiting: Sequence[int] = ()  # numbers of messages
-    since: float = field(default_factory=time.monotonic)  # when its time limit started
+    since: float = field(default_factory=time.monotonic)  # start of its time limit
     deadline: float | None = None  # set at the first attempt
     looks: int = 0
     look_at: float = 0.0
-    behind: bool = False  # all that waits here waits for messages ahead
+    behind: bool = False  # True if all waiting messages wait for messages of earlier chunks
 
     def part(self, numbers: Sequence[int]) -> Chunk:
-        """Some of the messages, to be written by themselves."""
+        """Return a chunk with only these messages."""
         if len(numbers) == len(self.envelopes):
             return self
         envelopes = [self.envelopes[at] for at in numbers]
@@ -68,12 +69,15 @@ class Chunk:
         return Chunk(self.topic, self.count, envelopes, partitions, since=self.since)
 
     def begin(self) -> None:
-        """All messages wait for their first attempt."""
+        """Reset the results, so that all messages wait for their first attempt."""
         self.results = [NOT_YET] * len(self.envelopes)
         self.waiting = range(len(self.envelopes))
 
     def settle(self, numbers: Sequence[int], found: list[Result]) -> None:
-        """Note the results of an attempt. Later on a message also waits for Redis to be there."""
+        """Store the results of an attempt.
+
+        After the first attempt, a message keeps waiting for room while Redis is unavailable.
+        """
         if not self.looks and len(found) == len(self.results):
             self.results = found
             return
@@ -83,9 +87,10 @@ class Chunk:
                 self.results[at] = result
 
     def plan(self) -> None:
-        """After an attempt: note what still waits, and when the next one is due.
+        """Set the messages that still wait, and the time of the next attempt.
 
-        If all of it waits for messages ahead, that is when those have found room, or the deadline.
+        If all of them wait for earlier chunks, the next attempt is due when those have found room,
+        or at the deadline. Call it after an attempt.
         """
         full = [at for at in self.waiting if isinstance(self.results[at], BacklogFull)]
         self.waiting = full
@@ -109,27 +114,27 @@ class Chunk:
                 )
 
     def give_up(self) -> None:
-        """Wait no more: the result of what found no room is BacklogFull."""
+        """Stop waiting. The result of messages that found no room is BacklogFull."""
         self.deadline = 0.0
         self.plan()
 
     def fail(self, error: Exception) -> None:
-        """Wait no more: an error is the result of what waits."""
+        """Stop waiting. The result of all waiting messages is `error`."""
         for at in self.waiting:
             self.results[at] = error
         self.waiting = ()
 
     def full_partitions(self) -> set[int]:
-        """The partitions for which messages wait."""
+        """Return the partitions that have waiting messages."""
         return {self.partitions[at] for at in self.waiting}
 
     def waits(self, number: int) -> bool:
-        """Whether a message of a batch waits for room."""
+        """Return True if a message of batch `number` waits for room."""
         begin, end, _ = self.batches[number]
         at = bisect_left(self.waiting, begin)
         return at < len(self.waiting) and self.waiting[at] < end
 
     def answer(self, number: int) -> list[Result]:
-        """The results of a batch. An error behind them is about the message that ended it."""
+        """Return the results of a batch, and the error of the message at which it stopped."""
         begin, end, failure = self.batches[number]
         return self.results[begin:end] + ([] if failure is None else [failure])

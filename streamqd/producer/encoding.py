@@ -1,7 +1,6 @@
-"""Encoding: a message as the fields of an entry.
+"""Encoding: turns a message into the fields of an entry.
 
-Nothing here touches Redis, a clock or a thread: every kind of producer encodes with it, in the
-thread that sends.
+It uses no Redis connection, clock or thread. All producers call it in the thread that sends.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from streamqd.errors import MessageTooLarge
 
 
 def _data(value: Any) -> Any:
-    """The data to write as JSON for a value of a type that JSON does not know."""
+    """Return JSON data for a value whose type JSON does not support. Raises TypeError."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
-    if hasattr(type(value), "model_dump"):  # of pydantic
+    if hasattr(type(value), "model_dump"):  # a pydantic model
         return value.model_dump(mode="json", by_alias=True)
-    if hasattr(type(value), "__struct_fields__"):  # of msgspec, which is there then
+    if hasattr(type(value), "__struct_fields__"):  # a msgspec Struct, so msgspec is installed
         from msgspec import to_builtins
 
         return to_builtins(value)
@@ -34,11 +33,11 @@ _to_json = json.JSONEncoder(
 ).encode
 
 HEADERS_MAX = 256
-CENTURY = 36_525 * 86_400.0  # seconds; anything further away is a mistake, or milliseconds
+CENTURY = 36_525 * 86_400.0  # seconds; a larger value is a mistake, or in milliseconds
 
 
 class Outgoing(NamedTuple):
-    """A message for `send_many` that is more than its value. Fields as those of `send`."""
+    """A message for `send_many` with a key or options. The fields are the arguments of `send`."""
 
     value: Any
     key: str | bytes | None = None
@@ -50,15 +49,15 @@ class Outgoing(NamedTuple):
     dedup_id: str | None = None
 
 
-_ALONE = Outgoing(b"")[1:]  # the other fields of a message that is only a value
+_ALONE = Outgoing(b"")[1:]  # the other fields of a message without key and options
 _PAYLOAD = b"payload"
 
 
 @dataclasses.dataclass(slots=True)
 class Encoded:
-    """A message as it is written: its entry's fields, and where and when to write it.
+    """An encoded message: the fields of its entry, and where and when to write it.
 
-    A scheduled message has a `send_id`, and either of the two times.
+    A scheduled message has a `send_id` and either `delay` or `at_unix_ms`.
     """
 
     fields: list[bytes]
@@ -71,20 +70,20 @@ class Encoded:
     at_unix_ms: int | None = None
 
 
-# A message that is a payload and nothing else, as nearly all of a bulk are, is that payload:
-# objects beside it were a sixth of the work, for the garbage collector has to visit them.
+# A message with only a payload, like most messages of a bulk send, is represented by that payload.
+# Additional objects took a sixth of the time, because the garbage collector has to visit them.
 Envelope = Encoded | bytes
 
 
 def expanded(envelope: Envelope) -> Encoded:
-    """Spell out what a payload alone stands for."""
+    """Return the message as an Encoded, even if it is only a payload."""
     if isinstance(envelope, bytes):
         return Encoded([_PAYLOAD, envelope], size_of(envelope))
     return envelope
 
 
 def size_of(envelope: Envelope) -> int:
-    """Bytes of names and values."""
+    """Return the size of a message: the bytes of its field names and values."""
     return len(_PAYLOAD) + len(envelope) if isinstance(envelope, bytes) else envelope.size
 
 
@@ -156,10 +155,10 @@ def fields_of(item: Outgoing, max_bytes: int) -> list[bytes]:
 def batches(
     items: Iterable[Any], encode: Callable[[Any], Envelope], *, count: int, size: int
 ) -> Iterator[list[Envelope]]:
-    """Encode items and cut them into batches for one transaction each: messages of one kind.
+    """Encode items and cut them into batches for one transaction each, with one kind of message.
 
-    At most `count` messages; a batch is full once it has `size` bytes. An error, of an item or of
-    `items` itself, is raised behind those before it.
+    A batch is full when it has `count` messages or at least `size` bytes. An error of an item, or
+    of `items` itself, is raised after the batches with all earlier items.
     """
     batch: list[Envelope] = []
     held = 0
@@ -168,7 +167,7 @@ def batches(
     try:
         for item in items:
             envelope = encode(item)
-            if type(envelope) is bytes:  # as the two calls have it, at a fraction of their price
+            if type(envelope) is bytes:  # same result as the two calls, at a fraction of the cost
                 own, taken = "plain", len(_PAYLOAD) + len(envelope)
             else:
                 own, taken = kind_of(envelope), size_of(envelope)
@@ -181,7 +180,7 @@ def batches(
             if held >= size or len(batch) >= count:
                 yield batch
                 batch, held = [], 0
-    except Exception as error:  # noqa: BLE001 - raised below, behind the items before it
+    except Exception as error:  # noqa: BLE001 - raised below, after the items before it
         failure = error
     if batch:
         yield batch
@@ -190,13 +189,13 @@ def batches(
 
 
 def check_topic(topic: object) -> None:
-    """Raise TypeError for a topic that is no text. Its name is checked when it is routed."""
+    """Raise TypeError if the topic is not a string. Routing checks the name itself."""
     if not isinstance(topic, str):
         raise TypeError(f"a topic is a text, not {topic!r}")
 
 
 def kind_of(envelope: Envelope) -> str:
-    """How it is written: `plain`, `deduplicated` or `scheduled`. A transaction has one kind."""
+    """Return the kind: `plain`, `deduplicated` or `scheduled`. A transaction has one kind."""
     if isinstance(envelope, bytes):
         return "plain"
     if envelope.send_id:
@@ -241,7 +240,10 @@ def _utf8(what: str, text: str) -> bytes:
 
 
 def _expiry(expires: float | timedelta | datetime) -> tuple[bytes, bytes]:
-    """A time span is written as such: only Redis knows when it begins."""
+    """Return the name and value of the expiry field.
+
+    A duration is not converted to a time, because only Redis knows its start.
+    """
     if isinstance(expires, datetime):
         return b"expiresAt", b"%d" % _unix_ms("expires", expires)
     return b"expiresAfter", b"%d" % round(_seconds("expires", expires) * 1000)

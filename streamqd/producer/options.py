@@ -1,4 +1,4 @@
-"""The options of producers, and their check: one for every kind of producer."""
+"""The options of producers, and one check for all kinds of producers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamqd.producer.routing import Partitioner
 
 
 class ProducerOptions(TypedDict, total=False):
-    """The options of every kind of producer, as `Producer` explains them."""
+    """The options of all producers. `Producer` documents them."""
 
     create: bool
     timeout: Duration
@@ -24,7 +24,7 @@ class ProducerOptions(TypedDict, total=False):
 
 
 class BufferOptions(TypedDict, total=False):
-    """The options of a buffered producer, as `BufferedProducer` explains them."""
+    """The options of a buffered producer. `BufferedProducer` documents them."""
 
     linger: Duration
     max_batch: int
@@ -34,7 +34,7 @@ class BufferOptions(TypedDict, total=False):
 
 
 class _Rule(NamedTuple):
-    """An option: its types, how it is read, its bounds, and all that in words."""
+    """The rule for an option: its types, its parser, its bounds, and their description."""
 
     types: tuple[type, ...]
     read: Callable[[Any], float]
@@ -54,7 +54,7 @@ def _count(words: str, *others: type) -> _Rule:
 
 _RULES = {
     "create": _Rule((bool,), bool, False, True, "True or False"),
-    "timeout": _duration(0.001, 86_400.0),  # a socket takes no more than a few weeks
+    "timeout": _duration(0.001, 86_400.0),  # a socket accepts at most a few weeks
     "dedup_window": _duration(0.001),
     "backlog_wait": _duration(),
     "max_backlog": _count("a whole number, 1 or more, or None", NoneType),
@@ -69,10 +69,10 @@ _RULES = {
 
 
 def checked(**options: Any) -> dict[str, Any]:
-    """Return options with durations in seconds and sizes in bytes.
+    """Return the options with durations in seconds and sizes in bytes.
 
-    Raises TypeError for a value of the wrong type and ValueError for one that is out of bounds or
-    cannot be read, each with one sentence that names the option.
+    Raises TypeError for a value of the wrong type, and ValueError for a value that is out of bounds
+    or cannot be parsed. Each error is one sentence that names the option.
     """
     return {name: _checked(name, value) for name, value in options.items()}
 
@@ -80,7 +80,7 @@ def checked(**options: Any) -> dict[str, Any]:
 def _checked(name: str, value: Any) -> Any:
     rule = _RULES[name]
     sentence = f"{name} is {rule.words}, not {value!r}"
-    # To Python True is a number.
+    # In Python, True is an int.
     if not isinstance(value, rule.types) or (isinstance(value, bool) and bool not in rule.types):
         raise TypeError(sentence)
     if value is None:

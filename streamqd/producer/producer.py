@@ -1,4 +1,4 @@
-"""The producer whose calls return when Redis has answered."""
+"""The synchronous producer, whose calls return after the reply of Redis."""
 
 from __future__ import annotations
 
@@ -26,26 +26,27 @@ if TYPE_CHECKING:
 
 
 class Producer:
-    """Writes messages to topics over one connection of its own.
+    """A producer that writes messages to topics over its own connection.
 
-    Use it as a context manager or call `close`. Thread-safe: threads take turns on the connection.
-    A producer that was created before a fork works in the child too, over a new connection.
+    Use it as a context manager or call `close`. It is thread-safe: threads take turns on the
+    connection. A producer that was created before a fork also works in the child, over a new
+    connection.
 
-    `url` names the Redis server, `settings` (from `config.load`) all the rest. Without either,
-    they are those of the command line: of the file that STREAMQ_CONFIG names, else of
-    ./streamq.toml if it exists, under the variables STREAMQ_SECTION__KEY.
-    With `create` (True) a topic is registered at its first send, with the partition count that the
-    settings give it, else one partition; without, sending to an unknown topic raises TopicMissing.
-    `timeout` (5) bounds a whole `send`: connecting, all its repetitions and the wait for other
-    threads. `backlog_wait` comes on top. `dedup_window` (600) is how long a `dedup_id`
-    is remembered. Durations are seconds, a text such as "5m" or a timedelta.
+    `url` is the Redis server, and `settings` (from `config.load`) are all other settings. Without
+    both, the producer uses the settings of the command line: the file in STREAMQ_CONFIG, or else
+    ./streamq.toml if it exists, overridden by the variables STREAMQ_SECTION__KEY.
+    With `create` (True) the first send to a topic registers it, with the partition count of the
+    settings, or else one partition. With `create=False`, sending to an unknown topic raises
+    TopicMissing. `timeout` (5) limits a whole `send`: connecting, all repetitions and the wait for
+    other threads. `backlog_wait` comes on top of it. `dedup_window` (600) is how long a `dedup_id`
+    is remembered. A duration is a number of seconds, a string such as "5m" or a timedelta.
 
     `partitioner` chooses partitions: "hash" (CRC-32 of the key), "round-robin", "sticky",
-    "consistent", or a function of the key (bytes, or None) and the number of partitions; a mapping
-    of topics gives each its own, and "hash" to the others. With `max_backlog` a message is not
-    written to a partition in which that many wait: after `backlog_wait` (0) BacklogFull is raised.
+    "consistent", or a function of the key (bytes or None) and the number of partitions. Pass a
+    mapping to set it per topic; other topics use "hash". With `max_backlog`, no message is written
+    to a partition where that many messages wait: after `backlog_wait` (0) BacklogFull is raised.
 
-    Raises TypeError or ValueError, which name the option, for a value that cannot be used.
+    Raises TypeError or ValueError, with the option's name, for an invalid option.
     """
 
     def __init__(
@@ -80,21 +81,22 @@ class Producer:
         expires: float | timedelta | datetime | None = None,
         dedup_id: str | None = None,
     ) -> Uid:
-        """Write one message; return its uid, which `streamqd trace` takes.
+        """Write one message and return its uid, for example for `streamqd trace`.
 
-        bytes are written as they are, str as UTF-8, everything else as JSON. Messages with the
-        same key go to the same partition; without a key (and without a `dedup_id`, which then
-        takes its place) partitions take turns. A message whose `dedup_id` was used before, within
-        the window, is not written again: the uid of the first is returned.
+        A bytes value is written unchanged, a str as UTF-8, and any other value as JSON. Messages
+        with the same key go to the same partition. A message without a key is routed by its
+        `dedup_id`; without both, partitions take turns. If the `dedup_id` was used before within
+        the window, the message is not written again, and the uid of the first one is returned.
 
-        With `delay` (seconds or timedelta) or `at` (unix seconds or a datetime with a time zone) it
-        becomes readable later; `cancel` and `streamqd delayed` take its uid. Past `expires` it is
-        not handled any more: seconds or a timedelta after it became readable, or a datetime.
+        With `delay` (seconds or timedelta) or `at` (unix seconds or a datetime with a time zone),
+        the message becomes readable later. Pass its uid to `cancel` or `streamqd delayed`. After
+        `expires` it is no longer handled: a datetime, or seconds or a timedelta after it became
+        readable.
 
-        Raises UnknownOutcome when the answer was lost (never with a `dedup_id` unless every
-        repetition was lost too), RedisUnavailable when nothing was written, RedisRefused,
-        BacklogFull, MessageTooLarge, TopicMissing, Refused, and TypeError or ValueError for what
-        cannot be encoded.
+        Raises UnknownOutcome when the reply was lost (with a `dedup_id` only if the replies of all
+        repetitions were lost), RedisUnavailable when nothing was written, RedisRefused,
+        BacklogFull, MessageTooLarge, TopicMissing, Refused, and TypeError or ValueError for a
+        message that cannot be encoded.
         """
         item = Outgoing(value, key, headers, partition, delay, at, expires, dedup_id)
         result = self._sender.send(topic, self._sender.encode(item))
@@ -103,16 +105,17 @@ class Producer:
         return result
 
     def send_many(self, topic: str, items: Iterable[Any]) -> list[Uid]:
-        """Write many messages, pipelined; return their uids in order.
+        """Write many messages in pipelined chunks, and return their uids in order.
 
         An item is a value as for `send`, or an `Outgoing`. Messages are written in the order of
-        the items, in chunks, each waiting for the answer to the one before. Meanwhile the next
-        chunk is made, so items of one chunk more may have been taken than are sent. When something
-        fails, the messages before it have been written, and the error says how many these are:
-        ChunkUnknown, ChunkRefused and BacklogFull have the uids; an item that cannot be encoded, or
-        an error raised by `items` itself, stops the sending behind the items before it and is
-        raised with a note. `timeout` bounds each chunk (512 messages or 1 MiB), without the time
-        that `items` takes.
+        the items, in chunks. Each chunk waits for the reply to the previous one. During this wait
+        the next chunk is encoded, so up to one chunk of items may be consumed but not sent.
+
+        If an error occurs, all messages before it are written, and the error reports them.
+        ChunkUnknown, ChunkRefused and BacklogFull contain the uids. If an item cannot be encoded or
+        `items` itself raises, the earlier items are written, and the error is raised with a note
+        that contains their number. `timeout` limits each chunk (512 messages or 1 MiB), without the
+        time that `items` takes.
         """
         ids: list[Uid] = []
         try:
@@ -129,10 +132,10 @@ class Producer:
     def send_chunks(
         self, topic: str, items: Iterable[Any], *, delay: float | None = None
     ) -> Iterator[list[Uid]]:
-        """Write many messages as `send_many` does, yielding the uids of each chunk once confirmed.
+        """Write many messages as `send_many` does, and yield the uids of each confirmed chunk.
 
-        The uids in a raised ChunkUnknown, ChunkRefused or BacklogFull are those of the failed chunk
-        only. With `delay` (seconds) all messages are scheduled, unless an item says otherwise.
+        A raised ChunkUnknown, ChunkRefused or BacklogFull contains only the uids of the failed
+        chunk. `delay` (seconds) applies to all items that do not set `delay` or `at`.
         """
         if delay is not None:
             items = (_delayed(item, delay) for item in items)
@@ -146,26 +149,26 @@ class Producer:
     def cancel(self, uid: str) -> bool:
         """Cancel a delayed send: pass the value that `send` returned.
 
-        Return True if it is cancelled now and is never delivered. Return False if no such send
-        waits: it was delivered, cancelled before, or never sent. A cancelled send keeps its
+        Return True if it is now canceled and will never be delivered. Return False if no such send
+        waits: it was delivered, canceled before, or never sent. A canceled send keeps its
         `dedup_id`.
 
-        Raises ValueError for a string that is no uid, UnknownOutcome when the answer was lost (a
+        Raises ValueError for a string that is not a uid, UnknownOutcome when the reply was lost (a
         second call is safe), RedisUnavailable when nothing was changed, and RedisRefused.
         """
         return self._sender.cancel(uid)
 
     def buffered(self, **buffer: Unpack[BufferOptions]) -> BufferedProducer:
-        """Make a BufferedProducer with the settings of this one and a connection of its own."""
+        """Return a BufferedProducer with the same settings and a connection of its own."""
         from streamqd.producer.buffered import BufferedProducer
 
         return BufferedProducer(None, self._sender.settings, **buffer, **self._options)
 
 
 def confirmed(topic: str, results: Sequence[Result]) -> tuple[list[Uid], Exception | None]:
-    """Read the results of a batch: the uids in order, and the error that ends the sending.
+    """Return the uids of a batch in order, and the error that stops the sending, or None.
 
-    An error that says of itself how much of the batch was written leaves no ids.
+    If the error itself contains the written uids of the batch, the list is empty.
     """
     sent = [each for each in results if isinstance(each, Uid)]
     if len(sent) == len(results):
@@ -187,12 +190,12 @@ def confirmed(topic: str, results: Sequence[Result]) -> tuple[list[Uid], Excepti
         return [], ChunkRefused(refused[0].code, text, ids)
     if isinstance(failures[0], BacklogFull):
         return [], BacklogFull(str(failures[0]), ids)
-    # It ended at a message that could not be routed, or nothing was written at all.
+    # A message could not be routed, or nothing was written at all.
     return sent, failures[0]
 
 
 def note_written(error: Exception, ids: list[Uid]) -> None:
-    """Say in an error that ended `send_many` which messages were written before."""
+    """Add the uids (or the number) of the messages written before to an error of `send_many`."""
     if isinstance(error, ChunkUnknown | ChunkRefused | BacklogFull):
         error.ids[:0] = ids
     else:

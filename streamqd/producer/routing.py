@@ -1,8 +1,8 @@
-"""Which partition a message goes to.
+"""Routing: the choice of a message's partition.
 
-A partitioner is chosen by name, or is a function of the key (None without one) and the number of
-partitions. With a `dedup_id` a repetition must meet the first send, so such messages never take
-turns.
+A partitioner has a name, or is a function of the key (None without a key) and the number of
+partitions. A repetition with a `dedup_id` must reach the partition of the first send, so such
+messages never take turns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Partitioner = Named | Callable[[bytes | None, int], int]
 
 
 class Chooser:
-    """Chooses partitions of one topic. Keeps whose turn it is.
+    """The partitioner of one topic. It stores whose turn it is.
 
     Raises ValueError for an unknown name.
     """
@@ -45,13 +45,13 @@ class Chooser:
         self._turn: int | None = None
 
     def takes_turns(self, key: bytes | None, dedup_id: str | None) -> bool:
-        """Whether any partition is as good as another for such a message."""
+        """Return True if a message with this key and `dedup_id` may go to any partition."""
         if dedup_id is not None or self._function is not None:
             return False
         return key is None or self._name == "round-robin"
 
     def choose(self, key: bytes | None, dedup_id: str | None, count: int) -> int:
-        """Choose. Raises ValueError when a function chooses a partition that does not exist."""
+        """Return the partition, of `count`. Raises ValueError if a function's choice is invalid."""
         if self.takes_turns(key, dedup_id):
             [turn] = self.turns(1, count)
             return turn
@@ -68,10 +68,10 @@ class Chooser:
         return chosen
 
     def turns(self, number: int, count: int) -> list[int]:
-        """Choose for a number of messages that take turns."""
+        """Return the partitions of `number` messages that take turns."""
         turn = self._turn
         if turn is None:
-            # Many short-lived producers must not all begin at 0.
+            # Many short-lived producers must not all start at 0.
             turn = random.randrange(count)
         if self._name == "sticky":
             self._turn = turn
@@ -80,15 +80,15 @@ class Chooser:
         return [each % count for each in range(turn, turn + number)]
 
     def begin_batch(self) -> None:
-        """The next messages are written in another transaction than the ones before."""
+        """Start a new transaction, at which a sticky partitioner moves to the next partition."""
         if self._name == "sticky" and self._turn is not None:
             self._turn += 1
 
 
 class Router:
-    """Routes messages by the partition counts that the writer knows; creates topics.
+    """The router of messages, which also creates topics. The writer caches the partition counts.
 
-    Raises ValueError for a partitioner that does not exist.
+    Raises ValueError for an unknown partitioner.
     """
 
     def __init__(
@@ -112,25 +112,25 @@ class Router:
             self._of_others = partitioner
         self._choosers: dict[str, Chooser] = {}
         for each in (*self._of_topics.values(), self._of_others):
-            Chooser(each)  # a mistake is raised before the first send
+            Chooser(each)  # raises a mistake before the first send
         self._checked: set[str] = set()  # topics that were looked up before
 
     def chooser(self, topic: str) -> Chooser:
-        """The chooser of a topic."""
+        """Return the chooser of a topic."""
         found = self._choosers.get(topic)
         if found is None:
             found = self._choosers[topic] = Chooser(self._of_topics.get(topic, self._of_others))
         return found
 
     def forget_turns(self) -> None:
-        """After a fork: else every child would begin at the same partition."""
+        """Reset the turns after a fork, so that not every child starts at the same partition."""
         self._choosers.clear()
 
     def choose(self, topic: str, envelopes: Sequence[Envelope], count: int) -> Iterable[int]:
-        """The partitions of messages, in their order, of `count` partitions.
+        """Return the partitions of messages, in their order, out of `count` partitions.
 
-        When the result is iterated up to a message that cannot be routed, Refused is raised, or the
-        error of a user's partitioner.
+        The iteration raises Refused, or the error of a user's partitioner, at the first message
+        that cannot be routed.
         """
         chooser = self.chooser(topic)
         if set(map(type, envelopes)) == {bytes} and chooser.takes_turns(None, None):
@@ -138,7 +138,7 @@ class Router:
         return (_chosen(topic, chooser, each, count) for each in envelopes)
 
     def choose_one(self, topic: str, envelope: Envelope, count: int) -> int:
-        """The partition of a message that is written by itself. Raises as `choose` does."""
+        """Return the partition of a message that is written alone. Raises as `choose` does."""
         chooser = self._choosers.get(topic) or self.chooser(topic)
         chooser.begin_batch()
         return _chosen(topic, chooser, envelope, count)
@@ -146,9 +146,9 @@ class Router:
     def again(
         self, topic: str, envelopes: Sequence[Envelope], before: Sequence[int], count: int
     ) -> list[int]:
-        """The partitions of messages after the count has changed. Raises as `choose` does.
+        """Return the partitions of messages after the count changed. Raises as `choose` does.
 
-        A message that took its turn stays where it was, if that partition still exists.
+        A message that took its turn keeps its partition if that partition still exists.
         """
         chooser = self.chooser(topic)
         return [
@@ -159,14 +159,14 @@ class Router:
         ]
 
     def known(self, topic: str) -> int | None:
-        """Return the topic's partition count if it was looked up before and is still known."""
+        """Return the topic's partition count, None unless it was looked up and is still cached."""
         return self._writer.known(topic) if topic in self._checked else None
 
     def count(self, topic: str) -> int:
-        """The topic's partition count. Asks Redis, or creates the topic, only if it is not known.
+        """Return the topic's partition count. If it is unknown, read it or create the topic.
 
-        Raises TopicMissing, RedisRefused, RedisUnavailable (nothing was sent) and ValueError.
-        Never guesses.
+        Raises TopicMissing, RedisRefused, RedisUnavailable (nothing was sent) and ValueError. It
+        never guesses.
         """
         known = self.known(topic)
         if known is not None:
@@ -203,7 +203,7 @@ class Router:
             )
 
     def _register(self, topic: str) -> None:
-        # The process that created it may have died before this step.
+        # The process that created the topic may have died before this step.
         try:
             topics.register(self._store, topic)
         except RedisRefused as error:
@@ -241,6 +241,6 @@ def _chosen(topic: str, chooser: Chooser, envelope: Envelope, count: int) -> int
 
 
 def _is_free(chooser: Chooser, envelope: Envelope) -> bool:
-    """Whether a message took its turn, so that any partition is as good for it."""
+    """Return True if a message took its turn, so that it may go to any partition."""
     message = expanded(envelope)
     return message.partition is None and chooser.takes_turns(message.key, message.dedup_id)

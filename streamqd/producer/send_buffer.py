@@ -1,8 +1,9 @@
 """A bounded buffer of messages and the one thread that writes them.
 
-Below the buffered and the asynchronous producer. A `send` encodes the message and puts it here; the
-thread writes it, together with the others that wait for the same topic. The buffer knows nothing of
-futures: it asks `claim` before it writes a message, and gives the results to `deliver`.
+The buffered and the asynchronous producer use it. A `send` encodes the message and puts it into the
+buffer. The thread writes it, together with other messages to the same topic. The buffer is
+independent of futures: it calls `claim` before it writes a message, and passes results to
+`deliver`.
 """
 
 from __future__ import annotations
@@ -29,22 +30,23 @@ T = TypeVar("T")  # stands for the sender of a batch: a future
 
 @dataclass(slots=True)
 class BufferedBatch(Generic[T]):
-    """Messages of one kind to one topic that are written together: one, or many."""
+    """One or more messages of one kind to one topic that are written together."""
 
     topic: str
     envelopes: Sequence[Envelope]
     ticket: T
     size: int
-    since: float  # monotonic time of its arrival
-    number: int  # batches are counted as they come, from 1
+    since: float  # time of its arrival (seconds, monotonic)
+    number: int  # batches are numbered by arrival, starting at 1
 
 
 class SendBuffer(Generic[T]):
-    """Takes batches from any thread and writes them in the order in which they came.
+    """A buffer that takes batches from any thread and writes them in the order of arrival.
 
-    `linger` is how long the first batch waits for others, unless `max_batch` messages are there. At
-    most `max_messages` messages of `max_bytes` together are here; those being written count too.
-    If `awaited`, the time limit of a batch starts at its arrival, otherwise when it is written.
+    The first batch waits `linger` seconds for others, unless `max_batch` messages are waiting. The
+    buffer takes at most `max_messages` messages with `max_bytes` in total, and messages being
+    written count too. With `awaited`, the time limit of a batch starts at its arrival, otherwise
+    at its write.
     """
 
     def __init__(
@@ -72,25 +74,25 @@ class SendBuffer(Generic[T]):
 
     def _begin(self) -> None:
         lock = threading.Lock()
-        self._changed = threading.Condition(lock)  # the thread waits for it
-        self._room = threading.Condition(lock)  # the others wait for it
+        self._changed = threading.Condition(lock)  # the writing thread waits for it
+        self._room = threading.Condition(lock)  # all other threads wait for it
         self._queue: deque[BufferedBatch[T]] = deque()
         self._queued = 0  # messages in `_queue`
-        self._held = 0  # messages here, also counting those being written
+        self._held = 0  # messages in the buffer, including those being written
         self._held_bytes = 0
-        self._taken = 0  # batches that ever came
+        self._taken = 0  # number of batches accepted so far
         self._unfinished: dict[int, None] = {}  # numbers of batches, in their order
         self._urgent = 0  # do not linger for batches up to this number
-        # Chunks of which messages wait for room, with their batches that have no answer yet, by
-        # their numbers in the chunk. In the order in which they came; only the thread uses it.
+        # Chunks with messages that wait for room, in order of arrival. The values are their
+        # unanswered batches, by their number in the chunk. Only the writing thread uses it.
         self._waiting: dict[Chunk, dict[int, BufferedBatch[T]]] = {}
-        self._ahead: dict[str, Ahead] = {}  # of a topic: those of its chunks that wait
-        self._look_at: float | None = None  # when the next look for room is due
+        self._ahead: dict[str, Ahead] = {}  # by topic: its chunks that wait
+        self._look_at: float | None = None  # time of the next check for room (monotonic)
         self._given_up = False
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    # --- for those who send ---
+    # --- the sending threads ---
 
     def put(
         self,
@@ -99,10 +101,10 @@ class SendBuffer(Generic[T]):
         make: Callable[[], T],
         since: float | None = None,
     ) -> T | None:
-        """Take a batch, with a ticket that `make` makes; None when there is no room for it.
+        """Accept a batch and return its ticket from `make`, None if the buffer has no room.
 
-        `since` (monotonic) is when its sender has called; default: now. An empty buffer has room
-        for anything. Raises Refused once it is closed.
+        `since` (seconds, monotonic) is the time of the sender's call; default: now. An empty buffer
+        accepts any batch. Raises Refused after `close`.
         """
         check_topic(topic)
         size = sum(map(size_of, envelopes))
@@ -134,13 +136,13 @@ class SendBuffer(Generic[T]):
             return ticket
 
     def wait_for_room(self, timeout: float) -> None:
-        """Wait until something has left, `timeout` seconds at most. May return sooner."""
+        """Wait up to `timeout` seconds until a batch has left. May return sooner."""
         with self._room:
             if self._held:
                 self._room.wait(timeout)
 
     def flush(self, timeout: float | None) -> bool:
-        """Write what is here without lingering; False when that took longer than `timeout`."""
+        """Write all batches without lingering. Return False if it takes longer than `timeout`."""
         with self._changed:
             last = self._hurry()
             return self._room.wait_for(
@@ -153,13 +155,13 @@ class SendBuffer(Generic[T]):
         return self._urgent
 
     def close(self) -> None:
-        """Take nothing any more, write what is here, then end the thread. Does not wait."""
+        """Reject new batches, write the others, then stop the thread. Does not wait for it."""
         with self._changed:
             self._closed = True
             self._changed.notify()
 
     def abandon(self) -> None:
-        """Give up what the thread has not begun to write."""
+        """Give up all batches whose write has not started."""
         with self._changed:
             batches = list(self._queue)
             self._queue.clear()
@@ -173,7 +175,7 @@ class SendBuffer(Generic[T]):
         self._finish(batches)
 
     def join(self, timeout: float | None) -> bool:
-        """Wait for the end of the thread; False when that took longer than `timeout`."""
+        """Wait until the thread stops. Return False if it takes longer than `timeout`."""
         thread = self._thread
         if thread is None:
             self._sender.close()
@@ -182,7 +184,7 @@ class SendBuffer(Generic[T]):
         return not thread.is_alive()
 
     def forget(self) -> None:
-        """In a forked child, which has no other thread: what is here is the parent's."""
+        """Empty the buffer in a forked child. Its batches belong to the parent."""
         held = self._held
         self._begin()
         if held:
@@ -202,9 +204,9 @@ class SendBuffer(Generic[T]):
         self._sender.close()
 
     def _next(self) -> list[BufferedBatch[T]] | None:
-        """Wait for batches to write together; None once it is closed and empty.
+        """Wait for batches to write together. Return None after `close`, when it is empty.
 
-        No batches when a look for room is due.
+        Return an empty list when a check for room is due.
         """
         with self._changed:
             look_at = self._look_at
@@ -251,10 +253,10 @@ class SendBuffer(Generic[T]):
         self._attempt(chunk)
 
     def _look_for_room(self) -> None:
-        """Try again what waits for room, in the order in which it came.
+        """Retry the chunks that wait for room, in order of arrival.
 
-        One look costs time in proportion to the chunks that wait. Those behind others of their
-        partition are tried only when these have found room: they have no looks of their own.
+        One check takes time in proportion to the waiting chunks. A chunk that waits for earlier
+        chunks of its partitions is tried only after these have found room.
         """
         now = time.monotonic()
         if not self._waiting or not (self._given_up or (self._look_at or 0.0) <= now):
@@ -270,7 +272,7 @@ class SendBuffer(Generic[T]):
                 self._note_waiting(chunk)
 
     def _attempt(self, chunk: Chunk) -> None:
-        """Write a chunk, but nothing that would overtake what waits for room before it."""
+        """Write a chunk, except for messages that would overtake earlier messages."""
         try:
             self._sender.attempt(chunk, self._ahead.get(chunk.topic))
         except BaseException as raised:  # noqa: BLE001 - the result of the messages
@@ -284,7 +286,7 @@ class SendBuffer(Generic[T]):
         self._look_at = min(self._look_at or math.inf, chunk.look_at)
 
     def _settle(self, chunk: Chunk) -> None:
-        """Answer the batches of which no message waits any more."""
+        """Deliver the results of all batches that have no waiting messages."""
         batches = self._waiting[chunk]
         settled = [number for number in batches if not chunk.waits(number)]
         if settled:
@@ -306,12 +308,12 @@ class SendBuffer(Generic[T]):
 
 
 def _error_of(raised: BaseException) -> Exception:
-    # A partitioner that calls sys.exit ends nothing but its own message.
+    # A partitioner that calls sys.exit only makes its own message fail.
     return raised if isinstance(raised, Exception) else RuntimeError(repr(raised))
 
 
 def _bundles(batches: Sequence[BufferedBatch[T]]) -> list[list[BufferedBatch[T]]]:
-    """Cut batches into what one transaction carries; those to one topic keep their order."""
+    """Group batches into one bundle per transaction. Batches to one topic keep their order."""
     by_topic: dict[str, list[BufferedBatch[T]]] = {}
     for each in batches:
         by_topic.setdefault(each.topic, []).append(each)

@@ -1,8 +1,8 @@
-"""The one path of messages to Redis, and the outcome of each when an answer is lost.
+"""The only path of messages to Redis, with the outcome of each message when a reply is lost.
 
-Every kind of producer sends by this, over one connection and in one thread at a time: messages are
-routed, made into commands and written in one transaction. Nothing is repeated unless that is
-certain to write a message once.
+All producers send through it, over one connection and in one thread at a time. It routes messages,
+builds the commands and writes them in one transaction. A write is repeated only if this cannot
+write a message twice.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ from streamqd.store.replies import accepted
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
-CHUNK_COUNT = 512  # messages of one transaction at most
-CHUNK_BYTES = 1 << 20  # and about this many bytes
+CHUNK_COUNT = 512  # bound of the messages in one transaction
+CHUNK_BYTES = 1 << 20  # size in bytes at which a transaction is full
 PAUSES = (0.05, 0.2, 0.5)  # seconds before each repetition of a send that is safe to repeat
-HEADS_MAX = 4096  # calls of which the arguments ahead of the messages are kept
-REROUTES_MAX = 100  # of one transaction: each time the topic has changed under it
+HEADS_MAX = 4096  # bound of the cached calls without their messages
+REROUTES_MAX = 100  # bound of the times that one transaction is routed again after a topic change
 DEDUP_WINDOW = 600.0
 _UID = re.compile(r"([^/]+)/([0-9]{1,9})/([!-~]{1,200})")
 
@@ -67,7 +67,7 @@ _inherited: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def forget_in_children(each: Any) -> None:
-    """Let every child that is forked while it is there call its `forget`."""
+    """Call the `forget` method of `each` in all children that are forked while it exists."""
     _inherited.add(each)
 
 
@@ -80,10 +80,11 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 class Sender:
-    """One connection, what is known of the topics, and the rules for repeating.
+    """One connection, the cached partition counts of topics, and the rules for repeating.
 
-    Thread-safe: a lock guards the connection, one exchange at a time. It is free while a send waits
-    for its next attempt. After a fork it works in the child too, over a new connection.
+    It is thread-safe: a lock protects the connection for one round trip at a time. The lock is free
+    while a send waits for its next attempt. After a fork it also works in the child, over a new
+    connection.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Sender:
         self._backlog_wait: float = options["backlog_wait"]
         self._max_backlog: int | None = options["max_backlog"]
         self._window: float = options["dedup_window"]
-        # Encodes an `Outgoing` or a value; touches neither the connection nor any state.
+        # Encodes an `Outgoing` or a value, without using the connection or any state.
         self.encode: Callable[[Any], Envelope] = functools.partial(
             envelope_of, max_bytes=settings.daemon.max_message_bytes
         )
@@ -122,7 +123,7 @@ class Sender:
         self._connection = connection
         self._keys = keys = Keys(settings.keys.control, settings.keys.streams)
         self._writer = MessageWriter(connection, keys)
-        # Calls of `message_append` without their messages, and the commands that make them.
+        # Calls of `message_append` without their messages, and their commands.
         self._heads: dict[tuple[str, int, int, bool], tuple[Call, tuple[str, ...]]] = {}
         store = Store(connection, keys)
         self._router = Router(settings, store, self._writer, partitioner, create=create)
@@ -132,12 +133,12 @@ class Sender:
 
     @property
     def timeout(self) -> float:
-        """Seconds that one send may take, apart from its wait for room."""
+        """The maximum seconds of one send, without its wait for room."""
         return self._timeout
 
     def close(self) -> None:
         """Close the connection. The next use opens a new one."""
-        with contextlib.suppress(RedisUnavailable):  # others use it, and would open it again
+        with contextlib.suppress(RedisUnavailable):  # other threads use it, and would reopen it
             self._alone(time.monotonic() + self._timeout, self._close)
 
     def _close(self) -> None:
@@ -145,10 +146,10 @@ class Sender:
         self._connection.close()
 
     def _alone(self, end: float, work: Callable[[], T]) -> T:
-        """Do something with the connection that no other thread uses, until `end` (monotonic).
+        """Run `work` with exclusive use of the connection, until `end` (seconds, monotonic).
 
-        Raises RedisUnavailable when other threads use it all the time, RuntimeError in a signal
-        handler that has interrupted a send of its own thread. Nothing was sent then.
+        Raises RedisUnavailable when other threads use it until `end`, and RuntimeError in a signal
+        handler that interrupted a send of its own thread. In both cases nothing was sent.
         """
         lock = self._lock
         owned = lock._is_owned  # type: ignore[attr-defined]  # noqa: SLF001 - as Condition does
@@ -162,14 +163,14 @@ class Sender:
             self._connection.until(end)
             return work()
         finally:
-            # An exception of a signal handler may have come before the lock was taken, or after.
+            # A signal handler may raise an exception before the lock is taken, or after.
             if owned():
                 lock.release()
 
     def forget(self) -> None:
-        """In a forked child: the connection is the parent's, and so are the turns."""
+        """Drop the connection and the turns in a forked child. They belong to the parent."""
         self._pid = os.getpid()
-        self._lock = threading.RLock()  # a thread of the parent may have it
+        self._lock = threading.RLock()  # a thread of the parent may hold the old lock
         self._writer.detach()
         self._router.forget_turns()
 
@@ -178,10 +179,10 @@ class Sender:
         return batches(items, self.encode, count=CHUNK_COUNT, size=CHUNK_BYTES)
 
     def send(self, topic: str, envelope: Envelope) -> Result:
-        """Write one message, as `post` does a batch, and return its result.
+        """Write one message, as `post` does for a batch, and return its result.
 
-        What goes as usual goes a short way: one message without options, to a known topic of one
-        server. All else, also an answer that is not the usual one, is left to `post` and `finish`.
+        A message without options to a known topic on a single server takes a fast path. All other
+        messages, and all replies other than an entry ID, are handled by `post` and `finish`.
         """
         if os.getpid() != self._pid:
             self.forget()
@@ -217,16 +218,17 @@ class Sender:
     def post(self, topic: str, batch: Sequence[Envelope]) -> list[Result]:
         """Write the messages of a batch in one transaction, and wait for room.
 
-        All must be of one kind. When one cannot be routed, those before it are written, its result
-        is the error, and those behind it have none. Raises errors that concern all.
+        All messages must be of one kind. If a message cannot be routed, the earlier messages are
+        written, its own result is the error, and later messages have no result. Raises errors that
+        concern all messages.
         """
         return self.finish(self.chunk(topic, [batch], time.monotonic()))
 
     def stream(self, topic: str, items: Iterable[Any]) -> Iterator[list[Result]]:
-        """Write many messages, and give the results of one batch after the other.
+        """Write many messages, and yield the results of each batch.
 
-        While Redis works on one batch, the next one is made: `items` may use this sender too. An
-        error of `items` is raised behind the results of those before it.
+        While Redis processes a batch, the next batch is encoded, so `items` may use this sender
+        too. An error of `items` is raised after the results of all earlier items.
         """
         made = (self.chunk(topic, [batch]) for batch in self.cut(items))
         sent: Chunk | None = None
@@ -238,7 +240,7 @@ class Sender:
                 except Exception as error:  # noqa: BLE001 - raised below, in its turn
                     failure = error
                 if sent is not None:
-                    sent.since = time.monotonic()  # making the next items took no time of its own
+                    sent.since = time.monotonic()  # encoding the next items does not count
                     yield self.finish(sent)
                 if failure is not None:
                     raise failure
@@ -247,7 +249,7 @@ class Sender:
                 sent = following
                 sent.since = time.monotonic()
                 self._start(sent)
-                if sent.batches[0][2] is not None:  # it ends here: no other one is made
+                if sent.batches[0][2] is not None:  # the batch failed, so no other batch follows
                     yield self.finish(sent)
                     return
         except BaseException:
@@ -260,11 +262,11 @@ class Sender:
     ) -> Chunk:
         """Route the messages of several batches, to be written in one transaction.
 
-        Redis is asked only for the partition count of a topic that is not known. `since`
-        (monotonic) is when the time limit of the messages started; default: now.
+        It uses Redis only to read the partition count of an unknown topic. `since` (seconds,
+        monotonic) is the start of the messages' time limit; default: now.
         """
         if os.getpid() != self._pid:
-            self.forget()  # uWSGI forks without telling Python, unless it is asked to
+            self.forget()  # uWSGI forks without running Python's fork hooks, by default
         check_topic(topic)
         chunk = Chunk(topic) if since is None else Chunk(topic, since=since)
         envelopes, partitions = chunk.envelopes, chunk.partitions
@@ -272,12 +274,12 @@ class Sender:
         for batch in bundle:
             begin, failure = len(envelopes), None
             try:
-                # Should the count change before they are written, all are routed again.
+                # If the count changes before the write, all messages are routed again.
                 chunk.count = chunk.count or self._count(topic, chunk.since + self._timeout)
                 partitions.extend(self._router.choose(topic, batch, chunk.count))
             except Exception as error:  # noqa: BLE001 - a partitioner may raise anything
                 failure = error
-            # Where choosing fails, the ones that were chosen before are there.
+            # If a choice fails, `partitions` contains the earlier choices.
             envelopes += batch[: len(partitions) - begin]
             chunk.batches.append((begin, len(envelopes), failure))
         chunk.begin()
@@ -286,7 +288,7 @@ class Sender:
         return chunk
 
     def finish(self, chunk: Chunk) -> list[Result]:
-        """Write what is not written yet, wait for room, and return the results of the batch."""
+        """Write the remaining messages, wait for room, and return the results of the batch."""
         while chunk.waiting:
             pause = chunk.look_at - time.monotonic()
             if pause > 0:
@@ -295,29 +297,29 @@ class Sender:
         return chunk.answer(0)
 
     def attempt(self, chunk: Chunk, ahead: Ahead | None = None) -> None:
-        """Write what waits, but wait for no room: then the next attempt is due at `look_at`.
+        """Write the waiting messages once. If one finds no room, schedule a retry at `look_at`.
 
-        `ahead` are the chunks of the topic that wait for room: what goes to a partition for which
-        one of their messages waits is not written before those.
+        `ahead` contains the earlier chunks of the topic that wait for room. A message is not
+        written to a partition for which one of their messages waits.
         """
         if chunk.deadline is None:
             chunk.deadline = chunk.since + self._backlog_wait
         end = min(time.monotonic(), chunk.deadline) + self._timeout
         free = chunk.waiting
         if ahead is not None:
-            # When the topic has changed, it is not known yet where the ones ahead go.
+            # If the topic changed, the partitions of the earlier chunks are not known yet.
             known = ahead.counts <= {chunk.count}
             blocked = ahead.partitions
             free = [at for at in free if known and chunk.partitions[at] not in blocked]
         chunk.behind = not free
         if free:
-            # Those of a partition that found no room are its last ones: their order is kept.
+            # In each partition, the messages without room are the last ones, so the order is kept.
             found = self._write(chunk.part(free), end, fixed=ahead is not None)
             chunk.settle(free, found)
         chunk.plan()
 
     def cancel(self, uid: str) -> bool:
-        """Cancel a delayed send; return False if none of this uid waits."""
+        """Cancel a delayed send. Return False if no send with this uid waits."""
         if os.getpid() != self._pid:
             self.forget()
         topic, partition, send_id = _parts(uid)
@@ -345,7 +347,7 @@ class Sender:
     # --- writing and repeating ---
 
     def _start(self, chunk: Chunk) -> None:
-        """Send a chunk and leave the answer to `finish`; write it if it cannot simply be sent."""
+        """Send a chunk and leave its reply to `finish`. Write it now if this is not possible."""
         if chunk.envelopes and self._connection.connected and not self._writer.spread:
             with contextlib.suppress(RedisUnavailable, RedisRefused):  # nothing was written
                 end = chunk.since + self._timeout
@@ -354,7 +356,7 @@ class Sender:
             self.attempt(chunk)
 
     def _write(self, chunk: Chunk, end: float, *, fixed: bool) -> list[Result]:
-        """Write a chunk; each node of a cluster gets its own: one may answer, another not."""
+        """Write a chunk. In a cluster, split it by node, because a single node may be down."""
         if not self._writer.spread:
             return self._repeat(chunk, end, fixed=fixed)
         parts: dict[str, list[int]] = {}
@@ -364,21 +366,21 @@ class Sender:
         results: dict[int, Result] = {}
         for left, numbers in zip(range(len(parts), 0, -1), parts.values(), strict=True):
             now = time.monotonic()
-            share = now + (end - now) / left  # a silent node takes no time of the others
+            share = now + (end - now) / left  # a silent node does not use up the others' time
             found = self._repeat(chunk.part(numbers), share, fixed=fixed)
             results |= zip(numbers, found, strict=True)
         return [results[at] for at in range(len(chunk.envelopes))]
 
     def _repeat(self, chunk: Chunk, end: float, *, fixed: bool) -> list[Result]:
-        """Write, again after each of `PAUSES` while that cannot write a second message.
+        """Write a chunk, and repeat it after each of `PAUSES` if no message can be written twice.
 
-        While the server lacks a script that this user may not load, write until `end`: a daemon
-        loads it soon after a restart or a failover of the server.
+        If the server lacks a script that this user may not load, repeat until `end`: a daemon loads
+        the script soon after a restart or a failover of the server.
 
-        All attempts together end by `end` (monotonic). One that may be followed by another one has
-        half of the time that is left, so that a silent connection does not take all of it.
+        All attempts finish by `end` (seconds, monotonic). An attempt that may be repeated gets half
+        of the remaining time, so that a silent connection does not use up all of it.
         """
-        lost: RedisUnavailable | None = None  # the first answer that did not come
+        lost: RedisUnavailable | None = None  # the error of the first lost reply
         repeatable = all(map(self._may_repeat, chunk.envelopes))
         for pause in itertools.chain(PAUSES, itertools.repeat(math.inf)):
             replies: list[Any] = []
@@ -409,18 +411,18 @@ class Sender:
         raise AssertionError("unreachable")
 
     def _count(self, topic: str, end: float) -> int:
-        """The topic's partition count, from Redis if it is not known. Raises as `Router.count`."""
+        """Return the topic's partition count, cached or from Redis. Raises as `Router.count`."""
         known = self._router.known(topic)
         if known is not None:
             return known
         return self._alone(end, lambda: self._router.count(topic))
 
     def _exchange(self, chunk: Chunk, end: float, *, fixed: bool) -> list[Any]:
-        """Write in one transaction, routed again as often as the topic changes under it.
+        """Write a chunk in one transaction, and route it again each time the topic changes.
 
-        A `fixed` chunk is not routed again: others wait before it, and it could overtake them.
-        Returns entry ids, or the replies of scripts. Raises RedisUnavailable, which knows whether
-        anything was sent, RedisRefused, TopicMissing, Refused.
+        A `fixed` chunk is not routed again, because it could overtake earlier waiting messages.
+        Returns entry IDs, or the replies of scripts. Raises RedisUnavailable (its `sent` shows
+        if anything was sent), RedisRefused, TopicMissing and Refused.
         """
         by_source = False
         for _ in range(REROUTES_MAX):
@@ -434,7 +436,7 @@ class Sender:
             elif not (by_source or self._writer.spread) and any(
                 map(publishing.is_unknown_script, transaction.replies)
             ):
-                by_source = True  # a server that does not know the script knows it for no message
+                by_source = True  # the server lacks the script, so no message was written
                 chunk.commands = self._writer.packed(chunk.calls, by_source=True)
             else:
                 if by_source:  # the next attempt may find the script
@@ -444,7 +446,7 @@ class Sender:
         raise RedisUnavailable(text, sent=False)
 
     def _answered(self, chunk: Chunk, end: float) -> publishing.Transaction:
-        """Send a chunk, unless that was done ahead, and read the answer."""
+        """Send a chunk, unless it was already sent, and read the reply."""
 
         def exchange() -> publishing.Transaction:
             transaction = chunk.transaction or self._post(chunk)
@@ -460,20 +462,20 @@ class Sender:
             raise RedisUnavailable(str(error), sent=True) from error
 
     def _abandon(self, transaction: publishing.Transaction) -> None:
-        """Give up an answer without waiting for it: the connection cannot be used any more."""
+        """Give up a reply without waiting for it. The connection can no longer be used."""
         with contextlib.suppress(RedisUnavailable):
             self._alone(time.monotonic() + self._timeout, lambda: self._writer.abandon(transaction))
 
     def _post(self, chunk: Chunk) -> publishing.Transaction:
-        """Send a chunk as it is routed."""
+        """Send a chunk with its current routing."""
         if not chunk.commands:
             self._prepare(chunk)
         return self._writer.post(chunk.topic, chunk.count, chunk.commands)
 
     def _prepare(self, chunk: Chunk) -> None:
-        """Make the commands that write the messages where they go now. Redis is not asked.
+        """Build the commands that write the messages to their partitions, without using Redis.
 
-        Messages of one partition go into one call, unless each needs keys of its own.
+        Messages of one partition share one call, unless each needs its own keys.
         """
         if kind_of(chunk.envelopes[0]) == "plain":
             places: dict[int, list[int]] = {}
@@ -492,7 +494,7 @@ class Sender:
         chunk.commands = self._writer.packed(chunk.calls)
 
     def _plain(self, chunk: Chunk, partition: int, numbers: Sequence[int]) -> Call:
-        """The call that writes messages to a partition."""
+        """Return the call that writes messages to a partition."""
         envelopes = [chunk.envelopes[at] for at in numbers]
         topic, count = chunk.topic, chunk.count
         if self._max_backlog is not None:
@@ -512,7 +514,7 @@ class Sender:
     def _head(
         self, topic: str, partition: int, count: int, alone: bool
     ) -> tuple[Call, tuple[str, ...]]:
-        """The call that writes messages to a partition, ahead of them, and its command."""
+        """Return the call that writes to a partition, without the messages, and its command."""
         place = (topic, partition, count, alone)
         found = self._heads.get(place)
         if found is None:
@@ -544,10 +546,10 @@ class Sender:
         )
 
     def _may_repeat(self, envelope: Envelope) -> bool:
-        """Whether a second write of the message is known to be one by the server.
+        """Return True if the server recognizes a second write of the message.
 
-        The same send id again changes nothing while the message waits. When it could be due before
-        the last repetition arrives, only a dedup id makes repeating safe.
+        A write with the same send ID changes nothing while the message waits. If the message could
+        be due before the last repetition arrives, only a `dedup_id` makes repeating safe.
         """
         if isinstance(envelope, bytes):
             return False
@@ -557,7 +559,7 @@ class Sender:
 
 
 def _parts(uid: str) -> tuple[str, int, str]:
-    """Read the uid of a delayed send. Raises ValueError."""
+    """Parse the uid of a delayed send. Raises ValueError."""
     match = _UID.fullmatch(uid) if isinstance(uid, str) else None
     if match is None or not NAME.fullmatch(match[1]):
         raise ValueError(
@@ -566,11 +568,11 @@ def _parts(uid: str) -> tuple[str, int, str]:
     return match[1], int(match[2]), match[3]
 
 
-# --- what a reply means ---------------------------------------------------------------------------
+# --- the interpretation of replies ----------------------------------------------------------------
 
 
 def _of_messages(chunk: Chunk, replies: Sequence[Any], *, by_source: bool) -> list[Any]:
-    """Return the reply for each message: its entry's id, RedisRefused, or a Reply."""
+    """Return the reply for each message: the ID of its entry, RedisRefused, or a Reply."""
     found: list[Any] = [None] * len(chunk.envelopes)
     for numbers, call, raw in zip(chunk.numbers, chunk.calls, replies, strict=True):
         each: Sequence[Any]
@@ -592,7 +594,7 @@ def _of_messages(chunk: Chunk, replies: Sequence[Any], *, by_source: bool) -> li
 
 
 class _NotLoaded(RedisRefused):
-    """The server does not know the script, and this Redis user may not load it."""
+    """The script is not loaded on the server, and this Redis user may not load it."""
 
     @property
     def transient(self) -> bool:
@@ -604,7 +606,7 @@ def _for_the_moment(reply: Any) -> bool:
 
 
 def _explained(reply: RedisRefused, by_source: bool) -> RedisRefused:
-    """Return a refusal for missing permissions with its remedy, other refusals as they are."""
+    """Return an error for missing permissions with its remedy added, and other errors unchanged."""
     if publishing.is_unknown_script(reply) or (by_source and publishing.may_not_load(reply)):
         text = (
             "the server does not know the script that this message needs, and this Redis user may"
@@ -624,7 +626,7 @@ def _explained(reply: RedisRefused, by_source: bool) -> RedisRefused:
 def _result(
     topic: str, partition: int, envelope: Envelope, reply: Any, lost: RedisUnavailable | None
 ) -> Result:
-    if isinstance(reply, BacklogFull):  # it was not tried
+    if isinstance(reply, BacklogFull):  # the write was not tried
         return reply
     if isinstance(reply, bytes):
         return Uid(f"{topic}/{partition}/{reply.decode()}")
@@ -646,7 +648,7 @@ def _result(
 
 
 def _uids(chunk: Chunk, entry_ids: Sequence[bytes]) -> list[Result]:
-    """The uids of messages that are all written."""
+    """Return the uids of messages that were all written."""
     heads = {each: f"{chunk.topic}/{each}/" for each in set(chunk.partitions)}
     return [
         Uid(heads[partition] + entry_id.decode())
@@ -657,7 +659,7 @@ def _uids(chunk: Chunk, entry_ids: Sequence[bytes]) -> list[Result]:
 def _unknown(
     topic: str, missing: RedisUnavailable, lost: RedisUnavailable | None
 ) -> RedisUnavailable:
-    """Each message gets an error of its own: several threads may raise them."""
+    """Return a new error for each message, because several threads may raise them."""
     if lost is None:
         return RedisUnavailable(str(missing), sent=False)
     return UnknownOutcome(
