@@ -1,4 +1,4 @@
-"""The assignment that a worker gets at its start, and the exception that makes it reconnect."""
+"""The assignment that a worker gets at its start, or when it has booted."""
 
 from __future__ import annotations
 
@@ -41,7 +41,3 @@ class Assignment(NamedTuple):
         token, epoch, cautious, suspects = json.loads(zlib.decompress(raw))
         places = {place.encode("latin-1"): most for place, most in suspects.items()}
         return Assignment(Lease(self.lease.unit, token, epoch), cautious, places)
-
-
-class Reconnect(Exception):  # noqa: N818 - nothing is wrong
-    """The connection was closed on purpose. Start again with a new connection."""

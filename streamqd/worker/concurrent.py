@@ -7,7 +7,7 @@ settled over a separate connection, so a read that waits for new entries never d
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from streamqd.config import Consumer
 from streamqd.message import of_read, restored
@@ -160,7 +160,7 @@ class ConcurrentExecutor:
         return len(self._running) + self._ordering.waiting
 
     @property
-    def places(self) -> Iterable[bytes]:
+    def places(self) -> Collection[bytes]:
         """The places of the running and the held entries."""
         held = () if self._held is None else self._held.places
         return [*(entry.place for entry in self._running.values()), *held]

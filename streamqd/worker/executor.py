@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Protocol
 
 from streamqd import handlers
@@ -71,7 +71,7 @@ class Executor(Protocol):
         """The number of entries that `start` would start now. 0 if it may do I/O or wait."""
 
     @property
-    def places(self) -> Iterable[bytes]:
+    def places(self) -> Collection[bytes]:
         """The places of the entries that the executor keeps when the connection is lost."""
 
     def room(self) -> int:

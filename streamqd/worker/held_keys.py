@@ -146,7 +146,6 @@ class HeldKeys:
 
     def __init__(self, context: WorkerContext, quarantine: Quarantine) -> None:
         self._slot = context.slot
-        self._settler = context.settler
         self._consumer = context.consumer
         self._quarantine = quarantine
         self._blocker: KeyBlocker[FetchedEntry] = KeyBlocker()
@@ -286,8 +285,7 @@ class HeldKeys:
         self._report()
 
     def _report(self) -> None:
-        """Show the held entries in the slot, and report to the settler how many stay pending."""
-        self._settler.kept = self._blocker.entries
+        """Show the held entries in the slot."""
         self._slot.waits.hold(self._blocker.entries, self._blocker.keys)
 
 

@@ -6,7 +6,7 @@ by their order, before the next read is sent. The acknowledgements travel with t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Protocol
 
 from streamqd.message import Message, of_read
@@ -101,7 +101,7 @@ class SerialExecutor:
         return self._slot.unfinished if self._listed or self._read else 0
 
     @property
-    def places(self) -> Iterable[bytes]:
+    def places(self) -> Collection[bytes]:
         """The places of the entries that the executor keeps when the connection is lost."""
         return () if self._held is None else self._held.places
 

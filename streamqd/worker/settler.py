@@ -89,7 +89,6 @@ class Settler:
         self._hurried = False  # a failure must not wait for `linger_ns`
         # By place: failures of entries that wait in place, and when they run again.
         self._notes: dict[bytes, tuple[int, int]] = {}
-        self.kept = 0  # entries that wait in place for a later run
         self._deferred: set[bytes] = set()  # places of refused entries
         self._deferred_until_ns = 0
 
@@ -345,8 +344,8 @@ class Settler:
         self._deferred |= fresh
         self._deferred_until_ns = now_ns() + int(DEFER_SECONDS * 1e9)
 
-    def pending_differs(self) -> bool:
-        """Return True if the server counts other pending entries than this worker."""
+    def pending_differs(self, kept: int) -> bool:
+        """Return True if the server counts other pending entries than `kept` and unsettled ones."""
         unit = self.lease.unit
         commands = [
             ("XPENDING", self.keys.source(*unit), unit.group),
@@ -356,7 +355,7 @@ class Settler:
         for reply in accepted(self.link.pipeline(commands)):
             ours = CONSUMER.encode()
             pending += sum(int(count) for name, count in reply[3] or () if name == ours)
-        return pending != self.owed + self.kept
+        return pending != self.owed + kept
 
     # --- book-keeping ---
 

@@ -10,7 +10,6 @@ import contextlib
 from dataclasses import dataclass
 
 from streamqd.scoreboard import WORD_COMMAND, now_ns
-from streamqd.worker.assignment import Reconnect
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.control_channel import ExitCode, Stop
 from streamqd.worker.executor import Executor
@@ -23,6 +22,10 @@ from streamqd.worker.verdicts import Verdicts
 
 BLOCK_SECONDS = 15.0  # longest wait of one long poll
 PUBLISH_NS = 1_000_000_000
+
+
+class Reconnect(Exception):  # noqa: N818 - nothing is wrong
+    """The connection was closed on purpose. Start again with a new connection."""
 
 
 @dataclass
@@ -42,7 +45,7 @@ class Turns:
         self._consumer, self._link = context.consumer, self.reader.link
         self._published_ns = 0
 
-    def look(self) -> None:
+    def obey_and_collect(self) -> None:
         """Follow the supervisor's command, and collect finished runs."""
         self.obey()
         self.executor.take_ended()
@@ -74,8 +77,8 @@ class Turns:
         if 0 < self._consumer.max_messages <= self.context.counts.handled:
             raise Stop(ExitCode.RECYCLE)
 
-    def must_look(self) -> bool:
-        """Return True if nothing may be read before `look`: a run can last for hours."""
+    def must_obey(self) -> bool:
+        """Return True if a command comes before the next read: a run can last for hours."""
         must_pause = self.guards is not None and self.guards.must_pause
         return must_pause or self._slot.words[WORD_COMMAND] != 0
 
@@ -96,7 +99,7 @@ class Turns:
 
     def advance(self) -> None:
         """Follow the command, collect finished runs, start ready entries, settle due verdicts."""
-        self.look()
+        self.obey_and_collect()
         self.start_and_settle()
 
     # --- waiting ---
@@ -120,7 +123,7 @@ class Turns:
         """Run all entries in flight with no other message next to them, then settle them."""
         executor = self.executor
         while executor.in_hand:
-            self.look()
+            self.obey_and_collect()
             executor.start(held=False)
             self._settler.settle(read_follows=False)
             if executor.in_hand:

@@ -1,9 +1,7 @@
 """A worker's lifecycle: boot, attach (pending entries run first), serve, leave.
 
-One loop serves all executors: check for supervisor commands, collect finished runs, start new ones,
-settle due verdicts, and read when the executor has room. The executor has the fetched entries and
-runs them. The result of a run goes through `verdicts` to the settler, and from there to Redis, with
-the next read or in a script.
+`WorkerProcess._serve` is the one loop for all executors. It shows the life of a message: read,
+WAITING, RUNNING, DONE or FAILED, settled.
 """
 
 from __future__ import annotations
@@ -17,14 +15,13 @@ from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
 from streamqd.scoreboard import WorkerState, now_ns
 from streamqd.store import items, messages
 from streamqd.store.fetch import FetchResult
-from streamqd.worker.assignment import Reconnect
 from streamqd.worker.control_channel import ExitCode, Stop
 from streamqd.worker.fenced import Fenced
 from streamqd.worker.forks import family
 from streamqd.worker.hooks import Hooks
 from streamqd.worker.reclaim import Reclaim
 from streamqd.worker.recovery import Recovery
-from streamqd.worker.turns import Turns
+from streamqd.worker.turns import Reconnect, Turns
 from streamqd.worker.verdicts import RELEASE_SECONDS
 
 IDLE_CHECK_SECONDS = 30.0
@@ -183,28 +180,31 @@ class WorkerProcess:
     # --- serve ---
 
     def _serve(self) -> None:
-        """Loop: collect finished runs, start ready entries, and take the next step."""
+        """Loop through the life of a message: read, WAITING, RUNNING, DONE or FAILED, settled.
+
+        Each comment names the call in which the state changes. Runs of the serial executor start
+        and finish within `Executor.start`.
+        """
+        turns = self._turns
         empty = False  # the last read brought no entry
         while True:
-            self._turns.look()
-            fetched = self._step(empty)
+            turns.obey_and_collect()  # `Executor.take_ended`: DONE, or FAILED with its verdict
+            ahead = self._reads_ahead(empty)
+            if not (ahead or turns.is_link_taken):
+                turns.start_and_settle()  # `Executor.start`: RUNNING. `Settler.settle`: settled
+                if turns.must_obey():
+                    continue
+            fetched = self._step(Step.READ if ahead else self._next_step(empty))
             if fetched is not None:
                 empty = not (fetched.retried or fetched.main)
-                self._take(fetched)
+                self._take(fetched)  # `Executor.admit_read`: WAITING
 
-    def _step(self, empty: bool) -> FetchResult | None:
-        """Run the step that `_next_step` chooses. Returns the answer of a read, or None."""
-        if self._reads_ahead(empty):
-            return self._read()
-        waiting = self.reader.poll.waiting
-        if not self._turns.is_link_taken:
-            self._turns.start_and_settle()
-            if self._turns.must_look():
-                return None
-        match self._next_step(empty):
+    def _step(self, step: Step) -> FetchResult | None:
+        """Run a step. Returns the answer of a read, or None."""
+        match step:
             case Step.LIST_PENDING:
                 self._begin_again()
-            case Step.RECLAIM if waiting:
+            case Step.RECLAIM if self.reader.poll.waiting:
                 raise Reconnect  # the poll would hold the connection for seconds
             case Step.RECLAIM:
                 self._idle_since = 0
@@ -242,15 +242,14 @@ class WorkerProcess:
         if self._turns.verdicts.released:
             return Step.LIST_PENDING
         wants = self._turns.wants()
-        reclaims = self._reclaim.wanted
-        if reclaims and self._reclaim.is_turn(reading=wants):
+        if self._reclaim.is_turn(reading=wants):
             return Step.RECLAIM
         if self.reader.poll.waiting:
             return Step.ANSWER
         due = self.settler.is_due(now_ns())
         if not (wants or (due and self.settler.only_plain_acks and self._turns.takes_along())):
             return Step.WAIT
-        return Step.POLL if empty and not (due or reclaims) else Step.READ
+        return Step.POLL if empty and not (due or self._reclaim.wanted) else Step.READ
 
     def _begin_again(self) -> None:
         """Wait RELEASE_SECONDS, then list the pending entries again, as some were given back."""
@@ -324,5 +323,5 @@ class WorkerProcess:
         self._idle_since = self._idle_since or now
         if now - self._idle_since > IDLE_CHECK_SECONDS * 1e9:
             self._idle_since = now
-            if self.settler.pending_differs():
+            if self.settler.pending_differs(len(self.executor.places)):
                 self._attach()
