@@ -22,6 +22,7 @@ import enum
 import json
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import random
 from typing import NamedTuple
@@ -83,6 +84,24 @@ class ExitAssessment(NamedTuple):
     narrowed: bool = False  # it crashed in a round of several suspects and finished no message
 
 
+class Refence(NamedTuple):
+    """The arguments of a refence, which acknowledges messages and charges one."""
+
+    new_token: str = ""
+    done: Sequence[bytes] = ()
+    charged: bytes | None = None
+    context: bytes = b""  # JSON, how the process of the charged message ended
+    release_after: bool = False  # release the lease after the reply
+
+
+class ProcessStart(NamedTuple):
+    """The counters of the slot when the present process started."""
+
+    settled: int = 0
+    recycled: int = 0
+    run_seq: int = 0
+
+
 @dataclass
 class PartitionState:
     """The supervisor's record of one assignment, from its first offer until the daemon exits."""
@@ -99,21 +118,14 @@ class PartitionState:
     stop_reason: str = ""  # reason of the stop command: shed, drain, reload, recycle, lost
     kill: Kill | None = None
     killed_at: float = 0.0
-    release_after: bool = False  # release the lease after the reply to the refence
     groups_ready: bool = False
     start_at: float = 0.0  # monotonic, earliest time of the next fork
-    refused_since: float = (
-        0.0  # monotonic, since when the operating system refuses the fork; 0 = it does not
-    )
-    suspects: rounds.Suspects = field(
-        default_factory=dict
-    )  # the messages that the next process runs in rounds
+    refused_since: float = 0.0  # monotonic, when the first fork in a row was refused; 0 = none
+    suspects: rounds.Suspects = field(default_factory=dict)  # the next process runs them in rounds
     uncharged: int = 0  # processes in a row that crashed while no message ran
     exits: list[restart.WorkerExit] = field(default_factory=list)
     ready_at: float = 0.0  # monotonic, 0 = not booted yet
     quiet_at: float = 0.0  # monotonic, when the process was first seen quiet; 0 = it works
-    _settled_before: int = 0
-    _recycled_before: int = 0
     broken_until: float = 0.0
     last_exit: str = ""
     refusal: str = ""  # code of the repeated error reply, which is logged once
@@ -123,19 +135,15 @@ class PartitionState:
     relayed: tuple[int, int] = (0, 0)  # `housekeeping` when the worker was woken last
     pace: float = 0.0  # messages per second that the previous process finished
     spread: float = 0.0  # random, 0 to 1, drawn for each process
-    _first_run: int = 0
-    _dead_token: str = ""
-    _new_token: str = ""
-    _done: list[bytes] = field(default_factory=list)
-    _charged: bytes | None = None
-    _context: bytes = b""
-    resumable: ResumablePartition | None = (
-        None  # the record of a killed supervisor, until Redis replies to the refence
-    )
+    _dead_token: str = ""  # argument of the acquire
+    # The record of a killed supervisor, until Redis replies to the refence.
+    resumable: ResumablePartition | None = None
 
     def __post_init__(self) -> None:
         # Until the lease is acquired, its epoch is the last one seen in Redis.
         self.lease = Lease(self.unit, "")
+        self._refence = Refence()  # empty except in REFENCING
+        self._at_start = ProcessStart()
 
     # --- intents ---
 
@@ -154,18 +162,17 @@ class PartitionState:
             self.slot.restore(found.done, found.running)
             self.slot.note_lease(found.lease)
             self.take(found.lease.epoch, found.lease.token)
-            self._done = found.done
             return
-        self.phase = Phase.REFENCING
-        self.lease, self._new_token = found.lease, found.next_token or secrets.token_hex(16)
-        self._done = found.done
-        self._charged = found.running[0] if len(found.running) == 1 else None
-        if self._charged is None:
-            self._suspect(found.running)
+        self.lease = found.lease
+        refence = Refence(found.next_token or secrets.token_hex(16), found.done)
+        if len(found.running) == 1:
+            context = json.dumps({"what": "the death of its supervisor"}).encode()
+            refence = refence._replace(charged=found.running[0], context=context)
         else:
-            self._context = json.dumps({"what": "the death of its supervisor"}).encode()
+            self._suspect(found.running)
+        self._start_refence(refence)
         self.slot.restore(found.done, found.running)
-        self.slot.note_lease(self.lease, self._new_token)
+        self.slot.note_lease(self.lease, refence.new_token)
 
     def take(self, seen_epoch: int, dead_token: str = "") -> None:
         """Plan to acquire the lease. `dead_token` belongs to a predecessor proven dead."""
@@ -173,20 +180,21 @@ class PartitionState:
         self.phase = Phase.ACQUIRING
         self.lease = Lease(self.unit, secrets.token_hex(16), seen_epoch)
         self._dead_token = dead_token
-        # A process that died after the loss of the lease has nothing to acknowledge.
-        self._done, self._charged, self._context = [], None, b""
 
     def give_up(self) -> None:
         """Plan to release the lease. The process must have exited."""
         assert self.child is None
         self.refused_since = 0.0
         if self.phase is Phase.REFENCING:
-            self.release_after = True
+            self._refence = self._refence._replace(release_after=True)
         elif self.phase is Phase.HELD:
             self._release()
         elif self.phase is Phase.ACQUIRING:
             # Redis may have executed the acquire. A release with its token covers both cases.
             self.phase = Phase.RELEASING
+
+    def _start_refence(self, refence: Refence) -> None:
+        self.phase, self._refence = Phase.REFENCING, refence
 
     def _release(self) -> None:
         self.phase = Phase.RELEASING
@@ -197,15 +205,8 @@ class PartitionState:
         if self.phase is Phase.ACQUIRING:
             return leases.acquire(keys, self.lease, ttl, owner, self._dead_token)
         if self.phase is Phase.REFENCING:
-            return leases.refence(
-                keys,
-                self.lease,
-                self._new_token,
-                ttl,
-                self._charged,
-                self._context,
-                self._done,
-            )
+            token, done, charged, context, _ = self._refence
+            return leases.refence(keys, self.lease, token, ttl, charged, context, done)
         if self.phase is Phase.RELEASING:
             return leases.release(keys, self.lease)
         return None
@@ -235,10 +236,10 @@ class PartitionState:
         self.phase = Phase.HELD
         self.lease = self.lease._replace(epoch=int(reply.rest[0]))
         if self.resumable is not None:
-            self.phase = Phase.REFENCING
-            self._new_token = secrets.token_hex(16)
-            self.slot.restore(self._done, [])  # the acquire has already charged the messages
-            self.slot.note_lease(self.lease, self._new_token)
+            done, new_token = self.resumable.done, secrets.token_hex(16)
+            self._start_refence(Refence(new_token, done))
+            self.slot.restore(done, [])  # the acquire has already charged the messages
+            self.slot.note_lease(self.lease, new_token)
             return "acquired"
         self.slot.forget_batch()  # it belongs to an earlier process
         self.slot.note_lease(self.lease)
@@ -258,31 +259,30 @@ class PartitionState:
         # Clear the batch ahead of the token: under the new token it would be charged again.
         self.slot.forget_batch()
         resumed, self.resumable = self.resumable is not None, None
+        refence, self._refence = self._refence, Refence()
         if reply.word != "OK":
             self.become_free()
             return "lost"
-        self.lease = Lease(self.unit, self._new_token, int(reply.rest[0]))
-        if self.release_after:
+        self.lease = Lease(self.unit, refence.new_token, int(reply.rest[0]))
+        if refence.release_after:
             self.slot.forget_lease()
         else:
             self.slot.note_lease(self.lease)
-        charged = "charged" if self._charged is not None else ""
+        charged = "charged" if refence.charged is not None else ""
         if resumed:
             self._owns_from(now)
             charged = "resumed"
-        if self._charged is not None:
+        if refence.charged is not None:
             self.slot.add("charged")
-        self.slot.add("acked", len(self._done))
-        self._done, self._charged, self._context = [], None, b""
-        self.phase = Phase.RELEASING if self.release_after else Phase.HELD
-        self.release_after = False
+        self.slot.add("acked", len(refence.done))
+        self.phase = Phase.RELEASING if refence.release_after else Phase.HELD
         return charged
 
     def become_free(self) -> None:
         """Note that this instance no longer owns the assignment."""
         self.phase = Phase.FREE
         self._drop_token()
-        self.release_after = False
+        self._refence = Refence()
         self.resumable = None
         self.slot.forget_lease()
         self.slot.owned = 0
@@ -303,15 +303,15 @@ class PartitionState:
             blame = blame._replace(suspects=[], charged=None)
         narrowed = blame.crashed and not settled and rounds.narrows(self.suspects, blame.suspects)
         self._note_blame(blame, idle=not batch.running and exit_.code != ExitCode.BOOT_FAILED)
-        self._done = batch.done
-        self._charged = blame.charged
+        refence = Refence(secrets.token_hex(16), batch.done, blame.charged)
         if blame.charged is not None:
-            self._context = self._crash_context(exit_, self.kill)
+            refence = refence._replace(context=self._crash_context(exit_, self.kill))
         if blame.crashed:
             self._count_crash(exit_)
-        if self.stop_reason == "recycle" and self.slot.counter("recycled") == self._recycled_before:
+        uncounted = self.slot.counter("recycled") == self._at_start.recycled
+        if self.stop_reason == "recycle" and uncounted:
             self.slot.add("recycled")  # else the worker has counted its own limit
-        self._follow_on(exit_, orderly=blame.orderly)
+        self._follow_on(exit_, refence, orderly=blame.orderly)
         lost = held and self.phase is Phase.FREE
         self._forget_process(blame.suspects)
         cause = restart.ExitCause.ORDERED
@@ -365,7 +365,7 @@ class PartitionState:
         if self.phase is Phase.REFENCING:
             # The fetched messages stay in the slot until Redis replies.
             self.slot.acquit(suspects)
-            self.slot.note_lease(self.lease, self._new_token)
+            self.slot.note_lease(self.lease, self._refence.new_token)
             self.slot.vacate()
         else:
             self.slot.clear()
@@ -418,11 +418,9 @@ class PartitionState:
         self.kill = None
         self.stop_reason = ""
         if self.phase is Phase.HELD:
-            self.phase = Phase.REFENCING
-            self._new_token = secrets.token_hex(16)
-            self.slot.forget_lease()  # a successor must not read the slot either
             # The slot still belongs to the process, so another instance takes the assignment.
-            self.release_after = True
+            self._start_refence(Refence(secrets.token_hex(16), release_after=True))
+            self.slot.forget_lease()  # a successor must not read the slot either
         return child
 
     def fail(self, until: float, problem: str) -> None:
@@ -436,7 +434,6 @@ class PartitionState:
         self.broken_until = self.start_at = until
         self.last_exit, self.exits = problem, []
         self.suspects, self.uncharged = {}, 0
-        self._done, self._charged, self._context = [], None, b""
         lease, known = self.lease, self.phase not in (Phase.FREE, Phase.RELEASING)
         self.become_free()
         if known:
@@ -466,26 +463,26 @@ class PartitionState:
     @property
     def has_worked(self) -> bool:
         """True if the present process has started to handle a message."""
-        return self.slot.run_seq != self._first_run
+        return self.slot.run_seq != self._at_start.run_seq
 
     def pace_of(self, now: float) -> float:
         """Return the messages per second of the present process.
 
         Until it has finished a message, return the pace of the previous process.
         """
-        settled = self._settled_total() - self._settled_before
+        settled = self._settled_total() - self._at_start.settled
         return settled / max(0.001, self.lived(now)) if settled else self.pace
 
     def remaining_of(self, limit: int) -> int:
         """Return how many more of `limit` messages the present process may finish."""
-        return limit - (self._settled_total() - self._settled_before)
+        return limit - (self._settled_total() - self._at_start.settled)
 
     def settled(self) -> int:
         """Return the number of messages that the present process finished, successfully or not.
 
         Messages dead-lettered for earlier crashes do not count, because no handler ran.
         """
-        return self._settled_total() - self._settled_before + len(self.slot.batch().done)
+        return self._settled_total() - self._at_start.settled + len(self.slot.batch().done)
 
     def started_as(self, child: Child, now: float) -> None:
         """Record the process that was forked or adopted. `now` is a monotonic time."""
@@ -494,16 +491,16 @@ class PartitionState:
         self.started = now
         self.ready_at = self.quiet_at = 0.0
         self.stop_reason = ""
-        self._settled_before = self._settled_total()
-        self._recycled_before = self.slot.counter("recycled")
-        self._first_run = self.slot.run_seq
+        self._at_start = ProcessStart(
+            self._settled_total(), self.slot.counter("recycled"), self.slot.run_seq
+        )
         self.slot.pid = child.pid
 
     def _settled_total(self) -> int:
         return self.slot.counter("acked") + self.slot.counter("failed")
 
-    def _follow_on(self, exit_: Exit, *, orderly: bool) -> None:
-        """Plan the call that follows the exit of the process."""
+    def _follow_on(self, exit_: Exit, refence: Refence, *, orderly: bool) -> None:
+        """Plan the call that follows the exit of the process, mostly `refence`."""
         if self.phase is not Phase.HELD:
             return  # the lease was lost while the process ran, so its token settles no message
         if orderly and exit_.code == ExitCode.FENCED:
@@ -512,12 +509,10 @@ class PartitionState:
         if orderly and exit_.code == ExitCode.NO_GROUP:
             self.groups_ready = False
         leaving = self.stop_reason in ("shed", "drain")
-        if leaving and not self._done and self._charged is None and self.kill is None:
+        if leaving and not refence.done and refence.charged is None and self.kill is None:
             self._release()
             return
-        self.phase = Phase.REFENCING
-        self._new_token = secrets.token_hex(16)
-        self.release_after = leaving
+        self._start_refence(refence._replace(release_after=leaving))
 
     def _crash_context(self, exit_: Exit, kill: Kill | None) -> bytes:
         what = "a hard time limit" if kill else str(exit_)
@@ -545,6 +540,11 @@ class PartitionState:
     def crashed(self) -> bool:
         """True if it pauses after crashes of its processes, not after an internal error."""
         return self.slot.state != WorkerState.FAILED
+
+    @property
+    def release_after(self) -> bool:
+        """True if the lease is released after the reply to the refence in progress."""
+        return self._refence.release_after
 
     @property
     def releasable(self) -> bool:

@@ -142,8 +142,8 @@ LOST_AND_LATE = (
             "Lease(self.unit, self.lease.token or secrets.token_hex(16), seen_epoch)",
         ),
         (
-            "self.phase = Phase.FREE\n        self._drop_token()\n        self.release_after",
-            "self.phase = Phase.FREE\n        self.release_after",
+            "self.phase = Phase.FREE\n        self._drop_token()\n        self._refence",
+            "self.phase = Phase.FREE\n        self._refence",
         ),
         tests={"unit/test_holding.py": "test_every_taking_has_a_token_of_its_own"},
     ),
@@ -168,7 +168,7 @@ DEATH = (
         "a death after which only the running entry counts",
         "what had finished is acknowledged, not run again (T3)",
         "streamqd/supervisor/partition.py",
-        ("self._done = batch.done", "self._done = []"),
+        ("secrets.token_hex(16), batch.done, blame", "secrets.token_hex(16), [], blame"),
         tests={
             "unit/test_holding.py": [
                 "test_the_running_entry_is_charged_the_done_are_acknowledged_the_rest_is_left",
@@ -325,7 +325,7 @@ DEATH = (
         "a refence that is repeated with another token",
         "a wish is repeated with equal arguments until it is answered (T4)",
         "streamqd/supervisor/partition.py",
-        ("                self._new_token,\n", "                secrets.token_hex(16),\n"),
+        ("self.lease, token, ttl,", "self.lease, secrets.token_hex(16), ttl,"),
         tests={
             "unit/test_holding.py": (
                 "test_a_refence_is_repeated_with_equal_arguments_so_nobody_is_charged_twice"
@@ -337,11 +337,7 @@ DEATH = (
         "packets of a dead child bounce, and its death is charged once",
         "streamqd/supervisor/partition.py",
         (
-            (
-                "        self.phase = Phase.REFENCING\n"
-                "        self._new_token = secrets.token_hex(16)\n"
-                "        self.release_after = leaving"
-            ),
+            "        self._start_refence(refence._replace(release_after=leaving))",
             "        self.phase = Phase.RELEASING if leaving else Phase.HELD",
         ),
         tests={
