@@ -122,6 +122,8 @@ class PartitionState:
     start_at: float = 0.0  # monotonic, earliest time of the next fork
     refused_since: float = 0.0  # monotonic, when the first fork in a row was refused; 0 = none
     suspects: rounds.Suspects = field(default_factory=dict)  # the next process runs them in rounds
+    # True if `suspects` are all the messages that ran when the last owner died.
+    suspects_complete: bool = False
     uncharged: int = 0  # processes in a row that crashed while no message ran
     exits: list[restart.WorkerExit] = field(default_factory=list)
     ready_at: float = 0.0  # monotonic, 0 = not booted yet
@@ -152,9 +154,9 @@ class PartitionState:
 
         The refence replaces its token. Redis refuses that if another instance has owned the
         assignment since. `alone`: no message ran in other assignments. Otherwise any running
-        message may have killed the supervisor, so none is charged. Pending messages then run one
-        at a time, each marked first, as after the loss of a host. Finished messages are
-        acknowledged.
+        message may have killed the supervisor, so none is charged. Those that ran then run in
+        rounds, each marked first, as after the loss of a host. Messages that only waited are no
+        suspects. Finished messages are acknowledged.
         """
         assert self.phase is Phase.FREE
         self.resumable = found
@@ -162,6 +164,8 @@ class PartitionState:
             self.slot.restore(found.done, found.running)
             self.slot.note_lease(found.lease)
             self.take(found.lease.epoch, found.lease.token)
+            self._suspect(found.running)
+            self.suspects_complete = True
             return
         self.lease = found.lease
         refence = Refence(found.next_token or secrets.token_hex(16), found.done)
@@ -180,6 +184,7 @@ class PartitionState:
         self.phase = Phase.ACQUIRING
         self.lease = Lease(self.unit, secrets.token_hex(16), seen_epoch)
         self._dead_token = dead_token
+        self.suspects_complete = False
 
     def give_up(self) -> None:
         """Plan to release the lease. The process must have exited."""

@@ -101,6 +101,7 @@ class WorkerPool:
             partition.lease,
             cautious=partition.uncharged >= CAUTIOUS_AFTER,
             suspects=partition.suspects,
+            complete=partition.suspects_complete,
         )
 
     def _clear_for_next(self, partition: PartitionState, *, paused: bool) -> None:

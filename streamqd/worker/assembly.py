@@ -92,4 +92,5 @@ def assemble(
     )
     executor = executor_for(context, hooks, verdicts, gates, quarantine, prefetch)
     turns = Turns(context, reader, executor, verdicts, guards, prefetch)
-    return WorkerProcess(hooks, turns, Recovery(turns, quarantine, assignment.suspects))
+    recovery = Recovery(turns, quarantine, assignment.suspects, complete=assignment.complete)
+    return WorkerProcess(hooks, turns, recovery)

@@ -23,6 +23,8 @@ class Assignment(NamedTuple):
     lease: Lease
     cautious: bool  # start with single entries: two processes died, and no message could be blamed
     suspects: Suspects = MappingProxyType({})  # entries that may have killed a process
+    # True if the last owner's scoreboard names all entries that ran when it died: the suspects.
+    complete: bool = False
 
     @property
     def title(self) -> str:
@@ -33,11 +35,12 @@ class Assignment(NamedTuple):
     def packed(self) -> bytes:
         """Return the data that a standby needs besides its unit, for its control socket."""
         suspects = {place.decode("latin-1"): most for place, most in self.suspects.items()}
-        raw = json.dumps([self.lease.token, self.lease.epoch, self.cautious, suspects]).encode()
+        token, epoch = self.lease.token, self.lease.epoch
+        raw = json.dumps([token, epoch, self.cautious, suspects, self.complete]).encode()
         return zlib.compress(raw, 1)  # thousands of suspects would not fit into one socket message
 
     def unpacked(self, raw: bytes) -> Assignment:
         """Return this assignment with the lease and suspects that `packed` wrote."""
-        token, epoch, cautious, suspects = json.loads(zlib.decompress(raw))
+        token, epoch, cautious, suspects, complete = json.loads(zlib.decompress(raw))
         places = {place.encode("latin-1"): most for place, most in suspects.items()}
-        return Assignment(Lease(self.lease.unit, token, epoch), cautious, places)
+        return Assignment(Lease(self.lease.unit, token, epoch), cautious, places, complete)

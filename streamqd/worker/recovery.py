@@ -30,15 +30,20 @@ _size = attrgetter("size")
 class Recovery:
     """Runs the pending entries of one unit. Main thread only."""
 
-    def __init__(self, turns: Turns, quarantine: Quarantine, suspects: Suspects) -> None:
-        """`suspects`: of earlier crashes. They run before all other entries."""
+    def __init__(
+        self, turns: Turns, quarantine: Quarantine, suspects: Suspects, *, complete: bool
+    ) -> None:
+        """`suspects`: of earlier crashes. They run before all other entries.
+
+        `complete`: no other inherited entry is a suspect, so only the suspects need marks.
+        """
         context = self._context = turns.context
         self._slot, self._settler, self._consumer = context.slot, context.settler, context.consumer
         self._reader = turns.reader
         self._executor = turns.executor
         self._turns = turns
         self._quarantine = quarantine
-        self._suspects = suspects
+        self._suspects, self._complete = suspects, complete
         self._bad_values = logs.bad_values()
 
     def run_all(self) -> None:
@@ -52,10 +57,10 @@ class Recovery:
         self._settler.flush()
         self._context.clock.read(self._reader.link)
         self._reader.session = secrets.token_hex(8)
-        opened = self._run_suspects() if self._suspects else False
+        opened = self._run_suspects() if self._suspects or self._complete else False
         self._run_others(opened=opened)
         self._quarantine.end()
-        self._suspects = {}
+        self._suspects, self._complete = {}, False
         self._slot.suspects_left = 0
 
     def leave(self) -> None:
@@ -128,8 +133,12 @@ class Recovery:
         ready: list[messages.PendingEntry] = []
         size, size_max = 0, self._consumer.prefetch_bytes
         for pending in self._pages():
-            if self._quarantine.is_open:
+            # An accused entry means that an earlier loss is not resolved. Entries that have waited
+            # since then are suspects too.
+            if self._quarantine.is_open and (self._quarantine.accused or not self._complete):
                 return True  # all inherited entries run under marks
+            if not self._suspects:
+                break
             found = [entry for entry in pending if entry.place in self._suspects]
             ready += found
             size += sum(entry.size for entry in found)
@@ -138,6 +147,7 @@ class Recovery:
                 size = sum(entry.size for entry in ready)
         while ready:
             ready = self._run_round(ready)
+        self._quarantine.end()
         return True
 
     def _run_round(

@@ -148,6 +148,81 @@ def test_a_killed_supervisor_repeats_only_what_ran(new_daemon: NewDaemon, shape:
         assert daemon.stop() == 0
 
 
+@pytest.mark.parametrize("shape", ["tasks", "threads"])
+def test_a_message_that_only_waited_is_no_suspect(new_daemon: NewDaemon, shape: str):
+    """Three kills in a row dead-lettered messages that had only waited at the first of them.
+
+    All that was pending ran in marked rounds, as after the loss of a host, though the scoreboard
+    names what ran. Now only the eight that ran do.
+    """
+    code, consumer, width = SHAPES[shape]
+    daemon = new_daemon(partitions=PARTITIONS, code=COMMON + code, consumer=consumer)
+    with daemon:
+        waiting = send_more_than_may_run(daemon, width)
+        kill_and_wait(daemon)
+        (daemon.folder / "first").touch()
+        daemon.start()
+        for unit, uids in waiting.items():
+            for uid in uids[:width]:
+                daemon.wait_run(uid)
+            assert marks(daemon, unit) == [None, None]
+        (daemon.folder / "second").touch()
+        daemon.wait_settled(60)
+        audit = daemon.ledger.audit(GROUP)
+        assert (audit.lost, audit.unexpected) == ([], [])
+        assert len(audit.repeated) == PARTITIONS * width, "only what ran is repeated"
+        assert daemon.stop() == 0
+
+
+def test_after_a_loss_in_a_marked_round_all_that_is_pending_is_suspected(new_daemon: NewDaemon):
+    """The scoreboard names what ran at the second kill, not what has waited since the first."""
+    code, consumer, width = SHAPES["threads"]
+    daemon = new_daemon(partitions=PARTITIONS, code=COMMON + code, consumer=consumer)
+    with daemon:
+        waiting = send_more_than_may_run(daemon, width)
+        kill_and_wait(daemon)
+        daemon.start()
+        for unit in waiting:
+            daemon.wait_for(lambda at=unit: all(marks(daemon, at)), what="a round is marked")
+        kill_and_wait(daemon)
+        (daemon.folder / "first").touch()
+        daemon.start()
+        # The accused of one partition wait for the round of the other, which may be longer.
+        starts = {uids[0]: unit for unit, uids in waiting.items()}
+        daemon.wait_for(
+            lambda: any(daemon.ledger.of(uid, "start") for uid in starts), what="one has run"
+        )
+        uid = next(uid for uid in starts if daemon.ledger.of(uid, "start"))
+        solo, mark = marks(daemon, starts[uid])
+        assert solo == b"1"
+        assert mark is not None
+        assert b"m:" + uid.split("/")[2].encode() in mark.split()
+        (daemon.folder / "second").touch()
+        daemon.wait_settled(60)
+        assert daemon.ledger.audit(GROUP).lost == []
+        assert daemon.stop() == 0
+
+
+def send_more_than_may_run(daemon: Daemon, width: int) -> dict[Unit, list[str]]:
+    """Send messages until some wait behind `width` that run; return those that wait, by unit."""
+    waiting = {}
+    for partition in range(PARTITIONS):
+        words = ["await first"] * width + ["await second"] * 2 * width
+        uids = daemon.send(words, partition=partition)
+        for uid in uids[:width]:
+            daemon.wait_run(uid)
+        daemon.wait_for(
+            lambda at=partition: daemon.pending(at) > width, what="some are fetched and wait"
+        )
+        waiting[Unit(TOPIC, partition, GROUP)] = uids[width:]
+    return waiting
+
+
+def marks(daemon: Daemon, unit: Unit) -> list[bytes | None]:
+    """Return solo mode and the mark of a unit."""
+    return daemon.link.execute("HMGET", daemon.keys.fence(*unit), "solo", "mark")
+
+
 @pytest.mark.fault("F6")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_had_ended_is_acknowledged_and_what_ran_is_charged(new_daemon: NewDaemon, shape: str):

@@ -238,6 +238,28 @@ DEATH = (
         },
     ),
     mutant(
+        "a waiting message that is suspected after the death of a supervisor",
+        "only messages that ran when a supervisor died are suspects",
+        "streamqd/worker/recovery.py",
+        ("accused or not self._complete", "accused or self._complete"),
+        tests={
+            "acceptance/test_supervisor_death.py": (
+                "test_a_message_that_only_waited_is_no_suspect[threads]"
+            )
+        },
+    ),
+    mutant(
+        "a scoreboard that acquits what an earlier loss left",
+        "after a loss in a marked round, all pending messages are suspects",
+        "streamqd/worker/recovery.py",
+        ("(self._quarantine.accused or not self._complete)", "not self._complete"),
+        tests={
+            "acceptance/test_supervisor_death.py": (
+                "test_after_a_loss_in_a_marked_round_all_that_is_pending_is_suspected"
+            )
+        },
+    ),
+    mutant(
         "a mark that only names the first of its round",
         "the mark names every message that runs when a host is lost",
         "streamqd/worker/recovery.py",
