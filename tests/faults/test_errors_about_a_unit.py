@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -23,7 +24,7 @@ NewDaemon = Callable[..., Daemon]
 PARTITIONS = 3
 VICTIM = Unit(TOPIC, 1, GROUP)
 OTHERS_SECONDS = 2.0  # in which the others must have handled a message
-MISSED_MAX = 8
+MISSED_MAX = 3
 STEP_SECONDS = 1.5  # after which another way is taken to a call
 FAST = {"kind": "fixed", "base": "50ms", "jitter": "none"}
 # Where an error is not logged: in the log, and in what lets a unit go after an error.
@@ -156,10 +157,16 @@ def life(new_daemon: NewDaemon, tmp_path: Path) -> Iterator[Life]:
         yield made
 
 
+# A strike mostly waits, so the calls are shared out over lives that run side by side.
+SHARES = {"supervisor": 4, "housekeeper": 3}
+
+
 @pytest.mark.promise
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("role", ["supervisor", "housekeeper"])
-def test_errors_of_every_call_for_a_unit_are_its_own(life: Life, role: str) -> None:
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("role", "share"), [(role, share) for role, count in SHARES.items() for share in range(count)]
+)
+def test_errors_of_every_call_for_a_unit_are_its_own(life: Life, role: str, share: int) -> None:
     """B3: after an error of any call for a unit the others continue, and so does it, later."""
     steps: list[tuple[Callable[[], None], list[Site]]] = []
     known: set[Site] = set()
@@ -171,12 +178,14 @@ def test_errors_of_every_call_for_a_unit_are_its_own(life: Life, role: str) -> N
         known |= found.keys()
     alone = [str(site) for site, isolated in life.places.read().items() if not isolated]
     assert "\n".join(sorted(alone)) == "", "calls for a unit without isolation"
-    slowest = 0.0
-    for step, sites in steps:
-        for site in sites:
-            slowest = max(slowest, life.strike_at(site, step))
     calls = sum(len(sites) for _, sites in steps)
     assert calls >= 15
-    print(f"{calls} calls of the {role}; the others took {slowest:.2f} s at most")
+    slowest, struck = 0.0, 0
+    for step, sites in steps:
+        for site in sites:
+            if crc32(str(site).encode()) % SHARES[role] == share:
+                slowest, struck = max(slowest, life.strike_at(site, step)), struck + 1
+    print(f"{struck} of {calls} calls of the {role}; the others took {slowest:.2f} s at most")
+    assert struck
     assert len(life.missed) <= MISSED_MAX, life.missed
     assert life.daemon.stop() == 0
