@@ -38,6 +38,8 @@ STAGGER_MS = 300  # milliseconds by which instances that do not own a partition 
 PAGE = 128  # schedules of one page
 BYTES_MAX = 256 << 10  # of messages in one script, and one more
 REST_SECONDS = 5.0  # after a refusal: the topic does not exist, or a key is of a wrong type
+AHEAD_MS = 5_000  # milliseconds before they are due in which specifications are read
+AHEAD_MAX = 16_384  # specifications of one place that are read ahead
 TURN_SECONDS = 0.3  # how long a turn takes before the others have theirs
 CACHE_MAX = 20_000
 _MOVED_ON = ("FIRED", "SKIPPED", "SENT", "OVERLAP")  # words of schedule_fire
@@ -77,6 +79,9 @@ class Firer:
         self._declared = declared
         self._cache: dict[str, Schedule] = {}  # by the hash of the specification
         self._counts: dict[str, tuple[float, int]] = {}
+        # By place: until when (unix ms) schedules are read ahead, and how many are read so far. 0
+        # when all are.
+        self._ahead: dict[TopicPartition, tuple[int, int]] = {}
 
     def turn(self) -> float:
         """Fire due schedules for one turn. Return the seconds until the next turn."""
@@ -85,6 +90,7 @@ class Firer:
             self._look_at = begun + LOOK_SECONDS
             self._places = calls.places(self._store)
             self._ask_at = {each: self._ask_at.get(each, 0.0) for each in self._places}
+            self._ahead = {each: self._ahead.get(each, (0, 0)) for each in self._places}
         owned = self._owned()
         wanted = [each for each in self._places if self._ask_at[each] <= begun]
         for place in sorted(wanted, key=lambda each: self._ask_at[each]):
@@ -105,6 +111,7 @@ class Firer:
             page = DuePage.parse(reply, keys.schedules_due(*place))
             rows = [row for row in page.rows if row.due_unix_ms <= page.now_unix_ms - behind]
             fired = self._fire(place, rows, page.now_unix_ms) if rows else []
+            unread = fired is not None and len(rows) < PAGE and self._read_ahead(place, page)
         except RedisRefused as error:
             if error.kind is not RefusalKind.OF_A_KEY:
                 raise
@@ -112,7 +119,7 @@ class Firer:
             return REST_SECONDS
         if fired is None:
             return REST_SECONDS
-        if len(rows) == PAGE:
+        if unread or len(rows) == PAGE:
             return 0.0
         later = [row.due_unix_ms for row in page.rows[len(rows) :]] + fired
         if page.following_unix_ms is not None:
@@ -180,9 +187,35 @@ class Firer:
                 self._store.run(calls.hold(self._store.keys, place, tick.name, ORPHANED))
                 logs.event("schedule.orphaned", logging.WARNING, schedule=tick.name, topic=place[0])
 
+    def _read_ahead(self, place: TopicPartition, page: DuePage) -> bool:
+        """Read specifications of schedules that are due soon. Return True if more are left.
+
+        Thousands may be due at one instant, and reading them all then would delay the last ones.
+        """
+        until, skip = self._ahead[place]
+        if skip == 0:
+            following = page.following_unix_ms
+            if following is None or not until < following <= page.now_unix_ms + AHEAD_MS:
+                return False
+            until = page.now_unix_ms + AHEAD_MS
+        rows = calls.due_later(self._store, place, page.now_unix_ms, until, skip, PAGE)
+        self._read(place, rows)  # an unreadable one is held when it is due
+        more = len(rows) == PAGE and skip + PAGE < AHEAD_MAX
+        self._ahead[place] = until, skip + PAGE if more else 0
+        return more
+
     def _known(self, place: TopicPartition, rows: Sequence[DueSchedule]) -> dict[bytes, Schedule]:
         """Return the schedules of rows. Unreadable ones are held, so that others can run."""
-        found, unknown = {}, []
+        found, problems = self._read(place, rows)
+        for name, problem in problems.items():
+            self._hold_unreadable(place, name, problem)
+        return found
+
+    def _read(
+        self, place: TopicPartition, rows: Sequence[DueSchedule]
+    ) -> tuple[dict[bytes, Schedule], dict[bytes, str]]:
+        """Return schedules and the problems of those that cannot be read, both by name."""
+        found, problems, unknown = {}, {}, []
         for row in rows:
             cached = self._declared.get(row.hash) or self._cache.get(row.hash)
             if cached is not None and cached.name.encode() == row.name:
@@ -195,13 +228,13 @@ class Firer:
         texts = self._store.execute("HMGET", key, *(row.name for row in unknown)) if unknown else []
         for row, raw in zip(unknown, texts, strict=True):
             try:
-                schedule = _read(row, raw)
+                schedule = _parsed(row, raw)
             except ValueError as error:
-                self._hold_unreadable(place, row.name, str(error))
+                problems[row.name] = str(error)
                 continue
             self._cache[row.hash] = schedule
             found[row.name] = schedule
-        return found
+        return found, problems
 
     def _at_home(
         self, place: TopicPartition, known: dict[bytes, Schedule]
@@ -252,7 +285,7 @@ class Firer:
         relocate(self._store, declaration, entry, (place[0], partition))
 
 
-def _read(row: DueSchedule, raw: bytes | None) -> Schedule:
+def _parsed(row: DueSchedule, raw: bytes | None) -> Schedule:
     text = untrusted.label(raw or b"")
     if record.hash_of(text) != row.hash:
         raise ValueError("it is not what its hash is of")

@@ -67,8 +67,9 @@ def key_of(schedule: Schedule) -> bytes:
 
 def message_of(schedule: Schedule, tick: int) -> list[str | bytes]:
     """The fields of the message of one tick: names and values."""
-    value = json.loads(schedule.payload)
-    payload = value if isinstance(value, str) else schedule.payload
+    payload = schedule.payload
+    if payload.lstrip().startswith('"'):  # a text travels without its quotes
+        payload = json.loads(payload)
     headers = {"x-schedule": schedule.name, "x-scheduled-for": written(tick)}
     fields: list[str | bytes] = ["payload", payload.encode()]
     if schedule.partition is None:

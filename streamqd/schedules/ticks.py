@@ -155,6 +155,7 @@ def _chain(schedule: Schedule, ticks: list[int], skipped: int = 0) -> list[TickS
     ]
 
 
+@functools.lru_cache(maxsize=256)  # many schedules have a tick at the same instant
 def written(tick: int) -> str:
     """A tick as the header x-scheduled-for has it: ISO 8601, UTC."""
     instant = datetime.fromtimestamp(tick // 1000, UTC).replace(tzinfo=None).isoformat()

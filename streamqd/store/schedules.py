@@ -104,6 +104,27 @@ def page(keys: Keys, place: TopicPartition, count: int) -> Call:
     return scripts.get("schedule_page").call(_keys(keys, place), count=count)
 
 
+def due_later(
+    store: Store, place: TopicPartition, after: int, until: int, skip: int, count: int
+) -> list[DueSchedule]:
+    """Return schedules that fall due after `after` and not after `until` (unix ms), in that order.
+
+    At most `count`, without the first `skip`. Raises BadValue, RedisRefused, RedisUnavailable.
+    """
+    key = store.keys.schedules_due(*place)
+    limits = (f"({after}", until, "WITHSCORES", "LIMIT", skip, count)
+    found = store.execute("ZRANGEBYSCORE", key, *limits)
+    rows = [(raw, int(float(score))) for raw, score in zip(found[::2], found[1::2], strict=True)]
+    if not rows:
+        return []
+    names = [raw + b":hash" for raw, _ in rows]
+    hashes = store.execute("HMGET", store.keys.schedules(*place), *names)
+    return [
+        DueSchedule(raw, due, _label(digest or b""))
+        for (raw, due), digest in zip(rows, hashes, strict=True)
+    ]
+
+
 def fire(
     keys: Keys,
     place: TopicPartition,

@@ -321,6 +321,25 @@ def test_many_are_sent_in_pages(store: Store) -> None:
     assert [name for name, _ in sent(store)] == sorted(names)
 
 
+@pytest.mark.parametrize("count", [1, firing.PAGE, 300])
+def test_specifications_are_read_before_they_are_due(store: Store, count: int) -> None:
+    """Thousands that are due at one instant are late if each is read and checked then."""
+    names = [f"s{at}" for at in range(count)]
+    reconcile(store, *(schedule(each) for each in names))
+    for each in names:
+        make_due(store, server_unix_ms(store) + firing.AHEAD_MS // 2, each)
+    firer = Firer(store, set, lambda _outcome: None)
+    for _ in range(5):
+        firer.turn()
+    key = store.keys.schedules(TOPIC, 0)
+    store.execute("HSET", key, *(word for each in names for word in (each, "unreadable now")))
+    for each in names:
+        make_due(store, hour_ago(store), each)
+    for _ in range(5):
+        firer.turn()
+    assert [name for name, _ in sent(store)] == sorted(names)
+
+
 # --- moving ---------------------------------------------------------------------------------------
 
 
