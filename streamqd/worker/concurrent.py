@@ -26,7 +26,7 @@ from streamqd.worker.gates import Gates
 from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.lanes import Lanes
 from streamqd.worker.ordering import Ordering
-from streamqd.worker.prefetch import WORK_IN_HAND_NS, PrefetchController, rated
+from streamqd.worker.prefetch import WORK_IN_HAND_NS, PrefetchController
 from streamqd.worker.runs import QUICK_RUN_NS
 from streamqd.worker.verdicts import Verdicts
 
@@ -55,9 +55,6 @@ class ConcurrentExecutor:
         self._held = held
         self._prefetch = prefetch
         self._bytes_max = context.settings.daemon.max_message_bytes
-        self._rated = rated(
-            context.consumer, context.consumer.rate_per_second(context.slot.partitions)
-        )
         self._ack_each = context.consumer.ack == EACH
         self._running: dict[int, FetchedEntry] = {}  # by run sequence
         self._bytes_in_hand = 0
@@ -201,7 +198,7 @@ class ConcurrentExecutor:
             return bool(self._free) and self._ordering.ready <= self._consumer.lanes // 2
         quick, begin = self._run_ns < WORK_IN_HAND_NS, self.startable
         ready = self._ordering.ready - begin
-        return (quick or len(self._free) > begin) and ready < min(count, self._rated)
+        return (quick or len(self._free) > begin) and ready < min(count, self._prefetch.rated)
 
     @property
     def _free_indexes(self) -> int:

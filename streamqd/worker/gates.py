@@ -70,16 +70,17 @@ class Gates:
         return trusted and not self.held_ns(now, runs) and self.admits(0)
 
     def await_open(self, now: int, runs: int = 1) -> int:
-        """Wait until the lease is sure and every gate is open, and return that instant.
+        """Wait until the lease is trusted and every gate is open, and return that instant.
 
-        The lease comes after the waits of unlimited length. Raises Stop,
-        Fenced, RedisUnavailable, RedisRefused.
+        Raises Stop, Fenced, RedisUnavailable, RedisRefused.
         """
-        for gate in self._gates:
-            now = gate.await_open(now, runs)
-        if now > self._words[WORD_TRUSTED_UNTIL]:
-            now = self._channel.await_trust()
-        return now
+        while True:
+            if now > self._words[WORD_TRUSTED_UNTIL]:
+                now = self._channel.await_trust()
+            for gate in self._gates:
+                now = gate.await_open(now, runs)
+            if now <= self._words[WORD_TRUSTED_UNTIL]:  # a gate can wait longer than the lease
+                return now
 
     def await_turn(self, now: int, runs: int = 1) -> int:
         """Wait as `await_open`, and note that `runs` start then."""

@@ -30,18 +30,19 @@ class PrefetchController:
     ) -> None:
         """Ask for at most `batch_max` at first, for `later_max` after CAUTIOUS_ENTRIES.
 
-        `per_second` is the rate of the partition. 0: no limit.
+        `per_second` is the rate of the partition, of which a read brings a second. 0: no limit.
         """
         self._bytes_max = consumer.prefetch_bytes
         self._least = max(consumer.batch or 1, consumer.lanes)  # for one call, or all lanes
         self.batch_max = batch_max
         self._later_max = later_max or batch_max
-        self._rated = rated(consumer, per_second)
+        # Further entries stay in the stream, where another worker may fetch them.
+        self.rated = max(consumer.batch or 1, int(per_second)) if per_second else COUNT_MAX
         self._eaten = 0
         self._safe = max(1, consumer.prefetch_bytes // max(1, max_message_bytes))
         self._entry_bytes = 0.0  # moving mean
         self._run_ns = 0.0  # moving mean
-        self.count = min(FIRST_COUNT, batch_max, self._safe, self._rated)
+        self.count = min(FIRST_COUNT, batch_max, self._safe, self.rated)
 
     def observe(self, entries: int, size: int, took_ns: int, received: int = 0) -> None:
         """Note `entries` entries of approximately `size` bytes, handled in `took_ns`.
@@ -56,17 +57,9 @@ class PrefetchController:
         self._run_ns += (took_ns / entries - self._run_ns) / 4
         by_bytes = self._bytes_max / max(1.0, self._entry_bytes)
         by_work = max(self._least, WORK_IN_HAND_NS / max(1.0, self._run_ns))
-        count = max(1, int(min(self.batch_max, by_bytes, by_work, self.count * 2, self._rated)))
+        count = max(1, int(min(self.batch_max, by_bytes, by_work, self.count * 2, self.rated)))
         # The mean follows slowly from small entries to large ones.
         self.count = min(count, self._safe) if max(size, received) > self._bytes_max else count
-
-
-def rated(consumer: Consumer, per_second: float) -> int:
-    """Return how many entries the rate of a partition allows within a second, or in one call.
-
-    Further entries stay in the stream, where another worker may fetch them.
-    """
-    return max(consumer.batch or 1, int(per_second)) if per_second else COUNT_MAX
 
 
 def bytes_of(entries: list[Any], total: int) -> int:

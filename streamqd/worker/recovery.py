@@ -6,7 +6,6 @@ another client left them. Suspects of a crash, and entries of a lost owner, run 
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 from collections.abc import Iterator
 from operator import attrgetter
@@ -18,7 +17,6 @@ from streamqd.policy.rounds import Suspects
 from streamqd.scoreboard import WAITING, WORD_COMMAND, now_ns
 from streamqd.store import messages
 from streamqd.worker.entry import NOWHERE, FetchedEntry
-from streamqd.worker.fenced import Fenced
 from streamqd.worker.quarantine import Quarantine
 from streamqd.worker.reclaim import Reclaim
 from streamqd.worker.turns import Turns
@@ -247,10 +245,7 @@ class Recovery:
             self._quarantine.begin(*left)
             executor.start(held=False)
             while executor.running:
-                self._turns.wait(held=False)
-                executor.take_ended()
-                with contextlib.suppress(Fenced):
-                    self._settler.try_to_flush()
+                self._turns.settle_next_end(held=False)
                 if not self._slot.words[WORD_COMMAND]:
                     executor.start(held=False)
             self._turns.check_life()

@@ -11,7 +11,7 @@ import time
 
 from streamqd.idle_reason import Wait
 from streamqd.policy.rate import Rate
-from streamqd.scoreboard import WORD_TRUSTED_UNTIL, now_ns
+from streamqd.scoreboard import now_ns
 from streamqd.worker.context import WorkerContext
 
 SHORT_NS = 2_000_000
@@ -52,8 +52,6 @@ class RateLimiter:
 
         Nothing may come between this and the runs: the distance of two is that of two answers.
         """
-        if now > self._slot.words[WORD_TRUSTED_UNTIL]:
-            now = self._channel.await_trust()
         while left := self.held_ns(now, runs):
             self._settler.flush()
             if left > SHORT_NS:
@@ -61,8 +59,6 @@ class RateLimiter:
             else:
                 time.sleep(left / 1e9)  # a poll counts milliseconds, which is too coarse here
             now = now_ns()
-            if now > self._slot.words[WORD_TRUSTED_UNTIL]:
-                now = self._channel.await_trust()
         return now
 
     def held_ns(self, now: int, runs: int = 1) -> int:

@@ -114,10 +114,14 @@ class Turns:
     def finish_running(self, *, commanded: bool = True) -> None:
         """Wait for the runs. `commanded`: only while the supervisor commands a stop or a pause."""
         while self.executor.running and (self._slot.words[WORD_COMMAND] or not commanded):
-            self.wait()
-            self.executor.take_ended()
-            with contextlib.suppress(Fenced):
-                self._settler.try_to_flush()
+            self.settle_next_end()
+
+    def settle_next_end(self, *, held: bool = True) -> None:
+        """Wait as `wait`, and settle the runs that have finished."""
+        self.wait(held=held)
+        self.executor.take_ended()
+        with contextlib.suppress(Fenced):
+            self._settler.try_to_flush()
 
     def run_dry(self) -> None:
         """Run all entries in flight with no other message next to them, then settle them."""
