@@ -1,11 +1,14 @@
-"""The supervisor: the parent process. The control plane: who owns what, and which process runs it.
+"""The supervisor: the parent process. It decides which partitions to own, and runs their workers.
 
-`supervisor` is the loop: observe, plan, apply. `plan` is what a tick does, as a value. `partition`
-is one unit's state, `lease_manager` exchanges calls with Redis, `worker_pool` has the children.
-`rebalance`, `drain`, `limits`, `process_capacity` and `rolling_replacement` answer with wishes.
-`control` reads what operators want, `reload` validates a new configuration, `report` publishes.
-It never runs user code and never starts a thread. It blocks for one exchange with Redis at most (a
-second), but for the end of trial processes, which it forks when a configuration needs more.
+`supervisor` is the loop: observe, plan, apply. `plan` holds the actions of one tick as a value.
+`partition` is the state of one assignment, `lease_manager` exchanges calls with Redis, and
+`worker_pool` manages the child processes. `rebalance`, `drain`, `limits`, `process_capacity` and
+`rolling_replacement` return wishes. `control` reads the directives of operators, `reload` validates
+a new configuration, and `report` publishes the status.
+
+The supervisor never runs user code and never starts a thread. It blocks for at most one exchange
+with Redis (one second), and for the exit of the trial processes that it forks after the operating
+system refused a process.
 """
 
 from __future__ import annotations
@@ -38,12 +41,12 @@ def run(
     """Run the daemon until it is stopped. Returns the exit code.
 
     `load` reads the configuration again, for SIGHUP. `only` restricts it to TOPIC/GROUP consumers.
-    `watch` reloads whenever the configuration or the code of a handler is saved.
-    `stopped` says whether a stop was wanted before signals were listened to here.
-    Raises StartRefused with every problem when it cannot begin.
+    `watch` reloads whenever the configuration or the code of a handler is saved. `stopped` returns
+    True if a stop was requested before this function handled signals. Raises StartRefused with
+    every problem when the daemon cannot start.
     """
     logs.setup(role="supervisor", style=settings.log.format, level=settings.log.level)
-    # From here on signals are queued; what waits during the start looks at the queue.
+    # From here on, signals are queued. Every wait during the start checks the queue.
     signals = process.SignalQueue()
     if stopped():
         logs.event("drained", code=0)
@@ -58,12 +61,12 @@ def run(
         process.set_title(f"streamqd: supervisor {daemon.instance}")
         chosen = frozenset(only)
         if watch:
-            # Two edits within a second may leave files that Python cannot tell apart by their age.
+            # Cached bytecode could hide the second of two edits within one second.
             sys.dont_write_bytecode = True
         began_unix_ns = time.time_ns()
         prepared = startup.prepare(settings, chosen, signals.stop_waits)
         if prepared.problems and settings.redis.url == EMBEDDED:
-            # No server is started only to be stopped; there is nothing to say of it either.
+            # Do not start and log a server only to stop it again.
             raise StartRefused(EXIT_CONFIG, prepared.problems)
         embedded = startup.start_embedded(settings)
         settings = config.resolved(settings)
@@ -97,7 +100,7 @@ def run(
 
 
 def _claimed(daemon: Daemon) -> startup.InstanceLock:
-    """Take the lock of the instance. Raises StartRefused when a twin has it."""
+    """Acquire the lock of the instance. Raises StartRefused when another process holds it."""
     lock = startup.InstanceLock(daemon.state_dir, daemon.instance)
     twin = lock.acquire()
     if twin is not None:

@@ -1,8 +1,7 @@
-"""Asking Redis within a deadline, and hearing of wake-ups.
+"""Calls to Redis within a deadline, and the subscription for wake-ups.
 
-A node that does not answer is left alone for a while.
-Where only some of the nodes answer, the others rest, each for itself: waiting for one node would
-cost the leases at the others.
+When a node does not answer, calls to it pause, and each further failure doubles the pause. Silent
+nodes pause one by one: waiting for one node would cost the leases on the others.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ from streamqd.store.scripts import Call, Reply
 
 BACKOFF_SECONDS = (0.1, 2.0)
 LISTEN_SECONDS = (1.0, 60.0)  # first and longest pause between two tries to subscribe
-SPENT_SECONDS = 3.0  # after the end of a pause; a node that is wanted is asked within a tick
+SPENT_SECONDS = 3.0  # from a pause until it is forgotten: a node in use is called within a tick
 
 Answer = Callable[[Reply | RedisRefused], object]
 Calls = list[tuple[Call, Answer]]
 
-_ALL = "*"  # for the nodes of which none answered
+_ALL = "*"  # stands for all nodes, when none answered
 
 
 class BoundedClient:
-    """The supervisor's connection: it never waits for longer than `patience`, in seconds."""
+    """The supervisor's connection. No call waits for longer than `patience` seconds."""
 
     def __init__(
         self, link: Connection, board: Scoreboard, patience: float, longest_pause: float
     ) -> None:
         self.link = link
         self.patience = patience
-        self.retry_at = 0.0  # monotonic; nothing is asked before
+        self.retry_at = 0.0  # monotonic; no call is sent before
         self._board = board
         self._episode = logs.Episode("redis.lost", "redis.back")
         self._backoff = NodeBackoff(
@@ -48,25 +47,25 @@ class BoundedClient:
 
     @property
     def ok(self) -> bool:
-        """Whether all nodes answered when they were asked last."""
+        """True if all nodes answered their last call."""
         return not self._episode.open
 
     def deadline(self) -> AbstractContextManager[None]:
-        """All that is asked within this context shares one deadline."""
+        """Share one deadline among all calls within this context."""
         return self.link.within(self.patience)
 
     def rests(self, key: str, now: float) -> bool:
-        """Whether the node that serves a key did not answer a moment ago."""
+        """Return True if calls pause for the node that serves a key."""
         return bool(self._backoff) and self._backoff.rests(self.link.node_of(key), now)
 
     def rest_ends(self, key: str) -> float:
-        """When the node that serves a key is asked again (monotonic)."""
+        """Return when the node that serves a key may be called again (monotonic seconds)."""
         return self._backoff.end_of(self.link.node_of(key))
 
     def ask(self, calls: Calls) -> None:
-        """Run the calls in one write and hand out the answers.
+        """Run the calls in one write and pass each reply to its callback.
 
-        A call whose node does not answer gets none. Raises RedisUnavailable when no node answers.
+        A call gets no reply if its node is silent. Raises RedisUnavailable when no node answers.
         """
         self._board.add("exchanges")
         answered, silent = {_ALL}, dict[str, RedisUnavailable]()
@@ -94,7 +93,7 @@ class BoundedClient:
             self._episode.recovered()
 
     def look(self, keys: Iterable[str], commands: list[tuple[Any, ...]]) -> list[Any]:
-        """Run commands that read these keys; an error stands for each reply of a silent node."""
+        """Run commands that read these keys. An error replaces each reply of a silent node."""
         try:
             return self.link.pipeline_each(commands)
         except RedisUnavailable as error:
@@ -106,10 +105,10 @@ class BoundedClient:
             return [error] * len(commands)
 
     def failed(self, error: RedisUnavailable) -> None:
-        """Note that no node has answered: all of them are left alone."""
+        """Record that no node answered, and pause all nodes."""
         self._board.add("exchange_errors")
         self._episode.failed(error=str(error))
-        # Not from the start of the try: waiting in vain is no pause.
+        # The pause starts now and not with the call: the time spent waiting does not count.
         self.retry_at = self._backoff.begin(_ALL, time.monotonic())
 
     def _leave_alone(self, node: str, error: RedisUnavailable) -> None:
@@ -119,9 +118,9 @@ class BoundedClient:
 
 
 class NodeBackoff:
-    """A pause for each node that did not answer, the longer the more often that was so.
+    """A pause for each silent node. It doubles with each failure, up to `longest`.
 
-    `first` and `longest` are seconds; `jitter` gives numbers of 0 to 1.
+    `first` and `longest` are in seconds. `jitter` returns numbers from 0 to 1.
     """
 
     def __init__(self, first: float, longest: float, jitter: Callable[[], float]) -> None:
@@ -132,41 +131,41 @@ class NodeBackoff:
         self._next: dict[str, float] = {}
 
     def begin(self, node: str, now: float) -> float:
-        """The node did not answer. Returns until when it is left alone (monotonic)."""
+        """Record that a node did not answer. Return when its pause is over (monotonic seconds)."""
         pause = self._next.get(node, self._first)
         self._next[node] = min(pause * 2, self._longest)
         self._until[node] = now + pause * (0.5 + self._jitter())
         return self._until[node]
 
     def end(self, node: str) -> None:
-        """The node has answered."""
+        """Record that a node answered."""
         self._until.pop(node, None)
         self._next.pop(node, None)
 
     def forget(self, now: float) -> None:
-        """Forget nodes that are not asked any more: the keys are with others."""
+        """Forget nodes that are no longer called, because other nodes serve their keys now."""
         for node in [each for each, until in self._until.items() if now > until + SPENT_SECONDS]:
             self.end(node)
 
     def rests(self, node: str, now: float) -> bool:
-        """Whether the node is to be left alone now."""
+        """Return True if calls to a node pause."""
         return self.end_of(node) > now
 
     def end_of(self, node: str) -> float:
-        """When the pause of a node is over (monotonic); 0 when it has none."""
+        """Return when the pause of a node is over (monotonic seconds), 0 without a pause."""
         return self._until.get(node, 0.0)
 
     def __bool__(self) -> bool:
-        """Whether any node has not answered since."""
+        """Return True if any node has not answered since its last failure."""
         return bool(self._until)
 
 
 @dataclass
 class PubSubListener:
-    """Hears wake-ups of other instances, on a connection of its own.
+    """Receives wake-ups from other instances, on a connection of its own.
 
-    They are a convenience: heartbeats alone do as well, a little later. So trouble here is no
-    trouble with Redis as such.
+    Wake-ups only save time: without them, heartbeats have the same effect a little later. So a
+    failure of this connection does not count as a failure of Redis.
     """
 
     link: Connection
@@ -175,14 +174,14 @@ class PubSubListener:
     _backoff: float = LISTEN_SECONDS[0]
 
     def next_at(self) -> float:
-        """When to subscribe next (monotonic); never while it listens."""
+        """Return when to subscribe next (monotonic seconds), infinity while subscribed."""
         return float("inf") if self.link.connected else self._listen_at
 
     def listen(self, now: float, seconds: float) -> bool:
-        """Subscribe, within `seconds`. Tells whether there is a reason to look at the fleet.
+        """Subscribe within `seconds`. Return True if the supervisor should look at the fleet.
 
-        There is as soon as it listens: what was published before is not heard, and what came
-        with the answer has been read with it.
+        A new subscription is a reason to look: earlier wake-ups were missed, and the reply may
+        already have brought further ones.
         """
         self._listen_at = now + self._backoff
         self._backoff = min(self._backoff * 2, LISTEN_SECONDS[1])
@@ -190,12 +189,12 @@ class PubSubListener:
             with self.link.within(seconds):
                 self.link.execute("SUBSCRIBE", self.channel)
         except (RedisRefused, RedisUnavailable):
-            self.link.close()  # perhaps without the right to subscribe
+            self.link.close()  # the user may lack the permission to subscribe
             return False
         return True
 
     def drain(self) -> bool:
-        """Take what has arrived. Tells whether there is a reason to look at the fleet."""
+        """Read arrived wake-ups. Return True if the supervisor should look at the fleet."""
         if not self.link.connected:
             return False
         try:

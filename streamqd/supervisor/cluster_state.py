@@ -1,13 +1,12 @@
-"""What the supervisor knows of the fleet, and how it asks who owns the units that are not ours.
+"""The supervisor's view of the fleet: live members, and the owners of the other assignments.
 
-It uses as few commands as possible.
+It uses as few commands as possible. A token belongs to one owner and one epoch, and the scripts
+`lease_acquire`, `lease_refence` and `lease_renew` write it to the fence before they write it to a
+lease. So while a lease carries the token that was read with its fence, the fence is unchanged, and
+reading the lease is enough. The fence is read again if the lease is gone or carries another token.
+It is also read again if the owner may be dead, together with the remaining time of the lease.
 
-A token is made for one owner and one epoch, and is in the fence before it is in a lease:
-`lease_acquire`, `lease_refence` and `lease_renew` see to that. So while a lease carries the token
-that was read with a fence, the fence says what it said, and only the lease is read. A lease that is
-gone, or carries another token, has the fence read again, and so has one whose owner may be dead:
-there the remaining lease time matters too. None of it decides anything by itself: to take a unit is
-to compare epochs.
+The view itself decides nothing: the script that acquires a unit compares epochs.
 """
 
 from __future__ import annotations
@@ -29,37 +28,35 @@ from streamqd.store.leases import LeaseView
 
 LOOK_SECONDS = 2.0  # between two looks at the entries of the topics
 
-# Runs equally many commands for each of the units, in order; what a node does not answer is an
-# error in its place.
+# Runs the same number of commands for each unit, in order. Each reply of a silent node is replaced
+# by its error.
 Ask = Callable[[Sequence[Unit], list[tuple[Any, ...]]], list[Any]]
 
 
 @dataclass(frozen=True)
 class ClusterState:
-    """One look at the fleet: who lives, and who owns the partitions that are not ours."""
+    """One look at the fleet: the live members, and the owners of units that are not ours."""
 
     live: Sequence[MemberView] = ()
     views: Mapping[Unit, PartitionView] = field(default_factory=dict)
-    # Of the fences whose owner is proven dead: of this instance before, or of an expired lease.
+    # Tokens of owners that are proven dead: a former run of this instance, or of an expired lease.
     dead_tokens: Mapping[Unit, str] = field(default_factory=dict)
 
 
 class OwnershipCache:
-    """The last look at each unit that somebody held then."""
+    """The last view of each unit that had an owner then."""
 
     def __init__(self, keys: Keys, isolate: Isolate[Unit] = directly) -> None:
         self._keys = keys
         self._isolate = isolate
         self._held: dict[Unit, LeaseView] = {}
-        self.bad: list[BadValue] = []  # of the last look: the units are missing in what it returned
+        self.bad: list[BadValue] = []  # of the last look, without the units
 
     def take(self, units: Sequence[Unit], live: Collection[str], ask: Ask) -> dict[Unit, LeaseView]:
-        """Return what is to be seen of the units.
+        """Return the views of the units, except those with a silent node or an unreadable fence.
 
-        Those of a node that is silent are missing, and those whose fence cannot be read.
-
-        `live` are the owners that are known to live: of a unit that one of them holds as before the
-        `ttl` is that of an earlier look. Raises what `ask` raises.
+        `live` are the owners known to be alive. If such an owner still holds a unit, its `ttl` is
+        that of an earlier look. Raises the errors of `ask`.
         """
         held = {unit: view for unit, view in self._held.items() if view.owner in live}
         found: dict[Unit, LeaseView] = {}
@@ -96,11 +93,11 @@ class OwnershipCache:
 
 
 class TopicPresence:
-    """Whether the topics that are consumed are still registered, asked with each look at the fleet.
+    """Checks with each look at the fleet that the consumed topics are still registered.
 
-    An operator may delete a topic's entry while everything else stays: senders are refused then,
-    and no fence is missing that would tell. Or a count that could not be read when this instance
-    began can be read now.
+    An operator may delete the entry of a topic while everything else stays. Then senders are
+    rejected, but no fence is missing to show it. The check also finds a topic whose partition count
+    was unreadable when this instance started and is readable now.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -115,9 +112,10 @@ class TopicPresence:
         served: Collection[str],
         ask: Callable[[list[tuple[Any, ...]]], list[Any]],
     ) -> bool:
-        """Return whether a topic should be registered again. Raises what `ask` raises.
+        """Return True if a topic should be registered again. Raises the errors of `ask`.
 
-        Asks every two seconds at most. Of `served` this instance knows the partitions.
+        Looks at most every `LOOK_SECONDS`. This instance knows the partitions of the topics in
+        `served`.
         """
         now = time.monotonic()
         if now - self._looked_at < LOOK_SECONDS:
@@ -129,7 +127,7 @@ class TopicPresence:
         replies = ask([topics.presence(self._keys, name) for name in names])
         for name, reply in zip(names, replies, strict=True):
             if isinstance(reply, StreamqdError):
-                continue  # of a node that is silent, or of another type: registering names it
+                continue  # from a silent node, or of a wrong type, which the registration reports
             try:
                 count = topics.present(self._keys, name, reply)
             except BadValue as error:

@@ -1,8 +1,8 @@
-"""Directives: what operators want, as this instance reads it with its heartbeats.
+"""Directives: the operators' requests, as this instance reads them with its heartbeats.
 
-Pauses, moves and drains are states: they hold as long as they are written down, also for an
-instance that starts later. A reload and a rebalance are done once for each time of the directive;
-those that an instance finds when it starts belong to the past.
+Pauses, moves and drains are states: they hold as long as they are stored, even for an instance that
+starts later. A reload or rebalance directive runs once for each new timestamp. An instance ignores
+timestamps from before its start.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from streamqd.model import Unit
 from streamqd.policy.rebalance import Constraints, MemberView, may_reload
 from streamqd.store.directives import Directive, Directives
 
-LOGGED_MAX = 50  # changes of one kind; of thousands the rest is one line
+LOGGED_MAX = 50  # logged changes of one kind; one more line counts the rest
 
 
 class Control:
-    """Compares each new reading with the last one, and says what is new in it."""
+    """Compares each new reading of the directives with the last one, and logs the changes."""
 
     def __init__(self, instance: str) -> None:
         self._me = instance
         self._read = False
         self.directives = Directives()
         self._strange = logs.Once("steer.ignored")
-        self._reloaded = 0  # time of the last directive to reload that is done with
-        self._reloading = 0  # of the one under way, 0 = none
+        self._reloaded = 0  # time of the last finished reload directive
+        self._reloading = 0  # time of the running one, 0 = none
         self._reload_problem = ""
 
     @property
     def drained(self) -> bool:
-        """Whether this instance should own nothing."""
+        """True if this instance should own no partition."""
         return self._me in self.directives.drains
 
     def is_paused(self, unit: Unit) -> bool:
-        """Whether no message of the unit should be fetched."""
+        """Return True if no message of the unit should be fetched."""
         return self.directives.pause_of(unit) is not None
 
     def constraints(self) -> Constraints:
-        """What the rebalancer has to know."""
+        """Return the constraints that the directives set for the rebalancer."""
         directives = self.directives
         moves = {unit: (move.to, move.at_unix_ms) for unit, move in directives.moves.items()}
         stopped = {(str(scope.topic), str(scope.group)) for scope in directives.stops}
@@ -48,15 +48,15 @@ class Control:
 
     @property
     def announcement(self) -> dict[str, object]:
-        """What heartbeats tell the fleet: how many directives this instance has followed."""
+        """Heartbeat fields: the time of the last finished reload directive, and its problem."""
         if not self._read:
             return {}
         return {"reloaded": self._reloaded, "reload_problem": self._reload_problem[:500]}
 
     def read(self, directives: Directives | None) -> bool:
-        """Take what the last heartbeat has brought, None before the first one.
+        """Take the directives of the last heartbeat, None before the first one.
 
-        Returns whether what is in the wrong place should move without delay.
+        Return True if misplaced partitions should move without delay.
         """
         if directives is None or (directives is self.directives and self._read):
             return False
@@ -84,7 +84,7 @@ class Control:
     # --- reload ---
 
     def wants_reload(self, live: Sequence[MemberView]) -> bool:
-        """Whether it is this instance's turn to reload. Ask only while no reload is under way."""
+        """Return True if it is this instance's turn to reload. Call only while no reload runs."""
         at = self.directives.reload_of(self._me)
         if not self._read or self._reloading or at <= self._reloaded:
             return False
@@ -97,7 +97,7 @@ class Control:
         return True
 
     def reload_ended(self, problem: str) -> bool:
-        """Note that no reload is under way. Tells whether that of a directive has just ended."""
+        """Record that no reload runs. Return True if the reload of a directive just finished."""
         if not self._reloading:
             return False
         self._reloaded, self._reloading = self._reloading, 0

@@ -1,6 +1,6 @@
-"""The end: when a burst has settled everything, the drain, and the exit codes.
+"""The drain, the check that a burst is complete, and the exit codes.
 
-A drain finishes what runs, releases and leaves; or it is cut short.
+A drain finishes running messages, releases the leases and leaves the fleet. It can be cut short.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from streamqd.supervisor.lease_manager import LeaseManager
 from streamqd.supervisor.partition import PartitionState, Phase
 from streamqd.supervisor.plan import Action, KillWorker, ReleaseLease, StopWorker
 
-SHORT_DRAIN_SECONDS = 5.0  # what a second Ctrl-C leaves to the messages that run
-RELEASE_SECONDS = 5.0  # how long leases are tried to be released when Redis does not answer
+SHORT_DRAIN_SECONDS = 5.0  # for the running messages after a second Ctrl-C
+RELEASE_SECONDS = 5.0  # how long to retry the release of leases while Redis does not answer
 
-CHECK_SECONDS = 0.5  # between two questions whether a burst has settled everything
-CHECKS = 2  # in a row; a message may be on its way from one place to another between two looks
+CHECK_SECONDS = 0.5  # between two checks of a burst
+CHECKS = 2  # passed in a row, because a message may change its place during a check
 
 EXIT_DRAINED = 0
 EXIT_CONFIG = 3
@@ -42,11 +42,11 @@ class Drain:
     begun: bool = False
     deadline: float = 0.0
     kill_reason: str = ""  # why all workers are killed, '' while they may finish
-    code: int = EXIT_DRAINED  # when nothing goes wrong on the way
+    code: int = EXIT_DRAINED  # exit code if the drain finishes in time
     interrupts: int = 0
 
     def begin(self, timeout: float) -> None:
-        """Stop fetching everywhere; workers finish their current message."""
+        """Stop fetching everywhere. Workers finish their current message."""
         self.begun = True
         self.deadline = time.monotonic() + timeout
         logs.event("drain.begun", timeout=timeout)
@@ -54,7 +54,10 @@ class Drain:
         self.notifier.extend_timeout(timeout + RELEASE_SECONDS)
 
     def signalled(self, number: signal.Signals, timeout: float) -> None:
-        """TERM or INT: the first begins; a second INT shortens, a third kills; TERM never does."""
+        """Handle TERM or INT: the first starts the drain. A second INT shortens it, a third kills.
+
+        A repeated TERM changes nothing.
+        """
         self.interrupts += number is signal.SIGINT
         if not self.begun:
             self.begin(timeout)
@@ -64,20 +67,20 @@ class Drain:
             self.kill_all("quit", timeout)
 
     def kill_all(self, reason: str, timeout: float) -> None:
-        """Kill every worker; unfinished messages stay pending, and the partitions are released."""
+        """Kill every worker. Unfinished messages stay pending, and the partitions are released."""
         if not self.begun:
             self.begin(timeout)
         self.kill_reason = self.kill_reason or reason
 
     def observe(self, partitions: Collection[PartitionState], now: float, ending: int) -> None:
-        """Note whether the time is over. `ending` processes end beside the workers."""
+        """Kill all workers after the deadline. `ending` counts dismissed processes."""
         working = ending or any(each.child is not None for each in partitions)
         if self.begun and working and now > self.deadline and not self.kill_reason:
             logs.event("drain.deadline", logging.WARNING)
             self.kill_all("deadline", 0.0)
 
     def wishes(self, partitions: Collection[PartitionState]) -> list[Action]:
-        """Stop, or kill, every worker, and release what has none."""
+        """Stop or kill every worker, and release each partition without one."""
         actions: list[Action] = []
         for each in partitions:
             if each.releasable:
@@ -93,13 +96,12 @@ class Drain:
     def exit_code(
         self, partitions: Collection[PartitionState], now: float, ending: int, *, redis_ok: bool
     ) -> int | None:
-        """Return the code when everything has ended, None while something is left to do."""
+        """Return the exit code, None while a process runs or a lease is to be released."""
         if any(each.child is not None for each in partitions) or ending:
             return None
-        # What is refused for a bad value stays refused: its lease runs out by itself.
+        # A release that Redis refuses because of a bad value stays refused: the lease expires.
         owed = any(each.phase is not Phase.FREE and not each.is_stuck for each in partitions)
-        # While Redis does not answer, waiting longer than the drain was given is of no use: the
-        # leases run out by themselves.
+        # While Redis does not answer, waiting past the deadline is of no use: the leases expire.
         patient = now < self.deadline or (redis_ok and now < self.deadline + RELEASE_SECONDS)
         if owed and patient:
             return None
@@ -110,17 +112,17 @@ class Drain:
 
 @dataclass
 class BurstCheck:
-    """`--burst`: asks whether everything is settled, every half second, while no worker boots."""
+    """`--burst`: checks every half second whether everything is settled, but not during a boot."""
 
     leases: LeaseManager
     _next_at: float = 0.0
     _passed: int = 0
 
     def verdict(self, now: float, partitions: Mapping[Unit, PartitionState]) -> int | None:
-        """Tell when nothing is unread, pending, delayed or waiting for a retry any more.
+        """Return a number once nothing is unread, pending, delayed or waiting for a retry.
 
-        Returns the number of units that still hold messages but crash in a loop: they are not
-        waited for. None while there is something to wait for.
+        The number counts units that still hold messages but crash in a loop: a burst does not wait
+        for such units. Return None while there is something to wait for.
         """
         if now < self._next_at or not self.leases.ok:
             return None
@@ -135,7 +137,7 @@ class BurstCheck:
         return len(unsettled) if self._passed >= CHECKS else None
 
     def _unsettled(self, units: list[Unit]) -> set[Unit] | None:
-        """Return the units that are not settled, None when Redis does not say it now."""
+        """Return the units that are not settled, None if Redis does not answer."""
         calls = [messages.snapshot(self.leases.keys, unit, limit=1) for unit in units]
         try:
             with self.leases.client.deadline():

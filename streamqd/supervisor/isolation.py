@@ -1,8 +1,8 @@
-"""The seam through which everything about one assignment passes, so an error harms it alone.
+"""Isolation of assignments: an unexpected error harms only its own assignment.
 
-The supervisor and its parts run what they do for one assignment through `Isolate`: each call,
-answer, action, fork and exit. After an unexpected error the assignment is given up for a while, and
-the loop continues with the others. What concerns the whole fleet is not isolated.
+The supervisor and its parts call `Isolate` for everything that they do for one assignment: each
+call, answer, action, fork and exit. After an unexpected error the assignment is given up for a
+time, and the loop continues with the others. Actions for the whole fleet are not isolated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streamqd.policy import backoff
 from streamqd.scoreboard import WorkerState, now_ns
 from streamqd.supervisor.partition import PartitionState
 
-CALM_SECONDS = 60.0  # without an error, after which the backoff starts again from its base
+CALM_SECONDS = 60.0  # without an error, until the backoff starts from its base again
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,12 +35,12 @@ class Isolation:
         policy: Backoff,
         let_go: Callable[[PartitionState], None],
     ) -> None:
-        """`let_go` takes the processes of an assignment away, and drops what was planned for it."""
+        """`let_go` removes the processes of an assignment, and the plans for it."""
         self._partitions = partitions
         self.policy = policy  # a reload replaces it
         self._let_go = let_go
-        self._failed: dict[Unit, tuple[int, float]] = {}  # errors in a row; until when it rests
-        self._owed: dict[Unit, tuple[float, str]] = {}  # not at rest yet: until when, and why
+        self._failed: dict[Unit, tuple[int, float]] = {}  # errors in a row; end of the pause
+        self._owed: dict[Unit, tuple[float, str]] = {}  # pauses to be set: end, problem
 
     def run(self, unit: Unit, do: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> T | None:
         """Return `do(...)`; after an error give the assignment up and return None."""
@@ -63,7 +63,7 @@ class Isolation:
             self.run(partition.unit, do, partition, *args, **named)
 
     def observe(self, now: float) -> None:
-        """End the rest of assignments whose time has come; finish what giving up still owes."""
+        """Finish pauses that are over, and retry the unfinished steps of giving up."""
         for unit in list(self._owed):
             self._let_rest(unit)
         for unit, (_, until) in list(self._failed.items()):
@@ -79,7 +79,7 @@ class Isolation:
         errors, rests_until = self._failed.get(unit, (0, 0.0))
         problem = f"{type(error).__name__}: {error}"
         if now < rests_until:
-            # It rests already, and not even its release works: its lease runs out.
+            # The assignment already pauses and its release failed too, so its lease expires.
             self._owed[unit] = rests_until, problem
             self._let_rest(unit)
             return
@@ -87,7 +87,7 @@ class Isolation:
         self._failed[unit] = errors + 1, now + seconds
         self._owed[unit] = now + seconds, problem
         self._let_rest(unit)
-        # Perhaps it is the log that fails.
+        # The error may come from the log itself.
         with contextlib.suppress(Exception):
             logs.event(
                 "assignment.given_up",
@@ -99,7 +99,7 @@ class Isolation:
             )
 
     def _let_rest(self, unit: Unit) -> None:
-        """Take its processes away and let it rest; what fails is tried again at the next tick."""
+        """Remove the processes of an assignment and pause it. The next tick retries a failure."""
         until, problem = self._owed[unit]
         partition = self._partitions.get(unit)
         with contextlib.suppress(Exception):

@@ -1,9 +1,8 @@
-"""The supervisor's talk with Redis: one bounded exchange per tick, whatever there is to say.
+"""The supervisor's calls to Redis: at most one bounded exchange per tick.
 
-Renewals, the heartbeat and what each partition wants travel in one write; looking at the fleet,
-waking it and listening to it come in later ticks, which follow at once. While Redis does not
-answer, nothing is lost: every call is wanted until it is answered, and the pause between two tries
-grows.
+Renewals, the heartbeat and the calls of the partitions share one write. Looking at the fleet,
+waking it and subscribing to wake-ups happen in later ticks, which follow without a pause. While
+Redis does not answer, no call is lost: each is repeated until it is answered, with growing pauses.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ from streamqd.supervisor.membership import Membership
 from streamqd.supervisor.partition import PartitionState, Phase
 from streamqd.supervisor.resolver import Resolver
 
-# One exchange blocks the supervisor at most this long, and this part of the ttl: names, sentinels,
-# connecting and waiting included.
+# One exchange blocks the supervisor at most this long, and at most this share of the TTL. That
+# includes resolving names, asking sentinels, connecting and waiting.
 EXCHANGE_SECONDS = 1.0
 EXCHANGE_SHARE = 0.25
-DOUBT_SECONDS = 0.3  # after which a silent connection is doubted; what was asked is asked again
-CALLS_MAX = 64  # scripts of one exchange, about; each takes some 0.03 ms
-TOGETHER = 0.2  # of an interval: how much earlier than it must a lease may be renewed
+DOUBT_SECONDS = 0.3  # of silence, after which a connection is doubted and its calls are sent again
+CALLS_MAX = 64  # scripts in one exchange, roughly; each takes about 0.03 ms
+TOGETHER = 0.2  # share of the interval by which a lease may be renewed early
 _REFUSED = "redis.refused", logging.ERROR
 
 
 class LeaseManager:
-    """Owns the supervisor's two connections: one to ask, one on which wake-ups arrive."""
+    """Owns the supervisor's two connections: one for calls, one for wake-ups."""
 
     def __init__(
         self,
@@ -65,27 +64,27 @@ class LeaseManager:
         redis = partial(connect, settings.redis, timeout=EXCHANGE_SECONDS)
         redis = partial(redis, lookup=(names or Resolver()).lookup)
         self.link = redis(name="streamqd:supervisor", doubt=min(DOUBT_SECONDS, patience / 2))
-        # An instance that comes back a heartbeat later than the others would be taken for dead.
+        # An instance that pauses a heartbeat longer than the others would be considered dead.
         self.client = BoundedClient(self.link, board, patience, longest_pause=self.interval / 4)
         channel = self.keys.wake(settings.daemon.fleet)
         self.wakes = PubSubListener(redis(name="streamqd:wake", key=channel), channel)
         self.view = ClusterState()
-        self.news = False  # the last exchange has changed something that may call for an action
-        self.topics_in_doubt = False  # a fence was gone: the topics may be gone too
-        self._fresh = False  # `view` has not been taken yet
+        self.news = False  # the last exchange changed something that may require an action
+        self.topics_in_doubt = False  # a fence was gone, so the topics may be gone too
+        self._fresh = False  # `take_view` has not returned `view` yet
         self._view_due = False
-        self._wake_ups: list[tuple[str, ...]] = []  # to be published
+        self._wake_ups: list[tuple[str, ...]] = []  # commands that wake the fleet, not sent yet
         self._topics: Collection[str] = {each.topic for each in settings.consumers}
         self._ownership = OwnershipCache(self.keys, isolate)
         self._presence = TopicPresence(self.keys)
         self._bad_fences = logs.bad_values()
         self._scheduler = RenewalScheduler(self.interval)
         self._asked = False  # the last exchange carried calls
-        self._jitter = 0.0  # drawn for each exchange, so that what is sent together stays together
+        self._jitter = 0.0  # drawn for each exchange, so that calls sent together stay together
 
     @property
     def ok(self) -> bool:
-        """Whether the last exchange was answered."""
+        """True if the last exchange was answered."""
         return self.client.ok
 
     def configure(self, settings: Settings) -> None:
@@ -94,7 +93,7 @@ class LeaseManager:
         self._topics = {each.topic for each in settings.consumers}
 
     def next_at(self) -> float:
-        """When there is something to say next (monotonic)."""
+        """Return when the next exchange is due (monotonic seconds)."""
         more = (
             self._view_due
             or self._wake_ups
@@ -110,7 +109,7 @@ class LeaseManager:
     def tick(
         self, now: float, partitions: Mapping[Unit, PartitionState], offers: Sequence[Unit]
     ) -> None:
-        """Say what is due and hand out the answers."""
+        """Send the calls that are due, and process the replies."""
         self.news = False
         if now < self.client.retry_at:
             return
@@ -124,7 +123,7 @@ class LeaseManager:
         listen = now >= self.wakes.next_at()
         mistyped = self.membership.mistyped
         others = self._view_due or self._wake_ups or predecessor or mistyped or listen
-        # What is refused is wanted at every tick: the others have theirs in between.
+        # Refused calls are due at every tick, so the other exchanges alternate with them.
         calls = [] if self._asked and others else self._calls(now, partitions, offers)
         self._asked = bool(calls)
         try:
@@ -146,7 +145,7 @@ class LeaseManager:
         except RedisUnavailable as error:
             self.client.failed(error)
             self.wakes.link.close()
-            # The first thing to know after an outage is who is alive.
+            # After an outage, first find out which members are alive.
             self.membership.beat_by(time.monotonic())
 
     def _calls(
@@ -183,7 +182,7 @@ class LeaseManager:
         return calls
 
     def _answer(self, partition: PartitionState, take: Answer) -> Answer:
-        """Take the answer in isolation; a value that cannot be read is logged and asked again."""
+        """Process the reply in isolation. An unreadable value is logged, and asked for again."""
 
         def heard(reply: Reply | RedisRefused) -> None:
             try:
@@ -228,7 +227,7 @@ class LeaseManager:
         elif word == "lost":
             self.report_lost(partition)
         elif before is Phase.ACQUIRING and partition.phase is Phase.FREE:
-            self.membership.beat_soon()  # somebody was quicker; look again at the next beat
+            self.membership.beat_soon()  # another instance was faster: look again
         if isinstance(reply, RedisRefused):
             self._refused(partition, before.value, reply)
         else:
@@ -265,30 +264,30 @@ class LeaseManager:
         partition.become_free()
 
     def report_lost(self, partition: PartitionState) -> None:
-        """Count and log a lease that was lost, once, by whoever finds it out first."""
+        """Count and log a lost lease. Called once, by the code that notices the loss first."""
         self.board.add("lease_lost")
         logs.event("lease.lost", logging.WARNING, unit=partition.unit, epoch=partition.lease.epoch)
         self.look_again()
 
     def look_again(self) -> None:
-        """A fence was not ours any more: look who has it, and whether the server was emptied."""
+        """Find out who owns a fence that this instance lost, and whether the server was emptied."""
         self.topics_in_doubt = self.news = True
         self.membership.beat_soon()
 
     def _trust(self, partition: PartitionState, sent_ns: int, now: float) -> None:
-        # The lease runs from the moment the server got the call, which is after we sent it.
+        # The lease starts when the server receives the call, so counting from the send is safe.
         partition.slot.trusted_until_ns = sent_ns + int(self.ttl * 0.9 * 1e9)
         partition.renew_at = heartbeats.next_beat(now, self.interval, self._jitter)
 
     # --- the fleet ---
 
     def take_view(self) -> ClusterState | None:
-        """Return the last look at the fleet, None when it has been taken already."""
+        """Return the last view of the fleet, None if it was returned before."""
         fresh, self._fresh = self._fresh, False
         return self.view if fresh else None
 
     def wake_fleet(self) -> None:
-        """Tell the other instances that something has changed."""
+        """Wake the other instances at one of the next ticks, because something has changed."""
         self._wake_ups.append(self.membership.wake_up())
 
     def _on_heartbeat(self, reply: Reply | RedisRefused) -> None:
@@ -300,7 +299,7 @@ class LeaseManager:
     def _look(
         self, partitions: Mapping[Unit, PartitionState], offers: Sequence[Unit], now: float
     ) -> None:
-        """Look at every unit that is not ours: who has it, with which epoch."""
+        """Read the owner and the epoch of every unit that is not ours."""
         member, silence = self.membership, self.membership.silence
         free = [unit for unit in offers if partitions[unit].phase is Phase.FREE]
         units = [unit for unit in free if not self.client.rests(self.keys.fence(*unit), now)]
@@ -308,7 +307,7 @@ class LeaseManager:
         tokens: dict[Unit, str] = {}
         lived = {one.member.id for one in self.view.live}
         for unit, found in self._ownership.take(units, lived, self._ask_of).items():
-            # We hold the lock that every process of a predecessor on this host would hold too.
+            # A predecessor on this host is dead, because it would hold the lock that we hold.
             ours = bool(found.token) and found.owner == self.me
             tokens[unit] = found.token if found.owner else ""
             views[unit] = PartitionView(
@@ -322,7 +321,7 @@ class LeaseManager:
         expired = silence.expired(now, views, member.seen, live)
         for unit in expired:
             views[unit] = views[unit]._replace(leased=False)
-        # A unit whose owner is not seen is ours, or was: its processes are proven dead.
+        # A unit without a visible owner is ours or was ours: the owner's processes are dead.
         dead = {u: token for u, token in tokens.items() if u in expired or not views[u].owner}
         self.view = ClusterState(live, views, dead)
         self._fresh = self.news = True
@@ -332,18 +331,18 @@ class LeaseManager:
             self.topics_in_doubt = True
 
     def _ask_of(self, units: Sequence[Unit], commands: list[tuple[Any, ...]]) -> list[Any]:
-        """Run equally many commands for each unit."""
+        """Run the same number of commands for each unit."""
         return self.client.look([self.keys.fence(*unit) for unit in units], commands)
 
     # --- wake-ups ---
 
     def drain_wakes(self) -> None:
-        """Take what arrived on the wake-up connection; each message asks for a heartbeat."""
+        """Read the wake-ups that arrived. They cause a heartbeat soon."""
         if self.wakes.drain():
             self.membership.beat_soon()
 
     def leave(self) -> None:
-        """Take this instance out of the fleet. Best effort."""
+        """Remove this instance from the fleet. Best effort."""
         try:
             with self.client.deadline():
                 self.link.run(self.membership.departure())
@@ -358,22 +357,22 @@ class LeaseManager:
 
 
 class RenewalScheduler:
-    """Which partitions the next exchange speaks for: each continues where the last one stopped.
+    """Chooses the partitions of the next exchange, which continues where the last one stopped.
 
-    The server serves no other client while it executes what came in one write, and the time of an
-    exchange is bounded too, however many leases there are. What is refused is wanted again in each
-    round, and keeps no partition from its turn.
+    The server serves no other client while it runs the calls of one write. So the number of calls
+    per exchange is bounded for any number of leases. A refused call is repeated in each round and
+    does not take another partition's turn.
     """
 
     def __init__(self, interval: float) -> None:
-        """`interval` is that of renewals, in seconds."""
+        """`interval` is the time between renewals of a lease, in seconds."""
         self._interval = interval
         self._waiting: list[Unit] = []
         self._due = 0.0
 
     @property
     def goes_on(self) -> bool:
-        """Whether some have not had their turn yet in this round."""
+        """True if some partitions have not had their turn in this round."""
         return bool(self._waiting)
 
     def next(
@@ -383,9 +382,9 @@ class RenewalScheduler:
         partitions: Mapping[Unit, PartitionState],
         calls_of: Callable[[PartitionState, float], Calls],
     ) -> Calls:
-        """Return what the partitions want whose turn it is: their `calls_of`.
+        """Return the calls of the partitions whose turn it is, from `calls_of`.
 
-        `calls_of` also gets the time until which renewals are due (monotonic).
+        `calls_of` also gets the time until which renewals are due (monotonic seconds).
         """
         if not self._waiting:
             self._waiting = [*partitions][::-1]
@@ -400,9 +399,9 @@ class RenewalScheduler:
     def _due_until(
         self, now: float, beat_at: float, partitions: Mapping[Unit, PartitionState]
     ) -> float:
-        """Renew leases that are due soon together with the first, or with a beat.
+        """Return until when renewals are due: early for leases that can join another call.
 
-        Otherwise each lease would cost an exchange of its own.
+        Otherwise each lease would need an exchange of its own.
         """
         renewals = (each.renew_at for each in partitions.values() if each.phase is Phase.HELD)
         first = min(renewals, default=beat_at)

@@ -1,7 +1,7 @@
-"""The limits of a worker: boot, time, memory, and progress between messages.
+"""The limits of a worker: boot time, run time, memory, and progress between messages.
 
-They are judged here and not in the worker, so a handler that holds the interpreter cannot escape
-them, and no message pays for a timer.
+The supervisor checks them and not the worker, so a handler that holds the interpreter lock cannot
+escape them, and no message pays for a timer.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from streamqd.supervisor.partition import PartitionState
 from streamqd.supervisor.plan import Action, InterruptRun, KillWorker
 
 MEASURE_SECONDS = 2.0
-LOOK_SECONDS = 0.25  # how late a limit may be noticed
-# Longer than anything that a worker waits for between two messages: a long poll and a reply.
+LOOK_SECONDS = 0.25  # until an exceeded limit is noticed
+# Longer than any wait of a worker between two messages: a long poll and a reply.
 STALLED_SECONDS = 30.0
-DEAF_SECONDS = 1.0  # what a worker may take to end after it has closed its control socket
-# A gap between two looks that no wait of this process explains: it was frozen, and so were they.
+DEAF_SECONDS = 1.0  # for a worker to exit after it closed its control socket
+# A gap between two looks that no wait of this process explains: it and its workers were frozen.
 FROZEN_NS = 5_000_000_000
 FREEZES_KEPT = 16
-AHEAD_SECONDS = 3.0  # how long before a worker has handled enough its successor begins to boot
-IDLE_SECONDS = 5.0  # a worker that has begun nothing for so long has nothing to do
-BELIEVED_SECONDS = 5.0  # between the kernel's count of a kill and the death that it explains
+AHEAD_SECONDS = 3.0  # left to `max_messages` when the successor starts to boot
+IDLE_SECONDS = 5.0  # without a run, after which a worker counts as idle
+BELIEVED_SECONDS = 5.0  # at most, from the kernel's count of a kill to the death that it explains
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
-MAX_MESSAGES = "max_messages"  # for this reason the worker stops by itself, when it has to
+MAX_MESSAGES = "max_messages"  # the worker itself stops at this limit, if it must
 
 
 class Replacement(NamedTuple):
@@ -50,7 +50,7 @@ class Replacement(NamedTuple):
 
 
 class LimitsExceeded(NamedTuple):
-    """What one look has found, and when to look again (monotonic)."""
+    """The results of one look, and when to look again (monotonic seconds)."""
 
     actions: list[Action]
     replacements: list[Replacement]
@@ -58,20 +58,20 @@ class LimitsExceeded(NamedTuple):
 
 
 class Limits:
-    """Judges all workers by their limits, look by look."""
+    """Checks all workers against their limits, look by look."""
 
     def __init__(self, isolate: Isolate[Unit] = directly) -> None:
         self._isolate = isolate
         self._measured_at = 0.0
         self._looked_ns = 0
-        self._frozen: list[tuple[int, int]] = []  # from, to
+        self._frozen: list[tuple[int, int]] = []  # start and end of each freeze (ns)
         self._ran: dict[int, tuple[int, float]] = {}  # slot -> last run, when it was seen
-        self._over_hard: dict[int, int] = {}  # slot -> the run that was over its hard limit
+        self._over_hard: dict[int, int] = {}  # slot -> the run that was seen over its hard limit
 
     def observe(
         self, partitions: Iterable[PartitionState], now: float, boot_timeout: float
     ) -> LimitsExceeded:
-        """Note what has become ready, what it takes, what runs; return what exceeds its limits."""
+        """Record readiness, memory and runs of all workers. Return the limits that they exceed."""
         self._notice_freeze()
         actions: list[Action] = []
         replacements: list[Replacement] = []
@@ -106,7 +106,7 @@ class Limits:
         *,
         measure: bool,
     ) -> LimitsExceeded:
-        """Judge one worker."""
+        """Check one worker."""
         later = now + MEASURE_SECONDS
         actions: list[Action] = []
         replacements: list[Replacement] = []
@@ -127,15 +127,15 @@ class Limits:
     def _idle_trouble(
         self, partition: PartitionState, child: Child, now: float, boot_timeout: float
     ) -> tuple[list[Action], bool]:
-        """Judge a worker that runs no handler: boot too long, no progress, no ear.
+        """Check a worker that runs no handler: its boot time, its progress and its control socket.
 
-        Tells also whether it is ready and may begin a run at any moment.
+        Also return True if the worker is ready and may start a run at any moment.
         """
         if partition.slot.state == WorkerState.BOOTING:
             late = now > partition.started + boot_timeout
             return [KillWorker(partition.unit, "boot")] if late else [], False
         if not partition.ready_at or partition.is_quiet:
-            return [], False  # it has become ready since it was observed, or it ends
+            return [], False  # it has become ready since it was observed, or it exits
         progress = max(partition.slot.progress_ns, self._frozen[-1][1] if self._frozen else 0)
         silent = (now_ns() - progress) / 1e9
         # A worker publishes its progress once per batch, which may hold many long messages.
@@ -158,10 +158,10 @@ class Limits:
         return self._replace(partition, "max_rss", now, rss)
 
     def _life(self, partition: PartitionState, now: float) -> list[Replacement]:
-        """Have a worker replaced that is too old, or that will soon have handled enough."""
+        """Request to replace a worker that is too old or close to `max_messages`."""
         found: list[Replacement] = []
         age, messages = partition.consumer.max_age, partition.consumer.max_messages
-        # Workers that were born together should not end together.
+        # Workers that started together should not stop together.
         if age and now - partition.ready_at > age * (1 + partition.spread / 10):
             found = self._replace(partition, "max_age", now)
         if messages:
@@ -173,10 +173,10 @@ class Limits:
     def _replace(
         self, partition: PartitionState, reason: str, now: float, rss: int | None = None
     ) -> list[Replacement]:
-        """Have a worker replaced that has worked, or had nothing to do for long enough.
+        """Request to replace a worker that has worked, or that was idle for `IDLE_SECONDS`.
 
-        Whatever its limits are, no worker is replaced before it has begun to handle a message, so
-        that a limit that is too tight slows work down and never stops it.
+        No worker is replaced before it starts a message, so a limit that is too tight slows work
+        down but never stops it.
         """
         worked = partition.has_worked or now - partition.ready_at > IDLE_SECONDS
         if partition.child is None or partition.stop_reason or not worked:
@@ -186,19 +186,19 @@ class Limits:
     def _time(
         self, partition: PartitionState, running: list[RunningEntry], now: float
     ) -> tuple[list[Action], float]:
-        """Return what the time limits ask for, and when to look again."""
+        """Return the actions for exceeded time limits, and when to look again."""
         consumer = partition.works_by or partition.consumer
         soft, hard = consumer.timeout, consumer.hard_timeout
         if not soft and not hard:
             return [], now + MEASURE_SECONDS
         if not running:
-            # A run may begin at any moment: look again before its limit could be over.
+            # A run may start at any moment: look again before its limit can pass.
             return [], now + min(soft or LOOK_SECONDS, hard or LOOK_SECONDS, LOOK_SECONDS)
-        # Runs are numbered as they begin: of several, the lowest number is the oldest.
+        # Runs are numbered as they start, so the lowest number is the oldest run.
         elapsed = {entry.sequence: self._elapsed(entry.started_ns) for entry in running}
         oldest = min(elapsed)
         if hard and elapsed[oldest] > hard:
-            # Two readings: the run that was over its limit must still be one that runs.
+            # Require two readings: the run over its limit must still be running at the second.
             again = self._over_hard.get(partition.slot.index) == oldest
             if again and partition.slot.running_in(oldest):
                 kill = KillWorker(partition.unit, "hard-limit", oldest)
@@ -220,7 +220,7 @@ class Limits:
     # --- frozen time ---
 
     def _notice_freeze(self) -> None:
-        """Remember when everything stood still: no run is charged with that time."""
+        """Record a period in which everything was frozen. It is not charged to any run."""
         now = now_ns()
         if self._looked_ns and now - self._looked_ns > FROZEN_NS:
             logs.event("frozen", logging.WARNING, seconds=round((now - self._looked_ns) / 1e9, 1))
@@ -228,21 +228,22 @@ class Limits:
         self._looked_ns = now
 
     def _elapsed(self, started_ns: int) -> float:
-        """Seconds since `started_ns`, less the time in which everything was frozen."""
+        """Return the seconds since `started_ns`, without frozen periods."""
         frozen = sum(max(0, end - max(begin, started_ns)) for begin, end in self._frozen)
         return (now_ns() - started_ns - frozen) / 1e9
 
 
 def _note_ready(partition: PartitionState, child: Child, now: float) -> None:
     if partition.ready and not partition.ready_at:
-        # Also of one that runs a handler already: under load it does at every look.
+        # This includes a worker that already runs a handler: under load it does at every look.
         partition.became_ready(now, _rss(child.pid))
         logs.event("worker.ready", unit=partition.unit, child=child.pid)
 
 
 def _rss(pid: int) -> int:
     try:
-        # psutil looks first whether it is still the same process, at ten times the cost; ours is.
+        # psutil first checks at ten times the cost that the pid was not reused. Our child's was
+        # not.
         descriptor = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
         try:
             return int(os.read(descriptor, 256).split()[1]) * mmap.PAGESIZE
@@ -253,20 +254,21 @@ def _rss(pid: int) -> int:
 
 
 class OomMonitor:
-    """Whether the kernel has killed a process because memory was short.
+    """Detects processes that the kernel killed because memory was short.
 
-    A death by SIGKILL does not tell who sent it. The kernel counts its own kills for each control
-    group, if that may be read; a kill that was counted a moment ago explains such a death.
+    A death by SIGKILL does not show who sent the signal. The kernel counts its own kills for each
+    control group, if that file is readable. A kill counted within the last `BELIEVED_SECONDS`
+    explains such a death.
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        """Count from now on. `path` is the file with the kernel's count; found when not given."""
+        """Count from now on. `path` is the file with the kernel's count, None to find it."""
         self._path = path or counter_of(Path("/proc/self/cgroup"))
         self._seen = self._count()
         self._recent: list[float] = []
 
     def look(self, now: float) -> None:
-        """Note what was counted since the last look. `now` is a monotonic time in seconds."""
+        """Record the kills that were counted since the last look. `now` is in monotonic seconds."""
         count = self._count()
         if count > self._seen or self._recent:
             fresh = [at for at in self._recent if now - at < BELIEVED_SECONDS]
@@ -274,7 +276,7 @@ class OomMonitor:
         self._seen = count
 
     def explain(self, exit_: Exit) -> Exit:
-        """Return an exit, marked when it was the kernel's choice. Each kill explains one."""
+        """Return an exit, marked if the kernel chose the process. Each kill explains one exit."""
         if exit_.signal != signal.SIGKILL or not self._recent:
             return exit_
         self._recent.pop()
@@ -289,8 +291,8 @@ class OomMonitor:
 
 
 def counter_of(membership: Path, root: Path = CONTROL_GROUPS) -> Path | None:
-    """Return the file in which the kernel counts its kills; None when it cannot be found.
+    """Return the file in which the kernel counts its kills, None if there is none.
 
-    `membership` is a file as /proc/self/cgroup.
+    `membership` is a file in the format of /proc/self/cgroup.
     """
     return memory_file(membership, "memory.events", "memory.oom_control", root)

@@ -1,8 +1,8 @@
-"""Finds event loops that do not turn, and names the code that blocks them.
+"""Finds blocked event loops, and names the code that blocks them.
 
-A worker's loop shows in the slot that it turns (`worker/loop_beat.py`). If it is silent for
-`loop_blocked_after`, its thread is asked for its stack by a signal, which reaches it in C code too.
-Nothing is done to the run: ending it is the business of the time limits.
+A worker's loop records each turn in its slot (`worker/loop_beat.py`). After `loop_blocked_after`
+seconds without a turn, a signal asks its thread for a stack, which works even in C code. The run
+continues: only the time limits can stop it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from streamqd.process import Child
 from streamqd.scoreboard import LOOP_BEAT_SECONDS, now_ns
 from streamqd.supervisor.partition import PartitionState
 
-MESSAGES_MAX = 8  # running messages that one event names
-STACK_LOOK_SECONDS = 0.02  # between two looks for a stack that was asked for
-STACK_SECONDS = 0.3  # how long a stack may take to come
+MESSAGES_MAX = 8  # running messages in one event
+STACK_LOOK_SECONDS = 0.02  # between two checks for a requested stack
+STACK_SECONDS = 0.3  # how long a stack may take
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _HEADER = "Stack (most recent call first)"
@@ -47,11 +47,11 @@ class Frame(NamedTuple):
 
 @dataclass
 class _Silence:
-    """A loop that does not turn: since when, in which process, and how far its report is."""
+    """A loop that does not turn: its process, its last beat, and the progress of its report."""
 
     child: Child
     beat_ns: int  # its last beat
-    report_at: float = 0.0  # monotonic, not earlier
+    report_at: float = 0.0  # monotonic; no report is due before
     asked_at: float = 0.0  # monotonic, when its stack was asked for; 0 = not yet
     reported: bool = False
     doubted: bool = False  # no stack came, or it showed no code of a handler
@@ -65,7 +65,7 @@ class LoopWatch:
     _silent: dict[Unit, _Silence] = field(default_factory=dict)
 
     def observe(self, partitions: Iterable[PartitionState], now: float, after: float) -> float:
-        """Report loops that do not turn for `after` seconds; 0 = none. Return when to look again.
+        """Report loops that do not turn for `after` seconds (0: none). Return when to look again.
 
         `now` and the result are monotonic times in seconds.
         """
@@ -76,7 +76,7 @@ class LoopWatch:
         return next_at
 
     def asks(self, unit: Unit) -> bool:
-        """Return True if the worker of a unit was asked for a stack, which `observe` takes."""
+        """Return True if the worker of a unit was asked for a stack that `observe` will take."""
         found = self._silent.get(unit)
         return found is not None and found.asked_at > 0
 
@@ -89,7 +89,7 @@ class LoopWatch:
         if child is None or not beat_ns:
             return math.inf
         seconds = (now_ns() - beat_ns) / 1e9
-        # The last beat may be older than the block, by as much as is between two beats.
+        # The block may have started up to one interval between two beats after the last beat.
         left = after + LOOP_BEAT_SECONDS - seconds
         if left > 0:
             return now + left
@@ -107,7 +107,7 @@ class LoopWatch:
         silence.asked_at = 0.0
         frame = blocking_frame(stack)
         if frame is None and not silence.doubted:
-            # Perhaps the whole host was slow, and the loop is about to turn.
+            # The whole host may have been slow, and the loop may be about to turn.
             silence.doubted = True
             silence.report_at = now + after
         else:
@@ -159,16 +159,16 @@ class LoopWatch:
 
 
 def blocking_frame(stack: str) -> Frame | None:
-    """Return the frame of a loop's stack that blocks it: the innermost of the user's own code.
+    """Return the frame that blocks a loop: the innermost frame of the user's own code in its stack.
 
-    Of an application that is itself an installed package, it is the outermost frame. None if the
-    stack holds nothing but the loop, which then waits for another thread.
+    If the application is itself an installed package, that is its outermost frame. Return None if
+    the stack shows only the loop, which then waits for another thread.
     """
     found = [
         Frame(file, int(line), function)
         for file, line, function in _FRAME.findall(stack.rpartition(_HEADER)[2])
     ]
-    # Packages lie below the library, but are none of it.
+    # Packages are in directories below the library, but do not belong to it.
     others = [
         each
         for each in found
@@ -182,7 +182,7 @@ def blocking_frame(stack: str) -> Frame | None:
 
 
 def _name(unit: Unit, place: bytes) -> str:
-    """Return a message's uid; of a retry, or of a dead letter, its place."""
+    """Return a message's uid. For a retry or a dead letter, return its place."""
     kind, _, entry_id = place.decode("ascii", "replace").partition(":")
     if kind != "m" or unit.reads_letters:
         return f"{kind}:{entry_id}"

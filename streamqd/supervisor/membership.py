@@ -1,4 +1,4 @@
-"""This instance as a member of the fleet: its heartbeat, and what the answers say of the others."""
+"""This instance as a member of the fleet: its heartbeat, and the members that the reply lists."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from streamqd.version import __version__
 
 
 class Membership:
-    """When to send a heartbeat, what it says, and what its last answer was."""
+    """The content and the time of the next heartbeat, and the reply to the last one."""
 
     def __init__(self, daemon: Daemon, keys: Keys, lock_id: str) -> None:
-        self.daemon = daemon  # a reload replaces it
-        self.announcement: Mapping[str, object] = {}  # what heartbeats tell beside
+        self.daemon = daemon  # replaced by a reload
+        self.announcement: Mapping[str, object] = {}  # further fields of the heartbeat
         self.beat_at = 0.0  # monotonic, when the next heartbeat is due
-        self.seen: list[MemberView] = []  # by the last heartbeat
-        self.server_unix_ms = 0  # at that time
-        self.directives: directives.Directives | None = None  # what operators want
+        self.seen: list[MemberView] = []  # members in the reply to the last heartbeat
+        self.server_unix_ms = 0  # Redis time of the reply
+        self.directives: directives.Directives | None = None  # None before the first reply
         self.interval = daemon.lease_ttl / 5
         self.silence = SilenceDetector(daemon.instance, daemon.lease_ttl, self.interval)
-        self.dead_nonce = ""  # of a predecessor that is to be taken out of the fleet
+        self.dead_nonce = ""  # of a dead predecessor that is still to be removed from the fleet
         self.accepted = False  # the last heartbeat that Redis answered counts as this instance's
-        self.mistyped = ""  # the refusal of a heartbeat by a key of a wrong type, yet to be named
-        self.duplicate: dict[str, Any] = {}  # host and pid of the run that has the name instead
+        self.mistyped = ""  # unreported refusal of a heartbeat: a key has a wrong type
+        self.duplicate: dict[str, Any] = {}  # host and pid of another run that has the name
         self._keys = keys
         self._lock_id = lock_id
         self._nonce = secrets.token_hex(8)
@@ -52,10 +52,10 @@ class Membership:
         self._stored_directives: list[bytes] | None = None
         self._bad_members = logs.bad_values()
         self._mistyped = logs.Once("redis.bad_value", logging.ERROR)
-        self._refusal = ""  # of the heartbeat, as it was logged last
+        self._refusal = ""  # the last logged refusal of the heartbeat
 
     def beat_soon(self) -> None:
-        """Send a heartbeat and look at the fleet at the next tick; later when it is large."""
+        """Send a heartbeat and look at the fleet at the next tick; a large fleet waits longer."""
         at = heartbeats.woken_beat(self._beaten_at, self.interval, len(self.seen), random())
         self.beat_by(at)
 
@@ -64,19 +64,19 @@ class Membership:
         self.beat_at = min(self.beat_at, at)
 
     def depart(self) -> None:
-        """Tell the fleet that this instance is leaving."""
+        """Report this instance as leaving, with a heartbeat soon."""
         if not self._leaving:
             self._leaving = True
             self.beat_soon()
 
     def wake_up(self) -> tuple[str, ...]:
-        """The command that tells the other instances that something has changed."""
+        """Return the command that wakes the other instances after a change."""
         return "PUBLISH", self._keys.wake(self.daemon.fleet), self.daemon.instance
 
     def heartbeat(
         self, now: float, partitions: Mapping[Unit, PartitionState], offers: Sequence[Unit]
     ) -> Call:
-        """The call that says that this instance lives, and what it does."""
+        """Return the heartbeat: the call that reports this instance as alive, and its state."""
         daemon = self.daemon
         info = {
             "boot": startup.boot_id(),
@@ -105,7 +105,7 @@ class Membership:
         )
 
     def answered(self, reply: Reply | RedisRefused, jitter: float) -> bool:
-        """Take the answer to a heartbeat. Tells whether it says who the members are."""
+        """Process the reply to a heartbeat. Return True if it lists the members."""
         now = self._beaten_at = time.monotonic()
         self.beat_at = heartbeats.next_beat(now, self.interval, jitter)
         if isinstance(reply, RedisRefused):
@@ -132,13 +132,13 @@ class Membership:
         return True
 
     def _log_refusal(self, error: str) -> None:
-        """Log that Redis refuses the heartbeat; the same refusal once."""
+        """Log a refusal of the heartbeat, unless the last one was the same."""
         if error != self._refusal:
             self._refusal = error
             logs.event("redis.refused", logging.ERROR, what="beat", error=error)
 
     def explain(self, link: Connection) -> None:
-        """Log each key of the heartbeat that has a wrong type, with what to do; each once.
+        """Log each key of the heartbeat that has a wrong type, with the remedy, once.
 
         One round trip. Raises RedisUnavailable.
         """
@@ -159,13 +159,13 @@ class Membership:
         )
 
     def _give_way(self, other: members.Heartbeat, now: float) -> None:
-        """Note that another run has the name; find out whether it is dead."""
+        """Record that another run has the name, and check whether that run is dead."""
         self.accepted = False
         info = other.info
         dead = self.silence.duplicate_seen(
             other.beat_unix_ms, now, leaving=bool(info.get("leaving"))
         )
-        # We hold the lock: a run that had it before is dead, and so are all its processes.
+        # This process holds the lock: a run that held it before is dead, with all its processes.
         if dead or info.get("lock") == self._lock_id:
             self.duplicate, self.dead_nonce = {}, str(info.get("nonce", ""))
             return
@@ -187,9 +187,9 @@ class Membership:
             return members.seen_of(member)
 
     def removal_of_predecessor(self) -> Call:
-        """The call that takes a killed predecessor out of the fleet, before its beat is old."""
+        """Return the call that removes a killed predecessor, before its heartbeat is too old."""
         return members.leave(self._keys, self.daemon.fleet, self.daemon.instance, self.dead_nonce)
 
     def departure(self) -> Call:
-        """The call that takes this instance out of the fleet."""
+        """Return the call that removes this instance from the fleet."""
         return members.leave(self._keys, self.daemon.fleet, self.daemon.instance, self._nonce)

@@ -1,21 +1,21 @@
-"""What the supervisor does in a tick, as a value: the wishes of all its parts, merged into actions.
+"""The actions of the supervisor in one tick, as a value, merged from the wishes of its parts.
 
-The parts (drain, rebalance, capacity, limits, rolling replacement) read the partitions and answer
-with wishes; none of them acts. `merge` is the one place that decides between wishes for the same
-partition, and the supervisor applies the result.
+The parts (drain, rebalance, capacity, limits, rolling replacement) read the partitions and return
+wishes. They never act. Only `merge` decides between wishes for the same partition, and the
+supervisor applies the result.
 
-Precedence, the first one wins:
+Precedence, highest first:
 
-1. Kill: a process that must end now gets no other command.
+1. Kill: a process that must exit now gets no other command.
 2. Drain: stop the worker, release the partition.
 3. Stop a worker whose lease is lost.
-4. Hand over: another instance should own the partition, or no consumer wants it any more.
-5. Dismiss a worker that is quiet: its successor gets a new token, and need not wait for its end.
+4. Hand over: another instance should own the partition, or no consumer needs it any longer.
+5. Dismiss a quiet worker: its successor gets a new token and need not wait for its exit.
 6. Stop a worker for its replacement.
 7. Start: adopt a standby, fork a worker, fork a standby.
 8. Acquire.
 
-A wish that lost is not remembered. Its part wants it again at the next tick, if it still does.
+A losing wish is not remembered. Its part returns it again at the next tick if it still applies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streamqd.model import Unit
 
 
 class Acquire(NamedTuple):
-    """Own a partition that was seen with this epoch; `dead_token` is that of a dead owner."""
+    """Acquire a partition that was seen with this epoch. `dead_token` is that of a dead owner."""
 
     unit: Unit
     epoch: int
@@ -37,17 +37,17 @@ class Acquire(NamedTuple):
 
 
 class ReleaseLease(NamedTuple):
-    """Give a partition back that no process works on."""
+    """Release a partition that no process works on."""
 
     unit: Unit
     reason: str  # drain | shed | unstartable | broken
 
 
 class DismissWorker(NamedTuple):
-    """Go on without a worker that is quiet: it ends beside the work, under a token of the past."""
+    """Detach a quiet worker: it exits under its old token while its successor works."""
 
     unit: Unit
-    unexplained: bool = False  # why it has ended is not known: perhaps its group is gone
+    unexplained: bool = False  # the reason for its exit is unknown; its group may be gone
 
 
 class ForkWorker(NamedTuple):
@@ -57,26 +57,26 @@ class ForkWorker(NamedTuple):
 
 
 class AdoptStandby(NamedTuple):
-    """Let the warm standby of an owned partition work."""
+    """Hand an owned partition to its warm standby."""
 
     unit: Unit
 
 
 class ForkStandby(NamedTuple):
-    """Start a process that boots beside the worker, to follow it."""
+    """Start a process that boots alongside the worker, to replace it."""
 
     unit: Unit
 
 
 class StopWorker(NamedTuple):
-    """Tell a worker to finish its current message and leave."""
+    """Command a worker to finish its current message and exit."""
 
     unit: Unit
     reason: str  # drain | shed | lost | reload | recycle
 
 
 class KillWorker(NamedTuple):
-    """Kill a worker; of a hard limit, because of the run `run_seq`."""
+    """Kill a worker. A hard limit names the run `run_seq`."""
 
     unit: Unit
     reason: str  # hard-limit | boot | stalled | on_stop | deadline | quit
@@ -90,30 +90,30 @@ class KillStandby(NamedTuple):
 
 
 class DismissStandby(NamedTuple):
-    """Let a standby end that is not needed."""
+    """Stop a standby that is not needed."""
 
     unit: Unit
 
 
 class InterruptRun(NamedTuple):
-    """Interrupt the run `run_seq` and those that began before it: the soft limit is over."""
+    """Interrupt the run `run_seq` and all runs that started before it, at the soft limit."""
 
     unit: Unit
     run_seq: int
 
 
 class PauseWorker(NamedTuple):
-    """Tell a worker to pause, or to go on."""
+    """Command a worker to pause or to resume."""
 
     unit: Unit
     paused: bool
 
 
 class WakeWorker(NamedTuple):
-    """Wake a worker that waits for messages: the housekeeper wants something of it."""
+    """Wake a worker that waits for messages, for a request of the housekeeper."""
 
     unit: Unit
-    wanted: tuple[int, int]  # what, so that it is woken once
+    wanted: tuple[int, int]  # the request, so that the worker is woken once for it
 
 
 Action = (
@@ -151,12 +151,12 @@ _BESIDE = (DismissStandby, KillStandby, InterruptRun, PauseWorker, WakeWorker)
 
 
 def merge(wishes: Iterable[Action], isolate: Isolate[Unit] = directly) -> list[Action]:
-    """Return the actions of a tick: of each partition the wish that comes first, see above.
+    """Return the actions of a tick: for each partition, the wish with the highest precedence.
 
-    A standby that should end is not adopted; the next tick forks a worker instead.
+    A standby that should exit is not adopted. The next tick forks a worker instead.
 
-    They are in the order of precedence, so only Acquire comes after the forks: what the
-    supervisor does between two forks costs each child a copy of the pages on which that is done.
+    The actions are in order of precedence, so only Acquire comes after the forks: memory
+    that the supervisor writes to between two forks is copied for each child.
     """
     beside: list[Action] = []
     chosen: dict[Unit, tuple[int, Action]] = {}

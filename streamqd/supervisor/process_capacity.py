@@ -1,8 +1,8 @@
-"""What the system lets this instance serve: a partition that cannot get a process is given up.
+"""The number of partitions this instance can serve while the operating system refuses processes.
 
-Others take such partitions, for the heartbeat says how many this instance can serve. When
-processes can be started again, it says so, and gets its share back. The memory of it all is
-`policy.capacity.Capacity`.
+A partition that cannot get a process is released. The heartbeat reports the limit, so other
+instances acquire such partitions. When processes can be started again, the heartbeat reports that
+too, and the instance gets its share back. `policy.capacity.Capacity` keeps the state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streamqd.supervisor.plan import ReleaseLease
 def observe(
     capacity: Capacity, now: float, partitions: Collection[PartitionState], refusal: str
 ) -> None:
-    """Take note of a `refusal` that has lasted: no more than what runs can be served."""
+    """Record a `refusal` that has lasted: only the partitions that run can be served."""
     stuck = _stuck(now, partitions)
     if stuck:
         running = sum(each.child is not None for each in partitions)
@@ -36,27 +36,27 @@ def observe(
 
 
 def wishes(now: float, partitions: Iterable[PartitionState]) -> list[ReleaseLease]:
-    """Give up what could not be started for a while."""
+    """Release the partitions that could not be started for `GIVE_UP_SECONDS`."""
     return [ReleaseLease(each.unit, "unstartable") for each in _stuck(now, partitions)]
 
 
 def announcement(capacity: Capacity, cap: int) -> dict[str, object]:
-    """Return what heartbeats say to the fleet. Members of an older version obey `cap` too."""
+    """Return the heartbeat fields for the limit. Members of an older version use only `cap`."""
     limit = capacity.limit
     if limit is None:
         return {}
     return {
         "capacity": limit,
         "capacity_problem": capacity.problem[:200],
-        # A cap of 0 is no limit: who can serve nothing is passed over like one that leaves.
+        # A cap of 0 means no limit, so an instance that can serve nothing reports `leaving`.
         **({"cap": min(limit, cap or limit)} if limit else {"leaving": True}),
     }
 
 
 def _stuck(now: float, partitions: Iterable[PartitionState]) -> list[PartitionState]:
-    """Return what the system refuses a process, once that has lasted for one of them.
+    """Return all partitions without a process, once the refusal has lasted for one.
 
-    All at once: else the rebalancer would take one that runs for each that is still to go.
+    All together: otherwise the rebalancer would move a running partition for each of the others.
     """
     refused = [
         each

@@ -1,4 +1,4 @@
-"""What a fresh view of the fleet calls for: acquire what is ours, shed what is not."""
+"""Turns a new view of the fleet into actions: acquire our partitions, shed the others."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def decide(
     constraints: Constraints,
     isolate: Isolate[Unit] = directly,
 ) -> tuple[list[Action], bool]:
-    """Return what a fresh view of the fleet moves, and whether another look should follow soon.
+    """Return the moves for a new view of the fleet, and True if another look should follow soon.
 
-    `wanted` are the units of all present consumers; of those in `blocked` a process lives that
-    cannot be killed. `room` is how many more partitions may be owned. It is negative when a
-    reload has lowered the cap: then some are shed.
+    `wanted` are the units of all present consumers. Those in `blocked` have a process that cannot
+    be killed. `room` is how many more partitions may be owned. It is negative after a reload has
+    lowered the cap: then some are shed.
     """
     mine = {u: each.since for u, each in partitions.items() if each.phase is not Phase.FREE}
     moving = sum(1 for unit in mine if partitions[unit].stop_reason == "shed")
@@ -53,7 +53,7 @@ def decide(
 
 
 def shed(partition: PartitionState) -> list[Action]:
-    """Let another instance own a partition; nothing, if that is under way."""
+    """Return the actions that hand over a partition, none if that is already in progress."""
     if partition.phase in (Phase.FREE, Phase.RELEASING):
         return []
     if partition.releasable:

@@ -1,6 +1,6 @@
 """SIGHUP: validate the new configuration and code in a child, then roll one partition at a time.
 
-A configuration that cannot be used, or code that does not import, changes nothing.
+An unusable configuration, or code that does not import, changes nothing.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from streamqd.notify import Notifier
 from streamqd.subprocess_task import SubprocessTask, TaskResult
 from streamqd.supervisor.rolling_replacement import RollResult
 
-# What the running processes were built on; a change of these needs a restart.
+# The running processes depend on these, so a change needs a restart.
 FIXED = ("redis", "keys", "log")
 FIXED_DAEMON = ("instance", "fleet", "state_dir", "preload", "lease_ttl", "weight")
 
 
 @dataclass(frozen=True)
 class Validated:
-    """What the child has found out about a new configuration.
+    """The result of validating a new configuration in a child.
 
-    `settings` are None when it cannot be used. `sources` are files of the code, read after
-    `since_unix_ns`; `groups_restored` had to be made again.
+    `settings` is None if it cannot be used. `sources` are files of the code, read after
+    `since_unix_ns`. `groups_restored` counts consumer groups that had to be created again.
     """
 
     settings: Settings | None
@@ -59,24 +59,24 @@ class Reload:
         self._settings: Settings | None = None
         self.rolling = False
         self._begun_unix_ns = 0
-        self.problem = ""  # why the last reload was refused, '' when it was not
+        self.problem = ""  # why the last reload was refused or stopped, '' if it was not
 
     def request(self) -> None:
-        """Ask for a reload; a second request during one is done after it."""
+        """Request a reload. A request during a reload takes effect after it."""
         self._requested = True
 
     @property
     def idle(self) -> bool:
-        """Whether no reload is asked for or under way."""
+        """True if no reload is requested or running."""
         return not (self._requested or self._probe or self.rolling)
 
     @property
     def pids(self) -> set[int]:
-        """Process ids that belong to a reload under way."""
+        """Process IDs of a running reload."""
         return {self._probe.pid} if self._probe is not None else set()
 
     def tick(self, running: Settings) -> Validated | None:
-        """Begin what is asked for, or return what has been validated. Never blocks."""
+        """Start a requested reload, or return a validated one. Never blocks."""
         if self._probe is not None:
             found = self._probe.poll()
             if found is None:
@@ -131,27 +131,27 @@ class Reload:
         )
 
     def refuse(self, problems: list[str]) -> None:
-        """Say why the configuration cannot be used; the old one goes on."""
+        """Report why the configuration cannot be used. The old one stays in use."""
         self.problem = "; ".join(problems)
         for problem in problems:
             logs.event("reload.refused", logging.ERROR, problem=problem)
-        self._notifier.ready("reload refused, the old configuration goes on")
+        self._notifier.ready("reload refused, the old configuration stays in use")
 
     def roll(self, partitions: int) -> None:
-        """Note that workers are being replaced, `partitions` of them."""
+        """Record that `partitions` workers are being replaced."""
         self.rolling = True
         logs.event("reload.rolling", partitions=partitions)
 
     def rolled(self, result: RollResult) -> None:
-        """Report how the replacing of the workers has ended."""
+        """Report the result of replacing the workers."""
         self.rolling = False
         if result.unit is None:
             logs.event("reload.done")
             self._notifier.ready("reloaded")
             return
         self.problem = (
-            f"the new worker of {result.unit} does not start: {result.problem}, its last events say"
-            f" why; {result.remaining} workers go on with the code that they have"
+            f"the new worker of {result.unit} does not start: {result.problem};"
+            f" see its last events. {result.remaining} workers keep running the old code"
         )
         logs.event(
             "reload.stopped",
@@ -160,17 +160,17 @@ class Reload:
             workers=result.remaining,
             problem=self.problem,
         )
-        self._notifier.ready("reload stopped, the old workers go on")
+        self._notifier.ready("reload stopped, the old workers keep running")
 
 
 def _keep_fixed(new: Settings, old: Settings) -> Settings:
-    """Return new settings with the values that only a restart changes."""
+    """Return new settings with the old values where only a restart may change them."""
     changed = [f"[{name}]" for name in FIXED if getattr(new, name) != getattr(old, name)]
     fixed = {name: getattr(old.daemon, name) for name in FIXED_DAEMON}
     changed += [
         f"daemon.{name}" for name, value in fixed.items() if getattr(new.daemon, name) != value
     ]
-    # The address of an embedded server was resolved at start.
+    # The address of an embedded server was resolved at the start.
     if new.redis.url == "embedded:" and changed and changed[0] == "[redis]":
         changed.pop(0)
     if changed:

@@ -1,4 +1,4 @@
-"""What the supervisor tells others: systemd, the housekeeper's health answers, a person asking."""
+"""The supervisor's status for systemd, for the housekeeper's health checks, and for operators."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from streamqd.scoreboard import InstanceFlags, Scoreboard, now_ns
 from streamqd.supervisor.isolation import Isolation
 from streamqd.supervisor.partition import PartitionState, Phase
 
-EXTEND_SECONDS = 20.0  # what a start or a drain that makes progress asks for, again and again
+EXTEND_SECONDS = 20.0  # requested repeatedly while a start or a drain makes progress
 EXTEND_EVERY = 5.0  # seconds between two such requests
-PINGS = 4  # of the watchdog within its interval
+PINGS = 4  # to the watchdog within its interval
 
 
 class StatusReporter:
-    """Tells changes once, and that there is progress as often as the service manager wants."""
+    """Reports each change once, and progress as often as the service manager requires."""
 
     def __init__(self, board: Scoreboard, notifier: Notifier) -> None:
         self._board = board
@@ -47,16 +47,17 @@ class StatusReporter:
     ) -> None:
         """Publish flags and progress.
 
-        READY comes when everything owned has booted, or has failed to at least once: one broken
-        partition is no reason to take the others down. `fleet_seen`: who owns what is known.
-        `capacity` is how many partitions the system lets it serve, None for no such limit.
-        `member`: the instance has its name in the fleet; `duplicate`: another live run has it.
+        READY is sent when each owned partition has booted, or has failed to boot at least once: one
+        broken partition must not stop the others. `fleet_seen`: the owners of the partitions
+        are known. `capacity` is the number of partitions that the operating system allows, None
+        without such a limit. `member`: the fleet lists this instance under its name. `duplicate`:
+        another live run has the name.
         """
         owned = [partition for partition in partitions.values() if partition.owned]
         wanted = [
             partition for partition in partitions.values() if partition.phase is not Phase.FREE
         ]
-        # Before the count: a worker that boots between the two looks is in the count then.
+        # Check before the count, so that a worker that boots in between is counted.
         starting = any(not partition.ready and not partition.exits for partition in wanted)
         running = sum(1 for partition in owned if partition.ready)
         flags = InstanceFlags.STARTED
@@ -96,11 +97,10 @@ class StatusReporter:
             self._notifier.status(status)
 
     def _tell_progress(self, now: float, *, waited_for: bool) -> None:
-        """Feed the watchdog; during a start and a drain, ask to be waited for.
+        """Feed the watchdog. During a start and a drain, request more time.
 
-        A housekeeper that stands still starves the watchdog: without it no retry comes back and
-        nothing is trimmed, and no one would notice. Redis being away is no reason: it does not
-        stop the rounds.
+        A housekeeper that stopped starves the watchdog: otherwise retries and trimming would stop
+        without notice. An outage of Redis does not stop the housekeeper's rounds.
         """
         began_ns = self._board.housekeeper_progress_ns
         if began_ns and (now_ns() - began_ns) / 1e9 > HOUSEKEEPER_SECONDS:

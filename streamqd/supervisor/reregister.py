@@ -1,6 +1,6 @@
-"""After a fence or a topic was gone: register topics and groups again, with their partitions.
+"""Registers topics, groups and partition counts again after a fence or a topic was gone.
 
-A child does it, because it takes an exchange for each topic and group.
+A child does it, because each topic and each group costs an exchange.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RETRY_SECONDS = 2.0
 
 
 class Registered(NamedTuple):
-    """What one child has done: `partitions` are the counts of all topics that could be read."""
+    """The result of one child. `partitions` are the counts of all topics that could be read."""
 
     complete: bool = False
     groups_restored: int = 0
@@ -26,7 +26,7 @@ class Registered(NamedTuple):
 
 @dataclass
 class Reregister:
-    """Wanted until it succeeds; one child at a time."""
+    """A registration, repeated until it succeeds. One child runs at a time."""
 
     forget: Sequence[Callable[[], None]]  # as for `process.spawn`
     _task: SubprocessTask | None = None
@@ -37,11 +37,11 @@ class Reregister:
 
     @property
     def pids(self) -> set[int]:
-        """Process id of the child that is at it."""
+        """Process ID of the running child, if any."""
         return {self._task.pid} if self._task is not None else set()
 
     def collect(self, now: float) -> Registered:
-        """Return what a child has done that has just ended; mostly nothing. Never blocks."""
+        """Return the result of a child that just finished, usually an empty one. Never blocks."""
         found = self._task.poll() if self._task is not None else None
         if found is None:
             return Registered()
@@ -56,9 +56,9 @@ class Reregister:
         return Registered(not trouble, restored, partitions)
 
     def begin(self, now: float, settings: Settings, known: Mapping[str, int]) -> None:
-        """Start a child, unless one is at it or has failed a moment ago.
+        """Start a child, unless one is running or the last one failed within `RETRY_SECONDS`.
 
-        `known` are the topics of which this instance knows how many partitions they have.
+        `known` are the topics whose number of partitions this instance knows.
         """
         if self._task is not None or now < self._next_at:
             return

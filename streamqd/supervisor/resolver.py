@@ -1,7 +1,7 @@
-"""Host names become addresses in a child: the system takes as long as it wants.
+"""Resolves host names in a child process, because the operating system may take any time.
 
-With a name server that does not answer it is 5 s for each try, and no lease would be renewed
-meanwhile. What is not resolved in time is resolved on; the next try finds the answer.
+A try with a silent name server takes 5 s, in which no lease would be renewed. A late resolution
+continues, and the next try finds its answer.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 from streamqd.store.transport import resolve
 from streamqd.subprocess_task import SubprocessTask
 
-GIVE_UP_SECONDS = 60.0  # then it is asked again
-KEPT_SECONDS = 60.0  # for which an answer is kept that came too late
+GIVE_UP_SECONDS = 60.0  # for one resolution, before it is started again
+KEPT_SECONDS = 60.0  # for an answer that came too late
 
 
 @dataclass
 class Resolver:
-    """What the supervisor's connections ask.
+    """Resolves names for the supervisor's connections.
 
-    One child at a time for each name; none for addresses.
+    One child at a time runs for each name. Numeric addresses need none.
     """
 
     forget: Sequence[Callable[[], None]] = ()  # as for `process.spawn`
@@ -32,11 +32,11 @@ class Resolver:
 
     @property
     def pids(self) -> set[int]:
-        """Process ids of the children that resolve."""
+        """Process IDs of the running children."""
         return {task.pid for task in self._asked.values()}
 
     def lookup(self, host: str, port: int, seconds: float) -> list[tuple[int, tuple[Any, ...]]]:
-        """Return where a name leads, see `transport.Lookup`. Waits `seconds` at most."""
+        """Return the addresses of a name, see `transport.Lookup`. Waits at most `seconds`."""
         self._forget_old()
         try:
             found = socket.getaddrinfo(
@@ -67,7 +67,7 @@ class Resolver:
         return [(family, tuple(address)) for family, address in outcome.result]
 
     def _forget_old(self) -> None:
-        """Collect answers that are not asked for any more: the name may lead elsewhere by now."""
+        """Drop late answers that no caller took: the name may have another address by now."""
         old = time.monotonic() - KEPT_SECONDS
         for asked, task in list(self._asked.items()):
             if task.began <= old and task.poll() is not None:

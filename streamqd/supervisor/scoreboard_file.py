@@ -1,9 +1,9 @@
-"""The file of the scoreboard: it outlives a killed supervisor, and the next one reads it.
+"""The scoreboard's file, which outlives a killed supervisor so that the next one can read it.
 
-It lies in a memory file system, so it costs what anonymous memory costs and is gone with the host.
-The lock of the instance owns it: a process that holds the lock has no living predecessor, so the
-file is not written to any more. What it says is checked by fencing like everything else: it names
-tokens, and Redis refuses one that is not in the fence.
+It is in a memory file system, so it costs as much as anonymous memory and disappears when the host
+restarts. The lock of the instance guards it: the predecessor of a process that holds the lock is
+dead, so the file no longer changes. Fencing checks its content like any other claim: the file
+contains tokens, and Redis rejects a token that is not in the fence.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from streamqd.scoreboard import (
 )
 
 SUFFIX = ".board"
-DRAFT = ".draft"  # of a file that is not whole yet
-REFUSED = ".refused"  # of the last file that could not be used
-SWEPT_MAX = 256  # files of a folder that a start looks at
+DRAFT = ".draft"  # suffix of an unfinished file
+REFUSED = ".refused"  # suffix of the last unusable file
+SWEPT_MAX = 256  # files of a directory that one start checks
 _MAGIC = b"streamqd scoreboard\n"
-_HEADER = struct.Struct("<20sII")  # magic, then length and check sum of the JSON behind it
+_HEADER = struct.Struct("<20sII")  # magic, then the length and checksum of the JSON that follows
 _IN_MEMORY = ("tmpfs", "ramfs")
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class ScoreboardFileRefused(Exception):  # noqa: N818 - not an error of ours: the file is not what it should be
-    """A file that is not believed; the text says why."""
+    """A scoreboard file is rejected. The text is the reason."""
 
 
 class ResumablePartition(NamedTuple):
-    """What a killed supervisor left of one unit that it held.
+    """The state of one unit that a killed supervisor held.
 
-    `next_token` is the token that was to replace that of the lease, '' for none. The places in
-    `done` had been handled and were not known to be acknowledged, those in `running` were being
+    `next_token` is the token that was about to replace the lease's, '' for none. The messages at
+    the places in `done` were handled, but perhaps not acknowledged. Those in `running` were being
     handled.
     """
 
@@ -63,9 +63,9 @@ class ResumablePartition(NamedTuple):
 
 
 class ScoreboardFile:
-    """Makes the scoreboard of one supervisor, and reads that of the one before.
+    """Creates the scoreboard of one supervisor, and reads that of its predecessor.
 
-    `resumable` is what that one held, by unit, if it can be believed.
+    `resumable` maps each unit that the predecessor held to its state, without rejected ones.
     """
 
     def __init__(self, daemon: Daemon, lock: startup.InstanceLock) -> None:
@@ -79,9 +79,9 @@ class ScoreboardFile:
             _sweep(place)
 
     def make(self, units: int) -> Scoreboard:
-        """Return the board of this supervisor, with room for `units`; first read the last one's.
+        """Read the old board, then return a new one with room for `units`.
 
-        No other process finds the new one before `publish`: until then the old file stays as it is.
+        Other processes find the new board after `publish`. Until then the old file stays unchanged.
         """
         if self._path is None:
             logs.event("scoreboard.private", logging.WARNING, problem="no memory file system")
@@ -107,7 +107,7 @@ class ScoreboardFile:
         return board
 
     def publish(self) -> None:
-        """Let the next supervisor find the new board: it holds all that was in the old one."""
+        """Replace the old file by the new board, which by now holds the same state."""
         if self._path is None:
             return
         try:
@@ -117,7 +117,7 @@ class ScoreboardFile:
             self._path = None
 
     def remove(self) -> None:
-        """Leave nothing: no unit is held any more."""
+        """Remove the file: no unit is held any longer."""
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink()
@@ -145,7 +145,7 @@ class ScoreboardFile:
         logs.event("scoreboard.found", file=str(path), units=len(self.resumable))
 
     def _put_aside(self, path: Path, problem: str, bug: Exception | None = None) -> None:
-        """Rename a file that cannot be used, so that no later start reads it; log its new name."""
+        """Rename an unusable file, so that no later start reads it. Log its new name."""
         aside = path.with_suffix(REFUSED)
         try:
             path.replace(aside)
@@ -162,20 +162,20 @@ class ScoreboardFile:
 
 
 class FoundScoreboard(NamedTuple):
-    """The units of a file that can be believed; of the others, the problem."""
+    """The valid units of a file, and the problem of each invalid one."""
 
     partitions: list[ResumablePartition]
     torn: list[tuple[Unit | None, str]]
 
 
 def folder(environment: Mapping[str, str], user: int) -> Path | None:
-    """Return the first folder in memory that is this user's own; None when there is none.
+    """Return the first in-memory directory that only this user can write to, None for none.
 
-    Those that do not exist are made, for this user alone.
+    Missing candidates are created with mode 0700, except directories of systemd.
     """
     given = environment.get("RUNTIME_DIRECTORY", "").split(":")[0]
     session = environment.get("XDG_RUNTIME_DIR", "")
-    # systemd makes links of these for a dynamic user; no other user can write beside them.
+    # systemd links to these for a dynamic user. No other user can write next to them.
     candidates = [(Path(given).resolve(), False)] if given else []
     candidates.append((Path("/run/streamqd").resolve(), False))
     if session:
@@ -230,7 +230,7 @@ def _described(daemon: Daemon, lock: startup.InstanceLock) -> dict[str, Any]:
 
 
 def packed(header: Mapping[str, Any]) -> bytes:
-    """Return a header as it stands in the file."""
+    """Return a header in the format of the file."""
     raw = json.dumps(header, sort_keys=True).encode()
     return _HEADER.pack(_MAGIC, len(raw), zlib.crc32(raw)) + raw
 
@@ -255,10 +255,10 @@ def unpacked(raw: bytes) -> dict[str, Any]:
 
 
 def read(path: Path, expected: Mapping[str, Any]) -> FoundScoreboard:
-    """Return what the file of a dead supervisor holds. Raises ScoreboardFileRefused, or OSError.
+    """Return the state in the file of a dead supervisor. Raises ScoreboardFileRefused or OSError.
 
-    `expected` is the header that the present supervisor writes: the file must be of the same
-    layout, boot, lock, instance and fleet.
+    `expected` is the header that the present supervisor writes. The file must have the same layout,
+    boot, lock, instance and fleet.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | _FLAGS)
     try:
@@ -314,11 +314,11 @@ def _read_slots(descriptor: int, indexes: Iterable[int]) -> FoundScoreboard:
 
 
 def _sweep(place: Path) -> None:
-    """Remove the files of instances whose lock is gone: they are never read again."""
+    """Remove the files of instances whose lock is gone. They are never read again."""
     with contextlib.suppress(OSError):
         found = [path for path in place.iterdir() if path.suffix in (SUFFIX, DRAFT, REFUSED)]
         for path in sorted(found)[:SWEPT_MAX]:
-            with contextlib.suppress(Exception):  # whatever is in it: it is not ours to use
+            with contextlib.suppress(Exception):  # untrusted content
                 if not _has_lock(path):
                     path.unlink()
 

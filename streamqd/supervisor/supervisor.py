@@ -1,8 +1,8 @@
-"""The loop: observe, plan, apply; again.
+"""The supervisor's loop: observe, plan, apply.
 
-A tick observes (signals, children that ended, the answers of Redis), merges the wishes of all parts
-into a list of actions (see `plan`), and applies it. Only `_apply` changes which
-workers run; a reload also replaces the housekeeper, and `_keep_up` keeps it running.
+A tick observes signals, exited children and the replies of Redis. It merges the wishes of all parts
+into a list of actions (see `plan`), and applies them. Only `_apply` changes which workers run. A
+reload also replaces the housekeeper, and `_keep_up` keeps the housekeeper running.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from streamqd.supervisor.watcher import Watched, Watcher
 from streamqd.supervisor.worker_pool import WorkerPool
 
 TICK_SECONDS = 0.5
-FORK_SECONDS = 0.25  # after which the forks of a tick wait for the next one
-CAUSES_MAX = 3  # named when all partitions crash
-STACKS_SECONDS = 0.5  # between two looks at what the fault handlers of children wrote
+FORK_SECONDS = 0.25  # per tick; later forks wait for the next tick
+CAUSES_MAX = 3  # listed when all partitions crash
+STACKS_SECONDS = 0.5  # between two checks for stacks from the fault handlers of children
 EMBEDDED_RETRY_SECONDS = 1.0
 
 
 class Observation(NamedTuple):
-    """What a tick has seen, beside the state of the partitions: what it calls for."""
+    """The actions that the observations of a tick call for."""
 
     now: float  # monotonic
-    moves: list[Action]  # by a fresh view of the fleet
-    exceeded: list[Action]  # because workers are over their limits
+    moves: list[Action]  # after a fresh view of the fleet
+    exceeded: list[Action]  # for workers over their limits
 
 
 class Supervisor:
-    """Reconciles what should be with what is, tick by tick."""
+    """Brings the running processes to the desired state, tick by tick."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Supervisor:
         signals: process.SignalQueue,
         watched: Watched | None = None,
     ) -> None:
-        """`counts` are the partitions of each topic."""
+        """`counts` maps each topic to its number of partitions."""
         self.settings = settings
         self.embedded = embedded
         self.notifier = Notifier()
@@ -90,8 +90,8 @@ class Supervisor:
         self.pool = WorkerPool(settings, self.board, forget, [lock.fileno()], isolate=isolate)
         self.oom_monitor = OomMonitor()
         self.replacement = RollingReplacement(isolate)
-        self.unwanted: frozenset[Unit] = frozenset()  # known units that a reload took out
-        self.counts = dict(counts)  # of each topic; of one that cannot be read, not yet
+        self.unwanted: frozenset[Unit] = frozenset()  # known units that a reload removed
+        self.counts = dict(counts)  # partitions by topic, without topics that were never readable
         self._offer(settings, counts)
         self._resume(file)
         file.publish()
@@ -118,15 +118,15 @@ class Supervisor:
         self.paused = False
         self.exit_code: int | None = None
         self._fleet_seen = False
-        self._forks_wait = False  # the last tick has left some to the next one
-        self._announced: Mapping[str, object] = {}  # of the capacity
+        self._forks_wait = False  # the last tick left forks to the next one
+        self._announced: Mapping[str, object] = {}  # the last announced capacity
         self._next_look = 0.0
         self._exchanged_at = 0.0
         self._embedded_at = 0.0
         self._stacks_at = 0.0
 
     def _resume(self, file: ScoreboardFile) -> None:
-        """Go on with what a killed supervisor held."""
+        """Resume the partitions that a killed supervisor held."""
         running = [each for each in file.resumable.values() if each.running and not each.next_token]
         alone = len(running) <= 1
         for unit, found in file.resumable.items():
@@ -134,7 +134,7 @@ class Supervisor:
                 self.isolation.run(unit, self.partitions[unit].resume, found, alone=alone)
 
     def _let_go(self, partition: PartitionState) -> None:
-        """Take away what works for an assignment that is given up, and what is planned for it."""
+        """Remove the processes of an assignment that is given up, and the plans for it."""
         self.pool.let_go(partition)
         self.replacement.drop(partition.unit)
 
@@ -190,7 +190,7 @@ class Supervisor:
         self._report()
 
     def _observe(self, now: float) -> Observation:
-        """Take signals, the ends of children, and what the last exchange with Redis has brought."""
+        """Process signals, exited children, and the results of the last exchange with Redis."""
         for number in self.signals.take():
             self._signal(number)
         self.isolation.observe(now)
@@ -205,7 +205,7 @@ class Supervisor:
         return self._judge(now)
 
     def _judge(self, now: float) -> Observation:
-        """Let the parts that have a memory take note of what is to be seen."""
+        """Let the stateful parts record this tick's observations."""
         daemon, partitions = self.settings.daemon, self.partitions.values()
         exceeded = self.limits.observe(partitions, now, daemon.boot_timeout)
         loops_at = self.loop_watch.observe(partitions, now, daemon.loop_blocked_after)
@@ -223,7 +223,7 @@ class Supervisor:
         return Observation(now, moves, exceeded.actions)
 
     def _moves(self, now: float) -> list[Action]:
-        """What a fresh view of the fleet asks for."""
+        """Return the actions for a fresh view of the fleet."""
         view = self.leases.take_view()
         if view is None:
             return []
@@ -231,7 +231,7 @@ class Supervisor:
         owned = sum(each.phase is not Phase.FREE for each in self.partitions.values())
         room = (self.settings.daemon.max_partitions or len(self.partitions)) - owned
         possible = self.capacity.room(owned)
-        if possible is not None:  # it takes nothing away that runs
+        if possible is not None:  # at least 0, so it sheds no running partition
             room = min(room, possible)
         moves, more = rebalance.decide(
             self.rebalancer,
@@ -274,7 +274,7 @@ class Supervisor:
     # --- plan ---
 
     def _wishes(self, seen: Observation) -> list[Action]:
-        """Ask all parts what should be done now. Changes nothing: asked again, it is the same."""
+        """Collect the wishes of all parts. Changes nothing, so a second call returns the same."""
         now, partitions = seen.now, self.partitions.values()
         wishes: list[Action] = []
         if self.exit_code == EXIT_TWIN:
@@ -292,7 +292,8 @@ class Supervisor:
             wishes += [plan.ReleaseLease(each.unit, "broken") for each in broken]
         for each in partitions:
             if each.phase is Phase.FREE and each.child is not None and not each.stop_reason:
-                # The unit was lost while its worker ran: Redis refuses what it still does.
+                # The lease was lost while its worker ran. Redis rejects the worker's further
+                # writes.
                 wishes.append(plan.StopWorker(each.unit, "lost"))
         wishes += self.replacement.wishes(partitions, now, self.settings.daemon.boot_timeout)
         for each in partitions:
@@ -300,7 +301,7 @@ class Supervisor:
         return wishes + seen.exceeded
 
     def _starts(self, now: float) -> list[Action]:
-        """Owned partitions without a process get one."""
+        """Return the actions that start a process for each owned partition without one."""
         starts: list[Action] = []
         for unit, partition in self.partitions.items():
             if partition.startable and now >= partition.start_at and unit not in self.unwanted:
@@ -332,7 +333,7 @@ class Supervisor:
             if isinstance(action, plan.ForkWorker | plan.ForkStandby):
                 until = until or time.monotonic() + self._fork_seconds()
                 if time.monotonic() > until:
-                    self._forks_wait = True  # it is wished again at the next tick
+                    self._forks_wait = True  # the next tick wishes for it again
                     continue
             partition = self.partitions[action.unit]
             self.isolation.run(action.unit, self._change, action, partition)
@@ -344,11 +345,11 @@ class Supervisor:
             self.pool.kill_dismissed()
 
     def _fork_seconds(self) -> float:
-        """Return for how long a tick may fork: renewals of leases wait meanwhile."""
+        """Return for how long a tick may fork (seconds). Lease renewals wait during that time."""
         return min(FORK_SECONDS, self.leases.interval / 2)
 
     def _change(self, action: Action, partition: PartitionState) -> None:
-        """Do one thing of the plan."""
+        """Apply one action of the plan."""
         match action:
             case plan.Acquire(_, epoch, dead_token):
                 partition.take(epoch, dead_token)
@@ -400,7 +401,7 @@ class Supervisor:
             logs.event("worker.tried_again", unit=partition.unit)
 
     def _exchange(self) -> None:
-        """Talk with Redis: tell what this instance is, ask for what the partitions want."""
+        """Exchange with Redis: announce this instance, and send the calls of the partitions."""
         daemon, now = self.settings.daemon, time.monotonic()
         capacity = process_capacity.announcement(self.capacity, daemon.max_partitions)
         if capacity != self._announced:
@@ -416,14 +417,14 @@ class Supervisor:
         self.leases.tick(now, self.partitions, self.wanted_units())
 
     def _keep_up(self, now: float) -> None:
-        """Keep the processes beside the workers, and see what else can be started."""
+        """Keep the other processes running, and check what else can be started."""
         self.pool.keep_housekeeper(now)
         self._keep_embedded(now)
         self._register_again(now)
         self._try_capacity(now)
 
     def _try_capacity(self, now: float) -> None:
-        """See whether more processes can be started, after the system has refused some."""
+        """Check whether more processes can be started, after the system has refused some."""
         running = sum(each.child is not None for each in self.partitions.values())
         count = 0 if self.drain.begun else self.capacity.to_try(now, running)
         if not count:
@@ -468,11 +469,11 @@ class Supervisor:
                 else:
                     self.isolation.run(unit, child.drain)
 
-    # --- what is offered ---
+    # --- offered assignments ---
 
     def _offer(self, settings: Settings, counts: Mapping[str, int]) -> None:
-        """Make a record of every unit of every consumer; a known one keeps its state."""
-        # A topic that cannot be read just now has the partitions that it had.
+        """Create the state of every unit of every consumer. A known unit keeps its state."""
+        # A topic that is unreadable now keeps its known number of partitions.
         self.counts |= counts
         wanted = _units_of(settings, self.counts)
         for unit, consumer in wanted.items():
@@ -485,7 +486,7 @@ class Supervisor:
         self.unwanted = frozenset(self.partitions.keys() - wanted.keys())
 
     def _adopt(self, settings: Settings, counts: Mapping[str, int]) -> None:
-        """Use a reloaded configuration from now on; running workers keep what they have."""
+        """Use a reloaded configuration from now on. Running workers keep theirs."""
         self.settings = self.pool.settings = settings
         self.isolation.policy = settings.daemon.crash_backoff
         self.leases.configure(settings)
@@ -497,7 +498,7 @@ class Supervisor:
         self.leases.membership.beat_soon()
 
     def _fits(self, settings: Settings, counts: Mapping[str, int]) -> bool:
-        """Whether the scoreboard has room for all units of a new configuration."""
+        """Return True if the scoreboard has room for all units of a new configuration."""
         new = _units_of(settings, counts).keys() - self.partitions.keys()
         used = self.board.used
         if used + len(new) > self.board.size:
@@ -510,11 +511,11 @@ class Supervisor:
         return True
 
     def wanted_units(self) -> list[Unit]:
-        """The units of all present consumers."""
+        """Return the units of all present consumers."""
         return [unit for unit in self.partitions if unit not in self.unwanted]
 
     def _register_again(self, now: float) -> None:
-        """After a fence or a topic was gone, and for topics that could not be read before."""
+        """Register topics again after a fence or a topic was gone, or once they are readable."""
         done = self.reregister.collect(now)
         self.board.add("groups_restored", done.groups_restored)
         if done.complete:
@@ -545,7 +546,7 @@ class Supervisor:
             self.paused = number is signal.SIGTSTP
 
     def _is_paused(self, partition: PartitionState) -> bool:
-        """The signal is for all, directives are for some."""
+        """Return True if a signal pauses all partitions, or a directive pauses this one."""
         return self.paused or self.control.is_paused(partition.unit)
 
     def _follow_directives(self) -> None:
@@ -554,7 +555,7 @@ class Supervisor:
         if not self.reload.idle:
             return
         if self.control.reload_ended(self.reload.problem):
-            # An instance that waits for its turn finds out at once.
+            # An instance that waits for its turn notices it immediately.
             self.leases.membership.beat_soon()
             self.leases.wake_fleet()
         elif self.control.wants_reload(self.leases.view.live):
@@ -582,7 +583,7 @@ class Supervisor:
         if found.settings is None:
             return
         if not self._fits(found.settings, found.partitions):
-            # A unit keeps its slot for the supervisor's life, also when it is not wanted any more.
+            # A unit keeps its slot for the supervisor's life, even if it is no longer wanted.
             self.reload.refuse(["no slot is left for the new partitions; restart the daemon"])
             return
         self._adopt(found.settings, found.partitions)
@@ -594,16 +595,16 @@ class Supervisor:
     # --- children ---
 
     def _reap(self, now: float) -> None:
-        """Take the ends of children. What a worker leaves is settled under a new token."""
+        """Reap exited children. A worker's unfinished messages are settled under a new token."""
         self.oom_monitor.look(now)
         self.isolation.each(self.partitions.values(), self._reap_children, now)
         self.pool.tend_dismissed(now)
         self._log_stacks(now)
-        # Only those that our children left behind: everything that we started is in `known`.
+        # Reap only orphans of our children: our own processes are all in `known`.
         process.reap_adopted(self._known_pids())
 
     def _log_stacks(self, now: float) -> None:
-        """Log stacks of living children: SIGUSR1 asked for them, or a handler's fork crashed."""
+        """Log stacks of live children, after SIGUSR1 or after a handler's fork crashed."""
         if now < self._stacks_at:
             return
         self._stacks_at = now + STACKS_SECONDS
@@ -624,7 +625,7 @@ class Supervisor:
         exit_ = child.reap() if child is not None else None
         if child is None or exit_ is None:
             return
-        if partition.kill is None:  # else the signal was ours
+        if partition.kill is None:  # else we sent the signal
             exit_ = self.oom_monitor.explain(exit_)
         reason = partition.stop_reason
         found = partition.ended(exit_)
@@ -657,7 +658,7 @@ class Supervisor:
         self.replacement.standby_died(partition, str(exit_), now, self.settings.daemon)
 
     def _dismiss_worker(self, partition: PartitionState, *, unexplained: bool) -> None:
-        """Go on without a worker that is quiet; its process ends by itself."""
+        """Detach a quiet worker. Its process exits on its own."""
         reason = partition.stop_reason
         child, found = partition.dismiss(unexplained=unexplained)
         self.pool.dismiss_worker(partition, child, reason)
@@ -678,7 +679,7 @@ class Supervisor:
             self.leases.look_again()
 
     def _children(self) -> list[tuple[Child, Unit]]:
-        """Return workers, standbys, and those that end beside the work, each with its unit."""
+        """Return workers, standbys and dismissed processes, each with its unit."""
         partitions = self.partitions.values()
         found = [(each.child, each.unit) for each in partitions if each.child is not None]
         found += [(each.standby, each.unit) for each in partitions if each.standby is not None]
@@ -696,7 +697,7 @@ class Supervisor:
         return known | self.reload.pids | self.reregister.pids | self.resolver.pids
 
     def _keep_embedded(self, now: float) -> None:
-        """Start the embedded server again when it has ended; the data is on disk."""
+        """Restart the embedded server after it exited. Its data is on disk."""
         if self.embedded is None or self.embedded.running or now < self._embedded_at:
             return
         self._embedded_at = now + EMBEDDED_RETRY_SECONDS
@@ -709,7 +710,7 @@ class Supervisor:
             logs.event("embedded.started", child=self.embedded.pid)
 
     def _check_duplicate(self) -> None:
-        """Give way to another live instance that has our name."""
+        """Exit if another live instance keeps our name."""
         member = self.leases.membership
         if member.silence.duplicate_stays:
             logs.event(
@@ -717,10 +718,10 @@ class Supervisor:
             )
             self.exit_code = EXIT_TWIN
 
-    # --- the end ---
+    # --- finishing ---
 
     def _check_end(self, now: float) -> None:
-        """Drain when a burst has settled everything, or when nothing works any more."""
+        """Start a drain when a burst is settled, or when every partition crashes in a loop."""
         if self.drain.begun or self.exit_code is not None:
             return
         if self.burst is not None:
@@ -734,7 +735,7 @@ class Supervisor:
             error = "; ".join([*causes[:CAUSES_MAX], *more])
             logs.event("crash_loop", logging.CRITICAL, units=len(broken), error=error)
             self.drain.code = EXIT_CRASH_LOOP
-            self.drain.begin(0.0)  # no worker is left; the leases are given back
+            self.drain.begin(0.0)  # no worker is left; the drain releases the leases
 
     def _end_burst(self, now: float, burst: BurstCheck) -> None:
         wanted = {unit: self.partitions[unit] for unit in self.wanted_units()}

@@ -1,8 +1,8 @@
-"""`--reload`: a child looks at the files of the user's code and says when one has changed.
+"""`--reload`: a child watches the files of the user's code and reports changes.
 
-It looks a few times a second at what a file is (time, size, inode), which works on every file
-system and sees through links. It imports nothing: the probe of each reload tells which folders the
-code comes from. The supervisor then does what it does at SIGHUP.
+It compares the time, size and inode of each file every `LOOK_SECONDS`, which works on every file
+system and through symbolic links. It imports nothing: the probe of each reload reports the
+directories of the code. The supervisor then reloads as after SIGHUP.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ LOOK_SECONDS = 0.1
 RESTART_SECONDS = 1.0
 WORD_BYTES_MAX = 65_536
 
-Signature = tuple[int, int, int] | None  # None: there is no such file
+Signature = tuple[int, int, int] | None  # None: the file does not exist
 
 
 class Edits:
-    """What has changed, look by look. An editor may take several steps: it must be over."""
+    """Finds edited files, look by look. Waits until an editor has finished saving."""
 
     def __init__(self) -> None:
         self._files: set[str] = set()
@@ -35,9 +35,9 @@ class Edits:
         self._last: dict[str, Signature] = {}
 
     def watch(self, files: Iterable[str], folders: Iterable[str], since_unix_ns: int) -> None:
-        """Look also at these files, and at the modules in these folders.
+        """Add files, and directories whose modules are watched.
 
-        What has changed after `since_unix_ns`, when they were read, counts as an edit.
+        A change after `since_unix_ns`, when the files were read, counts as an edit.
         """
         self._files |= set(files)
         self._folders |= set(folders)
@@ -48,10 +48,10 @@ class Edits:
         self._last = dict(self._known)
 
     def look(self) -> str:
-        """Return a file that has changed since an edit was last found, '' for none.
+        """Return a file that has changed since the last edit, '' for none.
 
-        Only once nothing has changed between two looks: a file that is written or renamed just now
-        is not read half.
+        Returns a file only after two equal looks, so that no file is read while it is written or
+        renamed.
         """
         now = self._look()
         settled, self._last = now == self._last, now
@@ -91,14 +91,14 @@ def _signature(file: str) -> Signature:
 
 
 class Watched(NamedTuple):
-    """What `--reload` looks at from the start: the files of the code, and when they were read."""
+    """The initial input of `--reload`: the files of the code, and when they were read (unix ns)."""
 
     sources: list[str]
     since_unix_ns: int
 
 
 class Watcher:
-    """The supervisor's side. Losing the child costs nothing but a moment of blindness."""
+    """The supervisor's side. If the child dies, edits are noticed after its restart."""
 
     def __init__(self, config: str, watched: Watched, forget: Iterable[Callable[[], None]]) -> None:
         self._config = str(Path(config).absolute())
@@ -110,14 +110,14 @@ class Watcher:
         self.watch(watched.sources, watched.since_unix_ns)
 
     def watch(self, sources: Iterable[str], since_unix_ns: int) -> None:
-        """Look also at the folders of these modules, which were read after `since_unix_ns`."""
+        """Add the directories of these modules, which were read after `since_unix_ns`."""
         new = {str(Path(source).parent) for source in sources} - self._folders
         self._folders |= new
         if self.child is not None and new:
             self.child.send(json.dumps([sorted(new), since_unix_ns]).encode())
 
     def tick(self, now: float) -> bool:
-        """Keep the child alive. Tells whether something has changed."""
+        """Keep the child running. Return True if a file has changed."""
         if self.child is None:
             if now >= self._start_at:
                 self._start(now)
@@ -132,12 +132,12 @@ class Watcher:
         return bool(file)
 
     def close(self) -> None:
-        """End the child."""
+        """Kill the child."""
         if self.child is not None:
             self.child.kill_group()
 
     def _heard(self) -> str:
-        """The file that the child has named last, '' when it has said nothing."""
+        """Return the last file that the child reported, '' for none."""
         assert self.child is not None
         file = ""
         while True:
@@ -169,7 +169,7 @@ def _serve(edits: Edits, control: socket.socket) -> int:
         if process.wait_readable([control.fileno()], LOOK_SECONDS):
             word = control.recv(WORD_BYTES_MAX)
             if not word:
-                return 0  # the supervisor is gone
+                return 0  # the supervisor has exited
             folders, since = json.loads(word)
             edits.watch([], folders, since)
         file = edits.look()

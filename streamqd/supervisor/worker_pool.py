@@ -1,4 +1,4 @@
-"""The supervisor's children: forking, telling and killing them. Decides nothing of leases."""
+"""The supervisor's child processes: forks, commands and kills them. Never decides on leases."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from streamqd.worker import STOP, Assignment, live
 
 UNKILLABLE_SECONDS = 5.0
 FORK_RETRY_SECONDS = 1.0
-KEPT_DESCRIPTORS = 16  # that no worker gets: to connect again, to fork a housekeeper, to resolve
-HOUSEKEEPER_SECONDS = 30.0  # without progress it is replaced
-QUIT_SECONDS = 5.0  # what a housekeeper may take to end
-CAUTIOUS_AFTER = 2  # processes in a row that died with nothing to blame
+KEPT_DESCRIPTORS = 16  # reserved for connecting again, forking a housekeeper and resolving names
+HOUSEKEEPER_SECONDS = 30.0  # without progress, until it is replaced
+QUIT_SECONDS = 5.0  # for a housekeeper to exit
+CAUTIOUS_AFTER = 2  # deaths in a row for which no message was charged
 
 
 def _keep_descriptors() -> None:
-    """Leave some descriptors to the talk with Redis and the housekeeper. Raises OSError.
+    """Raise OSError unless some descriptors stay free for Redis connections and the housekeeper.
 
-    The lowest free one tells how many are open: they are given out in order.
+    The lowest free descriptor shows how many are open, because they are assigned in order.
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     free = os.dup(2)
@@ -50,7 +50,7 @@ def _wait_for_the_end(control: socket.socket) -> int:
 
 @dataclass
 class Dismissed:
-    """A process that has nothing to do any more: it runs `on_stop`, and ends."""
+    """A process without further work: it runs `on_stop` and exits."""
 
     child: Child
     partition: PartitionState
@@ -66,26 +66,26 @@ class WorkerPool:
     settings: Settings
     board: Scoreboard
     forget: list[Callable[[], None]]  # detach methods of the parent's connections
-    keep: list[int]  # descriptors that children keep: the lock
+    keep: list[int]  # descriptors that children keep: that of the lock file
     housekeeper: Child | None = None
     housekeeper_at: float = 0.0
-    refusal: str = ""  # what the system said last when it refused a process
+    refusal: str = ""  # the operating system's last error when it refused a process
     isolate: Isolate[Unit] = directly
     _forks: logs.Episode = field(default_factory=lambda: logs.Episode("fork.failed", "fork.back"))
     _replaced_at: float = 0.0
-    unkillable: dict[Unit, list[Child]] = field(default_factory=dict)  # killed, not yet ended
+    unkillable: dict[Unit, list[Child]] = field(default_factory=dict)  # killed, but not exited yet
     dismissed: list[Dismissed] = field(default_factory=list)
 
     # --- starting ---
 
     def start_worker(self, partition: PartitionState, *, paused: bool) -> bool:
-        """Fork the process that handles a held unit. False: the system refuses it."""
+        """Fork the worker of an owned partition. Return False if the system refuses it."""
         assignment = self._assignment(partition)
         self._clear_for_next(partition, paused=paused)
         partition.spread = random()
         child = self._fork_worker(partition, assignment)
         if child is None:
-            # No process or descriptor is left: what runs goes on, this one is tried again.
+            # No process or descriptor is left: running workers continue, and this fork is retried.
             partition.slot.state = WorkerState.GONE
             now = time.monotonic()
             partition.start_at = now + FORK_RETRY_SECONDS
@@ -131,9 +131,9 @@ class WorkerPool:
         return child
 
     def try_processes(self, count: int, seconds: float) -> int:
-        """Start up to `count` more processes and end them; return how many, 0 after a refusal.
+        """Fork up to `count` processes and kill them. Return how many, 0 after a refusal.
 
-        Some `seconds` after the first no further one is started.
+        No process except the first is forked after `seconds`.
         """
         children: list[Child] = []
         until = time.monotonic() + seconds
@@ -154,10 +154,10 @@ class WorkerPool:
                 child.reap()
         return len(children)
 
-    # --- a worker that follows on another ---
+    # --- replacing a worker ---
 
     def start_standby(self, partition: PartitionState) -> bool:
-        """Fork a process that boots beside the present one. False: the system refuses it."""
+        """Fork a standby that boots while the worker runs. Return False if that is refused."""
         slot = partition.slot
         slot.warm_pid = 0
         child = self._fork_worker(partition, Assignment(Lease(partition.unit, ""), cautious=False))
@@ -169,7 +169,7 @@ class WorkerPool:
         return True
 
     def adopt_standby(self, partition: PartitionState, *, paused: bool) -> None:
-        """Give a held unit without a process to its standby, which is warm."""
+        """Hand an owned partition without a worker to its warm standby."""
         child, partition.standby = partition.standby, None
         assert child is not None
         partition.spread = random()
@@ -183,7 +183,7 @@ class WorkerPool:
         )
 
     def dismiss_standby(self, partition: PartitionState) -> None:
-        """Let a standby end that is not needed: it has fetched nothing."""
+        """Stop a standby that is not needed. It has fetched nothing."""
         child, warm = partition.standby, partition.standby_is_warm
         if child is None:
             return
@@ -198,17 +198,17 @@ class WorkerPool:
         self.dismissed.append(Dismissed(child, partition, "unneeded", time.monotonic()))
 
     def kill_standby(self, partition: PartitionState) -> None:
-        """Kill a standby; its end is noticed like that of any other."""
+        """Kill a standby. Its exit is noticed like any other."""
         if partition.standby is not None:
             partition.standby.kill_group()
 
     def dismiss_worker(self, partition: PartitionState, child: Child, reason: str) -> None:
-        """Go on without a process that is quiet: its end is seen to beside the work."""
+        """Detach a quiet worker from its partition. It exits while its successor works."""
         partition.slot.leaving_pid = child.pid
         self.dismissed.append(Dismissed(child, partition, reason, time.monotonic()))
 
     def tend_dismissed(self, now: float) -> None:
-        """Collect the dismissed that have ended; kill those that do not."""
+        """Reap dismissed processes that exited. Kill the slow ones."""
         for one in list(self.dismissed):
             self.isolate(one.partition.unit, self._tend, one, now)
 
@@ -237,25 +237,25 @@ class WorkerPool:
         logs.stack(exit_.stack, unit=one.partition.unit, child=one.child.pid)
 
     def ending(self, now: float) -> int:
-        """How many dismissed processes are still there, other than those that cannot be killed."""
+        """Return the number of dismissed processes that still run, without unkillable ones."""
         return sum(
             not one.killed_at or now - one.killed_at < UNKILLABLE_SECONDS for one in self.dismissed
         )
 
     def kill_dismissed(self) -> None:
-        """Kill what was dismissed: there is no more time for `on_stop`."""
+        """Kill the dismissed processes, because no time is left for `on_stop`."""
         for one in self.dismissed:
             one.killed_at = one.killed_at or time.monotonic()
             one.child.kill_group()
 
     def start_housekeeper(self) -> None:
-        """Fork the housekeeper, or fork it again."""
+        """Fork the housekeeper."""
         board, settings = self.board, self.settings
 
         def run(control: socket.socket) -> int:
             logs.assume("housekeeper")
             code = housekeeper.run(board, settings, control)
-            # It may notice the supervisor's end before the kernel has sent the signal.
+            # It may notice the supervisor's death before the kernel sends the signal.
             if process.is_deserted(control):
                 self._kill_orphans()
             return code
@@ -275,10 +275,10 @@ class WorkerPool:
         self.board.housekeeper_progress_ns = now_ns()
 
     def _kill_orphans(self) -> None:
-        """In the housekeeper, when the supervisor was killed: end what the workers have started.
+        """Kill the processes that workers started. Runs in the housekeeper of a dead supervisor.
 
-        The workers die with the supervisor by themselves, but not their own children, and a forked
-        child would keep holding the instance lock.
+        The kernel kills the workers together with the supervisor, but not their children. A forked
+        child would keep the instance lock.
         """
         for slot in self.board.slots():
             for pid in (slot.pid, slot.standby_pid, slot.leaving_pid):
@@ -286,7 +286,7 @@ class WorkerPool:
                     process.kill_group(pid)
 
     def keep_housekeeper(self, now: float) -> None:
-        """Collect a dead housekeeper and start the next one. No lease depends on it."""
+        """Reap a dead housekeeper and fork the next one. No lease depends on it."""
         child = self.housekeeper
         if child is not None:
             exit_ = child.reap()
@@ -304,20 +304,20 @@ class WorkerPool:
             self.start_housekeeper()
 
     def _watch_housekeeper(self, child: Child, now: float) -> None:
-        """Kill a housekeeper that makes no progress, or does not end when it is replaced."""
+        """Kill a housekeeper that makes no progress, or that does not exit when it is replaced."""
         silent = now_ns() - self.board.housekeeper_progress_ns
         overdue = self._replaced_at and now - self._replaced_at > QUIT_SECONDS
         if silent > HOUSEKEEPER_SECONDS * 1e9 or overdue:
             child.kill_group()
 
     def replace_housekeeper(self, now: float) -> None:
-        """Let the housekeeper end and be forked again, with the present settings."""
+        """Ask the housekeeper to exit, so that it is forked again with the present settings."""
         if self.housekeeper is not None and not self._replaced_at:
             self._replaced_at = now
             self.housekeeper.send(b"quit")
 
     def stop_housekeeper(self, seconds: float) -> None:
-        """Ask the housekeeper to end; kill it when it does not."""
+        """Ask the housekeeper to exit. Kill it after `seconds`."""
         child, self.housekeeper = self.housekeeper, None
         if child is None:
             return
@@ -334,7 +334,7 @@ class WorkerPool:
     # --- commands ---
 
     def stop(self, partition: PartitionState, reason: str) -> None:
-        """Tell a worker to finish its current message and leave."""
+        """Command a worker to finish its current message and exit."""
         if partition.child is None:
             return
         if not partition.stop_reason or reason in ("drain", "shed"):
@@ -342,29 +342,29 @@ class WorkerPool:
         partition.slot.command = WorkerCommand.STOP
         partition.child.send(b"stop")
         if partition.slot.state == WorkerState.BOOTING:
-            # It reads its command before the first message: it has fetched nothing, nor will.
+            # It would read the command before its first message, so it has fetched nothing.
             self.kill(partition, "unstarted")
 
     def interrupt(self, partition: PartitionState, run_seq: int) -> None:
-        """Interrupt the run `run_seq` of a worker, and those that began before it."""
+        """Interrupt the run `run_seq` of a worker and the runs that started before it."""
         if partition.child is not None:
             partition.soft_limited = partition.slot.soft_kill_seq = run_seq
             partition.child.signal(signal.SIGUSR1)
 
     def wake(self, partition: PartitionState, wanted: tuple[int, int]) -> None:
-        """Wake a worker that waits for messages; `wanted` is what the housekeeper wants of it."""
+        """Wake a worker that waits for messages. `wanted` is the request of the housekeeper."""
         partition.relayed = wanted
         if partition.child is not None:
             partition.child.send(b"look")
 
     def pause(self, partition: PartitionState, *, paused: bool) -> None:
-        """Tell a worker to pause or to go on."""
+        """Command a worker to pause or to resume."""
         partition.slot.command = WorkerCommand.PAUSE if paused else WorkerCommand.NONE
         if partition.child is not None:
             partition.child.send(b"look")
 
     def kill(self, partition: PartitionState, reason: str, run_seq: int | None = None) -> None:
-        """Kill a worker with everything in its process group, because of the run `run_seq`."""
+        """Kill a worker and its whole process group, because of the run `run_seq`."""
         if partition.child is None or partition.kill is not None:
             return
         partition.kill = Kill(reason, partition.slot.run_seq if run_seq is None else run_seq)
@@ -379,7 +379,7 @@ class WorkerPool:
         )
 
     def abandon_unkillable(self, partitions: Iterable[PartitionState], now: float) -> None:
-        """Go on without processes that SIGKILL has not ended; collect those that ended since."""
+        """Detach processes that survived SIGKILL, and reap them after their exit."""
         for unit in list(self.unkillable):
             self.isolate(unit, self._collect_unkillable, unit)
         for partition in partitions:
@@ -401,9 +401,9 @@ class WorkerPool:
             logs.event("worker.undead", logging.ERROR, unit=partition.unit, child=child.pid)
 
     def let_go(self, partition: PartitionState) -> None:
-        """Kill the processes of a partition that is given up, and collect them later.
+        """Kill the processes of a partition that is given up. They are reaped later.
 
-        It is not acquired before they have ended, for they write to its slot.
+        Until then the partition is not acquired again, because they write to its slot.
         """
         children = [each for each in (partition.child, partition.standby) if each is not None]
         if children:

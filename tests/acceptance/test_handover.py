@@ -311,7 +311,7 @@ def test_a_new_worker_that_does_not_start_leaves_the_old_one_at_work_and_stops_t
         daemon.signal(signal.SIGHUP)
         stopped = daemon.wait_event("reload.stopped")
         assert (stopped["partition"], stopped["workers"]) == (0, 2)
-        assert "does not start: it ended with exit code 3, its last" in stopped["problem"]
+        assert "does not start: it ended with exit code 3; see its last" in stopped["problem"]
         assert len(daemon.events("worker.standby_failed")) == 3, "crash_loop"
         given_up = daemon.events("worker.standby_given_up")
         assert [each["partition"] for each in given_up] == [0]
