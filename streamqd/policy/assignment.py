@@ -1,18 +1,18 @@
-"""Which member should own which unit. Gives fairness only; the fence gives safety.
+"""Assigns units to members. It only provides fairness, while the fence provides safety.
 
-What holds of the answer, in this order:
+Properties of the result, by priority:
 
-1. A unit goes to a member that offers its (topic, group), within the member's cap, or to nobody.
-2. Members are balanced in total. Where all offer the same, each has the whole part of its share by
-   weight, or one more. Where offers differ, no chain of moves would make it more even.
-3. Units stay where they are: only what balance in total needs is moved.
-4. What has to move or is free is chosen so that each (topic, group) is spread evenly too.
+1. A unit goes to a member that offers its (topic, group), within the member's cap, or to no member.
+2. Members are balanced in total. If all offer the same, each gets its share by weight, rounded
+   down, or one more. If offers differ, no chain of moves would improve the balance.
+3. Units stay where they are, except for moves that the total balance needs.
+4. Units that are free or must move are chosen so that each (topic, group) is spread evenly too.
 
-The answer depends on the arguments only, not on their order, and is stable: assigned again with
-itself as owners, nothing moves. So no unit is moved only to spread a (topic, group) better.
+The result depends on the arguments only, not on their order. It is stable: another call with the
+result as owners moves nothing. So no unit moves only to spread a (topic, group) better.
 
-The work is done with counts per member and (topic, group), which are few; the units themselves,
-which are many, are dealt out at the end.
+The algorithm works with counts per member and (topic, group), which are few. The units themselves
+are many, and are dealt out at the end.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Pair = tuple[str, str]  # (topic, group)
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A live instance. `weight` is at least 1; `cap` 0 means no limit.
+    """A live instance. `weight` is at least 1. A `cap` of 0 means no limit.
 
-    `elsewhere` is how many units it owns that are not among those to be assigned: they count for
-    its load and its cap, and do not move.
+    `elsewhere` is the number of units that it owns outside the units to assign. They count for its
+    load and its cap, and do not move.
     """
 
     id: str
@@ -47,9 +47,9 @@ class Member:
 def assign(
     members: Sequence[Member], units: Iterable[Unit], owners: Mapping[Unit, str]
 ) -> dict[Unit, str]:
-    """The wanted owner of every unit that somebody offers and has room for.
+    """Return the wanted owner of every unit that some member offers and has room for.
 
-    `owners` are the present ones; owners that are no members count as none.
+    `owners` are the present owners. An owner that is not a member counts as none.
     """
     by_pair: dict[Pair, list[Unit]] = defaultdict(list)
     for unit in units:
@@ -63,7 +63,7 @@ def assign(
 def _assign_part(
     members: Sequence[Member], by_pair: Mapping[Pair, list[Unit]], owners: Mapping[Unit, str]
 ) -> dict[Unit, str]:
-    """`assign` for members, in the order of their names, that offers connect with each other."""
+    """Run `assign` for members, sorted by name, whose offers connect them with each other."""
     rows = {member.id: row for row, member in enumerate(members)}
     columns = {
         offers: [column for column, pair in enumerate(by_pair) if pair in offers]
@@ -101,7 +101,7 @@ def _assign_part(
 def _parts(
     members: Sequence[Member], pairs: Collection[Pair]
 ) -> Iterator[tuple[list[Member], list[Pair]]]:
-    """The members and (topic, group)s that are connected by offers, each part for itself."""
+    """Yield the members and (topic, group)s of each part that offers connect."""
     by_offers: dict[frozenset[Pair], list[Member]] = defaultdict(list)
     for member in members:
         by_offers[member.offers].append(member)
@@ -121,9 +121,10 @@ def _parts(
 def _deal(
     held: Mapping[int, list[Unit]], want: Sequence[int], free: Sequence[Unit]
 ) -> Iterator[tuple[int, list[Unit]]]:
-    """Units of one (topic, group) for each row that wants some: as many as wanted, its own first.
+    """Yield the units of one (topic, group) for each row: as many as wanted, its own first.
 
-    Members give up their highest partitions; the lowest loose one goes to the first that wants.
+    Members give up their highest partitions. The first row that lacks units gets the lowest free
+    one.
     """
     loose = list(free)
     for row, units in held.items():

@@ -1,19 +1,19 @@
-"""How long something that failed waits before it is tried again."""
+"""The delay between a failure and its retry."""
 
 from __future__ import annotations
 
 from streamqd.model import Backoff
 
-# 2.0 ** 1000 is still a float; larger exponents would raise instead of reaching the cap.
+# 2.0 ** 1000 is still a float. Larger exponents would raise instead of reaching the cap.
 _EXPONENT_MAX = 1000
 _FACTOR_MAX = 10**15
 
 
 def delay(policy: Backoff, attempt: int, jitter: float) -> float:
-    """Seconds to wait after the `attempt`-th failure (counted from 1), at most `policy.max`.
+    """Return the seconds to wait after failure number `attempt` (from 1), at most `policy.max`.
 
-    `jitter` is a number from 0 to 1 that the caller draws; with full jitter the wait is that part
-    of the delay, so that many failures of one moment do not return in one moment.
+    `jitter` is a number from 0 to 1 that the caller draws. With full jitter, the wait is that
+    fraction of the delay, so that failures of the same moment do not all return together.
     """
     failures = max(attempt, 1)
     match policy.kind:

@@ -1,17 +1,17 @@
-"""When to stop trying because a dependency is down, and when to go on: a circuit breaker.
+"""A circuit breaker: stops the runs of a partition while a dependency of its handler is down.
 
-Closed, everything runs. As soon as there were so many failures of the dependency within the window
-it opens: nothing is begun for a while. Then it is half open: one message at a time is tried, as a
-probe. Its success closes the circuit, its failure opens it again. What fails again while others
-succeed counts once: it is that message.
+While the circuit is closed, everything runs. It opens at a number of failures of the dependency
+within a window: then no run starts for a time. After that it is half open: one message at a time
+runs as a probe. A successful probe closes the circuit, and a failed probe opens it again. A message
+that fails repeatedly while others succeed counts once, because the message is then the cause.
 
-A failure of the dependency is not the message's. But one message alone may fail so, forever, and
-nobody knows at its failure which it is. So the first such failure of a message costs it nothing;
-a later one counts as an attempt, unless the circuit was open in between. So as long as an outage
-opens the circuit it costs no attempt, also if it comes again and again.
+A failure of the dependency is not the message's fault. But a single message may fail this way
+forever, and its first failure does not show which case it is. So the first such failure of a
+message is free. A later one counts as an attempt, unless the circuit was open in between. An outage
+that opens the circuit therefore costs no attempt, even if it recurs.
 
-Each worker has a circuit of its own. What must not be forgotten with its worker is a
-`CircuitMemory`. Each message carries by itself when a failure of it was last forgiven.
+Each worker has its own circuit. `CircuitMemory` is the state that outlives the worker. Each message
+carries the time at which a failure was last forgiven.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import enum
 from collections import OrderedDict, deque
 from typing import NamedTuple
 
-REMEMBERED = 10_000  # messages whose last failure is known; one that is forgotten fails for nothing
+REMEMBERED = 10_000  # messages with a known last failure; a forgotten message fails for free
 
 
 class CircuitState(enum.IntEnum):
-    """What may be begun: everything, nothing, or one message at a time."""
+    """Which messages may start: all, none, or one at a time."""
 
     CLOSED = 0
     OPEN = 1
@@ -32,10 +32,10 @@ class CircuitState(enum.IntEnum):
 
 
 class CircuitMemory(NamedTuple):
-    """What the next worker of a partition starts with.
+    """The state that the next worker of a partition starts with.
 
-    The failures that count and the oldest one, when the circuit was last open (0: never), and
-    True if it is not closed.
+    It holds the number of failures that count and the time of the oldest, when the circuit was last
+    open (0: never), and True if it is not closed.
     """
 
     failures: int = 0
@@ -48,16 +48,17 @@ NOTHING = CircuitMemory()
 
 
 class Circuit:
-    """The circuit of one worker. Times are seconds above 0 of one clock that the caller passes."""
+    """The circuit of one worker. The caller passes all times: seconds above 0 on one clock."""
 
     def __init__(
         self, failures: int, window: float, probe_every: float, memory: CircuitMemory = NOTHING
     ) -> None:
-        """Open at so many `failures` within `window`; probe each `probe_every` seconds."""
+        """Open at this many `failures` within `window`, and probe every `probe_every` seconds."""
         self._limit = failures
         self._window = window
         self._probe_every = probe_every
-        # Of those before this circuit only the oldest is known: they leave the window together.
+        # Only the oldest earlier failure has a known time, so all earlier ones leave the window
+        # together.
         self._failed = deque([memory.since] * memory.failures, maxlen=failures)
         # The last failure of each message, and how many runs had succeeded by then.
         self._last: OrderedDict[str, tuple[float, int]] = OrderedDict()
@@ -66,17 +67,17 @@ class Circuit:
 
     @property
     def memory(self) -> CircuitMemory:
-        """What the next circuit of this partition is to start with."""
+        """The state that the next circuit of this partition starts with."""
         failed, is_open = self._failed, self.state is not CircuitState.CLOSED
         return CircuitMemory(
             len(failed), failed[0] if failed else 0.0, max(0.0, self._opened), is_open
         )
 
     def failed(self, uid: str, now: float, successes: int, forgiven: float | None = None) -> bool:
-        """Note a failure of the dependency. Returns whether it counts as the message's attempt.
+        """Record a failure of the dependency. Return True if it counts as a message's attempt.
 
-        `successes` is how many runs have succeeded so far, `forgiven` when a failure of the message
-        was last forgiven, as far as it says so itself.
+        `successes` is the number of successful runs so far. `forgiven` is when a failure of the
+        message was last forgiven, as recorded in the message, None if never.
         """
         before, at = self._last.pop(uid, (forgiven, successes))
         if before is None or at == successes:
@@ -92,7 +93,7 @@ class Circuit:
         return before is not None and before > self._opened
 
     def close(self) -> None:
-        """Start everything again: a probe has succeeded. Failures are counted anew."""
+        """Let everything run again after a successful probe. Earlier failures no longer count."""
         self.state = CircuitState.CLOSED
         self._failed.clear()
 
@@ -103,6 +104,6 @@ class Circuit:
         return max(0.0, self._opened + self._probe_every - now)
 
     def probe(self, now: float) -> None:
-        """Try one message now."""
+        """Run one message now as a probe."""
         self.state = CircuitState.HALF_OPEN
         self._opened = now

@@ -1,4 +1,4 @@
-"""When so many messages die that it is the code, not the messages: stop before all are dead."""
+"""Detects a flood of dead letters: then the code is at fault, and the partition should stop."""
 
 from __future__ import annotations
 
@@ -7,40 +7,41 @@ from typing import NamedTuple
 
 
 class DeadLetterRateMemory(NamedTuple):
-    """What the next watch of a partition begins with."""
+    """The state that the next watch of a partition starts with."""
 
     deaths: int = 0
-    since: float = 0.0  # the oldest of the deaths
-    settled: int = 0  # by then
+    since: float = 0.0  # time of the oldest death
+    settled: int = 0  # messages that were settled by then
 
 
 NOTHING = DeadLetterRateMemory()
 
 
 class DeadLetterRate:
-    """Watches the deaths of one partition. Times are seconds of one clock, passed in."""
+    """Watches the deaths in one partition. Times are seconds on one clock of the caller."""
 
     def __init__(
         self, letters: int, window: float, share: float, memory: DeadLetterRateMemory = NOTHING
     ) -> None:
-        """A flood is `letters` deaths within `window` that are `share` of what was settled then."""
+        """A flood is `letters` deaths within `window` that are `share` of the settled messages."""
         self._window = window
         self._share = share
-        # Of those before this watch only the oldest is known: they leave the window together.
+        # Only the oldest earlier death has a known time, so all earlier ones leave the window
+        # together.
         oldest = (memory.since, memory.settled)
         self._deaths = deque([oldest] * memory.deaths, maxlen=letters)
 
     @property
     def memory(self) -> DeadLetterRateMemory:
-        """What the next watch of this partition is to begin with."""
+        """The state that the next watch of this partition starts with."""
         return (
             DeadLetterRateMemory(len(self._deaths), *self._deaths[0]) if self._deaths else NOTHING
         )
 
     def died(self, now: float, settled: int) -> bool:
-        """Note a death; `settled` counts all messages so far, this one too. Whether it is a flood.
+        """Record a death. Return True if it completes a flood, after which counting restarts.
 
-        After a flood counting begins again.
+        `settled` is the number of messages settled so far, including this one.
         """
         deaths = self._deaths
         deaths.append((now, settled))

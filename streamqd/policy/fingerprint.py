@@ -1,7 +1,7 @@
-"""What counts as "the same failure": the exception's class, the user's frame, the handler.
+"""Fingerprints of failures: the exception's class, the user's frame and the handler.
 
-Neither the text of the exception nor a line number is part of it: texts name orders and users, and
-lines move with every edit.
+Neither the text of the exception nor a line number is included: texts contain order and user IDs,
+and line numbers change with every edit.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from collections.abc import Iterable, Mapping
 
 LENGTH = 12  # hexadecimal digits
 
-# Code that the user called but did not write. What is found in none of these places is theirs.
+# Code that the user called but did not write. All other code is the user's own.
 _FOREIGN = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3[.\d]*/|^<frozen ")
 _FRAME = re.compile(r'^  File "([^"\n]+)", line \d+, in (.+)$', re.MULTILINE)
 
 
 def fingerprint(error_type: str, frame: str, handler: str) -> str:
-    """Return the short stable name of a failure, as `dlq stats` groups by it.
+    """Return the short, stable fingerprint of a failure, by which `dlq stats` groups.
 
-    `error_type` is the exception's class with its module, or how the process ended; `frame` is
-    `file:function` as `innermost` names it, '' when there is none; `handler` is `module:function`.
+    `error_type` is the exception's class with its module, or how the process died. `frame` is
+    `file:function` as `innermost` returns it, '' for none. `handler` is `module:function`.
     """
     raw = f"{error_type}|{frame}|{handler}"
-    # A path need not be text: it may hold what cannot be encoded.
+    # A path may contain bytes that are not text and cannot be encoded.
     return hashlib.sha256(raw.encode("utf-8", "backslashreplace")).hexdigest()[:LENGTH]
 
 
 def innermost(frames: Iterable[tuple[str, str]]) -> str:
-    """Return `file:function` of the innermost frame of user code, else of the innermost frame.
+    """Return `file:function` of the innermost frame of user code, or else of the innermost frame.
 
-    `frames` are (path, function), the outermost first. '' when there are none.
+    `frames` are (path, function), the outermost first. Return '' without frames.
     """
     found, own = "", False
     for path, function in frames:
@@ -42,17 +42,17 @@ def innermost(frames: Iterable[tuple[str, str]]) -> str:
 
 
 def frame_of(traceback: str) -> str:
-    """Return the innermost frame of user code that the text of a traceback shows, '' for none."""
+    """Return the innermost frame of user code in the text of a traceback, '' for none."""
     # The causes of an exception come first in its text, the exception itself last.
     last = traceback.rpartition("Traceback (most recent call last):")[2]
     return innermost((found[1], found[2]) for found in _FRAME.finditer(last))
 
 
 def of_letter(fields: Mapping[bytes, bytes]) -> str:
-    """Return the fingerprint of a dead letter: the one that it tells, else one of its fields.
+    """Return the fingerprint of a dead letter: its recorded one, or one made from its fields.
 
-    Letters without one were written by hand, or were never run: then the reason stands for the
-    class.
+    Dead letters without a recorded one were written by hand or never ran. Without a class or a
+    signal, the reason takes the place of the class.
     """
 
     def text(name: bytes) -> str:

@@ -1,7 +1,7 @@
-"""The counts behind an assignment: how many units of each column every row should have.
+"""Counts for an assignment: how many units of each column every row should have.
 
-Rows are members, columns are (topic, group)s; all are numbered in the order of their names, so
-that ties are broken by name. Called by `assignment` for each connected part.
+Rows are members, columns are (topic, group)s. Both are numbered in the order of their names, so
+names break ties. `assignment` calls this module for each connected part.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ class Part:
     offers: list[list[int]]  # columns that a row offers
     held: Table  # units by row and column, where the row offers the column
     free: list[int]  # units without an owner by column
-    fixed: list[int]  # units of a row that are in no column: they stay
+    fixed: list[int]  # units of a row outside all columns; they stay
     loads: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.loads = [sum(row) + fixed for row, fixed in zip(self.held, self.fixed, strict=True)]
 
     def room(self, row: int) -> int | None:
-        """How many more units a row may take; None without a cap."""
+        """Return how many more units a row may take, None without a cap."""
         cap = self.caps[row]
         return None if cap is None else cap - self.loads[row]
 
     def full(self, row: int) -> bool:
-        """Whether a row may take no more."""
+        """Return True if a row may take no more units."""
         cap = self.caps[row]
         return cap is not None and self.loads[row] >= cap
 
     def shift(self, row: int, column: int, by: int) -> None:
-        """Give a row more units of a column, or take some."""
+        """Add `by` units of a column to a row. A negative number removes units."""
         self.held[row][column] += by
         self.loads[row] += by
 
 
 def level(part: Part) -> Table:
-    """Counts by row and column that are balanced as `assignment` says."""
+    """Return counts by row and column, balanced as `assignment` describes."""
     columns = len(part.free)
     if all(len(offered) == columns for offered in part.offers) and not any(part.fixed):
         _level_complete(part)
@@ -63,7 +63,7 @@ def _level_complete(part: Part) -> None:
     for row, want in enumerate(wanted):
         _release(part, row, part.loads[row] - want)
     lacking = [want - load for want, load in zip(wanted, part.loads, strict=True)]
-    # With caps there may be more free units than room: every column gets its part of the room.
+    # With caps there may be more free units than room. Then each column gets its part of the room.
     dealt = shares(part.free, list(part.free), [0] * len(part.free), sum(lacking))
     for column, count in enumerate(dealt):
         _deal_column(part, column, count, lacking)
@@ -72,10 +72,11 @@ def _level_complete(part: Part) -> None:
 def shares(
     weights: list[int], caps: list[int | None] | list[int], current: list[int], total: int
 ) -> list[int]:
-    """`total` divided by weight in whole numbers, at most the caps; what is over is left out.
+    """Divide `total` by weight into integers, each within its cap. An excess is left out.
 
-    Everybody has the whole part of its share or one more. Who has more already keeps it, then the
-    largest remainders get it. A weight of 0 has no share.
+    Each index gets its share rounded down, or one more. An index whose `current` number already
+    exceeds its share is the first to get one more, then those with the largest remainders. A weight
+    of 0 has no share.
     """
     result = [0] * len(weights)
     active = [index for index, weight in enumerate(weights) if weight > 0]
@@ -107,7 +108,7 @@ def shares(
 
 
 def _release(part: Part, row: int, count: int) -> None:
-    """Free `count` units of a row, from the columns of which it holds most beyond its share."""
+    """Free `count` units of a row, from the columns in which it exceeds its share most."""
     if count <= 0:
         return
     weight, weights = part.weights[row], sum(part.weights)
@@ -133,7 +134,7 @@ def _sizes(part: Part) -> list[int]:
 
 
 def _deal_column(part: Part, column: int, count: int, lacking: list[int]) -> None:
-    """Deal free units of a column to the rows that lack units, thinnest in the column first."""
+    """Deal free units of a column to rows that lack units, the fewest in the column first."""
 
     def key(row: int) -> tuple[float, float, int]:
         weight = part.weights[row]
@@ -152,10 +153,10 @@ def _deal_column(part: Part, column: int, count: int, lacking: list[int]) -> Non
 
 # --- offers differ ----------------------------------------------------------------------------
 #
-# A move from one row to another is an improvement when what the giver spares is more than what the
-# taker pays: (2 * load - 1) / weight > (2 * load + 1) / weight. With equal weights that is a
-# difference of two units; in general it lessens the sum of load² / weight, so improving ends.
-# Quotients of small whole numbers compare exactly as floats: equal ones are equal.
+# A move from one row to another is an improvement if the giver saves more than the taker pays:
+# (2 * load - 1) / weight > (2 * load + 1) / weight. With equal weights, that is a difference of two
+# units. In general it lowers the sum of load² / weight, so the improvements are finite. Quotients
+# of small integers compare exactly as floats: equal ones are equal.
 
 
 def _spares(part: Part, row: int) -> float:
@@ -174,7 +175,7 @@ def _level_partial(part: Part) -> None:
             _release(part, row, min(part.loads[row] - cap, sum(part.held[row])))
         for column in offered:
             offerers[column].append(row)
-    # Columns that few offer come first: the others can still go round them.
+    # Start with columns that few rows offer. The others can still be dealt around them.
     for column in sorted(range(len(part.free)), key=lambda column: len(offerers[column])):
         _fill_column(part, column, offerers[column])
     for column in range(len(part.free)):
@@ -187,7 +188,7 @@ def _level_partial(part: Part) -> None:
 
 
 def _even(part: Part) -> bool:
-    """Whether no move at all would be an improvement, whoever offers what."""
+    """Return True if no move at all would be an improvement, regardless of offers."""
     rows = range(len(part.loads))
     spared = max(
         (_spares(part, row) for row in rows if part.loads[row] > part.fixed[row]), default=0
@@ -196,7 +197,7 @@ def _even(part: Part) -> bool:
 
 
 def _fill_column(part: Part, column: int, offerers: list[int]) -> None:
-    """Deal free units of a column to the least loaded rows, thinnest in the column first."""
+    """Deal free units of a column to the least loaded rows, the fewest in the column first."""
 
     def key(row: int) -> tuple[float, float, int]:
         return _pays(part, row), part.held[row][column] / part.weights[row], row
@@ -212,8 +213,8 @@ def _fill_column(part: Part, column: int, offerers: list[int]) -> None:
 
 
 def _make_room(part: Part, column: int, offerers: Table) -> bool:
-    """Place one free unit although all offerers are full, by moving others out of their way."""
-    came: dict[int, tuple[int, int]] = {}  # row -> the column by which it was reached, from whom
+    """Place one free unit although all offerers are full, by moving other units away."""
+    came: dict[int, tuple[int, int]] = {}  # row -> column through which it was reached, giver
     columns = {column}
     todo: list[tuple[int, int]] = [(column, -1)]
     while todo:
@@ -242,11 +243,11 @@ def _shift_back(part: Part, came: dict[int, tuple[int, int]], row: int) -> None:
 
 
 def _move_directly(part: Part, offerers: Table) -> None:
-    """Move units from the most loaded rows straight to the least loaded that offer them.
+    """Move units from the most loaded rows directly to the least loaded rows that offer them.
 
-    The giver is the one that spares most. Having given, it pays what it spared, which is no less
-    than any other spares: it takes nothing any more. So takers only get dearer, and their queues
-    hold each of them once, at a price that is put right when it is looked at.
+    The giver is the row that saves most. After the move, its price equals that saving, which no
+    other row exceeds, so it takes no unit later. Prices therefore only rise, and a queue holds each
+    taker once, with a price that is corrected when it is read.
     """
     prices = [_pays(part, row) for row in range(len(part.loads))]
     takers = [[(prices[row], row) for row in rows if not part.full(row)] for rows in offerers]
@@ -279,7 +280,7 @@ def _move_directly(part: Part, offerers: Table) -> None:
 
 
 def _cheapest(part: Part, queue: list[tuple[float, int]], prices: list[float]) -> int | None:
-    """The row that pays least, of a queue of (price once, row)."""
+    """Return the row that pays least, from a queue of (earlier price, row)."""
     while queue:
         price, row = queue[0]
         if part.full(row):
@@ -292,10 +293,10 @@ def _cheapest(part: Part, queue: list[tuple[float, int]], prices: list[float]) -
 
 
 def _move_along_chain(part: Part, offerers: Table) -> bool:
-    """Make one improvement over rows between giver and taker. False when there is none.
+    """Make one improvement over rows between giver and taker. Return False if there is none.
 
-    Takers are tried from the least loaded on. Whoever can reach one of them and spares too little
-    for it spares too little for all that come later, so that every row is visited once.
+    Takers are tried from the least loaded on. If a row can reach a taker and saves too little for
+    it, it also saves too little for all later takers. So every row is visited once.
     """
     holders: Table = [
         [row for row in rows if part.held[row][column]] for column, rows in enumerate(offerers)

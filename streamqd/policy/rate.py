@@ -1,9 +1,9 @@
-"""How fast one partition of a group is handled: a limiter whose state is one number.
+"""Rate limit for one partition of a group, with a single number as its state (GCRA).
 
-The number is the instant at which the next run would come exactly in time; each run moves it on by
-the interval between two (the generic cell rate algorithm). So runs are spread evenly instead of
-coming in bursts at the turn of a second, and the state passes from one process to the next as it
-is. The runs that begin in any stretch of time are at most rate x seconds + burst.
+The number is the instant at which the next run is exactly on time. Each run advances it by the
+interval between two runs. So runs are spread evenly and do not start in bursts each second, and the
+next process can continue with the same state. In any period, at most rate x seconds + burst runs
+start.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ _NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """So many runs per second, of which `burst` may begin at once after a rest."""
+    """At most `per_second` runs, of which `burst` may start together after a pause."""
 
     per_second: float
     burst: int = 1
 
     @property
     def interval_ns(self) -> int:
-        """Between two runs. Rounded up: never faster than what was asked for."""
+        """Nanoseconds between two runs, rounded up so that the rate is never exceeded."""
         return -int(-_NS // self.per_second)
 
     def wait(self, due_ns: int, now_ns: int, runs: int = 1) -> int:
-        """Nanoseconds until `runs` may begin together, at most `burst` of them; 0: now.
+        """Return the nanoseconds until `runs` (at most `burst`) may start together, 0 for now.
 
-        `due_ns` is the state, on the clock of `now_ns`; 0 in the beginning.
+        `due_ns` is the state, on the clock of `now_ns`. It is 0 at the start.
         """
         early_ns = (self.burst - runs) * self.interval_ns
         return max(0, due_ns - early_ns - now_ns)
 
     def after(self, due_ns: int, now_ns: int, runs: int = 1) -> int:
-        """Return the state after `runs` have begun."""
+        """Return the state after `runs` have started."""
         return max(due_ns, now_ns) + runs * self.interval_ns
 
     def inherited(self, due_ns: int, now_ns: int) -> int:
-        """Return the state that another worker has left, perhaps under another rate."""
+        """Return the state to continue with, from `due_ns` of a worker with any rate."""
         return min(due_ns, now_ns + self.burst * self.interval_ns)

@@ -1,8 +1,8 @@
-"""Which partitions this instance should take or hand over now. Pure state, fed with heartbeats.
+"""Which partitions this instance should acquire or hand over now. Pure state, fed with heartbeats.
 
-The assignment says where each partition belongs; this adds what makes moving gentle: owned
-partitions move only after the reason has lasted a while, and only a few at a time. Fairness lives
-here; safety lives in the fence. `silence` says who lives.
+The assignment decides where each partition belongs. This module makes the moves gentle: owned
+partitions move only after the reason has lasted for a delay, and only a few at a time. Fairness is
+decided here, safety by the fence. `silence` decides which members are alive.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from typing import NamedTuple
 from streamqd.model import Unit
 from streamqd.policy.assignment import Member, assign
 
-# Free units that one instance takes at once, and per second after that. When a fleet starts, the
-# first to look would else take everything, and hand nearly all of it over again.
+# Free units that one instance acquires together, and per second after that. Otherwise, when a fleet
+# starts, the first instance would acquire everything and hand over nearly everything again.
 ACQUIRES_AT_ONCE = 16
 ACQUIRES_PER_SECOND = 64.0
-MORE_SECONDS = ACQUIRES_AT_ONCE / ACQUIRES_PER_SECOND  # until the next look, when there are more
+MORE_SECONDS = ACQUIRES_AT_ONCE / ACQUIRES_PER_SECOND  # until the next look, if there are more
 
 
 class MemberView(NamedTuple):
-    """A member as the server reported it: its last beat, whether it is leaving, what fails there.
+    """A member as the server reported it: its last heartbeat, and whether it is leaving.
 
-    `broken` are units whose worker crashes in a loop on that member, for now. `reloaded` is the
-    time of the last directive to reload that it has followed, `owned` how many units it owned then,
-    and `ttl` for how many seconds it takes its leases; None when it does not tell.
+    `broken` are units whose worker currently crashes in a loop on that member. `reloaded` is the
+    time of the last reload directive that it followed, `owned` the number of units it owned then,
+    and `ttl` the TTL of its leases in seconds. Each of the three is None if the member does not
+    report it.
     """
 
     member: Member
@@ -42,19 +43,19 @@ class MemberView(NamedTuple):
 
 
 class PartitionView(NamedTuple):
-    """What Redis says of a unit that is not ours."""
+    """A unit that is not ours, as Redis reports it."""
 
     epoch: int
-    owner: str  # '' when nobody holds the fence
+    owner: str  # '' when no instance holds the fence
     leased: bool
-    remaining: float = 0.0  # seconds of the lease
+    remaining: float = 0.0  # seconds until the lease expires
 
 
 class Constraints(NamedTuple):
-    """What operators want: where units belong, and which members shall own nothing.
+    """The operators' constraints: where units belong, and which members may own nothing.
 
-    `moves` maps a unit to its instance and to the time of the directive. `stopped` are the (topic,
-    group)s of which nobody shall own a partition.
+    `moves` maps a unit to its instance and to the time of the directive. No instance may own a
+    partition of a (topic, group) in `stopped`.
     """
 
     moves: Mapping[Unit, tuple[str, int]] = MappingProxyType({})
@@ -62,14 +63,14 @@ class Constraints(NamedTuple):
     stopped: Collection[tuple[str, str]] = ()
 
     def stops(self, unit: Unit) -> bool:
-        """Whether nobody shall own the unit."""
+        """Return True if no instance may own the unit."""
         return (unit.topic, unit.group) in self.stopped
 
 
 class Decision(NamedTuple):
     """Units to acquire and units to hand over, each in a stable order.
 
-    `more` tells that there are more to acquire, if the next look still says so.
+    `more` is True if further units may follow, as long as the next look confirms them.
     """
 
     acquire: list[Unit]
@@ -79,26 +80,26 @@ class Decision(NamedTuple):
 
 @dataclass
 class Rebalancer:
-    """Damps the assignment into moves. One per supervisor."""
+    """Turns the assignment into gradual moves. One per supervisor."""
 
     me: str
     delay: float
     hold: float
     moves_max: int
-    patience: float  # how long a free unit is left to the member that it belongs to
+    patience: float  # seconds for which a free unit is left to its future owner
     _wanted_elsewhere: dict[Unit, float] = field(default_factory=dict)
     _free_since: dict[Unit, tuple[int, float]] = field(default_factory=dict)
     _moves_seen: dict[Unit, int] = field(default_factory=dict)
-    _directed: set[Unit] = field(default_factory=set)  # to be handed over because of a new move
-    _hurried: set[Unit] = field(default_factory=set)  # to be handed over without delay and hold
+    _directed: set[Unit] = field(default_factory=set)  # to hand over for a new move directive
+    _hurried: set[Unit] = field(default_factory=set)  # to hand over without delay and hold
     _hurry: bool = False
-    _asked: tuple[object, ...] = ()  # what the last assignment was made of, and the answer
+    _asked: tuple[object, ...] = ()  # input of the last assignment
     _wanted: Mapping[Unit, str] = field(default_factory=dict)
     _allowance: float = ACQUIRES_AT_ONCE
     _allowed_at: float = 0.0
 
     def hurry(self) -> None:
-        """Let what the next look finds in the wrong place move without delay and hold, once."""
+        """Let the units that the next look finds misplaced move without delay and hold, once."""
         self._hurry = True
 
     def decide(
@@ -113,14 +114,14 @@ class Rebalancer:
         room: int,
         constraints: Constraints = Constraints(),  # noqa: B008 - it never changes
     ) -> Decision:
-        """Decide once per beat.
+        """Decide once per heartbeat.
 
-        `mine` maps the units that this instance owns to when it got them, `moving` counts those
-        that it is handing over already, `views` holds the others, `room` is how many more units
-        it may own.
+        `mine` maps the units of this instance to the time when it acquired them. `moving` counts
+        the units that it is already handing over. `views` holds all other units. `room` is how many
+        more units it may own.
         """
         if self.me in constraints.drained:
-            # At once and without anybody's share in mind, as if this instance were leaving.
+            # Immediately and regardless of shares, as if this instance were leaving.
             return Decision([], sorted(mine))
         owners = {unit: view.owner for unit, view in views.items() if view.owner}
         owners |= dict.fromkeys(mine, self.me)
@@ -130,7 +131,7 @@ class Rebalancer:
         present = with_elsewhere(present, units, owners)
         stopped: list[Unit] = []
         if constraints.stopped:
-            # A stopped group is placed nowhere and takes up nobody's share.
+            # A stopped group is not placed, and uses no member's share.
             stopped = sorted(unit for unit in mine if constraints.stops(unit))
             units = [unit for unit in units if not constraints.stops(unit)]
             mine = {unit: since for unit, since in mine.items() if not constraints.stops(unit)}
@@ -140,7 +141,7 @@ class Rebalancer:
             u for u, (_, at) in constraints.moves.items() if self._moves_seen.get(u) != at
         }
         self._moves_seen = {unit: at for unit, (_, at) in constraints.moves.items()}
-        over = len(stopped) + room  # what is given up with its group makes room
+        over = len(stopped) + room  # released units of stopped groups make room
         surplus = sorted(mine, key=lambda unit: (mine[unit], unit))[over:] if over < 0 else []
         take = self._acquire(now, wanted, views, live)[: max(0, room)]
         allowed = self._allowed(now, len(take))
@@ -161,7 +162,7 @@ class Rebalancer:
         owners: Mapping[Unit, str],
         constraints: Constraints,
     ) -> Mapping[Unit, str]:
-        """`place`, which is not asked again what it has just answered: at rest nothing changes."""
+        """Return `place`, computed again only if its input changed. At rest nothing changes."""
         moves = {unit: to for unit, (to, _) in constraints.moves.items()}
         asked = ([(one.member, one.broken) for one in present], list(units), owners, moves)
         if self._asked != asked:
@@ -169,7 +170,7 @@ class Rebalancer:
         return self._wanted
 
     def _allowed(self, now: float, wanted: int) -> int:
-        """How many of the wanted units may be acquired now."""
+        """Return how many of the `wanted` units may be acquired now."""
         earned = (now - self._allowed_at) * ACQUIRES_PER_SECOND
         self._allowance = min(ACQUIRES_AT_ONCE, self._allowance + earned)
         self._allowed_at = now
@@ -194,8 +195,8 @@ class Rebalancer:
             if epoch != view.epoch:
                 since = now
             free_since[unit] = (view.epoch, since)
-            # The expired lease of a live owner is most likely about to be renewed late; but an
-            # owner that was started again with other consumers or a smaller cap never will.
+            # A live owner most likely renews its expired lease soon. But an owner that was
+            # restarted with other consumers or a smaller cap never will.
             renewing = (unit.topic, unit.group) in others.get(view.owner, ())
             mine = wanted.get(unit) == self.me or alone
             overdue = now - since >= self.patience and unit in wanted
@@ -215,7 +216,7 @@ class Rebalancer:
         self._wanted_elsewhere = elsewhere
         if self._hurry:
             self._hurry, self._hurried = False, set(elsewhere)
-        # What could not be obeyed at once is placed like everything else from now on.
+        # A move that was not possible immediately is placed like any other from now on.
         self._directed &= elsewhere.keys()
         self._hurried &= elsewhere.keys()
         ready = [
@@ -233,9 +234,9 @@ class Rebalancer:
 def with_elsewhere(
     members: Sequence[MemberView], units: Collection[Unit], owners: Mapping[Unit, str]
 ) -> list[MemberView]:
-    """Say of the members what they own beyond `units`, as far as they have told it.
+    """Add to each member the number of units that it owns beyond `units`, if it reports that.
 
-    Whoever looks at its own units alone would take a member for idle that works for others.
+    Otherwise an instance that sees only its own units would consider a busy member idle.
     """
     pairs = frozenset(map(attrgetter("topic", "group"), units))
     counts = Counter(owners.values())
@@ -261,10 +262,10 @@ def place(
     owners: Mapping[Unit, str],
     moves: Mapping[Unit, str] = MappingProxyType({}),
 ) -> dict[Unit, str]:
-    """Assign units to members, none to a member on which it is broken.
+    """Assign units to members, but no unit to a member on which it is broken.
 
-    `moves` maps units to the members that an operator chose. Where such a member can have its unit,
-    it gets it, within its cap; the others are levelled as if these units were not there.
+    `moves` maps units to the members that an operator chose. Such a member gets its unit if it can
+    have it, within its cap. The others are balanced as if these units did not exist.
     """
     wanted = _as_directed(members, units, moves)
     chosen = Counter(wanted.values())
@@ -310,9 +311,10 @@ def _as_directed(
 
 
 def may_reload(me: str, directive_unix_ms: int, live: Sequence[MemberView]) -> bool:
-    """Whether it is this instance's turn, by a directive to reload that all have got.
+    """Return True if it is this instance's turn for a reload directive to the whole fleet.
 
-    One after the other, by name. Members that leave or do not tell are not waited for.
+    Instances reload one after the other, by name. Members that are leaving, or that do not report
+    their reloads, do not delay the others.
     """
     return all(
         one.leaving or one.reloaded is None or one.reloaded >= directive_unix_ms

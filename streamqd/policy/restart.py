@@ -1,20 +1,21 @@
-"""When a worker that died is started again: at once, later, or given up for a while.
+"""When to restart a worker that died: immediately, later, or after a cooldown.
 
-Why processes die decides how much a death counts, its weight:
+Each death has a weight, which depends on its cause:
 
-- A worker that was told to end, or whose lease was lost, did nothing wrong: 0.
+- A worker that was stopped, or whose lease was lost, did nothing wrong: 0.
 - A crash at boot or between messages is the fault of the code or the host: 1.
-- A crash while handling is most likely the fault of a message, which is dead after `max_crashes`
-  of them: 1 / (max_crashes + 1). So one poison message never weighs as much as one crash at boot:
-  it costs no wait and never opens the breaker, while code that crashes on every message does.
+- A crash in a handler is most likely the fault of a message, which is dead-lettered after
+  `max_crashes` crashes: 1 / (max_crashes + 1). So one poison message always weighs less than one
+  crash at boot: it causes no wait and never opens the breaker. Code that crashes on every message
+  does.
 
-Weights add up over a streak of crashes. A streak ends with a sign of health: an ordered end of a
+Weights add up over a streak of crashes. A sign of health resets the streak: an ordered exit of a
 worker that was ready, a run of `healthy_after` seconds, or messages settled before a crash in a
 handler. (Not before a crash between messages: background threads kill working workers too.)
 
-Up to weight 1 a worker is restarted at once, so a lone crash, or a `kill -9` by hand, costs
-nothing. Above, the waits grow by the backoff. At `crash_loop` the breaker opens: the lease is
-released, and after the cooldown one try is made, whose crash opens it again at once.
+Up to weight 1 a worker is restarted immediately, so a lone crash, or a `kill -9` by hand, costs
+nothing. Above 1, the waits grow by the backoff. At `crash_loop` the breaker opens: the lease is
+released. After the cooldown one try is made, and its crash opens the breaker again.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ _HISTORY_MAX = 10_000
 
 
 class ExitCause(enum.Enum):
-    """What a worker was doing when it ended."""
+    """The activity of a worker when it exited."""
 
-    ORDERED = "ordered"  # told to end, recycled, fenced: not a crash
+    ORDERED = "ordered"  # stopped, recycled or fenced: not a crash
     BOOT = "boot"  # importing, starting hooks, or connecting
     IDLE = "idle"  # between messages, or while fetching or settling
-    HANDLING = "handling"  # a message was running, or several; also killed for hard_timeout
+    HANDLING = "handling"  # running one or more messages; includes a kill at hard_timeout
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerExit:
-    """One end of a worker. `at` in seconds of the caller's monotonic clock.
+    """One exit of a worker. `at` is in seconds on the caller's monotonic clock.
 
-    `lived` counts from when the worker was ready, and is 0 when it never was; `settled` is the
-    number of messages that it settled.
+    `lived` counts from when the worker was ready, 0 if it never was. `settled` is the number of
+    messages that it settled.
     """
 
     at: float
@@ -58,14 +59,14 @@ class WorkerExit:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start the worker in `after` seconds; 0 means now."""
+    """Start the worker in `after` seconds, 0 for now."""
 
     after: float
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The breaker is open: release the lease, try again at `until` (the caller's clock)."""
+    """The breaker is open: release the lease, and try again at `until` (the caller's clock)."""
 
     until: float
 
@@ -81,10 +82,10 @@ def decide(
     jitter: float,
     healthy_after: float = HEALTHY_AFTER,
 ) -> Restart | GiveUp:
-    """What to do with a worker whose ends so far are `exits`, oldest first.
+    """Return the decision on a worker whose exits so far are `exits`, oldest first.
 
-    Keep the last `history_max` of them. `jitter` (0 to 1) is drawn by the caller once per exit.
-    Durations in seconds. Ask again whenever; the answer counts down with `now`.
+    Pass the last `history_max` exits. The caller draws `jitter` (0 to 1) once per exit. Durations
+    are in seconds. The call may be repeated: the wait shrinks as `now` advances.
     """
     if not exits:
         return Restart(0.0)
@@ -95,13 +96,13 @@ def decide(
         return GiveUp(until) if now < until else Restart(0.0)
     if weight <= 1.0:
         return Restart(0.0)
-    # Weight 2 is the first wait; a fraction more does not lengthen it.
+    # Weight 2 causes the first wait. A fraction more does not lengthen it.
     wait = waiting.delay(backoff, math.ceil(weight) - 1, jitter)
     return Restart(max(0.0, ended + wait - now))
 
 
 def streak_weight(exits: Sequence[WorkerExit], *, max_crashes: int, healthy_after: float) -> float:
-    """Sum of the weights of the crashes since the last sign of health."""
+    """Return the sum of the weights of all crashes since the last sign of health."""
     whole = handling = 0
     for end in reversed(exits):
         if end.cause is ExitCause.ORDERED:
@@ -112,7 +113,7 @@ def streak_weight(exits: Sequence[WorkerExit], *, max_crashes: int, healthy_afte
             handling += 1
         else:
             whole += 1
-        # This crash counts, but what was before it is over: the worker had been well since.
+        # This crash counts, but earlier ones do not: the worker was healthy in between.
         if end.cause is not ExitCause.BOOT and end.lived >= healthy_after:
             break
         if end.cause is ExitCause.HANDLING and end.settled > 0:
@@ -122,10 +123,10 @@ def streak_weight(exits: Sequence[WorkerExit], *, max_crashes: int, healthy_afte
 
 
 def history_max(*, crash_loop: int, max_crashes: int) -> int:
-    """How many exits have to be kept for the breaker to see a whole streak."""
+    """Return how many exits the breaker needs to see a whole streak."""
     return min(_HISTORY_MAX, crash_loop * _handling_crashes(max_crashes) + 1)
 
 
 def _handling_crashes(max_crashes: int) -> int:
-    """Crashes while handling that weigh as much as one other crash."""
+    """Return how many crashes in a handler weigh as much as one other crash."""
     return (max_crashes or _CRASHES_WITHOUT_LIMIT) + 1

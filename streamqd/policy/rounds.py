@@ -1,6 +1,6 @@
 """Rounds: how the suspects of a crash run again, so that blame stays exact and costs few runs.
 
-When a process dies while several messages run, each of them is a suspect, and none is charged. The
+When a process dies while several messages run, each message is a suspect, and none is charged. The
 next process runs the suspects in rounds. A round starts when the last one is settled, and nothing
 else runs beside it. If a round of several dies too, its members join smaller rounds: at most half
 as many as ran at the crash. A message that crashes its process while it runs alone is charged.

@@ -1,6 +1,6 @@
 """Decide a message's next state from the outcome of its run. Pure: no Redis, no clock.
 
-Failed runs (`attempt`) and runs that ended their process (`crashes`) are counted apart. A release
+Failed runs (`attempt`) and runs that crashed their process (`crashes`) are counted apart. A release
 (a drain, a rebalance) counts as neither. Limits count runs: with `max_attempts` 5 the fifth failure
 is the last. A limit of 0 means unlimited.
 

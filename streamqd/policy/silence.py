@@ -1,9 +1,10 @@
-"""Who is dead: one detector of silence, for members, for their leases, and for another run of us.
+"""Failure detection for members, for their leases, and for a second process under our instance ID.
 
-Redis says when a member sent its last heartbeat and when a lease ends, both by the server's clock.
-When that is set back by an hour, the dead seem to live for an hour. So silence is also measured
-here: by our own clock, over our own looks. A process that lives sends heartbeats and renews its
-leases; what has not changed for long enough while we watched belongs to a dead one.
+Redis reports when a member sent its last heartbeat and when a lease expires, both on the server's
+clock. If that clock is set back by an hour, dead members seem alive for an hour. So silence is also
+measured here, on our own clock and between our own looks. A live process sends heartbeats and
+renews its leases. A value that stays unchanged for long enough between our looks belongs to a dead
+one.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from typing import Generic, NamedTuple, TypeVar
 from streamqd.model import Unit
 from streamqd.policy.rebalance import MemberView, PartitionView
 
-# A member must be silent over this many heartbeats of our own before its silence means anything:
-# after a pause of Redis every member looks old to the first one that is back.
+# A member must be silent for this many of our own heartbeats before its silence counts: after an
+# outage of Redis, every member looks old to the first one that returns.
 SILENT_BEATS = 2
-# A heartbeat of another run may be a late packet of a killed process; a second is of a live one.
+# One heartbeat of another run may be a late packet of a killed process. A second proves it alive.
 DUPLICATE_BEATS = 2
-# A member that was silent for so long may be forgotten, at most so many with one heartbeat.
+# A member that was silent for this many looks may be forgotten, at most so many per heartbeat.
 FORGET_BEATS, FORGET_MAX = 10, 100
-# A lease that is still renewed is seen to be so sooner, though it may be a little shorter at each
-# look. It counts as expired after so many looks and so many of its ttls.
+# A lease counts as expired after this many looks and this many TTLs. If it is still renewed, that
+# shows earlier, even if its remaining time is slightly shorter at each look.
 LEASE_LOOKS, LEASE_TTLS = 10, 2.0
 
 Key = TypeVar("Key", bound=Hashable)
@@ -32,7 +33,7 @@ Value = TypeVar("Value")
 
 
 class Unchanged(NamedTuple, Generic[Value]):
-    """What was seen last, over how many looks it has not changed, and since when (our clock)."""
+    """The last value, the looks since it last changed, and since when (seconds, our clock)."""
 
     value: Value
     looks: int
@@ -41,10 +42,10 @@ class Unchanged(NamedTuple, Generic[Value]):
 
 @dataclass
 class SilenceWatch(Generic[Key, Value]):
-    """Counts for how long each of many things has not changed. Times are seconds.
+    """Counts for how long each of many values has not changed. Times are seconds.
 
-    `interval` lies between two looks, about. `alive` tells from the value before and the one now
-    whether there was a sign of life.
+    `interval` is the approximate time between two looks. `alive` compares the earlier value with
+    the present one, and returns True for a sign of life.
     """
 
     interval: float
@@ -53,10 +54,10 @@ class SilenceWatch(Generic[Key, Value]):
     _counted: float = float("-inf")
 
     def look(self, now: float, values: Mapping[Key, Value]) -> dict[Key, Unchanged[Value]]:
-        """Take what is to be seen now; return it with its silence."""
+        """Take the present values. Return each with its silence."""
         # A look right after another proves nothing about the silence of others.
         counts = now - self._counted >= self.interval / 2
-        # Nor does what was counted before this instance itself did not look for a while.
+        # Nor do earlier counts, if this instance itself has not looked for a time.
         blind = now - self._counted > SILENT_BEATS * self.interval
         if counts:
             self._counted = now
@@ -78,10 +79,10 @@ def _is_renewed(before: PartitionView, now: PartitionView) -> bool:
 
 
 class SilenceDetector:
-    """What an instance has seen of others, look by look. `now` is any monotonic clock."""
+    """This instance's observations of the others, look by look. `now` is any monotonic clock."""
 
     def __init__(self, me: str, ttl: float, interval: float) -> None:
-        """`interval` lies between two heartbeats of ours, about; `ttl` is that of a lease."""
+        """`interval` is the approximate time between our heartbeats, `ttl` the TTL of a lease."""
         self._me = me
         self._ttl = ttl
         self._interval = interval
@@ -95,8 +96,8 @@ class SilenceDetector:
     def live(self, now: float, server_unix_ms: int, seen: Sequence[MemberView]) -> list[MemberView]:
         """Return the live members.
 
-        A member is dead when its heartbeat has not moved while this instance sent at least
-        `SILENT_BEATS`, and is older than the ttl: by the server's clock, or by ours.
+        A member is dead when its heartbeat has not changed over at least `SILENT_BEATS` of our own,
+        and is older than the TTL on the server's clock or on ours.
         """
         found = self._members.look(now, {one.member.id: one.beat_unix_ms for one in seen})
         live = []
@@ -110,7 +111,7 @@ class SilenceDetector:
 
     @property
     def forgettable(self) -> list[str]:
-        """Members that were silent for long while this instance watched, some of them."""
+        """Members that were silent for `FORGET_BEATS` looks, at most `FORGET_MAX`."""
         silent = self._members.seen.items()
         found = (name for name, silence in silent if silence.looks >= FORGET_BEATS)
         return [name for name in found if name != self._me][:FORGET_MAX]
@@ -124,13 +125,13 @@ class SilenceDetector:
         seen: Sequence[MemberView],
         live: Sequence[MemberView],
     ) -> frozenset[Unit]:
-        """Return the units whose leases count as expired, though the server says that they last.
+        """Return the units whose leases count as expired although the server reports time left.
 
-        A lease is taken for seconds, but ends at an instant of the server's clock. It counts as
-        expired when its owner is dead, when it has never had more to live than at the look before,
-        and when it is to stay for longer than it was taken for. An owner that renews it, though its
-        heartbeats do not arrive (their node of a cluster is cut off from it), has leases that live
-        for a ttl at most. Members that do not tell their ttl are waited for.
+        A lease is acquired for a number of seconds, but it expires at an instant of the server's
+        clock. It counts as expired when its owner is dead, when its remaining time has never grown
+        between two looks, and when that time exceeds the owner's TTL. If an owner renews its leases
+        but its heartbeats do not arrive (it is cut off from their cluster node), the remaining time
+        stays within its TTL. The leases of members that do not report a TTL are not judged.
         """
         alive = {one.member.id for one in live}
         ttls = {one.member.id: one.ttl for one in seen if one.ttl and one.member.id not in alive}
@@ -148,9 +149,10 @@ class SilenceDetector:
     # --- another run under our id ---
 
     def duplicate_seen(self, beat_unix_ms: int, now: float, *, leaving: bool = False) -> bool:
-        """Note another run under our id, and its last heartbeat. Return True if it is dead.
+        """Record another run under our ID and its last heartbeat. Return True if that run is dead.
 
-        `leaving`: it says that it drains. It is waited for, however often it sends a heartbeat.
+        `leaving`: the run reports that it drains. Then this instance waits for it, however many
+        heartbeats it sends.
         """
         known = self._duplicate.seen.get(self._me)
         silence = self._duplicate.look(now, {self._me: beat_unix_ms})[self._me]
@@ -161,19 +163,19 @@ class SilenceDetector:
         return now - silence.since > self._ttl
 
     def duplicate_gone(self) -> None:
-        """Note that there is no other run under our id."""
+        """Record that no other run has our ID."""
         self._duplicate = SilenceWatch(self._interval)
         self._duplicate_beats = 0
 
     @property
     def duplicate_lives(self) -> bool:
-        """True if another run under our id sent a heartbeat while we watched, and does not drain.
+        """True if another run under our ID sent a heartbeat while we watched, and does not drain.
 
-        One heartbeat may also be a late packet of a killed process.
+        A single heartbeat may also be a late packet of a killed process.
         """
         return self._duplicate_beats > 0
 
     @property
     def duplicate_stays(self) -> bool:
-        """True if it is alive and not about to leave."""
+        """True if the other run is alive and not about to leave."""
         return self._duplicate_beats >= DUPLICATE_BEATS
