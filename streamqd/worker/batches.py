@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from streamqd import handlers, logs
 from streamqd.config import Consumer
-from streamqd.message import Message, restored
+from streamqd.message import Message
 from streamqd.scoreboard import DONE, FAILED, RUNNING, WORD_RUN_SEQ, now_ns
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.control_channel import ExitCode, Stop
@@ -114,15 +114,11 @@ class BatchRunner:
         ended, settler = now_ns(), self._context.settler
         for entry, error in zip(batch, errors, strict=True):
             # The id comes from the fetch, because the handler may have changed the message.
-            entry_id, retried = entry.place[2:], entry.retried
+            entry_id = entry.place[2:]
             self._context.counts.handled += 1
             if error is None:
-                settler.ack(entry_id, entry.index, ended, retried, entry.has_counters)
+                settler.ack(entry_id, entry.index, ended, entry.retried, entry.has_counters)
             else:
-                self._context.slot.states[entry.index] = RUNNING
-                entry.message = restored(
-                    entry.message, entry_id, retried=retried, noted=entry.noted
-                )
                 self._verdicts.failed(entry, error)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from streamqd.config import Consumer
-from streamqd.message import of_read, restored
+from streamqd.message import of_read
 from streamqd.model import EACH, RawEntry
 from streamqd.scoreboard import (
     CLEARED,
@@ -339,10 +339,6 @@ class ConcurrentExecutor:
     def _note_end(self, entry: FetchedEntry, error: BaseException) -> None:
         """Note the verdict on a run that has failed."""
         entry.end = None  # break the reference cycle traceback -> entry
-        entry.message = restored(
-            entry.message, entry.place[2:], retried=entry.retried, noted=entry.noted
-        )
-        self._slot.states[entry.index] = RUNNING
         self._judged = entry
         if self._verdicts.failed(entry, error):
             assert self._held is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncio import Task
 
-from streamqd.message import Message, remembered
+from streamqd.message import Message, remembered, restored
 from streamqd.worker.eventloop import CoroutineRun
 
 NOWHERE = -1  # the index of an entry that is not in the slot's batch
@@ -60,10 +60,16 @@ class FetchedEntry:
         """The crashes of all its life."""
         return self.crashes + self.message.crash_count
 
+    def restore(self) -> None:
+        """Set the message to its state before the handler, which may have changed it, ran."""
+        self.message = restored(
+            self.message, self.place[2:], retried=self.retried, noted=self.noted
+        )
+
     def keep(self, attempts: int, due_ns: int) -> None:
         """Note that it runs again in its place, after a run that cost this number of attempts.
 
-        Its message must be unchanged by the handler.
+        Its message must be restored.
         """
         self.message.failures_in_place += attempts
         self.message.due_in_place_ns = due_ns

@@ -179,11 +179,7 @@ class SingleRunner:
                 states[index] = DONE
                 settler.ack(entry_id, index, ended, retried, counters)
             else:
-                place = place_of(entry_id, retried=retried)
-                noted = None if entry is None else entry.noted
-                own = restored(message, entry_id, retried=retried, noted=noted)
-                failed = entry or FetchedEntry(index, place, own, retried)
-                failed.message = own
+                failed = entry or _entry_of(message, entry_id, index, retried)
                 if self._failed(failed, error) and counts.handled != limit:
                     return index - first + 1
             if counts.handled == limit:
@@ -207,6 +203,11 @@ class SingleRunner:
         """Do nothing: `handle` runs each message immediately."""
 
     drop_collected = run_collected
+
+
+def _entry_of(message: Message, entry_id: bytes, index: int, retried: bool) -> FetchedEntry:
+    own = restored(message, entry_id, retried=retried)
+    return FetchedEntry(index, place_of(entry_id, retried=retried), own, retried)
 
 
 def is_due(ran: int, waited: int, settling: int) -> bool:

@@ -25,7 +25,7 @@ from streamqd.model import (
 )
 from streamqd.policy import settlement
 from streamqd.policy.fingerprint import fingerprint
-from streamqd.scoreboard import CLEARED, now_ns
+from streamqd.scoreboard import CLEARED, RUNNING, now_ns
 from streamqd.store.messages import PendingEntry
 from streamqd.worker import dead_letters
 from streamqd.worker.context import WorkerContext
@@ -158,9 +158,10 @@ class Verdicts:
     def failed(self, entry: FetchedEntry, error: BaseException) -> bool:
         """Settle a message whose run failed. Returns True if it waits in its place instead.
 
-        The message is unchanged by the handler. Until its verdict is found, its state byte is
-        RUNNING, and a crash here is charged to it.
+        Until its verdict is found, its state byte is RUNNING, and a crash here is charged to it.
         """
+        self._slot.states[entry.index] = RUNNING
+        entry.restore()
         message, crashes = entry.message, entry.crash_count
         self._counts.failed += 1
         judged = Judged(error)
