@@ -1,13 +1,13 @@
-"""What the daemon says, one line per state change, through the logger `streamqd` alone.
+"""The daemon's log: one line per state change, through the logger `streamqd` alone.
 
-A line begins with an event name from `EVENTS`, which stays the same over versions: scripts and
-tests may wait for it. Writing never blocks and never raises: lines that nobody reads are dropped,
-counted, and reported afterwards. Payloads are never logged, but for what the error of a handler
-quotes of one, as far as `dlq_error` and `redact_error` let it.
+A line starts with an event name from `EVENTS`, which stays the same across versions: scripts and
+tests may wait for it. Writing never blocks and never raises. Lines without a reader are dropped,
+counted, and reported afterwards. Payloads are never logged, except for the parts that a handler's
+error quotes, as far as `dlq_error` and `redact_error` allow.
 
-What handlers log, by loggers of their own, is `records`: it is written by the same way, unless
-their code says where it goes. Nothing may be logged in a forked child before it has closed the
-descriptors that it inherited, for the first line opens a descriptor of its own.
+Handlers log through their own loggers, see `records`. Their records are written the same way,
+unless the handlers' code sends them elsewhere. A forked child must not log before it has closed the
+descriptors that it inherited, because its first line opens a descriptor of its own.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ __all__ = [
 
 RESERVED = frozenset({"ts", "level", "event", "pid", "role", "logger", "msg", "traceback"})
 
-LINES_PER_SECOND = 20  # of one event that messages cause, of one process
-LINES_AT_ONCE = 10  # of one look; somebody may have written ten thousand
+LINES_PER_SECOND = 20  # per process, for an event that messages cause
+LINES_AT_ONCE = 10  # per look; a client may have written ten thousand
 
 _LOGGER = logging.getLogger("streamqd")
 _interpreter = Interpreter(
@@ -62,7 +62,7 @@ _interpreter = Interpreter(
 )
 
 
-# --- saying something -----------------------------------------------------------------------------
+# --- events ---------------------------------------------------------------------------------------
 
 
 def event(
@@ -73,19 +73,19 @@ def event(
     trace: str = "",
     **fields: object,
 ) -> None:
-    """Log one event. Fields that are None are left out; a `Unit` shows its three parts.
+    """Log one event. Fields that are None are left out. A `Unit` becomes its three parts.
 
-    `exc` adds a traceback, or `trace` the text of one. Field values are cut and escaped; never pass
-    a payload.
+    `exc` adds a traceback, and `trace` the text of one. Field values are cut and escaped. Never
+    pass a payload.
     """
     assert name in EVENTS, f"the log event {name!r} is not registered in streamqd.logs.EVENTS"
     _log(name, level, fields, exc, trace)
 
 
 def stack(text: str, child: int, **where: object) -> None:
-    """Log the stack that Python's fault handler wrote for a process; nothing for ''.
+    """Log the stack that Python's fault handler wrote for a process. Does nothing for ''.
 
-    A command, which has no log, prints it.
+    A command has no log, so it prints the stack.
     """
     if text and any(isinstance(handler, _Handler) for handler in _LOGGER.handlers):
         _log("stack.dumped", logging.WARNING, {"child": child, **where}, trace=text)
@@ -94,12 +94,12 @@ def stack(text: str, child: int, **where: object) -> None:
 
 
 def bad_value(error: BadValue, **where: object) -> None:
-    """Log a value of Redis that is not what belongs there, by key and field."""
+    """Log an unexpected value in Redis, with its key and field."""
     _log("redis.bad_value", logging.WARNING, {**_fields_of(error), **where})
 
 
 def _fields_of(error: BadValue) -> dict[str, object]:
-    """What the log says of a bad value."""
+    """Return the log fields of a bad value."""
     return {
         "key": error.key[:200],
         "field": error.field[:200] or None,
@@ -109,12 +109,12 @@ def _fields_of(error: BadValue) -> dict[str, object]:
 
 
 def bad_values() -> Once:
-    """Return what logs the bad values of each look, once each until it changes."""
+    """Return a log for the bad values of each look, each once until it changes."""
     return Once("redis.bad_value")
 
 
 class Episode:
-    """A repeating failure, logged when it begins and, with its length, when it is over."""
+    """A repeating failure, logged when it starts and, with its length, when it is over."""
 
     def __init__(self, begins: str, ends: str) -> None:
         assert begins in EVENTS, begins
@@ -126,7 +126,7 @@ class Episode:
 
     @property
     def open(self) -> bool:
-        """Whether the failure lasts."""
+        """True while the failure lasts."""
         return self._since is not None
 
     def failed(
@@ -139,7 +139,7 @@ class Episode:
             _log(self._begins, level, fields, exc)
 
     def recovered(self, level: int = logging.INFO, **fields: object) -> None:
-        """End the episode; log its length in seconds. Does nothing when none is open."""
+        """Close the episode and log its length in seconds. Does nothing if none is open."""
         if self._since is not None:
             seconds = round(time.monotonic() - self._since, 3)
             length: dict[str, object] = {"seconds": seconds, "failures": self.failures}
@@ -149,9 +149,9 @@ class Episode:
 
 
 class Limit:
-    """An event that messages cause: at most `per_second` lines of it a second.
+    """An event that messages cause, limited to `per_second` lines per second.
 
-    The next line after some were held back says in `suppressed` how many.
+    After suppressed lines, the next line reports their number in `suppressed`.
     """
 
     def __init__(self, name: str, level: int, per_second: int = LINES_PER_SECOND) -> None:
@@ -164,9 +164,9 @@ class Limit:
         self._suppressed = 0
 
     def held(self) -> bool:
-        """Whether no line may be written now; counts one as suppressed then.
+        """Return True if no line may be written now, and count it as suppressed.
 
-        For who would rather not put together what a line says when nobody reads it.
+        For callers that avoid building a line that is not written.
         """
         if not _LOGGER.isEnabledFor(self._level):
             return True
@@ -187,7 +187,7 @@ class Limit:
         _log(self._name, self._level, {**fields, "suppressed": held or None}, None, trace)
 
     def catch_up(self, **fields: object) -> None:
-        """Log how many are suppressed when the second is over and no line has reported it."""
+        """Log the number of suppressed lines, if the second is over and no line has reported it."""
         if self._suppressed and time.monotonic() - self._since >= 1.0:
             self._left = self._per_second - 1
             self._since = time.monotonic()
@@ -196,7 +196,7 @@ class Limit:
 
 
 class Once:
-    """Logs each of many things that are looked at again and again: once, until it changes."""
+    """Logs each of many items that are checked repeatedly: once, until it changes."""
 
     def __init__(self, name: str, level: int = logging.WARNING) -> None:
         assert name in EVENTS, name
@@ -205,7 +205,7 @@ class Once:
         self._known: dict[Hashable, Mapping[str, object]] = {}
 
     def look(self, found: Mapping[Hashable, Mapping[str, object]]) -> None:
-        """Take all that there is now. A few of what is new get a line, all others one together."""
+        """Take all present items. The first new ones get a line each, the others one together."""
         fresh = [fields for name, fields in found.items() if self._known.get(name) != fields]
         self._known = dict(found)
         for fields in fresh[:LINES_AT_ONCE]:
@@ -214,7 +214,7 @@ class Once:
             _log(self._name, self._level, {"more": len(fresh) - LINES_AT_ONCE})
 
     def values(self, found: Iterable[BadValue]) -> None:
-        """Take all bad values that there are now."""
+        """Take all present bad values."""
         self.look({(each.key, each.field): _fields_of(each) for each in found})
 
 
@@ -237,7 +237,7 @@ def _log(
 
 
 def setup(*, role: str, style: str = "auto", level: str = "info", fd: int = 2) -> None:
-    """Send the daemon's lines to `fd`, and what Python itself would print on standard error.
+    """Write the daemon's lines to `fd`, and the messages that Python itself would print.
 
     `style` is auto (text on a terminal), text or json.
     """
@@ -258,9 +258,10 @@ def is_json(style: str, fd: int = 2) -> bool:
 
 
 def assume(role: str) -> None:
-    """Name the process in its lines, as `supervisor`. A forked child calls it with its own role.
+    """Set the role that this process shows in its lines, such as `supervisor`.
 
-    The child opens its own descriptor here, before its user code can close standard error.
+    A forked child sets its own role. It also opens its own descriptor here, before its user code
+    can close standard error.
     """
     process.role = role
     for handler in _LOGGER.handlers:
@@ -269,7 +270,7 @@ def assume(role: str) -> None:
 
 
 def flush(wait: float = 0.0) -> None:
-    """Write what is buffered, waiting up to `wait` seconds for a reader. Called once per tick."""
+    """Write the buffered lines, waiting up to `wait` seconds for a reader. Called once per tick."""
     for handler in _LOGGER.handlers:
         if isinstance(handler, _Handler):
             handler.acquire()
@@ -281,18 +282,18 @@ def flush(wait: float = 0.0) -> None:
 
 
 def verbose() -> bool:
-    """Whether lines of the level debug are written."""
+    """Return True if debug lines are written."""
     return _LOGGER.isEnabledFor(logging.DEBUG)
 
 
 def dropped() -> int:
-    """How many lines this process has dropped since it began."""
+    """Return the number of lines that this process has dropped since it started."""
     return sum(h.sink.dropped for h in _LOGGER.handlers if isinstance(h, _Handler))
 
 
 def output_of_handlers() -> Output | None:
-    """Return what writes the records of handlers into this log; None before `setup`."""
-    _LOGGER.disabled = False  # `logging.config` disables every logger that it is not told of
+    """Return the handler that writes records of handlers into this log, None before `setup`."""
+    _LOGGER.disabled = False  # `logging.config` disables every logger that it does not configure
     for handler in _LOGGER.handlers:
         if isinstance(handler, _Handler):
             return Output(handler)
@@ -300,7 +301,7 @@ def output_of_handlers() -> Output | None:
 
 
 def close() -> None:
-    """Undo `setup`: give the descriptor up."""
+    """Undo `setup` and close the descriptor."""
     _interpreter.give_back()
     for handler in list(_LOGGER.handlers):
         if isinstance(handler, _Handler):
@@ -316,7 +317,7 @@ def _is_terminal(fd: int) -> bool:
 
 
 class _Handler(logging.Handler):
-    """Formats a record and passes it to the sink; never raises, never prints to stderr."""
+    """Formats a record and passes it to the sink. Never raises and never prints to stderr."""
 
     def __init__(self, sink: Sink) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""What Python itself prints on standard error, as lines of the log.
+"""Python's own messages on standard error, as lines of the log.
 
 Warnings become records of the logger `py.warnings`, exceptions that no code catches become events,
-and records that no handler takes go into the log too. User code that installs hooks of its own
-replaces these; nothing that a C library or `print` writes to standard error passes through here.
+and records that no handler takes go into the log too. User code that installs its own hooks
+replaces these. Direct output of C libraries or of `print` to standard error is not logged.
 """
 
 from __future__ import annotations

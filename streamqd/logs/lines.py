@@ -1,4 +1,4 @@
-"""How a record becomes one line, as text or JSON. Nothing a value holds can begin a line."""
+"""Renders a record as one line, in text or JSON. No value can start a new line."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from streamqd.words import HIDDEN, harmless
 LINE_MAX = 16 * 1024  # characters of one rendered line; more is cut
 VALUE_MAX = 2 * 1024  # characters of one field
 TRACEBACK_MAX = 8 * 1024
-NAME_WIDTH = 21  # of the event's column in text
+NAME_WIDTH = 21  # of the event column in text lines
 
 
 class _Process:
-    """What every line says of the process that wrote it."""
+    """The part of each line that identifies the process."""
 
     role = "streamqd"
 
@@ -52,10 +52,10 @@ class JsonFormatter(logging.Formatter):
 
 
 def json_line(shown: Mapping[str, object]) -> str:
-    """Return one line that every JSON parser accepts, with letters of all scripts as they are.
+    """Return one line that every JSON parser accepts, with letters of all scripts unchanged.
 
-    Unprintable and invisible characters are escaped: no value can end the line. Half a surrogate
-    pair, which no parser has to accept, becomes text such as `\\ud800`.
+    Unprintable and invisible characters are escaped, so no value can break the line. Half a
+    surrogate pair, which a parser may reject, becomes text such as `\\ud800`.
     """
     text = json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
     if text.isascii() and text.isprintable():
@@ -72,7 +72,7 @@ def _json_character(each: str) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """`event  12:00:00.000 INFO supervisor[9] key=value`; a traceback follows, indented."""
+    """`event  12:00:00.000 INFO supervisor[9] key=value`, then an indented traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         name = getattr(record, "event", None)
@@ -92,7 +92,7 @@ class TextFormatter(logging.Formatter):
 
 
 class LogLine:
-    """An event as a message for formatters that are not ours; rendered when one asks."""
+    """An event as a message for formatters that are not ours, rendered on demand."""
 
     def __init__(self, name: str, fields: Mapping[str, object]) -> None:
         self._name = name
@@ -103,7 +103,7 @@ class LogLine:
 
 
 def _message(record: logging.LogRecord) -> str:
-    """The text of a record. One whose values do not fit its format is shown as it was written."""
+    """Return the text of a record. If its values do not fit its format, show both unformatted."""
     try:
         return record.getMessage()
     except Exception:  # noqa: BLE001 - user code: a format, its values, what they say of themselves
@@ -111,7 +111,7 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _context(record: logging.LogRecord) -> dict[str, object]:
-    """What the record of a handler says of the message that was handled."""
+    """Return the fields of the message that the record's handler was handling."""
     found = ((key, getattr(record, key, None)) for key in CONTEXT)
     return {key: value for key, value in found if value is not None}
 
@@ -131,7 +131,7 @@ def flatten(fields: Mapping[str, object]) -> dict[str, object]:
 
 
 def _plain(value: object) -> object:
-    """Reduce to what JSON and text can both show."""
+    """Reduce a value to a type that JSON and text can both show."""
     if isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -155,12 +155,12 @@ def _quoted(value: object) -> str:
 
 
 def _traceback(record: logging.LogRecord) -> str:
-    """The traceback of a record, "" when it has none."""
+    """Return the traceback of a record, '' without one."""
     if record.exc_info:
         lines = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
     else:
         lines = getattr(record, "trace", "").rstrip("\n")
-    # The end names the exception and the innermost frames; keep that when it is too long.
+    # The end names the exception and the innermost frames, so a long traceback keeps its end.
     return masked(lines if len(lines) <= TRACEBACK_MAX else "… " + lines[-TRACEBACK_MAX:])
 
 

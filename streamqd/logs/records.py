@@ -1,7 +1,8 @@
-"""What handlers log: each record carries the message that is being handled.
+"""The log records of handlers: each carries the message that is being handled.
 
-The message is noted by reference: who logs nothing pays nothing. Where it goes is for the handler's
-own code to say; when that gives the root logger no handler, the records go into the daemon's log.
+The message is noted by reference, so a handler that logs nothing pays nothing. The handler's own
+code decides where its records go. If it gives the root logger no handler, they go into the daemon's
+log.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import Any, Protocol
 from streamqd.model import Unit
 
 CONTEXT = ("topic", "partition", "group", "uid", "attempt")
-"""What a record carries, in the order in which lines show it. Also `handler`, which they do not."""
+"""Attributes of a record, in the order in which lines show them. `handler` is never shown."""
 
 
 class Handled(Protocol):
-    """What the record of a handler's log line takes from the message that is being handled."""
+    """The fields that a log record takes from the message that is being handled."""
 
     @property
     def uid(self) -> str: ...
@@ -42,7 +43,7 @@ class Several:
 
 
 class Current:
-    """What is being handled in this process, by a worker that handles one call at a time."""
+    """The message being handled in this process, for a worker that handles one call at a time."""
 
     __slots__ = ("message",)
 
@@ -53,14 +54,14 @@ class Current:
 current = Current()
 
 running: ContextVar[Handled | None] = ContextVar("running", default=None)
-"""The message being handled in this coroutine or thread; for workers that handle several."""
+"""The message being handled in this coroutine or thread, for workers that handle several."""
 
 
 def mark_records(handler: str, unit: Unit) -> None:
-    """Give every record made in this process what `CONTEXT` names, and `handler`.
+    """Add the attributes in `CONTEXT`, and `handler`, to every record made in this process.
 
-    Called by workers. Between messages `uid` and `attempt` are None, so that a format string may
-    name them always. No logger, handler or formatter is changed.
+    Called by workers. Between messages, `uid` and `attempt` are None, so a format string may always
+    name them. No logger, handler or formatter is changed.
     """
     base = logging.getLogRecordFactory()
     always = {
@@ -93,8 +94,8 @@ def _named(message: Handled | None) -> tuple[str | None, int | None]:
 class _Marked(dict[str, Any]):
     """The attributes of a marked record.
 
-    `Logger.makeRecord` raises KeyError for an `extra` that the record holds already. A handler that
-    says `extra={"uid": …}` itself must not fail because of us: its value wins.
+    `Logger.makeRecord` raises KeyError if an `extra` exists in the record already. A handler that
+    passes `extra={"uid": …}` must not fail because of our attribute, so its value wins.
     """
 
     def __contains__(self, key: object) -> bool:
@@ -105,11 +106,11 @@ _MARKS = frozenset({*CONTEXT, "handler"})
 
 
 class Output(logging.Handler):
-    """Writes the records of handlers into the daemon's log, as long as no other process takes them.
+    """Writes the records of handlers into the daemon's log, as long as no other handler takes them.
 
-    A worker boots in three steps, so that whatever its code sets up wins, and only that: what is
-    logged while the handler's module is imported, and in `on_start`, comes here as to Python's own
-    handler of last resort.
+    A worker boots in three steps, so that any logging configuration of its code wins. During the
+    import of the handler's module and during `on_start`, records come here as they would come to
+    Python's handler of last resort.
     """
 
     def __init__(self, log: logging.Handler) -> None:
@@ -118,26 +119,26 @@ class Output(logging.Handler):
         self._root = logging.getLogger()
 
     def stand_by(self) -> None:
-        """Before the handler's module is imported: be there for what no handler takes."""
+        """Receive records that no handler takes. Called before the handler's module is imported."""
         self._last_resort = logging.lastResort
-        # It is only ever asked for its level and to handle a record.
+        # Python only reads its level and passes records to it.
         logging.lastResort = self
 
     def follow(self, level: str) -> None:
-        """After it: records from a level on are made, unless the module has set up the root."""
+        """Create records from `level` on, unless the imported module configured the root logger."""
         if not self._root.handlers and self._root.level == logging.WARNING:
             self._root.setLevel(level.upper())
 
     def take_over(self) -> None:
-        """After `on_start`: take also what libraries log, whose loggers have handlers for nothing.
+        """Also receive the records of libraries whose loggers have only null handlers.
 
-        Not when the root logger has been given a handler by now.
+        Called after `on_start`. Does nothing if the root logger has a handler by now.
         """
         if not self._root.handlers:
             self._root.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, when no other handler gets it too."""
+        """Write a record, unless another handler gets it too."""
         logger: logging.Logger | None = logging.getLogger(record.name)
         while logger is not None:
             for handler in logger.handlers:

@@ -1,12 +1,12 @@
 """A descriptor that is written without ever blocking the writer.
 
 Used by `logs` only. Standard error is shared with handlers and with the shell, so it must not be
-made non-blocking itself: a pipe or terminal is opened a second time through /proc, a socket
-(journald) is sent to with MSG_DONTWAIT. A line that cannot be written now waits in a bounded
-buffer; a line that does not fit there is dropped and counted.
+made non-blocking itself. Instead, a pipe or terminal is opened a second time through /proc, and a
+socket (journald) is written with MSG_DONTWAIT. A line that cannot be written now waits in a bounded
+buffer. A line that does not fit there is dropped and counted.
 
 Each process writes to a descriptor of its own. User code may close it, and its number may belong to
-a connection afterwards, so each write first checks that the descriptor is still the same file.
+a connection afterwards. So each write first checks that the descriptor is still the same file.
 
 Several processes write to one file. When a full disk or a full pipe cuts a line, the shared mark of
 the sink names the process, and the next process that writes starts a new line.
@@ -26,13 +26,13 @@ from collections import deque
 from collections.abc import Callable
 
 BUFFER_MAX = 256 * 1024  # bytes of lines waiting for a reader
-_OTHERS = 1  # in the mark: a process that is gone left the open line; no process of ours has pid 1
+_OTHERS = 1  # in the mark: an exited process left the open line; pid 1 is never ours
 
 Identity = tuple[int, int]  # device and inode
 
 
 class Sink:
-    """Writes lines to a descriptor that it does not own. Not thread-safe; the caller locks."""
+    """Writes lines to a descriptor that it does not own. Not thread-safe: the caller locks."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -80,7 +80,7 @@ class Sink:
             self._flush(0.0)
 
     def flush(self, wait: float = 0.0) -> None:
-        """Write the lines that wait; give a reader up to `wait` seconds."""
+        """Write the waiting lines, and give a reader up to `wait` seconds."""
         if self._waiting and self._pid == os.getpid():
             self.open()
             self._flush(wait)
@@ -119,7 +119,7 @@ class Sink:
                 self._broken = False
 
     def _send_head(self) -> None:
-        """Send the rest of the first line, or the whole line anew if another one broke into it."""
+        """Send the rest of the first line, or the whole line again if another one broke into it."""
         open_line, mine = self._mark[0], self._pid
         if open_line != mine:
             self._head_sent = 0
@@ -188,7 +188,7 @@ def _write_if_ready(descriptor: int, data: bytes) -> int:
 
 
 def _identity(descriptor: int) -> Identity | None:
-    """Return what names the file of a descriptor, None for a closed descriptor."""
+    """Return the device and inode of a descriptor's file, None for a closed descriptor."""
     try:
         found = os.fstat(descriptor)
     except OSError:
