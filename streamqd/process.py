@@ -72,10 +72,10 @@ class Child:
     title: str
     stacks: int  # file descriptor of the memory to which its fault handler writes
     stack_seen: int = 0  # bytes of stacks at the last `poll_stack`
-    peak_rss: int = 0  # bytes; 0 until it is reaped
+    peak_rss: int = 0  # bytes, 0 until it is reaped
     deaf_at: float = 0.0  # seconds, monotonic, when its end of the control socket was seen closed
     problem: str = ""  # the reason why it cannot start, if it sent one
-    collected: Exit | None = None  # its exit; from then on its pid and pidfd may be reused
+    collected: Exit | None = None  # its exit, after which its pid and pidfd may be reused
 
     def send(self, word: bytes) -> None:
         """Send a control message. A dead or deaf child is detected elsewhere. Never raises."""
@@ -192,7 +192,7 @@ class Exit(NamedTuple):
 
     @property
     def signal_name(self) -> str:
-        """The name of the signal, such as SIGKILL; '' when no signal killed the child."""
+        """The name of the signal, such as SIGKILL, '' if no signal killed the child."""
         try:
             return signal.Signals(self.signal).name if self.signal is not None else ""
         except ValueError:

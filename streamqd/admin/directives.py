@@ -304,7 +304,7 @@ def drain(fleet: Fleet, instance: str, why: str, *, dry_run: bool = False) -> St
 
 
 def undrain(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Steered:
-    """Allow a drained instance to own partitions again, even one that is not live now."""
+    """Allow a drained instance to own partitions again, even if it is not live now."""
     state = published.fleet_state(fleet)
     name = f"drain:{instance}"
     if instance not in state.control.drains:
@@ -660,7 +660,7 @@ class DepartingUnit:
     """One assignment of the departing instance.
 
     `to` is the instance that takes it, '' without one. `stranded` is the reason: no-offer (no other
-    instance has a consumer for it), broken (its worker crashes in a loop on all that have),
+    instance has a consumer for it), broken (its worker crashes in a loop on every other instance),
     caps-full, or ''.
     """
 

@@ -73,7 +73,7 @@ class UnitStatus(UnitRow):
     worker process (booting, ready, paused, quiet, broken, failed …). For a ready worker it is the
     reason for its wait (blocked, full, halted, probing, flooded, throttled) or recovering. It is ''
     when unknown, and `waits_seconds` is the remaining wait. A recovering worker has `suspects_left`
-    of `suspects` messages of a crash or a lost host left to run, and runs `round_size` of them now.
+    of `suspects` messages of a crash or a lost host left to run, and runs `round_size` now.
     `held` messages of `held_keys` keys wait there for an earlier message of their key. `in_hand`
     counts entries fetched and not handled, `rate` messages acknowledged per second.
     `longest_run_seconds` is the age of the oldest handler run, and `progress_seconds` the time
@@ -173,8 +173,8 @@ def status(fleet: Fleet, topic: str | None = None) -> StatusView:
     names = [beat.instance for beat in state.beats]
     summaries = published.summaries(fleet, names, bad)
     seen = partitions.view(store, topic)
-    # Count by leases, because a silent instance still shows what it owned. For one topic this would
-    # be too few, as other topics are not read.
+    # Count by leases, because a silent instance still shows its former number. For one topic this
+    # would be too few, as other topics are not read.
     owned = Counter(row.owner for row in seen.units if row.state == "owned")
     if topic is not None:
         owned = Counter({name: each.owned or 0 for name, each in state.live.items()})

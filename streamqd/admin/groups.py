@@ -363,7 +363,7 @@ def reset(
 ) -> GroupReset:
     """Set the position of a group on some partitions of a topic, or on all.
 
-    Each partition is changed in one step. Nothing is changed when a growth keeps one of them, or
+    Each partition is changed in one step. Nothing is changed when a growth keeps one partition, or
     when one is owned and `force` is false. A dry run only reads and reports such a refusal as
     `obstacle`. Raises TopicMissing, Refused.
     """

@@ -7,7 +7,7 @@ entries that the old partitions held when producers switched to the new count.
 
 1. begin    the meta key records the growth and its token
 2. keep     each group is created on each new partition, and its lease taken
-3. switch   the count changes; producers route again, because they WATCH it while they write
+3. switch   the count changes. Producers route again, because they WATCH it while they write
 4. mark     the last id of each old partition is kept: its barrier
 5. settle   a group that is past all barriers gets the new partitions: their leases are released
 6. end      when every group has them, the record of the growth is deleted
@@ -70,9 +70,9 @@ def grow(
 ) -> Progress:
     """Grow a topic to `to` partitions, or continue, until a group must settle. Never waits.
 
-    `tell` receives a word for daemons: SWITCHED, at the latest when the growth ends, when there are
-    new partitions to look for, and RELEASED when some of them may be owned. A topic with that count
-    is done. Raises TopicMissing, Refused.
+    `tell` receives a word for daemons: SWITCHED, at the latest when the growth is over, when there
+    are new partitions to look for, and RELEASED when some may be owned. A topic with that count is
+    done. Raises TopicMissing, Refused.
     """
     _refuse_cluster(store, topic)
     count = topics.partition_count(store, topic)

@@ -1,4 +1,4 @@
-"""The instances of a fleet as each published itself, and the checks of them.
+"""The instances of a fleet as each published itself, and their checks.
 
 `doctor`, `status` and `top` share these checks, each over the facts it has read.
 """

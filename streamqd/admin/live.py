@@ -2,7 +2,7 @@
 
 A look takes two pipelines for any number of keys: the members, then their summaries together with
 the partition counts of their topics. Only partitions without an owner in the summaries are measured
-in Redis, at most `STRAYS_MAX` of them. A summary may come from another version, so every field may
+in Redis, at most `STRAYS_MAX`. A summary may come from another version, so every field may
 be missing.
 """
 
@@ -104,7 +104,7 @@ class LiveUnit:
     progress_seconds: float | None
     waits_seconds: float | None
     rate: float | None  # runs that may start per second, null without a limit
-    rate_per: str  # "partition", or "group" where the rate is a share; '' when unknown
+    rate_per: str  # "partition", or "group" where the rate is a share, '' when unknown
     held: int | None
     held_keys: int | None
     suspects_left: int | None

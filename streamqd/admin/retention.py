@@ -38,8 +38,8 @@ class TrimRow:
     `removed` counts the removed entries, or the most that would be removed (whole nodes, of 100
     entries by the server's defaults). Null: more than 100,000. `messages` and `bytes` (approximate,
     null without the permission) count the present contents. `holder` is the group, or @archive,
-    that needs the oldest entry that must stay, '' without one. `held_since_unix_ms` is the write
-    time of that entry.
+    that needs the oldest entry that must stay, '' without one. `held_since_unix_ms` is the entry's
+    write time.
     """
 
     partition: int

@@ -108,7 +108,7 @@ def listed(
 def chosen(
     store: Store, topic: str, group: str, choice: DueFilter, ids: Sequence[str] = ()
 ) -> dict[int, list[RetryRow]]:
-    """Return the named retries, or those that pass the filter, by partition.
+    """Return the named retries, or all that pass the filter, by partition.
 
     Raises TopicMissing, and Refused for a name that is not valid.
     """

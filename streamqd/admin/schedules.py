@@ -54,7 +54,7 @@ class ScheduleRow:
     paused, orphaned (no instance declares it), unreadable, moving (to another partition), finished
     (no tick follows) or missing (its topic was deleted). `due_unix_ms` is null when no tick
     follows. `last_tick` is the `x-scheduled-for` of its last message, null before the first one.
-    `late_ms` is the delay of that message. `skipped` counts the ticks without a message.
+    `late_ms` is its delay. `skipped` counts the ticks without a message.
     """
 
     name: str
@@ -305,7 +305,7 @@ class ScheduleTotals:
 
 
 def totals(store: Store, topic: str | None, now_unix_ms: int, bad: BadValues) -> ScheduleTotals:
-    """Count the schedules, of one topic or of all, at most COUNTED_MAX of them by state."""
+    """Count the schedules, of one topic or of all. At most COUNTED_MAX are counted by state."""
     lines = {n: line for n, line in index(store, bad).items() if topic in (None, line.place[0])}
     some = dict(sorted(lines.items())[:COUNTED_MAX])
     rows = [each.row(now_unix_ms) for each in look(store, some, bad)]
@@ -629,7 +629,7 @@ def _build(given: Mapping[str, Any]) -> Schedule:
 
 
 def _instead(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, with the ones that they exclude set to None."""
+    """The settings, and None for each setting that they exclude."""
     changed = dict(given)
     chosen = [name for name in _WHEN if name in given]
     if chosen:
@@ -658,7 +658,7 @@ def _each(
     act: Callable[[Store, TopicPartition, str], str],
     dry_run: bool,
 ) -> ScheduleChanged:
-    """Act on schedules, after checking that all of them allow it."""
+    """Act on schedules, after checking that each allows it."""
     chosen = [found for found in _all(store, names) if may(store, found)]
     dues = [found.kept.due_unix_ms for found in chosen if found.kept and found.kept.due_unix_ms]
     if not dry_run:

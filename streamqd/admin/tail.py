@@ -22,7 +22,7 @@ from streamqd.admin.reading import (
 )
 from streamqd.store.store import Store
 
-BLOCK_MS = 1000  # wait per read for new messages; the connection's timeout must be longer
+BLOCK_MS = 1000  # wait per read for new messages, shorter than the connection's timeout
 READ_COUNT = 16  # messages of one partition and one reply: XREAD has no limit in bytes
 
 

@@ -85,7 +85,7 @@ class TopicDetail:
     """A topic as `topic describe` shows it.
 
     `settings` are registered with the topic. `configured` are those of the configuration read here.
-    `effective` are those that a daemon with this configuration uses: configured over registered
+    `effective` are the ones in use by a daemon with this configuration: configured over registered
     over defaults. `growing_to` is the partition count of a growth in progress, else null.
     `unreadable` are values of its keys that cannot be read, and count as missing.
     """
@@ -310,9 +310,9 @@ def groups(
 ) -> list[str]:
     """Return the sorted names of the groups that read any of the partitions.
 
-    `letters` adds the groups that read their dead letters, `queries` those that show the position
-    of a Spark query. A group whose name is not UTF-8 was made by another client: it is left out and
-    kept in `bad`.
+    `letters` adds the groups that read their dead letters, `queries` the groups that show the
+    position of a Spark query. A group whose name is not UTF-8 was made by another client: it is
+    left out and kept in `bad`.
     """
     places = [(topic, each) for each in partitions]
     found = groups_on(store, places, bad or BadValues(), letters=letters)

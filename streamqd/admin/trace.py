@@ -66,12 +66,12 @@ class GroupTrace:
 
     `state` is unread, pending (delivered and not acknowledged), running, waiting (for its next
     attempt, until `due_unix_ms`), retry-unread (due, and not read yet), dead, acknowledged
-    (delivered, with nothing left of it), or unreadable, with the reason in `problem`. Without proof
-    that the message was ever written, it is gone instead of acknowledged, and missed instead of
-    unread. A pending one with `due_unix_ms` runs again then, in its place. `condition` is that of
-    the group on the partition, as in `status`. `place` is `m:ID` in the partition or `r:ID` in the
-    retry stream. `attempt` is the number of the run it waits for or is in, from 1, null when
-    unknown. `crashes` counts crashed processes, `failures` the failures of the handler in place.
+    (delivered, with no trace left), or unreadable, with the reason in `problem`. Without proof that
+    the message was ever written, it is gone instead of acknowledged, and missed instead of unread.
+    A pending one with `due_unix_ms` runs again then, in its place. `condition` is that of the group
+    on the partition, as in `status`. `place` is `m:ID` in the partition or `r:ID` in the retry
+    stream. `attempt` is the number of the run it waits for or is in, from 1, null when unknown.
+    `crashes` counts crashed processes, `failures` the failures of the handler in place.
     `error_class` and `error_message` describe the last failure, '' when it is not kept. For a
     waiting message, `error_message` starts with the class. `consumer` is the client that has it
     pending, '' for streamqd itself.

@@ -249,7 +249,7 @@ class _Window:
             self._lock.release()
 
     def close(self) -> None:
-        """Accept no more exceptions, and take back one that is under way. In the thread itself."""
+        """Accept no more exceptions, and take back a scheduled one. In the thread itself."""
         with self._lock:
             self._open = False
         if self.limit is not None:

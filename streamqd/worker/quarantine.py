@@ -9,8 +9,8 @@ charged message runs alone: its worker is the only one of the instance that hand
 entry. The next loss charges this message, and no other.
 
 A worker has a mark and a turn only while one of its messages runs. It first waits for everything
-holds a run back, then for its turn. If members of a round wait for a rate or a guard while no other
-member runs, the turn ends, and a new mark names only the remaining members.
+that holds a run back, then for its turn. If members of a round wait for a rate or a guard while no
+other member runs, the turn is over, and a new mark names only the remaining members.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class Quarantine:
             self.disown()
             return False
         except (OSError, Refused) as error:
-            # Without a lock there are no turns. A mark still finds the message that kills hosts.
+            # Turns need a lock. Without one, a mark still finds the message that kills hosts.
             self.disown()
             if not self._logged_unlocked:
                 self._logged_unlocked = True

@@ -233,7 +233,7 @@ class Recovery:
         return message
 
     def _run_marked(self, entries: list[FetchedEntry]) -> None:
-        """Run entries under one mark that names all of them, with no other message next to them.
+        """Run entries under one mark that names them all, with no other message next to them.
 
         Their turn lasts while one entry runs. If a gate then delays the others, the rest of the
         round gets a turn and a mark of its own.

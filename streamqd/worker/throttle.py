@@ -1,8 +1,8 @@
 """Keeps the runs of one partition within the rate of its consumer.
 
-`policy.rate` decides. This module waits between two runs. A stop, a pause or a hand-over ends the
-wait, as with every wait of a worker. The state is a word of the slot, so the next worker continues
-it, even after a crash.
+`policy.rate` decides. This module waits between two runs. A stop, a pause or a hand-over cuts the
+wait short, like every wait of a worker. The state is a word of the slot, so the next worker
+continues it, even after a crash.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ _HEAD = """\
 
 `tests/protocol/partition.pml` is the protocol of one partition and one group as a model for
 [Spin](https://spinroot.com): two instances, each with a supervisor and a worker, the server, the
-housekeeper, and another client. Every script is one atomic step, any process may stand still for
+housekeeper, and another client. Every script is one atomic step, any process may pause for
 any time, and the lease may expire at any moment. A budget limits the faults: a worker
 dies, a host is lost, the reply of a call is lost, and a call is **executed late**, at any later
-time, after its sender gave up and after newer calls. Without late packets, the worst flaws stay
+time, after its sender gave up and after newer calls. Without late packets, the worst bugs stay
 invisible.
 
 Spin visits every reachable state and checks these invariants in each:
@@ -30,7 +30,7 @@ Spin visits every reachable state and checks these invariants in each:
 3. The owner starts nothing that is not pending.
 4. A handler is started at most once, and once more for each failure, each crash of its own, and
    each loss of its owner after its start.
-5. No message is charged with more crashes than it caused, but for the mark of a replaced owner,
+5. No message is charged with more crashes than it caused, except for the mark of a replaced owner,
    which is charged once.
 6. The owner's first starts are in the order of the stream.
 7. In every final state with an owner of the partition, all messages are settled.
@@ -43,14 +43,14 @@ A mark charges at the first loss in this model. The model of rounds has the accu
 
 `tests/protocol/rounds.pml` models
 [recovery in rounds](../explanation/decisions/0029-suspects-run-in-rounds.md): one or two partitions
-of a host, and several runs at a time in each worker. Any message may be guilty. *Poison* ends its
-process whenever it runs, a *killer* ends its host. A budget pays for external kills of a process
-and for other losses of a host. Spin checks:
+of a host, and several runs at a time in each worker. Any message may be guilty. *Poison* crashes
+its process whenever it runs, and a *killer* takes down its host. A budget pays for external kills
+of a process and for other losses of a host. Spin checks:
 
 1. An innocent message is charged only for an external fault while it ran alone.
 2. A message starts at most 1 + log2(lanes) times, once more for each crash that it causes, and as
    often again for each lost host.
-3. Without external kills, a message ends at most three hosts.
+3. Without external kills, a message takes down at most three hosts.
 4. A message starts only after earlier messages of its key.
 5. In every final state, all messages are acknowledged or dead-lettered. No run is endless, because
    the starts are bounded.
@@ -90,11 +90,11 @@ counterexamples. Numbers in brackets are tokens, other numbers messages.
 _FOUND = """
 ## What the model found
 
-The model found a flaw with an edit at the moment of a tick. The edit read the clock and computed
+The model found a bug with an edit at the moment of a tick. The edit read the clock and computed
 the next due time, a housekeeper sent that tick, and the edit made it due again: the new
 specification sent it a second time. Now `schedule_fire` compares the last tick.
 
-The model found a flaw with the late copy of a reclaim. `message_reclaim` compared only the token. A
+The model found a bug with the late copy of a reclaim. `message_reclaim` compared only the token. A
 copy of it, executed after the worker had reconnected and listed its pending entries, moved another
 client's entry into the owner's list without notice. The entry waited for the next comparison of
 counts, half a minute later. Now the script compares the session, as the read and the mark do.

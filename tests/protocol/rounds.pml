@@ -3,7 +3,7 @@
  * Spin: the partitions of one group on one host, and several runs at a time in each worker. Another
  * host takes over from a lost one.
  *
- * Any message may be guilty: it ends its process (POISONS) or its host (KILLERS) whenever it runs.
+ * Any message may be guilty: it kills its process (POISONS) or its host (KILLERS) whenever it runs.
  * A budget pays for external faults: a process is killed (KILLS), a host is lost (LOSSES).
  *
  * Checked: (1) an innocent message is charged only for an external fault while it ran alone; (2) a

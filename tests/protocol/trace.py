@@ -16,7 +16,7 @@ _WITHOUT = {
     "reload": "{who} reloads",
     "drain": "{who} drains",
     "expire": "the lease expires",
-    "foreign": "a foreign client reads 0",
+    "foreign": "another client reads 0",
     "claim": "the housekeeper claims 0",
 }
 _WORDS = {*_WITHOUT, "call", "lost", "late", "die", "promote", "arrives"}
@@ -26,7 +26,7 @@ _OF_SCHEDULE = {
     "fire": "{who} asks for tick {last}",
     "sent": "tick {last} is sent",
     "die": "{who} dies",
-    "late": "{who}'s call times out, still under way",
+    "late": "{who}'s call times out, still in transit",
     "arrives": "the late call executes",
     "reads": "an edit reads the clock, {last}",
     "declare": "the edit writes, next due at {last}",
@@ -53,8 +53,8 @@ _OF_ROUNDS = {
     "marks": "the mark of partition {0} names {bits}",
     "starts": "{0} starts",
     "returns": "{0} returns",
-    "crashes": "{0} ends its process",
-    "kills": "{0} ends its host",
+    "crashes": "{0} crashes its process",
+    "kills": "{0} takes down its host",
     "struck": "the process of partition {0} is killed",
     "loses": "the host is lost",
     "charges": "{0} is charged",
@@ -95,7 +95,7 @@ def _sentence(word: str, numbers: list[int]) -> str:
         return f"{who}'s worker dies" + (f" in {numbers[1]}" if numbers[1] != 9 else "")
     name = f"{who}: {CALLS[numbers[1]]}({numbers[2]})"
     if word == "late":
-        return f"{name} times out, still under way"
+        return f"{name} times out, still in transit"
     answer = ANSWERS[numbers[3]]
     read = _bits(numbers[5])
     said = f"{name} {answer}" + (f", {read}" if read else "")

@@ -265,7 +265,7 @@ class FailureCause:
 class Causes:
     """The chosen letters by cause, most frequent first.
 
-    `total` counts all letters of the topic, `looked_at` the chosen ones that were counted.
+    `total` counts all letters of the topic, and `looked_at` the chosen and counted letters.
     `complete` is false when only the newest were counted. `others` are letters of further causes,
     beyond the first 1,000.
     """

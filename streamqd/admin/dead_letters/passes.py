@@ -5,7 +5,7 @@ steps. The counts of an interrupted pass are exact except for the letters withou
 same pass can be started again.
 
 An export writes JSON lines, without loss. One line is one letter: its id, topic and partition, its
-time, its fingerprint, and `fields`, every field of it in its order as `{"name": …, "value": …}`. A
+time, its fingerprint, and `fields`, every field in order as `{"name": …, "value": …}`. A
 name or value that is not UTF-8 is `{"base64": …}` in place of the text. jq's `.fields |
 from_entries` makes an object of the fields.
 """
@@ -63,7 +63,7 @@ class ReplayPace:
 
     @property
     def batch(self) -> int:
-        """The number of actions in a batch: those that a tenth of a second allows, at least one."""
+        """The number of actions that the rate allows in a tenth of a second, at least one."""
         if self._per_second is None:
             return PAGE_MAX
         return max(1, min(PAGE_MAX, math.floor(self._per_second / 10)))

@@ -120,7 +120,7 @@ def total(store: Store, topic: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """A filter over letters: named ones, or all that exist now, that match each other field.
+    """A filter over letters: the named or all present letters that match each other field.
 
     `error_class` is the class with its module, or its last part. `key` is exact. `headers` are
     pairs that must all be present. `since_unix_ms` (inclusive) and `until_unix_ms` (exclusive)

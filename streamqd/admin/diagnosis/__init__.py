@@ -70,7 +70,7 @@ class DiagnosisReport:
 
 
 def chosen(names: Sequence[str]) -> list[Check[DiagnosisFacts]]:
-    """Return the checks of these ids or areas, all for none. Raises Malformed for unknown ones."""
+    """Return the checks with these ids or areas, or all. Raises Malformed for unknown ones."""
     if not names:
         return list(CHECKS)
     known = {check.id for check in CHECKS} | {check.area for check in CHECKS}

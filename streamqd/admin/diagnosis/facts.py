@@ -165,7 +165,7 @@ class UnitFacts:
     unit: Unit
     wrong_types: Mapping[str, str]
     figures: UnitFigures | None
-    held: Mapping[str, int]  # pending entries by other client; '' stands for no client
+    held: Mapping[str, int]  # pending entries by other client, '' for no client
     looks: Sequence[Look]
     delays: Delays
     standing: BlockingGroup | None

@@ -1,4 +1,4 @@
-"""This host: the resources of a daemon, and the checks of them."""
+"""This host: the resources of a daemon, and their checks."""
 
 from __future__ import annotations
 

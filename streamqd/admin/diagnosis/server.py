@@ -14,12 +14,12 @@ from streamqd.admin.diagnosis.facts import DiagnosisFacts
 from streamqd.admin.permissions import by_command
 from streamqd.words import plural, roughly
 
-# Of each line of versions the first one without a flaw that clients can use to run code on the host
-# or to get past their rights. Sources: the announcements of July 2026, which close the flaws of
-# October 2025 (CVE-2025-49844, CVE-2025-46817, in scripting) and of May 2026 (CVE-2026-23479,
-# CVE-2026-25243, CVE-2026-23631) as well; of Redis 8 the releases after them, which close a way
-# past the ACL in XREAD and XREADGROUP (8.2.9, 8.4.6, 8.6.6, 8.8.2, 8.10.0) and more (8.10.1). Only
-# this table goes by versions: what a server can do is found by trying.
+# For each release line, the first version without a known vulnerability that lets clients run code
+# on the host or bypass their permissions. Sources: the announcements of July 2026, which also fix
+# the vulnerabilities of October 2025 (CVE-2025-49844, CVE-2025-46817, in scripting) and of May 2026
+# (CVE-2026-23479, CVE-2026-25243, CVE-2026-23631). For Redis 8, the later releases that fix an ACL
+# bypass in XREAD and XREADGROUP (8.2.9, 8.4.6, 8.6.6, 8.8.2, 8.10.0) and more (8.10.1). Only this
+# table depends on versions: the features of a server are found by trying.
 #
 # - Redis: github.com/docker-library/official-images/pull/21922 and the notes named there
 # - Valkey: release notes of 7.2.14, 8.0.10, 8.1.9, 9.0.5 and 9.1.1 (CVE-2026-56684,

@@ -61,10 +61,10 @@ class StreamRow:
     `kept_by` is group, archive (both: still needed, and beyond the limits of retention), retention
     (trimmed later), settings (no setting ever trims it) or empty. `holder` is the group, or
     @archive, that needs the oldest entry that must stay, '' without one. `since_unix_ms` is the
-    write time of that entry. `needed` counts the entries from there on, null for more than 100,000,
-    and `needed_bytes` is their approximate memory. `bytes` is the memory of the partition,
-    `dead_bytes` of its dead letters, `retry_bytes` of the retry streams of its groups: approximate,
-    null without the permission.
+    entry's write time. `needed` counts the entries from there on, null for more than 100,000, and
+    `needed_bytes` is their approximate memory. `bytes` is the memory of the partition, `dead_bytes`
+    of its dead letters, `retry_bytes` of the retry streams of its groups: approximate, null without
+    the permission.
     """
 
     partition: int
