@@ -6,6 +6,7 @@ partition. The index is in a slot of its own, so it is written before the schedu
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ REASONS = (PAUSED, ORPHANED, UNREADABLE, MOVING)
 ORPHAN_MS = 600_000  # a file's schedule that no instance declared for this long is not fired
 TAKEOVER_MS = 60_000  # a specification that no instance declared for this long can be replaced
 TICKS_MAX = 64  # ticks in one call
+LINE_BYTES_MAX = 512  # of an index line: its names are short
 STAMPS_MAX = 256  # declared schedules in one call
 FIELDS_MAX = 8  # names and values of one message
 _TEXTS_MAX = 128 << 10
@@ -82,21 +84,29 @@ class IndexLine(NamedTuple):
     @classmethod
     def parse(cls, raw: bytes, key: str, name: str) -> IndexLine:
         """Parse a line. Raises BadValue."""
-        parts = _label(raw).split(" ")
-        places = [
-            (topic, int(number))
-            for topic, number in zip(parts[2::2], parts[3::2], strict=False)
-            if NAME.fullmatch(topic) and number.isdigit() and int(number[:6]) < PARTITIONS_MAX
-        ]
-        names = len(parts) in (4, 6) and len(places) == len(parts) // 2 - 1
-        if not names or not NAME.fullmatch(parts[0]) or parts[1] not in (FILE, OPERATOR):
+        found = _line(raw) if len(raw) <= LINE_BYTES_MAX else None
+        if found is None:
             raise BadValue(key, name, untrusted.shown(raw), "`fleet origin topic partition`")
-        return cls(parts[0], parts[1], places[0], places[1] if places[1:] else None)
+        return found
 
     def text(self) -> str:
         """The stored form of the line."""
         places = [self.place] if self.origin_place is None else [self.place, self.origin_place]
         return " ".join([self.fleet, self.origin, *(f"{topic} {at}" for topic, at in places)])
+
+
+@functools.lru_cache(maxsize=1024)  # all schedules of one place may have the same line
+def _line(raw: bytes) -> IndexLine | None:
+    parts = _label(raw).split(" ")
+    places = [
+        (topic, int(number))
+        for topic, number in zip(parts[2::2], parts[3::2], strict=False)
+        if NAME.fullmatch(topic) and number.isdigit() and int(number[:6]) < PARTITIONS_MAX
+    ]
+    names = len(parts) in (4, 6) and len(places) == len(parts) // 2 - 1
+    if not names or not NAME.fullmatch(parts[0]) or parts[1] not in (FILE, OPERATOR):
+        return None
+    return IndexLine(parts[0], parts[1], places[0], places[1] if places[1:] else None)
 
 
 def page(keys: Keys, place: TopicPartition, count: int) -> Call:
