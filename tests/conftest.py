@@ -116,6 +116,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # A Spark session leaves threads behind for good, and a process with threads must not fork as
     # the supervisor does, which most other tests are about.
     items.sort(key=lambda item: (SPARK in Path(item.path).parents, _rank(Path(item.path))))
+    items[:] = _dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+
+
+def _dealt(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
+    """Return the tests in blocks, one for each process: first its share of the tests of daemons.
+
+    They are long and mostly wait. xdist gives each process one block, so all processes are busy
+    with them at once, and end with short tests, which are easily moved.
+    """
+    long = [item for item in items if _folder(Path(item.path)) in SLOW]
+    short = [item for item in items if _folder(Path(item.path)) not in SLOW]
+    size = len(items) // processes
+    dealt: list[pytest.Item] = []
+    for process in range(processes):
+        mine = long[process::processes]
+        room = max(0, size - len(mine))
+        dealt += mine + short[:room]
+        del short[:room]
+    return dealt + short
 
 
 @cache
