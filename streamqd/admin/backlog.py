@@ -106,13 +106,13 @@ def unit_figures(
     try:
         return statistics.unit_figures(reply)
     except BadValue as error:
-        # The script receives no key names: the value it read is the due time of a retry.
+        # The script gets no key names: the value that it read is the due time of a retry.
         bad.add(BadValue(keys.retry(*unit), "a due time", error.found, error.wanted))
         return None
 
 
 def positions(store: Store, streams: Sequence[str], bad: BadValues) -> dict[str, dict[str, str]]:
-    """The groups of each stream, with the id last handed out to each."""
+    """Return the groups of each stream, with the last ID delivered to each."""
     replies = ask(store, [("XINFO", "GROUPS", stream) for stream in streams], bad)
     return {
         stream: {
@@ -157,7 +157,7 @@ def _unread(
 
 
 def other_clients(store: Store, units: Sequence[Unit], bad: BadValues) -> list[dict[str, int]]:
-    """For each unit the clients other than streamqd that hold entries, and how many.
+    """Return, by unit, the other clients that hold entries, and how many.
 
     '' stands for entries that no client holds.
     """
@@ -171,7 +171,7 @@ def other_clients(store: Store, units: Sequence[Unit], bad: BadValues) -> list[d
 
 
 def held_by_others(replies: Sequence[Any]) -> dict[str, int]:
-    """The same of one unit, by the summary of XPENDING of each of its streams, None for none."""
+    """Return the same for one unit, from the XPENDING summary of each of its streams."""
     found: Counter[str] = Counter()
     for reply in replies:
         clients = [(name, int(count)) for name, count in (reply[3] or ())] if reply else []

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-Facts = TypeVar("Facts", contravariant=True)  # what judges less, judges more too
+Facts = TypeVar("Facts", contravariant=True)  # a check of few facts accepts more facts
 
 
 class Need(enum.Enum):
@@ -32,7 +32,7 @@ class Need(enum.Enum):
 class Severity(enum.StrEnum):
     """The severity of a finding."""
 
-    PROBLEM = "problem"  # messages are lost, stand still, or nothing guards them
+    PROBLEM = "problem"  # messages are lost, delayed or unprotected
     WARNING = "warning"  # it will become a problem, or it costs more than it should
     NOTE = "note"  # information, which does not change the exit code
 
@@ -71,7 +71,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Check(Generic[Facts]):
-    """One thing that is looked for. The part of the id before the dot is its area."""
+    """A check. The part of the ID before the dot is its area."""
 
     id: str
     severity: Severity

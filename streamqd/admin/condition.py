@@ -5,9 +5,9 @@ Directives of operators have precedence, then ownership, then the state of the w
 
 from __future__ import annotations
 
-RUNNING_SECONDS = 1.0  # a run that lasts so long is what the worker is doing
+RUNNING_SECONDS = 1.0  # from this age on, a run decides the condition
 STEADY = 0.5  # messages per second by which a lag must change to count as changing
-STUCK_SECONDS = 10.0  # one run that lasts longer is worth a look: it may hold the partition
+STUCK_SECONDS = 10.0  # a longer run may block the partition
 
 # Published worker states for which views use another word.
 _WORKERS = {
@@ -18,7 +18,7 @@ _WORKERS = {
     "": "unknown",
 }
 
-# The gravest first: what a group with several conditions is called by.
+# The most serious first. A group with several conditions shows its first one.
 _ORDER = (
     *("failed", "crash-loop", "expired", "free", "gone", "circuit-open", "circuit-half-open"),
     *("flooded", "blocked", "keys-held", "stopped", "paused", "unknown", "booting", "quiet"),
@@ -73,10 +73,10 @@ def recovery(left: int | None, of: int | None, size: int | None) -> str:
 
 
 def gravity(word: str) -> int:
-    """Sort conditions: the gravest has the least."""
+    """Return the sort key of a condition: the most serious has the lowest."""
     return _ORDER.index(word) if word in _ORDER else _ORDER.index("unknown")
 
 
 def in_words(word: str) -> str:
-    """The condition as people read it."""
+    """Return the condition in words."""
     return _WORDS.get(word, word)

@@ -25,9 +25,7 @@ from streamqd.errors import Malformed, Refused
 from streamqd.store import retries, scheduled
 from streamqd.store.store import Store
 
-LOOK_BACK = (
-    10_000  # newest entries of a partition among which a message that was sent is looked for
-)
+LOOK_BACK = 10_000  # newest entries of a partition, searched for the message of a send
 _NAME = re.compile(r"([0-9]{1,9}):([!-~]{1,200})")
 _UID = re.compile(r"(?P<topic>[^/]+)/([0-9]{1,9})/([!-~]{1,200})")
 
@@ -91,7 +89,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """Delayed sends that do not wait any more.
+    """Delayed sends that no longer wait.
 
     `sent` are messages by now. `unknown` are neither waiting nor among the newest 10,000 entries of
     their partitions: cancelled, sent long ago, or never there.
@@ -129,7 +127,7 @@ def listed(
     limit: int = 50,
     cursor: str = "",
 ) -> DelayedView:
-    """A page of the chosen delayed sends. Raises TopicMissing, Malformed, Refused."""
+    """Return a page of the chosen delayed sends. Raises TopicMissing, Malformed, Refused."""
     after, bad = due.read_cursor(cursor), BadValues()
     waiting = _waiting(store, topic)
     partitions = choice.partitions(topic, waiting.count)
@@ -181,7 +179,7 @@ def show(store: Store, topic: str, name: str) -> DelayedSend:
 
 
 def cancel(store: Store, topic: str, names: Iterable[str]) -> DelayedCancelled:
-    """Let delayed sends never be sent. Each is cancelled or was sent, never both.
+    """Cancel delayed sends. Each is cancelled or was sent, never both.
 
     Raises TopicMissing, Malformed, Refused for a partition that is not there.
     """

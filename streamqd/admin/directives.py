@@ -86,14 +86,14 @@ def offering(fleet: Fleet, topic: str) -> list[str]:
 
 
 def view(fleet: Fleet) -> ControlView:
-    """All orders as they are written down."""
+    """Return all directives as stored."""
     bad = BadValues()
     state = published.fleet_state(fleet, bad)
     return ControlView(state.now_unix_ms, rows(state), state.control.strange, bad.rows)
 
 
 def rows(state: FleetState) -> list[DirectiveRow]:
-    """The orders in one list: pauses first, then stops, drains, moves and the rest."""
+    """Return the directives in one list: pauses first, then stops, drains, moves and the rest."""
     found, live = state.control, state.live
 
     def row(
@@ -123,7 +123,7 @@ def rows(state: FleetState) -> list[DirectiveRow]:
         for name, order in sorted(found.reloads.items())
     ]
     if (order := found.rebalance) is not None:
-        # Every instance reads it with its next beat, and obeys at once.
+        # Every instance reads it with its next heartbeat, and applies it immediately.
         beaten = [seen.beat_unix_ms > order.at_unix_ms for seen in live.values()]
         listed.append(row("rebalance", "", order, done=bool(beaten) and all(beaten)))
     return listed
@@ -154,7 +154,7 @@ def write(
     to: str = "",
     remove: list[str] | None = None,
 ) -> DirectiveChange:
-    """Write an order, take others out, and wake the fleet. Refused when there are too many."""
+    """Write a directive, remove others, wake the fleet. Raises Refused when there are too many."""
     call = directives.change(
         fleet.store.keys, fleet.name, name, by=audit.who(), why=why, to=to, remove=remove or []
     )
@@ -164,7 +164,7 @@ def write(
             f"the fleet has {int(reply.rest[0])} orders, no more are allowed; `streamqd control"
             " list` shows them, `streamqd rebalance` and `streamqd control clear` take out old ones"
         )
-    # Without the right to publish, or when no instance listens, the next heartbeat finds it.
+    # Without the permission to publish, or without a listener, the next heartbeat finds it.
     fleet.store.pipeline([("PUBLISH", fleet.store.keys.wake(fleet.name), "order")])
     return DirectiveChange.parse(reply)
 
@@ -179,7 +179,7 @@ def _given(
     to: str = "",
     notes: Sequence[str] = (),
 ) -> Steered:
-    """Write a directive, but for a dry run."""
+    """Write a directive, except in a dry run."""
     at = None if dry_run else write(fleet, name, why=why, to=to).at_unix_ms
     return Steered(name, at, changed, dry_run, list(notes))
 
@@ -192,7 +192,7 @@ def _taken_back(
     dry_run: bool,
     notes: Sequence[str] = (),
 ) -> Steered:
-    """Take directives back, but for a dry run."""
+    """Remove directives, except in a dry run."""
     at = None if dry_run else write(fleet, remove=remove).at_unix_ms
     return Steered(name, at, True, dry_run, list(notes))
 
@@ -274,7 +274,7 @@ def start(fleet: Fleet, topic: str, group: str, *, dry_run: bool = False) -> Ste
 
 
 def living(state: FleetState, instance: str) -> MemberView:
-    """A member of the fleet. Refused when it does not live."""
+    """Return a live member of the fleet. Raises Refused when it is not live."""
     if instance in state.live:
         return state.live[instance]
     if instance in state.silent:
@@ -314,7 +314,7 @@ def undrain(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Steered:
 
 
 def reload(fleet: Fleet, instance: str | None, why: str, *, dry_run: bool = False) -> Steered:
-    """Let one instance, or all in turn, read configuration and code again."""
+    """Make one instance, or all in turn, read configuration and code again."""
     state = published.fleet_state(fleet)
     if instance is not None:
         living(state, instance)
@@ -425,7 +425,7 @@ def _alive(instance: str, seconds: float) -> Refused:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """The orders that were taken out, or would be."""
+    """The directives that were removed, or would be."""
 
     orders: list[str]
     dry_run: bool
@@ -474,9 +474,9 @@ class Rebalanced:
 
 
 def move(fleet: Fleet, unit: Unit, to: str, why: str, *, dry_run: bool = False) -> Steered:
-    """Let an instance own a unit until it is moved again or the fleet is rebalanced.
+    """Move a unit to an instance, until another move or a rebalance.
 
-    Refused when the instance could not have it now.
+    Raises Refused when the instance cannot have it now.
     """
     check_scope(fleet, Scope(unit.topic, unit.partition, None))
     state = published.fleet_state(fleet)
@@ -507,7 +507,7 @@ def move(fleet: Fleet, unit: Unit, to: str, why: str, *, dry_run: bool = False) 
 
 
 def rebalance(fleet: Fleet, why: str, *, dry_run: bool = False) -> Rebalanced:
-    """Forget all moves that were ordered and level the fleet now, without waiting times."""
+    """Remove all move directives and rebalance the fleet now, without waiting times."""
     state = published.fleet_state(fleet)
     planned = plan(fleet, state)
     forgotten = [f"move:{unit}" for unit in sorted(state.control.moves)]
@@ -518,7 +518,7 @@ def rebalance(fleet: Fleet, why: str, *, dry_run: bool = False) -> Rebalanced:
 
 
 def plan(fleet: Fleet, state: FleetState) -> list[PlannedMove]:
-    """The units that would change hands if the fleet were levelled now, without ordered moves."""
+    """Return the moves of a rebalance now, without the move directives."""
     units = [unit for unit in offered(fleet, state) if state.control.stop_of(unit) is None]
     owners = owners_of(fleet, units)
     wanted = place(state.placeable(), units, owners)
@@ -530,7 +530,7 @@ def plan(fleet: Fleet, state: FleetState) -> list[PlannedMove]:
 
 
 def offered(fleet: Fleet, state: FleetState) -> list[Unit]:
-    """Every unit that a living member offers."""
+    """Return every unit that a live member offers."""
     return _of_pairs(fleet, {pair for seen in state.live.values() for pair in seen.member.offers})
 
 
@@ -545,7 +545,7 @@ def _of_pairs(fleet: Fleet, pairs: Set[tuple[str, str]]) -> list[Unit]:
 
 
 def owners_of(fleet: Fleet, units: list[Unit]) -> dict[Unit, str]:
-    """Who owns each of the units that an instance owns."""
+    """Return the owner of each owned unit."""
     views = lease_views(fleet.store, units, BadValues())
     return {unit: held.owner for unit, held in zip(units, views, strict=True) if held.token}
 
@@ -572,37 +572,37 @@ def not_levelled(fleet: Fleet) -> list[str]:
 
 
 def not_stopped(fleet: Fleet, topic: str, group: str) -> list[str]:
-    """Which partitions of a stopped group are still owned."""
+    """Return a text for each partition of a stopped group that is still owned."""
     return [f"{owner} owns {unit}" for unit, owner in _owned(fleet, topic, group).items() if owner]
 
 
 def not_started(fleet: Fleet, topic: str, group: str) -> list[str]:
-    """Which partitions of a started group no instance owns yet."""
+    """Return a text for each partition of a started group without an owner."""
     owners = _owned(fleet, topic, group)
     return [f"no instance owns {unit}" for unit, owner in owners.items() if not owner]
 
 
 def _owned(fleet: Fleet, topic: str, group: str) -> dict[Unit, str]:
-    """The owner of every partition of a group, '' where there is none."""
+    """Return the owner of every partition of a group, '' without one."""
     count = topics.partition_count(fleet.store, topic)
     units = [Unit(topic, number, group) for number in range(count)]
     owners = owners_of(fleet, units)
     return {unit: owners.get(unit, "") for unit in units}
 
 
-# States of a worker that has not stopped for a pause.
+# States of a worker that is not paused.
 _UNPAUSED = ("ready", "recovering", "booting", "quiet", *WORDS.values())
 
 
 def not_paused(fleet: Fleet, scope: Scope, since_unix_ms: int) -> list[str]:
-    """Whose workers still run, or have not reported since the order that they do not."""
+    """Return a text for each unit whose worker runs, or has not reported since the directive."""
     return _not_in(fleet, scope, since_unix_ms, paused=True)
 
 
 def not_resumed(fleet: Fleet, scope: Scope, since_unix_ms: int) -> list[str]:
-    """Whose workers are still paused, or have not reported since the order that they are not.
+    """Return a text for each unit whose worker is paused, or has not reported since then.
 
-    What another pause covers is left out.
+    Units under another pause are left out.
     """
     return _not_in(fleet, scope, since_unix_ms, paused=False)
 
@@ -627,7 +627,7 @@ def _not_in(fleet: Fleet, scope: Scope, since: int, *, paused: bool) -> list[str
 
 
 def _reported(fleet: Fleet, instances: list[str]) -> dict[str, tuple[int, dict[Unit, str]]]:
-    """When each instance last published, by the server's clock, and its workers' states."""
+    """Return when each instance last published (server's clock), and its workers' states."""
     found = published.summaries(fleet, instances, BadValues())
     return {
         name: (
@@ -639,7 +639,7 @@ def _reported(fleet: Fleet, instances: list[str]) -> dict[str, tuple[int, dict[U
 
 
 def not_reloaded(fleet: Fleet, instances: list[str], ordered_unix_ms: int) -> list[str]:
-    """Which of the instances that still live have not done with a reload."""
+    """Return the live instances that have not finished a reload."""
     live = published.fleet_state(fleet).live
     return [
         f"{name} has not reloaded"
@@ -649,7 +649,7 @@ def not_reloaded(fleet: Fleet, instances: list[str], ordered_unix_ms: int) -> li
 
 
 def reload_problems(fleet: Fleet, instances: list[str]) -> dict[str, str]:
-    """Why instances have refused their last reload."""
+    """Return the reasons why instances refused their last reload."""
     infos = published.fleet_state(fleet).infos
     problems = {name: str(infos.get(name, {}).get("reload_problem", "")) for name in instances}
     return {name: problem for name, problem in problems.items() if problem}
@@ -695,7 +695,7 @@ class Departure:
 
 
 def departure(fleet: Fleet, instance: str) -> Departure:
-    """Plan the departure of an instance. Refused when it does not live."""
+    """Plan the departure of an instance. Raises Refused when it is not live."""
     state = published.fleet_state(fleet)
     living(state, instance)
     units = offered(fleet, state)

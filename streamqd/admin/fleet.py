@@ -128,7 +128,7 @@ class GroupStatus:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """A group that has unread messages: how many, since when, and where that goes.
+    """A group with unread messages: their number, their age and their trend.
 
     `lag` is null when the server cannot count it, `since_unix_ms` when the oldest unread one was
     written. `lag_per_second` is how fast the lag mostly grew in about the
@@ -283,7 +283,7 @@ def _unit_status(
 
 
 def _groups(units: list[UnitStatus], control: Directives) -> list[GroupStatus]:
-    """A row for each group, in the order of the units."""
+    """Return a row for each group, in the order of the units."""
     found = []
     for (topic, group), some in by_group(units).items():
         word = min((unit.condition for unit in some), key=gravity)

@@ -111,7 +111,7 @@ class GroupDeleted:
 
 
 def listed(store: Store, topic: str | None = None) -> list[GroupRow]:
-    """The groups of one topic or all. Raises TopicMissing."""
+    """Return the groups of one topic or all. Raises TopicMissing."""
     bad = BadValues()
     counts = topics.counts_of(store, topic, bad)
     rows = [_row("", "", [], bad)] if bad.rows else []
@@ -148,7 +148,7 @@ def describe(store: Store, topic: str, group: str) -> GroupDetail:
 
 
 def known(store: Store, topic: str, group: str, bad: BadValues | None = None) -> int:
-    """The number of partitions of a topic that a group reads. Raises TopicMissing, Refused."""
+    """Return the partition count of a topic that a group reads. Raises TopicMissing, Refused."""
     count = topics.partition_count(store, topic)
     found = topics.groups(store, topic, range(count), bad=bad)
     if group not in found:
@@ -159,7 +159,7 @@ def known(store: Store, topic: str, group: str, bad: BadValues | None = None) ->
 
 
 def names(store: Store, topic: str) -> list[str]:
-    """The groups of a topic, also those of which only a trace is left. Raises TopicMissing."""
+    """Return the groups of a topic, including mere remains of one. Raises TopicMissing."""
     count = topics.partition_count(store, topic)
     found = {*topics.groups(store, topic, range(count))}
     return sorted(found | {*registry.groups_seen(store, topic)})
@@ -186,7 +186,7 @@ def delete(store: Store, topic: str, group: str, *, force: bool) -> GroupDeleted
             raise Refused(owned_sentence(unit, reply.rest[0].decode()))
         if reply.word == "UNSETTLED":
             raise Refused(f"{unit} received new messages; pass --force to discard them")
-    # Last: what remembers the group makes an interrupted deletion possible to repeat.
+    # Last: the record of the group allows an interrupted deletion to be repeated.
     store.execute("HDEL", store.keys.meta(topic), f"group:{group}")
     return GroupDeleted(topic, group, count)
 
@@ -198,7 +198,7 @@ def owner_of(store: Store, unit: Unit) -> str | None:
 
 
 def owned_sentence(unit: Unit, owner: str) -> str:
-    """Why something is refused while an instance, or another command, holds the unit."""
+    """Return the reason for a refusal while an instance or another command holds the unit."""
     if owner in KEEPERS:
         return (
             f"a {owner.replace('-', ' ')} is changing {unit}, or was interrupted; run this command"
@@ -448,7 +448,7 @@ def _reset_row(store: Store, unit: Unit, done: group_calls.ResetResult) -> Parti
 
 
 def _foreseen(store: Store, unit: Unit, after: str, drop_retries: bool) -> PartitionReset:
-    """The reply that the script would give, predicted by reading alone."""
+    """Predict the script's reply without changing anything."""
     stream, retry = store.keys.source(*unit), store.keys.retry_stream(*unit)
     info, pending, delayed, retried = ask(
         store,

@@ -31,7 +31,7 @@ from streamqd.store.growth import Growth
 from streamqd.store.store import Store
 
 OWNER = TOPIC_GROW  # the owner of a new partition that views show until the growth is over
-LEASE_SECONDS = 3650 * 86_400.0  # the growth is not there to renew them
+LEASE_SECONDS = 3650 * 86_400.0  # no process renews the leases of a growth
 PARTITIONS_MAX = 4096
 SWITCHED, RELEASED = "switched", "released"
 
@@ -85,7 +85,7 @@ def grow(
         _expect(store.run(growth_calls.switch(store.keys, topic, found.token, new)).word, topic)
         found = found._replace(phase=growth_calls.SWITCHED)
     if found.phase == growth_calls.SWITCHED:
-        # Groups that appeared between the look at them and the switch.
+        # Groups that were created between the look and the switch.
         _keep(store, topic, found, _groups(store, topic, found), new)
         reply = store.run(
             growth_calls.mark(store.keys, topic, found.token, _last_ids(store, topic, found))
@@ -97,13 +97,13 @@ def grow(
 
 
 def check(store: Store, topic: str, to: int) -> None:
-    """See whether a topic can grow to `to` partitions. Raises TopicMissing, Refused."""
+    """Check that a topic can grow to `to` partitions. Raises TopicMissing, Refused."""
     _refuse_cluster(store, topic)
     _check(topic, topics.partition_count(store, topic), to)
 
 
 def _refuse_cluster(store: Store, topic: str) -> None:
-    """Where the count and the partitions are in different slots, no producer can watch it."""
+    """Raise Refused if count and partitions are in different slots: producers cannot watch it."""
     if len(store.connection.together([store.keys.meta(topic), store.keys.stream(topic, 0)])) > 1:
         raise Refused(
             f"{topic} is on a Redis Cluster, where producers cannot go over to another number of"
@@ -153,7 +153,7 @@ def _check(topic: str, count: int, to: int) -> None:
 
 
 def _groups(store: Store, topic: str, found: Growth) -> list[str]:
-    # Who reads dead letters has no part in the order of keys.
+    # Groups that read dead letters do not take part in the order of keys.
     return topics.groups(store, topic, range(found.before), letters=False, queries=False)
 
 
@@ -164,7 +164,7 @@ def _keep(
     names: Iterable[str],
     new: Iterable[int],
 ) -> None:
-    """Make the groups on the new partitions, from their first message on, and take the leases."""
+    """Create the groups at the start of the new partitions, and acquire the leases."""
     units = [Unit(topic, number, name) for name in names for number in new]
     measure(store, [messages.ensure_group(store.keys, unit, "0") for unit in units])
     views = lease_views(store, units, BadValues())
@@ -173,7 +173,7 @@ def _keep(
         for unit, view in zip(units, views, strict=True)
     ]
     for unit, reply in zip(units, measure(store, calls), strict=True):
-        # After the switch a group that is new may be read by a daemon already: it has no past here.
+        # After the switch, a daemon may already read a new group, which has no earlier messages.
         if reply.word not in ("OK", "MINE") and found.phase == growth_calls.BEGUN:
             raise Refused(
                 f"{unit} is owned already, although the topic has only {found.before} partitions;"
@@ -190,7 +190,7 @@ def _last_ids(store: Store, topic: str, found: Growth) -> list[str]:
 def _settle(
     store: Store, topic: str, found: Growth, to: int, tell: Callable[[str], None]
 ) -> Progress:
-    """Give the new partitions to the groups that may have them. End when all groups have them."""
+    """Give the new partitions to groups that settled. Finish when all groups have them."""
     kept = _kept(store, topic, found, to)
     rows = []
     for name in sorted(kept):
@@ -208,7 +208,7 @@ def _settle(
 
 
 def _kept(store: Store, topic: str, found: Growth, to: int) -> dict[str, list[Unit]]:
-    """The new units that the growth still owns, by group."""
+    """Return the new units that the growth still owns, by group."""
     new = range(found.before, to)
     names = topics.groups(store, topic, new, letters=False, queries=False)
     units = [Unit(topic, number, name) for name in names for number in new]
@@ -221,7 +221,7 @@ def _kept(store: Store, topic: str, found: Growth, to: int) -> dict[str, list[Un
 
 
 def _settling(store: Store, topic: str, found: Growth, name: str) -> GroupSettling:
-    """Count what a group has before the barriers, that it has not settled."""
+    """Count a group's unsettled messages before the barriers."""
     left, exact = 0, True
     for start in range(0, len(found.barriers), BATCH):
         numbers = range(start, min(start + BATCH, len(found.barriers)))

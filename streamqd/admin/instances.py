@@ -14,7 +14,7 @@ from streamqd.admin.checks import CheckResult, Need, Severity, check
 from streamqd.store.members import Heartbeat
 from streamqd.words import plural, roughly
 
-QUIET_SECONDS = 30.0  # of a housekeeper, which publishes every 2 s
+QUIET_SECONDS = 30.0  # without news of a housekeeper, which publishes every 2 s
 YOUNG_SECONDS = 30.0  # an instance that has just started has published nothing yet
 
 
@@ -59,7 +59,7 @@ def instance_of(seen: Heartbeat, summary: dict[str, Any], *, silent: bool) -> Li
         owned=len(units),
         acked=round(sum(published.rate(unit, "acked") or 0.0 for unit in units), 2),
         pid=published.whole(info.get("pid")),
-        # A summary of the run before lives on for some seconds.
+        # A summary of the previous run remains for a few seconds.
         started_unix_ms=published.whole(summary.get("started_unix_ms"))
         if began is None
         else round(began * 1000),

@@ -39,7 +39,7 @@ class LiveFailure:
 
     @property
     def unit(self) -> Unit:
-        """Which unit failed."""
+        """The unit that failed."""
         return Unit(self.topic, self.partition, self.group)
 
 
@@ -116,7 +116,7 @@ class LiveUnit:
     running: str
     timeout: float | None
     hard_timeout: float | None
-    paused: bool  # by an order of an operator, obeyed or not yet
+    paused: bool  # by a directive, applied or not yet
     stopped: bool  # its group, in the same way
 
     @property
@@ -129,7 +129,7 @@ class LiveUnit:
 
     @property
     def unit(self) -> Unit:
-        """Which unit it is."""
+        """Its unit."""
         return Unit(self.topic, self.partition, self.group)
 
     @property
@@ -140,7 +140,7 @@ class LiveUnit:
 
 @dataclass(frozen=True, slots=True)
 class LiveDirective:
-    """An order that holds. `scope` is TOPIC/PARTITION/GROUP with `*`, or an instance."""
+    """A directive in effect. `scope` is TOPIC/PARTITION/GROUP with `*`, or an instance."""
 
     kind: str  # pause | stop | drain
     scope: str
@@ -195,7 +195,7 @@ def look(fleet: Fleet, state: FleetState | None = None) -> LiveView:
     commands: list[tuple[object, ...]] = [
         ("HGET", store.keys.meta(topic), "partitionCount") for topic in offered
     ]
-    # One by one in one exchange: users that may GET need not be allowed MGET too.
+    # Single GETs in one pipeline: a user with GET may lack MGET.
     commands += [("GET", store.keys.instance(fleet.name, name)) for name in names]
     replies = ask(store, commands, bad)
     summaries = [
@@ -211,7 +211,7 @@ def look(fleet: Fleet, state: FleetState | None = None) -> LiveView:
         instance_of(beat, each, silent=beat.instance in state.silent)
         for beat, each in zip(beats, summaries, strict=True)
     ]
-    # Two instances may claim one unit while it moves: the newer epoch is right.
+    # During a move, two instances may claim one unit: the newer epoch wins.
     owned, failures = dict[Unit, LiveUnit](), list[LiveFailure]()
     for name, each in zip(names, summaries, strict=True):
         failures += failures_of(name, each)
@@ -246,14 +246,14 @@ def look(fleet: Fleet, state: FleetState | None = None) -> LiveView:
 
 
 def _ordered(unit: LiveUnit, orders: directives.Directives) -> LiveUnit:
-    """A row with the directives that apply to it."""
+    """Return a row with the directives that apply to it."""
     paused = orders.pause_of(unit.unit) is not None
     stopped = orders.stop_of(unit.unit) is not None
     return replace(unit, paused=paused, stopped=stopped) if paused or stopped else unit
 
 
 def order_of(kind: str, scope: str, order: directives.Directive) -> LiveDirective:
-    """An order that holds, for people."""
+    """Return a directive in effect, in words."""
     return LiveDirective(kind, scope, order.at_unix_ms, order.by, order.why)
 
 
@@ -302,13 +302,13 @@ _REAL = (
 
 
 def _stray(row: partitions.UnitRow, now: int) -> LiveUnit:
-    """A unit that no summary owns, as Redis knows it."""
+    """Return a unit without an owner in the summaries, as stored in Redis."""
     oldest = row.oldest_unix_ms
     raw = {
         "topic": row.topic,
         "partition": row.partition,
         "group": row.group,
-        # Owned by the fence but in no summary yet: that comes with the owner's next turn.
+        # Owned by the fence, but not in a summary yet: its owner publishes it next.
         "state": "unknown" if row.state == "owned" else row.state,
         "epoch": row.epoch,
         "since_unix_ms": row.since_unix_ms,

@@ -159,7 +159,7 @@ def holder(lease: LeaseView) -> tuple[str, str, int | None]:
 
 
 def rows(store: Store, units: list[Unit], bad: BadValues) -> list[UnitRow]:
-    """Look at each of the units, as the partitions view shows them."""
+    """Return a row for each unit, as the partitions view shows it."""
     return [each.row() for each in measured(store, units, bad)]
 
 

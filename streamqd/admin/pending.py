@@ -1,4 +1,4 @@
-"""Entries that were handed to a worker and are not settled: one list over all partitions."""
+"""Entries delivered to a worker and not settled: one list over all partitions."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class _Source(NamedTuple):
 
 
 class _Found(NamedTuple):
-    rank: int  # ascending in the order asked for
+    rank: int  # ascending in the requested order
     id: Id
     partition: int
     kind: str
@@ -160,7 +160,7 @@ def _scan(store: Store, sources: list[_Source], group: str, order: str) -> Itera
     positions = dict.fromkeys(sources, "-")
     while positions and left > 0:
         batch = list(positions.items())[: BATCH // 2]
-        # The server's clock is asked for right before each page: an idle time means an instant
+        # The server's clock is read right before each page: an idle time means an instant
         # only together with the moment when it was read.
         commands: list[tuple[object, ...]] = []
         for source, lower in batch:

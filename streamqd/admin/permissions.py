@@ -45,12 +45,12 @@ _WAKE = "PUBLISH @ m, SUBSCRIBE @"
 _KEYLESS = "TIME, INFO, SCRIPT EXISTS sha, SCRIPT LOAD return-1"
 
 
-# Commands of which rights are given word by word.
+# Commands with permissions per subcommand.
 _WORDED = frozenset({"MEMORY", "SCRIPT", "XGROUP", "XINFO"})
 
 
 class MissingPermission(NamedTuple):
-    """Something that is not allowed, as `HGET` or `XINFO STREAM`.
+    """A missing permission, such as `HGET` or `XINFO STREAM`.
 
     `key` is '' for a command that takes none.
     """

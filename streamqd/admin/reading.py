@@ -22,9 +22,9 @@ from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
 SEQ_MAX = (1 << 64) - 1  # largest second part of an id
-LAST_ID = b"%d-%d" % (SEQ_MAX, SEQ_MAX)  # any client may have written it
+LAST_ID = b"%d-%d" % (SEQ_MAX, SEQ_MAX)  # any client may write it
 PAGE_MAX = 64  # entries with their bodies of one reply
-BATCH = 256  # commands of one exchange
+BATCH = 256  # commands in one pipeline
 _OURS = "what streamqd writes there"
 # The server as a whole is unavailable, so no further read can succeed.
 _HOPELESS = (RefusalKind.AWAY, RefusalKind.BUSY, RefusalKind.FULL, RefusalKind.LOGIN)
@@ -40,7 +40,7 @@ class Id(NamedTuple):
         return f"{self.ms}-{self.seq}"
 
     def before(self) -> Id:
-        """The greatest id before this one: positions are exclusive. Before 0-0 there is none."""
+        """The greatest ID before this one, because positions are exclusive. 0-0 has none."""
         if self.seq:
             return Id(self.ms, self.seq - 1)
         return Id(self.ms - 1, SEQ_MAX) if self.ms else self
@@ -65,7 +65,7 @@ class Entry(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Where it is."""
+        """Its place."""
         return Place(self.partition, self.id)
 
     @property
@@ -154,7 +154,7 @@ def ask(
 
 
 def key_of(command: Sequence[Any]) -> str:
-    """The key that a reading command is about."""
+    """Return the key of a read command."""
     at = 2 if str(command[0]) in ("XINFO", "MEMORY") else 1
     return str(command[at]) if len(command) > at else str(command[0])
 

@@ -66,7 +66,7 @@ class TrimReport:
 
 
 def settings(store: Store, topic: str, configured: config.Topic | None) -> tuple[config.Topic, int]:
-    """The settings of a topic that hold, and its partition count. Raises TopicMissing."""
+    """Return a topic's effective settings and its partition count. Raises TopicMissing."""
     count = topics.partition_count(store, topic)
     bad, key = BadValues(), store.keys.meta(topic)
     stored = topics_settings.readable(store.execute("HGET", key, "settings"), key, bad)
@@ -184,7 +184,7 @@ class _Partition:
             )
             if reply.word == "NO_GROUPS":
                 self.check_groups(self.stand(), ())
-                return removed  # there is nothing at all
+                return removed  # the partition is empty
             if reply.word == "MISSING_GROUP":
                 raise self._missing(reply.rest[0].decode())
             trimmed = Trimmed.parse(reply)

@@ -1,6 +1,6 @@
 """Messages that wait for their next attempt: one list over all partitions, by due time.
 
-A retry is named `PARTITION:place`, as `3:m:1700000000000-0`: the place that it was taken from.
+A retry is named `PARTITION:place`, such as `3:m:1700000000000-0`: its place before the retry.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def cancel(
 
 
 def _context(unit: Unit, row: RetryRow) -> dict[bytes, bytes]:
-    """The fields of a dead letter that the message lacks."""
+    """Return the fields of a dead letter that the message lacks."""
     topic, partition, original = row.uid.rsplit("/", 2)
     texts = {
         "originalTopic": topic,
@@ -221,7 +221,7 @@ def _text(raw: bytes | None) -> str:
 def _named(
     store: Store, topic: str, group: str, count: int, ids: Sequence[str]
 ) -> dict[int, list[RetryRow]]:
-    """The retries named, all found before any is touched."""
+    """Return the named retries. All are found before any is changed."""
     found: dict[int, list[RetryRow]] = {}
     for name in dict.fromkeys(ids):
         match = _NAME.fullmatch(name)

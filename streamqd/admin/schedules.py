@@ -160,7 +160,7 @@ class _SeenSchedule:
 
     @property
     def places(self) -> list[TopicPartition]:
-        """Where it may be: a schedule that moves is at one of two places."""
+        """Its possible places: a moving schedule is at one of two."""
         return [each for each in (self.line.place, self.line.origin_place) if each is not None]
 
     @property
@@ -211,7 +211,7 @@ class _SeenSchedule:
 
 
 def listed(store: Store, topic: str | None = None, *, limit: int, cursor: str = "") -> ScheduleList:
-    """A page of schedules, of one topic or of all. Raises Malformed for a bad cursor."""
+    """Return a page of schedules, of one topic or of all. Raises Malformed for a bad cursor."""
     if cursor:
         check_name(cursor)
     bad = BadValues()
@@ -240,7 +240,7 @@ def show(store: Store, name: str) -> ScheduleDetail:
 def upcoming(
     store: Store, configured: Sequence[Schedule], name: str, from_unix_ms: int | None, count: int
 ) -> NextTicks:
-    """The next ticks of a schedule from an instant on, by default from now.
+    """Return the next ticks of a schedule from an instant on, by default from now.
 
     The specification is Redis', or that of the configuration when Redis has none. Raises Malformed,
     Refused, BadValue, RedisUnavailable.
@@ -260,7 +260,7 @@ def upcoming(
 
 
 def foreseen(schedule: Schedule, from_unix_ms: int, count: int, source: str) -> NextTicks:
-    """The first ticks of a specification at or after an instant."""
+    """Return the first ticks of a specification at or after an instant."""
     rows = ticks_of(schedule, from_unix_ms, count)
     return NextTicks(schedule.name, schedule.timezone or "UTC", source, rows)
 
@@ -280,7 +280,7 @@ def ticks_of(schedule: Schedule, from_unix_ms: int, count: int) -> list[Tick]:
 
 
 def when(schedule: Schedule) -> str:
-    """When it fires, in a few words: `every 15m`, `cron 0 3 * * * (Europe/Berlin)`."""
+    """Return when it fires, in a few words: `every 15m`, `cron 0 3 * * * (Europe/Berlin)`."""
     stated = json.loads(record.text_of(schedule))
     [name] = [each for each in _WHEN if getattr(schedule, each) is not None]
     zone = f" ({schedule.timezone})" if schedule.timezone else ""
@@ -568,7 +568,7 @@ def _kept(
     for at, (name, place) in enumerate(places):
         some = replies[3 * at : 3 * at + 3]
         if some[0] is None or some[1] is None:
-            continue  # a key of another type, which `bad` has
+            continue  # a key of another type, kept in `bad`
         kept = bad.read(calls.kept, store.keys.schedules(*place), name, some)
         if kept is not None:
             found[name] = kept
@@ -643,7 +643,7 @@ def _instead(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _place(store: Store, schedule: Schedule) -> TopicPartition:
-    """Where it belongs. Raises TopicMissing, Refused without such a partition."""
+    """Return its place. Raises TopicMissing, Refused without such a partition."""
     count = topics.partition_count(store, schedule.topic)
     partition = record.partition_of(schedule, count)
     topics.check_partition(schedule.topic, partition, count)

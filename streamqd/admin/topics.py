@@ -1,4 +1,4 @@
-"""Topics: their register, their partitions and how full those are."""
+"""Topics: their registry, their partitions and the contents of each."""
 
 from __future__ import annotations
 
@@ -124,13 +124,13 @@ def partition_count(store: Store, topic: str) -> int:
 
 
 def check_partition(topic: str, partition: int, count: int) -> None:
-    """Refused when a topic has no such partition."""
+    """Raise Refused when a topic has no such partition."""
     if partition not in range(count):
         raise Refused(f"{topic} has no partition {partition}: they are numbered 0 to {count - 1}")
 
 
 def create(store: Store, topic: str, wanted: config.Topic) -> Created:
-    """Register a topic. Refused when it exists with another number of partitions."""
+    """Register a topic. Raises Refused when it exists with another partition count."""
     if not NAME.fullmatch(topic):
         raise Malformed(f"{topic!r} cannot be the name of a topic: {NAME_HINT}")
     before = topics.partition_count(store, topic)
@@ -144,7 +144,7 @@ def create(store: Store, topic: str, wanted: config.Topic) -> Created:
 
 
 def listed(store: Store) -> list[TopicRow]:
-    """Every registered topic with its totals."""
+    """Return every registered topic with its totals."""
     names, strange = topics.registry(store)
     found = ((topic, _row(store, topic)) for topic in names)
     # The registry lives in another slot: it may be older than a lost meta.
@@ -202,7 +202,7 @@ def known_count(store: Store, topic: str, bad: BadValues) -> int | None:
 
 
 def known_counts(store: Store, bad: BadValues) -> dict[str, int]:
-    """The partition counts of all topics of the registry whose count can be read."""
+    """Return the partition counts of all registered topics, without unreadable ones."""
     names, strange = topics.registry(store)
     for error in strange:
         bad.add(error)

@@ -32,7 +32,7 @@ SCAN_COUNT = 1000  # keys looked at by one command
 
 Progress = Callable[[int], None]
 
-# The kinds of control keys that carry the tag of a partition.
+# Kinds of control keys with the hash tag of a partition.
 _OF_PARTITIONS = (
     *("lease", "fence", "retry", "retry:item", "delayed", "delayed:item"),
     *("attempts", "dedup", "trim", "sink", "moving"),
@@ -128,7 +128,7 @@ def delete(
 
 
 def _batches(store: Store, topic: str, found: Doomed) -> Iterator[list[str | bytes]]:
-    """The keys to remove: the known ones, owner's keys first, then what a scan finds."""
+    """Yield the keys to remove: known ones, the owner's first, then keys that a scan finds."""
     keys, numbers = store.keys, range(found.partitions)
     units = [(topic, number, group) for number in numbers for group in found.groups]
     of_units = (keys.lease, keys.retry, keys.retry_items, keys.retry_stream, keys.attempts)
@@ -148,7 +148,7 @@ def _batches(store: Store, topic: str, found: Doomed) -> Iterator[list[str | byt
 
 
 def _scanned(node: Connection, keys: Keys, topic: str) -> Iterator[list[str | bytes]]:
-    """The keys of the topic that one node holds."""
+    """Yield the keys of the topic on one node."""
     own = pattern(keys, topic)
     cursor = b"0"
     while True:

@@ -39,7 +39,7 @@ class TopicSettings:
 
 
 def show(store: Store, topic: str, configured: config.Topic | None) -> TopicSettings:
-    """The settings of a topic that is registered."""
+    """Return the settings of a registered topic."""
     key, bad = store.keys.meta(topic), BadValues()
     (raw,) = ask(store, [("HGET", key, "settings")], bad)
     registered = readable(raw, key, bad)
@@ -54,7 +54,7 @@ def change(
 ) -> TopicSettings:
     """Change registered settings, each `NAME=VALUE` as `retention.max_age=24h`.
 
-    They are checked as those of the file are. Raises ConfigError with every problem, Refused.
+    They are checked like the file's settings. Raises ConfigError with every problem, Refused.
     """
     for _ in range(TRIES):
         text = topics.stored(store, topic)
@@ -103,7 +103,7 @@ def _odd(raw: bytes | None, key: str) -> BadValue:
 def changed_topic(
     topic: str, stored: Mapping[str, Any], assignments: Sequence[str]
 ) -> config.Topic:
-    """The registered settings with the assignments laid over them. Raises ConfigError."""
+    """Return the registered settings, overlaid with the assignments. Raises ConfigError."""
     problems = Problems()
     path = ("topics", topic)
     raw: dict[str, Any] = {}
@@ -131,7 +131,7 @@ def changed_topic(
 
 
 def stated(topic: config.Topic) -> dict[str, Any]:
-    """The settings of a topic that its file states, without the number of partitions."""
+    """Return a topic's settings as stated in the file, without the partition count."""
     whole = plain(topic)
     bounds = {name: whole["retention"][name] for name in sorted(topic.retention.stated)}
     settings = {
@@ -141,13 +141,13 @@ def stated(topic: config.Topic) -> dict[str, Any]:
 
 
 def plain(topic: config.Topic) -> dict[str, Any]:
-    """All settings of a topic, in the form in which they are registered."""
+    """Return all settings of a topic in their registered form."""
     bounds = {name: getattr(topic.retention, name) for name in settings_of(config.Retention)}
     return {**config.registered(topic), "retention": bounds}
 
 
 def lines(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as TOML writes them: `retention.max_age = "24h"`."""
+    """Return settings in TOML form: `retention.max_age = "24h"`."""
     found = []
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -194,7 +194,7 @@ def _loaded(topic: str, text: str) -> dict[str, Any]:
 
 
 def _merged(before: Mapping[str, Any], topic: config.Topic) -> dict[str, Any]:
-    """The settings to store. What a later version has stored is kept."""
+    """Return the settings to store, including settings of a later version."""
     new = config.registered(topic)
     bounds = before.get("retention")
     foreign = {

@@ -31,7 +31,7 @@ _UID = re.compile(r"([^/]+)/([0-9]{1,9})/([0-9A-Za-z_-]{1,64})")
 RUNNING, PENDING, READY, DELAYED = "running", "pending", "retry-unread", "waiting"
 DEAD, UNREAD, DONE, UNREADABLE = "dead", "unread", "acknowledged", "unreadable"
 GONE, MISSED = "gone", "missed"  # nothing proves that the message was ever written
-_KNOWN = (RUNNING, PENDING, READY, DELAYED, DEAD)  # there is something of the message
+_KNOWN = (RUNNING, PENDING, READY, DELAYED, DEAD)  # a trace of the message exists
 _UNPROVEN = {DONE: GONE, UNREAD: MISSED}  # the same, where nothing proves that it was written
 
 
@@ -183,7 +183,7 @@ def _of_send(fleet: Fleet, name: Name) -> Trace:
 
 
 class _Search:
-    """One search. Notes when something was left unseen."""
+    """One search. It records when something was left unseen."""
 
     def __init__(self, fleet: Fleet, name: Name, entry_id: Id) -> None:
         self._fleet, self._store, self._keys = fleet, fleet.store, fleet.store.keys
@@ -263,7 +263,7 @@ class _Search:
     # --- copies ---
 
     def _copies(self, stream: str) -> list[tracing.Copy]:
-        """The copies in a stream, which were written after the message itself."""
+        """Return the copies in a stream, which were written after the message itself."""
         copies: list[tracing.Copy] = []
         begin = str(self._id)
         for _ in range(CALLS_MAX):
@@ -277,7 +277,7 @@ class _Search:
         return copies
 
     def _is_ours(self, copy: tracing.Copy) -> bool:
-        """A dead letter may have been moved here from another partition."""
+        """Return False for a dead letter that was moved here from another partition."""
         letter = LetterFields(copy.fields)
         topic, partition = letter.text(b"originalTopic"), letter.text(b"originalPartition")
         return topic in ("", self._name.topic) and partition in ("", str(self._name.partition))
@@ -343,7 +343,7 @@ class _Search:
     def _of_letters(
         self, unit: Unit, letters: list[LetterTrace], seen: live.LiveUnit | None
     ) -> dict[str, Any]:
-        """A group that reads dead letters has the message when it has died."""
+        """Return the trace in a group that reads dead letters."""
         for letter in reversed(letters):
             place = f"m:{letter.id.partition(':')[2]}"
             return self._handed_out(unit, self._keys.source(*unit), place, seen) | {
@@ -383,7 +383,7 @@ class _Search:
         return {"state": DONE if read else UNREAD}
 
     def _delayed(self, unit: Unit) -> Iterator[retries.Delayed]:
-        """The delayed retries of the message, found by its place, else among all waiting ones."""
+        """Return the delayed retries of the message, by its place or from all waiting ones."""
         after = (0, "")
         for _ in range(PAGES_MAX):
             page, more = retries.rows(self._store.run(retries.page(self._keys, unit, after, PAGE)))

@@ -1,4 +1,4 @@
-"""The reasons why a partition does not move: facts in, causes out, the most likely first.
+"""The reasons why a partition makes no progress, the most likely first: facts in, causes out.
 
 Each cause has one sentence and one fix. The tables are in the order in which one cause hides
 another: a pause hides the handler, and without an owner no handler runs at all.
@@ -28,10 +28,10 @@ from streamqd.store.members import Heartbeat, seen_of
 from streamqd.store.store import Store
 from streamqd.words import lasting, plural, spans
 
-FAILING_SHARE = 0.5  # of the runs that fail, from which on failing is the cause
+FAILING_SHARE = 0.5  # report `failing` when at least this share of runs fails
 RECENT_SECONDS = 300.0  # age of a failure up to which it describes the present
 MOVING = 0.05  # messages per second that count as moving
-QUERY_SILENT_SECONDS = 60.0  # a Spark query that lives shows its position every 10 s or trigger
+QUERY_SILENT_SECONDS = 60.0  # a live Spark query shows its position every 10 s or trigger
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class MemberFacts:
 
     @property
     def full(self) -> bool:
-        """Whether the system lets it start no more processes."""
+        """True if the operating system refuses it more processes."""
         return self.capacity is not None and self.owned >= self.capacity
 
 
@@ -103,12 +103,12 @@ class WaitFacts:
 
     @property
     def holder(self) -> MemberFacts | None:
-        """The member that owns the unit, or did last."""
+        """The member that owns the unit, or owned it last."""
         return self.members.get(self.row.owner)
 
     @property
     def alive(self) -> list[MemberFacts]:
-        """The members that live."""
+        """The live members."""
         return [each for each in self.members.values() if each.state != "silent"]
 
     @property
@@ -130,7 +130,7 @@ class WaitFacts:
 
     @property
     def waits(self) -> bool:
-        """Whether a message waits."""
+        """True if a message waits."""
         return bool(self.row.oldest_unread_unix_ms or self.row.pending or self.row.delayed)
 
     @property
@@ -150,12 +150,12 @@ class WaitFacts:
 
     @property
     def slope(self) -> float:
-        """By how many messages per second the lag grows."""
+        """Growth of the lag in messages per second."""
         return (self.worker.lag_per_second or 0.0) if self.worker else 0.0
 
     @property
     def run_seconds(self) -> float:
-        """How long the present run has lasted."""
+        """Age of the present run in seconds."""
         return (self.worker.longest_run_seconds or 0.0) if self.worker else 0.0
 
     @property
@@ -165,13 +165,13 @@ class WaitFacts:
 
     @property
     def crashes(self) -> list[LiveFailure]:
-        """The recent failures that took a process down."""
+        """The recent failures that crashed a process."""
         recent = [each for each in self.failures if each.seconds_ago <= RECENT_SECONDS]
         return [each for each in recent if each.error.startswith("process ended")]
 
     @property
     def housekeeping(self) -> list[LiveFailure]:
-        """The tasks of the housekeeper that fail at the unit."""
+        """The housekeeper's tasks that fail on the unit."""
         recent = [each for each in self.failures if each.seconds_ago <= RECENT_SECONDS]
         return [each for each in recent if each.error.startswith(f"{HOUSEKEEPING} ")]
 
@@ -241,7 +241,7 @@ def answer(
 
 
 def _shown(store: Store, units: list[Unit], bad: BadValues) -> dict[Unit, float]:
-    """How many seconds ago Spark queries have shown their positions."""
+    """Return how many seconds ago Spark queries showed their positions."""
     calls = [statistics.measure_partition(store.keys, *unit[:2]) for unit in units]
     found = {}
     for unit, reply in zip(units, measure_each(store, calls, bad), strict=True):
@@ -299,7 +299,7 @@ def wait_facts(
 
 
 def members_of(instances: Iterable[LiveInstance], state: FleetState) -> dict[str, MemberFacts]:
-    """The facts about each member, by its name."""
+    """Return the facts about each member, by its name."""
     found = {}
     for each in instances:
         seen = seen_of(Heartbeat(each.instance, each.beat_unix_ms, state.infos[each.instance]))
@@ -323,7 +323,7 @@ def members_of(instances: Iterable[LiveInstance], state: FleetState) -> dict[str
 
 
 class UnitCause(NamedTuple):
-    """The first cause of a unit, and when the oldest message that waits there was written."""
+    """The first cause of a unit, and the write time of its oldest waiting message."""
 
     unit: Unit
     oldest_unix_ms: int | None
@@ -340,7 +340,7 @@ def problem(facts: WaitFacts) -> UnitCause | None:
 
 
 def summed_up(found: Iterable[UnitCause]) -> list[tuple[UnitCause, str]]:
-    """Each cause of each group once: that of the unit that has waited for longest, as a clause."""
+    """Return each cause of each group once, as a clause, from the unit with the longest wait."""
     alike: dict[tuple[str, str, str], list[UnitCause]] = {}
     for each in found:
         alike.setdefault((each.unit.topic, each.unit.group, each.cause.word), []).append(each)
@@ -361,7 +361,7 @@ def summed_up(found: Iterable[UnitCause]) -> list[tuple[UnitCause, str]]:
 
 
 class CauseRule(NamedTuple):
-    """One line of the table. `sentence` and `advice` are formats of what `_texts` knows."""
+    """One line of the table. `sentence` and `advice` are formats for the values of `_texts`."""
 
     word: str
     holds: Callable[[WaitFacts], object]
@@ -384,7 +384,7 @@ def _rules(facts: WaitFacts) -> list[CauseRule]:
     if facts.row.state == "query":
         return _first(_QUERY, facts)
     rules = _first(_DIRECTIVES, facts)
-    if facts.stop is None:  # else that no instance owns it, or soon will not, follows from it
+    if facts.stop is None:  # otherwise the missing owner follows from the stop
         if facts.row.state != "owned":
             rules += _first(_EXPIRED, facts) + _first(_UNOWNED, facts)
         else:
@@ -409,7 +409,7 @@ def _in(*states: str) -> Callable[[WaitFacts], bool]:
 
 
 def _keeps_messages(f: WaitFacts) -> bool:
-    """Whether messages wait for one of their key, and those of other keys do not move either."""
+    """Return True if messages wait for one of their key, and other keys do not move either."""
     held = (f.worker.held or 0) if f.worker else 0
     others = f.row.oldest_unread_unix_ms or f.row.pending > held
     other_state = _in("blocked", "halted", "probing", "flooded", "throttled")
@@ -428,7 +428,7 @@ _FIX_LIMITS = (
 )
 _FIX_CIRCUIT = "fix the dependency of the handler: the circuit closes when a message succeeds"
 
-# How a Spark query stands, which no instance runs. The first that is true.
+# The state of a Spark query, which no instance runs. The first true one counts.
 _QUERY = (
     CauseRule(
         "idle",
@@ -448,7 +448,7 @@ _QUERY = (
     ),
 )
 
-# What operators want. The first that is true.
+# Directives of operators. The first true one counts.
 _DIRECTIVES = (
     CauseRule(
         "stopped",
@@ -483,7 +483,7 @@ _EXPIRED = (
     ),
 )
 
-# Why no instance owns it. The first that is true.
+# Reasons why no instance owns it. The first true one counts.
 _UNOWNED = (
     CauseRule(
         "no-member",
@@ -536,7 +536,7 @@ _UNOWNED = (
     ),
 )
 
-# Why its owner does not work at it. The first that is true.
+# Reasons why its owner does not work on it. The first true one counts.
 _OWNED = (
     CauseRule(
         "growing",
@@ -690,7 +690,7 @@ _OTHER_CLIENTS = (
     ),
 )
 
-# What a unit does that nothing holds, or in which nothing waits. The first that is true.
+# The activity of a unit that nothing delays. The first true one counts.
 _OTHERWISE = (
     CauseRule("idle", lambda f: not f.waits, "{unit}: no messages waiting"),
     CauseRule(
@@ -739,7 +739,7 @@ _OTHERWISE = (
 )
 
 _MOVES = ("idle", "falling-behind", "moving", "running", "recovering")
-# These hold the unit also while nothing waits.
+# These delay the unit even while nothing waits.
 _GRAVE = (
     *("no-member", "no-offer", "internal-error", "crash-loop", "no-capacity", "caps-full"),
     *("owner-silent", "changing-hands", "paused", "stopped", "drained", "circuit-open", "flood"),
@@ -756,7 +756,7 @@ _PROBLEMS = (
 
 
 def _texts(f: WaitFacts) -> dict[str, object]:
-    """What the sentences of the table are made of."""
+    """Return the values for the sentences of the table."""
     order = f.stop or f.pause
     silence = f"has been silent for {f.holder.silent_seconds:.0f} s" if f.holder else ""
     return {
@@ -852,7 +852,7 @@ def _by(order: LiveDirective) -> str:
 
 
 def as_argument(scope: str) -> str:
-    """A scope as `resume` takes it, without a star that a shell would expand."""
+    """Return a scope for `resume`, without a star that a shell would expand."""
     match scope.split("/"):
         case ["*", "*", "*"]:
             return "--all"
@@ -879,7 +879,7 @@ def _clients(foreign: Mapping[str, int]) -> str:
 
 
 def _running(f: WaitFacts) -> str:
-    """The running message: by its uid, which `trace` takes, or by its place without a uid."""
+    """Return the running message: its uid, which `trace` takes, or else its place."""
     kind, _, entry_id = f.running.partition(":")
     if kind == "m" and not f.row.unit.reads_letters:
         return f" ({f.row.unit.topic}/{f.row.unit.partition}/{entry_id})"

@@ -44,7 +44,7 @@ def live(
     slot: WorkerSlot,
     control: socket.socket,
 ) -> int:
-    """Be the worker that a consumer needs, or first its standby. Returns the exit code."""
+    """Run as the worker of a consumer, or first as its standby. Return the exit code."""
     mine = forks.ForkingWorker(assignment.lease.unit, slot, control)
     forks.family.enter(mine)
     try:
@@ -64,5 +64,5 @@ def live(
         ControlChannel(slot, control, lambda: None).fail(str(error))
         return ExitCode.BOOT_FAILED
     finally:
-        # However a child of a handler, or of a hook, has come here: it is not the worker.
+        # A child of a handler or of a hook may get here too, and must not act as the worker.
         forks.family.end_child()

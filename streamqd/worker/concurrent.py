@@ -80,7 +80,7 @@ class ConcurrentExecutor:
             self._held.restart(self._running.values())
 
     def admit(self, entries: list[FetchedEntry]) -> None:
-        """Take entries that were pending before into hand."""
+        """Accept entries that were already pending."""
         self._may_expire |= any(entry.message.expires_at is not None for entry in entries)
         self._index(entries)
         self._line_up(entries)
@@ -92,11 +92,11 @@ class ConcurrentExecutor:
         total = len(retried) + len(main)
         self._slot.add("fetched", total)
         self._slot.add("bytes", size)
-        took_ns = int(self._run_ns * total / self._consumer.lanes)  # as others took
+        took_ns = int(self._run_ns * total / self._consumer.lanes)  # by the mean of earlier runs
         self._prefetch.observe(total, size, took_ns, fetched.received)
 
     def _take_stream(self, entries: list[RawEntry], retried: bool) -> int:
-        """Take the entries that were read of one stream into hand. Returns their size in bytes."""
+        """Accept the entries that were read from one stream. Return their size in bytes."""
         if not entries:
             return 0
         bytes_max, prefix = self._bytes_max, b"r:" if retried else b"m:"
@@ -127,7 +127,7 @@ class ConcurrentExecutor:
         indexes, self._indexes = self._indexes[:count], self._indexes[count:]
         for entry, index in zip(entries, indexes, strict=True):
             entry.index = index
-        if entries and indexes[-1] - indexes[0] < count:  # side by side: the usual case
+        if entries and indexes[-1] - indexes[0] < count:  # adjacent: the usual case
             self._slot.put(indexes[0], *[entry.place for entry in entries])
         else:
             for entry in entries:
@@ -236,7 +236,7 @@ class ConcurrentExecutor:
             self._lanes.start(begun)
 
     def _take_due(self, held: HeldKeys) -> None:
-        """Take held entries that are due into hand again, of each key the first."""
+        """Queue the first entry of each held key that is due."""
         while self._wants_due(held) and self._free_indexes and (found := held.take(1)):
             entry = found[0]
             held.begin_again(entry)
@@ -322,7 +322,7 @@ class ConcurrentExecutor:
                 # The same rule as for one message at a time: only quick failures wait.
                 if elapsed > QUICK_RUN_NS:
                     self._settler.hurry()
-            # Last: while a verdict is found the entry runs, by its start and its number.
+            # Last: until its verdict is found, the entry counts as running.
             lanes[2 * lane + 1] = sequences[lane] = 0
             free.append(lane)
         self._run_ns = mean
@@ -337,7 +337,7 @@ class ConcurrentExecutor:
             self._held.ended(entries)
 
     def _note_end(self, entry: FetchedEntry, error: BaseException) -> None:
-        """Note the verdict on a run that has failed."""
+        """Record the verdict on a failed run."""
         entry.end = None  # break the reference cycle traceback -> entry
         self._judged = entry
         if self._verdicts.failed(entry, error):

@@ -56,7 +56,7 @@ class RunCounts:
         return self.handled - self.failed
 
     def note_time(self, elapsed_ns: int, runs: int) -> None:
-        """Note how long a call of the handler took that handled this many messages."""
+        """Record the duration of a handler call for this many messages."""
         self.times[(elapsed_ns >> 10).bit_length()] += runs
         self.times_ns += elapsed_ns * runs
 

@@ -49,7 +49,7 @@ class Stop(Exception):  # noqa: N818 - leaves all loops, it is not an error
 
 
 class ControlChannel:
-    """One worker's ear for its supervisor."""
+    """Receives the commands of the supervisor in its worker."""
 
     def __init__(
         self, slot: WorkerSlot, control: socket.socket, before_pause: Callable[[], None]
@@ -134,7 +134,7 @@ class ControlChannel:
 
     def _wait(self, seconds: float) -> None:
         self.before_wait()
-        # Waiting for the supervisor, or for Redis, is not being stuck.
+        # A worker that waits for the supervisor or for Redis is not stuck.
         self.slot.progress_ns = now_ns()
         if process.wait_readable([self.control.fileno()], seconds):
             self._read()

@@ -100,7 +100,7 @@ def letter(
     crashes: int,
     fingerprint: str,
 ) -> dict[bytes, bytes]:
-    """Return the context of a dead letter. `failedAt` is added by the script, by its clock.
+    """Return the context of a dead letter. The script adds `failedAt`, from the server's clock.
 
     `error` is the error's own text. Each text may be "".
     """

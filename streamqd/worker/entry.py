@@ -57,7 +57,7 @@ class FetchedEntry:
 
     @property
     def crash_count(self) -> int:
-        """The crashes of all its life."""
+        """The number of crashes charged so far, at earlier places too."""
         return self.crashes + self.message.crash_count
 
     def restore(self) -> None:
@@ -67,7 +67,7 @@ class FetchedEntry:
         )
 
     def keep(self, attempts: int, due_ns: int) -> None:
-        """Note that it runs again in its place, after a run that cost this number of attempts.
+        """Record that it runs again in its place, after a run that cost this number of attempts.
 
         Its message must be restored.
         """

@@ -220,7 +220,7 @@ class EventLoop:
         self._loop.stop()
 
     def show(self, slot: WorkerSlot | None) -> None:
-        """Show in a worker's slot from now on that the loop turns. None: stop showing it."""
+        """Start to record the loop's turns in a worker's slot. None stops the recording."""
         if self._beat is not None:
             self._beat.close()
         self._beat = None if slot is None else LoopBeat(self._loop, slot, self._thread.native_id)

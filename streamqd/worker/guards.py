@@ -66,7 +66,7 @@ class Guards:
     # --- reports of failures ---
 
     def exempts(self, outcome: Outcome, message: Message) -> bool:
-        """Judge a failure: whether it is a dependency's, and costs the message no attempt.
+        """Return True if a failure is a dependency's and costs the message no attempt.
 
         A failure that the policy does not retry is the message's own, even if the breaker lists its
         error. A forgiven message stores the time of its forgiveness.

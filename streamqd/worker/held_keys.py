@@ -40,8 +40,8 @@ class KeyBlocker(Generic[Kept]):
 
     def __init__(self) -> None:
         self._queues: dict[Hashable, deque[Kept]] = {}
-        self._due: dict[Hashable, float] = {}  # of the keys whose first message waits
-        self._heap: list[tuple[float, int, Hashable]] = []  # may hold times that are over
+        self._due: dict[Hashable, float] = {}  # while the key's first message waits
+        self._heap: list[tuple[float, int, Hashable]] = []  # may contain old due times
         self._pushed = 0
         self.entries = 0
         self.size = 0
@@ -217,7 +217,7 @@ class HeldKeys:
         return True
 
     def go_on(self, key: bytes | None) -> None:
-        """All has run that may run now of a key that was taken."""
+        """Reschedule or release a taken key, whose messages ran as far as they may."""
         self._blocker.go_on(key, now_ns())
         self._report()
         self._quarantine.nothing_runs()

@@ -27,7 +27,7 @@ from streamqd.worker.eventloop import CoroutineRun, EventLoop, maker_of_tasks
 from streamqd.worker.forks import family
 
 CLOSE_SECONDS = 1.0
-INTERRUPT_SECONDS = 1.0  # longest wait for a thread that is just ending its run
+INTERRUPT_SECONDS = 1.0  # longest wait for a thread that finishes its run
 
 
 class RunEnds:

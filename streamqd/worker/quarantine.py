@@ -32,7 +32,7 @@ from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.fenced import FencedCalls
 from streamqd.worker.gates import Gates
 
-POLL_SECONDS = 0.05  # how often a turn is asked for: the lock's own queue could not be left
+POLL_SECONDS = 0.05  # between two tries for a turn: a blocking wait could not be aborted
 SHARE_SECONDS = 1.0  # seconds of turns after which a worker lets waiting workers go first
 
 # The mark while no message runs. No entry has this id, so no message is suspected.
@@ -86,19 +86,19 @@ class Quarantine:
         self._begin(*[entry.place for entry in entries])
 
     def run_again(self, place: bytes) -> None:
-        """An entry that was kept runs again now: wait for its turn. Raises as `begin`."""
+        """Wait for the turn of a kept entry that runs again. Raises like `begin`."""
         if self._session:
             self._context.settler.flush()
             self._begin(place)
 
     def nothing_runs(self) -> None:
-        """An entry is kept for a later run: suspect no message if no other runs now."""
+        """Suspect no message if none runs now. Called when an entry is kept for a later run."""
         if self._session and not self._runs:
             self.end_turn()
             self._mark(NOBODY)
 
     def end(self) -> None:
-        """Nothing is left of a lost owner."""
+        """Stop marking runs: all entries of a lost owner are settled."""
         if self._session:
             self._mark(b"")
             self._suspects.clear()

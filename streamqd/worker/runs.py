@@ -187,7 +187,7 @@ class SingleRunner:
         return len(messages)
 
     def _failed(self, entry: FetchedEntry, error: BaseException) -> bool:
-        """Note the verdict on a run that has failed.
+        """Record the verdict on a failed run.
 
         Returns whether the message is kept for another run.
         """

@@ -57,7 +57,7 @@ class WorkerProcess:
         self._idle_since = 0
 
     def run(self) -> ExitCode:
-        """Live until stopped. Returns the exit code."""
+        """Run until stopped. Return the exit code."""
         try:
             return self._live()
         finally:

@@ -120,7 +120,7 @@ class TopicDeadLetters:
 
 
 def overview(store: Store) -> list[TopicDeadLetters]:
-    """The topics that have dead letters."""
+    """Return the topics that have dead letters."""
     rows = []
     names, strange = registry.registry(store)
     for error in strange:
@@ -152,7 +152,7 @@ def listed(
     limit: int = 20,
     cursor: str = "",
 ) -> DeadLettersView:
-    """A page of the letters chosen. Raises TopicMissing, Refused."""
+    """Return a page of the chosen letters. Raises TopicMissing, Refused."""
     streams = streams_of(store, topic)
     before = read_place(cursor, len(streams)) if cursor else None
     found = list(newest(store, streams, choice, limit + 1, before))
@@ -205,7 +205,7 @@ def show(store: Store, topic: str, letter_id: str) -> DeadLetterDetail:
 
 
 def masked(letter: DeadLetterDetail) -> DeadLetterDetail:
-    """The letter without what users wrote: `***` for each key, header and text."""
+    """Return the letter with `***` in place of each key, header and text of users."""
     return replace(
         letter,
         key=letter.key and MASK.encode(),
@@ -299,7 +299,7 @@ class FailureTally:
         alike.add(entry)
 
     def causes(self) -> list[FailureCause]:
-        """The counted causes, most frequent first."""
+        """Return the counted causes, most frequent first."""
         rows = [alike.cause(*name) for name, alike in self._found.items()]
         return sorted(rows, key=lambda each: (-each.count, -each.last_unix_ms, each.fingerprint))
 

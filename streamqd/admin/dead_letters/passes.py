@@ -79,7 +79,7 @@ class ReplayPace:
 
 
 class Pass:
-    """Walks over letters, counts what happens to them, and knows when it is over."""
+    """Walks over letters, counts the outcomes, and stops when it must."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Pass:
             self.fail(error)
 
     def touched(self, entry: Entry) -> None:
-        """Note a letter that was dealt with."""
+        """Record a letter as handled."""
         self.first = self.first or str(entry.place)
         self.last = str(entry.place)
 
@@ -270,7 +270,7 @@ class Export:
 
 
 def document(topic: str, entry: Entry) -> dict[str, Any]:
-    """A letter as a JSON document."""
+    """Return a letter as a JSON document."""
     letter = LetterFields(entry.fields)
     *origin, original_id = origin_of(topic, entry)
     return {
@@ -288,7 +288,7 @@ def document(topic: str, entry: Entry) -> dict[str, Any]:
 
 
 def fields_of(document: dict[str, Any]) -> dict[bytes, bytes]:
-    """The fields of a letter back from its document."""
+    """Return the fields of a letter, given its document."""
     return {_raw(each["name"]): _raw(each["value"]) for each in document["fields"]}
 
 

@@ -42,7 +42,7 @@ from streamqd.store import dead, directives
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
-_FRESH = {b"retryCount": b"0", b"crashCount": b"0"}  # what a replayed letter starts with
+_FRESH = {b"retryCount": b"0", b"crashCount": b"0"}  # the counters of a replayed letter
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def read_destination(text: str) -> Destination | None:
 
 
 class Route:
-    """Knows the destination of each letter of a topic. Raises TopicMissing, Refused."""
+    """Determines the destination of each letter of a topic. Raises TopicMissing, Refused."""
 
     def __init__(self, store: Store, topic: str, target: Target) -> None:
         if target.topic == topic:
@@ -130,7 +130,7 @@ class Route:
 
 
 def changed(topic: str, entry: Entry, to: Destination) -> dict[bytes, bytes]:
-    """The fields that a letter gets as it becomes a message again."""
+    """Return the fields that a letter gets when it becomes a message again."""
     replays = replays_of(entry) + 1
     fields = {**_FRESH, b"replayCount": b"%d" % replays}
     origin_topic, origin_partition, original_id = origin_of(topic, entry)
@@ -145,7 +145,7 @@ def changed(topic: str, entry: Entry, to: Destination) -> dict[bytes, bytes]:
 
 
 def moved(topic: str, entry: Entry, to: Destination) -> dict[bytes, bytes]:
-    """All fields of a letter as it becomes a message in another slot."""
+    """Return all fields of a letter that becomes a message in another slot."""
     kept = {name: value for name, value in entry.fields.items() if name not in DEAD_ONLY}
     return kept | changed(topic, entry, to)
 
@@ -188,7 +188,7 @@ class ReplayResult:
 
 
 def over_replayed(most: int) -> str:
-    """The reason why a letter stays that was replayed too often."""
+    """Return the reason why a letter stays that was replayed too often."""
     times = "before" if most == 1 else f"{most} times or more already"
     return f"it was replayed {times}, and died again"
 
@@ -256,7 +256,7 @@ def refusal(route: Route, entry: Entry, max_replays: int) -> str:
 
 
 class _Going(NamedTuple):
-    """A letter and where it goes."""
+    """A letter and its destination."""
 
     entry: Entry
     to: Destination

@@ -52,7 +52,7 @@ _ELSE_IN_REDIS = {"failed_unix_ms": "failedAt", "original_unix_ms": "timestamp"}
 
 
 def _in_redis(name: str) -> bytes:
-    """A field of a letter as Redis has it: `error_class` is `errorClass`."""
+    """Return a field's name in Redis: `error_class` is `errorClass`."""
     first, *words = name.split("_")
     return _ELSE_IN_REDIS.get(name, first + "".join(map(str.title, words))).encode()
 
@@ -98,7 +98,7 @@ def origin_of(topic: str, entry: Entry) -> tuple[str, str, str]:
 
 
 def find(store: Store, streams: dict[int, str], letter_id: str) -> Entry:
-    """One letter by its name. Raises Refused."""
+    """Return one letter by its name. Raises Refused."""
     place = read_place(letter_id, len(streams))
     page = store.execute("XRANGE", streams[place.partition], str(place.id), str(place.id))
     if not page:
@@ -107,7 +107,7 @@ def find(store: Store, streams: dict[int, str], letter_id: str) -> Entry:
 
 
 def streams_of(store: Store, topic: str) -> dict[int, str]:
-    """The streams of a topic's letters by partition. Raises TopicMissing."""
+    """Return the streams of a topic's letters by partition. Raises TopicMissing."""
     count = topics.partition_count(store, topic)
     return {number: store.keys.dlq(topic, number) for number in range(count)}
 
@@ -228,7 +228,7 @@ def _walk(
 
 
 def _named(store: Store, streams: dict[int, str], choice: DeadLetterFilter) -> list[Page]:
-    """The letters named, all found before any is touched."""
+    """Return the named letters. All are found before any is changed."""
     found = [find(store, streams, letter_id) for letter_id in dict.fromkeys(choice.letter_ids)]
     for entry in found:
         if choice.takes(entry):

@@ -105,7 +105,7 @@ def examine(
 def without_redis(
     settings: Settings, checks: Sequence[Check[DiagnosisFacts]], error: str, *, unit: str = ""
 ) -> DiagnosisReport:
-    """Run the checks that need nothing of Redis, because it does not answer."""
+    """Run the checks that do not need Redis, because it does not answer."""
     some = [check for check in checks if set(check.needs) == {Need.HOST}]
     seen = host.gather(settings, unit, 0) if some else None
     facts = DiagnosisFacts(settings, 0, host=seen)

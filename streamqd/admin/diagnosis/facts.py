@@ -64,7 +64,7 @@ class ServerHealth:
 
     info: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, str] = field(default_factory=dict)
-    round_trip_ms: float | None = None  # the middle one of some
+    round_trip_ms: float | None = None  # median of a few
     skew_seconds: float | None = None  # the server's clock less this host's
     slow: Sequence[SlowCommand] = ()
     syncing_seconds: float = 0.0  # a sync of the append-only file was seen to take this long
@@ -127,7 +127,7 @@ class Delays:
     next_due_unix_ms: int | None = None
     lost: Sequence[str] = ()
     stuck: Sequence[str] = ()
-    more: int = 0  # by how much the two keys differ when they are too long to compare
+    more: int = 0  # difference of the two sizes, when the keys are too long to compare
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class UnitFacts:
 
     @property
     def pending(self) -> int:
-        """Entries that were handed out and not settled."""
+        """Entries that were delivered and not settled."""
         return self.figures.pending if self.figures else 0
 
 
@@ -269,7 +269,7 @@ class DiagnosisFacts:
 
     @cached_property
     def living(self) -> Sequence[Heartbeat]:
-        """The members that beat."""
+        """The members that send heartbeats."""
         state = self.fleet.state
         return [beat for beat in state.beats if beat.instance in state.live]
 
@@ -286,7 +286,7 @@ class DiagnosisFacts:
 
 PINGS = 5  # of which the middle one is the distance of the server
 SLOW_MAX = 128  # entries of the slow log
-SYNC_SECONDS = 1.0  # for which a sync of the server's file is watched
+SYNC_SECONDS = 1.0  # for which a sync of the server's file is observed
 SYNC_LOOK_SECONDS = 0.01
 DISK_EVENTS = ("aof-fsync-always", "aof-write-pending-fsync")
 _SETTINGS = ("appendfsync", "maxclients", "proto-max-bulk-len", "timeout")
@@ -385,7 +385,7 @@ def gather_fleet(fleet: Fleet, bad: BadValues) -> FleetHealth:
 def changed_runs(
     store: Store, bad: BadValues, fleet: str, beats: Sequence[Heartbeat]
 ) -> frozenset[str]:
-    """Look again: which instances are another run now than they were in `beats`?"""
+    """Look again, and return the instances whose run is not that in `beats`."""
     (infos,) = ask(store, [("HGETALL", store.keys.info(fleet))], bad)
     scores = [part for beat in beats for part in (beat.instance.encode(), b"0")]
     now = members.beats(scores, infos)
@@ -482,7 +482,7 @@ def gather_delays(store: Store, bad: BadValues, pairs: Sequence[Pair]) -> list[D
 
 
 def _sized(store: Store, bad: BadValues, pairs: Sequence[Pair]) -> list[tuple[Pair, list[Any]]]:
-    """The pairs with the sizes of both keys, and the first due time."""
+    """Return the pairs with the sizes of both keys, and the first due time."""
     asked: list[tuple[Any, ...]] = []
     for due, items in pairs:
         asked += [("ZCARD", due), ("HLEN", items), ("ZRANGE", due, 0, 0, "WITHSCORES")]
@@ -523,7 +523,7 @@ BODIES_AT_ONCE = 8  # bodies of one exchange
 
 
 def places_of(topics: Sequence[TopicFacts]) -> tuple[list[tuple[TopicFacts, int]], int]:
-    """The partitions to look at, and how many there are: a share of each topic when too many."""
+    """Return the partitions to examine (a share of each topic if too many), and the total."""
     counted = [(topic, topic.partitions or 0) for topic in topics]
     total = sum(count for _, count in counted)
     share = PARTITIONS_MAX if total <= PARTITIONS_MAX else PARTITIONS_MAX // max(1, len(counted))
@@ -579,7 +579,7 @@ def _typed(keys: Keys, topic: str, partition: int) -> dict[str, str]:
 def wrong_types(
     store: Store, bad: BadValues, wanted: Sequence[Mapping[str, str]]
 ) -> list[dict[str, str]]:
-    """Of each mapping key -> type, the keys that hold something of another type, and that."""
+    """Return, per mapping of key -> type, the keys with another type, and that type."""
     flat = [(key, kind) for some in wanted for key, kind in some.items()]
     replies = iter(ask(store, [("TYPE", key) for key, _ in flat], bad))
     found = []

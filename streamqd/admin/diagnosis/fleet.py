@@ -19,8 +19,8 @@ from streamqd.store.directives import EVERYBODY, Directive, Scope
 from streamqd.words import lasting, plural, roughly, spans
 
 PAUSED_SECONDS = 3_600.0
-BLOCKED_SECONDS = 900.0  # for so long an event loop that was blocked is worth a warning
-ROUND_TRIPS = 50  # of the server, which a lease should be worth: 10 for each renewal
+BLOCKED_SECONDS = 900.0  # after a block of an event loop, for a warning
+ROUND_TRIPS = 50  # to the server that a lease should last for: 10 per renewal
 
 
 @check("fleet.empty", Severity.PROBLEM, Need.FLEET, Need.TOPICS)

@@ -73,7 +73,7 @@ def _exists(path: Path) -> bool:
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder itself, or the part of its path that is there."""
+    """Return the directory, or its nearest existing parent."""
     return next(each for each in (folder, *folder.absolute().parents) if _exists(each))
 
 
@@ -123,7 +123,7 @@ def _number(path: Path) -> int | None:
 
 
 def _limit_of_files(settings: Settings) -> tuple[int | None, str]:
-    """The hard limit of open files of the daemon that runs here, else of this process."""
+    """Return the hard limit of open files of this host's daemon, else of this process."""
     pid = _daemon(settings)
     if pid is not None:
         limit = _limit_of(pid)
@@ -134,7 +134,7 @@ def _limit_of_files(settings: Settings) -> tuple[int | None, str]:
 
 
 def _daemon(settings: Settings) -> int | None:
-    """The process id of the daemon that runs here, or ran here last."""
+    """Return the process ID of the daemon that runs here, or ran here last."""
     return _number(settings.daemon.state_dir / f"{settings.daemon.instance}.lock")
 
 
@@ -230,9 +230,9 @@ def read_span(text: str) -> float | None:
 
 FREE_BYTES = 64 << 20
 STOP_MARGIN_SECONDS = 5.0  # beyond drain_timeout: killing workers and releasing their messages
-DESCRIPTORS_EACH = 3  # that a worker costs the supervisor
+DESCRIPTORS_EACH = 3  # of the supervisor per worker
 DESCRIPTORS_BESIDE = 64
-PROCESS_DESCRIPTORS = 32  # that one worker opens, about
+PROCESS_DESCRIPTORS = 32  # opened by one worker, roughly
 
 
 @check("host.stop-timeout", Severity.WARNING, Need.HOST)

@@ -12,13 +12,13 @@ from streamqd.admin.partitions import by_group
 from streamqd.admin.reading import SEQ_MAX, read_id
 from streamqd.words import plural, roughly, spans
 
-AHEAD_MS = 86_400_000  # of the server's clock: no clock of a producer's host is as wrong
-ROOM_MIN = 1 << 32  # ids that should be left
-HELD_SECONDS = 300.0  # beyond max_age: trimming takes its time, and whole nodes
+AHEAD_MS = 86_400_000  # ahead of the server's clock; no producer's clock is that wrong
+ROOM_MIN = 1 << 32  # IDs that should remain
+HELD_SECONDS = 300.0  # beyond max_age, because trimming takes time and removes whole nodes
 
 
 def numbers(units: Iterable[UnitFacts]) -> list[int]:
-    """The partitions of units."""
+    """Return the partitions of units."""
     return [each.unit.partition for each in units]
 
 

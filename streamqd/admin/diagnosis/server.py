@@ -25,7 +25,7 @@ from streamqd.words import plural, roughly
 # - Valkey: release notes of 7.2.14, 8.0.10, 8.1.9, 9.0.5 and 9.1.1 (CVE-2026-56684,
 #   CVE-2026-63639)
 #
-# A line that is not in the table and older than the newest one gets no fixes any more.
+# A line that is not in the table and older than the newest one no longer gets fixes.
 Version = tuple[int, ...]
 MENDED: dict[str, dict[Version, int]] = {
     "redis": {
@@ -64,10 +64,10 @@ OLDEST = {"redis": (6, 2), "valkey": (7, 2)}  # the first version that has every
 FULL, NEARLY_FULL = 0.95, 0.85  # of maxmemory
 CLIENTS = 0.9  # of maxclients
 SKEW_SECONDS = 2.0
-IDLE_SECONDS = 60  # no connection of a daemon, a producer or a pool is silent for longer on purpose
-SLOW_MS = 100.0  # for so long no other client is served
-SYNC_MS = 100  # of a sync of the append-only file that is slow
-SLOW_SECONDS = 86_400  # slow commands of longer ago are history
+IDLE_SECONDS = 60  # no daemon, producer or pool leaves a connection idle for longer
+SLOW_MS = 100.0  # for which no other client is served
+SYNC_MS = 100  # from which a sync of the append-only file is slow
+SLOW_SECONDS = 86_400  # older slow commands are ignored
 
 
 def _set(setting: str) -> str:

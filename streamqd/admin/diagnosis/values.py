@@ -222,7 +222,7 @@ def _rule(kind: str, field: str) -> ValueRule | None:
     return None
 
 
-# --- what no other check reads --------------------------------------------------------------------
+# --- values without other checks ------------------------------------------------------------------
 
 
 def gather(
@@ -232,7 +232,7 @@ def gather(
     places: Sequence[tuple[str, int]],
     units: Sequence[Unit],
 ) -> list[str]:
-    """Read it into `bad`, each value for itself. Return the keys that were too long for that."""
+    """Read each value into `bad` on its own. Return the keys that were too long to read."""
     keys = store.keys
     for topic in found:
         _read("meta", keys.meta(topic.name), topic.stored, bad)
@@ -270,7 +270,7 @@ def _sorted_by_length(
 
 
 def _due_times(store: Store, bad: BadValues, keys: Sequence[str]) -> dict[str, dict[bytes, bytes]]:
-    """The first and the last members of each key with their due times."""
+    """Return the first and the last members of each key with their due times."""
     ends = ((0, ENDS - 1), (-ENDS, -1))
     asked = [("ZRANGE", key, *end, "WITHSCORES") for key in keys for end in ends]
     replies = ask(store, asked, bad, batch=BATCH)
@@ -309,7 +309,7 @@ def judged(
     facts: DiagnosisFacts,
     places: Sequence[tuple[str, int]],
 ) -> list[Value]:
-    """Every value that could not be read, with what puts it right."""
+    """Return every unreadable value with its fix."""
     homes = _homes(store.keys, facts, places)
     found = list(_of_another_type(store, bad, homes))
     for row in bad.rows:
@@ -378,7 +378,7 @@ def _value(row: Unreadable, home: Home, rule: ValueRule) -> Value:
 
 
 def _words(row: Unreadable, home: Home) -> dict[str, list[bytes]]:
-    """The words that commands of the table name in braces."""
+    """Return the words for the names in braces in the table's commands."""
     field = _ESCAPED.sub(lambda byte: bytes([int(byte[1], 16)]), row.field.encode())
     found = ast.literal_eval(f"b{row.found}") if row.found[-1:] in "'\"" else b"NAME"
     # A problem in the fields of a member is named `member.field`, and a member may have dots.
@@ -397,7 +397,7 @@ def _words(row: Unreadable, home: Home) -> dict[str, list[bytes]]:
 
 
 def _quoted(word: str | bytes) -> str:
-    """A word as a shell takes it."""
+    """Return a word quoted for a shell."""
     text = word.decode("utf-8", "replace") if isinstance(word, bytes) else word
     if _PLAIN.fullmatch(text) and text == text.encode().decode():
         return text
