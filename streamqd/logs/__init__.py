@@ -132,7 +132,7 @@ class Episode:
     def failed(
         self, level: int = logging.WARNING, *, exc: BaseException | None = None, **fields: object
     ) -> None:
-        """Count one failure; log it if it is the first of its episode."""
+        """Count one failure. Log it if it is the first of its episode."""
         self.failures += 1
         if self._since is None:
             self._since = time.monotonic()

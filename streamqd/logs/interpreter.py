@@ -24,7 +24,7 @@ class Report(Protocol):
 
 
 class Interpreter:
-    """The hooks of this process; a forked child has them too."""
+    """The hooks of this process. A forked child has them too."""
 
     def __init__(self, report: Report) -> None:
         self._report = report

@@ -31,7 +31,7 @@ process = _Process()
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line. Text stays readable; unprintable characters are escaped."""
+    """One JSON object per line. Text stays readable, and unprintable characters are escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
         name = getattr(record, "event", None)

@@ -1,6 +1,6 @@
 """Counts for an assignment: how many units of each column every row should have.
 
-Rows are members, columns are (topic, group)s. Both are numbered in the order of their names, so
+Rows are members, columns are (topic, group)s. Both are sorted by name, so
 names break ties. `assignment` calls this module for each connected part.
 """
 
@@ -74,7 +74,7 @@ def shares(
 ) -> list[int]:
     """Divide `total` by weight into integers, each within its cap. An excess is left out.
 
-    Each index gets its share rounded down, or one more. An index whose `current` number already
+    Each index gets its share rounded down, or one more. An index whose `current` count already
     exceeds its share is the first to get one more, then those with the largest remainders. A weight
     of 0 has no share.
     """

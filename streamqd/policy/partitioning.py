@@ -1,4 +1,4 @@
-"""Which partition a key belongs to. Fixed forever: a change would reorder every topic.
+"""Maps keys to partitions. Fixed forever: a change would reorder every topic.
 
 The hash is CRC-32 (IEEE, as in zlib) of the key, modulo the partition count: the same as
 librdkafka's `consistent` partitioner, so that other producers can agree with ours. A producer may
@@ -14,21 +14,21 @@ _64_BITS = (1 << 64) - 1
 
 
 def crc32_partition(key: bytes, count: int) -> int:
-    """Partition of a key among `count` partitions. The same in every process and version."""
+    """Return the partition of a key, 0 to `count` - 1. The same in every process and version."""
     if count < 1:
         raise ValueError("a topic has at least one partition")
     return zlib.crc32(key) % count
 
 
 def round_robin_partition(index: int, count: int) -> int:
-    """Partition of the producer's `index`-th message without a key, counted from 0."""
+    """Return the partition of the producer's `index`-th message without a key (from 0)."""
     if count < 1:
         raise ValueError("a topic has at least one partition")
     return index % count
 
 
 def jump_partition(key: bytes, count: int) -> int:
-    """Partition of a key by consistent hashing: `jump` of the first 8 bytes of its BLAKE2b.
+    """Return the partition of a key: `jump` of the first 8 bytes of its BLAKE2b hash.
 
     When a topic grows from P to Q partitions, (Q - P) / Q of the keys move, all to new partitions.
     """
@@ -37,7 +37,7 @@ def jump_partition(key: bytes, count: int) -> int:
 
 
 def jump(number: int, count: int) -> int:
-    """Jump consistent hash of a 64-bit number (Lamping and Veach, 2014), 0 to `count` - 1."""
+    """Return the jump hash of a 64-bit number, 0 to `count` - 1 (Lamping and Veach, 2014)."""
     if count < 1:
         raise ValueError("a topic has at least one partition")
     found, following = -1, 0

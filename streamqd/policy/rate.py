@@ -15,7 +15,7 @@ _NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """At most `per_second` runs, of which `burst` may start together after a pause."""
+    """At most `per_second` runs per second. `burst` runs may start together after a pause."""
 
     per_second: float
     burst: int = 1
@@ -38,5 +38,5 @@ class Rate:
         return max(due_ns, now_ns) + runs * self.interval_ns
 
     def inherited(self, due_ns: int, now_ns: int) -> int:
-        """Return the state to continue with, from `due_ns` of a worker with any rate."""
+        """Return the state to continue with, given another worker's state. Its rate may differ."""
         return min(due_ns, now_ns + self.burst * self.interval_ns)

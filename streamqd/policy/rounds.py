@@ -1,9 +1,10 @@
 """Rounds: how the suspects of a crash run again, so that blame stays exact and costs few runs.
 
 When a process dies while several messages run, each message is a suspect, and none is charged. The
-next process runs the suspects in rounds. A round starts when the last one is settled, and nothing
-else runs beside it. If a round of several dies too, its members join smaller rounds: at most half
-as many as ran at the crash. A message that crashes its process while it runs alone is charged.
+next process runs the suspects in rounds. A round starts when the last one is settled, and no other
+message runs at the same time. If a round of several dies too, its members join smaller rounds: at
+most half as many as ran at the crash. A message that crashes its process while it runs alone is
+charged.
 
 A message of a crash of 128 is therefore in 7 crashes at most (128, 64, 32, 16, 8, 4, 2), and
 starts at most 8 times for the crashes of others.

@@ -22,7 +22,7 @@ from streamqd.policy.rebalance import MemberView, PartitionView
 SILENT_BEATS = 2
 # One heartbeat of another run may be a late packet of a killed process. A second proves it alive.
 DUPLICATE_BEATS = 2
-# A member that was silent for this many looks may be forgotten, at most so many per heartbeat.
+# A member that was silent for this many looks may be forgotten, FORGET_MAX per heartbeat.
 FORGET_BEATS, FORGET_MAX = 10, 100
 # A lease counts as expired after this many looks and this many TTLs. If it is still renewed, that
 # shows earlier, even if its remaining time is slightly shorter at each look.

@@ -39,11 +39,11 @@ class Isolation:
         self._partitions = partitions
         self.policy = policy  # a reload replaces it
         self._let_go = let_go
-        self._failed: dict[Unit, tuple[int, float]] = {}  # errors in a row; end of the pause
+        self._failed: dict[Unit, tuple[int, float]] = {}  # errors in a row, end of the pause
         self._owed: dict[Unit, tuple[float, str]] = {}  # pauses to be set: end, problem
 
     def run(self, unit: Unit, do: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> T | None:
-        """Return `do(...)`; after an error give the assignment up and return None."""
+        """Return `do(...)`. After an error, give the assignment up and return None."""
         try:
             return do(*args, **named)
         except Exception as error:  # noqa: BLE001 - it may be any: the other assignments continue

@@ -64,7 +64,7 @@ class LeaseManager:
         redis = partial(connect, settings.redis, timeout=EXCHANGE_SECONDS)
         redis = partial(redis, lookup=(names or Resolver()).lookup)
         self.link = redis(name="streamqd:supervisor", doubt=min(DOUBT_SECONDS, patience / 2))
-        # An instance that pauses a heartbeat longer than the others would be considered dead.
+        # An instance that resumes a heartbeat later than the others would be considered dead.
         self.client = BoundedClient(self.link, board, patience, longest_pause=self.interval / 4)
         channel = self.keys.wake(settings.daemon.fleet)
         self.wakes = PubSubListener(redis(name="streamqd:wake", key=channel), channel)

@@ -55,7 +55,7 @@ class Membership:
         self._refusal = ""  # the last logged refusal of the heartbeat
 
     def beat_soon(self) -> None:
-        """Send a heartbeat and look at the fleet at the next tick; a large fleet waits longer."""
+        """Send a heartbeat and look at the fleet at the next tick, or later in a large fleet."""
         at = heartbeats.woken_beat(self._beaten_at, self.interval, len(self.seen), random())
         self.beat_by(at)
 

@@ -42,7 +42,7 @@ from streamqd.supervisor.watcher import Watched, Watcher
 from streamqd.supervisor.worker_pool import WorkerPool
 
 TICK_SECONDS = 0.5
-FORK_SECONDS = 0.25  # per tick; later forks wait for the next tick
+FORK_SECONDS = 0.25  # per tick, after which forks wait for the next tick
 CAUSES_MAX = 3  # listed when all partitions crash
 STACKS_SECONDS = 0.5  # between two checks for stacks from the fault handlers of children
 EMBEDDED_RETRY_SECONDS = 1.0

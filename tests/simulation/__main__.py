@@ -113,7 +113,7 @@ def report(scope: Scope, seed: int, results: dict[str, Figures], decided: int, s
         f"\n{scope.members} instances, {len(scope.units):,} partitions in {scope.topics} topics, of"
         f" which each instance offers {scope.offered}; lease_ttl 15 s, everything else at its"
         f" default. Seed {seed}.\n\n{table}\n\n"
-        f"{decided:,} decisions in {spent:,.0f} s of processor time. One decision about"
+        f"{decided:,} decisions in {spent:,.0f} s of CPU time. One decision about"
         f" {scope.offered * scope.partitions:,} partitions and {scope.members} instances at rest:"
         f" {1000 * seconds_of_one(scope):.0f} ms. Python {platform.python_version()},"
         f" {psutil.cpu_count()} processors ({processor()}).\n"
