@@ -80,13 +80,13 @@ ROWS = (
     ),
     Row(
         "F8",
-        "A worker or a whole instance stands still for longer than the ttl and comes back.",
+        "A worker or a whole instance pauses for longer than the TTL and resumes.",
         "Every call of the old owner is refused and changes nothing. It starts no message and"
         " exits.",
     ),
     Row(
         "F9",
-        "The server stands still for longer than the ttl, so that all leases expire at once.",
+        "The server pauses for longer than the TTL, so that all leases expire together.",
         "Owners renew late and keep their epochs. No instance takes a lease over.",
     ),
     Row(
@@ -134,7 +134,7 @@ ROWS = (
     Row(
         "F16",
         "The server answers LOADING, BUSY, MASTERDOWN, CLUSTERDOWN or TRYAGAIN.",
-        "Every process backs off with jitter. Leases are trusted for as long as they may be,"
+        "Every process backs off with jitter. Leases are trusted until their deadline,"
         " and no message is charged.",
     ),
     Row(
@@ -145,12 +145,12 @@ ROWS = (
     Row(
         "F18",
         "A failover loses the last writes.",
-        "Epochs are greater than all before them. Lost acknowledgements repeat runs. Lost sends"
+        "Epochs are greater than all earlier ones. Lost acknowledgements repeat runs. Lost sends"
         " are the documented window.",
     ),
     Row(
         "F19",
-        "Two masters at once.",
+        "Two masters at the same time.",
         "With `min-replicas-to-write`, the minority refuses writes, and the start checks"
         " recommend it. Writes accepted by the minority are the documented window.",
     ),
@@ -275,7 +275,7 @@ ROWS = (
         "A connection dies silently while new connections work: a proxy that swallows, a NAT"
         " that forgets.",
         "A busy partition continues within 3 s, and an idle one starts a message within 2 s."
-        " Nothing is lost, and nothing is handled twice. A server that stands still is waited"
-        " for, with few more connections.",
+        " Nothing is lost, and nothing is handled twice. The daemon waits for a server that"
+        " pauses, with few more connections.",
     ),
 )
