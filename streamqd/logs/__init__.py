@@ -54,7 +54,7 @@ __all__ = [
 RESERVED = frozenset({"ts", "level", "event", "pid", "role", "logger", "msg", "traceback"})
 
 LINES_PER_SECOND = 20  # per process, for an event that messages cause
-LINES_AT_ONCE = 10  # per look; a client may have written ten thousand
+LINES_AT_ONCE = 10  # per look, as a client may have written ten thousand
 
 _LOGGER = logging.getLogger("streamqd")
 _interpreter = Interpreter(

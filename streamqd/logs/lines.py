@@ -15,7 +15,7 @@ from streamqd.logs.records import CONTEXT
 from streamqd.model import Unit
 from streamqd.words import HIDDEN, harmless
 
-LINE_MAX = 16 * 1024  # characters of one rendered line; more is cut
+LINE_MAX = 16 * 1024  # characters of one rendered line, which is then cut
 VALUE_MAX = 2 * 1024  # characters of one field
 TRACEBACK_MAX = 8 * 1024
 NAME_WIDTH = 21  # of the event column in text lines

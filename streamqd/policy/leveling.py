@@ -22,7 +22,7 @@ class Part:
     offers: list[list[int]]  # columns that a row offers
     held: Table  # units by row and column, where the row offers the column
     free: list[int]  # units without an owner by column
-    fixed: list[int]  # units of a row outside all columns; they stay
+    fixed: list[int]  # units of a row outside all columns, which stay
     loads: list[int] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -40,7 +40,7 @@ class ExitCause(enum.Enum):
     ORDERED = "ordered"  # stopped, recycled or fenced: not a crash
     BOOT = "boot"  # importing, starting hooks, or connecting
     IDLE = "idle"  # between messages, or while fetching or settling
-    HANDLING = "handling"  # running one or more messages; includes a kill at hard_timeout
+    HANDLING = "handling"  # running one or more messages, also if killed at hard_timeout
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from streamqd.model import Unit
 from streamqd.policy.rebalance import Constraints, MemberView, may_reload
 from streamqd.store.directives import Directive, Directives
 
-LOGGED_MAX = 50  # logged changes of one kind; one more line counts the rest
+LOGGED_MAX = 50  # logged changes of one kind, and one line that counts the rest
 
 
 class Control:

@@ -51,8 +51,8 @@ class _Silence:
 
     child: Child
     beat_ns: int  # its last beat
-    report_at: float = 0.0  # monotonic; no report is due before
-    asked_at: float = 0.0  # monotonic, when its stack was asked for; 0 = not yet
+    report_at: float = 0.0  # monotonic time of the next report
+    asked_at: float = 0.0  # monotonic, when its stack was requested, 0 = not yet
     reported: bool = False
     doubted: bool = False  # no stack came, or it showed no code of a handler
 

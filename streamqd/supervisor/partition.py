@@ -120,14 +120,14 @@ class PartitionState:
     killed_at: float = 0.0
     groups_ready: bool = False
     start_at: float = 0.0  # monotonic, earliest time of the next fork
-    refused_since: float = 0.0  # monotonic, when the first fork in a row was refused; 0 = none
+    refused_since: float = 0.0  # monotonic, when the first fork in a row was refused, 0 = none
     suspects: rounds.Suspects = field(default_factory=dict)  # the next process runs them in rounds
     # True if `suspects` are all the messages that ran when the last owner died.
     suspects_complete: bool = False
     uncharged: int = 0  # processes in a row that crashed while no message ran
     exits: list[restart.WorkerExit] = field(default_factory=list)
     ready_at: float = 0.0  # monotonic, 0 = not booted yet
-    quiet_at: float = 0.0  # monotonic, when the process was first seen quiet; 0 = it works
+    quiet_at: float = 0.0  # monotonic, when the process was first seen quiet, 0 = it works
     broken_until: float = 0.0
     last_exit: str = ""
     refusal: str = ""  # code of the repeated error reply, which is logged once
@@ -206,7 +206,7 @@ class PartitionState:
         self.slot.forget_lease()  # no message is unfinished, so a successor has nothing to resume
 
     def intent(self, keys: Keys, ttl: float, owner: str) -> Call | None:
-        """Return the call to make now, the same one until Redis replies; None for none."""
+        """Return the call to make now, the same one until Redis replies, or None."""
         if self.phase is Phase.ACQUIRING:
             return leases.acquire(keys, self.lease, ttl, owner, self._dead_token)
         if self.phase is Phase.REFENCING:

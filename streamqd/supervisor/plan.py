@@ -47,7 +47,7 @@ class DismissWorker(NamedTuple):
     """Detach a quiet worker: it exits under its old token while its successor works."""
 
     unit: Unit
-    unexplained: bool = False  # the reason for its exit is unknown; its group may be gone
+    unexplained: bool = False  # its exit has no known reason, and its group may be gone
 
 
 class ForkWorker(NamedTuple):

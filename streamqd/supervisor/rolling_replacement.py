@@ -117,7 +117,7 @@ class RollingReplacement:
         return True
 
     def is_wanted(self, unit: Unit, reason: str = "") -> bool:
-        """Return True if a replacement is queued or running, for this reason; '' means any."""
+        """Return True if a replacement is queued or running, for this reason ('' means any)."""
         found = {self._wanted.get(unit)}
         if self._current is not None and self._current.partition.unit == unit:
             found.add(self._current.reason)

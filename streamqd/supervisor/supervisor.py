@@ -287,7 +287,7 @@ class Supervisor:
             wishes += self._starts(now)
             for unit in self.unwanted:
                 wishes += self.isolation.run(unit, rebalance.shed, self.partitions[unit]) or ()
-            # Another instance may be able to run it; this one looks again after the cool-down.
+            # Another instance may be able to run it. This one tries again after the cooldown.
             broken = [each for each in partitions if each.broken_until > now and each.releasable]
             wishes += [plan.ReleaseLease(each.unit, "broken") for each in broken]
         for each in partitions:
@@ -735,7 +735,7 @@ class Supervisor:
             error = "; ".join([*causes[:CAUSES_MAX], *more])
             logs.event("crash_loop", logging.CRITICAL, units=len(broken), error=error)
             self.drain.code = EXIT_CRASH_LOOP
-            self.drain.begin(0.0)  # no worker is left; the drain releases the leases
+            self.drain.begin(0.0)  # no worker is left, so the drain only releases the leases
 
     def _end_burst(self, now: float, burst: BurstCheck) -> None:
         wanted = {unit: self.partitions[unit] for unit in self.wanted_units()}
