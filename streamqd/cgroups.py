@@ -23,7 +23,7 @@ def memory_file(
     """Return a file of the group that counts a process's memory, None if it is not found.
 
     `membership` is a file such as /proc/self/cgroup. `older` is the name of the file in version 1,
-    where each resource has its own groups; '' if version 1 does not have the file. In a container,
+    where each resource has its own groups, '' if version 1 does not have the file. In a container,
     the group's path may start above the directories that are visible.
     """
     with contextlib.suppress(OSError):
@@ -53,9 +53,9 @@ def killed_as_one(membership: Path, root: Path = CONTROL_GROUPS) -> Path | None:
 def fate_of(group: Path | str) -> Fate:
     """Return the effect of the kernel killing `group` as a whole, with the remedy."""
     return Fate(
-        f"when memory is short the kernel kills all processes of {group} at once"
+        f"when memory is short the kernel kills all processes of {group} together"
         " (memory.oom.group): the supervisor dies with the one worker that took it, every partition"
-        " waits one daemon.lease_ttl, and nobody can tell which message it was",
+        " waits one daemon.lease_ttl, and the message that caused it is unknown",
         "under systemd write `OOMPolicy=continue` into the unit file; under Kubernetes set"
         " `singleProcessOOMKill: true` in the kubelet's configuration; elsewhere"
         f" `echo 0 > {group}/memory.oom.group`",

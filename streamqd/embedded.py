@@ -33,7 +33,7 @@ from streamqd.store.client import connect
 
 URL = "embedded:"
 
-_SOCKET_PATH_MAX = 107  # bytes; struct sockaddr_un
+_SOCKET_PATH_MAX = 107  # bytes, as in struct sockaddr_un
 _LOG_BYTES_MAX = 1 << 20
 _POLL_SECONDS = 0.02
 _PR_SET_PDEATHSIG = 1
@@ -114,7 +114,7 @@ class EmbeddedServer:
 
     @property
     def pid(self) -> int | None:
-        """The process ID, even after the process exited; None before the first start."""
+        """The process ID, also after the process exited, None before the first start."""
         return None if self._process is None else self._process.pid
 
     @property
@@ -183,8 +183,7 @@ class EmbeddedServer:
                 return
             if time.monotonic() > deadline:
                 raise RedisUnavailable(
-                    f"the embedded server does not answer after {timeout:g} s; {self.log_path}"
-                    " says what it does",
+                    f"the embedded server does not answer after {timeout:g} s; see {self.log_path}",
                     sent=False,
                 )
             time.sleep(_POLL_SECONDS)
@@ -265,7 +264,7 @@ class EmbeddedServer:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             above, own = self.state_dir.stat(), self.folder.lstat()
             if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
-                raise ConfigError([f"daemon.state_dir: everybody may write to {self.state_dir}"])
+                raise ConfigError([f"daemon.state_dir: any user may write to {self.state_dir}"])
             if own.st_uid != os.geteuid() or not stat.S_ISDIR(own.st_mode):
                 raise ConfigError([f"daemon.state_dir: {self.folder} is not a directory of ours"])
             self.folder.chmod(0o700)
@@ -287,7 +286,7 @@ class EmbeddedServer:
                 self._unlock()
                 raise AlreadyRunning(
                     f"the server of an earlier daemon still uses {self.folder} after"
-                    f" {patience:g} s; end it"
+                    f" {patience:g} s; stop it"
                 )
             time.sleep(_POLL_SECONDS)
 

@@ -81,14 +81,13 @@ def _check(facts: ServerFacts, settings: Settings) -> tuple[list[str], list[str]
         problems.append(f"the server is a {facts.role}, which refuses writes; name the primary")
     if not facts.aof:
         warnings.append(
-            "append-only persistence is off; what was sent since the last snapshot is lost "
-            "when the server restarts (set appendonly yes)"
+            "append-only persistence is off: a restart of the server loses all messages since its "
+            "last snapshot (set appendonly yes)"
         )
     if facts.replicas and not facts.needs_replicas:
         warnings.append(
-            "it has replicas and takes writes without them, so a master that is cut off goes on"
-            " writing what is lost at the failover (set min-replicas-to-write 1 and"
-            " min-replicas-max-lag 10)"
+            "it has replicas and takes writes without them, so writes to a master that is cut off"
+            " are lost at the failover (set min-replicas-to-write 1 and min-replicas-max-lag 10)"
         )
     skew = abs(facts.time - time.time())
     if skew > settings.daemon.lease_ttl / 2:

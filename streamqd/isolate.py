@@ -1,6 +1,6 @@
 """Isolation: an error in the work for one subject (an assignment, a partition) harms no other.
 
-A loop over many subjects calls an `Isolate` for each of them. The supervisor and the housekeeper
+A loop over many subjects calls an `Isolate` for each one. The supervisor and the housekeeper
 each have their own `Isolate`.
 """
 

@@ -42,7 +42,7 @@ def below(root: Path, *parts: str | PurePosixPath) -> Path:
     """Return `root` joined with the parts, which need not exist.
 
     Raises Refused when the result is not below `root`: for an absolute part, `..`, no parts, a NUL
-    byte, or a symbolic link at any level below `root`, whatever its target. `root` itself may be or
+    byte, or a symbolic link at any level below `root`, with any target. `root` itself may be or
     contain a link.
     """
     # PurePosixPath drops `.` and empty parts. An absolute part replaces all parts before it.
@@ -86,6 +86,6 @@ def remove_below(root: Path, *parts: str | PurePosixPath) -> None:
         shutil.rmtree(folder)
     except FileNotFoundError:
         if folder.exists():  # another process removed one of its files at the same time
-            raise Refused(f"{folder} is being removed by somebody else: try again") from None
+            raise Refused(f"{folder} is being removed by another process; try again") from None
     except OSError as error:
         raise Refused(f"{folder} cannot be removed ({error.strerror}): {error.filename}") from error
