@@ -1,8 +1,8 @@
 """The command `streamqd`: parses, calls `admin`, `producer` or the supervisor, and prints.
 
-One module per command. Exit codes: 0 done, 1 problems found (`check`) or an error of our own,
-2 usage, 3 configuration, 4 Redis, 8 refused or not found. A user's mistake is one sentence on
-standard error, never a traceback.
+Each command has its own module. Exit codes: 0 done, 1 problems found (`check`) or a bug of
+streamqd, 2 usage, 3 configuration, 4 Redis, 8 refused or not found. For a user's mistake, it prints
+one sentence on standard error and no traceback.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    # Imported late: a signal that comes while the commands are being loaded must find a listener.
+    # Imported late, because signals that arrive during this import must already find a handler.
     if name != "cli":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from streamqd.cli.root import cli as command

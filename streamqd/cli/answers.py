@@ -1,4 +1,4 @@
-"""Rows that Spark has returned, as people and programs read them."""
+"""Print rows from Spark for people and programs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ FORMATS = ("table", "json", "csv")
 
 
 def show(names: Sequence[str], rows: Sequence[Sequence[Any]], form: str) -> None:
-    """Print rows as a table, as one JSON object a line, or as CSV with a heading.
+    """Print rows as a table, as one JSON object per line, or as CSV with a header.
 
-    Raises Refused for JSON of two columns of one name.
+    Raises Refused for JSON if two columns have the same name.
     """
     if form == "json":
         for row in rows:
@@ -33,25 +33,25 @@ def show(names: Sequence[str], rows: Sequence[Sequence[Any]], form: str) -> None
 
 
 def named(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
-    """Values by their names, as JSON can have them. Raises Refused for two of one name."""
+    """Return a row as a dict for JSON. Raises Refused if two columns have the same name."""
     refuse_doubles(names)
     return {name: readable(value) for name, value in zip(names, values, strict=True)}
 
 
 def refuse_doubles(names: Sequence[str]) -> None:
-    """Raise Refused for two columns of one name, of which JSON could have only one."""
+    """Raise Refused if two columns have the same name, because JSON would lose one."""
     if len(set(names)) < len(names):
         double = next(name for name in names if names.count(name) > 1)
-        raise Refused(f"two columns are named {double}: name one of them differently, with AS")
+        raise Refused(f"two columns are named {double}; rename one with AS")
 
 
 def refused_by(form: str) -> Callable[[Sequence[str]], None]:
-    """What refuses the columns that a form cannot show."""
+    """Return the function that refuses the columns that an output format cannot show."""
     return refuse_doubles if form == "json" else lambda _: None
 
 
 def readable(value: Any) -> Any:
-    """A value of a row as text and JSON can have it. Raises Refused as `named`."""
+    """Return a value of a row for text and JSON. Raises Refused as `named`."""
     if isinstance(value, tuple) and (names := getattr(value, "__fields__", None)):  # Spark's Row
         return named(names, value)
     if isinstance(value, bytes | bytearray):
@@ -66,7 +66,7 @@ def readable(value: Any) -> Any:
 
 
 def _cell(value: Any) -> Any:
-    """A cell of CSV, which only a terminal needs without control characters."""
+    """Return a CSV cell. Control characters are escaped for a terminal only."""
     plain = readable(value)
     text = json_text(plain) if isinstance(plain, dict | list) else plain
     return printable(text) if isinstance(text, str) and sys.stdout.isatty() else text

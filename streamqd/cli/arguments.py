@@ -20,33 +20,33 @@ _UNIX_MS_MIN = 10**11  # a plain number above it is an instant, below it a numbe
 
 
 def json_option(command: Command) -> Command:
-    """Give a command `--json`: the result as JSON, in a form that stays the same over versions."""
+    """Add `--json`, which prints the result as JSON in a form that is stable across versions."""
     return click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(
         command
     )
 
 
 def yes_option(command: Command) -> Command:
-    """Give a destructive command `--yes`."""
+    """Add `--yes` to a destructive command."""
     return click.option(
-        "-y", "--yes", is_flag=True, help="Do not ask. Needed where there is no terminal."
+        "-y", "--yes", is_flag=True, help="Do not ask. Required without a terminal."
     )(command)
 
 
 def yes_accepted(command: Command) -> Command:
-    """Give a command `--yes` that asks nothing, as scripts pass it to the commands next to it."""
+    """Add a `--yes` without effect, because scripts pass it to similar commands that do ask."""
     return click.option(
         "-y", "--yes", is_flag=True, expose_value=False,
-        help="Accepted for scripts; the command never asks.",
+        help="Accepted for scripts. This command never asks.",
     )(command)  # fmt: skip
 
 
 def retired(short: str, instead: str, *, flag: bool = False) -> Callable[[Command], Command]:
-    """Refuse a short option that means something else in other commands, and name the long one."""
+    """Refuse a short option that has another meaning elsewhere, and suggest the long option."""
 
     def refuse(_ctx: click.Context, _param: click.Parameter, value: object) -> None:
         if value:
-            raise click.UsageError(f"{short} is not an option here: write {instead}")
+            raise click.UsageError(f"{short} is not an option of this command; pass {instead}")
 
     return click.option(
         short, f"retired_{short[1:]}", is_flag=flag, hidden=True, expose_value=False,
@@ -55,43 +55,45 @@ def retired(short: str, instead: str, *, flag: bool = False) -> Callable[[Comman
 
 
 def reason_option(command: Command) -> Command:
-    """Give a command `--reason`."""
-    return click.option("-r", "--reason", default="", help="Why; `status` shows it.")(command)
+    """Add `--reason`."""
+    return click.option("-r", "--reason", default="", help="The reason, shown by `status`.")(
+        command
+    )
 
 
 def dry_run_option(command: Command) -> Command:
-    """Give a command `--dry-run`."""
+    """Add `--dry-run`."""
     command = retired("-n", "--dry-run", flag=True)(command)
-    return click.option("--dry-run", is_flag=True, help="Change nothing, say what would be.")(
+    return click.option("--dry-run", is_flag=True, help="Show the effect, but change nothing.")(
         command
     )
 
 
 def wait_options(command: Command) -> Command:
-    """Give a command `--wait` and `--timeout`."""
+    """Add `--wait` and `--timeout`."""
     command = retired("-t", "--timeout")(command)
     command = click.option(
-        "--timeout", type=DURATION, default="60s", help="How long --wait waits. [60s]"
+        "--timeout", type=DURATION, default="60s", help="Limit for --wait. Default: 60s."
     )(command)
     return click.option(
-        "-w", "--wait", is_flag=True, help="Return when it is done; exit code 1 if it is not."
+        "-w", "--wait", is_flag=True, help="Wait for the effect. Exit code 1 on timeout."
     )(command)
 
 
 def limit_option(default: int, *more: str, lowest: int = 1) -> Callable[[Command], Command]:
-    """Give a command `-n`, `--limit`: rows of one page. `more` are other names of the option."""
+    """Add `-n`, `--limit`: the rows of a page. `more` are other names of the option."""
     return click.option(
         "-n", "--limit", *more, "limit", type=click.IntRange(lowest, 10_000), default=default,
-        show_default=True, help="Rows of one page.",
+        show_default=True, help="Rows per page.",
     )  # fmt: skip
 
 
 def page_options(default: int) -> Callable[[Command], Command]:
-    """Give a command `--limit` and `--cursor`."""
+    """Add `--limit` and `--cursor`."""
 
     def add(command: Command) -> Command:
         cursor = click.option(
-            "--cursor", default="", help="Go on behind the page that printed this cursor."
+            "--cursor", default="", help="Continue after the page that printed this cursor."
         )
         return limit_option(default)(cursor(command))
 
@@ -99,7 +101,7 @@ def page_options(default: int) -> Callable[[Command], Command]:
 
 
 class Parsed(click.ParamType[Value]):
-    """What a function makes of a text. Its ValueError says what is wrong, behind the text."""
+    """A parameter type for a function. Its ValueError continues a sentence about the text."""
 
     def __init__(self, name: str, parse: Callable[[Any], Value]) -> None:
         self.name = name
@@ -108,7 +110,7 @@ class Parsed(click.ParamType[Value]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> Value:
-        """Read one."""
+        """Return the parsed value."""
         try:
             return self._parse(value)
         except ValueError as error:
@@ -116,20 +118,20 @@ class Parsed(click.ParamType[Value]):
 
 
 class FolderPath(click.Path):
-    """A folder of this machine: a path, or file:///PATH. Another URI is Malformed."""
+    """A local directory, as a path or file:///PATH. Any other URI raises Malformed."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read one."""
+        """Return the local path."""
         return super().convert(local_folder(value), param, ctx)
 
 
 def _moment(value: object) -> tuple[float, bool]:
-    """Read a date or a time in UTC, unix milliseconds, or so long ago, as `12h`.
+    """Parse a date or time in UTC, unix milliseconds, or an age such as `12h`.
 
-    Return unix milliseconds, or seconds with True: those count back from the server's clock.
+    Return unix milliseconds and False, or seconds ago (by the server's clock) and True.
     """
     text = str(value).strip()
     if text.isascii() and text.isdigit() and int(text) >= _UNIX_MS_MIN:
@@ -141,7 +143,7 @@ def _moment(value: object) -> tuple[float, bool]:
         return found.replace(tzinfo=found.tzinfo or dt.UTC).timestamp() * 1000, False
     except (ValueError, OverflowError):
         raise ValueError(
-            "is not a time: write so long ago (12h, 7d), or UTC as 2026-11-21 or 2026-11-21T08:30"
+            "is not a time; pass an age (12h, 7d) or UTC, such as 2026-11-21 or 2026-11-21T08:30"
         ) from None
 
 
@@ -158,7 +160,7 @@ def _rate(value: object) -> float:
     except ValueError:
         found = 0.0
     if not 0 < found < float("inf"):
-        raise ValueError("is not a rate: write how many a second, as 50/s")
+        raise ValueError("is not a rate; pass a number per second, such as 50/s")
     return found
 
 
@@ -166,8 +168,8 @@ def _fingerprint(value: object) -> str:
     text = str(value).strip().lower()
     if len(text) != LENGTH or not set(text) <= set("0123456789abcdef"):
         raise ValueError(
-            f"is not a fingerprint: `streamqd dlq stats` shows them, {LENGTH} hexadecimal digits"
-            " each"
+            f"is not a fingerprint ({LENGTH} hexadecimal digits); run `streamqd dlq stats` to see"
+            " the fingerprints"
         )
     return text
 
@@ -182,6 +184,6 @@ FINGERPRINT = Parsed("fingerprint", _fingerprint)
 
 
 def unix_ms(moment: tuple[float, bool], now_unix_ms: int) -> int:
-    """The instant that a MOMENT means, in unix milliseconds, at a time of the server's clock."""
+    """Return a MOMENT as unix milliseconds. `now_unix_ms` is the server's time."""
     number, ago = moment
     return round(now_unix_ms - number * 1000 if ago else number)

@@ -1,4 +1,4 @@
-"""`streamqd check`: everything that must be right before the daemon starts, without starting it."""
+"""`streamqd check`: check all requirements of the daemon without starting it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from streamqd.store import key_types, members, topics
 from streamqd.words import count
 
 PATIENCE = 2.0  # seconds that a server may take to load its data
-HEARTBEAT_SECONDS_MAX = 15.0  # of waiting for a heartbeat of another run under our name
+HEARTBEAT_SECONDS_MAX = 15.0  # seconds of waiting for a heartbeat of a duplicate instance
 EXIT_PROBLEMS = 1
 
 
@@ -35,19 +35,20 @@ class CheckFinding:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What `check` found. `ok` is false when a finding is a problem."""
+    """All findings of `check`. `ok` is False if a finding is a problem."""
 
     ok: bool
     config: str
     findings: list[CheckFinding]
 
 
-@click.command(short_help="Check that the daemon could start and work.")
+@click.command(short_help="Check that the daemon can start and work.")
 @answering
 def check(session: Session) -> CommandResult:
-    """Check configuration, handlers, Redis, rights and the address of the pages; start nothing.
+    """Check that the daemon can start and work, without starting it.
 
-    Ends with exit code 1 when something would keep the daemon from starting or working.
+    The command checks the configuration, the handlers, Redis, the permissions and the HTTP address.
+    The exit code is 1 if a problem would keep the daemon from starting or working.
     """
     findings = [CheckFinding("config", "ok", _source(session))]
     prepared = startup.prepare(session.settings, slow=session.note)
@@ -81,8 +82,8 @@ def _show(findings: list[CheckFinding]) -> None:
 
 def _source(session: Session) -> str:
     if session.config_path is None:
-        return "no file is named, so the defaults count; name one with --config FILE"
-    return f"{session.settings.source} can be read"
+        return "no file, so the defaults apply; pass --config FILE to check a file"
+    return f"{session.settings.source} is readable"
 
 
 def _state_dir(folder: Path) -> list[CheckFinding]:
@@ -99,15 +100,15 @@ def _http(settings: config.Settings) -> list[CheckFinding]:
     fault = http.fault_of(address)
     if fault is None:
         return []
-    text = f"{fault}: end what listens there, or choose another address"
-    return [_problem("http.bind", f"{text}; without it there are no metrics and no health")]
+    text = f"{fault}; stop the process that uses the address, or set another http.bind"
+    return [_problem("http.bind", f"{text}, or the daemon serves no metrics and no health checks")]
 
 
 def _redis(session: Session, settings: config.Settings) -> list[CheckFinding]:
     findings = []
     try:
         link = session.link
-        link.open()  # at once: patience is for a server that is there and loads its data
+        link.open()  # fails immediately, as PATIENCE is for a server that loads its data
         servers = inspection.ask_servers(link, PATIENCE)
         findings += [
             CheckFinding("redis", "ok", f"{facts.product} {facts.version} at {facts.address}")
@@ -139,7 +140,7 @@ def _embedded() -> CheckFinding:
     except ConfigError as error:
         return _problem("redis", str(error))
     return CheckFinding(
-        "redis", "skipped", f"no streamqd is running here; it starts its own server, {program}"
+        "redis", "skipped", f"the daemon is not running; it will start its own server, {program}"
     )
 
 
@@ -153,9 +154,9 @@ def _topics(session: Session, settings: config.Settings) -> list[CheckFinding]:
         except BadValue as error:
             findings.append(_problem("topics", f"{error}; {_CURE}"))
             continue
-        text = f"topics.{name}.partitions is {wanted.partitions}, and {found} are registered"
+        text = f"topics.{name}.partitions is {wanted.partitions}, but the topic has {found}"
         if found is not None and wanted.partitions < found:
-            findings.append(_problem("topics", f"{text}: a topic cannot shrink, write {found}"))
+            findings.append(_problem("topics", f"{text} and cannot shrink; set {found}"))
         elif found is not None and wanted.partitions > found:
             findings.append(
                 CheckFinding("topics", "warning", f"{text}; {_more(name, wanted.partitions)}")
@@ -172,7 +173,7 @@ def _pipelines(session: Session, settings: config.Settings) -> list[CheckFinding
         return []
     known, unread = topics.registry(session.store)
     if unread:
-        return []  # any of them may be there
+        return []  # any of these topics may exist
     return [
         CheckFinding(f"pipelines.{name}", "warning", text)
         for name, text in config.useless(settings, known)
@@ -180,7 +181,7 @@ def _pipelines(session: Session, settings: config.Settings) -> list[CheckFinding
 
 
 def _duplicate(session: Session, settings: config.Settings) -> list[CheckFinding]:
-    """Look for another run under the name of this instance, and whether it sends heartbeats."""
+    """Look for another process with the name of this instance that sends heartbeats."""
     daemon = settings.daemon
     wrong = key_types.mistyped(session.link, members.types(session.store.keys, daemon.fleet))
     if wrong:
@@ -202,20 +203,20 @@ def _duplicate(session: Session, settings: config.Settings) -> list[CheckFinding
         CheckFinding(
             "daemon.instance",
             "warning",
-            f"{text}; if that instance still runs, {_OTHER_NAME}, else the daemon starts to work"
-            f" {ttl:g} s after its last heartbeat",
+            f"{text}; if that instance still runs, {_OTHER_NAME}; otherwise, the daemon starts work"
+            f" {ttl:g} s after the last heartbeat",
         )
     ]
 
 
-_CURE = "run `streamqd doctor --only values`, which has the command"
+_CURE = "run `streamqd doctor --only values` for the fix"
 _OTHER_NAME = "set another daemon.instance and daemon.state_dir, or stop it"
 
 
 def _beats(
     session: Session, settings: config.Settings, found: members.Heartbeat, ttl: float
 ) -> bool:
-    """Wait for the next heartbeat of another run. Return True if it came."""
+    """Wait for the next heartbeat of another process. Return True if it arrived."""
     seconds = min(ttl / 5 * 1.25 + 0.5, HEARTBEAT_SECONDS_MAX)
     session.note(f"waiting up to {seconds:.1f} s for a heartbeat of {found.instance}")
     deadline = time.monotonic() + seconds
@@ -232,7 +233,7 @@ def _beats(
 def _rights(session: Session, settings: config.Settings) -> list[CheckFinding]:
     lacking = permissions.missing(session.store, settings.daemon.fleet)
     if not lacking:
-        return [CheckFinding("rights", "ok", "the Redis user may run every command that is needed")]
+        return [CheckFinding("rights", "ok", "the Redis user may run all required commands")]
     return [
         _problem("rights", f"the Redis user may not run {command}{_some(keys)}")
         for command, keys in permissions.by_command(lacking).items()

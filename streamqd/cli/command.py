@@ -1,7 +1,7 @@
-"""What commands share: their connection, `--json`, the exit code, and how a directive ends.
+"""The decorators of commands: connection, `--json`, exit code, and waiting for a directive.
 
-A command returns a `CommandResult`, or a `DirectiveResult` when it steers the fleet. The decorators
-here give it its options, wait where that is wanted, and print.
+A command returns a `CommandResult`, or a `DirectiveResult` if it sends a directive to the fleet.
+The decorators here add the common options, wait for the effect with `--wait`, and print.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ LOOK_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """What a command found or did.
+    """The result of a command.
 
-    `document` is for programs; `show` is for people: a sentence, or a function that prints. `notes`
-    follow on standard error in both cases; `error` is raised at the end.
+    `document` is the JSON. `show` is the text output: a sentence, or a function that prints.
+    `notes` go to standard error in both cases. `error` is raised after the output.
     """
 
     document: Any
@@ -44,9 +44,9 @@ class CommandResult:
 class DirectiveResult:
     """A directive that was sent to the fleet.
 
-    `done` is what `admin` made of it, `text` the same as a sentence, `missing` returns who has not
-    obeyed yet. `refusals` are asked for once the wait is over. `show` prints in place of `text`: it
-    gets `done`, and whether the command has waited. `more` stands beside `done` in JSON.
+    `done` is the result from `admin`, and `text` describes it in a sentence. `missing` returns the
+    instances that have not applied it yet. `refusals` is called after the wait. `show` replaces
+    `text`. It gets `done`, and True if the command waited. `more` adds fields to the JSON.
     """
 
     done: Any
@@ -58,7 +58,7 @@ class DirectiveResult:
 
 
 def connected(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command its session, whose connection closes when the command ends."""
+    """Pass the session to a command, and close its connection when the command returns."""
 
     @pass_session
     @functools.wraps(function)
@@ -70,9 +70,9 @@ def connected(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def answering(function: Callable[..., CommandResult | int]) -> Callable[..., int]:
-    """Give a command a session and `--json`, print its answer, and end with its exit code.
+    """Add a session and `--json` to a command, print its result, and return its exit code.
 
-    A command that returns a number has printed for itself.
+    A command that returns a number has already printed its output.
     """
 
     @json_option
@@ -87,9 +87,9 @@ def answering(function: Callable[..., CommandResult | int]) -> Callable[..., int
 
 
 def directing(function: Callable[..., DirectiveResult]) -> Callable[..., int]:
-    """Give a command that steers the fleet `--wait`, `--timeout`, `--dry-run` and `--json`.
+    """Add `--wait`, `--timeout`, `--dry-run` and `--json` to a command that sends a directive.
 
-    It gets `dry_run`; the rest happens here.
+    Of these, only `dry_run` is passed to the command.
     """
 
     @wait_options
@@ -121,7 +121,7 @@ def directing(function: Callable[..., DirectiveResult]) -> Callable[..., int]:
 
 
 def wait_until_obeyed(missing: Callable[[], list[str]], timeout: float) -> list[str]:
-    """Look again and again until all have obeyed or the time is over; return who has not."""
+    """Poll `missing` until it is empty, `timeout` seconds at most. Return its last value."""
     deadline = time.monotonic() + timeout
     while (waiting := missing()) and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
@@ -130,7 +130,7 @@ def wait_until_obeyed(missing: Callable[[], list[str]], timeout: float) -> list[
 
 def _show_sent(done: Any, text: str) -> None:
     if done.changed or done.at_unix_ms is not None:
-        click.echo(printable(f"would be: {text}" if done.dry_run else text))
+        click.echo(printable(f"dry run: {text}" if done.dry_run else text))
     for note in done.notes:
         click.echo(printable(note))
 

@@ -1,7 +1,7 @@
-"""Names that a shell completes, such as topics and groups, asked of Redis while one types.
+"""Shell completion of names that are read from Redis, such as topics and groups.
 
-A parameter is completed by its metavar, or its name: TOPIC, GROUP, INSTANCE and what has them.
-Whatever goes wrong, and whatever takes longer than a second, completes nothing and says nothing.
+The metavar of a parameter, or its name, selects the completion: TOPIC, GROUP, INSTANCE and
+combinations of them. On an error, or after a second, there are no completions and no message.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from streamqd.model import LETTERS
 from streamqd.store import topics
 from streamqd.store.client import Connection
 
-SECONDS = 1.0  # that completing may take, the connection included
-OFFERED_MAX = 1000  # names
+SECONDS = 1.0  # limit of a completion, including the connection
+OFFERED_MAX = 1000  # names per completion
 
 
 class Asked(NamedTuple):
-    """What is being completed: the parameters before it, and what of it is typed already."""
+    """A request for completions: the earlier parameters, and the typed part of this one."""
 
     session: Session
     link: Connection
@@ -39,7 +39,7 @@ Look = Callable[[Asked], Iterable[str]]
 
 
 class CompletedName(click.types.StringParamType):
-    """A text that is the name of something in Redis, and completed by `look`."""
+    """A parameter type for names in Redis. `look` returns the completions."""
 
     def __init__(self, look: Look) -> None:
         self._look = look
@@ -47,19 +47,19 @@ class CompletedName(click.types.StringParamType):
     def shell_complete(
         self, ctx: click.Context, _param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """The names that begin like this, at most OFFERED_MAX; none when Redis does not answer."""
+        """Return at most OFFERED_MAX names with this prefix, none if Redis does not reply."""
         found: list[str] = []
 
         def ask() -> None:
-            # A shell that completes is no place for errors: there is nobody to read them.
+            # An error message would garble the command line that the user is typing.
             with contextlib.suppress(Exception):
                 session = _session(ctx)
                 with session.using_redis():
                     names = self._look(Asked(session, session.link, ctx.params, incomplete))
                     found.extend(sorted(each for each in set(names) if _whole(each)))
 
-        # In a thread, which ends with the process: a name service or a server that does not answer
-        # must not hold the shell.
+        # A daemon thread, because a DNS or Redis server that does not reply must not block the
+        # shell.
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
         asking.join(SECONDS)
@@ -68,7 +68,7 @@ class CompletedName(click.types.StringParamType):
 
 
 def equip(command: click.Command) -> click.Command:
-    """Let the parameters of a command, and of those below it, be completed by what they are."""
+    """Add completion to the parameters of a command and its subcommands."""
     for param in command.params:
         look = LOOKS.get(param.metavar or param.name or "")
         if look is not None and param.type is click.STRING:
@@ -103,7 +103,7 @@ def _schedules(asked: Asked) -> list[str]:
 
 
 def _places(asked: Asked) -> list[str]:
-    """Topics, and below one that is typed whole: its groups and its partitions with them."""
+    """Return topics. After `TOPIC/`, return its groups, and its partitions with each group."""
     topic, slash, _ = asked.incomplete.partition("/")
     if not slash:
         return _topics(asked)
@@ -117,7 +117,7 @@ def _places(asked: Asked) -> list[str]:
 
 
 def _units(asked: Asked) -> list[str]:
-    """Topics; below one that is typed whole, its partitions, alone and with each group."""
+    """Return topics. After `TOPIC/`, return its partitions, alone and with each group."""
     topic, slash, _ = asked.incomplete.partition("/")
     if not slash:
         return _topics(asked)
@@ -126,7 +126,7 @@ def _units(asked: Asked) -> list[str]:
     return [*partitions, *(each for each in _places(asked) if each.count("/") == 2)]
 
 
-# What the metavar of a parameter says, or its name where it has none.
+# By the metavar of the parameter, or its name if it has no metavar.
 LOOKS: dict[str, Look] = {
     "topic": _topics,
     "TOPIC": _topics,
@@ -145,7 +145,7 @@ LOOKS: dict[str, Look] = {
 
 
 def _session(ctx: click.Context) -> Session:
-    """Make a session with the `--config` that is typed, after the command or before it."""
+    """Return a session with the `--config` from the command line, before or after the command."""
     typed = ctx.find_object(Session)
     named = typed.config_path if typed else None
     named = named or ctx.find_root().params.get("config_path")
@@ -153,5 +153,5 @@ def _session(ctx: click.Context) -> Session:
 
 
 def _whole(name: str) -> bool:
-    """Whether it is made of names: what else stands in Redis must not reach the shell."""
+    """Return True if the text contains valid names only. Other text could harm the shell."""
     return all(NAME.fullmatch(part.removesuffix(LETTERS)) for part in name.split("/"))

@@ -1,4 +1,4 @@
-"""`streamqd config`: what the configuration is, and what it could be."""
+"""`streamqd config`: print the effective settings and the schema of the file."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from streamqd.cli.session import Session
 
 @click.group()
 def config() -> None:
-    """Show the configuration in effect, and the schema of its file."""
+    """Show the effective settings and the schema of the file."""
 
 
 @config.command()
 @answering
 def show(session: Session) -> CommandResult:
-    """Print every setting in effect, as TOML. Passwords are masked.
+    """Print all effective settings as TOML, with masked passwords.
 
-    The command line counts before STREAMQ_SECTION__KEY, that before the file, that before the
-    defaults.
+    The command line overrides the environment (STREAMQ_SECTION__KEY), which overrides the file,
+    which overrides the defaults.
     """
     settings = session.settings
     shown = configuration.shown(settings)
@@ -36,13 +36,13 @@ def show(session: Session) -> CommandResult:
 
 @config.command()
 @json_option
-def schema(as_json: bool) -> None:  # noqa: ARG001 - every command takes --json; this one always is
-    """Print the JSON schema of the file, for editors that complete and check TOML."""
+def schema(as_json: bool) -> None:  # noqa: ARG001 - accepted as in other commands, but always JSON
+    """Print the JSON schema of the file, for TOML completion in editors."""
     emit(configuration.json_schema())
 
 
 def _toml(document: dict[str, Any]) -> Iterator[str]:
-    """Write the tables of the configuration."""
+    """Return the lines of the configuration as TOML."""
     for name, content in document.items():
         if isinstance(content, list):
             for each in content:

@@ -41,13 +41,13 @@ EXIT_CONFIG = 3
 EXIT_REDIS = 4
 EXIT_REFUSED = 8
 EXIT_INTERRUPTED = 128 + signal.SIGINT
-EXIT_PIPE = 128 + signal.SIGPIPE  # as programs end that leave the broken pipe to the system
+EXIT_PIPE = 128 + signal.SIGPIPE  # the status of a program that a broken pipe terminates
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command when it is used, so that the command line starts fast.
+    """A group that imports a command at its first use, so that the command line starts fast.
 
-    `places` says where each one is, as `module:name`.
+    `places` maps the name of each command to `module:name`.
     """
 
     def __init__(self, *args: Any, places: dict[str, str], **extra: Any) -> None:
@@ -55,11 +55,11 @@ class LazyGroup(click.Group):
         self.places = places
 
     def list_commands(self, _ctx: click.Context | None = None) -> list[str]:
-        """The names, without importing anything."""
+        """Return the names of the commands, without importing them."""
         return sorted(self.places)
 
     def get_command(self, _ctx: click.Context | None, name: str) -> click.Command | None:
-        """Import a command. None: there is none of this name."""
+        """Import a command. Return None if no command has this name."""
         if name not in self.places:
             return None
         module, _, attribute = self.places[name].partition(":")
@@ -70,7 +70,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the arguments begin with; of a mistyped one, name the nearest."""
+        """Find the command in the first argument. An error includes the nearest names."""
         try:
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand as error:
@@ -80,7 +80,7 @@ class LazyGroup(click.Group):
 
 
 def _with_config(command: click.Command) -> click.Command:
-    """Accept `--config` after the name of a command, and of those below it, too."""
+    """Accept `--config` also after the name of a command or subcommand."""
     if not any({"-c", "--config"} & {*param.opts} for param in command.params):
         command.params.append(
             click.Option(
@@ -102,10 +102,10 @@ def _take_config(ctx: click.Context, _param: click.Parameter, value: Path | None
 
 
 class Root(LazyGroup):
-    """A group whose commands return their exit code, and whose failures are sentences."""
+    """A group whose commands return their exit code, and whose errors are printed as sentences."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run the command and end the process with its exit code."""
+        """Run the command and exit with its exit code."""
         extra["standalone_mode"] = False
         session = extra.setdefault("obj", Session())
         code = EXIT_UNEXPECTED
@@ -118,12 +118,12 @@ class Root(LazyGroup):
             code = error.exit_code
         except click.Abort:
             code = EXIT_INTERRUPTED
-        except Exception as error:  # noqa: BLE001 - the last place where it can become a sentence
+        except Exception as error:  # noqa: BLE001 - the last place to turn it into a sentence
             code = _explain(error, session)
         sys.exit(code)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands under headings; what stands under none comes last."""
+        """List the commands under headings. Commands without a heading come last."""
         there = self.list_commands(ctx)
         sections = {title: [n for n in names if n in there] for title, names in SECTIONS.items()}
         sections["Other"] = sorted({*there}.difference(*sections.values()))
@@ -135,7 +135,7 @@ class Root(LazyGroup):
                     formatter.write_dl(rows, col_max=12)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; end quietly when the reader of its output has gone."""
+        """Run the command. Exit silently if the reader of its output has closed the pipe."""
         try:
             returned = super().invoke(ctx)
             sys.stdout.flush()
@@ -151,24 +151,24 @@ def _shown(error: click.ClickException) -> str:
 
 
 def _complain(text: str, session: Session) -> None:
-    """Print an error, control characters escaped; on a terminal the word itself is red."""
+    """Print an error with escaped control characters. On a terminal, the word `Error:` is red."""
     before, word, after = printable(text, lines=True).partition("Error: ")
     red = styled(word.strip(), "bad") + " " if word else ""
     click.echo(before + red + after, err=True, color=None if session.coloured else False)
 
 
 def _hint(error: click.ClickException) -> None:
-    """Say where a global option belongs that was given behind the command."""
+    """Print the correct place of a global option that was passed after the command."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None or not error.ctx.parent:
         return
     name = error.option_name
     if any(name in (*each.opts, *each.secondary_opts) for each in cli.params):
         verb = error.ctx.info_name
-        click.echo(f"{name} stands before the command: streamqd {name} … {verb} …", err=True)
+        click.echo(f"{name} goes before the command: streamqd {name} … {verb} …", err=True)
 
 
 def _explain(error: Exception, session: Session) -> int:
-    """Print or log the problem; return the exit code that belongs to it."""
+    """Print or log the problem, and return its exit code."""
     problems, code = _problems(error, session)
     style = _style_of_daemon(session)
     if style is not None and logs.is_json(style):
@@ -186,7 +186,7 @@ def _explain(error: Exception, session: Session) -> int:
 
 
 def _problems(error: Exception, session: Session) -> tuple[list[str], int]:
-    """Return what is wrong, one sentence each, and the exit code."""
+    """Return the problems, one sentence each, and the exit code."""
     match error:
         case StartRefused():
             return list(error.problems), error.code
@@ -201,18 +201,18 @@ def _problems(error: Exception, session: Session) -> tuple[list[str], int]:
         case Malformed() | MessageTooLarge():
             code = EXIT_USAGE
         case BadValue():
-            hint = "`streamqd doctor --only values` says how to put it right"
-            return [f"{error}: {hint}"], EXIT_REFUSED
+            hint = "run `streamqd doctor --only values` for the fix"
+            return [f"{error}; {hint}"], EXIT_REFUSED
         case Refused():
             code = EXIT_REFUSED
         case _:
-            hint = "" if session.verbose else " (-v shows where)"
+            hint = "" if session.verbose else " (-v prints the traceback)"
             return [f"{type(error).__name__}: {error}{hint}"], EXIT_UNEXPECTED
     return [str(error)], code
 
 
 def _style_of_daemon(session: Session) -> str | None:
-    """Return the setting log.format when the daemon was asked for, None for a command."""
+    """Return the setting log.format for the daemon, None for a command."""
     if not session.is_daemon:
         return None
     try:
@@ -224,7 +224,7 @@ def _style_of_daemon(session: Session) -> str | None:
 
 
 def _log_refusal(error: Exception, problems: list[str], code: int, *, verbose: bool) -> None:
-    """Log why the daemon does not start, for programs that read its log as JSON."""
+    """Log why the daemon does not start, as JSON."""
     logs.setup(role="supervisor", style="json")
     exc = error if verbose or not isinstance(error, StreamqdError) else None
     for problem in problems:
@@ -235,8 +235,8 @@ def _log_refusal(error: Exception, problems: list[str], code: int, *, verbose: b
 
 
 def _leave_pipe() -> NoReturn:
-    """End quietly: the reader of the output has seen enough, as `head` has."""
-    # Python flushes standard output once more at its end and would complain.
+    """Exit silently, because the reader of the output (such as `head`) has closed the pipe."""
+    # At exit, Python flushes standard output again, and would print an error.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(EXIT_PIPE)
 
@@ -250,10 +250,10 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 SECTIONS = {
     "Start": ("init", "check", "config"),
     "Send and read": ("produce", "tail", "delayed", "schedule"),
-    "Look": ("status", "partitions", "pending", "top", "trace", "why", "doctor"),
+    "Inspect": ("status", "partitions", "pending", "top", "trace", "why", "doctor"),
     "Failed messages": ("dlq", "retry"),
     "Topics and groups": ("topic", "group", "trim"),
-    "Steer the fleet": (
+    "Manage the fleet": (
         *("pause", "resume", "move", "drain", "forget", "rebalance", "reload", "control"),
     ),
     "Spark": ("pipeline",),
@@ -282,11 +282,11 @@ COMMANDS = {name: f"streamqd.cli.{file}:{name}" for file, names in _FILES.items(
 EPILOG = """
 \b
 Exit codes of commands: 0 done, 1 problems found, 2 usage, 3 configuration,
-4 Redis, 8 refused or not found. The daemon has some more: see the page
-exit-codes of the documentation.
+4 Redis, 8 refused or not found. For the exit codes of the daemon, see the
+page "Exit codes" of the documentation.
 \b
-Completion of commands, options, topics, groups and instances, for bash in
-~/.bashrc (zsh: zsh_source in ~/.zshrc; fish: fish_source, `| source`):
+To complete commands, options, topics, groups and instances in bash, add this
+line to ~/.bashrc (zsh_source and ~/.zshrc for zsh; fish_source for fish):
   eval "$(_STREAMQD_COMPLETE=bash_source streamqd)"
 """
 
@@ -305,41 +305,41 @@ Completion of commands, options, topics, groups and instances, for bash in
     metavar="FILE",
     envvar="STREAMQ_CONFIG",
     type=click.Path(path_type=Path),
-    help="Configuration file; also accepted after a command. Default: $STREAMQ_CONFIG, else"
+    help="Configuration file. Also accepted after a command. Default: $STREAMQ_CONFIG, or"
     " ./streamq.toml if it exists.",
 )
 @click.option(
     "-l",
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
-    help="Overrides log.level.",
+    help="Override log.level.",
 )
 @click.option(
-    "--log-format", type=click.Choice(["auto", "text", "json"]), help="Overrides log.format."
+    "--log-format", type=click.Choice(["auto", "text", "json"]), help="Override log.format."
 )
-@click.option("-v", "--verbose", is_flag=True, help="Log level debug; tracebacks of errors.")
-@click.option("-q", "--quiet", is_flag=True, help="Log level warning; results only.")
+@click.option("-v", "--verbose", is_flag=True, help="Log level debug, and tracebacks.")
+@click.option("-q", "--quiet", is_flag=True, help="Log level warning. Print results only.")
 @click.option(
     "--color/--no-color",
     default=None,
-    help="Colours on a terminal, or none. Default: as NO_COLOR says. Never in pipes or JSON.",
+    help="Use colors on a terminal, unless NO_COLOR is set. Pipes and JSON have no colors.",
 )
-@click.option("--burst", is_flag=True, help="Daemon: end once everything is settled.")
+@click.option("--burst", is_flag=True, help="Daemon: exit when no messages are left.")
 @click.option(
     "--reload",
     "watch",
     is_flag=True,
-    help="Daemon, for development: take edits of handlers and configuration as they are saved.",
+    help="Daemon: reload handlers and configuration when a file changes. For development.",
 )
 @click.option(
     "--only",
     metavar="TOPIC/GROUP",
     multiple=True,
-    help="Daemon: run this consumer only; may be repeated.",
+    help="Daemon: run only this consumer. May be repeated.",
 )
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version,
-    help="Show the version.",
+    help="Show the version and exit.",
 )  # fmt: skip
 @pass_session
 @click.pass_context
@@ -358,10 +358,10 @@ def cli(
 ) -> int | None:
     """Run message handlers on Redis Streams.
 
-    `streamqd --config FILE` without a command runs the daemon.
+    To run the daemon, use `streamqd --config FILE` without a command.
     """
     if verbose and quiet:
-        raise click.UsageError("--verbose and --quiet exclude each other")
+        raise click.UsageError("--verbose cannot be used with --quiet")
     if config_path is None:
         config_path = config.find()
     if ctx.invoked_subcommand is not None:
@@ -369,7 +369,7 @@ def cli(
     session.config_path, session.verbose, session.quiet = config_path, verbose, quiet
     session.color = color
     if not session.coloured:
-        ctx.color = False  # else click decides: yes on a terminal, no in a pipe
+        ctx.color = False  # otherwise, click uses color on a terminal only
     level = log_level or ("debug" if verbose else "warning" if quiet else None)
     session.overrides = {
         name: value
@@ -380,24 +380,23 @@ def cli(
         return _run(session, burst, only, watch)
     if burst or only or watch:
         option = "--burst" if burst else "--only" if only else "--reload"
-        raise click.UsageError(f"{option} is for the daemon, which runs when no command is given")
+        raise click.UsageError(f"{option} is an option of the daemon, which runs without a command")
     return None
 
 
 def _run(session: Session, burst: bool, only: tuple[str, ...], watch: bool) -> int:
     if burst and watch:
-        raise click.UsageError("--burst and --reload exclude each other: choose one")
+        raise click.UsageError("--burst cannot be used with --reload")
     if session.config_path is None:
         raise click.UsageError(
-            "no configuration: name one with --config FILE, or write a first one with"
-            " `streamqd init DIR`"
+            "no configuration file; pass --config FILE, or run `streamqd init DIR` to create one"
         )
     for name in only:
         topic_name, slash, group = name.partition("/")
         if not (topic_name and slash and group) or "/" in group:
-            raise click.UsageError(f"--only {name}: write TOPIC/GROUP")
+            raise click.UsageError(f"--only {name} is not TOPIC/GROUP")
     session.is_daemon = True
-    # Imported here: the commands do not need it and should start fast.
+    # Imported here because the commands do not need it and must start fast.
     from streamqd import startup, supervisor
 
     try:

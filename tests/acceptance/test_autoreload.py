@@ -220,7 +220,10 @@ def test_without_the_option_nothing_watches_and_with_burst_it_is_refused(new_dae
         assert "streamqd: watcher" not in daemon.titles()
         assert daemon.stop() == 0
     command = [sys.executable, "-m", "streamqd", "--config", daemon.config_path.name, "--reload"]
-    for more, what in ((["--burst"], "--burst and --reload"), (["status"], "--reload is for")):
+    for more, what in (
+        (["--burst"], "--burst cannot be used with"),
+        (["status"], "--reload is an option of the daemon"),
+    ):
         ended = subprocess.run(
             [*command, *more], cwd=daemon.folder, capture_output=True, text=True, check=False
         )

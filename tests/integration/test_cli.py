@@ -695,7 +695,7 @@ def test_check_judges_the_server(
     assert server.product in texts["redis", "ok"]
     assert "allkeys-lru" in texts["redis", "problem"]
     assert "append-only" in texts["redis", "warning"]
-    assert "write 5" in texts["topics", "problem"]
+    assert "set 5" in texts["topics", "problem"]
     assert ("rights", "ok") in texts
 
 

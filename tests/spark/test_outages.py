@@ -65,4 +65,4 @@ def test_every_run_retries_an_outage_and_names_a_dead_jvm(
         " command again" in said(tmp_path)
     )
     assert "Traceback" not in said(tmp_path)
-    assert "-v shows where" not in said(tmp_path)
+    assert "-v prints the traceback" not in said(tmp_path)

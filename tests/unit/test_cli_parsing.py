@@ -181,7 +181,7 @@ def test_an_old_letter_names_the_new_option(
     """U12: a letter that means something else now is wrong usage, and the option is named."""
     result = invoke(*args)
     assert result.exit_code == 2
-    assert f"write {instead}" in result.stderr
+    assert f"pass {instead}" in result.stderr
 
 
 def test_help_lists_the_verbs_under_headings(invoke: Invoke) -> None:
@@ -386,7 +386,7 @@ def test_a_global_option_behind_the_verb_is_told_where_it_belongs(
     result = invoke(*args)
 
     assert result.exit_code == 2
-    assert "stands before the command: streamqd " in result.stderr
+    assert "goes before the command: streamqd " in result.stderr
 
 
 def test_letters_are_named_in_one_way_only(invoke: Invoke) -> None:
@@ -422,8 +422,8 @@ def test_check_sees_a_state_directory_that_cannot_be_written(
         (StartRefused(5, ["it runs already"]), 5, "Error: it runs already\n"),
         (ConfigError(["a.b: wrong"]), 3, "Error: a.b: wrong\n"),
         (RedisUnavailable("no answer", sent=False), 4, "Error: no answer\n"),
-        (ContractError("odd"), 1, "Error: ContractError: odd (-v shows where)\n"),
-        (KeyError("k"), 1, "Error: KeyError: 'k' (-v shows where)\n"),
+        (ContractError("odd"), 1, "Error: ContractError: odd (-v prints the traceback)\n"),
+        (KeyError("k"), 1, "Error: KeyError: 'k' (-v prints the traceback)\n"),
         (KeyboardInterrupt(), 130, "\n"),
     ],
 )
@@ -480,7 +480,7 @@ def test_init_writes_what_works(invoke: Invoke) -> None:
     report = json.loads(checked.stdout)
     assert (checked.returncode, report["ok"]) == (0, True)
     assert [each["level"] for each in report["findings"]] == ["ok", "ok", "skipped"]
-    assert "no streamqd is running" in report["findings"][-1]["text"]
+    assert "the daemon is not running" in report["findings"][-1]["text"]
     unit = Path("new/project/streamqd.service").read_text()
     assert f"--config {Path('new/project/streamq.toml').absolute()}" in unit
 
@@ -547,7 +547,7 @@ def test_the_embedded_server_is_not_running(
 
 
 def test_a_socket_of_another_user_is_not_called_missing() -> None:
-    """U9: another user's command said that no streamqd is running."""
+    """U9: another user's command said that the daemon is not running."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
