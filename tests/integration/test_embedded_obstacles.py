@@ -60,9 +60,9 @@ def test_file_instead_of_a_socket_is_left_alone(state_dir: Path, idle: EmbeddedS
     assert (state_dir / "redis.sock").read_text() == "precious"
 
 
-def test_directory_that_everybody_may_write(state_dir: Path, idle: EmbeddedServer) -> None:
+def test_directory_writable_for_any_user_is_refused(state_dir: Path, idle: EmbeddedServer) -> None:
     state_dir.chmod(0o777)
-    with pytest.raises(ConfigError, match="everybody"):
+    with pytest.raises(ConfigError, match="any user may write"):
         idle.start()
 
 
