@@ -120,10 +120,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _dealt(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
-    """Return the tests in blocks, one for each process: first its share of the tests of daemons.
+    """Return the tests in blocks, one for each process, each with its share of those of daemons.
 
-    They are long and mostly wait. xdist gives each process one block, so all processes are busy
-    with them at once, and end with short tests, which are easily moved.
+    They are long and mostly wait. xdist gives each process one block. Some processes wait while
+    others compute, and all end with short tests, which are easily moved.
     """
     long = [item for item in items if _folder(Path(item.path)) in SLOW]
     short = [item for item in items if _folder(Path(item.path)) not in SLOW]
@@ -132,8 +132,12 @@ def _dealt(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
     for process in range(processes):
         mine = long[process::processes]
         room = max(0, size - len(mine))
-        dealt += mine + short[:room]
-        del short[:room]
+        rest, short = short[:room], short[room:]
+        step = len(rest) * 3 // (4 * max(1, len(mine)))
+        for item in mine:
+            dealt += [item, *rest[:step]]
+            del rest[:step]
+        dealt += rest
     return dealt + short
 
 
