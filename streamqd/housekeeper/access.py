@@ -60,7 +60,7 @@ class Access:
         return True
 
     def guarded(self, route: Route) -> Route:
-        """The route for those who have the token, when there is one."""
+        """Return the route, for clients with the token if one is configured."""
 
         def answer(request: HttpRequest) -> HttpResponse:
             if not self.allows(request):

@@ -22,7 +22,7 @@ TURN_SECONDS = 0.3  # how long a task works before the others have their turn
 
 Target = TypeVar("Target")
 Made = TypeVar("Made")
-Steps = Generator[None, None, float | None]  # one write a step; returns when to run sooner
+Steps = Generator[None, None, float | None]  # one write per step, returns when to run sooner
 
 
 def read_all(

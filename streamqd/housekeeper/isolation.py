@@ -50,7 +50,7 @@ class TaskIsolation:
         self._failing: dict[tuple[str, Subject], _Failing] = {}
 
     def of(self, task: str) -> Isolate[Subject]:
-        """Return the seam of a task. It raises RedisUnavailable and RedisRefused: they are its."""
+        """Return the seam of a task. RedisUnavailable and RedisRefused still reach the task."""
 
         def run(
             subject: Subject, do: Callable[P, T], /, *args: P.args, **named: P.kwargs
@@ -69,7 +69,7 @@ class TaskIsolation:
         return run
 
     def observe(self) -> None:
-        """Note which subjects have worked again since their rest was over."""
+        """Record the subjects that have worked again since their pause was over."""
         now = time.monotonic()
         for (task, subject), failing in list(self._failing.items()):
             if now > failing.until + BACKOFF.base:

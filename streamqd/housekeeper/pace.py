@@ -20,7 +20,7 @@ from streamqd.scoreboard import BUCKETS, WorkerSlot, now_ns
 TREND_SECONDS = 20.0  # a trend is an average that forgets over about this long
 DRIFT_LOOKS = 7  # a drift is the median of the changes between this number of looks
 LATENCY_SECONDS = 60.0
-QUIET = 0.01  # runs; below this number no durations are reported
+QUIET = 0.01  # runs, below which no durations are reported
 
 
 class Trend:
@@ -147,7 +147,7 @@ class Pace:
         self.latency = Latency()
 
     def observe(self, view: MetricsView) -> None:
-        """Take the view as it is now."""
+        """Update the figures from the view."""
         # Old figures at a new time would look like standing still.
         if view.measured_ns != self._measured_ns:
             now = self._measured_ns = view.measured_ns
@@ -167,7 +167,7 @@ class Pace:
         self.latency.observe(slot.index, *slot.histogram("handle"), now)
 
     def document(self, index: int, unit: Unit) -> dict[str, float | None]:
-        """The fields of one unit: rates per second, durations in seconds, null when not known."""
+        """Return a unit's fields: rates per second, durations in seconds, null if unknown."""
         durations = self.latency.of(index)
         return {
             "arriving": self.arriving.of((unit.topic, unit.partition)),

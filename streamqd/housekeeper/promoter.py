@@ -184,7 +184,7 @@ class Promoter(Generic[Target]):
         return done.more
 
     def _horizon_unix_ms(self) -> float:
-        """The server's clock at the next look."""
+        """Return the server's clock at the next look."""
         return self._view.now_unix_ms() + (self._look_at - time.monotonic()) * 1000
 
     def _next_turn(self) -> float:

@@ -204,7 +204,7 @@ def worker_state(slot: WorkerSlot) -> str:
 
 
 def _progress(slot: WorkerSlot, since_ns: int) -> float | None:
-    """Seconds since a handler has reported progress, None when none did since then."""
+    """Return the seconds since a handler reported progress, None if none did after `since_ns`."""
     return round(_seconds_since(slot.beat_ns), 1) if slot.beat_ns > since_ns else None
 
 
@@ -236,7 +236,7 @@ def _recovery(slot: WorkerSlot) -> dict[str, int]:
 
 
 def _loop(slot: WorkerSlot) -> dict[str, Any]:
-    """Since when the event loop of a worker is blocked, when it was last, and by which code."""
+    """Return for how long a worker's event loop is blocked, the last block, and its code."""
     blocked = slot.loop_blocked_ns if slot.pid else 0
     turned = slot.loop_turned_ns
     return {

@@ -84,7 +84,7 @@ class Trimmer:
         return SOON if at_once else None
 
     def _places(self, owned: list[Unit]) -> dict[TopicPartition, Topic]:
-        """The partitions to look at, with the settings of their topics."""
+        """Return the partitions to trim, with the settings of their topics."""
         # A reader of dead letters alone does not need the groups of the partition.
         wanted = {(unit.topic, unit.partition) for unit in owned if not unit.reads_letters}
         for name in self._configured:

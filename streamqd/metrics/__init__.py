@@ -2,7 +2,7 @@
 
 Nothing is counted here: at a scrape the table reads the scoreboard and the figures that the
 housekeeper has measured last, so a message costs no metric call. Counters of a worker live in its
-slot and survive its death; they start again with the supervisor. Labels are bounded by the
+slot and survive its death. They start again with the supervisor. Labels are bounded by the
 configuration: topics, partitions, groups, this instance.
 """
 
@@ -40,7 +40,7 @@ class Exporter(Collector):
         return encode(self._registry), content_type
 
     def collect(self) -> Iterator[Family]:
-        """Yield every metric of the table; prometheus_client calls it."""
+        """Yield every metric of the table. Called by prometheus_client."""
         for metric in METRICS:
             if metric.kind == "histogram":
                 yield _histogram_family(metric, self._view)

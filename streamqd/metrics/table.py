@@ -56,21 +56,21 @@ def _labels(view: MetricsView, unit: Unit) -> Labels:
 
 
 def _slots(read: Callable[[WorkerSlot], float]) -> Source:
-    """A value of every unit that this instance owns or has owned."""
+    """Return a value of every unit that this instance owns or has owned."""
     return Source(
         UNIT, lambda view: ((_labels(view, unit), read(slot)) for slot, unit in view.named())
     )
 
 
 def _owned(read: Callable[[WorkerSlot], float]) -> Source:
-    """A value of every unit that this instance owns."""
+    """Return a value of every unit that this instance owns."""
     return Source(
         UNIT, lambda view: ((_labels(view, unit), read(slot)) for slot, unit in view.owned())
     )
 
 
 def _waits(read: Callable[[Waiting], float]) -> Source:
-    """What the worker of an owned unit waits for."""
+    """Return a figure of the waiting worker of each owned unit, 0 without a worker."""
     return _owned(lambda slot: read(_waiting(slot)) if slot.pid else 0.0)
 
 
@@ -105,7 +105,7 @@ def _group(read: Callable[[MetricsView, UnitFigures], float | None]) -> Source:
 
 
 def _query(read: Callable[[QueryFigures], float | None]) -> Source:
-    """A value of every Spark query that shows its position on a partition."""
+    """Return a value of every Spark query that shows its position on a partition."""
     return Source(
         GROUP,
         lambda view: (
@@ -134,7 +134,7 @@ def _tally(name: str, labels: Labels) -> Source:
 
 
 def _thousandths(name: str, labels: Labels) -> Source:
-    """A count of milliseconds, as seconds."""
+    """Return a count of milliseconds in seconds."""
     return Source(
         labels, lambda view: ((each, number / 1000) for each, number in view.tally(name).items())
     )
@@ -195,7 +195,7 @@ def _held(view: MetricsView) -> Values:
 
 
 def _limited(view: MetricsView) -> Values:
-    """The rate of every owned unit that has one."""
+    """Return the rate limit of every owned unit that has one."""
     return (each for each in _owned(lambda slot: slot.rate_micro / 1e6).read(view) if each[1])
 
 

@@ -1,4 +1,4 @@
-"""What there is to see of an instance: the scoreboard, and the figures measured in Redis."""
+"""The data to export for an instance: the scoreboard, and the figures measured in Redis."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class MetricsView:
     letters: Mapping[tuple[str, int], LetterCount] = field(default_factory=dict)
     _tally: dict[str, dict[Labels, int]] = field(default_factory=dict)  # the housekeeper's own work
     _tally_lock: Lock = field(default_factory=Lock)
-    # What the floor keeps from being trimmed: who holds it, and when that entry was written.
+    # By partition: the group that holds the oldest entry from being trimmed, and its write time.
     held: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
-    server_unix_ms: int = 0  # the server's clock when it was asked last
-    asked_ns: int = 0  # and ours; 0 before the first answer
-    measured_ns: int = 0  # our clock when the figures were measured last; 0 before
+    server_unix_ms: int = 0  # the server's clock at the last reading
+    asked_ns: int = 0  # our clock at that reading, 0 = none yet
+    measured_ns: int = 0  # our clock at the last measurement, 0 = none yet
     redis_up: bool = False
 
     def owned(self) -> list[tuple[WorkerSlot, Unit]]:
@@ -59,7 +59,7 @@ class MetricsView:
             return dict(self._tally.get(name, {}))
 
     def age(self, at_unix_ms: int | None) -> float:
-        """Return the seconds since a moment of the server's clock; 0 for None."""
+        """Return the seconds since an instant of the server's clock, 0 for None."""
         if at_unix_ms is None:
             return 0.0
         return max(0.0, (self.now_unix_ms() - at_unix_ms) / 1000)

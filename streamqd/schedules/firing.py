@@ -276,7 +276,7 @@ class Firer:
         return count
 
     def _move(self, place: TopicPartition, schedule: Schedule, count: int) -> None:
-        """The topic has grown: the schedule goes where its key is now."""
+        """Move a schedule to the partition of its key, after its topic has grown."""
         partition = record.partition_of(schedule, count)
         entry = calls.index(self._store, [schedule.name]).get(schedule.name)
         if partition >= count or not isinstance(entry, IndexLine) or entry.place[0] != place[0]:
@@ -296,7 +296,7 @@ def _parsed(row: DueSchedule, raw: bytes | None) -> Schedule:
 
 
 def _batches(ticks: Sequence[tuple[str, DueTick]]) -> Iterator[tuple[str, list[DueTick]]]:
-    """Ticks for one call each: of one group, bounded in number and bytes, in their order."""
+    """Yield the ticks of each call: of one group, bounded in number and bytes, in order."""
     batch: list[DueTick] = []
     size, of = 0, ""
     for group, tick in ticks:

@@ -162,7 +162,7 @@ def _readable(topic: str, do: Callable[..., T], /, *args: object) -> T | None:
 
 
 def _place(schedule: Schedule, count: int) -> TopicPartition:
-    """Return where a schedule belongs in a topic of `count` partitions; 0 counts as 1."""
+    """Return the place of a schedule in a topic of `count` partitions. 0 counts as 1."""
     return schedule.topic, record.partition_of(schedule, max(count, 1))
 
 
@@ -296,7 +296,7 @@ class MoveFinisher:
             schedule = record.read(found.text or "") if found is not None else None
         except ValueError:
             return
-        # To another topic, only who gave the order has the specification.
+        # For a move to another topic, only the caller of that move has the specification.
         if found is not None and schedule is not None and schedule.topic == line.place[0]:
             declaration = Declaration(schedule, line.fleet, line.origin, found.since_unix_ms)
             relocate(self._store, declaration, line, line.place)
@@ -330,6 +330,6 @@ def kept(store: Store, named: Iterable[tuple[str, TopicPartition]]) -> list[Kept
 
 
 def server_unix_ms(store: Store) -> int:
-    """The server's clock."""
+    """Return the server's clock."""
     seconds, micros = store.execute("TIME")
     return int(seconds) * 1000 + int(micros) // 1000

@@ -16,14 +16,14 @@ from streamqd.schedules.ticks import written
 
 
 def text_of(schedule: Schedule) -> str:
-    """The specification. Equal schedules have equal texts."""
+    """Return the specification as text. Equal schedules have equal texts."""
     settings = settings_of(Schedule)
     stated = {name: plain(setting, getattr(schedule, name)) for name, setting in settings.items()}
     return json.dumps(stated, ensure_ascii=False, separators=(",", ":"))
 
 
 def hash_of(text: str) -> str:
-    """The hash of a specification, by which two are compared."""
+    """Return the hash of a specification, by which two are compared."""
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -61,12 +61,12 @@ def partition_of(schedule: Schedule, count: int) -> int:
 
 
 def key_of(schedule: Schedule) -> bytes:
-    """The key of its messages."""
+    """Return the key of its messages."""
     return (schedule.key or schedule.name).encode()
 
 
 def message_of(schedule: Schedule, tick: int) -> list[str | bytes]:
-    """The fields of the message of one tick: names and values."""
+    """Return the fields of the message of one tick: names and values."""
     payload = schedule.payload
     if payload.lstrip().startswith('"'):  # a text travels without its quotes
         payload = json.loads(payload)

@@ -42,7 +42,7 @@ def offset_ms(schedule: Schedule) -> int:
 
 
 def next_tick(schedule: Schedule, after_unix_ms: int) -> int | None:
-    """The first tick after an instant, None when there is none; from 1970 to 9000, but for `at`."""
+    """Return the first tick after an instant, or None. Years 1970 to 9000, except for `at`."""
     if schedule.at is not None:
         at = schedule.at_unix_ms
         return at if at is not None and at > after_unix_ms else None
@@ -57,7 +57,7 @@ def next_tick(schedule: Schedule, after_unix_ms: int) -> int | None:
 
 @functools.lru_cache(maxsize=8_192)
 def _next_by_cron(cron: str, zone: str, after_unix_ms: int) -> int | None:
-    """The next tick, which costs half a millisecond: many schedules share their times."""
+    """Return the next tick. Cached: it costs half a millisecond, and many schedules share it."""
     return next(_by_cron(cron, zone, after_unix_ms), None)
 
 
@@ -77,7 +77,7 @@ def _by_cron(cron: str, zone: str, after_unix_ms: int) -> Iterator[int]:
 
 
 def newest_ticks(schedule: Schedule, after: int, until: int, limit: int) -> list[int]:
-    """The newest `limit` ticks of (after, until], in order."""
+    """Return the newest `limit` ticks of (after, until], in order."""
     span = 3_600_000
     while True:
         start = max(after, until - span)
@@ -157,6 +157,6 @@ def _chain(schedule: Schedule, ticks: list[int], skipped: int = 0) -> list[TickS
 
 @functools.lru_cache(maxsize=256)  # many schedules have a tick at the same instant
 def written(tick: int) -> str:
-    """A tick as the header x-scheduled-for has it: ISO 8601, UTC."""
+    """Return a tick in the form of the header x-scheduled-for: ISO 8601, UTC."""
     instant = datetime.fromtimestamp(tick // 1000, UTC).replace(tzinfo=None).isoformat()
     return f"{instant}.{tick % 1000:03d}Z" if tick % 1000 else f"{instant}Z"
