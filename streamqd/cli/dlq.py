@@ -183,16 +183,20 @@ def _nothing(topic: str, filters: dict[str, Any], no: str = "no") -> str:
 @ALL
 @IDS
 @filter_options
-@click.option("--everyone", is_flag=True, help="To every group of the topic, not only to its own.")
-@click.option("--partition", type=click.IntRange(0), metavar="N", help="To this partition.")
-@click.option("--to-topic", metavar="TOPIC", help="To all groups of another topic.")
-@click.option("--rate", type=RATE, metavar="N/s", help="At most this many a second, evenly.")
+@click.option(
+    "--everyone", is_flag=True, help="Send to every group of the topic, not only to its own."
+)
+@click.option("--partition", type=click.IntRange(0), metavar="N", help="Send to this partition.")
+@click.option("--to-topic", metavar="TOPIC", help="Send to all groups of another topic.")
+@click.option("--rate", type=RATE, metavar="N/s", help="Maximum rate, evenly spread, such as 50/s.")
 @click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Stop after this many.")
 @click.option(
     "--max-replays", type=click.IntRange(1), default=dead_letters.MAX_REPLAYS, show_default=True,
-    help="Leave dead letters that were replayed this often already.",
+    help="Skip dead letters that were already replayed this many times.",
 )  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Say what would happen, and whether it is wise.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show the effect and possible problems, but change nothing."
+)
 @yes_option
 @click.pass_context
 @answering
@@ -330,9 +334,16 @@ def _show_plan(plan: ReplayPlan, again: str, limit: int | None) -> None:
 @click.argument("topic")
 @ALL
 @IDS
-@click.option("--older-than", type=DURATION, metavar="DURATION", help="Died longer ago, as 7d.")
+@click.option(
+    "--older-than",
+    type=DURATION,
+    metavar="DURATION",
+    help="Only dead letters older than this, such as 7d.",
+)
 @filter_options
-@click.option("--dry-run", is_flag=True, help="Say how many would go, and what they died of.")
+@click.option(
+    "--dry-run", is_flag=True, help="Count the dead letters by cause, but delete nothing."
+)
 @yes_option
 @answering
 def purge(

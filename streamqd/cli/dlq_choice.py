@@ -32,33 +32,33 @@ IDS = click.option(
     "ids",
     metavar="PARTITION:MS-SEQ",
     multiple=True,
-    help="This dead letter; may be repeated.",
+    help="This dead letter. May be repeated.",
 )
 
 
 _FILTERS = (
-    click.option("-g", "--group", help="Only those of this group."),
+    click.option("-g", "--group", help="Only dead letters of this group."),
     click.option(
         "--fingerprint", metavar="HEX", type=FINGERPRINT,
-        help="Only those that died alike; see stats.",
+        help="Only dead letters with this cause, as shown by `dlq stats`.",
     ),
     click.option(
-        "--class", "error_class", metavar="NAME", help="Only those of this exception class."
+        "--class", "error_class", metavar="NAME", help="Only this exception class."
     ),
     click.option(
         "--reason", type=click.Choice(REASONS), metavar="WORD",
-        help=f"Only those that died of this: {', '.join(REASONS)}.",
+        help=f"Only this reason: {', '.join(REASONS)}.",
     ),
     click.option("-k", "--key", help="Only messages with this key."),
     click.option(
         "-H", "--header", "headers", metavar="NAME=VALUE", type=HEADER, multiple=True,
-        help="Only messages with this header; may be repeated.",
+        help="Only messages with this header. May be repeated.",
     ),
     click.option(
         "--since", type=MOMENT, metavar="TIME",
-        help="Only those that died at this time or later: 12h (ago), or 2026-11-21T08:30 (UTC).",
+        help="Only dead letters from this time on: 12h (ago), or 2026-11-21T08:30 (UTC).",
     ),
-    click.option("--until", type=MOMENT, metavar="TIME", help="Only those that died before."),
+    click.option("--until", type=MOMENT, metavar="TIME", help="Only those before this time."),
 )  # fmt: skip
 
 

@@ -40,15 +40,15 @@ _KEPT_BY = {
     "--only",
     metavar="CHECK",
     multiple=True,
-    help="This check, or all of this area; may be repeated. Default: all.",
+    help="Only this check, or this area of checks. May be repeated.",
 )
 @click.option(
     "--unit",
     default="",
     metavar="UNIT",
-    help="The daemon's systemd unit, or its file (with a /). Default: streamqd.service.",
+    help="The daemon's systemd unit, or a path to the unit file. Default: streamqd.service.",
 )
-@click.option("--list", "as_list", is_flag=True, help="Show the checks, and run none.")
+@click.option("--list", "as_list", is_flag=True, help="List the checks without running them.")
 @json_option
 @click.pass_context
 @connected
@@ -141,7 +141,7 @@ def _finding(found: Finding) -> None:
     type=DURATION,
     default="10m",
     show_default=True,
-    help="How long a group may have messages and neither owner nor reader.",
+    help="Report a group with messages that had no owner and no reader for this long.",
 )
 @answering
 def stream(session: Session, *, topic: str, abandoned_after: float) -> CommandResult:

@@ -25,7 +25,7 @@ SHOWN_MAX = 20  # partitions that one instance takes; --json names all
 _WHY_STRANDED = {
     "no-offer": "no other instance offers it",
     "broken": "its worker crashes in a loop everywhere else",
-    "caps-full": "the others own as many partitions as they may",
+    "caps-full": "the other instances own as many partitions as they may",
 }
 
 
@@ -48,7 +48,7 @@ def scoped(command: Callable[..., int]) -> Callable[..., int]:
     return run
 
 
-@click.command(short_help="Stop fetching of a topic, group or partition.")
+@click.command(short_help="Pause a topic, group or partition.")
 @scoped
 @reason_option
 @directing
@@ -66,7 +66,7 @@ def pause(session: Session, *, scope: Scope, reason: str, dry_run: bool) -> Dire
     )
 
 
-@click.command(short_help="End a pause.")
+@click.command(short_help="Resume a paused topic, group or partition.")
 @scoped
 @directing
 def resume(session: Session, *, scope: Scope, dry_run: bool) -> DirectiveResult:
@@ -144,7 +144,7 @@ def move(
         raise click.UsageError(f"{name}: name one partition of one group")
     unit = Unit(topic, partition, group)
     if instance is not None and to is not None:
-        raise click.UsageError("name the instance once, behind the partition or with --to")
+        raise click.UsageError("pass the instance once, after the partition or with --to")
     owner = instance if instance is not None else to
     if owner is None:
         raise click.UsageError(f"name the instance that is to own {unit}")
@@ -156,7 +156,7 @@ def move(
     )
 
 
-@click.command(short_help="Level the fleet now, forgetting moves.")
+@click.command(short_help="Rebalance the fleet now and discard manual moves.")
 @reason_option
 @directing
 def rebalance(session: Session, *, reason: str, dry_run: bool) -> DirectiveResult:
@@ -183,12 +183,12 @@ def _show_rebalanced(done: directives.Rebalanced, _waited: bool) -> None:
             ],
         )
     else:
-        click.echo("nothing has to move")
+        click.echo("no partition has to move")
 
 
-@click.command(short_help="Let an instance own nothing.")
+@click.command(short_help="Move all partitions off an instance.")
 @click.argument("instance")
-@click.option("--undo", is_flag=True, help="Let it own partitions again.")
+@click.option("--undo", is_flag=True, help="Allow it to own partitions again.")
 @reason_option
 @directing
 def drain(
@@ -256,7 +256,7 @@ def show_departure(departure: Departure) -> None:
         click.echo("no message was running when it last reported")
 
 
-@click.command(short_help="Take a dead instance out of the fleet.")
+@click.command(short_help="Remove a dead instance from the fleet.")
 @click.argument("instance")
 @dry_run_option
 @yes_option
@@ -297,7 +297,7 @@ def forget(session: Session, *, instance: str, dry_run: bool, yes: bool) -> Comm
 # --- configuration and code -----------------------------------------------------------------------
 
 
-@click.command(short_help="Reload one instance, or all in turn.")
+@click.command(short_help="Reload configuration and handlers.")
 @click.argument("instance", required=False)
 @reason_option
 @directing
@@ -342,7 +342,7 @@ def control() -> None:
 
 
 @control.command("list")
-@click.option("--all", "everything", is_flag=True, help="Also those that all have obeyed.")
+@click.option("--all", "everything", is_flag=True, help="Include finished directives.")
 @answering
 def list_(session: Session, *, everything: bool) -> CommandResult:
     """Show the directives that hold.
@@ -380,7 +380,7 @@ def _show_directives(seen: directives.ControlView, everything: bool) -> None:
 
 @control.command()
 @click.argument("names", metavar="DIRECTIVE...", nargs=-1)
-@click.option("--gone", is_flag=True, help="Those to instances that do not live.")
+@click.option("--gone", is_flag=True, help="All directives to instances that are not live.")
 @dry_run_option
 @yes_option
 @answering

@@ -112,14 +112,14 @@ def _show_group(detail: groups.GroupDetail) -> None:
 )  # fmt: skip
 @click.option(
     "-p", "--partition", "partitions", type=click.IntRange(0), multiple=True,
-    help="Only this partition; may be repeated.",
+    help="Only this partition. May be repeated.",
 )  # fmt: skip
 @click.option(
     "--keep-retries/--drop-retries", default=True, show_default=True,
-    help="What becomes of messages that wait for their next attempt.",
+    help="Keep or drop messages that wait for their next attempt.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Take partitions away from their owners.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--dry-run", is_flag=True, help="Show the effect, but change nothing.")
 @yes_option
 @answering
 def reset(
@@ -202,7 +202,9 @@ def _show_reset(session: Session, done: groups.GroupReset, dry_run: bool) -> Non
 @group.command()
 @click.argument("topic")
 @click.argument("name", metavar="GROUP")
-@click.option("--force", is_flag=True, help="Also when it is owned or has unsettled messages.")
+@click.option(
+    "--force", is_flag=True, help="Delete it even if it is owned or has unfinished messages."
+)
 @yes_option
 @answering
 def delete(session: Session, *, topic: str, name: str, force: bool, yes: bool) -> CommandResult:
@@ -238,7 +240,7 @@ def _growing(session: Session, topic: str, name: str) -> str:
     return ""
 
 
-@group.command(short_help="Take over what other clients have pending.")
+@group.command(short_help="Take over pending messages of other clients.")
 @click.argument("topic")
 @click.argument("name", metavar="GROUP")
 @dry_run_option

@@ -17,27 +17,27 @@ from streamqd.cli.session import Session, pass_session
 from streamqd.errors import Refused
 
 CONFIG = """\
-# streamqd: `streamqd check` says whether this works, `streamqd config schema` what else there is.
+# Run `streamqd check` to test this file. `streamqd config schema` describes all settings.
 
 [redis]
-# A Redis or Valkey server of our own below state_dir. For another one: "rediss://host:6379/0".
+# The daemon runs its own Redis or Valkey server in state_dir. Or set "rediss://host:6379/0".
 url = "embedded:"
 
 [daemon]
 state_dir = "./var"
-handlers = ["weblog"]          # modules to import; weblog.py lies beside this file
+handlers = ["weblog"]          # modules to import; weblog.py is in this directory
 
 [topics.access]
-partitions = 4                 # as many workers for each consumer; it can grow, never shrink
-retention = { max_age = "24h" } # what is handled and older goes; without it, everything stays
+partitions = 4                 # one worker process per partition; can grow, not shrink
+retention = { max_age = "24h" } # trim older messages that all groups have handled
 
-[[consumers]]                  # what stands here counts before what @handler says
+[[consumers]]                  # overrides the arguments of @handler
 topic = "access"
 group = "hits"
 max_attempts = 5
 backoff = { kind = "exponential", base = "1s", max = "5m", jitter = "full" }
-timeout = "10s"                # of one run: raises an exception in the handler
-hard_timeout = "20s"           # kills the process
+timeout = "10s"                # per run: raises an exception in the handler
+hard_timeout = "20s"           # per run: kills the worker process
 """
 
 EXAMPLE_CONFIG = """\
@@ -73,7 +73,7 @@ def nightly(msg: Message) -> None:
 '''
 
 HANDLER = '''\
-"""Handlers of this project. Each partition has a process of its own that runs them."""
+"""Handlers of this project. Each partition has its own process for them."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ from streamqd import Dead, Message, handler
 def count_hit(msg: Message) -> None:
     """Handle one line of an access log.
 
-    Returning is success. An exception means: try again later. `Dead` means: never again, keep the
-    message as a dead letter. A message can come twice after a crash; `msg.uid` stays the same.
+    If the function returns, the message is acknowledged. An exception schedules a retry. `Dead`
+    stores the message as a dead letter, without a retry. After a crash, a message can be delivered
+    again, with the same `msg.uid`.
     """
     line = msg.text()
     if not line.strip():
         raise Dead("an empty line")
-    # !r: what is printed goes out as it is, and with a line break of its own a text that somebody
-    # sends looks like a line of the log.
+    # !r escapes line breaks, so that a message cannot print lines that look like the log.
     print(f"{msg.topic}/{msg.partition} attempt {msg.attempt}: {line!r}")
 '''
 

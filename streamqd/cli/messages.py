@@ -41,13 +41,13 @@ ERROR_CHARS = 80  # characters of an error in the table; --json prints the whole
 @click.argument("topic")
 @click.option(
     "-n", "--limit", "--lines", "limit", type=click.IntRange(0, 10_000),
-    help="How many of the last messages. Default: 10, or with --since all.",
+    help="Number of messages. Default: 10, or all with --since.",
 )  # fmt: skip
 @click.option(
     "--since", type=MOMENT, metavar="TIME",
-    help="Only those written at this time or later: 10m (ago), or 2026-11-21T08:30 (UTC).",
+    help="Only messages from this time on: 10m (ago), or 2026-11-21T08:30 (UTC).",
 )  # fmt: skip
-@click.option("-f", "--follow", is_flag=True, help="Then show new ones, until interrupted.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new messages until Ctrl-C.")
 @click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition.")
 @json_option
 @connected
@@ -99,16 +99,16 @@ def _print_entries(messages: Iterable[admin_tail.TailedEntry], as_json: bool) ->
     return number
 
 
-@click.command(short_help="Show what is handed out and not settled.")
+@click.command(short_help="Show messages delivered but not acknowledged.")
 @click.argument("topic")
-@click.option("-g", "--group", help="Needed when several groups read the topic.")
+@click.option("-g", "--group", help="Required if several groups read the topic.")
 @click.option(
     "-s",
     "--sort",
     type=click.Choice(admin_pending.ORDERS),
     default="id",
     show_default=True,
-    help="id: the oldest first; idle: the longest first; deliveries: the most first.",
+    help="id: oldest first, idle: longest first, deliveries: most first.",
 )
 @page_options(50)
 @answering
@@ -157,16 +157,19 @@ def _only_group(session: Session, topic: str) -> str:
 
 _ATTEMPT = click.option(
     "--attempt", "attempt_min", type=click.IntRange(1), default=1,
-    help="Waiting for this attempt or a later one.",
+    help="Only retries that wait for this attempt or a later one.",
 )  # fmt: skip
 
 
 def _filters(command: Command) -> Command:
     for option in (
-        click.option("-p", "--partition", type=click.IntRange(0), help="Of this partition only."),
-        click.option("-k", "--key", help="With this key only."),
+        click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition."),
+        click.option("-k", "--key", help="Only this key."),
         click.option(
-            "--due-within", type=DURATION, metavar="DURATION", help="Due within this time."
+            "--due-within",
+            type=DURATION,
+            metavar="DURATION",
+            help="Only those due within this time.",
         ),
     ):
         command = option(command)
@@ -178,8 +181,8 @@ def _named(metavar: str) -> Callable[[Command], Command]:
 
     def add(command: Command) -> Command:
         for option in (
-            click.option("--dry-run", is_flag=True, help="Only count them."),
-            click.option("--all", "every", is_flag=True, help="All that pass the filters."),
+            click.option("--dry-run", is_flag=True, help="Count them, but change nothing."),
+            click.option("--all", "every", is_flag=True, help="All that match the filters."),
             click.argument("ids", metavar=metavar, nargs=-1),
         ):
             command = option(command)
@@ -481,7 +484,7 @@ def retry_now(
 @_named("[ID]...")
 @_filters
 @_ATTEMPT
-@click.option("--drop", is_flag=True, help="Lose them instead of making dead letters.")
+@click.option("--drop", is_flag=True, help="Drop them without dead letters.")
 @yes_option
 @answering
 def cancel_retries(

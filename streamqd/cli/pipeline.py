@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 TOPICS = click.option(
     "-t", "--topic", "topics", metavar="TOPIC", multiple=True,
-    help="This topic; may be repeated. Default: all.",
+    help="Only this topic. May be repeated. Default: all.",
 )  # fmt: skip
 ARCHIVE = click.option(
     "-a", "--archive", "folder", type=FOLDER, required=True,
-    help="Folder of the archive, under the same path for all of Spark's processes.",
+    help="Directory of the archive. All Spark processes need it under the same path.",
 )  # fmt: skip
 MAYBE_ARCHIVE = click.option(
     "-a", "--archive", "folder", type=FOLDER,
-    help="Folder of the archive. Default: only what is in Redis.",
+    help="Directory of the archive. Default: read Redis only.",
 )  # fmt: skip
 _ARCHIVED = ("topic", "rows", "size", "files", "missing", "parsed", "quarantined", "seconds")
 TIMES = ("%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S.%f")
@@ -48,11 +48,11 @@ def spark_options(command: Command) -> Command:
     """Give a command `--master` and `--conf`."""
     for option in (
         click.option(
-            "--conf", metavar="NAME=VALUE", multiple=True, help="Setting of Spark; may be repeated."
+            "--conf", metavar="NAME=VALUE", multiple=True, help="Spark setting. May be repeated."
         ),
         click.option(
             "--master", metavar="URL",
-            help="Where Spark runs, as spark://host:7077. Default: local[*].",
+            help="Spark master, such as spark://host:7077. Default: local[*].",
         ),
     ):  # fmt: skip
         command = option(command)
@@ -70,13 +70,15 @@ def pipeline() -> None:
 @pipeline.command()
 @TOPICS
 @ARCHIVE
-@click.option("--every", type=DURATION, help="Do it again and again, so long after the last.")
+@click.option("--every", type=DURATION, help="Repeat, with this pause between runs.")
 @click.option(
     "--batch-rows", type=click.IntRange(1, 10_000_000), default=4_000_000, show_default=True,
-    help="Entries of one batch at most.",
+    help="Maximum number of entries per batch.",
 )  # fmt: skip
 @click.option(
-    "--allow-loss", is_flag=True, help="Go on where entries were trimmed before they were archived."
+    "--allow-loss",
+    is_flag=True,
+    help="Continue after entries that were trimmed before they were archived.",
 )
 @spark_options
 @json_option
@@ -156,11 +158,11 @@ def _show_archived(document: dict[str, Any], as_json: bool) -> None:
 @ARCHIVE
 @click.option(
     "--target", type=SIZE, default="256MiB", show_default=True,
-    help="Bytes of files that are written into one.",
+    help="Target size of the merged files.",
 )  # fmt: skip
 @click.option(
     "--grace", type=DURATION, default="1h", show_default=True,
-    help="How long replaced files stay for those who read them, in full hours, one at least.",
+    help="Keep replaced files this long for running readers. Full hours, at least 1h.",
 )  # fmt: skip
 @answering
 def compact(
@@ -203,23 +205,25 @@ def _show_compacted(done: Iterable[Compacted]) -> None:
 @MAYBE_ARCHIVE
 @click.option(
     "--from", "tier", type=click.Choice(["all", "hot", "cold", "dlq"]), default="all",
-    show_default=True, help="Archive and Redis, Redis, the archive, or the dead letters.",
+    show_default=True, help="Read archive and Redis, Redis, the archive, or the dead letters.",
 )  # fmt: skip
-@click.option("--to", "target", metavar="TOPIC", default="", help="Default: the same topic.")
+@click.option(
+    "--to", "target", metavar="TOPIC", default="", help="Target topic. Default: the same topic."
+)
 @click.option("--since", type=click.DateTime(TIMES), help="Entries from this time on, UTC.")
 @click.option("--until", type=click.DateTime(TIMES), help="Entries before this time, UTC.")
-@click.option("-k", "--key", "keys", multiple=True, help="This key; may be repeated.")
+@click.option("-k", "--key", "keys", multiple=True, help="Only this key. May be repeated.")
 @click.option(
     "-H", "--header", "headers", metavar="NAME=VALUE", multiple=True,
-    help="Has this header; may be repeated, all must be there.",
+    help="Only with this header. If repeated, all of the headers are required.",
 )  # fmt: skip
-@click.option("--where", metavar="SQL", default="", help="A condition over the columns.")
-@click.option("--rate", type=click.FloatRange(min=0.001), help="Messages per second at most.")
+@click.option("--where", metavar="SQL", default="", help="An SQL condition on the columns.")
+@click.option("--rate", type=click.FloatRange(min=0.001), help="Maximum messages per second.")
 @click.option(
     "--name", default="",
-    help="Name of this replay. Under the same name no message is sent twice within 30 days.",
+    help="Name of this replay. Within 30 days, the same name sends no message twice.",
 )  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Only count.")
+@click.option("--dry-run", is_flag=True, help="Count the messages, but send nothing.")
 @spark_options
 @answering
 def replay(
@@ -272,11 +276,11 @@ def replay(
 @MAYBE_ARCHIVE
 @click.option(
     "--checkpoints", type=FOLDER, required=True,
-    help="Folder for the checkpoints of the job's queries.",
+    help="Directory for the checkpoints of the job's queries.",
 )  # fmt: skip
 @click.option(
     "--set", "arguments", metavar="NAME=VALUE", multiple=True,
-    help="An argument of the job; may be repeated.",
+    help="An argument of the job. May be repeated.",
 )  # fmt: skip
 @spark_options
 @answering
@@ -328,13 +332,13 @@ def _utc(moment: dt.datetime | None) -> dt.datetime | None:
 @MAYBE_ARCHIVE
 @click.option(
     "-o", "--out", type=FOLDER, required=True,
-    help="Folder of the report. The one that is in it is compared with, and replaced.",
+    help="Directory of the report. An earlier report there is compared and replaced.",
 )  # fmt: skip
 @click.option("--since", type=click.DateTime(TIMES), help="Entries from this time on, UTC.")
 @click.option("--until", type=click.DateTime(TIMES), help="Entries before this time, UTC.")
 @click.option(
     "--schema", "schemas", metavar="TOPIC=COLUMNS", multiple=True,
-    help="Describe the fields of this topic's JSON, such as 'orders=id long, at timestamp'; may be"
+    help="Types of the JSON fields of a topic, such as 'orders=id long, at timestamp'. May be"
     " repeated.",
 )  # fmt: skip
 @click.option("--overwrite", is_flag=True, hidden=True, help="No longer needed.")
@@ -392,31 +396,35 @@ def _show_report(document: dict[str, Any], out: Path) -> None:
 @click.argument("query")
 @MAYBE_ARCHIVE
 @click.option(
-    "--stream", is_flag=True, help="Over topics as streams: new rows each time, and to the end."
+    "--stream",
+    is_flag=True,
+    help="Query the topics as streams: read to the current end, then stop.",
 )
-@click.option("-f", "--follow", is_flag=True, help="With --stream: go on until interrupted.")
+@click.option("-f", "--follow", is_flag=True, help="With --stream: continue until Ctrl-C.")
 @click.option(
     "--mode", type=click.Choice(["append", "update"]), default="append", show_default=True,
-    help="With --stream: update shows the rows of an aggregation, each time they change.",
+    help="With --stream: `update` prints the changed rows of an aggregation.",
 )  # fmt: skip
 @click.option(
     "--from", "start", type=click.Choice(["earliest", "latest"]), default="earliest",
-    show_default=True, help="With --stream: where to begin without a checkpoint.",
+    show_default=True, help="With --stream: the position to start from without a checkpoint.",
 )  # fmt: skip
 @click.option(
     "--to", "target", metavar="TOPIC", default="",
-    help="With --stream: send the rows, as key and value, into this topic.",
+    help="With --stream: send the rows, as key and value, to this topic.",
 )  # fmt: skip
 @click.option(
-    "--partitions", type=click.IntRange(1, 4096), help="Create that topic with so many partitions."
+    "--partitions",
+    type=click.IntRange(1, 4096),
+    help="Number of partitions, if --to creates the topic.",
 )
 @click.option(
     "--into", metavar="TABLE", default="",
-    help="With --stream: add the rows to this table of the archive, made if need be.",
+    help="With --stream: add the rows to this archive table. It is created if missing.",
 )  # fmt: skip
 @click.option(
     "--checkpoint", type=FOLDER,
-    help="With --stream: folder that remembers how far it is.",
+    help="With --stream: directory that stores the position of the query.",
 )  # fmt: skip
 @spark_options
 @json_option
@@ -524,7 +532,7 @@ def _stand(
 @MAYBE_ARCHIVE
 @click.option(
     "--format", "form", type=click.Choice(answers.FORMATS), default="table", show_default=True,
-    help="json: an object for each row; csv: with a heading.",
+    help="json: one object per row. csv: with a header.",
 )  # fmt: skip
 @spark_options
 @json_option

@@ -73,12 +73,12 @@ class Produced:
     error: str | None = None
 
 
-@click.command(short_help="Send a message, or one for each line.")
+@click.command(short_help="Send a message, or one message per line.")
 @click.argument("topic")
 @click.argument("payload", required=False)
 @click.option(
     "--from", "source", metavar="FILE|-",
-    help="Read lines from here; gzip is recognised. Default: -, standard input.",
+    help="Read lines from this file, plain or gzip. Default: - (standard input).",
 )  # fmt: skip
 @click.option(
     "--format",
@@ -86,33 +86,35 @@ class Produced:
     type=click.Choice(["lines", "jsonl", "file"]),
     default="lines",
     show_default=True,
-    help="jsonl: every line must be JSON, sent as it is. file: all bytes are one message.",
+    help="jsonl: each line must be JSON and is sent unchanged. file: the file is one message.",
 )
 @click.option("-k", "--key", "one_key", metavar="KEY", help="Key of every message.")
-@click.option("--key-regex", metavar="RE", help="Key: the first group, or all, of the match.")
-@click.option("--key-field", metavar="FIELD", help="Key: this field of the object (jsonl).")
-@click.option("-p", "--partition", type=click.IntRange(0), help="Send all to this partition.")
-@click.option("--delay", type=DURATION, metavar="DURATION", help="Deliver this much later.")
+@click.option(
+    "--key-regex", metavar="RE", help="Use the first group of the match as key, or the whole match."
+)
+@click.option("--key-field", metavar="FIELD", help="Use this field of the object as key (jsonl).")
+@click.option("-p", "--partition", type=click.IntRange(0), help="Send to this partition.")
+@click.option("--delay", type=DURATION, metavar="DURATION", help="Deliver after this time.")
 @click.option(
     "--at", type=INSTANT, metavar="TIME",
-    help="Deliver at this time, such as 2026-12-24T18:00:00Z; not with --delay.",
+    help="Deliver at this time, such as 2026-12-24T18:00:00Z.",
 )  # fmt: skip
 @click.option(
     "--expires", type=DURATION, metavar="DURATION",
-    help="Do not handle a message later than this, counted from its delivery.",
+    help="Drop a message that is not handled within this time after its delivery.",
 )  # fmt: skip
 @click.option(
     "--dedup-id", metavar="ID",
-    help="Send nothing if this id was used within 10 minutes. For one message only.",
+    help="Send nothing if this ID was used within 10 minutes. For one message only.",
 )  # fmt: skip
 @click.option(
     "-H", "--header", "headers", metavar="NAME=VALUE", multiple=True,
-    help="Header of every message; may be repeated.",
+    help="Header of every message. May be repeated.",
 )  # fmt: skip
 @click.option(
     "--create/--no-create",
     default=None,
-    help="What to do with a topic that neither exists nor is configured. Default: ask.",
+    help="Create a topic that neither exists nor is configured, or refuse. Default: ask.",
 )
 @json_option
 @pass_session

@@ -190,7 +190,7 @@ def next_(
 # --- changing -------------------------------------------------------------------------------------
 
 
-@schedule.command(short_help="Add a schedule, which no file declares.")
+@schedule.command(short_help="Add a schedule that is not in a file.")
 @click.argument("name", metavar="NAME")
 @_settings(topic_required=True)
 @dry_run_option

@@ -49,9 +49,9 @@ WIDTH_ELSEWHERE = 132  # of --once where no terminal says otherwise
     type=DURATION,
     default="2s",
     show_default=True,
-    help="Time between two looks. Instances publish every 2 seconds.",
+    help="Refresh interval. Instances publish every 2 seconds.",
 )
-@click.option("--once", is_flag=True, help="Print one plain frame with all partitions, and end.")
+@click.option("--once", is_flag=True, help="Print all partitions once as text, and exit.")
 @json_option
 @connected
 def top(session: Session, *, interval: float, once: bool, as_json: bool) -> int | None:

@@ -33,7 +33,7 @@ def topic() -> None:
 @click.option(
     "--partitions",
     type=click.IntRange(1, 4096),
-    help="Default: what the configuration says of the topic, else 1.",
+    help="Number of partitions. Default: as configured for the topic, or 1.",
 )
 @answering
 def create(session: Session, *, name: str, partitions: int | None) -> CommandResult:
@@ -178,12 +178,12 @@ def _show_settings(seen: topics_settings.TopicSettings) -> None:
 
 @topic.command()
 @click.argument("name", metavar="TOPIC")
-@click.option("--force", is_flag=True, help="Also while its partitions are owned.")
+@click.option("--force", is_flag=True, help="Delete it even if its partitions are owned.")
 @click.option(
     "--while-offered", is_flag=True,
-    help="Also while live instances offer it, which create it again at once, empty.",
+    help="Delete it even if live instances offer it. They recreate it empty.",
 )  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+@click.option("--dry-run", is_flag=True, help="Show the effect, but delete nothing.")
 @yes_option
 @answering
 def delete(
@@ -247,7 +247,7 @@ def _doomed(found: topics_deletion.Doomed) -> str:
 @click.argument("partitions", metavar="N", type=click.IntRange(1, growth.PARTITIONS_MAX))
 @click.option(
     "--wait/--no-wait", default=True, show_default=True,
-    help="Stay until every group reads the new partitions.",
+    help="Wait until every group reads the new partitions.",
 )  # fmt: skip
 @yes_option
 @answering

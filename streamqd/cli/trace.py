@@ -23,7 +23,7 @@ from streamqd.words import age, count
 @click.argument("uid")
 @click.option(
     "-a", "--archive", "folder", type=FOLDER,
-    help="Look into this archive of `pipeline archive` too. Needs no Spark.",
+    help="Also search this directory of `pipeline archive`. Needs no Spark.",
 )  # fmt: skip
 @answering
 def trace(session: Session, *, uid: str, folder: Path | None) -> CommandResult:

@@ -19,10 +19,12 @@ from streamqd.words import count, memory
 @click.command(short_help="Remove acknowledged entries now.")
 @click.argument("topic")
 @click.option("-p", "--partition", type=click.IntRange(min=0), help="Only this partition.")
-@click.option("--max-age", type=DURATION, help="Keep what is younger, such as 24h.")
-@click.option("--max-length", type=click.IntRange(min=0), help="Keep this many per partition.")
-@click.option("--max-bytes", type=SIZE, help="Keep this much per partition, such as 64MiB.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--max-age", type=DURATION, help="Keep entries younger than this, such as 24h.")
+@click.option(
+    "--max-length", type=click.IntRange(min=0), help="Keep this many entries per partition."
+)
+@click.option("--max-bytes", type=SIZE, help="Keep this much memory per partition, such as 64MiB.")
+@click.option("--dry-run", is_flag=True, help="Show the effect, but remove nothing.")
 @yes_option
 @answering
 def trim(

@@ -14,7 +14,7 @@ from streamqd.model import Unit
 EXIT_HELD = 1
 
 
-@click.command(short_help="Say why a topic or a partition does not move.")
+@click.command(short_help="Explain why a topic or partition makes no progress.")
 @click.argument("place", metavar="TOPIC[/PARTITION[/GROUP]]")
 @answering
 def why(session: Session, *, place: str) -> CommandResult:
