@@ -42,6 +42,8 @@ class Problems:
 
     def ok(self, *paths: Path) -> bool:
         """Return True if these settings, and their tables, have no problems so far."""
+        if not self._bad:
+            return True
         return not any(path[:end] in self._bad for path in paths for end in range(len(path) + 1))
 
     def name(self, path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import zoneinfo
 from dataclasses import dataclass, field
@@ -151,6 +152,7 @@ def check_schedules(
             )
 
 
+@functools.lru_cache(maxsize=1_024)
 def _cron_fault(cron: str | None) -> str:
     if cron is None:
         return ""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 from streamqd.config.problems import Problems
@@ -33,7 +35,27 @@ def read(text: str) -> Schedule:
         found = json.loads(text)
     except (ValueError, RecursionError):
         raise ValueError("it is not JSON") from None
+    if isinstance(found, dict):
+        # Default values are valid, and checking them takes most of the time.
+        default = _defaults()
+        found = {
+            name: value
+            for name, value in found.items()
+            if name not in default or value != default[name]
+        }
     return build(found)
+
+
+@functools.cache
+def _defaults() -> dict[str, object]:
+    """The defaults of settings as `text_of` writes them. Required settings are not included."""
+    some = Schedule("", "")
+    named = {each.name for each in fields(Schedule) if each.default is not MISSING}
+    return {
+        name: plain(setting, getattr(some, name))
+        for name, setting in settings_of(Schedule).items()
+        if name in named
+    }
 
 
 def build(given: object) -> Schedule:
@@ -70,8 +92,9 @@ def message_of(schedule: Schedule, tick: int) -> list[str | bytes]:
     payload = schedule.payload
     if payload.lstrip().startswith('"'):  # a text travels without its quotes
         payload = json.loads(payload)
-    headers = {"x-schedule": schedule.name, "x-scheduled-for": written(tick)}
+    # Neither value needs an escape.
+    headers = f'{{"x-schedule":"{schedule.name}","x-scheduled-for":"{written(tick)}"}}'
     fields: list[str | bytes] = ["payload", payload.encode()]
     if schedule.partition is None:
         fields += ("key", key_of(schedule))
-    return [*fields, "headers", json.dumps(headers, separators=(",", ":"))]
+    return [*fields, "headers", headers]

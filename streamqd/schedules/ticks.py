@@ -109,6 +109,9 @@ def _between(schedule: Schedule, after: int, until: int) -> Iterator[int]:
         if at is not None and at <= until:
             yield at
     else:
+        first = next_tick(schedule, after)
+        if first is None or first > until:  # without a second reading of the cron
+            return
         for tick in _by_cron(schedule.cron or "", schedule.timezone or "UTC", after):
             if tick > until:
                 return

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cronsim import CronSim
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -272,6 +273,28 @@ def test_what_is_kept_is_read_back(payload: Any, every: int, key: str | None) ->
     [of] = declared([table | ({"key": key} if key else {})])
     assert record.read(record.text_of(of)) == of
     assert record.text_of(record.read(record.text_of(of))) == record.text_of(of)
+
+
+def test_schedules_of_one_cron_share_its_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10,000 schedules were read and moved on in 2.3 s of CPU: each read its cron three times."""
+    made = []
+
+    class Counting(CronSim):
+        def __init__(self, *args: Any) -> None:
+            made.append(args)
+            super().__init__(*args)
+
+    monkeypatch.setattr("streamqd.config.schedules.CronSim", Counting)
+    monkeypatch.setattr("streamqd.schedules.ticks.CronSim", Counting)
+    begin, due = 1_790_000_000_000, None
+    for number in range(100):
+        stated = schedule(name=f"s{number}", cron="*/7 1-22 * * *", timezone="Asia/Tokyo")
+        found = record.read(record.text_of(stated))
+        assert found == stated
+        due = due or next_tick(found, begin)
+        assert due is not None
+        assert [each.tick for each in steps(found, due, due + 5)] == [due]
+    assert len(made) <= 4
 
 
 @pytest.mark.parametrize(
