@@ -40,21 +40,21 @@ class Breaker:
     failures: int = setting(
         0,
         "Failures of the classes in `on`, within `window`, that open the circuit of a partition. 0:"
-        " it never opens.",
+        " never.",
         min=0,
         max=10_000,
     )
     window: Seconds = setting(30.0, "The time in which the failures count.", min=0.1, max=86_400)
     probe_every: Seconds = setting(
         10.0,
-        "How long nothing is begun while it is open, before one message of the partition is tried.",
+        "Wait before one message of the partition is tried while the circuit is open.",
         min=0.01,
         max=3_600,
     )
     on: tuple[str, ...] = setting(
         (),
-        'Exception classes that tell that a dependency is down, such as "ConnectionError" or'
-        ' "requests.ConnectionError"; their subclasses too. Empty: every class.',
+        'Exception classes that mean a dependency is down, such as "ConnectionError" or'
+        ' "requests.ConnectionError", including subclasses. Empty: every class.',
         shape=_CLASS,
     )
 
@@ -87,125 +87,125 @@ class Consumer:
     topic: str = field(metadata=described("Topic to read.", shape=NAMED))
     group: str = field(
         metadata=described(
-            "Name of the group; each group of a topic sees every message.", shape=NAMED
+            "Name of the group. Each group of a topic gets every message.", shape=NAMED
         )
     )
     handler: str = setting(
         "",
-        'The function, as "module:function". Empty: the one that @handler declares.',
+        'The function, as "module:function". Empty: the function with @handler.',
         empty_is_default=True,
         shape=_HANDLER,
     )
     source: str = setting(
         "topic",
-        "What it reads: the messages of the topic, or with dlq the dead letters of all its groups,"
-        " as the group NAME@dlq.",
+        "topic: reads the messages of the topic. dlq: reads the dead letters of all its groups, as"
+        " the group NAME@dlq.",
         choices=("topic", "dlq"),
     )
     start: str = setting(
-        "earliest", "Where a new group begins to read.", choices=("earliest", "latest")
+        "earliest", "Position from which a new group reads.", choices=("earliest", "latest")
     )
     prefetch_max: int = setting(
-        256, "Entries fetched at once at most; adapts below it.", min=1, max=256
+        256, "Maximum number of entries per fetch. The worker adapts below it.", min=1, max=256
     )
     prefetch_bytes: Bytes = setting(
-        4 << 20, "Payload bytes fetched at once, about.", min=1, max=1 << 30
+        4 << 20, "Approximate maximum of payload bytes per fetch.", min=1, max=1 << 30
     )
     batch: int | None = setting(
         None,
-        "Messages that a handler of list[Message] is given at once, at most: fewer when fewer are"
-        " there. none: 100.",
+        "Maximum number of messages per call of a handler that takes list[Message]. It does not"
+        " wait for a full batch. none: 100.",
         min=1,
         max=256,
     )
     codec: str = setting(
         "json",
-        "How payloads are written that a handler takes as a typed value.",
+        "Encoding of payloads that a handler takes as a typed value.",
         choices=("json", "msgpack"),
     )
     concurrency: int = setting(
         1,
-        "Messages of one partition that are handled at once, in coroutines or threads of its"
-        f" worker. Threads: {THREADS_MAX} at most.",
+        "Messages of one partition that run at a time, in coroutines or threads of its worker."
+        f" Threads: {THREADS_MAX} at most.",
         min=1,
         max=LANES_MAX,
     )
     order: str = setting(
         "key",
-        "What keeps its order when concurrency is more than 1. key: messages of one key. partition:"
-        " all of them, so that one is handled at a time. none: nothing.",
+        "Order with concurrency above 1. key: messages with the same key stay in order. partition:"
+        " all messages stay in order, so one runs at a time. none: no order.",
         choices=("key", "none", "partition"),
     )
     ack: str = setting(
         BATCHED,
-        "When Redis is told that a message is done. batched: with others that took less than 20 ms,"
-        " within 20 ms; they run again when the host is lost before. each: before the next run"
-        " begins, which costs a round trip for every message.",
+        "When finished messages are acknowledged. batched: runs below 20 ms are acknowledged"
+        " together, within 20 ms, and run again if the host is lost before that. each: before the"
+        " next run starts, at the cost of a round trip per message.",
         choices=(BATCHED, EACH),
     )
     rate: str | None = setting(
         None,
-        'Runs that may start, such as "100/s", "5/m" or "0.5/s"; retries count too. Empty: no'
+        'Maximum rate of runs, including retries, such as "100/s", "5/m" or "0.5/s". Empty: no'
         " limit.",
         shape=_RATE,
     )
     rate_per: str = setting(
         PARTITION,
-        "What the rate limits. partition: each partition of the group. group: all its partitions"
-        " together, on any number of instances; each gets an equal share, so the total stays when"
-        " the topic grows.",
+        "Scope of the rate. partition: each partition of the group. group: all its partitions"
+        " together, on all instances. Each partition gets an equal share, so the total stays the"
+        " same when the topic grows.",
         choices=(GROUP, PARTITION),
     )
     rate_burst: int | None = setting(
         None,
-        "Runs that may begin at once after a rest; batches are no larger. none: what comes in 20"
-        " ms, at least 1; of a handler of batches the size of a batch.",
+        "Runs that may start at a time after a pause, and the limit of batches. none: the runs of"
+        " 20 ms, at least 1. For a handler of batches, the batch size.",
         min=1,
         max=1_000_000,
     )
     max_attempts: int = setting(
         5,
-        "Failed runs after which a message is dead: with 5, the fifth failure is the last. 0: tried"
-        " for ever.",
+        "Failed runs after which a message is dead-lettered. With 5, the fifth failure is the last."
+        " 0: retried without limit.",
         min=0,
     )
     max_crashes: int = setting(
-        3, "Runs that killed their process after which a message is dead. 0: run for ever.", min=0
+        3, "Crashed runs after which a message is dead-lettered. 0: no limit.", min=0
     )
     backoff: Backoff = setting(Backoff(), "How long a failed message waits for its next attempt.")
     retry_max_age: Seconds | None = setting(
         None,
-        "A message that fails when it is older than this is dead. none: age kills nothing.",
+        "Messages that fail at an age above this are dead-lettered. none: no limit.",
         min=0.001,
     )
     retry_on: tuple[str, ...] = setting(
         (),
-        'Exception classes that are tried again, such as "OSError" or "requests.HTTPError"; their'
-        " subclasses too. Others are dead at once. Empty: every class that dead_on does not name.",
+        'Exception classes that are retried, such as "OSError" or "requests.HTTPError", including'
+        " subclasses. Others are dead-lettered immediately. Empty: every class not in dead_on.",
         shape=_CLASS,
     )
     dead_on: tuple[str, ...] = setting(
         (),
-        "Exception classes that are dead at once, their subclasses too. Of several classes in both"
-        " lists the one that is nearest to the exception decides.",
+        "Exception classes that are dead-lettered immediately, including subclasses. If both lists"
+        " match, the class nearest to the exception decides.",
         shape=_CLASS,
     )
     on_error: str = setting(
         REQUEUE,
-        "What happens to a message that is to be tried again. requeue: it is set aside, others go"
-        " on. block: the partition waits for it, which keeps its order. hold-key: the messages of"
-        " its key wait behind it, others go on.",
+        "Where a failed message waits for its retry. requeue: outside the stream, and other"
+        " messages continue. block: the partition waits, which keeps its order. hold-key: messages"
+        " with the same key wait, and others continue.",
         choices=(REQUEUE, BLOCK, HOLD_KEY),
     )
     held_max: int = setting(
         1_000,
-        "Messages of held keys that a worker keeps at most, and no more than about prefetch_bytes"
-        " of them; then it reads no more. For hold-key.",
+        "Messages of held keys (hold-key) in a worker's memory, within about prefetch_bytes. At the"
+        " limit, the worker stops reading.",
         min=2,
         max=100_000,
     )
     breaker: Breaker = setting(
-        Breaker(), "Stops a partition while what its handler depends on is down."
+        Breaker(), "Stops a partition while a dependency of its handler is down."
     )
     flood_guard: FloodGuard = setting(
         FloodGuard(), "Pauses a partition whose messages die in numbers."

@@ -14,8 +14,8 @@ class Pipeline:
     schema: str | None = setting(
         None,
         "Columns of the topic's JSON, written as in Spark SQL's CREATE TABLE:"
-        ' "id long, amount decimal(10,2), at timestamp". `pipeline archive` then keeps a table of'
-        " them beside the raw one, `pipeline report` describes them. Empty: payloads stay bytes.",
+        ' "id long, amount decimal(10,2), at timestamp". `pipeline archive` then also writes a'
+        " parsed table, and `pipeline report` describes its columns. Empty: payloads stay bytes.",
     )
     event_time: str | None = setting(
         None,

@@ -24,17 +24,17 @@ from streamqd.config.values import (
 
 _COLUMNS = 100
 _HEAD = """\
-streamq.toml: every setting of streamqd with its default. Generated from the code. A file of your
-own needs only what differs.
+streamq.toml: every setting of streamqd with its default. Generated from the code. Your file needs
+only the settings that you change.
 
-A line that begins with # and a space explains. A line that begins with # alone is a setting at
-its default: remove the # to change it.
+Lines with # and a space are comments. Lines with # and no space are settings at their default: to
+change a setting, remove the #.
 
-Durations are seconds, or texts such as "1m30s" or "500ms"; sizes are bytes, or texts such as
-"64MiB" (of 1024) or "4MB" (of 1000); "none" switches an optional one off.
+Durations are seconds, or strings such as "1m30s" or "500ms". Sizes are bytes, or strings such as
+"64MiB" (powers of 1024) or "4MB" (powers of 1000). "none" disables an optional setting.
 
-The command line overrides the environment, which overrides the file: the variable
-STREAMQ_DAEMON__LEASE_TTL is daemon.lease_ttl. An unknown name is an error."""
+The command line overrides the environment, which overrides the file. The variable
+STREAMQ_DAEMON__LEASE_TTL sets daemon.lease_ttl. An unknown name is an error."""
 _TOPIC, _GROUP = "access", "hits"
 _SCHEDULE = Schedule("nightly", _TOPIC, cron="0 3 * * *")
 

@@ -37,11 +37,11 @@ class Redis:
 
     url: str = setting(
         "embedded:",
-        'Where Redis is: "embedded:" starts a server of our own in state_dir, others are'
-        ' "redis://host:6379/0", "rediss://host:6379/0" (TLS) and "unix:///path/redis.sock?db=0".'
-        ' Several nodes are "redis+sentinel://host:26379,host:26379/mymaster/0" and'
-        ' "redis+cluster://host:7000,host:7001" (some of its nodes), with TLS "rediss+…". A'
-        " password in the URL is accepted only when nobody but the owner may read this file.",
+        'Address of Redis. "embedded:" starts a server in state_dir. Other forms are'
+        ' "redis://host:6379/0", "rediss://host:6379/0" (TLS), "unix:///path/redis.sock?db=0",'
+        ' "redis+sentinel://host:26379,host:26379/mymaster/0" and'
+        ' "redis+cluster://host:7000,host:7001" (some of its nodes), and "rediss+…" with TLS. A'
+        " password in the URL is accepted only if only the owner may read this file.",
         secret=True,
     )
     username: str | None = setting(None, "ACL user. Empty: the default user.")
@@ -66,13 +66,13 @@ class Redis:
     key_file: Path | None = setting(None, "PEM file of the client key; needs cert_file.")
     allow_eviction: bool = setting(
         False,
-        "Start although the server may evict keys (maxmemory-policy other than noeviction). An"
-        " evicted stream is lost messages.",
+        "Start even if the server may evict keys (maxmemory-policy other than noeviction). If it"
+        " evicts a stream, its messages are lost.",
     )
     allow_insecure: bool = setting(
         False,
-        "Connect to another host without TLS. Whoever is between can read and change all that is"
-        " sent, the password too.",
+        "Connect to another host without TLS. Anyone on the network path can then read and change"
+        " all data, including the password.",
     )
     connect_timeout: Seconds = setting(
         2.0, "How long one attempt to connect may take.", min=0.05, max=60
@@ -117,8 +117,8 @@ class Daemon:
     )
     lease_ttl: Seconds = setting(
         15.0,
-        "How long a partition stays owned after the last renewal. The partitions of a lost host are"
-        " taken over this much later; a renewal happens every fifth of it.",
+        "Time that a partition stays owned after the last renewal, and the time until the"
+        " partitions of a lost host are taken over. Leases are renewed every lease_ttl / 5.",
         min=1,
         max=3_600,
     )
@@ -134,9 +134,9 @@ class Daemon:
     )
     event_loop: str = setting(
         "asyncio",
-        "What runs async handlers. asyncio: the loop of asyncio, or of the policy that a handler"
-        " module sets. uvloop: a faster loop, which needs the extra uvloop and rounds timers up to"
-        " whole milliseconds.",
+        "Event loop of async handlers. asyncio: the loop of asyncio, or of the policy that a"
+        " handler module sets. uvloop: a faster loop, which needs the extra uvloop and rounds"
+        " timers up to whole milliseconds.",
         choices=("asyncio", "uvloop"),
     )
     loop_blocked_after: Seconds = setting(
@@ -204,12 +204,12 @@ class Http:
         " is one, else no token.",
     )
     allow_public: bool = setting(
-        False, "Serve the pages without a token to whoever reaches the address."
+        False, "Serve all pages without a token to any client that reaches the address."
     )
     hosts: tuple[str, ...] = setting(
         (),
-        "Names by which clients may ask for the pages, besides addresses and localhost: that of a"
-        " proxy in front, for example. An address that other hosts reach takes every name.",
+        "Host names that clients may use, in addition to addresses and localhost, such as the name"
+        " of a proxy. If other hosts can reach the address, every name is accepted.",
         shape=_HOST,
     )
 
@@ -226,7 +226,7 @@ class Http:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What is written to standard error, and how."""
+    """The log on standard error."""
 
     format: str = setting(
         "auto", "auto: text on a terminal, JSON lines otherwise.", choices=("auto", "text", "json")

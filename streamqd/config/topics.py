@@ -40,18 +40,18 @@ class Retention:
     )
     without_groups: bool = setting(
         False,
-        "Trim also while no group reads the topic: one that is only archived, or read by position.",
+        "Trim a topic that no group reads, because it is only archived or read by position.",
     )
     drop_unacked_after: Seconds | None = setting(
         None,
-        "Loses messages: entries older than this go, acknowledged or not, and are counted. none:"
-        " what is not acknowledged stays.",
+        "Loses messages: entries older than this are removed and counted, acknowledged or not."
+        " none: unacknowledged entries stay.",
         min=1,
     )
     drop_unacked_above: int | None = setting(
         None,
-        "Loses messages: beyond this many entries per partition the oldest go, acknowledged or not,"
-        " and are counted. none: what is not acknowledged stays.",
+        "Loses messages: above this many entries per partition, the oldest are removed and counted,"
+        " acknowledged or not. none: unacknowledged entries stay.",
         min=1,
     )
     # The explicit settings. Those registered with the topic fill in the others.
@@ -75,20 +75,22 @@ class Topic:
 
     partitions: int = setting(
         1,
-        "Partitions: how many workers of a group may work at once. It can grow, never shrink.",
+        "Number of partitions, each with one worker per group. It can grow, but not shrink.",
         min=1,
         max=4_096,
     )
-    retention: Retention = setting(Retention(), "What stays after every group has acknowledged it.")
+    retention: Retention = setting(
+        Retention(), "Limits on the entries that all groups have acknowledged."
+    )
     archive: str = setting(
         "off",
-        "required: nothing is trimmed before `streamqd pipeline archive` has stored it.",
+        "required: no entry is trimmed before `streamqd pipeline archive` has stored it.",
         choices=("off", "required"),
     )
     dlq_retention: Seconds | None = setting(
         None,
-        "Dead letters older than this are deleted for good, and counted. none: they stay until"
-        " somebody replays or purges them.",
+        "Dead letters older than this are deleted and counted. none: they stay until they are"
+        " replayed or purged.",
         min=1,
     )
     # The explicit settings. A topic that only a consumer names has none, so its partition count is
