@@ -80,7 +80,7 @@ class Steered:
 
 
 def offering(fleet: Fleet, topic: str) -> list[str]:
-    """The live instances that have a consumer for a topic."""
+    """Return the live instances that have a consumer for a topic."""
     live = published.fleet_state(fleet).live
     return sorted(name for name in live if any(t == topic for t, _ in live[name].member.offers))
 

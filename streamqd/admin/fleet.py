@@ -313,7 +313,7 @@ def _groups(units: list[UnitStatus], control: Directives) -> list[GroupStatus]:
 
 
 def _reason(alike: list[UnitStatus], control: Directives) -> str:
-    """The reason for the condition that assignments share, '' when unknown."""
+    """Return the reason for the condition that assignments share, '' when unknown."""
     first = alike[0]
     stop, pause = control.stop_of(first.unit), control.pause_of(first.unit)
     if first.condition == "stopped" and stop is not None:

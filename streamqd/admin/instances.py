@@ -88,7 +88,7 @@ class InstancesSeen(NamedTuple):
 
 
 def nobody(fleet: str) -> CheckResult:
-    """The finding for a fleet without a live instance."""
+    """Return the finding for a fleet without a live instance."""
     return CheckResult(
         f"no instance of the fleet {fleet} is alive, so nothing is handled",
         "run `systemctl start streamqd`, or `streamqd --config FILE`. If an instance runs,"

@@ -52,7 +52,7 @@ _VERDICTS = ("streamqd.handlers.Retry", "streamqd.handlers.Dead", "streamqd.hand
 
 
 def error_name(error: str) -> str:
-    """The name of an error's class alone, or a sentence: its module is in the log."""
+    """Return the name of an error's class alone, or a sentence: its module is in the log."""
     return error if " " in error else error.rpartition(".")[2]
 
 
@@ -339,7 +339,7 @@ def failures_of(owner: str, summary: dict[str, Any]) -> list[LiveFailure]:
 
 def _totals(units: list[LiveUnit]) -> LiveTotals:
     def of_partitions(of: Callable[[LiveUnit], float | None]) -> float:
-        """The sum over partitions: the owner of each of its groups publishes the same figure."""
+        """Return the sum over partitions: owners of different groups publish the same figure."""
         found: dict[tuple[str, int], float] = {}
         for unit in units:
             place = (unit.topic, unit.partition)

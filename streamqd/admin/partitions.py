@@ -114,7 +114,7 @@ AnyUnit = TypeVar("AnyUnit", bound=OfUnit)
 
 
 def by_group(rows: Iterable[AnyUnit]) -> dict[tuple[str, str], list[AnyUnit]]:
-    """The rows of each group of each topic."""
+    """Return the rows of each group of each topic."""
     found: dict[tuple[str, str], list[AnyUnit]] = {}
     for row in rows:
         found.setdefault((row.unit.topic, row.unit.group), []).append(row)
@@ -133,7 +133,7 @@ class MeasuredUnit(NamedTuple):
     lag: int | None
 
     def row(self) -> UnitRow:
-        """The unit as the partitions view shows it."""
+        """Return the unit as the partitions view shows it."""
         state, owner, since = holder(self.lease)
         state = "query" if self.unit.is_of_query else state
         figures = self.figures
@@ -152,7 +152,7 @@ class MeasuredUnit(NamedTuple):
 
 
 def holder(lease: LeaseView) -> tuple[str, str, int | None]:
-    """The state of a lease (owned, expired or free), the owner, and since when."""
+    """Return the state of a lease (owned, expired or free), the owner, and since when."""
     if not lease.token:
         return "free", "", None
     return "expired" if lease.ttl is None else "owned", lease.owner, lease.since_unix_ms

@@ -143,7 +143,7 @@ def _take(
 
 
 def _ordered(store: Store, source: _Source, group: str, start: Id | None) -> Iterator[_Found]:
-    """The pending entries of one stream by id, from `start` on."""
+    """Yield the pending entries of one stream by id, from `start` on."""
     lower = "-" if start is None else str(start)
     while lower:
         page = store.execute("XPENDING", source.stream, group, lower, "+", PAGE)
@@ -155,7 +155,7 @@ def _ordered(store: Store, source: _Source, group: str, start: Id | None) -> Ite
 
 
 def _scan(store: Store, sources: list[_Source], group: str, order: str) -> Iterator[_Found]:
-    """All pending entries, up to the bound, ranked."""
+    """Yield all pending entries, up to the bound, ranked."""
     left = SCAN_MAX
     positions = dict.fromkeys(sources, "-")
     while positions and left > 0:

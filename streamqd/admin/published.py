@@ -65,7 +65,7 @@ class FleetState:
         return {beat.instance: beat.info for beat in self.beats}
 
     def placeable(self) -> list[MemberView]:
-        """The members that may own something."""
+        """Return the members that may own something."""
         return [
             seen
             for name, seen in self.live.items()

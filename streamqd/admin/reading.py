@@ -40,7 +40,7 @@ class Id(NamedTuple):
         return f"{self.ms}-{self.seq}"
 
     def before(self) -> Id:
-        """The greatest ID before this one, because positions are exclusive. 0-0 has none."""
+        """Return the greatest ID before this one, because positions are exclusive. 0-0 has none."""
         if self.seq:
             return Id(self.ms, self.seq - 1)
         return Id(self.ms - 1, SEQ_MAX) if self.ms else self
@@ -118,7 +118,7 @@ def last_id(info: Sequence[Any] | None) -> str:
 
 
 def server_unix_ms(link: Connection) -> int:
-    """The server's clock."""
+    """Return the server's clock."""
     seconds, micros = link.execute("TIME")
     return int(seconds) * 1000 + int(micros) // 1000
 
@@ -160,7 +160,7 @@ def key_of(command: Sequence[Any]) -> str:
 
 
 def _words(command: Sequence[Any]) -> str:
-    """The name of a command, with its second word where that belongs to it."""
+    """Return the name of a command, with its subcommand if it has one."""
     name = str(command[0])
     return f"{name} {command[1]}" if name in ("CONFIG", "SLOWLOG", "XINFO") else name
 

@@ -97,7 +97,7 @@ def listed(
     limit: int = 50,
     cursor: str = "",
 ) -> RetriesView:
-    """A page of the chosen retries. Raises TopicMissing, Refused."""
+    """Return a page of the chosen retries. Raises TopicMissing, Refused."""
     waiting, bad = _waiting(store, topic, group), BadValues()
     partitions = choice.partitions(topic, waiting.count)
     after, now = due.read_cursor(cursor), server_unix_ms(store.connection)

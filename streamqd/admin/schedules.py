@@ -266,7 +266,7 @@ def foreseen(schedule: Schedule, from_unix_ms: int, count: int, source: str) -> 
 
 
 def ticks_of(schedule: Schedule, from_unix_ms: int, count: int) -> list[Tick]:
-    """The first ticks at or after an instant, at most `count`."""
+    """Return the first ticks at or after an instant, at most `count`."""
     rows: list[Tick] = []
     after, offset = from_unix_ms - 1, offset_ms(schedule)
     while len(rows) < count:
@@ -446,7 +446,7 @@ def resume(store: Store, names: Iterable[str], *, dry_run: bool = False) -> Sche
 
 
 def removable(store: Store, names: Iterable[str]) -> list[ScheduleRow]:
-    """The named schedules, which may be removed. Raises Malformed, Refused for others."""
+    """Return the named schedules, which may be removed. Raises Malformed, Refused for others."""
     now = server_unix_ms(store.connection)
     return [each.row(now) for each in _all(store, names) if _removable(store, each)]
 
@@ -523,7 +523,7 @@ def check_name(name: str) -> None:
 
 
 def index(store: Store, bad: BadValues) -> dict[str, IndexLine]:
-    """The lines of the index that can be read, by name."""
+    """Return the readable lines of the index, by name."""
     key, found = store.keys.schedule_index(), {}
     try:
         lines = calls.whole_index(store)
@@ -576,7 +576,7 @@ def _kept(
 
 
 def _all(store: Store, names: Iterable[str]) -> list[_SeenSchedule]:
-    """The named schedules. Raises Malformed, Refused when one does not exist."""
+    """Return the named schedules. Raises Malformed, Refused when one does not exist."""
     wanted = list(dict.fromkeys(names))
     for name in wanted:
         check_name(name)
@@ -596,7 +596,7 @@ def _all(store: Store, names: Iterable[str]) -> list[_SeenSchedule]:
 
 
 def _one(store: Store, name: str) -> _SeenSchedule:
-    """A schedule. Raises Malformed, Refused when it does not exist, BadValue."""
+    """Return a schedule. Raises Malformed, Refused when it does not exist, BadValue."""
     check_name(name)
     lines = _line_of(store, name)
     bad = BadValues()
@@ -629,7 +629,7 @@ def _build(given: Mapping[str, Any]) -> Schedule:
 
 
 def _instead(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, and None for each setting that they exclude."""
+    """Return the settings, with None for each setting that they exclude."""
     changed = dict(given)
     chosen = [name for name in _WHEN if name in given]
     if chosen:

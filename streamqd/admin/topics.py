@@ -222,7 +222,7 @@ def _keep_missing(store: Store, names: Sequence[str], bad: BadValues) -> None:
 
 
 def counts_of(store: Store, topic: str | None, bad: BadValues) -> dict[str, int]:
-    """The partition count of one topic, or `known_counts`. Raises TopicMissing."""
+    """Return the partition count of one topic, or `known_counts`. Raises TopicMissing."""
     if topic is None:
         return known_counts(store, bad)
     return {topic: partition_count(store, topic)}
@@ -323,7 +323,7 @@ def groups(
 def groups_on(
     store: Store, places: Sequence[tuple[str, int]], bad: BadValues, *, letters: bool = True
 ) -> list[frozenset[str]]:
-    """The names of the groups of each partition, as `groups` reads them."""
+    """Return the names of the groups of each partition, as `groups` reads them."""
     kinds = (store.keys.stream, store.keys.dlq) if letters else (store.keys.stream,)
     streams = [kind(*place) for kind in kinds for place in places]
     replies = ask(store, [("XINFO", "GROUPS", stream) for stream in streams], bad)

@@ -162,7 +162,7 @@ def _scanned(node: Connection, keys: Keys, topic: str) -> Iterator[list[str | by
 
 
 def pattern(keys: Keys, topic: str) -> re.Pattern[bytes]:
-    """A pattern for all keys of a topic except the two that its deletion needs."""
+    """Return a pattern for all keys of a topic except the two that its deletion needs."""
     tag = rf"\{{{re.escape(topic)}:p:[0-9]+\}}"
     control, streams = re.escape(keys.control), re.escape(keys.streams)
     kinds = "|".join(_OF_PARTITIONS)

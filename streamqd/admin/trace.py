@@ -354,7 +354,7 @@ class _Search:
     def _handed_out(
         self, unit: Unit, stream: str, place: str, seen: live.LiveUnit | None
     ) -> dict[str, Any]:
-        """The state of one stream entry in a group: unread, running, pending or done."""
+        """Return the state of one stream entry in a group: unread, running, pending or done."""
         entry_id = place[2:]
         groups, pending, crashes, failures, due = ask(
             self._store,

@@ -291,7 +291,7 @@ class Housekeeper:
         return server
 
     def routes(self) -> dict[str, Route]:
-        """The pages, by path."""
+        """Return the pages, by path."""
         exporter = Exporter(self.view)
         access = Access(self._settings.http)
 

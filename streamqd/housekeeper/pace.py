@@ -47,7 +47,7 @@ class Trend:
         self._last = {name: (number, now) for name, number in numbers.items()}
 
     def of(self, name: Hashable) -> float | None:
-        """The slope of a number."""
+        """Return the slope of a number."""
         slope = self._slopes.get(name)
         return None if slope is None else round(slope, 2)
 

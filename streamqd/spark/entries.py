@@ -70,7 +70,7 @@ class Entries:
 
     @cached_property
     def _unread(self) -> Sequence[bool]:
-        """Which entries have headers that cannot be read."""
+        """Return which entries have unreadable headers."""
         raw = self.values(HEADERS)
         if raw is None:
             return [False] * len(self.ids)
@@ -108,13 +108,13 @@ class Entries:
         )
 
     def times(self, kind: pa.DataType) -> pa.Array:
-        """The times of the ids."""
+        """Return the times of the ids."""
         if self._usual:
             return compute.multiply(self.halves[0], 1000).cast(kind)
         return times(self.halves[0], kind)
 
     def payloads(self, name: bytes, kind: pa.DataType) -> pa.Array:
-        """The bodies. A message without one has an empty one, here as for a handler."""
+        """Return the bodies. A missing body is empty, as for a handler."""
         raw = self.values(name)
         if raw is None:
             return pa.repeat(pa.scalar(b"", kind), len(self.ids))
@@ -139,7 +139,7 @@ def _as_text(raw: pa.Array) -> pa.Array:
 
 
 def _even_columns(bodies: Sequence[Sequence[bytes]]) -> dict[bytes, Sequence[bytes]] | None:
-    """The values by field when all entries have the same fields in the same order, else None."""
+    """Return the values by field if all entries have the same fields in order, else None."""
     count = len(bodies)
     width = len(bodies[0]) if bodies else 0
     if not count or list(map(len, bodies)).count(width) != count:
@@ -202,7 +202,7 @@ def header_lists(found: Sequence[Headers | None], kind: pa.DataType) -> pa.Array
 
 
 def _header(value: object) -> bytes:
-    """A name or a value, without the half characters that JSON can name and UTF-8 cannot."""
+    """Return a name or a value without lone surrogates, which JSON allows and UTF-8 does not."""
     text = value if isinstance(value, str) else json.dumps(value)
     return text.encode("utf-8", "replace")
 

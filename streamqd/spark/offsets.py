@@ -29,7 +29,7 @@ _ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 
 
 def read_id(text: str | bytes) -> Id:
-    """The id that a text `ms-seq` means. Raises ValueError."""
+    """Return the ID of a text `ms-seq`. Raises ValueError."""
     found = _ID.fullmatch(text.decode("ascii", "replace") if isinstance(text, bytes) else text)
     if found is None or int(found[1]) > PART_MAX or int(found[2]) > PART_MAX:
         raise ValueError(f"{text!r} is not an entry id; write it as 1763640000000-0")
@@ -37,7 +37,7 @@ def read_id(text: str | bytes) -> Id:
 
 
 def write_id(entry_id: Id) -> str:
-    """The text `ms-seq` of an id."""
+    """Return the text `ms-seq` of an ID."""
     return f"{entry_id[0]}-{entry_id[1]}"
 
 
@@ -175,7 +175,7 @@ def resolve(bound: Bound, facts: StreamFacts, group_at: Id | None = None) -> Pos
 
 
 def at(entry_id: Id, facts: StreamFacts) -> Position:
-    """The position of an id, with its count where that is plain to see."""
+    """Return the position of an ID, with its count if that is certain."""
     for known in (facts.earliest, facts.latest):
         if known.id == entry_id:
             return known
@@ -324,7 +324,7 @@ class Span(NamedTuple):
 
 
 def span(place: TopicPartition, start: Position, end: Position, facts: StreamFacts) -> Span | None:
-    """The range between two positions, None when it is empty."""
+    """Return the range between two positions, None when it is empty."""
     if end.id <= start.id:
         return None
     # Only ids show that a range is empty: equal counts may be unknown counts.

@@ -1,6 +1,6 @@
 """The options of the data source: parsed once, and all problems reported together.
 
-Spark hands them over as texts with their names in lower case. Names and meanings are those of
+Spark passes strings, with the names in lower case. Names and meanings are those of
 Spark's Kafka source wherever it has the same thing.
 """
 
@@ -153,12 +153,12 @@ _NAMES = (
 
 
 def _read(form: Form, kind: type) -> dict[str, Any]:
-    """The values of the fields of a dataclass that are options."""
+    """Return the options among the fields of a dataclass."""
     return {each.name: read(form) for each in fields(kind) for read in each.metadata.values()}
 
 
 def read_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> ReadOptions:
-    """The options of a read. Raises OptionsError."""
+    """Return the options of a read. Raises OptionsError."""
     form = Form(raw, _NAMES, _ELSEWHERE)
     connection = _connection(form, environ)
     subscribe, pattern, assign = _subscription(form)
@@ -174,7 +174,7 @@ def read_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> ReadOpti
 
 
 def write_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> WriteOptions:
-    """The options of a write. Raises OptionsError."""
+    """Return the options of a write. Raises OptionsError."""
     form = Form(raw, _NAMES, _ELSEWHERE)
     options = WriteOptions(_connection(form, environ), **_read(form, WriteOptions))
     if options.topic and not NAME.fullmatch(options.topic):
@@ -188,7 +188,7 @@ def write_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> WriteOp
 
 
 def of_settings(settings: config.Settings) -> dict[str, str]:
-    """The options that connect as a configuration does."""
+    """Return the options that connect like a configuration."""
     redis = config.resolved(settings).redis
     found = {"url": redis.url} | {name: getattr(redis, own) for name, own in _LOGIN.items()}
     found |= {"controlPrefix": settings.keys.control, "streamPrefix": settings.keys.streams}
@@ -259,7 +259,7 @@ def _subscription(form: Form) -> tuple[tuple[str, ...], str, tuple[TopicPartitio
 def _bounds(
     form: Form, edge: str, assign: tuple[TopicPartition, ...]
 ) -> tuple[Mapping[TopicPartition, Bound] | None, Bound | None]:
-    """The start or the end. As with Kafka, one timestamp for all goes before all others."""
+    """Return the start or the end. As with Kafka, one timestamp for all takes precedence."""
     one_time = f"{edge}Timestamp"
     by_time = f"{edge}OffsetsByTimestamp"
     by_id = f"{edge}Offsets"

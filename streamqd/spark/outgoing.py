@@ -36,7 +36,7 @@ Chunk = Mapping[TopicPartition, Sequence[Row]]
 
 
 def rows_of(batch: pa.RecordBatch, options: WriteOptions) -> Iterator[Row]:
-    """The messages of a batch of rows. Raises ValueError for a row that cannot be one."""
+    """Return the messages of a batch of rows. Raises ValueError for an invalid row."""
     names = set(batch.schema.names)
 
     def column(name: str) -> Sequence[Any]:
@@ -103,7 +103,7 @@ class Targets:
         return found
 
     def place(self, row: Row, turn: int) -> TopicPartition:
-        """The partition of a row: its own, that of its key, of its id, or the next in turn."""
+        """Return a row's partition: its own, that of its key or its ID, or the next in turn."""
         count = self.count(row.topic)
         if row.partition is not None:
             if not 0 <= row.partition < count:

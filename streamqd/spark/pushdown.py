@@ -34,7 +34,7 @@ class Narrowing:
         return all(place[at] in values for at, values in self._allowed)
 
     def spans(self, spans: Iterable[Span]) -> list[Span]:
-        """The parts of the spans that can pass."""
+        """Return the parts of the spans that pass the filters."""
         kept = [each for each in spans if self.keeps(each.place)]
         return offsets.narrow(kept, self.low, self.high)
 

@@ -50,7 +50,7 @@ class EntryReader:
         self.end = span.end
 
     def batches(self) -> Iterator[list[RawEntry]]:
-        """The entries, in lists of about `fetch_bytes`. At the end DataLossError, if at all."""
+        """Yield the entries, in lists of about `fetch_bytes`. DataLossError comes at the end."""
         held: list[RawEntry] = []
         weight = 0.0
         with _collector_paused():

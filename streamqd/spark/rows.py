@@ -72,18 +72,18 @@ _ARROW = {
 
 
 def columns(*, dead: bool, headers: bool, fields: bool) -> tuple[Column, ...]:
-    """The columns of a read: of dead letters or of messages, with headers, with other fields."""
+    """Return a read's columns: of dead letters or messages, with headers and other fields."""
     extra = (*((HEADERS,) if headers else ()), *((FIELDS,) if fields else ()))
     return (*COLUMNS, *(LETTER_COLUMNS if dead else ()), *extra)
 
 
 def ddl(chosen: Sequence[Column]) -> str:
-    """The schema as Spark reads it."""
+    """Return the schema as Spark reads it."""
     return ", ".join(f"`{column.name}` {column.ddl}" for column in chosen)
 
 
 def arrow_schema(chosen: Sequence[Column]) -> pa.Schema:
-    """The schema as Spark expects it of Arrow."""
+    """Return the Arrow schema that Spark expects."""
     return pa.schema([pa.field(column.name, _ARROW[column.ddl]) for column in chosen])
 
 

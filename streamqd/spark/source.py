@@ -38,7 +38,7 @@ from streamqd.spark.pushdown import Narrowing
 from streamqd.spark.reader import EntryReader
 from streamqd.spark.streams import Catalog
 
-LOOKS = 5  # at streams that are trimmed while they are counted
+LOOKS = 5  # at a stream that is trimmed while it is counted
 
 
 class StreamqSource(DataSource):
@@ -49,7 +49,7 @@ class StreamqSource(DataSource):
         return "streamq"
 
     def schema(self) -> str | StructType:
-        """The columns that the options select. The columns of a CREATE TABLE carry its options."""
+        """Return the selected columns. The columns of a CREATE TABLE carry its options."""
         raw = dict(self.options)
         declared = table.declared(raw)
         columns = _columns(read_options(raw if declared is None else declared, os.environ))

@@ -31,7 +31,7 @@ from streamqd.store.client import Connection
 from streamqd.store.replies import accepted
 from streamqd.store.scripts import Call, Reply
 
-CALLS = 8  # for one partition in one exchange
+CALLS = 8  # per partition in one pipeline
 KEYS_MAX = 256  # of one command
 _ATTEMPT = "attempt:"
 _THERE = "equal or smaller"  # the server's refusal of an id that exists already
@@ -101,7 +101,7 @@ class _Ledger:
         return self.ask(lambda link: partition_counts(link, self.keys, wanted))
 
     def read(self) -> tuple[int, list[_Attempt]]:
-        """The batch that was decided last (-1: none), and the attempts that were not forgotten."""
+        """Return the last decided batch (-1: none), and the attempts still in the record."""
         [flat] = self.run(("HGETALL", self.record))
         known = dict(zip(flat[::2], flat[1::2], strict=True))
         found = []

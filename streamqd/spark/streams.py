@@ -107,7 +107,7 @@ def _close_unused(thread: int, now: float) -> None:
 
 
 def keys_for(connection: SparkConnection) -> Keys:
-    """The names of keys."""
+    """Return the names of keys."""
     return Keys(connection.control, connection.streams)
 
 
@@ -126,7 +126,7 @@ def persist(connection: SparkConnection, work: Callable[[Connection], _T], *, ke
 
 
 def stream_key(keys: Keys, place: TopicPartition) -> str:
-    """The stream of a place."""
+    """Return the stream of a place."""
     name, partition = place
     if name.endswith(DLQ):
         return keys.dlq(name.removesuffix(DLQ), partition)
@@ -174,7 +174,7 @@ class Catalog:
     def places(
         self, begun: Iterable[TopicPartition] = (), *, strict: bool = True
     ) -> list[TopicPartition]:
-        """All partitions to be read now, in order. Raises TopicMissing, Refused.
+        """Return all partitions to read now, in order. Raises TopicMissing, Refused.
 
         Partitions that a stream already reads may be missing, and all partitions if not `strict`.
         """
@@ -419,7 +419,7 @@ class Catalog:
     def cut(
         self, spans: Mapping[TopicPartition, Span], facts: Mapping[TopicPartition, StreamFacts]
     ) -> list[Span]:
-        """The spans in as many pieces as the options ask for."""
+        """Return the spans in as many pieces as the options request."""
         options = self._options
         if options.max_per_partition:
             return [part for each in spans.values() for part in self._counted_pieces(each)]

@@ -51,7 +51,7 @@ def declared(raw: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def schema(columns: Sequence[rows.Column], options: Mapping[str, str]) -> StructType:
-    """The columns of a table that has these options."""
+    """Return the columns of a table with these options."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     made = from_arrow_schema(rows.arrow_schema(columns))
@@ -62,7 +62,7 @@ def schema(columns: Sequence[rows.Column], options: Mapping[str, str]) -> Struct
 
 
 def read_options(schema: StructType, given: Mapping[str, str]) -> dict[str, str]:
-    """The options of a read: of its own if it names an address or topics, else also the table's.
+    """Return a read's options: its own if it names an address or topics, else the table's too.
 
     Raises ValueError for a table that has none.
     """
@@ -73,7 +73,7 @@ def read_options(schema: StructType, given: Mapping[str, str]) -> dict[str, str]
 
 
 def write_options(schema: StructType, given: Mapping[str, str]) -> dict[str, str]:
-    """The options of a write, in the same way. Rows of a table can be written anywhere.
+    """Return a write's options in the same way. Rows of a table can be written anywhere.
 
     Raises ValueError for rows of a table that go, just as they are, nowhere that is named.
     """

@@ -90,7 +90,7 @@ class IndexLine(NamedTuple):
         return found
 
     def text(self) -> str:
-        """The stored form of the line."""
+        """Return the stored form of the line."""
         places = [self.place] if self.origin_place is None else [self.place, self.origin_place]
         return " ".join([self.fleet, self.origin, *(f"{topic} {at}" for topic, at in places)])
 

@@ -50,7 +50,7 @@ class KeyBlocker(Generic[Kept]):
         return key in self._queues
 
     def __iter__(self) -> Iterator[Kept]:
-        """All entries, key by key, each in its order."""
+        """Yield all entries, key by key, each in its order."""
         for queue in self._queues.values():
             yield from queue
 
@@ -96,12 +96,12 @@ class KeyBlocker(Generic[Kept]):
         return key
 
     def line(self, key: Hashable, longest: int) -> list[Kept]:
-        """The first entries of a key, at most `longest`."""
+        """Return the first entries of a key, at most `longest`."""
         queue = self._queues[key]
         return [queue[index] for index in range(min(longest, len(queue)))]
 
     def first(self, key: Hashable) -> Kept | None:
-        """The first entry of a key, None when none is held."""
+        """Return the first entry of a key, None when none is held."""
         queue = self._queues.get(key)
         return queue[0] if queue else None
 

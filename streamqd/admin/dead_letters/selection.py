@@ -73,7 +73,7 @@ class LetterFields:
             return None
 
     def known(self, view: type) -> dict[str, Any]:
-        """The fields that a dataclass shows under their own names."""
+        """Return the fields that a dataclass shows under their own names."""
         names = {each.name for each in fields(view)}
         texts = {name: self.text(_in_redis(name)) for name in _TEXTS if name in names}
         return texts | {name: self.number(_in_redis(name)) for name in _NUMBERS if name in names}

@@ -609,7 +609,7 @@ def _oldest_letters(
 def _large(
     store: Store, bad: BadValues, names: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], int]:
-    """The size of the larger payload of the first and the last entry of each partition."""
+    """Return the size of the larger payload of the first and the last entry of each partition."""
     asked: list[tuple[Any, ...]] = []
     for name in names:
         stream = store.keys.stream(*name)

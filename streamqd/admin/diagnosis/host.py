@@ -139,7 +139,7 @@ def _daemon(settings: Settings) -> int | None:
 
 
 def _group_killed_as_one(settings: Settings) -> str:
-    """The control group of the daemon, or else of this process, that is killed as a whole."""
+    """Return the daemon's (or else this process's) control group that is killed as a whole."""
     pid = _daemon(settings)
     membership = Path(f"/proc/{pid or 'self'}/cgroup")
     if not membership.exists():

@@ -222,7 +222,7 @@ def _groups(
 def _beside(
     store: Store, topic: str, stands: Mapping[int, Stand], bad: BadValues
 ) -> dict[int, dict[str, Any]]:
-    """The dead letters of each partition, their bytes, and those of the retry streams."""
+    """Return the dead letters of each partition, their bytes, and those of the retry streams."""
     keys = store.keys
     streams = [
         [keys.dlq(topic, number), *(keys.retry_stream(topic, number, g.name) for g in stand.groups)]

@@ -23,7 +23,7 @@ _STEPS = (
 
 
 def bars(counts: Mapping[int, int], width_ms: int, name: str) -> str:
-    """The chart of counts by the start of their bucket (unix ms, UTC).
+    """Return the chart of counts by the start of their bucket (unix ms, UTC).
 
     '' without counts, or with times that no calendar has.
     """
@@ -68,7 +68,7 @@ def bars(counts: Mapping[int, int], width_ms: int, name: str) -> str:
 
 
 def count_step(most: int) -> int:
-    """The round step of an axis of counts: 1, 2 or 5 times a power of ten, four steps at most."""
+    """Return the step of an axis of counts: 1, 2 or 5 times a power of ten, at most four steps."""
     size = 1
     while True:
         for factor in (1, 2, 5):

@@ -43,7 +43,7 @@ TARGET = 256 << 20  # bytes of files that are written into one
 GRACE = 86_400.0  # seconds that replaced files stay for readers that already use them
 FAN_IN = 8  # files of a date and a partition of about one size become one
 _SMALLEST = 1 << 20  # bytes: all below are of one size
-_DATES = 200  # of which one commit writes small files into large ones
+_DATES = 200  # whose small files one commit merges
 _BATCHES = 50  # between two looks for files that can go
 _HOUR = 3600
 _DATE, _NUMBER = "[0-9]{4}-[0-9]{2}-[0-9]{2}", "[0-9]+"  # partition columns, in this order
@@ -192,7 +192,7 @@ def rewrite(
 
 
 def _committed(table: ArchiveTable, first: int, mark: str) -> tuple[set[str], list[WrittenFile]]:
-    """The names of the files that a commit of ours removed, and the files that it added.
+    """Return the names of the files that our commit removed, and the files that it added.
 
     Other programs may have committed before and after it.
     """

@@ -14,7 +14,7 @@ OWN = ("event_date", "entry_partition", "entry_id", "entry_time")  # columns bes
 
 
 def parsed_columns() -> pa.Schema:
-    """The columns of each parsed table: the event's date, and where the raw entry is."""
+    """Return the columns of each parsed table: the event's date, and the raw entry's place."""
     import pyarrow as pa
 
     kinds = (pa.date32(), pa.int32(), pa.string(), pa.timestamp("us", tz="UTC"))
@@ -22,7 +22,7 @@ def parsed_columns() -> pa.Schema:
 
 
 def quarantine_columns() -> pa.Schema:
-    """The columns of each quarantine: the raw entry, and the reason."""
+    """Return the columns of each quarantine: the raw entry, and the reason."""
     import pyarrow as pa
 
     return pa.schema(

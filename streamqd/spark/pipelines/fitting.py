@@ -83,7 +83,7 @@ def converted(rows: DataFrame, kind: StructType) -> DataFrame:
 
 
 def _day(value: Column, kind: DataType) -> Column:
-    """The number of a value's day (UTC), in any time zone of the session."""
+    """Return the number of a value's day (UTC), in any time zone of the session."""
     from pyspark.sql import functions as f
 
     if kind.typeName() == "date":

@@ -123,7 +123,7 @@ def new_token() -> str:
 
 
 def holder_of(token: str) -> str:
-    """The holder of a token, for people."""
+    """Return the holder of a token in words."""
     parts = token.split("|")
     return f"process {parts[2]} on {parts[0]}" if len(parts) == 5 else token
 

@@ -92,7 +92,7 @@ def parse(
 
 
 def read_columns(pipeline: config.Pipeline) -> tuple[StructType, pa.Schema]:
-    """The schema of a topic, and the columns of its table. Raises Malformed, Refused."""
+    """Return the schema of a topic, and the columns of its table. Raises Malformed, Refused."""
     import pyarrow as pa
 
     kind = schemas.read_schema(pipeline.schema or "")
@@ -167,6 +167,6 @@ def _behind(
 
 
 def _in_files(table: ArchiveTable) -> tuple[Any, Any]:
-    """The folder of a table, and the columns that its files have."""
+    """Return the folder of a table, and the columns that its files have."""
     schema = tables.arrow_columns(table)
     return table.folder, schema.remove(schema.get_field_index(table.partitioned[0]))

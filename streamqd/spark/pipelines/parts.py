@@ -228,19 +228,19 @@ def file_folder(date: str, partition: int) -> str:
 
 
 def date_of(unix_ms: int) -> str:
-    """The date (UTC) of an entry."""
+    """Return the date (UTC) of an entry."""
     day = min(unix_ms // _DAY_MS, _LAST_DAY)
     return dt.datetime.fromtimestamp(day * 86_400, dt.UTC).strftime("%Y-%m-%d")
 
 
 def last_id(date: str) -> Id:
-    """The largest id of a date (UTC) that is not the calendar's last."""
+    """Return the largest id of a date (UTC) that is not the calendar's last."""
     day = dt.date.fromisoformat(date) - dt.date(1970, 1, 1)
     return (day.days + 1) * _DAY_MS - 1, PART_MAX
 
 
 def _by_day(rows: pa.RecordBatch, first: Id, last: Id) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows by the day of their ids, in their order."""
+    """Return the rows by the day of their IDs, in order."""
     if first[0] // _DAY_MS == last[0] // _DAY_MS:
         yield first[0] // _DAY_MS, rows
         return

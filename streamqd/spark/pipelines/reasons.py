@@ -26,7 +26,7 @@ _OTHER = "it is not of the schema"
 
 
 def last_day(now_us: int) -> int:
-    """The last day, of 1970 on, that an event's time may have: the day after now."""
+    """Return the last day (from 1970) that an event's time may have: tomorrow."""
     return now_us // DAY_US + 1
 
 
@@ -63,7 +63,7 @@ class Reasons:
         return pa.array(found, pa.string())
 
     def _unfit(self, batch: pa.RecordBatch) -> dict[str, set[int]]:
-        """The wrong rows of each column whose values are not of its type."""
+        """Return the wrong rows of each column with values of another type."""
         import pyarrow as pa
         from pyarrow import compute
 
@@ -132,7 +132,7 @@ class _Values(Sequence[Any]):
 
 
 def _field(column: pa.Array, name: str | int) -> pa.Array:
-    """A field of structs, null where the struct is."""
+    """Return a field of structs, null where the struct is null."""
     from pyarrow import compute
 
     field = column.field(name)
@@ -223,7 +223,7 @@ def _as_list(kind: pa.MapType) -> pa.ListType:
 
 
 def _rows_of(lists: pa.Array, inside: set[int]) -> set[int]:
-    """The rows of a column of lists in which these items are."""
+    """Return the rows of a column of lists that contain these items."""
     from pyarrow import compute
 
     if not inside:
@@ -233,7 +233,7 @@ def _rows_of(lists: pa.Array, inside: set[int]) -> set[int]:
 
 
 def _days(kind: DataType, column: pa.Array) -> pa.Array:
-    """The days, of 1970 on, of dates or timestamps (UTC)."""
+    """Return the days (from 1970) of dates or timestamps (UTC)."""
     import pyarrow as pa
     from pyarrow import compute
 

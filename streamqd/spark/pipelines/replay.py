@@ -51,7 +51,7 @@ class ReplaySummary:
 
     topic: str
     target: str
-    rows: int  # that were chosen
+    rows: int  # chosen rows
     size: int  # bytes of their payloads
     first: str | None
     last: str | None
@@ -98,7 +98,7 @@ def replay(
 
 
 def choose(frame: DataFrame, choice: ReplayFilter) -> DataFrame:
-    """The rows that are meant. Raises Refused for a condition that Spark cannot read."""
+    """Return the chosen rows. Raises Refused for a condition that Spark cannot read."""
     from pyspark.errors import AnalysisException, ParseException
     from pyspark.sql import functions as f
 
@@ -147,7 +147,7 @@ def _measured(frame: DataFrame, topic: str, target: str, dry_run: bool) -> Repla
 
 
 def _prepared(frame: DataFrame, topic: str, choice: ReplayFilter, name: str) -> DataFrame:
-    """The rows as the sink takes them, those of a partition in their order."""
+    """Return the rows in the form of the sink, in order within each partition."""
     from pyspark.sql import functions as f
 
     place = ":dlq" if choice.tier == "dlq" else ""
@@ -222,7 +222,7 @@ def _messages(found: Iterable[SparkRow], options: WriteOptions) -> Iterator[Row]
 
 
 def paced(rows: Iterable[Row], rate: float) -> Iterator[Row]:
-    """The same rows, evenly, no faster than the rate. Time that was lost is not made up for."""
+    """Yield the same rows, spaced evenly at the rate. Lost time is not made up for."""
     due = time.monotonic()
     for row in rows:
         early = due - time.monotonic()

@@ -22,7 +22,7 @@ TEXT_MAX = 300  # characters that are shown of one value
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """The page of a document, as `report` makes it."""
+    """Return the page of a document from `report`."""
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,

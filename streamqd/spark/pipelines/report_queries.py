@@ -99,7 +99,7 @@ def figures(rows: DataFrame, letters: DataFrame, schema: str = "") -> dict[str, 
 
 @contextlib.contextmanager
 def _kept(frame: DataFrame) -> Iterator[DataFrame]:
-    """A frame that Spark computes once, in memory and beyond that on disk."""
+    """Keep a frame that Spark computes once, in memory or on disk."""
     kept = frame.persist()
     try:
         yield kept
@@ -132,7 +132,7 @@ def _letters(letters: DataFrame) -> DataFrame:
 
 
 def _cause(*told: str | None) -> tuple[str, str]:
-    """The fingerprint of a letter, its own or derived, and the frame where it failed."""
+    """Return the fingerprint of a letter, its own or derived, and the frame where it failed."""
     names = ("fingerprint", "errorClass", "signal", "reason", "traceback", "handler")
     fields = {
         name.encode(): text.encode("utf-8", "replace")
@@ -143,7 +143,7 @@ def _cause(*told: str | None) -> tuple[str, str]:
 
 
 def _width(rows: list[dict[str, Any]]) -> int:
-    """The width of buckets in ms, by the time that rows span."""
+    """Return the width of buckets in ms, for the time that rows span."""
     first = min((row["first_unix_ms"] for row in rows), default=0)
     span = max((row["last_unix_ms"] for row in rows), default=0) - first
     fitting = (1000 * each for each in _SECONDS if span < 1000 * each * _BARS)

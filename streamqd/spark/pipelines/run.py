@@ -36,7 +36,7 @@ class Job:
     arguments: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, topic: str, **options: object) -> DataFrame:
-        """A topic as it is now, archived and not."""
+        """Return a topic as it is now, archived entries and others."""
         if options:
             return read_topic(self.spark, topic, settings=self.settings, **options)
         return tables.topic_table(self.spark, self.settings, topic, self.archive)

@@ -22,12 +22,12 @@ _OF_QUERIES = "byte"  # rows of a query may have tinyint, but payloads may not
 
 
 def unlike(field: StructField) -> str:
-    """The reason of a value that is not of its column's type."""
+    """Return the reason for a value that is not of its column's type."""
     return f"{field.name} is not {field.dataType.simpleString()[:200]}"
 
 
 def out_of_range(field: StructField) -> str:
-    """The reason for a value (or a nested one) that JSON or readers cannot represent."""
+    """Return the reason for a value (or a nested one) that JSON or readers cannot represent."""
     if field.dataType.typeName() in ("date", "timestamp"):
         return f"{field.name} is not of the years 1-9999"
     return f"{field.name} has a value out of range"
@@ -48,7 +48,7 @@ def derails(kind: DataType) -> bool:
 
 
 def read_schema(schema: str) -> StructType:
-    """The schema of JSON as Spark reads it, such as `id long, amount decimal(10,2)`.
+    """Return the JSON schema in Spark's form, such as `id long, amount decimal(10,2)`.
 
     Raises Malformed, and Refused for types that Spark reads wrongly.
     """

@@ -85,7 +85,7 @@ class BatchNote:
     owed: Owed | None = None
 
     def text(self, topic: str) -> str:
-        """The note as a commit carries it."""
+        """Return the note in the form of a commit."""
         note = {"format": FORMAT, "topic": topic, "batch": self.batch}
         note |= {"to": offsets.to_json(self.positions)}
         return json.dumps(note if self.owed is None else note | {"owed": self.owed})
@@ -103,12 +103,12 @@ class TableKind(NamedTuple):
     stats: str  # columns by whose bounds readers pass over files, "" for the first ones
 
     def configured(self) -> dict[str, str]:
-        """The properties that its tables get."""
+        """Return the properties of its tables."""
         return {"delta.dataSkippingStatsColumns": self.stats} if self.stats else {}
 
 
 def arrow_schema() -> pa.Schema:
-    """The columns of a table, as Arrow has them."""
+    """Return the Arrow schema of a table."""
     import pyarrow as pa
 
     columns = rows.columns(dead=False, headers=True, fields=True)
@@ -148,7 +148,7 @@ class Archive:
             raise Refused(f"{root} cannot be an archive: {error.strerror}") from error
 
     def _opened(self, *, create: bool) -> str:
-        """The id of the archive, made when there is none. Raises Refused, OSError."""
+        """Return the ID of the archive, created if there is none. Raises Refused, OSError."""
         sign = self.root / _SIGN
         if create and not sign.exists():
             _make_folder(self.root)
@@ -181,7 +181,7 @@ class Archive:
         return below(self.root, kind.folder, topic)
 
     def table(self, topic: str, *, create: bool = False) -> ArchiveTable | None:
-        """The table of a topic, None when there is none. Raises Refused, ArchiveError."""
+        """Return the table of a topic, None when there is none. Raises Refused, ArchiveError."""
         folder = self.folder(topic)
         if not create:
             return ArchiveTable(folder, topic) if _is_made(folder) else None
@@ -248,7 +248,7 @@ class ArchiveTable:
         return self.delta.version()
 
     def files(self, partition: int | None = None) -> list[WrittenFile]:
-        """The files that count. Of the second half of ids only bounds are known."""
+        """Return the files of the table. Only bounds are known of the second half of IDs."""
         import pyarrow as pa
 
         with _told(self.folder, "read"):
@@ -280,7 +280,7 @@ class ArchiveTable:
         return str(date), int(partition or 0)
 
     def values(self, date: str, partition: int) -> dict[str, str]:
-        """The values of a file of this date and partition, as `divided` reads them."""
+        """Return the values of a file of this date and partition, as `divided` reads them."""
         return dict(zip(self.partitioned, (date, str(partition)), strict=False))
 
     def locate(self, file: WrittenFile) -> Path:
@@ -374,7 +374,7 @@ class ArchiveTable:
             raise Refused(f"another run has written to {self.folder} meanwhile")
 
     def done(self, query: str) -> int:
-        """The number of the last batch of a query that is in the table, -1 for none."""
+        """Return the number of a query's last batch in the table, -1 for none."""
         with _told(self.folder, "read"):
             found = self.delta.transaction_version(query)
         return -1 if found is None else found
@@ -428,7 +428,7 @@ class ArchiveTable:
         )
 
     def _newest_note(self) -> BatchNote:
-        """The note that counts. After a restore it is that of the version which was restored."""
+        """Return the valid note. After a restore, that is the note of the restored version."""
         with _told(self.folder, "read"):
             for commit in self._counting():
                 if NOTE in commit:
@@ -438,7 +438,7 @@ class ArchiveTable:
         )
 
     def _counting(self) -> Iterator[dict[str, Any]]:
-        """The commits whose work is in the table, the newest first."""
+        """Return the commits whose work is in the table, newest first."""
         version, before_ms = self.delta.version(), _LONG_MAX
         for most in (4, 100, None):  # only compactions follow the newest note
             for commit in self.delta.history(most):
@@ -453,7 +453,7 @@ class ArchiveTable:
 
 
 def _restored(commit: dict[str, Any]) -> tuple[int, int]:
-    """The version and the time (Unix ms) up to which commits count after a restore.
+    """Return the version and the time (Unix ms) up to which commits count after a restore.
 
     delta-rs has a `version` or a `datetime` (Unix ms). Spark has a `version` or a `timestamp`, a
     text, and the other as null. Raises ArchiveError for anything else.
@@ -519,7 +519,7 @@ def _holds_more_than(folder: Path, name: str) -> bool:
 
 
 def _said(field: Any) -> str:
-    """The type of a column, for people."""
+    """Return the type of a column in words."""
     return str(field.type.to_json()).strip('"')
 
 

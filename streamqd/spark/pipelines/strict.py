@@ -190,7 +190,7 @@ def _names(found: dict[str, Any]) -> int:
 
 
 def _exact(payload: bytes) -> tuple[dict[str, Any], str | None]:
-    """The object of a payload, and why it is none."""
+    """Return the object of a payload, and the reason if it is none."""
     try:
         found = _decoder.decode(payload.decode())
         if b"\\ud" in payload or b"\\uD" in payload:
@@ -209,6 +209,6 @@ def _exact(payload: bytes) -> tuple[dict[str, Any], str | None]:
 
 
 def read(payload: bytes) -> dict[str, Any]:
-    """The object of a payload that has no `fault`."""
+    """Return the object of a payload that has no `fault`."""
     found = proven(payload)
     return _exact(payload)[0] if found is None else found

@@ -37,7 +37,7 @@ _DERIVED = {"parsed": PARSED, "quarantine": QUARANTINE, "table": RESULTS}  # by 
 
 
 def cold(spark: SparkSession, topic: str, table: ArchiveTable | None) -> DataFrame:
-    """The rows of a table as it was when it was opened."""
+    """Return the rows of a table as it was when it was opened."""
     from pyspark.sql import functions as f
 
     if table is None:
@@ -58,7 +58,7 @@ def read_files(spark: SparkSession, table: ArchiveTable, files: Sequence[Written
 
 
 def arrow_columns(table: ArchiveTable) -> pa.Schema:
-    """The columns of a table, added ones too, as Arrow has them."""
+    """Return the Arrow columns of a table, with added ones."""
     import pyarrow as pa
 
     return pa.schema(table.delta.schema().to_arrow())
@@ -108,7 +108,7 @@ def topic_table(
     archive: Archive | None,
     tier: str = "all",
 ) -> DataFrame:
-    """A topic, each entry once: archived or in Redis (all), or one of both only."""
+    """Return a topic, each entry once: from archive and Redis, or from one only."""
     return tiered(spark, of_settings(settings), topic, archive, tier)
 
 
@@ -119,7 +119,7 @@ def tiered(
     archive: Archive | None,
     tier: str = "all",
 ) -> DataFrame:
-    """The same, by the options of the data source. Read it soon: it does not see later archiving.
+    """Return the same, by the source's options. Read it soon: it misses later archiving.
 
     The table is opened before the streams are read, so entries archived in between are still read
     from Redis. If they are already trimmed, the table has grown, and is opened again.
@@ -153,7 +153,7 @@ def tiered(
 
 
 def letter_table(spark: SparkSession, settings: config.Settings, topic: str) -> DataFrame:
-    """The dead letters of a topic."""
+    """Return the dead letters of a topic."""
     return read_topic(spark, topic + DLQ, settings=settings, includeHeaders="true")
 
 
@@ -165,7 +165,7 @@ def view_name(kind: str, name: str) -> str:
 def stream_table(
     spark: SparkSession, settings: config.Settings, name: str, options: Mapping[str, str]
 ) -> DataFrame:
-    """A topic, or with `:dlq` its dead letters, as a stream."""
+    """Return a topic, or with `:dlq` its dead letters, as a stream."""
     given = of_settings(settings) | {"subscribe": name, "includeHeaders": "true"}
     if not name.endswith(DLQ):
         given["includeFields"] = "true"
@@ -230,7 +230,7 @@ def _derived_table(
 
 
 def connect(settings: config.Settings) -> Connection:
-    """A connection to the Redis of a configuration."""
+    """Return a connection to the Redis of a configuration."""
     redis = config.resolved(settings).redis
     return client.connect(redis, timeout=TIMEOUT, name="streamqd:pipeline")
 

@@ -150,7 +150,7 @@ class FileStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def received(found: Sequence[Row]) -> tuple[list[WrittenFile], Offsets]:
-    """The files of a batch, and how far it came, out of its rows."""
+    """Return the files of a batch and its end position, from its rows."""
     files, ended, plans = [], [], []
     for row in found:
         if row["planned"] is not None:
