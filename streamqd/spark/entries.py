@@ -95,7 +95,7 @@ class Entries:
 
     @cached_property
     def halves(self) -> tuple[pa.Array, pa.Array]:
-        """Both halves of the ids. What does not fit into 63 bits becomes the largest."""
+        """Return both halves of the IDs. A number beyond 63 bits becomes the largest one."""
         if self._usual:
             low = compute.binary_slice(self._raw_ids, 0, _MS_DIGITS)
             high = compute.binary_slice(self._raw_ids, _MS_DIGITS + 1, _ID_BYTES)
@@ -183,7 +183,7 @@ def _headers(raw: bytes | None) -> Headers | None:
 
 
 def header_lists(found: Sequence[Headers | None], kind: pa.DataType) -> pa.Array:
-    """Headers as Arrow has them, null where there are none."""
+    """Return the headers in Arrow's form, null where there are none."""
     if found.count(None) == len(found):
         return pa.nulls(len(found), kind)
     flat = [pair for each in found if each for pair in each]

@@ -28,7 +28,7 @@ FORK_RETRY_SECONDS = 1.0
 KEPT_DESCRIPTORS = 16  # reserved for connecting again, forking a housekeeper and resolving names
 HOUSEKEEPER_SECONDS = 30.0  # without progress, until it is replaced
 QUIT_SECONDS = 5.0  # for a housekeeper to exit
-CAUTIOUS_AFTER = 2  # deaths in a row for which no message was charged
+CAUTIOUS_AFTER = 2  # crashes in a row with no message running
 
 
 def _keep_descriptors() -> None:

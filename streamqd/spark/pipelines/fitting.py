@@ -27,7 +27,7 @@ _OPTIONS = {
     "allowNonNumericNumbers": "false",
 }
 _KEPT = ("partition", "id", "timestamp", "date", "key", "value")  # of the raw table
-LATE_BYTES = 32 << 20  # of rows for the quarantine that a task holds
+LATE_BYTES = 32 << 20  # of rows for the quarantine in one task
 
 
 def judged(rows: DataFrame, kind: StructType, event_time: str, now_us: int) -> DataFrame:
