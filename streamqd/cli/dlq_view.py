@@ -123,4 +123,7 @@ def print_audit(entries: Sequence[AuditEntry], now_unix_ms: int) -> None:
 
 
 def _pairs(values: dict[str, int] | dict[str, object]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
+    return ", ".join(
+        f"{name} {' '.join(map(str, value)) if isinstance(value, list) else value}"
+        for name, value in values.items()
+    )

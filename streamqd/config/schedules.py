@@ -109,8 +109,8 @@ def check_schedule(schedule: Schedule, path: wording.Path, problems: Problems) -
     if not problems.ok(*((*path, name) for name in ("cron", "every", "at"))):
         return
     if len(when) != 1:
-        found = " and ".join(when) or "none"
-        problems.add(path, f"states {found} of cron, every and at: write exactly one of them")
+        found = f"sets {' and '.join(when)}" if when else "has no time"
+        problems.add(path, f"{found}: set exactly one of cron, every and at")
         return
     for name, fault in (
         ("cron", _cron_fault(schedule.cron)),

@@ -132,7 +132,7 @@ def test_an_add_that_was_interrupted_is_finished(verb: Run, store: Store) -> Non
     ("words", "code", "told"),
     [
         (("--every", "1h", "--topic", "nope"), 8, "the topic nope does not exist"),
-        (("--topic", TOPIC), 2, "write exactly one of them"),
+        (("--topic", TOPIC), 2, "set exactly one of cron"),
         (("--topic", TOPIC, "--cron", "x"), 2, "five"),
         (("--topic", TOPIC, "--every", "1h", "--cron", "0 3 * * *"), 2, "exactly one"),
         (("--topic", TOPIC, "--every", "soon"), 2, "is not a duration"),
@@ -386,6 +386,12 @@ def test_commands_are_in_the_audit_trail(added: Run, run: Run, store: Store) -> 
     trail = document(run("dlq", "audit", TOPIC, "--json"))["deeds"]
     verbs = ["remove", "run", "edit", "resume", "pause", "add"]
     assert [each["verb"] for each in trail] == [f"schedule {each}" for each in verbs]
+
+
+def test_audit_lists_schedule_names_without_brackets(added: Run, run: Run) -> None:
+    added("pause", "tick")
+    line = run("dlq", "audit", TOPIC).stdout.splitlines()[1]
+    assert line.endswith("schedules tick")
 
 
 @pytest.mark.parametrize(

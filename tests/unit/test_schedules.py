@@ -304,7 +304,7 @@ def test_schedules_of_one_cron_share_its_reading(monkeypatch: pytest.MonkeyPatch
         ("[" * 9_000, "not JSON"),
         ("[]", "not a table"),
         ("{}", "lacks its name"),
-        ('{"name":"a","topic":"t"}', "none of cron, every and at"),
+        ('{"name":"a","topic":"t"}', "has no time"),
         ('{"name":"../a","topic":"t","every":1}', "cannot be used"),
         ('{"name":"a","topic":"t","cron":"* * * *"}', "4 fields"),
         ('{"name":"a","topic":"t","every":NaN}', "possible duration"),
@@ -374,8 +374,8 @@ def test_a_schedule_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "clause"),
     [
-        ("", "schedules[0]: states none of cron, every and at: write exactly one of them"),
-        ('cron = "0 3 * * *"\nevery = "5m"', "schedules[0]: states cron and every of cron, every"),
+        ("", "schedules[0]: has no time: set exactly one of cron, every and at"),
+        ('cron = "0 3 * * *"\nevery = "5m"', "schedules[0]: sets cron and every: set exactly one"),
         ('cron = "0 3 * *"', 'schedules[0].cron: "0 3 * *" has 4 fields: write five (minute, hour'),
         ('cron = "0 0 3 * * *"', 'schedules[0].cron: "0 0 3 * * *" has 6 fields'),
         ('cron = "0 25 * * *"', "cannot be read (its hour is wrong): write it as in a crontab"),
