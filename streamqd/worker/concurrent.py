@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from streamqd.config import Consumer
-from streamqd.message import of_read
 from streamqd.model import EACH, RawEntry
 from streamqd.scoreboard import (
     CLEARED,
@@ -21,7 +20,7 @@ from streamqd.scoreboard import (
 )
 from streamqd.store.fetch import FetchResult
 from streamqd.worker.context import WorkerContext
-from streamqd.worker.entry import NOWHERE, FetchedEntry
+from streamqd.worker.entry import FetchedEntry, entries_of_read
 from streamqd.worker.gates import Gates
 from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.lanes import Lanes
@@ -99,19 +98,13 @@ class ConcurrentExecutor:
         """Accept the entries that were read from one stream. Return their size in bytes."""
         if not entries:
             return 0
-        bytes_max, prefix = self._bytes_max, b"r:" if retried else b"m:"
-        messages, may_expire = of_read(self._context.delivery, entries, retried)
+        found, may_expire = entries_of_read(self._context.delivery, entries, retried)
         self._may_expire |= may_expire
-        sizes = [sum(map(len, fields)) for _, fields in entries]
-        found = list(zip(messages, sizes, strict=True))
+        sizes, bytes_max = [entry.size for entry in found], self._bytes_max
         # Settling an oversized entry may fail immediately: later entries must not be admitted yet.
         step = 1 if max(sizes) > bytes_max else len(found)
         for start in range(0, len(found), step):
-            part = found[start : start + step]
-            taken = [
-                FetchedEntry(NOWHERE, prefix + message.id_bytes, message, retried, 0, size)
-                for message, size in part
-            ]
+            taken = found[start : start + step]
             self._index(taken)
             if taken[0].size > bytes_max and self._verdicts.dead_letter_oversized(taken[0]):
                 continue

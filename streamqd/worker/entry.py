@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from asyncio import Task
 
-from streamqd.message import Message, remembered, restored
+from streamqd.message import Delivery, Message, of_read, remembered, restored
+from streamqd.model import RawEntry
 from streamqd.worker.eventloop import CoroutineRun
 
 NOWHERE = -1  # the index of an entry that is not in the slot's batch
@@ -75,3 +76,31 @@ class FetchedEntry:
         self.message.due_in_place_ns = due_ns
         self.has_counters |= attempts > 0
         self.noted = remembered(self.message)
+
+
+def entries_of_read(
+    delivery: Delivery, entries: list[RawEntry], retried: bool
+) -> tuple[list[FetchedEntry], bool]:
+    """Return the entries that were read from one stream, and True if any message may expire.
+
+    Their index is NOWHERE.
+    """
+    messages, may_expire = of_read(delivery, entries, retried)
+    new, found, prefix = FetchedEntry.__new__, [], b"r:" if retried else b"m:"
+    for message, (entry_id, fields) in zip(messages, entries, strict=True):
+        entry = new(FetchedEntry)  # same as the constructor, without a call per entry
+        entry.index = NOWHERE
+        entry.place = prefix + entry_id
+        entry.message = message
+        entry.retried = retried
+        entry.crashes = 0
+        entry.has_counters = entry.interrupted = False
+        entry.noted = entry.run = None
+        if len(fields) == 4 and fields[2] == b"key" and fields[0] == b"payload":  # the usual case
+            entry.key = fields[3]
+            entry.size = len(fields[0]) + len(fields[1]) + len(fields[2]) + len(fields[3])
+        else:
+            entry.key = message.key
+            entry.size = sum(map(len, fields))
+        found.append(entry)
+    return found, may_expire
