@@ -105,7 +105,7 @@ class EntryReader:
         return None if self._limit is None or self._broken else max(0, self._limit - self.rows)
 
     def _fetch(self, cursor: str, end: str, count: int) -> tuple[list[RawEntry], int]:
-        """Entries from the cursor on, and how many were asked for in the end.
+        """Return entries from the cursor on, and the number that was finally requested.
 
         A count does not limit size: a thousand small entries may be followed by a thousand large
         entries. A reply that gets too large is left unread, and fewer entries are requested.
@@ -163,7 +163,7 @@ class EntryReader:
         return "replaced" if missing or facts.removed < span.removed else ""
 
     def _settle(self) -> None:
-        """See at the end whether all was there."""
+        """Check at the end that no entry was missing."""
         span = self._span
         if span.removed is None:
             return
@@ -185,7 +185,7 @@ def _weighed(
 
 @contextlib.contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Entries are many small lists without cycles: looking for cycles among them costs a third."""
+    """Pause it: entries are many small lists without cycles, and a search costs a third."""
     ran = gc.isenabled()
     gc.disable()
     try:

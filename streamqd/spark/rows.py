@@ -100,7 +100,7 @@ class Table:
         self._taken = {column.field for column in own if column.field}
 
     def batch(self, entries: Sequence[RawEntry]) -> pa.RecordBatch:
-        """One batch of the entries, which are in the order of their ids."""
+        """Return one batch of the entries, which are in the order of their IDs."""
         source = Entries(entries)
         arrays = [
             self._column(column, source, self.schema.field(column.name).type)

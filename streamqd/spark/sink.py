@@ -60,7 +60,7 @@ def check_schema(schema: StructType, options: WriteOptions) -> None:
 
 
 def prepare(options: WriteOptions) -> None:
-    """Create the target when that is asked for, or see that it is there. Raises TopicMissing."""
+    """Create the target if requested, else check that it exists. Raises TopicMissing."""
     if options.topic:
         Targets(options).count(options.topic)
 

@@ -245,7 +245,7 @@ class Publisher:
     # --- before the decision ---
 
     def _check(self, batch: int, parts: Sequence[Staged]) -> None:
-        """See that all is there and in its place that was staged, unless the batch is decided."""
+        """Check that all staged rows are in their place, unless the batch is decided."""
         fault = self._rerouted(parts) or self._missing(parts)
         # Another driver that decides the batch removes the rows that it does not publish.
         if fault and self._ledger.read()[0] < batch:

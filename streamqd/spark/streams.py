@@ -85,7 +85,7 @@ def link_for(connection: SparkConnection, key: str = "") -> Connection:
 
 
 def _drop_inherited() -> None:
-    """Close the descriptors of a parent's connections, without a word to the server."""
+    """Close the descriptors of a parent's connections, without a message to the server."""
     global _links_of
     if _links_of != os.getpid():
         for each in _links.values():
@@ -464,7 +464,7 @@ def _id_or_none(text: str) -> Id | None:
 
 
 def _letter_facts(raw: Any) -> StreamFacts:
-    """Dead letters go from the middle, by replay and purge, and never by trimming."""
+    """Return facts about dead letters, which replay and purge remove from the middle."""
     if isinstance(raw, RedisRefused):
         if "no such key" in str(raw):
             return StreamFacts(exact=False)

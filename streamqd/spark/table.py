@@ -75,7 +75,7 @@ def read_options(schema: StructType, given: Mapping[str, str]) -> dict[str, str]
 def write_options(schema: StructType, given: Mapping[str, str]) -> dict[str, str]:
     """Return a write's options in the same way. Rows of a table can be written anywhere.
 
-    Raises ValueError for rows of a table that go, just as they are, nowhere that is named.
+    Raises ValueError for rows without a target: no option, column or table names one.
     """
     text = _text(schema)
     if not given and _COLUMN not in schema.fieldNames():

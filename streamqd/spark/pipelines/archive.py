@@ -123,7 +123,7 @@ class Archiver:
         return self.settings.pipelines.get(topic, config.Pipeline())
 
     def _started(self) -> SparkSession:
-        """Spark, which reads all schemas first: they may not be needed for hours, or never."""
+        """Return the session. Checks all schemas first: one may be needed only hours later."""
         spark = self._spark()
         for topic in self._unread:
             try:

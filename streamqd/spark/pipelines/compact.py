@@ -130,7 +130,7 @@ def tidy(table: ArchiveTable, batches: int) -> None:
     try:
         _tidy(table, batches)
     except Refused:
-        return  # another program changes the files: it, or the next run, makes them few
+        return  # another program changes the files, and it or the next run merges them
     except ArchiveDamagedError:
         raise
     except (ArchiveError, OSError) as error:  # the archived entries stay archived

@@ -31,7 +31,7 @@ LATE_BYTES = 32 << 20  # of rows for the quarantine in one task
 
 
 def judged(rows: DataFrame, kind: StructType, event_time: str, now_us: int) -> DataFrame:
-    """Rows of a raw table, converted, in the order of the dates that they will have when they fit.
+    """Return converted rows of a raw table, ordered by the dates that fitting rows will have.
 
     `Reasons` returns what does not fit. `alone` exists for columns that derail Spark, such as maps:
     a wrong row is converted again, without these columns and with each one alone.
@@ -65,7 +65,7 @@ def judged(rows: DataFrame, kind: StructType, event_time: str, now_us: int) -> D
 
 
 def converted(rows: DataFrame, kind: StructType) -> DataFrame:
-    """Rows with a payload as `value`, each with it as columns of the schema: `row`.
+    """Return rows with a payload as `value`, and its columns of the schema as `row`.
 
     `fault` is the reason why Spark must not convert a payload. `text` is then null, otherwise the
     text to convert. `wrong` rows do not match the schema, with a fault or without.
@@ -240,7 +240,7 @@ def _by_date(rows: pa.RecordBatch, column: str) -> Iterator[tuple[str, pa.Record
 
 
 def _as(schema: pa.Schema, arrays: Sequence[pa.Array]) -> pa.RecordBatch:
-    """Arrays as the columns of a file: Spark names the same types otherwise, as the time zone."""
+    """Return arrays as a file's columns: Spark names some types differently (time zone)."""
     import pyarrow as pa
 
     cast = [

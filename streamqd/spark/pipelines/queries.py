@@ -44,7 +44,7 @@ def wait(queries: Sequence[StreamingQuery], look: Callable[[], None] = lambda: N
 
     def note(number: int, frame: object) -> None:  # noqa: ARG001
         interrupted.set()
-        signal.signal(signal.SIGINT, before)  # who is in a hurry interrupts again
+        signal.signal(signal.SIGINT, before)  # a second interrupt takes effect immediately
 
     ours = threading.current_thread() is threading.main_thread()
     if ours:

@@ -209,7 +209,7 @@ def _send(frame: DataFrame, options: WriteOptions, rate: float | None) -> int:
 
 
 def _messages(found: Iterable[SparkRow], options: WriteOptions) -> Iterator[Row]:
-    """Rows as the sink has them."""
+    """Return rows in the form of the sink."""
     import pyarrow as pa
 
     schema = arrow_schema(_SENT)

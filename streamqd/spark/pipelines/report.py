@@ -56,7 +56,7 @@ def report(
         _topic(settings, spark(), scope, name, size, dead=name in dying)
         for name, size in sizes.items()
     ]
-    seen = _fleet(settings)  # as it is now: Spark takes its time
+    seen = _fleet(settings)  # again, because Spark takes a long time
     document = {
         "format": judge.FORMAT,
         "version": __version__,

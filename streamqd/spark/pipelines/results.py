@@ -23,7 +23,7 @@ _TIDY = 8  # batches between two looks at the small files
 
 def hold(settings: config.Settings, archive: Archive, name: str) -> PipelineLease:
     """Return the lease on a table of results. Enter it."""
-    archive.folder(name, RESULTS)  # a name that cannot be is refused before it is part of a key
+    archive.folder(name, RESULTS)  # refuses an invalid name before it becomes part of a key
     keys = Keys(settings.keys.control, settings.keys.streams)
     of, what = f"results:{archive.id[:12]}", f"the table {name} is being written"
     return PipelineLease(lambda: tables.connect(settings), keys, name, of, what=what)

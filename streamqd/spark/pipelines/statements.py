@@ -135,7 +135,7 @@ def check(statement: str) -> None:
 
 
 def _has_columns(statement: str) -> bool:
-    """Return True for a CREATE TABLE … USING streamq with columns: Spark takes any, unasked."""
+    """Return True for a CREATE TABLE … USING streamq with columns: Spark accepts any."""
     words = " ".join(text if kind == "" else "'" for kind, text in _tokens(statement))
     return _COLUMNS.match(words) is not None
 

@@ -288,7 +288,7 @@ class ArchiveTable:
         return below(self.folder, file.path)
 
     def verify(self, files: Iterable[WrittenFile]) -> None:
-        """Demand that every file is there with its rows. Raises ArchiveDamagedError."""
+        """Check that every file exists with its rows. Raises ArchiveDamagedError."""
         import pyarrow as pa
         from pyarrow import parquet
 

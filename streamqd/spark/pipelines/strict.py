@@ -29,7 +29,7 @@ _EXPONENT = re.compile(r"[eE][-+,]*\d[-+,\d]{3}")
 
 
 class _TwiceError(ValueError):
-    """A name is there twice in one object."""
+    """A name occurs twice in one object."""
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
