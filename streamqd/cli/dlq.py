@@ -272,7 +272,7 @@ def _replayed(
     letters = count(done.replayed, "dead letter")
     lines = [f"{letters} of {done.topic} replayed{_for(choice.group)}{_to(target)}"]
     if done.gone:
-        lines.append(f"{count(done.gone, 'dead letter')} had been replayed or purged meanwhile")
+        lines.append(f"{count(done.gone, 'dead letter')} had already been replayed or purged")
     notes = [] if done.audited else [NOT_AUDITED]
     code = 0
     error: StreamqdError | None = None
@@ -285,7 +285,7 @@ def _replayed(
         again = command_line(session, "replay", done.topic, bound, rest)
         if done.unknown:
             notes.append(f"{count(done.unknown, 'dead letter')} may have been replayed or not")
-        notes.append(f"the others were not touched; go on with: {again}")
+        notes.append(f"the others were not touched; continue with: {again}")
         code, error = _ended(done.ended, f"interrupted: {done.error}")
     return CommandResult(done, lambda: click.echo("\n".join(lines)), code, notes, error)
 

@@ -58,7 +58,7 @@ class Lines:
             try:
                 line = readline(max_bytes + 3)
             except (OSError, EOFError, zlib.error) as error:
-                behind = f" behind line {self.number}" if self.number else ""
+                behind = f" after line {self.number}" if self.number else ""
                 raise BadInputError(f"{self.name} cannot be read{behind}: {error}") from error
             if not line:
                 return

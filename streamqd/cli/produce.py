@@ -47,7 +47,7 @@ def _instant(value: object) -> float:
         return found.replace(tzinfo=found.tzinfo or dt.UTC).timestamp()
     except (ValueError, OverflowError):
         raise ValueError(
-            "is not a time: write UTC as 2026-12-24T18:00, or pass a duration as --delay"
+            "is not a time; pass UTC, such as 2026-12-24T18:00, or pass a duration as --delay"
         ) from None
 
 
@@ -309,7 +309,7 @@ class _FieldKey:
         try:
             return encoded_key(value if isinstance(value, str) else _to_json(value))
         except ValueError as error:
-            raise ValueError(f"has a {self._field} that is no key: {error}") from None
+            raise ValueError(f"has a {self._field} that is not a valid key: {error}") from None
 
 
 def _source(payload: str | None, path: str | None, form: str) -> Lines | Payload:

@@ -200,7 +200,7 @@ def delete(
     doomed = topics_deletion.look(session.store, name)
     if doomed.owned and not force and not dry_run:
         raise Refused(
-            f"{doomed.owned[0]}: the topic is being consumed. Stop its consumers first, or say"
+            f"{doomed.owned[0]}: the topic is being consumed; stop its consumers first, or pass"
             " --force"
         )
     offering = directives.offering(session.fleet, name)
@@ -208,8 +208,8 @@ def delete(
         return CommandResult(doomed, lambda: _show_doomed(doomed, offering))
     if offering and not while_offered:
         raise Refused(
-            f"{', '.join(offering)} would create the topic again, empty: stop what has a"
-            " consumer for it, or take the consumer out and reload; or say --while-offered"
+            f"{', '.join(offering)} would create the topic again, empty; stop these instances,"
+            " or remove the consumer and reload, or pass --while-offered"
         )
     confirm(f"Delete {_doomed(doomed)}?", yes)
     done = topics_deletion.delete(session.store, name, force=force)

@@ -55,11 +55,10 @@ def trim(
         holds = dataclasses.replace(holds, retention=alone)
     if not holds.retention.bounded:
         raise Refused(
-            f"{topic} retains everything: say what may go with --max-age, --max-length or"
-            " --max-bytes"
+            f"{topic} has no retention; pass a limit with --max-age, --max-length or --max-bytes"
         )
     if not dry_run:
-        confirm(f"Trim {topic}? What goes cannot be read or replayed any more.", yes)
+        confirm(f"Trim {topic}? Removed messages cannot be read or replayed.", yes)
     chosen = range(partitions) if partition is None else [partition]
     done = admin.trim(session.store, topic, holds, chosen, expected, dry_run=dry_run)
     return CommandResult(done, lambda: _show(done))

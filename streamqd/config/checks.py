@@ -56,8 +56,8 @@ def _check_pipeline(pipeline: Pipeline, path: TomlPath, problems: Problems) -> N
         if not re.search(column, schema):
             problems.add(
                 event_time,
-                f"{shown(pipeline.event_time)} is no timestamp or date of schema: name such a"
-                " column, or remove it, and the time of the entry counts",
+                f"{shown(pipeline.event_time)} is not a timestamp or date column of schema: name"
+                " such a column, or remove event_time to use the time of the entry",
             )
 
 
@@ -92,7 +92,7 @@ def _check_inline_password(redis: Redis, source: str, problems: Problems) -> Non
         problems.add(path, "holds a password, and password_file names another: remove one")
     origin = problems.origins.get(path)
     if origin == "command line":
-        problems.add(path, "everybody can see a password in a command line: use password_file")
+        problems.add(path, "other users can see a password in a command line: use password_file")
     elif origin is None and (mode := _mode(Path(source))) is not None and mode & 0o077:
         problems.add(
             path,
@@ -119,7 +119,7 @@ def _check_file(file: Path, path: TomlPath, problems: Problems, environ: Mapping
         if not (credentials and file.is_relative_to(credentials)):
             _check_private(file, found, path, problems)
     elif path[-1] == "key_file" and found.st_mode & stat.S_IROTH:
-        problems.add(path, f"everybody may read {file}: chmod o-r {file}")
+        problems.add(path, f"all users may read {file}: chmod o-r {file}")
 
 
 def _check_private(file: Path, found: os.stat_result, path: TomlPath, problems: Problems) -> None:
@@ -164,15 +164,15 @@ def _check_http(http: Http, problems: Problems, environ: Mapping[str, str]) -> N
         if not name or len(os.fsencode(name)) > SOCKET_BYTES_MAX:
             problems.add(
                 path,
-                f"{shown(http.bind)} is no path for a socket: write unix: and a path of at most"
-                f" {SOCKET_BYTES_MAX} bytes, which is taken from the directory of this file",
+                f"{shown(http.bind)} is not a socket path: write unix: and a path of at most"
+                f" {SOCKET_BYTES_MAX} bytes, relative to the directory of this file",
             )
         return
     found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})", http.bind)
     if not found or int(found[2]) > 65_535:
         problems.add(
             path,
-            f'{shown(http.bind)} is no address: write "HOST:PORT", "unix:PATH", or "" for none',
+            f'{shown(http.bind)} is not an address: write "HOST:PORT", "unix:PATH", or "" for none',
         )
 
 
@@ -183,8 +183,8 @@ def _check_keys(keys: KeyPrefixes, problems: Problems) -> None:
     if control.startswith(streams) or streams.startswith(control):
         problems.add(
             ("keys", "streams"),
-            f"{shown(keys.streams)} and keys.control lie in one another, so that keys could be"
-            " mistaken: choose prefixes of which none begins with the other",
+            f"{shown(keys.streams)} and keys.control overlap: choose prefixes so that neither"
+            " starts with the other",
         )
 
 

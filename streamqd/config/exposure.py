@@ -30,9 +30,9 @@ def _check_plain(redis: Redis, problems: Problems) -> None:
     if remote:
         problems.add(
             path,
-            f"{remote[0]} is another host, and without TLS everybody between can read and change"
-            " what is sent: write rediss://, or state redis.allow_insecure = true when that network"
-            " is yours alone",
+            f"{remote[0]} is another host, and without TLS anyone on the network path can read and"
+            " change all data: write rediss://, or set redis.allow_insecure = true if the network"
+            " is private",
         )
 
 
@@ -52,9 +52,9 @@ def _check_public(http: Http, problems: Problems, environ: Mapping[str, str]) ->
     if is_public(http) and not http.allow_public and token_path(http, environ) is None:
         problems.add(
             ("http", "bind"),
-            "everybody who reaches this address could read the names of topics, groups and hosts:"
-            " name a file with a token in http.token_file, bind 127.0.0.1 or a unix socket, or"
-            " state http.allow_public = true",
+            "any client that reaches this address could read the names of topics, groups and hosts:"
+            " set http.token_file to a file with a token, bind 127.0.0.1 or a unix socket, or set"
+            " http.allow_public = true",
         )
 
 
@@ -86,12 +86,12 @@ def exposed(settings: Settings, environ: Mapping[str, str] = os.environ) -> list
     """Return a warning for each allowed but risky exposure, as one sentence."""
     found = []
     if is_public(settings.http) and token_path(settings.http, environ) is None:
-        found.append("http.bind: everybody who reaches this address can read metrics and status")
+        found.append("http.bind: any client that reaches this address can read metrics and status")
     if has_password(environ.get(URL_VARIABLE, "")):
         found.append(
-            f"redis.url: its password is in the environment ({URL_VARIABLE}), which is for"
-            " everybody to read who may look at this process; use redis.password_file, or the"
-            " systemd credential redis-password"
+            f"redis.url: its password is in the environment ({URL_VARIABLE}), which anyone who may"
+            " inspect this process can read; use redis.password_file, or the systemd credential"
+            " redis-password"
         )
     return found
 

@@ -360,7 +360,7 @@ def test_a_key_that_is_half_a_character_stops_it_in_a_sentence(run: Run) -> None
         code=2,
     )
     assert "line 2 of" in result.stderr
-    assert r"has a u that is no key: the key holds '\ud800', half of a character" in result.stderr
+    assert r"has a u that is not a valid key: the key holds '\ud800', half of" in result.stderr
 
 
 def test_keys_by_field(run: Run, link: Connection, keys: Keys) -> None:

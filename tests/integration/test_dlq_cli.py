@@ -250,8 +250,8 @@ def test_a_replay_without_redis_says_how_far_it_came(
     result = dlq("replay", "access", "--all", "--yes", code=4)
     assert result.stdout == "128 dead letters of access replayed\n"
     assert "64 dead letters may have been replayed or not" in result.stderr
-    [again] = [line for line in result.stderr.splitlines() if "go on with: " in line]
-    words = again.partition("go on with: ")[2].split()
+    [again] = [line for line in result.stderr.splitlines() if "continue with: " in line]
+    words = again.partition("continue with: ")[2].split()
     assert words[4:7] == ["replay", "access", "--all"]
     rest = dlq(*words[4:], "--yes")
     left = int(rest.stdout.split()[0])
@@ -284,7 +284,7 @@ def test_ctrl_c_ends_a_replay_in_order(file: Path, at: At, link: Connection, sto
     assert done["replayed"] == link.execute("XLEN", at(0).retry) < 60
     assert "dead letters …" in err.decode()
     assert b"stopping after this batch" in err
-    assert b"go on with: streamqd" in err
+    assert b"continue with: streamqd" in err
     assert b"--rate 10/s" in err
     assert dead_letters.total(store, "access") == 60 - done["replayed"]
 

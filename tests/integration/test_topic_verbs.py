@@ -160,7 +160,7 @@ def test_what_a_live_instance_offers_would_come_back(
 
     refused = run("topic", "delete", "access", "--yes", "--force", code=8)
 
-    assert refused.stderr.startswith("Error: west-1 would create the topic again, empty: ")
+    assert refused.stderr.startswith("Error: west-1 would create the topic again, empty; ")
     assert "in use: offered by west-1\n" in run("topic", "delete", "access", "--dry-run").stdout
     assert topics.partition_count(store, "access") == 3
     run("topic", "delete", "access", "--yes", "--force", "--while-offered")

@@ -168,7 +168,7 @@ def test_a_damaged_archive_names_the_line(tmp_path: Path) -> None:
     opened = Lines(str(tmp_path / "cut.gz"))
     seen: list[bytes] = []
 
-    with pytest.raises(BadInputError, match=r"cut.gz cannot be read behind line \d+"):
+    with pytest.raises(BadInputError, match=r"cut.gz cannot be read after line \d+"):
         seen.extend(opened.read(100))
 
     assert len(seen) > 1000

@@ -280,17 +280,17 @@ MISTAKES = [
     ('[redis]\nusername = "a\\u0007"', "holds control characters"),
     ('[log]\nformat = "jsn"', '"jsn" is not one of "auto", "text", "json"; did you mean "json"?'),
     ('[log]\nlevel = "loud"', 'is not one of "debug", "info", "warning", "error"'),
-    ('[http]\nbind = "9464"', 'http.bind: "9464" is no address: write "HOST:PORT"'),
-    ('[http]\nbind = "127.0.0.1:70000"', "is no address"),
-    ('[http]\nbind = "unix:"', "is no path for a socket"),
-    (f'[http]\nbind = "unix:/{"x" * 107}"', "is no path for a socket"),
+    ('[http]\nbind = "9464"', 'http.bind: "9464" is not an address: write "HOST:PORT"'),
+    ('[http]\nbind = "127.0.0.1:70000"', "is not an address"),
+    ('[http]\nbind = "unix:"', "is not a socket path"),
+    (f'[http]\nbind = "unix:/{"x" * 107}"', "is not a socket path"),
     (
         '[http]\nhosts = ["a.example:80"]',
         'holds "a.example:80": write names of hosts without a port',
     ),
     ('[keys]\ncontrol = "{mq}"', 'keys.control: "{mq}" cannot be used'),
-    ('[keys]\ncontrol = "x"\nstreams = "x:retry"', "lie in one another"),
-    ('[keys]\ncontrol = "same"\nstreams = "same"', "lie in one another"),
+    ('[keys]\ncontrol = "x"\nstreams = "x:retry"', "overlap"),
+    ('[keys]\ncontrol = "same"\nstreams = "same"', "overlap"),
     ("topics = 3", "topics: is not a table"),
     ("topics.access = 3", "topics.access: 3 is not a table: write [topics.access]"),
     ("pipelines = 3", "pipelines: is not a table: write a table [pipelines.NAME]"),
@@ -299,11 +299,11 @@ MISTAKES = [
     ('[pipelines.a]\nevent_time = "at"', "pipelines.a.event_time: names a column of schema"),
     (
         '[pipelines.a]\nschema = "id long, that timestamp"\nevent_time = "at"',
-        'pipelines.a.event_time: "at" is no timestamp or date of schema: name such a column',
+        'pipelines.a.event_time: "at" is not a timestamp or date column of schema: name',
     ),
     (
         '[pipelines.a]\nschema = "at long, b date"\nevent_time = "at"',
-        '"at" is no timestamp or date',
+        '"at" is not a timestamp or date',
     ),
     ('[topics.a]\nevent_time = "at"', "event_time belongs to [pipelines.NAME]"),
     ('[topics."a b"]', 'topics."a b": "a b" cannot be used'),
@@ -631,7 +631,7 @@ def test_a_password_in_the_environment_is_accepted_and_on_the_command_line_not(
 ) -> None:
     assert place.load(environ={"STREAMQ_REDIS__URL": SECRET_URL}).redis.url == SECRET_URL
     found = place.problem(overrides={"redis.url": SECRET_URL})
-    assert "everybody can see a password in a command line" in found
+    assert "other users can see a password in a command line" in found
 
 
 @pytest.mark.parametrize(
@@ -995,7 +995,7 @@ def test_a_breaker_that_no_single_message_halts_for_good_is_no_surprise(
         ('[daemon]\nlease_ttl = "1s"', "redis.connect_timeout: it is longer than daemon.lease_ttl"),
         (
             '[http]\nbind = "0.0.0.0:9464"\nallow_public = true',
-            "http.bind: everybody who reaches this address",
+            "http.bind: any client that reaches this address",
         ),
         (WORK + "breaker = { failures = 6 }", "breaker.failures: one message of access/hits that"),
     ],

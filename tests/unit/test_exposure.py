@@ -78,7 +78,7 @@ def test_this_host_and_tls_need_no_word(file: Path, url: str) -> None:
 
 def test_pages_that_other_hosts_reach_need_a_token(file: Path, tmp_path: Path) -> None:
     public = '[http]\nbind = "0.0.0.0:9464"\n'
-    assert problem(file, public).startswith("http.bind: everybody who reaches this address could")
+    assert problem(file, public).startswith("http.bind: any client that reaches this address could")
     assert load(file, public + "allow_public = true").http.allow_public
     token = tmp_path / "token"
     token.write_text("t0ken")
