@@ -90,14 +90,15 @@ class ScheduleList:
 class ScheduleDetail:
     """One schedule whole.
 
-    `specification` are its settings, null when they cannot be read. `declared_unix_ms` is when an
-    instance last declared it, null for one of an operator. `last_uid` is the uid of its last
-    message.
+    `specification` are its settings, null when they cannot be read; `problem` is then the reason.
+    `declared_unix_ms` is when an instance last declared it, null for one of an operator.
+    `last_uid` is the uid of its last message.
     """
 
     now_unix_ms: int
     row: ScheduleRow
     specification: dict[str, Any] | None
+    problem: str | None
     declared_unix_ms: int | None
     last_uid: str | None
 
@@ -166,14 +167,22 @@ class _SeenSchedule:
     @property
     def schedule(self) -> Schedule | None:
         """Its specification, None when that is missing or cannot be read."""
-        text = self.kept.text if self.kept is not None else None
-        if text is None or record.hash_of(text) != (self.kept.hash if self.kept else ""):
-            return None
         try:
-            found = record.read(text)
+            return self.specification()
         except ValueError:
             return None
-        return found if found.name == self.name else None
+
+    def specification(self) -> Schedule:
+        """Its specification. Raises ValueError when that is missing or cannot be read."""
+        text = self.kept.text if self.kept is not None else None
+        if text is None:
+            raise ValueError("it is missing")
+        if record.hash_of(text) != (self.kept.hash if self.kept else ""):
+            raise ValueError("it does not match its hash")
+        found = record.read(text)
+        if found.name != self.name:
+            raise ValueError(f"it is the specification of {found.name}")
+        return found
 
     def state(self, now_unix_ms: int) -> str:
         """Its state, as `ScheduleRow` lists them."""
@@ -228,10 +237,16 @@ def show(store: Store, name: str) -> ScheduleDetail:
     """One schedule. Raises Malformed, Refused, BadValue."""
     found = _one(store, name)
     now, kept, schedule = server_unix_ms(store.connection), found.kept, found.schedule
+    problem = None
+    try:
+        found.specification()
+    except ValueError as error:
+        problem = str(error)
     return ScheduleDetail(
         now_unix_ms=now,
         row=found.row(now),
         specification=json.loads(record.text_of(schedule)) if schedule is not None else None,
+        problem=problem,
         declared_unix_ms=kept.seen_unix_ms if kept is not None else None,
         last_uid=_uid(found.line.place, kept.entry_id) if kept and kept.entry_id else None,
     )

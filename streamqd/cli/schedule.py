@@ -134,6 +134,8 @@ def show(session: Session, *, name: str) -> CommandResult:
         for label, value in pairs:
             click.echo(f"{label + ':':<14}{printable(value)}")
         click.echo()
+        if seen.problem is not None:
+            click.echo(f"The specification cannot be read: {printable(seen.problem)}")
         for setting, value in (seen.specification or {}).items():
             if setting != "name" and value not in ("", "none"):
                 shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -13,6 +13,7 @@ from streamqd.config import Schedule, Topic
 from streamqd.schedules import firing
 from streamqd.schedules.firing import Firer
 from streamqd.schedules.reconciliation import Reconciler, server_unix_ms
+from streamqd.schedules.record import hash_of
 from streamqd.store import schedules as calls
 from streamqd.store import topics
 from streamqd.store.client import Connection
@@ -386,6 +387,14 @@ def test_commands_are_in_the_audit_trail(added: Run, run: Run, store: Store) -> 
     trail = document(run("dlq", "audit", TOPIC, "--json"))["deeds"]
     verbs = ["remove", "run", "edit", "resume", "pause", "add"]
     assert [each["verb"] for each in trail] == [f"schedule {each}" for each in verbs]
+
+
+def test_show_says_why_a_specification_is_unreadable(added: Run, store: Store) -> None:
+    key = store.keys.schedules(TOPIC, 0)
+    store.execute("HSET", key, "tick", b"\x00\xffgarbage{")
+    assert "cannot be read: it does not match its hash" in added("show", "tick").stdout
+    store.execute("HSET", key, "tick", "[]", "tick:hash", hash_of("[]"))
+    assert "is not a table" in document(added("show", "tick", "--json"))["problem"]
 
 
 def test_audit_lists_schedule_names_without_brackets(added: Run, run: Run) -> None:
