@@ -69,7 +69,7 @@ def doctor(
     """
     if ctx.invoked_subcommand is not None:
         if only or unit or as_list or as_json:
-            raise click.UsageError(f"options stand behind {ctx.invoked_subcommand}")
+            raise click.UsageError(f"options go after {ctx.invoked_subcommand}")
         return None
     checks = diagnosis.chosen(only)
     if as_list:
@@ -162,12 +162,12 @@ def _show(found: StreamReport) -> None:
     unreadable(found.unreadable)
     bounds = ", ".join(topics_settings.lines({"retention": found.retention}))
     click.echo(f"{found.topic}: {count(found.messages, 'message')}, {memory(found.bytes)}")
-    click.echo(bounds or "no retention is set: what is acknowledged stays")
+    click.echo(bounds or "no retention is set: acknowledged messages stay")
     if found.dead or found.retry_bytes:
         dead = f"{count(found.dead, 'dead letter')}, {memory(found.dead_bytes)}"
         click.echo(f"beside them: {dead}; retry streams, {memory(found.retry_bytes)}")
     if found.archive == "required":
-        click.echo("nothing goes before it is archived")
+        click.echo("nothing is trimmed before it is archived")
     click.echo()
     now = found.now_unix_ms
     listing(

@@ -225,10 +225,10 @@ def show_departure(departure: Departure) -> None:
     """Say in sentences what happens when an instance goes, partitions without a taker first."""
     name = printable(departure.instance)
     if not departure.units:
-        click.echo(f"{name} owns nothing: nothing happens")
+        click.echo(f"{name} owns no partitions, so nothing changes")
         return
     if departure.last:
-        click.echo(f"{name} is the last instance: everything it owns waits until one starts")
+        click.echo(f"{name} is the last instance: its partitions wait until another one starts")
     stranded: dict[str, list[str]] = defaultdict(list)
     takers: dict[str, list[str]] = defaultdict(list)
     for unit in departure.units:
@@ -362,7 +362,7 @@ def _show_directives(seen: directives.ControlView, everything: bool) -> None:
     unreadable(seen.unreadable)
     shown = [row for row in seen.orders if everything or not row.done]
     if not shown and not seen.strange:
-        over = "no directive holds; --all shows those that are done"
+        over = "no directive is in effect; --all shows finished ones"
         click.echo(over if seen.orders else "no directives")
     if shown:
         listing(
@@ -389,7 +389,7 @@ def clear(
 ) -> CommandResult:
     """Take directives back, by the names that `control list` shows."""
     if not names and not gone:
-        raise click.UsageError("name directives, or say --gone")
+        raise click.UsageError("pass the names of directives, or --gone")
     fleet = session.fleet
     chosen = directives.clear(fleet, list(names), gone=gone, dry_run=True)
     if not dry_run and chosen.orders:

@@ -217,7 +217,7 @@ def delete(session: Session, *, topic: str, name: str, force: bool, yes: bool) -
         groups.known(session.store, topic, name)  # raises Refused for an unknown group
     growing = _growing(session, topic, name)
     if growing and not force:
-        raise Refused(f"{growing} say --force when it is not to come back")
+        raise Refused(f"{growing} pass --force if the group must not come back")
     confirm(f"{growing} Delete the group {name} of {topic}?".strip(), yes)
     done = groups.delete(session.store, topic, name, force=force)
     what = {"group": name, "force": force} | ({"growing": True} if growing else {})

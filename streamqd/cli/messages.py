@@ -76,7 +76,7 @@ def tail(
         now = server_unix_ms(session.link)
         begin = unix_ms(since, now)
         if begin > now:
-            raise click.UsageError("nothing can match: --since lies in the future")
+            raise click.UsageError("nothing can match: --since is in the future")
         every = watched.since(begin) if limit is None else watched.last(limit, begin)
         shown = _print_entries(every, as_json)
     if follow:
@@ -149,7 +149,7 @@ def _only_group(session: Session, topic: str) -> str:
     if not found:
         raise Refused(f"no group reads the topic {topic}")
     if len(found) > 1:
-        raise Refused(f"several groups read {topic}; say --group with one of {', '.join(found)}")
+        raise Refused(f"several groups read {topic}; pass --group with one of {', '.join(found)}")
     return found[0]
 
 
@@ -205,9 +205,9 @@ def _required(ids: tuple[str, ...], every: bool, noun: str, filters: dict[str, A
     """
     choice = _choice(**filters)
     if ids and (every or choice.narrows):
-        raise click.UsageError(f"name {noun}, or choose them by --all and filters, not both")
+        raise click.UsageError(f"name {noun}, or select them with --all and filters, not both")
     if not ids and not every:
-        raise click.UsageError(f"name {noun}, or say --all (filters may narrow it)")
+        raise click.UsageError(f"name {noun}, or pass --all (with optional filters)")
     return choice
 
 

@@ -457,7 +457,7 @@ def sql(
 
     if stream:
         if folder is not None and not into:
-            raise click.UsageError("--stream reads Redis only: leave --archive away")
+            raise click.UsageError("--stream reads Redis only; remove --archive")
         if target and checkpoint is None:
             raise click.UsageError("--to needs --checkpoint, so that nothing is sent twice")
         if into:
@@ -484,14 +484,14 @@ def sql(
 
 def _check_into(folder: Path | None, mode: str, target: str, checkpoint: Path | None) -> None:
     if folder is None:
-        raise click.UsageError("--into needs --archive, the folder that holds the table")
+        raise click.UsageError("--into needs --archive, the directory of the table")
     if checkpoint is None:
         raise click.UsageError("--into needs --checkpoint, so that no row is stored twice")
     if target:
         raise click.UsageError("--into and --to exclude each other: run two queries")
     if mode == "update":
         raise click.UsageError(
-            "--into takes rows that never change: leave --mode update away, and give an"
+            "--into takes rows that never change; remove --mode update, and give an"
             " aggregation a watermark"
         )
 

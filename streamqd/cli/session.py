@@ -111,7 +111,7 @@ class Session:
             return RedisUnavailable(refused, sent=False)
         if self.config_path is None:
             text = (
-                "no streamqd is running with the default settings; name its configuration with"
+                "no streamqd is running with the default settings; pass its configuration with"
                 " --config FILE"
             )
         else:

@@ -43,7 +43,7 @@ def converse(prompt: Prompt, form: str) -> None:
             click.echo("cancelled", err=True)
         except UnicodeDecodeError:
             typed = SqlSplitter()
-            click.echo("Error: the statement is not UTF-8: type it again", err=True)
+            click.echo("Error: the statement is not UTF-8; enter it again", err=True)
 
 
 def work_off(prompt: Prompt, form: str) -> None:

@@ -226,7 +226,7 @@ def partitions(
     wait for their next attempt. OLDEST is the age of the oldest that is unread or pending.
     """
     if partition is not None and topic is None:
-        raise click.UsageError("--partition needs the topic before it")
+        raise click.UsageError("--partition needs a TOPIC")
     seen = admin_partitions.view(session.store, topic, group, partition)
     return CommandResult(seen, lambda: _show_partitions(seen))
 

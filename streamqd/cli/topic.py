@@ -278,14 +278,14 @@ def grow(session: Session, *, name: str, partitions: int, wait: bool, yes: bool)
             time.sleep(POLL_SECONDS)
             done = growth.grow(session.store, name, partitions, tell=tell)
     except KeyboardInterrupt:
-        session.note("left; the same command goes on with it")
+        session.note("interrupted; run the same command to continue")
         raise
     if done.done:
         return CommandResult(done, f"{name} has {count(partitions, 'partition')}")
 
     def show() -> None:
         session.note(_left(done))
-        session.note("the same command goes on with it")
+        session.note("run the same command to continue")
 
     return CommandResult(done, show, EXIT_WAITING)
 
@@ -295,8 +295,8 @@ def _refuse_smaller_file(session: Session, name: str, partitions: int) -> None:
     if stated and "partitions" in stated.stated and stated.partitions < partitions:
         raise Refused(
             f"{session.settings.source} says partitions = {stated.partitions} of {name}: write"
-            f" {partitions} there, and in the configuration of every daemon that reads it, else"
-            " they will not start any more"
+            f" {partitions} there, and in the configuration of every daemon that reads it, or"
+            " they will no longer start"
         )
 
 
