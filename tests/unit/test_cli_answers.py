@@ -23,7 +23,7 @@ def test_two_columns_of_one_name_keep_their_values(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.split() == ["A", "A", "1", "2"]
     answers.show(["a", "a"], [(1, 2)], "csv")
     assert capsys.readouterr().out.splitlines() == ["a,a", "1,2"]
-    with pytest.raises(Refused, match=r"two columns are named a: .* with AS"):
+    with pytest.raises(Refused, match="two columns are named a; rename one with AS"):
         answers.show(["a", "a"], [(1, 2)], "json")
 
 
