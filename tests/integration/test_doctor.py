@@ -77,7 +77,7 @@ def test_exit_codes(surgery: Surgery, tmp_path: Path) -> None:
     invoke(surgery.path, "--only", "topics", code=0)
     assert "did you mean topics?" in invoke(surgery.path, "--only", "topic", code=2).stderr
     assert "unit file ./none not found" in invoke(surgery.path, "--unit", "./none", code=8).stderr
-    assert "stand behind stream" in invoke(surgery.path, "--json", "stream", "a", code=2).stderr
+    assert "options go after stream" in invoke(surgery.path, "--json", "stream", "a", code=2).stderr
 
     surgery.url = f"unix://{tmp_path}/nobody.sock"
     surgery.write()
