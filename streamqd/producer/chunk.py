@@ -89,7 +89,7 @@ class Chunk:
     def plan(self) -> None:
         """Set the messages that still wait, and the time of the next attempt.
 
-        If all of them wait for earlier chunks, the next attempt is due when those have found room,
+        If all wait for earlier chunks, the next attempt is due when the earlier ones have room,
         or at the deadline. Call it after an attempt.
         """
         full = [at for at in self.waiting if isinstance(self.results[at], BacklogFull)]

@@ -34,12 +34,12 @@ class Producer:
 
     `url` is the Redis server, and `settings` (from `config.load`) are all other settings. Without
     both, the producer uses the settings of the command line: the file in STREAMQ_CONFIG, or else
-    ./streamq.toml if it exists, overridden by the variables STREAMQ_SECTION__KEY.
-    With `create` (True) the first send to a topic registers it, with the partition count of the
-    settings, or else one partition. With `create=False`, sending to an unknown topic raises
-    TopicMissing. `timeout` (5) limits a whole `send`: connecting, all repetitions and the wait for
-    other threads. `backlog_wait` comes on top of it. `dedup_window` (600) is how long a `dedup_id`
-    is remembered. A duration is a number of seconds, a string such as "5m" or a timedelta.
+    ./streamq.toml if it exists, overridden by the variables STREAMQ_SECTION__KEY. With `create`
+    (True) the first send to a topic registers it, with the partition count of the settings, or else
+    one partition. With `create=False`, sending to an unknown topic raises TopicMissing. `timeout`
+    (5) limits a whole `send`: connecting, all repetitions and the wait for other threads.
+    `backlog_wait` is added to it. `dedup_window` (600) is how long a `dedup_id` is remembered. A
+    duration is a number of seconds, a string such as "5m" or a timedelta.
 
     `partitioner` chooses partitions: "hash" (CRC-32 of the key), "round-robin", "sticky",
     "consistent", or a function of the key (bytes or None) and the number of partitions. Pass a

@@ -378,7 +378,7 @@ class Sender:
         the script soon after a restart or a failover of the server.
 
         All attempts finish by `end` (seconds, monotonic). An attempt that may be repeated gets half
-        of the remaining time, so that a silent connection does not use up all of it.
+        of the remaining time, so that a silent connection does not use it up.
         """
         lost: RedisUnavailable | None = None  # the error of the first lost reply
         repeatable = all(map(self._may_repeat, chunk.envelopes))

@@ -214,7 +214,7 @@ class Firer:
     def _read(
         self, place: TopicPartition, rows: Sequence[DueSchedule]
     ) -> tuple[dict[bytes, Schedule], dict[bytes, str]]:
-        """Return schedules and the problems of those that cannot be read, both by name."""
+        """Return schedules, and the problems of unreadable ones, both by name."""
         found, problems, unknown = {}, {}, []
         for row in rows:
             cached = self._declared.get(row.hash) or self._cache.get(row.hash)
@@ -252,7 +252,7 @@ class Firer:
             if not isinstance(line, IndexLine) or line.place == place:
                 found[name] = schedule
                 continue
-            # A later declaration for this place replaces what is held as unreadable.
+            # A later declaration for this place replaces a schedule that is held as unreadable.
             self._hold_unreadable(
                 place, name, f"its name is kept for {line.place[0]}/{line.place[1]}"
             )

@@ -296,7 +296,7 @@ class MoveFinisher:
             schedule = record.read(found.text or "") if found is not None else None
         except ValueError:
             return
-        # For a move to another topic, only the caller of that move has the specification.
+        # For a move to another topic, only its caller has the specification.
         if found is not None and schedule is not None and schedule.topic == line.place[0]:
             declaration = Declaration(schedule, line.fleet, line.origin, found.since_unix_ms)
             relocate(self._store, declaration, line, line.place)

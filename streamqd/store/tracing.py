@@ -20,7 +20,7 @@ class Copy(NamedTuple):
 def page(stream: str, first: str, last: str, count: int, *, newest: bool) -> Call:
     """Read at most `count` entries from `first` to `last`, up to BYTES_MAX of bodies plus one.
 
-    The ends are written as for XRANGE, or with `newest` as for XREVRANGE.
+    `first` and `last` have the form of XRANGE, or with `newest` of XREVRANGE.
     """
     return scripts.get("stream_page").call(
         {"stream": stream}, first=first, last=last, count=count, newest=newest
