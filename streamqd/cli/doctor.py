@@ -1,4 +1,4 @@
-"""`streamqd doctor`: what is wrong, and what to do about it."""
+"""`streamqd doctor`: find problems and print their fixes."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def doctor(
     as_list: bool,
     as_json: bool,
 ) -> int | None:
-    """Find out what is wrong, and what to do about it.
+    """Find problems and print their fixes.
 
-    Without a command behind it: check the server, the rights, the topics, the partitions, the fleet
-    and this host. Reads only. Ends with 1 when there is a problem or a warning, with 4 when Redis
-    does not answer.
+    Without a subcommand, doctor checks the server, the permissions, the topics, the partitions, the
+    fleet and this host. It changes nothing. The exit code is 1 if it finds a problem or a warning,
+    and 4 if Redis does not reply.
     """
     if ctx.invoked_subcommand is not None:
         if only or unit or as_list or as_json:
@@ -80,7 +80,7 @@ def doctor(
         report = diagnosis.examine(session.link, session.settings, checks, unit=unit)
     except RedisUnavailable as unavailable:
         error = session.explained(unavailable)
-        # What this host lacks may well be the reason.
+        # A problem of this host may be the reason that Redis cannot be reached.
         report = diagnosis.without_redis(session.settings, checks, str(error), unit=unit)
         click.echo(f"Error: {error}", err=True)
         code = EXIT_REDIS
@@ -145,11 +145,11 @@ def _finding(found: Finding) -> None:
 )
 @answering
 def stream(session: Session, *, topic: str, abandoned_after: float) -> CommandResult:
-    """Say what keeps the memory of TOPIC.
+    """Show why messages of TOPIC are still in memory.
 
-    KEPT BY is who still needs messages that retention would let go of (a group, or @archive), or
-    retention itself. NEEDED counts the messages from the oldest one on that is still needed, SINCE
-    is the age of that one. Ends with 1 when there is a problem.
+    KEPT BY is the group (or @archive) that still needs messages beyond the retention, or the
+    retention itself. NEEDED counts the messages from the oldest needed message on, and SINCE is the
+    age of that message. The exit code is 1 if there is a problem.
     """
     stated = session.settings.topics.get(topic)
     expected = session.settings.groups_of(topic)

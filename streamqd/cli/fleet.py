@@ -1,4 +1,4 @@
-"""The commands that steer the fleet: pause, move, drain, rebalance, reload, and `control`."""
+"""The commands that manage the fleet: pause, move, drain, rebalance, reload, and `control`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from streamqd.model import Unit
 from streamqd.store.directives import Scope, scope_of
 from streamqd.words import age, count
 
-ALIKE_MAX = 5  # partitions that are named with the same problem
-SHOWN_MAX = 20  # partitions that one instance takes; --json names all
+ALIKE_MAX = 5  # listed partitions per problem
+SHOWN_MAX = 20  # listed partitions per new owner (--json lists all)
 _WHY_STRANDED = {
     "no-offer": "no other instance offers it",
     "broken": "its worker crashes in a loop everywhere else",
@@ -30,7 +30,7 @@ _WHY_STRANDED = {
 
 
 def scoped(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command `scope`: TOPIC, TOPIC/GROUP or TOPIC/PARTITION/GROUP, or --all."""
+    """Add the parameter `scope`: TOPIC, TOPIC/GROUP, TOPIC/PARTITION/GROUP, or --all."""
 
     @functools.wraps(command)
     def run(
@@ -53,10 +53,11 @@ def scoped(command: Callable[..., int]) -> Callable[..., int]:
 @reason_option
 @directing
 def pause(session: Session, *, scope: Scope, reason: str, dry_run: bool) -> DirectiveResult:
-    """Fetch nothing more of a topic, a group or a partition, until it is resumed.
+    """Stop fetching messages of a topic, group or partition until `streamqd resume`.
 
-    What runs is finished; the partitions stay owned. The pause is kept in Redis: it survives
-    restarts and holds for instances that start later. `status` shows it first.
+    Workers finish their current messages, and the partitions keep their owners. The pause is stored
+    in Redis. It survives restarts and applies to instances that start later. `status` shows it at
+    the top.
     """
     fleet = session.fleet
     done = directives.pause(fleet, scope, reason, dry_run=dry_run)
@@ -70,9 +71,10 @@ def pause(session: Session, *, scope: Scope, reason: str, dry_run: bool) -> Dire
 @scoped
 @directing
 def resume(session: Session, *, scope: Scope, dry_run: bool) -> DirectiveResult:
-    """End the pause of what is named, and of all its parts.
+    """Resume a topic, group or partition, with all its parts.
 
-    A part of something that is paused as a whole cannot be resumed alone.
+    A part of a paused whole cannot be resumed alone. For example, if the topic is paused, a single
+    partition cannot be resumed.
     """
     fleet = session.fleet
     done = directives.resume(fleet, scope, dry_run=dry_run)
@@ -85,7 +87,7 @@ def resume(session: Session, *, scope: Scope, dry_run: bool) -> DirectiveResult:
 def read_scope(
     name: str | None, group: str | None, partition: int | None, *, everything: bool
 ) -> Scope:
-    """Read TOPIC, TOPIC/GROUP or TOPIC/PARTITION/GROUP, with the options that complete it."""
+    """Parse TOPIC, TOPIC/GROUP or TOPIC/PARTITION/GROUP, and the options -g and -p."""
     if everything:
         if name is not None or group is not None or partition is not None:
             raise click.UsageError("--all stands alone")
@@ -118,7 +120,7 @@ def _scope(name: str) -> Scope:
         raise click.UsageError(f"{name}: {error}") from None
 
 
-# --- who owns what --------------------------------------------------------------------------------
+# --- owners of partitions -------------------------------------------------------------------------
 
 
 @click.command(short_help="Move a partition to an instance.")
@@ -135,9 +137,9 @@ def move(
     \b
       streamqd move orders/3/bill web-2 --wait
 
-    The owner finishes the message that runs and hands over. The partition stays with the instance
-    until it is moved again or `rebalance` forgets it; while the instance cannot have it, it is
-    placed like any other.
+    The owner finishes its current message and hands the partition over. The partition stays with
+    the new instance until it is moved again, or until `streamqd rebalance` discards the move. While
+    the instance cannot own it, it is placed like any other partition.
     """
     topic, partition, group = _scope(name)
     if topic is None or partition is None or group is None:
@@ -160,10 +162,9 @@ def move(
 @reason_option
 @directing
 def rebalance(session: Session, *, reason: str, dry_run: bool) -> DirectiveResult:
-    """Level the fleet now: forget all ordered moves, and do not wait for delay and hold time.
+    """Rebalance the fleet now, without rebalance delay and hold time, and discard manual moves.
 
-    --dry-run shows which partitions would change hands. Still only a few move at once
-    (rebalance_moves).
+    --dry-run shows which partitions would move. At most rebalance_moves partitions move at a time.
     """
     fleet = session.fleet
     done = directives.rebalance(fleet, reason, dry_run=dry_run)
@@ -194,11 +195,11 @@ def _show_rebalanced(done: directives.Rebalanced, _waited: bool) -> None:
 def drain(
     session: Session, *, instance: str, undo: bool, reason: str, dry_run: bool
 ) -> DirectiveResult:
-    """Let an instance hand over all its partitions and take none, until --undo.
+    """Move all partitions off an instance, and assign none to it until --undo.
 
-    It finishes the messages that run and stays as a standby, after a restart too. Partitions that
-    no other instance offers wait for it. --dry-run says who would take what, and what would be
-    left: the same happens when the instance is stopped.
+    The instance finishes its current messages and then stays on standby, even after a restart.
+    Partitions that no other instance offers wait for it. --dry-run shows the new owner of each
+    partition, and the partitions without one. The same happens when the instance is stopped.
     """
     fleet = session.fleet
     if undo:
@@ -222,7 +223,7 @@ def drain(
 
 
 def show_departure(departure: Departure) -> None:
-    """Say in sentences what happens when an instance goes, partitions without a taker first."""
+    """Print the effects of the departure of an instance, partitions without a new owner first."""
     name = printable(departure.instance)
     if not departure.units:
         click.echo(f"{name} owns no partitions, so nothing changes")
@@ -262,11 +263,11 @@ def show_departure(departure: Departure) -> None:
 @yes_option
 @answering
 def forget(session: Session, *, instance: str, dry_run: bool, yes: bool) -> CommandResult:
-    """Take an instance that is gone for good out of the fleet, where `status` shows it as silent.
+    """Remove a dead instance from the fleet. `status` shows it as silent until then.
 
-    Refused while it lives: its heartbeats are watched for half of lease_ttl. Refused too while
-    leases of its partitions last: they are not ended by force. What it had not finished is handled
-    by the next owner. If it was only stopped and comes back, it joins again.
+    The command watches for heartbeats for half of lease_ttl. It refuses a live instance, and also
+    an instance whose leases have not expired. The next owner of a partition handles its unfinished
+    messages. If the instance starts again, it rejoins the fleet.
 
     \b
     Example:
@@ -304,10 +305,11 @@ def forget(session: Session, *, instance: str, dry_run: bool, yes: bool) -> Comm
 def reload(
     session: Session, *, instance: str | None, reason: str, dry_run: bool
 ) -> DirectiveResult:
-    """Let an instance read its configuration and code again, as SIGHUP does; or all, in turn.
+    """Reload configuration and handlers of one instance, or of all instances in turn.
 
-    Each replaces its workers one by one, after the message that runs. An instance that finds a
-    mistake changes nothing. With --wait the exit code is 1 when one has found a mistake.
+    The effect is the same as SIGHUP. An instance replaces its workers one by one, after their
+    current messages. An instance that finds an error in the new files changes nothing. With --wait,
+    the exit code is 1 if an instance refused the reload.
     """
     fleet = session.fleet
     sight = published.fleet_state(fleet)
@@ -333,22 +335,22 @@ def reload(
     )
 
 
-# --- the directives that are stored ---------------------------------------------------------------
+# --- stored directives ----------------------------------------------------------------------------
 
 
 @click.group()
 def control() -> None:
-    """See and clear the directives to the fleet: pauses, stops, moves, drains."""
+    """Show and clear the directives to the fleet: pauses, stops, moves and drains."""
 
 
 @control.command("list")
 @click.option("--all", "everything", is_flag=True, help="Include finished directives.")
 @answering
 def list_(session: Session, *, everything: bool) -> CommandResult:
-    """Show the directives that hold.
+    """Show the directives in effect.
 
-    A `gone` one names an instance that does not live. A reload or a rebalance that every live
-    instance has obeyed is over: only --all shows it, as `done`.
+    `gone` marks a directive to an instance that is not live. A reload or rebalance is finished when
+    every live instance has applied it. Only --all shows finished directives, as `done`.
 
     \b
     Example:
@@ -387,7 +389,7 @@ def _show_directives(seen: directives.ControlView, everything: bool) -> None:
 def clear(
     session: Session, *, names: tuple[str, ...], gone: bool, dry_run: bool, yes: bool
 ) -> CommandResult:
-    """Take directives back, by the names that `control list` shows."""
+    """Clear directives by their names, as shown by `streamqd control list`."""
     if not names and not gone:
         raise click.UsageError("pass the names of directives, or --gone")
     fleet = session.fleet

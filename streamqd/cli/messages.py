@@ -308,13 +308,13 @@ def send_now(
     dry_run: bool,
     **filters: Any,
 ) -> CommandResult:
-    """Send delayed messages now: the given ones, or --all that pass the filters.
+    """Send delayed messages now: those with the given IDs, or --all with optional filters.
 
     \b
       streamqd delayed now orders --all --key customer-7
 
-    The housekeeper of a running daemon sends them within seconds. Exit code 8 if a given one is no
-    longer waiting.
+    The housekeeper of a running daemon sends them within seconds. The exit code is 8 if one of the
+    IDs is no longer waiting.
     """
     choice = _required(ids, every, "delayed sends", filters)
     if dry_run:
@@ -341,13 +341,14 @@ def cancel_sends(
     yes: bool,
     **filters: Any,
 ) -> CommandResult:
-    """Cancel delayed sends for good: the given ones, or --all that pass the filters.
+    """Cancel delayed sends: those with the given IDs, or --all with optional filters.
 
     \b
       streamqd delayed cancel orders 3:0f3e9ac1b2d44e58a6c7d8e9f0a1b2c3
 
-    Each one is either cancelled or already sent, never both. The command shows the uid of each sent
-    one. Exit code 8 if a given one was not cancelled. A dedup_id stays in use until it expires.
+    Each send is either cancelled or already sent, never both. For a sent message, the command
+    prints its uid. The exit code is 8 if one of the IDs was not cancelled. A dedup_id stays in use
+    until it expires.
     """
     choice = _required(ids, every, "delayed sends", filters)
     if dry_run:
@@ -392,7 +393,7 @@ def _foretell_sends(
 ) -> CommandResult:
     """Return the number of sends that a command would change.
 
-    Raises Refused if a given one is not waiting.
+    Raises Refused if one of the IDs is not waiting.
     """
     if ids:
         names = [sends.show(session.store, topic, each).id for each in ids]
@@ -468,7 +469,7 @@ def retry_now(
     dry_run: bool,
     **filters: Any,
 ) -> CommandResult:
-    """Run delayed retries now: the given ones, or --all that pass the filters."""
+    """Run delayed retries now: those with the given IDs, or --all with optional filters."""
     choice = _required(ids, every, "retries by their ids", filters)
     rows = retries.chosen(session.store, topic, group, choice, ids)
     if dry_run:
@@ -499,7 +500,7 @@ def cancel_retries(
     yes: bool,
     **filters: Any,
 ) -> CommandResult:
-    """Dead-letter delayed retries: the given ones, or --all that pass the filters.
+    """Dead-letter delayed retries: those with the given IDs, or --all with optional filters.
 
     The dead letters get the reason `cancelled` and can be replayed like any others. For a group
     that reads dead letters (NAME@dlq), the retries are dropped, because their dead letters still

@@ -1,4 +1,4 @@
-"""`streamqd pipeline`: what runs on Spark. Imports it only when a pipeline is run."""
+"""`streamqd pipeline`: the commands on Spark, which is imported only to run one of them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TIMES = ("%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%
 
 
 def spark_options(command: Command) -> Command:
-    """Give a command `--master` and `--conf`."""
+    """Add `--master` and `--conf`."""
     for option in (
         click.option(
             "--conf", metavar="NAME=VALUE", multiple=True, help="Spark setting. May be repeated."
@@ -61,9 +61,9 @@ def spark_options(command: Command) -> Command:
 
 @click.group()
 def pipeline() -> None:
-    """Archive topics, read archives, run jobs: on Spark.
+    """Archive, query, replay and report on topics with Spark.
 
-    Needs the extra spark, pip install '.[spark]' in a clone of streamqd, and Java 17 or newer.
+    Requires the extra spark (pip install '.[spark]' in a clone of streamqd) and Java 17 or newer.
     """
 
 
@@ -95,10 +95,10 @@ def archive(
     conf: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Store topics as Delta tables, each entry once.
+    """Archive topics as Delta tables, each entry exactly once.
 
-    Can be killed and run again at any time. With archive = "required" in a topic's configuration
-    nothing is trimmed before it is stored.
+    The command can be killed and run again at any time. If a topic has archive = "required", no
+    entry is trimmed before it is archived.
     """
     from streamqd.spark.pipelines.archive import Archiver
 
@@ -117,7 +117,7 @@ def archive(
                 try:
                     done = archiver.run(topics)
                 except (RedisUnavailable, RedisRefused) as error:
-                    # A wrong address or password is an error at the start, an outage later.
+                    # At the start, this is a wrong address or password. Later, it is an outage.
                     if every is None or not ran:
                         raise
                     click.echo(f"Error: {printable(str(error), lines=True)}", err=True)
@@ -173,9 +173,9 @@ def compact(
     target: int,
     grace: float,
 ) -> CommandResult:
-    """Write the small files of an archive into few now. Needs no Spark.
+    """Merge the small files of an archive now. Needs no Spark.
 
-    `pipeline archive` does it by itself, where many of one size have come together.
+    `pipeline archive` does this automatically when enough files of similar size have accumulated.
     """
     from streamqd.spark.pipelines.compact import compact as run
 
@@ -244,7 +244,7 @@ def replay(
     master: str | None,
     conf: tuple[str, ...],
 ) -> CommandResult:
-    """Send messages of TOPIC again. Their header x-replay-of names the entry they were."""
+    """Send messages of TOPIC again. The header x-replay-of contains the original entry ID."""
     from streamqd.spark.pipelines import replay as replays
     from streamqd.spark.pipelines.storage import Archive
 
@@ -294,9 +294,9 @@ def run(
     master: str | None,
     conf: tuple[str, ...],
 ) -> CommandResult:
-    """Run a function of your own, with Spark, topics and their sink prepared.
+    """Run your own function with a Spark session, the topics and a sink.
 
-    It gets a streamqd.spark.pipelines.run.Job; what it returns is printed with --json.
+    The function gets a streamqd.spark.pipelines.run.Job. With --json, its result is printed.
     """
     with lend_engine(session, job, master, conf) as engine:
         from streamqd.spark.pipelines import run as jobs
@@ -357,9 +357,9 @@ def report(
     master: str | None,
     conf: tuple[str, ...],
 ) -> CommandResult:
-    """Write what is wrong with topics, worst first, and what is in them.
+    """Write a report on topics: problems, worst first, and contents.
 
-    As a page to read or to send, report.html, and the figures for programs, report.json.
+    The directory gets report.html, a page to read or send, and report.json with the figures.
     """
     from streamqd.spark import need_spark
 
@@ -446,10 +446,13 @@ def sql(
     conf: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Ask over topics as tables: topic_access is what is archived and in Redis, dlq_access its
-    dead letters; with --archive also parsed_access, quarantine_access, and table_NAME.
+    """Query topics as SQL tables.
 
-    With --stream over topics as streams, from Redis; with --json each row is an object then.
+    For the topic access, topic_access contains the archive and Redis, and dlq_access contains the
+    dead letters. With --archive there are also parsed_access, quarantine_access and table_NAME.
+
+    With --stream, the query reads the topics from Redis as streams, and --json prints one object
+    per row.
     """
     from streamqd.spark import need_spark
     from streamqd.spark.pipelines.prompt import Prompt
@@ -546,10 +549,10 @@ def shell(
     conf: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """A prompt for SQL over topics, archived and in Redis, on one session.
+    """Open an SQL prompt on topics, in the archive and in Redis.
 
-    A statement ends with a semicolon. Ctrl-C cancels it, Ctrl-D ends. What a pipe brings is worked
-    off, up to the first statement that fails.
+    Finish each statement with a semicolon. Ctrl-C cancels a statement, and Ctrl-D exits. Statements
+    from a pipe run in order, up to the first error.
     """
     from streamqd.spark.pipelines.prompt import Prompt
     from streamqd.spark.pipelines.storage import Archive

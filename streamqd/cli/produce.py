@@ -1,4 +1,4 @@
-"""`streamqd produce`: one message, or one for each line of a file or of standard input."""
+"""`streamqd produce`: send one message, or one message per line of a file or standard input."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from streamqd.store import topics as registry
 from streamqd.words import count
 
 EXIT_INPUT = 2
-RATE_SECONDS = 0.1  # the shortest time that a rate is shown for
+RATE_SECONDS = 0.1  # shortest time for which a rate is printed
 Key = Callable[[bytes], bytes | None]
 
 
 def _instant(value: object) -> float:
-    """Read a date and time, UTC unless it says otherwise, as unix seconds."""
+    """Return a date and time as unix seconds. Without an offset, it is UTC."""
     try:
         found = dt.datetime.fromisoformat(str(value).strip())
         return found.replace(tzinfo=found.tzinfo or dt.UTC).timestamp()
@@ -56,11 +56,12 @@ INSTANT = Parsed("time", _instant)
 
 @dataclass
 class Produced:
-    """What `produce` did.
+    """The result of `produce`.
 
-    `sent` messages are confirmed; `unknown` ones may or may not have been written, because the
-    connection was lost. `lines` were read, of which `empty` ones were skipped; `without_key` of the
-    sent ones got no key although one was asked for. `error` says why it stopped early, else null.
+    `sent` counts confirmed messages. `unknown` counts messages that may or may not be written,
+    because the connection was lost. `lines` counts the lines that were read, and `empty` the
+    skipped ones. `without_key` counts sent messages for which no key was found. `error` is the
+    reason if it stopped early, otherwise null.
     """
 
     topic: str
@@ -137,16 +138,16 @@ def produce(
     create: bool | None,
     as_json: bool,
 ) -> int:
-    """Send PAYLOAD, or without it one message for each line of standard input or a file.
+    """Send PAYLOAD, or one message for each line of a file or of standard input.
 
     \b
       streamqd produce orders '{"id": 1}' --key customer-7
       streamqd produce access --from access.log --key-regex '^(\\S+)'
       streamqd produce images --from cat.png --format file --dedup-id cat-7
 
-    Empty lines are skipped. It stops at the first line that cannot be sent, says how many were
-    sent before it and ends with exit code 2. A topic that neither exists nor is configured may be
-    misspelt: it is created after a question, or with --create.
+    Empty lines are skipped. At the first line that cannot be sent, the command prints the number of
+    sent messages and exits with code 2. A topic that neither exists nor is configured may be a
+    typo, so it is only created after a confirmation, or with --create.
     """
     if payload is not None and source is not None:
         raise click.UsageError("PAYLOAD and --from exclude each other")
@@ -197,7 +198,7 @@ def _deliver(
     *,
     quiet: bool,
 ) -> BaseException | None:
-    """Send the messages and count them in `done`; return what ended it before the last one."""
+    """Send the messages and count them in `done`. Return the error that stopped it, or None."""
     started = time.monotonic()
     failure: BaseException | None = None
     try:
@@ -227,7 +228,7 @@ def _send(
     *,
     quiet: bool,
 ) -> None:
-    """Send chunk after chunk, with a bar on a terminal."""
+    """Send the chunks in order, with a progress bar on a terminal."""
     size = lines.size
     watched = sys.stderr.isatty() and size and not quiet and not session.quiet
     with contextlib.ExitStack() as stack:
@@ -254,9 +255,9 @@ def _items(
     *,
     skip: bool,
 ) -> Iterator[Outgoing]:
-    """The messages to send. BadInputError at the first line that cannot be sent.
+    """Yield the messages to send. Raises BadInputError at the first line that cannot be sent.
 
-    With `skip`, lines without anything in them are no messages.
+    With `skip`, empty lines are skipped.
     """
     check = form == "jsonl" and not isinstance(key, _FieldKey)
     for line in lines.read(max_bytes):
@@ -276,7 +277,7 @@ def _items(
 
 
 def _parsed(line: bytes) -> Any:
-    """Parse a line of JSON. ValueError with a clause that goes on after `line 7 of FILE`."""
+    """Parse a line of JSON. The text of ValueError continues a sentence: `line 7 of FILE …`."""
     try:
         return _decode(line.decode())
     except UnicodeDecodeError:
@@ -296,7 +297,7 @@ _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class _FieldKey:
-    """Takes the key from a field of the object."""
+    """Reads the key from a field of the JSON object."""
 
     def __init__(self, field: str) -> None:
         self._field = field
@@ -326,7 +327,7 @@ def _shared(
     expires: float | None,
     dedup_id: str | None,
 ) -> Outgoing:
-    """All of a message but value and key. Raises click.UsageError."""
+    """Return a message without value and key. Raises click.UsageError."""
     shared = Outgoing(b"", None, _headers(headers), partition, delay, at, expires, dedup_id)
     try:
         envelope_of(shared, sys.maxsize)
@@ -347,9 +348,9 @@ def _dedup_id(given: str | None, *, one: bool) -> str | None:
 
 
 def _check_topic(session: Session, topic: str, create: bool | None) -> None:
-    """Ask before a topic is made that may be misspelt; where nobody can answer, refuse.
+    """Ask before an unknown topic is created. Raises TopicMissing without a terminal.
 
-    With `create` the producer does what that says.
+    If `create` is not None, the producer creates or refuses the topic accordingly.
     """
     settings = session.settings
     named = {*settings.topics, *(each.topic for each in settings.consumers)}
@@ -415,7 +416,7 @@ def _sentence(failure: BaseException | None) -> str | None:
 
 
 def _summarise(session: Session, done: Produced) -> None:
-    # A rate of a few milliseconds says nothing.
+    # The rate of a few milliseconds is meaningless.
     rate = f", {done.sent / done.seconds:,.0f}/s" if done.seconds >= RATE_SECONDS else ""
     took = f"in {done.seconds:.2f} s{rate}"
     if not session.quiet:

@@ -1,4 +1,4 @@
-"""`streamqd schedule`: schedules in Redis, listed, added, edited, held, sent and removed."""
+"""`streamqd schedule`: list, add, edit, pause, run and remove schedules in Redis."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NEXT_MAX = 1_000  # ticks that `next` prints
 
 
 def _payload(value: object) -> Any:
-    """A payload as JSON; what is no JSON is the text of the payload."""
+    """Return the payload parsed as JSON, or the string itself if it is not JSON."""
 
     def refuse(name: str) -> None:
         raise ValueError(name)
@@ -50,7 +50,7 @@ _TYPES: dict[Kind, Any] = {Kind.JSON: PAYLOAD, Kind.INTEGER: click.INT}
 
 
 def _settings(*, topic_required: bool) -> Callable[[Command], Command]:
-    """Give a command an option for each setting of a schedule but its name."""
+    """Add an option for each setting of a schedule except its name."""
 
     def add(command: Command) -> Command:
         for name, setting in reversed(settings_of(Schedule).items()):
@@ -71,7 +71,7 @@ def _settings(*, topic_required: bool) -> Callable[[Command], Command]:
 
 @click.group()
 def schedule() -> None:
-    """Look at schedules, add, edit, pause and remove them."""
+    """Show, add, edit, pause, run and remove schedules."""
 
 
 @schedule.command("list")
@@ -112,7 +112,7 @@ def _due_in(due_unix_ms: int | None, now_unix_ms: int) -> str:
 @click.argument("name", metavar="SCHEDULE")
 @answering
 def show(session: Session, *, name: str) -> CommandResult:
-    """Show everything that is known of one schedule."""
+    """Show all fields of one schedule."""
     seen = schedules.show(session.store, name)
 
     def print_it() -> None:
@@ -163,8 +163,8 @@ def next_(
     \b
       streamqd schedule next nightly --from 2026-10-25T00:00 --count 5
 
-    The schedule is the one in Redis. If Redis has none, it is that of the configuration file, which
-    no instance needs to run. A paused schedule has ticks too.
+    The command uses the schedule in Redis. If Redis has none, it uses the configuration file, even
+    if no instance runs it. A paused schedule has ticks too.
     """
     configured = session.settings.schedules
     notes = []
@@ -199,12 +199,13 @@ def next_(
 @yes_accepted
 @answering
 def add(session: Session, *, name: str, dry_run: bool, **given: Any) -> CommandResult:
-    """Add a schedule, which no file declares.
+    """Add a schedule that no configuration file declares.
 
     \b
       streamqd schedule add nightly --topic reports --cron "0 3 * * *"
 
-    The topic must exist. The same command again changes nothing. Exit code 8 if the name is in use.
+    The topic must exist. Running the same command again changes nothing. The exit code is 8 if the
+    name is in use.
     """
     stated = {key: value for key, value in given.items() if value is not None}
     fleet = session.settings.daemon.fleet
@@ -224,8 +225,8 @@ def edit(session: Session, *, name: str, dry_run: bool, **given: Any) -> Command
     \b
       streamqd schedule edit nightly --cron "0 4 * * *"
 
-    Options that are not passed stay. A changed schedule is due at its next tick from now on. Exit
-    code 8 for a schedule of a file: edit the file and reload.
+    Settings without an option stay unchanged. A changed schedule is due at its next tick from now
+    on. The exit code is 8 for a schedule of a file: edit the file and reload instead.
     """
     stated = {key: value for key, value in given.items() if value is not None}
     if not stated:
@@ -241,10 +242,10 @@ def edit(session: Session, *, name: str, dry_run: bool, **given: Any) -> Command
 @yes_accepted
 @answering
 def pause(session: Session, *, names: tuple[str, ...], dry_run: bool) -> CommandResult:
-    """Pause schedules. Each keeps its due time, and stays paused through deploys.
+    """Pause schedules until `streamqd schedule resume`, even across deploys.
 
-    `streamqd schedule resume` releases them. Exit code 8 if one of them cannot be paused; then none
-    of them is.
+    Each schedule keeps its due time. If one schedule cannot be paused, the command pauses none and
+    exits with code 8.
     """
     done = schedules.pause(session.store, names, dry_run=dry_run)
     return _changed_each(session, done, "pause", "paused")
@@ -258,7 +259,7 @@ def pause(session: Session, *, names: tuple[str, ...], dry_run: bool) -> Command
 def resume(session: Session, *, names: tuple[str, ...], dry_run: bool) -> CommandResult:
     """Resume paused schedules. Their setting `misfire` decides about missed ticks.
 
-    Exit code 8 if one of them is held for another reason; then none of them is resumed.
+    If one schedule is held for another reason, the command resumes none and exits with code 8.
     """
     done = schedules.resume(session.store, names, dry_run=dry_run)
     return _changed_each(session, done, "resume", "resumed")
@@ -272,8 +273,8 @@ def resume(session: Session, *, names: tuple[str, ...], dry_run: bool) -> Comman
 def run(session: Session, *, name: str, dry_run: bool) -> CommandResult:
     """Send a message of a schedule now, even if the schedule is paused.
 
-    The due time stays. The header x-scheduled-for is the time of this command. The setting
-    `overlap` does not hold the message back.
+    The due time does not change. The header x-scheduled-for is the time of this command. The
+    setting `overlap` is ignored.
     """
     done = schedules.run(session.store, name, dry_run=dry_run)
     if dry_run:
@@ -290,10 +291,10 @@ def run(session: Session, *, name: str, dry_run: bool) -> CommandResult:
 @yes_option
 @answering
 def remove(session: Session, *, names: tuple[str, ...], dry_run: bool, yes: bool) -> CommandResult:
-    """Remove schedules, with their counts. Messages that were sent stay.
+    """Remove schedules, with their counts. Sent messages stay.
 
-    Exit code 8 if an instance declares one of them, which would add it again: take it out of the
-    configuration and reload first. Then none of them is removed.
+    If an instance declares one of the schedules, it would add that schedule again. The command then
+    removes none and exits with code 8. Remove the schedule from the configuration and reload first.
     """
     rows = schedules.removable(session.store, names)
     return _remove(session, rows, "remove", dry_run, yes)
@@ -306,8 +307,8 @@ def remove(session: Session, *, names: tuple[str, ...], dry_run: bool, yes: bool
 def prune(session: Session, *, dry_run: bool, yes: bool) -> CommandResult:
     """Remove schedules that no instance has declared for 10 minutes.
 
-    Also removes names that a deleted topic has left. Paused schedules and those that an operator
-    added stay.
+    It also removes schedules of deleted topics. Paused schedules stay, and so do schedules that an
+    operator added.
     """
     rows = schedules.prunable(session.store)
     return _remove(session, rows, "prune", dry_run, yes)
@@ -369,7 +370,7 @@ def _changed_each(
 def _record_each(
     session: Session, topics: dict[str, str], names: Iterable[str], command: str
 ) -> None:
-    """Write one entry for each topic."""
+    """Write one entry into the audit trail of each topic."""
     by_topic: dict[str, list[str]] = {}
     for name in names:
         by_topic.setdefault(topics[name], []).append(name)

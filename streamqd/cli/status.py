@@ -1,4 +1,4 @@
-"""`streamqd status` and `partitions`: the fleet at a glance, and who owns what."""
+"""`streamqd status` and `partitions`: an overview of the fleet, and the owner of each partition."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from streamqd.words import age, count
 @click.argument("topic", required=False)
 @answering
 def status(session: Session, *, topic: str | None) -> CommandResult:
-    """Show the instances, the groups and what is wrong; with TOPIC its groups and partitions.
+    """Show instances, groups and problems. With TOPIC, show its groups and partitions.
 
-    There is a row for each group, with totals. STATE is the gravest of its partitions' states, and
-    in how many of them: `running 12s` is one message that has been running for so long. MSG/S is an
-    average of about the last 10 seconds, DEAD counts the group's own dead letters (`-`: not
-    counted), LAG, PEND, DELAY and OLDEST are as in `partitions`. BEAT is the age of an instance's
-    last sign of life.
+    There is a row for each group, with totals. STATE is the worst state of its partitions, with
+    their number. `running 12s` means that one message has been running for 12 seconds. MSG/S is an
+    average of about the last 10 seconds. DEAD counts the group's dead letters (`-`: not counted).
+    LAG, PEND, DELAY and OLDEST are as in `partitions`. BEAT is the age of an instance's last
+    heartbeat.
 
     \b
     Example:
@@ -65,7 +65,7 @@ def _show(seen: fleet.StatusView, topic: str | None) -> None:
 
 
 def _schedules(seen: fleet.StatusView) -> str:
-    """How many schedules there are, and when the next one is due."""
+    """Return the number of schedules, the next due time, and the number of paused ones."""
     timed = seen.schedules
     text = count(timed.schedules, "schedule")
     if timed.next_due_unix_ms is not None:
@@ -118,7 +118,7 @@ def _total(seen: fleet.StatusView) -> tuple[Any, ...]:
         sum(known) if len(known) == len(lags) else None,
         sum(each.pending for each in groups),
         sum(each.delayed for each in groups),
-        # Of all groups together the count is always known, also of groups that are gone.
+        # The total is always known. It includes groups that no longer exist.
         sum(seen.dead_letters.values()),
         ago(seen.now_unix_ms, min(oldest, default=None)),
         "",
@@ -126,7 +126,7 @@ def _total(seen: fleet.StatusView) -> tuple[Any, ...]:
 
 
 def _group_state(each: fleet.GroupStatus) -> str:
-    """The gravest state of the group; why it is so stands above the table."""
+    """Return the worst state of the group. Its reason is printed above the table."""
     text = _state(each.condition, each.longest_run_seconds, each.reason)
     if each.condition_partitions < each.partitions:
         text += f" ({each.condition_partitions} of {each.partitions})"
@@ -134,7 +134,7 @@ def _group_state(each: fleet.GroupStatus) -> str:
 
 
 def _state(condition: str, run_seconds: float | None, progress: str) -> str:
-    """`progress` is how far a recovery is."""
+    """Return the text of a condition. `progress` is the progress of a recovery."""
     if condition == "recovering":
         return f"recovering: {progress}"
     if condition == "running":
@@ -162,7 +162,7 @@ def _unit_state(each: fleet.UnitStatus) -> str:
 
 
 def _behind(now_unix_ms: int, group: fleet.Behind) -> str:
-    """How far behind a group is, since when, and where that goes."""
+    """Return the lag of a group as a sentence, with its start and its trend."""
     lag = "more than 1,000" if group.lag is None else f"{group.lag:,}"
     where = (
         f"partition {group.partitions[0]}"
@@ -185,7 +185,7 @@ def _behind(now_unix_ms: int, group: fleet.Behind) -> str:
 
 
 def _show_directives(seen: fleet.StatusView) -> None:
-    """The directives of operators come before all else: they explain what follows."""
+    """Print the directives of operators. They come first, because they explain the rest."""
     for each in seen.orders:
         text = _DIRECTIVES[each.kind].format(target=printable(each.target), to=printable(each.to))
         reason = f": {printable(each.why)}" if each.why else ""
@@ -220,10 +220,11 @@ _DIRECTIVES = {
 def partitions(
     session: Session, *, topic: str | None, group: str | None, partition: int | None
 ) -> CommandResult:
-    """Show owner, epoch, lag and pending of every partition and group.
+    """Show owner, epoch, lag and pending messages of every partition and group.
 
-    LAG counts unread messages, PENDING those handed out and not acknowledged, DELAYED those that
-    wait for their next attempt. OLDEST is the age of the oldest that is unread or pending.
+    LAG counts unread messages, PENDING counts messages delivered but not acknowledged, and DELAYED
+    counts messages that wait for their next attempt. OLDEST is the age of the oldest unread or
+    pending message.
     """
     if partition is not None and topic is None:
         raise click.UsageError("--partition needs a TOPIC")

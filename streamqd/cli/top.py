@@ -57,8 +57,8 @@ WIDTH_ELSEWHERE = 132  # of --once where no terminal says otherwise
 def top(session: Session, *, interval: float, once: bool, as_json: bool) -> int | None:
     """Watch partitions, owners, rates, lag, slow handlers and failures.
 
-    Keys: q quits, s sorts by the next column, / filters, p or the arrows page, space freezes, ?
-    explains the columns. Nothing is written. NO_COLOR or --no-color switches colours off.
+    Keys: q quits, s sorts by the next column, / filters, p and the arrows scroll, space freezes,
+    and ? explains the columns. The command changes nothing. NO_COLOR or --no-color disables colors.
     """
     if interval < INTERVAL_MIN:
         raise click.UsageError(f"--interval: at least {INTERVAL_MIN:g}s")

@@ -1,4 +1,4 @@
-"""`streamqd trace`: what became of one message."""
+"""`streamqd trace`: show the state of one message."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from streamqd.words import age, count
 def trace(session: Session, *, uid: str, folder: Path | None) -> CommandResult:
     """Show where one message is: in its partition and in every group.
 
-    UID is TOPIC/PARTITION/ID, as sending returns it, as handlers see it in `message.uid`, and as
-    `dlq` and `retry` show it. A delayed send is found by its own uid, also after it was written.
-    For each group the message is unread, pending, running, waiting for its next attempt, dead, or
-    acknowledged. Where nothing proves that it was ever written, the answer is "handled, or never
-    written". Up to 20,000 later entries of each stream are searched for its copies.
+    UID is TOPIC/PARTITION/ID, as returned by the producer, passed to handlers as `message.uid`, and
+    shown by `dlq` and `retry`. A delayed send is found by its own uid, even after it was written.
+    In each group, the message is unread, pending, running, waiting for its next attempt, dead, or
+    acknowledged. If there is no proof that it was ever written, the output is "handled, or never
+    written". Up to 20,000 later entries of each stream are searched for copies.
 
     \b
     Exit codes: 0 found, or possibly removed; 2 not a uid; 8 never written.
@@ -67,7 +67,7 @@ def _show(found: admin.Trace, folder: Path | None, looked: Any) -> None:
 
 
 def _look(folder: Path, found: admin.Trace) -> Any:
-    # Imported here because the other commands have no use for it.
+    # Imported here because other commands do not need it.
     try:
         from streamqd.spark.pipelines.lookup import look
 
@@ -162,7 +162,7 @@ def _group(found: admin.Trace, each: admin.GroupTrace, *, proven: bool) -> str:
 
 
 def _done(state: str, *, proven: bool) -> str:
-    """Return how a group is done with a message of which it has nothing."""
+    """Return the clause for a group that has no entry for the message."""
     if state == admin.DONE:
         return "acknowledged: nothing of it is left in Redis"
     seen = "handled" if state == admin.GONE else "removed unread"
@@ -170,7 +170,7 @@ def _done(state: str, *, proven: bool) -> str:
 
 
 def _why(each: admin.GroupTrace) -> str:
-    """What the group does on the partition, behind a message that it has not read."""
+    """Return what the group does on the partition instead of reading the message."""
     on = f" on {each.owner}" if each.owner else ""
     if each.condition == "unknown":
         return ""
@@ -180,7 +180,7 @@ def _why(each: admin.GroupTrace) -> str:
 
 
 def _error(error_class: str, message: str) -> str:
-    # The name of a class alone: its module is in the dead letter.
+    # The class without its module, which is in the dead letter.
     short = error_class.rpartition(".")[2]
     if not short and not message:
         return ""

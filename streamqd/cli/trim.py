@@ -1,4 +1,4 @@
-"""`streamqd trim`: remove now what every group has acknowledged and nothing shall retain."""
+"""`streamqd trim`: remove acknowledged entries beyond the retention now."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def trim(
     dry_run: bool,
     yes: bool,
 ) -> CommandResult:
-    """Remove the oldest entries of TOPIC that are not needed any more.
+    """Remove the oldest entries of TOPIC that are no longer needed.
 
-    Without a limit here, those of the topic's retention hold. What a group has not acknowledged
-    stays, and with archive = "required" what is not archived: HELD BY says who keeps the oldest
-    of that, and for how long.
+    Without a limit option, the topic's retention applies. Entries that a group has not acknowledged
+    stay, and so do unarchived entries with archive = "required". HELD BY shows the group (or
+    @archive) that needs the oldest of these entries, and for how long.
     """
     stated = session.settings.topics.get(topic)
     expected = session.settings.groups_of(topic)

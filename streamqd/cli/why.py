@@ -18,11 +18,11 @@ EXIT_HELD = 1
 @click.argument("place", metavar="TOPIC[/PARTITION[/GROUP]]")
 @answering
 def why(session: Session, *, place: str) -> CommandResult:
-    """Say why TOPIC, or one partition of it, does not move, and what to do about it.
+    """Explain why TOPIC, or one of its partitions, makes no progress, and how to fix it.
 
-    Of a topic one sentence for each group and cause, which names the partitions that share it. Of a
-    partition one sentence for each group, or for GROUP alone; what else was found stands below it.
-    Exit code 0: all moves, or nothing waits; 1: something holds it.
+    For a topic, the command prints one sentence for each group and cause, with the affected
+    partitions. For a partition, it prints one sentence for each group, or only for GROUP, and
+    further findings below it. The exit code is 1 if something blocks progress, otherwise 0.
 
     \b
     Example:
@@ -54,7 +54,7 @@ def _show(causes: list[WaitCause], text: str) -> None:
 
 
 def _show_topic(answers: list[admin.Answer]) -> None:
-    """One cause of one group once; what holds something comes first."""
+    """Print each cause of a group once. Causes that block progress come first."""
     found = {Unit(each.topic, each.partition, each.group): each for each in answers}
     first = (
         admin.UnitCause(unit, each.oldest_unix_ms, each.causes[0]) for unit, each in found.items()
