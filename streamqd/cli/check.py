@@ -173,7 +173,7 @@ def _pipelines(session: Session, settings: config.Settings) -> list[CheckFinding
         return []
     known, unread = topics.registry(session.store)
     if unread:
-        return []  # any of these topics may exist
+        return []  # each unreadable topic may exist
     return [
         CheckFinding(f"pipelines.{name}", "warning", text)
         for name, text in config.useless(settings, known)

@@ -89,7 +89,7 @@ def answering(function: Callable[..., CommandResult | int]) -> Callable[..., int
 def directing(function: Callable[..., DirectiveResult]) -> Callable[..., int]:
     """Add `--wait`, `--timeout`, `--dry-run` and `--json` to a command that sends a directive.
 
-    Of these, only `dry_run` is passed to the command.
+    Only `dry_run` is passed to the command.
     """
 
     @wait_options

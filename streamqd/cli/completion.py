@@ -1,7 +1,7 @@
 """Shell completion of names that are read from Redis, such as topics and groups.
 
 The metavar of a parameter, or its name, selects the completion: TOPIC, GROUP, INSTANCE and
-combinations of them. On an error, or after a second, there are no completions and no message.
+combinations. On an error, or after a second, the shell gets no completions and no message.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""TERM and INT while the command is still being imported, which takes some tenths of a second.
+"""Handle TERM and INT while the command is still being imported, for some tenths of a second.
 
-A daemon that gets one then has nothing to drain: it ends with 0, as it would a moment later.
-A command ends by the signal, as programs do.
+At that point, the daemon has nothing to drain, so it exits with code 0, as it does after the start.
+A command is terminated by the signal, like any other program.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ _came: list[int] = []
 
 
 def listen() -> None:
-    """Remember what comes from now on. Called first of all: this module imports little."""
+    """Record signals from now on. Called first, which is why this module imports little."""
     for number in _SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _note)
 
 
 def stopped() -> bool:
-    """Whether the daemon, which takes over the signals now, shall stop already."""
+    """Return True if a signal already asked the daemon to stop. Called when it takes over."""
     return bool(_came)
 
 
 def give_back() -> None:
-    """Let signals do to a command what they do to any program; first the one that has come."""
+    """Restore the default effect of the signals, and repeat a recorded one. For commands."""
     if signal.getsignal(signal.SIGTERM) is _note:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is _note:

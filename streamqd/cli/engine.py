@@ -1,4 +1,4 @@
-"""Spark as a command has it: started when it is needed, its progress on the terminal, its end."""
+"""Spark for one command: start it on demand, show its progress, and stop it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from streamqd.spark.pipelines.progress import PipelineProgress
 
 _BAR = 24
-_EXIT_SECONDS = 5.0  # that a JVM whose connections broke may take to exit
+_EXIT_SECONDS = 5.0  # seconds that a JVM with broken connections may take to exit
 _FIXED = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.execution.arrow.maxBytesPerBatch": "16m",
@@ -33,7 +33,7 @@ _FIXED = {
 
 
 class Engine:
-    """Spark for one invocation: started when it is first asked for."""
+    """The Spark session of one command, started at first use."""
 
     def __init__(
         self, name: str, master: str | None, conf: tuple[str, ...], *, quiet: bool, verbose: bool
@@ -51,14 +51,14 @@ class Engine:
 
             with self._starting():
                 self._spark = session(*self._start, _FIXED | self._conf, light=light)
-            # PySpark's own server prints a traceback when the JVM dies; `ended` has the sentence.
+            # PySpark prints a traceback when the JVM dies. `ended` returns a sentence instead.
             server = getattr(self._spark.sparkContext, "_accumulatorServer", None)
             if server is not None and not self._verbose:
                 server.handle_error = lambda *_: None
         return self._spark
 
     def light(self) -> SparkSession:
-        """One that starts fast, for work that Java has little part in."""
+        """Return a session that starts fast, for work that is done mostly outside Java."""
         return self(light=True)
 
     @contextlib.contextmanager
@@ -71,14 +71,14 @@ class Engine:
                 yield
         finally:
             if not self._quiet:
-                _line("")  # what comes next begins a line
+                _line("")  # further output starts on an empty line
         self.start_seconds = round(time.monotonic() - began, 3)
 
     def ended(self, error: Exception) -> SparkError | None:
-        """The sentence for a failure that is due to the end of Spark's JVM; None for another.
+        """Return the error to print if Spark's JVM has exited, otherwise None.
 
-        Only the JVM that this process started is looked at. When the connection to it broke, it may
-        take a few seconds to exit.
+        Only the JVM that this process started is checked. If its connection broke, it may take
+        `_EXIT_SECONDS` to exit.
         """
         if self._spark is None:
             return None
@@ -99,7 +99,7 @@ class Engine:
         )
 
     def stop(self) -> None:
-        """Stop Spark. A JVM that has exited leaves nothing to stop."""
+        """Stop Spark. Does nothing if the JVM has exited."""
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
         if self._spark is not None:
@@ -120,7 +120,7 @@ def _is_broken(error: BaseException | None) -> bool:
 
 
 def _status(code: int) -> str:
-    """An exit status of `Popen`, for people: `signal 9 (SIGKILL)`."""
+    """Return an exit status of `Popen` as text, such as `signal 9 (SIGKILL)`."""
     if code >= 0:
         return f"exit code {code}"
     with contextlib.suppress(ValueError):
@@ -130,7 +130,7 @@ def _status(code: int) -> str:
 
 @contextlib.contextmanager
 def _hushed() -> Iterator[None]:
-    """Let what is started inside write to nowhere: what goes wrong is raised, and printed by us."""
+    """Discard the output of processes started inside. Errors are raised, and printed elsewhere."""
     own = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     sys.stderr.flush()
@@ -155,14 +155,14 @@ def _setting(text: str) -> tuple[str, str]:
 def engine(
     session: Session, name: str, master: str | None, conf: tuple[str, ...]
 ) -> Iterator[Engine]:
-    """Lend Spark."""
+    """Provide Spark for the block, and stop it afterwards. Raises SparkError if its JVM exits."""
     from streamqd.spark import need_spark
 
     quiet = session.quiet or not sys.stderr.isatty()
     lent = Engine(name, master, conf, quiet=quiet, verbose=session.verbose)
     try:
-        need_spark()  # before half of the work is done
-        _ = session.settings  # bad settings are told before Java starts
+        need_spark()  # fails before any work is done
+        _ = session.settings  # reports bad settings before Java starts
         yield lent
     except Exception as error:
         if (ended := lent.ended(error)) is not None:
@@ -177,7 +177,7 @@ def _line(text: str) -> None:
 
 
 def bar(session: Session) -> Callable[[PipelineProgress], None]:
-    """Show progress as one line that is written over, on a terminal only."""
+    """Return a function that shows progress as one overwritten line, on a terminal only."""
     if session.quiet or not sys.stderr.isatty():
         return lambda _: None
 

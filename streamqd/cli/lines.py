@@ -1,4 +1,4 @@
-"""Reading a file or standard input line by line, gzipped or not, in bounded memory."""
+"""Read a file or standard input line by line, plain or gzip, in bounded memory."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ STDIN = "standard input"
 
 
 class BadInputError(Exception):
-    """What is read cannot be sent. The text is a sentence that names the line."""
+    """The input cannot be read or sent. The text is a sentence with the number of the line."""
 
 
 class Lines:
-    """The lines of a file, or of standard input when the path is `-`."""
+    """The lines of a file, or of standard input for the path `-`."""
 
     def __init__(self, path: str) -> None:
-        """Open it. Raises click.UsageError when that fails."""
+        """Open the file. Raises click.UsageError if it cannot be read."""
         self.name = STDIN if path == "-" else path
-        self.number = 0  # of the line read last
+        self.number = 0  # number of the last line read
         self._raw = self._open(path)
 
     @property
     def place(self) -> str:
-        """The line read last, as a sentence about it begins."""
+        """The last line read, as the start of an error message."""
         return f"line {self.number} of {self.name}"
 
     @property
     def size(self) -> int | None:
-        """Bytes of the file, None when that cannot be known."""
+        """The size of the file in bytes, None if it is not a regular file."""
         try:
             found = os.fstat(self._raw.fileno())
         except (OSError, io.UnsupportedOperation):
@@ -48,11 +48,14 @@ class Lines:
 
     @property
     def position(self) -> int:
-        """Bytes of the file read so far; about where the lines are."""
+        """The number of bytes read so far. It is ahead of the last line, by up to a buffer."""
         return self._raw.tell()
 
     def read(self, max_bytes: int) -> Iterator[bytes]:
-        """Yield lines without their ends, counting them. BadInputError when one is too long."""
+        """Yield and count the lines, without line breaks. `max_bytes` is the limit of a line.
+
+        Raises BadInputError for a longer line, and if the input cannot be read.
+        """
         readline = self._whole().readline
         while True:
             try:
@@ -72,12 +75,12 @@ class Lines:
             yield line
 
     def close(self) -> None:
-        """Close the file; standard input stays open."""
+        """Close the file. Standard input stays open."""
         if self.name != STDIN:
             self._raw.close()
 
     def _whole(self) -> io.BufferedIOBase:
-        """What is read from, unpacked. Not before it is wanted: standard input may have to wait."""
+        """Return the unpacked input. Call it at the first read, as standard input may block."""
         head = self._raw.read(2)
         whole = io.BufferedReader(_Joined(head, self._raw), _BUFFER_BYTES)
         return gzip.GzipFile(fileobj=whole) if head == _GZIP else whole
@@ -92,15 +95,15 @@ class Lines:
 
 
 class File(Lines):
-    """All bytes of a file, or of standard input, as one message: no line ends, no gzip."""
+    """All bytes of a file or of standard input as one message, without unpacking."""
 
     @property
     def place(self) -> str:
-        """The file, as a sentence about it begins."""
+        """The name of the file, as the start of an error message."""
         return self.name
 
     def read(self, max_bytes: int) -> Iterator[bytes]:
-        """Yield all of it. BadInputError when it is too long, or cannot be read."""
+        """Yield the content. Raises BadInputError if it is too long or cannot be read."""
         try:
             whole = io.BufferedReader(_Joined(b"", self._raw), _BUFFER_BYTES).read(max_bytes + 1)
         except OSError as error:
@@ -111,7 +114,7 @@ class File(Lines):
 
 
 class Payload:
-    """One message that is there already, in the place of `Lines`: whatever is in it, it is one."""
+    """A single message from the command line, with the interface of `Lines`."""
 
     name = place = "the payload"
     size: int | None = None
@@ -121,17 +124,17 @@ class Payload:
         self._payload = payload
 
     def read(self, max_bytes: int) -> Iterator[bytes]:
-        """Yield it. BadInputError when it is too long."""
+        """Yield the payload. Raises BadInputError if it is too long."""
         if len(self._payload) > max_bytes:
             raise BadInputError(f"the payload is longer than max_message_bytes ({max_bytes:,})")
         yield self._payload
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing. `Lines` has a file to close."""
 
 
 class _Joined(io.RawIOBase):
-    """A stream whose first bytes have been read already."""
+    """A stream whose first bytes were already read."""
 
     def __init__(self, head: bytes, rest: BinaryIO) -> None:
         super().__init__()
@@ -149,6 +152,6 @@ class _Joined(io.RawIOBase):
 
 
 def _read_some(stream: BinaryIO, size: int) -> bytes:
-    # read1 gives what a pipe has now; read would wait until the buffer is full.
+    # read1 returns the bytes that a pipe has now. read would wait until the buffer is full.
     read = cast(Callable[[int], bytes], getattr(stream, "read1", stream.read))
     return read(size)

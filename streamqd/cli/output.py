@@ -1,4 +1,4 @@
-"""What people and programs get to see: tables, ages, text that cannot harm a terminal, JSON."""
+"""The output of commands: tables, ages, text that is safe for a terminal, and JSON."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from streamqd.admin.reading import Unreadable
 from streamqd.errors import Refused
 from streamqd.words import HIDING_JOINERS, INVISIBLE, age
 
-WIDTH = 80  # of a table when no terminal says otherwise
+WIDTH = 80  # columns of a table without a terminal
 NO_MATCH = "nothing matches"
-BELOW = 4  # columns by which a line below a row is indented
+BELOW = 4  # columns of indentation for a line below a row
 LEVELS = {"problem": "bad", "warning": "warn", "ok": "good"}  # word -> style
 _STYLES: dict[str, dict[str, Any]] = {
     "heading": {"bold": True},
@@ -27,8 +27,8 @@ _STYLES: dict[str, dict[str, Any]] = {
     "warn": {"fg": "yellow"},
     "good": {"fg": "green"},
 }
-# Besides control characters: line breaks of Unicode, invisible characters, which include those that
-# change the writing direction, and halves of surrogate pairs, which cannot be encoded.
+# In addition to control characters: Unicode line breaks, invisible characters (some of them change
+# the writing direction), and halves of surrogate pairs, which cannot be encoded.
 _HARMFUL = f"\\x7f-\\x9f\\u2028\\u2029\\ud800-\\udfff{INVISIBLE}"
 _CONTROLS = re.compile(f"[\\x00-\\x1f{_HARMFUL}]|{HIDING_JOINERS}")
 _CONTROLS_OF_TEXT = re.compile(f"[\\x00-\\x08\\x0b-\\x1f{_HARMFUL}]|{HIDING_JOINERS}")
@@ -42,15 +42,15 @@ def emit(document: Any) -> None:
 
 
 def json_text(document: Any, indent: int | None = None) -> str:
-    """A result as JSON; on one line without `indent`."""
+    """Return a result as JSON, on one line if `indent` is None."""
     ascii_only = "utf" not in (getattr(sys.stdout, "encoding", None) or "").lower()
     text = json.dumps(as_json(document), ensure_ascii=ascii_only, indent=indent)
-    # JSON allows the control characters with which some terminals start a command.
+    # JSON permits control characters that start a command in some terminals.
     return _CONTROLS_OF_JSON.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def unreadable(rows: Sequence[Unreadable]) -> None:
-    """Name on standard error what could not be read; the rest has been shown."""
+    """Print the values that could not be read on standard error."""
     for row in rows:
         click.echo(f"! {printable(str(row))}", err=True)
     if rows:
@@ -58,9 +58,9 @@ def unreadable(rows: Sequence[Unreadable]) -> None:
 
 
 def styled(text: str, style: str) -> str:
-    """Text in a style: heading, bad, warn or good; any other word leaves it as it is.
+    """Return text in a style: heading, bad, warn or good. Other styles leave it unchanged.
 
-    For `click.echo`, which takes colours out again where there is no terminal.
+    Print it with `click.echo`, which removes the colors if the output is not a terminal.
     """
     found = _STYLES.get(style)
     return click.style(text, **found) if found and text else text
@@ -83,17 +83,17 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def room() -> int | None:
-    """Columns of the terminal that standard output is; None where it is none."""
+    """Return the columns of the terminal, None if standard output is not a terminal."""
     return shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else None
 
 
 def table(
     headings: Sequence[str], rows: Sequence[Sequence[Any]], *, last_below: bool = False
 ) -> None:
-    """Print rows under headings: numbers to the right, None as `-`, control characters escaped.
+    """Print rows under headings. Numbers are right-aligned, None is `-`, and text is escaped.
 
-    On a terminal the last column is cut to what fits; elsewhere nothing is cut. With `last_below`
-    the last column gets a line of its own below each row on a terminal where it does not fit.
+    On a terminal, the last column is cut to the width. With `last_below`, it gets its own line
+    below each row instead if it does not fit. Without a terminal, nothing is cut.
     """
     cells = [["-" if cell is None else _cell(cell) for cell in row] for row in rows]
     numeric = [
@@ -124,10 +124,10 @@ def table(
 def listing(
     headings: str, rows: Sequence[Any], *, last_below: bool = False, **cells: Callable[[Any], Any]
 ) -> None:
-    """Print a row for each of some things, under headings that a space parts, `_` for a space.
+    """Print one table row per object. `headings` are separated by spaces, with `_` for a space.
 
-    `cells` says what stands under a heading, by its name in small letters; under the others stands
-    the field of that name.
+    `cells` maps a heading in lower case to the function that returns the cell. Other headings show
+    the attribute with the same name.
     """
     names = [re.sub(r"\W", "_", heading.lower()) for heading in headings.split()]
     table(
@@ -144,10 +144,10 @@ def _cell(cell: Any) -> str:
 
 
 def sentence(text: str, begin: str = "", hang: int = 0) -> None:
-    """Print one line behind `begin`, control characters escaped.
+    """Print `begin` and the escaped text on one line.
 
-    A terminal wraps it between words, further lines indented by `hang`. Elsewhere it stays one
-    line, for programs that look for it.
+    On a terminal, the line is wrapped between words, and further lines are indented by `hang`
+    columns. Without a terminal, it stays one line, so that programs can search it.
     """
     line = begin + printable(text)
     if sys.stdout.isatty():
@@ -160,38 +160,38 @@ def sentence(text: str, begin: str = "", hang: int = 0) -> None:
 
 
 def ago(now_unix_ms: int, then_unix_ms: int | None) -> str | None:
-    """The age of an instant, for a cell of a table; None where the instant is not known."""
+    """Return the age of an instant for a table cell, None if the instant is unknown."""
     return None if then_unix_ms is None else age(now_unix_ms - then_unix_ms)
 
 
 def at_least(number: int, exact: bool) -> str:
-    """A number, with `+` behind it when it may be greater."""
+    """Return a number, followed by `+` if it is a lower bound."""
     return f"{number:,}{'' if exact else '+'}"
 
 
 def owner(row: Any) -> str:
-    """Who owns what a row tells of, for a cell of a table."""
+    """Return the owner of a row for a table cell."""
     return f"{row.owner} (expired)" if row.state == "expired" else row.owner or "-"
 
 
 def epoch(row: Any) -> str | None:
-    """The epoch of the owner, without commas; None for no owner yet."""
+    """Return the epoch of the owner without commas, None if there was no owner yet."""
     return str(row.epoch) if row.epoch else None
 
 
 def position(entry_id: str) -> str:
-    """The position of a group in words: `start`, `before ID` between two messages, else the id."""
+    """Return the position of a group: `start`, `before ID` between two messages, or the ID."""
     ms, _, seq = entry_id.partition("-")
     if entry_id == "0-0":
         return "start"
     if seq == str((1 << 64) - 1) and ms.isdigit():
-        # The greatest id of a millisecond, which no server issues: the place before the next one.
+        # No server issues the greatest ID of a millisecond. It is the place before the next ID.
         return f"before {int(ms) + 1}-0"
     return entry_id
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask before something is done that cannot be undone. Raises Refused unless it may be done."""
+    """Ask for confirmation of an irreversible action. Raises Refused if it is not given."""
     if yes:
         return
     if not sys.stdin.isatty():

@@ -22,21 +22,21 @@ from streamqd.store.store import Store
 if TYPE_CHECKING:
     from streamqd.admin.published import Fleet
 
-TIMEOUT = 5.0  # seconds that one exchange of a command with Redis may take
+TIMEOUT = 5.0  # seconds per round trip of a command to Redis
 NOT_AUDITED = "the audit trail could not be written: this is not in it"
 
 
 @dataclass
 class Session:
-    """Filled in by the global options; what is read from it is read on first use."""
+    """The global options. Configuration and connection are created at first use."""
 
     config_path: Path | None = None
     overrides: dict[str, str] = field(default_factory=dict)
     verbose: bool = False
     quiet: bool = False
-    color: bool | None = None  # what --color or --no-color says
-    is_daemon: bool = False  # the daemon runs, not a command
-    timeout: float | None = None  # seconds that one exchange with Redis may take; None: TIMEOUT
+    color: bool | None = None  # --color or --no-color, None without either
+    is_daemon: bool = False  # True for the daemon, False for a command
+    timeout: float | None = None  # seconds per round trip to Redis, None for TIMEOUT
     _settings: config.Settings | None = None
     _link: Connection | None = None
 
@@ -58,7 +58,7 @@ class Session:
 
     @property
     def link(self) -> Connection:
-        """The connection to Redis, made on first use. Raises ConfigError."""
+        """The connection to Redis, created at first use. Raises ConfigError."""
         if self._link is None:
             redis = config.resolved(self.settings).redis
             self._link = connect(redis, timeout=self.timeout or TIMEOUT, name="streamqd:cli")
@@ -71,7 +71,7 @@ class Session:
 
     @contextlib.contextmanager
     def using_redis(self) -> Iterator[None]:
-        """Explain errors of the connection, and close it at the end."""
+        """Close the connection after the block, and reword its errors as `explained`."""
         try:
             yield
         except RedisUnavailable as error:
@@ -83,7 +83,7 @@ class Session:
 
     @property
     def fleet(self) -> Fleet:
-        """The fleet that the configuration names."""
+        """The fleet from the configuration."""
         from streamqd.admin.published import Fleet
 
         daemon = self.settings.daemon
@@ -92,7 +92,7 @@ class Session:
     def record(
         self, topic: str, command: str, what: dict[str, Any], counts: dict[str, int]
     ) -> None:
-        """Write into the audit trail of a topic what was done; note it when that fails."""
+        """Write a command into the audit trail of a topic. Print a note if this fails."""
         from streamqd.admin import audit
 
         try:
@@ -101,9 +101,9 @@ class Session:
             self.note(NOT_AUDITED)
 
     def explained(self, error: RedisUnavailable) -> RedisUnavailable:
-        """The error in words for people: what it means that Redis does not answer."""
+        """Return the error with a cause and a remedy for the operator."""
         if timed_out(error):
-            # A server is there: it is stopped, overloaded, or waits for its disk.
+            # The server exists, but it is stopped, overloaded, or waiting for its disk.
             return RedisUnavailable(f"Redis does not answer: {error}", sent=error.sent)
         if error.sent or not self.embedded:
             return error
@@ -122,7 +122,7 @@ class Session:
         return RedisUnavailable(text, sent=False)
 
     def forbidden(self, error: BaseException) -> str:
-        """Return a sentence when this user may not open the daemon's socket, else ''."""
+        """Return a sentence if this user may not open the daemon's socket, '' otherwise."""
         folder = self.settings.daemon.state_dir.absolute()
         denied = _caused_by(error, PermissionError)
         if not denied and os.access(folder, os.X_OK, effective_ids=True):
@@ -132,7 +132,7 @@ class Session:
         except PermissionError:
             return f"daemon.state_dir: no permission to look into {folder}; use the daemon's user"
         except OSError:
-            return ""  # nothing was ever started there
+            return ""  # no daemon was ever started there
         try:
             name = pwd.getpwuid(there.st_uid).pw_name
         except KeyError:
@@ -144,23 +144,23 @@ class Session:
 
     @property
     def embedded(self) -> bool:
-        """Whether Redis is the daemon's own server."""
+        """True if Redis is the embedded server of the daemon."""
         return self.settings.redis.url == EMBEDDED
 
     @property
     def coloured(self) -> bool:
-        """Whether a terminal gets colours: by the option, else by NO_COLOR and TERM."""
+        """True if a terminal gets colors: by the option, otherwise by NO_COLOR and TERM."""
         if self.color is not None:
             return self.color
         return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
     def note(self, text: str) -> None:
-        """Print something beside the result on standard error; nothing with --quiet."""
+        """Print a note on standard error, unless --quiet is set."""
         if not self.quiet:
             click.echo(text, err=True)
 
     def more(self, cursor: str) -> None:
-        """Say how to see the next page; nothing after the last one."""
+        """Print the option for the next page. Print nothing after the last page."""
         if cursor:
             self.note(f"more: --cursor {cursor}")
 
@@ -172,9 +172,9 @@ def _caused_by(error: BaseException | None, kind: type[BaseException]) -> bool:
 
 
 def timed_out(error: BaseException | None) -> bool:
-    """Whether the server did not answer in time, and nothing refused the connection."""
+    """Return True if the server did not reply in time, and the connection was not refused."""
     while error is not None:
-        # A unix socket whose queue is full says BlockingIOError: its server accepts no connections.
+        # A Unix socket with a full queue raises BlockingIOError, as its server does not accept.
         if isinstance(error, TimeoutError | BlockingIOError):
             return True
         error = error.__cause__ or error.__context__

@@ -23,12 +23,12 @@ _BEGIN, _GO_ON = "streamqd> ", "      ... "
 
 
 def converse(prompt: Prompt, form: str) -> None:
-    """Answer what is typed until Ctrl-D. What fails is said, and the next statement waited for."""
+    """Run typed statements until Ctrl-D. After an error, continue with the next statement."""
     from streamqd.spark.pipelines.statements import SqlSplitter
 
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401 - lines can be edited and brought back
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # PySpark's own calls Java
+        import readline  # noqa: F401 - adds line editing and history
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # PySpark's handler calls Java
     click.echo("SQL over topic_NAME and dlq_NAME; a statement ends with ;  Ctrl-D ends.", err=True)
     typed = SqlSplitter()
     while True:
@@ -47,12 +47,12 @@ def converse(prompt: Prompt, form: str) -> None:
 
 
 def work_off(prompt: Prompt, form: str) -> None:
-    """Answer what standard input holds. Raises what the first statement fails with."""
+    """Run the statements from standard input. Raises the first error."""
     from streamqd.spark.pipelines.statements import SqlSplitter
 
     piped = SqlSplitter()
     for line in sys.stdin.buffer:
-        # What is not UTF-8 is kept for the check of the statement.
+        # Invalid UTF-8 is kept, because the check of the statement reports it.
         for statement in piped.add(line.decode("utf-8", "surrogateescape")):
             _answer(prompt, statement, form)
     if rest := piped.rest():
@@ -72,7 +72,7 @@ def _answer_aloud(prompt: Prompt, statement: str, form: str) -> None:
 
 
 def _answer(prompt: Prompt, statement: str, form: str) -> int:
-    """Print the answer; return its rows, one too many when a table was cut."""
+    """Print the result and return the number of rows, SHOWN_MAX + 1 if the table was cut."""
     most = SHOWN_MAX + 1 if form == "table" and sys.stdout.isatty() else None
     found = prompt.ask(statement, most, answers.refused_by(form))
     if found.columns:

@@ -1,12 +1,12 @@
 """`streamqd top`: the whole fleet, live, in a terminal.
 
-It is drawn with a handful of escape sequences that every terminal since the VT100 has, and the
-standard library's termios. Curses would bring a terminal database and its own idea of signals and
-of resizing; rich does not read keys (decision 0019), textual and blessed would each bring an event
-loop for one command. A frame is a pure function of what was read, so all of it is testable.
+The screen uses a few escape sequences that every terminal since the VT100 supports, and termios
+from the standard library. Curses would add a terminal database and its own handling of signals and
+resizing. rich does not read keys (decision 0019). textual and blessed would each add an event loop
+for one command. A frame is a pure function of the data, so that it can be tested.
 
-A thread reads from Redis, so that a Redis that does not answer never holds a key or a resize. The
-main thread waits for keys, signals and news, and paints.
+A thread reads from Redis, so that a Redis that does not reply never blocks a key or a resize. The
+main thread waits for keys, signals and new data, and paints.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from streamqd.store.client import Connection, connect
 from streamqd.store.store import Store
 
 INTERVAL_MIN = 0.2
-LOOK_TIMEOUT = 3.0  # seconds that one look may take
-ESCAPE_SECONDS = 0.1  # how long the rest of an escape sequence may take to come
-WIDTH_ELSEWHERE = 132  # of --once where no terminal says otherwise
+LOOK_TIMEOUT = 3.0  # seconds per read of the fleet
+ESCAPE_SECONDS = 0.1  # seconds to wait for the rest of an escape sequence
+WIDTH_ELSEWHERE = 132  # columns of --once without a terminal
 
 
 @click.command(short_help="Watch the fleet live.")
@@ -79,18 +79,18 @@ def top(session: Session, *, interval: float, once: bool, as_json: bool) -> int 
 
 
 class TopScreen:
-    """One sitting: 1. a reader thread looks 2. the loop paints what it has, and obeys keys."""
+    """The live screen: a thread reads the fleet, and the main loop paints and handles keys."""
 
     def __init__(self, session: Session, terminal: Terminal, interval: float) -> None:
         self._terminal = terminal
         self._reader = TopReader(session, interval, terminal.wake)
         self._chosen = Shown()
         self._frozen: LiveView | None = None
-        self._rest = b""  # the begin of an escape sequence
+        self._rest = b""  # the start of an incomplete escape sequence
         self._code: int | None = None
 
     def run(self) -> int:
-        """Watch until a key or a signal ends it; return the exit code.
+        """Run until a key or a signal stops it, and return the exit code.
 
         Raises KeyboardInterrupt at Ctrl-C.
         """
@@ -98,7 +98,7 @@ class TopScreen:
             self._reader.start()
             while self._code is None:
                 self._paint()
-                # Ages grow on the screen also while Redis is away, hence never longer than 1 s.
+                # Wait 1 s at most, because ages grow on the screen even without Redis.
                 try:
                     typed = self._terminal.wait(ESCAPE_SECONDS if self._rest else 1.0)
                 except EOFError:
@@ -146,14 +146,14 @@ class TopScreen:
             case signal.SIGTSTP:
                 self._terminal.suspend()
             case signal.SIGCONT:
-                # After a stop that nobody could see coming, the shell has had the terminal.
+                # SIGSTOP cannot be handled, and the shell has changed the terminal since.
                 self._terminal.enter()
             case signal.SIGTERM | signal.SIGHUP | signal.SIGINT:
                 self._code = 128 + number
 
 
 class TopReader:
-    """Looks at the fleet every `interval` seconds, in a thread with a connection of its own."""
+    """Reads the fleet every `interval` seconds, in its own thread and connection."""
 
     def __init__(self, session: Session, interval: float, wake: Callable[[], None]) -> None:
         self._session = session
@@ -165,15 +165,18 @@ class TopReader:
         self._stop = threading.Event()
 
     def start(self) -> None:
-        """Begin to look. The thread does not keep the process alive."""
+        """Start the thread. It does not keep the process alive."""
         threading.Thread(target=self._run, name="reader", daemon=True).start()
 
     def stop(self) -> None:
-        """Look no more; a look under way is not waited for."""
+        """Stop the thread, without waiting for a read in progress."""
         self._stop.set()
 
     def news(self) -> tuple[LiveView | None, str, float]:
-        """The last view, why there is no newer one ('' when fresh), its age in seconds."""
+        """Return the last view, the reason if it is outdated ('' otherwise), and its age (seconds).
+
+        The view is None before the first read.
+        """
         return self._view, self._trouble, time.monotonic() - self._at
 
     def _run(self) -> None:

@@ -113,7 +113,7 @@ def _show_topic(detail: topics.TopicDetail) -> None:
 def _print_settings(
     registered: dict[str, Any], configured: dict[str, Any], effective: dict[str, Any]
 ) -> None:
-    """Print settings that are not defaults, and those that differ between the file and Redis."""
+    """Print settings that are not defaults or that differ between the file and Redis."""
     defaults = {*topics_settings.lines(topics_settings.plain(Topic()))}
     in_file = dict(line.split(" = ", 1) for line in topics_settings.lines(configured))
     in_redis = dict(line.split(" = ", 1) for line in topics_settings.lines(registered))

@@ -1,5 +1,5 @@
-"""The live screen of `streamqd top`, apart from the terminal: what is shown, and where.
+"""The live screen of `streamqd top`: contents, layout, keys and terminal.
 
-`columns` says what a row tells, `frame` lays out one screenful, `input` turns keys into changes of
-what is shown; all three are pure. `terminal` is the only one that touches a terminal.
+`columns` defines the cells of a row, `frame` lays out one screen, and `input` turns keys into
+changes of the view. These three are pure. Only `terminal` uses a terminal.
 """

@@ -1,6 +1,6 @@
-"""The columns of the partitions table: how each is written, sorted, and when there is room for it.
+"""The columns of the partitions table: text, sort order, and the screen width that each needs.
 
-Pure.
+All functions are pure.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from streamqd.admin.live import LiveUnit
 from streamqd.cli.output import printable
 from streamqd.words import age, short
 
-NAME_MIN = 18  # columns of the partition's name that are always kept
+NAME_MIN = 18  # minimum width of the partition's name
 GAP = 1
 CALM = ("ready", "running", "recovering")
 
 
 class Cell(NamedTuple):
-    """Text of a cell and its style: '', bold, dim, good, warn or bad."""
+    """The text of a cell and its style ('', bold, dim, good, warn or bad)."""
 
     text: str
     style: str = ""
@@ -29,7 +29,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScreenColumn:
-    """One column. Shown from screens of `from_width` on; `rank` sorts, the highest first."""
+    """A column for screens of at least `from_width`. `rank` sorts its rows, highest first."""
 
     name: str
     heading: str
@@ -41,7 +41,7 @@ class ScreenColumn:
 
 
 def number(value: float | None, width: int = 7) -> str:
-    """A number in at most `width` characters: 1,204 or 12.3k or 4.5M; `-` for None."""
+    """Return a number in at most `width` characters (1,204 or 12.3k or 4.5M), `-` for None."""
     if value is None:
         return "-"
     if abs(value) < 10 and value != int(value):
@@ -57,19 +57,19 @@ def number(value: float | None, width: int = 7) -> str:
 
 
 def urgency(unit: LiveUnit) -> tuple[float | str, ...]:
-    """Pauses and what does not work first, then the longest wait."""
+    """Return the rank by urgency: pauses and failures first, then the longest wait."""
     word = unit.condition
     trouble = 3 if word in ("paused", "stopped") else 2 if word in ALARMING else 0
     if not trouble and (word not in CALM or (unit.longest_run_seconds or 0) >= STUCK_SECONDS):
         trouble = 1
-    # In steps that double, so that rows of about equal rank do not change places all the time.
+    # In steps that double, so that rows with similar ranks do not swap places all the time.
     return trouble, *(
         int(math.log2(1 + figure / 4)) for figure in (unit.oldest_seconds or 0, unit.lag or 0)
     )
 
 
 def state_cell(unit: LiveUnit) -> Cell:
-    """The condition as a word: capitals where somebody should look, which needs no colour."""
+    """Return the condition, in capitals if it needs attention, so that color is not required."""
     word, run = unit.condition, unit.longest_run_seconds or 0
     if word == "running":
         long = run >= STUCK_SECONDS
@@ -82,7 +82,7 @@ def state_cell(unit: LiveUnit) -> Cell:
     return Cell(short_word, "" if word in CALM else "warn")
 
 
-# What fits into the column.
+# Short names that fit into the column.
 _SHORT = {
     "circuit-open": "circuit",
     "circuit-half-open": "half-open",
@@ -170,29 +170,29 @@ COLUMNS = (
     _numeric("dead", "DEAD", 5, 110, lambda unit: unit.dead_letters),
 )  # fmt: skip
 
-# What `s` goes through.
+# The sort orders of the key `s`.
 ORDERS = ("urgency", "name", *(column.name for column in COLUMNS if column.name != "state"))
 
 
 def shown(width: int) -> tuple[list[ScreenColumn], int]:
-    """The columns that a screen has room for, and the width of the name before them."""
+    """Return the columns that fit on a screen, and the width of the name before them."""
     fit = [column for column in COLUMNS if column.from_width <= width]
     while len(fit) > 1:
         name = width - sum(column.width + GAP for column in fit)
         if name >= NAME_MIN:
             return fit, name
-        # On a very narrow screen the last columns go, the owner and the state stay.
+        # A very narrow screen drops the last columns, but keeps the owner and the state.
         fit.pop()
     return fit, max(1, width - sum(column.width + GAP for column in fit))
 
 
 def ordered(units: list[LiveUnit], order: str) -> list[LiveUnit]:
-    """Sort units by one of `ORDERS`, the highest first; by name where they are equal."""
+    """Return the units sorted by one of `ORDERS`, highest first, and by name if equal."""
     by_name = sorted(units, key=lambda unit: (unit.topic, unit.group, unit.partition))
     if order == "name":
         return by_name
     if order == "urgency":
         return sorted(by_name, key=urgency, reverse=True)
     column = next(each for each in COLUMNS if each.name == order)
-    # Names from A on, numbers from the greatest on.
+    # Names ascend, numbers descend.
     return sorted(by_name, key=column.rank, reverse=order != "owner")

@@ -1,7 +1,7 @@
-"""One screenful of `streamqd top`: a list of lines, each a list of (text, style). Pure.
+"""One screen of `streamqd top` as a list of lines, each a list of (text, style). Pure.
 
-From top to bottom: what fleet this is and whether what is shown is fresh, the sums, what is wrong
-with pauses first, the partitions, slow handlers beside recent failures, and the line for keys.
+From top to bottom: the fleet and the age of the data, the totals, the problems (pauses first), the
+partitions, slow handlers next to recent failures, and the line of keys.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from streamqd.words import age, short
 
 Line = list[Cell]
 
-PANEL_ROWS = (3, 8)  # of slow handlers and failures: at least, and on a large screen
-PANEL_MIN_HEIGHT = 16  # below, the partitions get every line
+PANEL_ROWS = (3, 8)  # rows of slow handlers and failures: minimum, and on a large screen
+PANEL_MIN_HEIGHT = 16  # lines of the screen, below which the panels are hidden
 TROUBLES_MAX = 3
-RECENT_SECONDS = 600.0  # failures that are older are not news
+RECENT_SECONDS = 600.0  # seconds after which a failure is no longer shown
 KEYS = "q quit s sort / filter p page space freeze ? help"
 HELP = (
     "q          quit",
@@ -48,13 +48,13 @@ HELP = (
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What the person at the terminal has chosen."""
+    """The choices of the user at the terminal."""
 
     order: str = "urgency"
     reverse: bool = False
     filter: str = ""
-    typing: bool = False  # the filter is being written
-    top: int = 0  # first row shown
+    typing: bool = False  # the user is typing the filter
+    top: int = 0  # first visible row
     frozen: bool = False
     help: bool = False
 
@@ -68,9 +68,10 @@ def frame(
     trouble: str = "",
     old: float = 0.0,
 ) -> list[Line]:
-    """Lay out one screenful of `height` lines; None: as many as it takes.
+    """Lay out one screen of `height` lines, or of all lines for None.
 
-    `trouble` is why there is no fresher view than one of `old` seconds ago, '' when there is.
+    If the view is outdated, `trouble` is the reason and `old` its age in seconds. Otherwise,
+    `trouble` is ''.
     """
     if view is None:
         lines = [[Cell("streamqd top", "bold")], [Cell(trouble or "looking …")]]
@@ -93,7 +94,7 @@ def frame(
 
 
 def visible(view: LiveView, chosen: Shown) -> list[LiveUnit]:
-    """The units that pass the filter, in the chosen order."""
+    """Return the units that match the filter, in the chosen order."""
     wanted = chosen.filter.lower()
     found = [
         unit
@@ -105,7 +106,7 @@ def visible(view: LiveView, chosen: Shown) -> list[LiveUnit]:
 
 
 def rows_of(view: LiveView | None, width: int, height: int, trouble: str = "") -> int:
-    """How many rows of the table a screen holds."""
+    """Return the number of table rows that fit on the screen."""
     if view is None:
         return 1
     panels = len(_panels(view, width, height))
@@ -163,7 +164,7 @@ def _table(
     view: LiveView, rows: Sequence[LiveUnit], chosen: Shown, width: int, room: int | None
 ) -> list[Line]:
     columns, name_width = shown(width)
-    # A wide screen is no reason to tear the names from their figures.
+    # On a wide screen, names must not be far away from their figures.
     longest = max((_cut(printable(unit.name), width)[1] for unit in view.units), default=0)
     name_width = min(name_width, max(NAME_MIN, longest + 1))
     mark = "^" if chosen.reverse else "v"
@@ -283,7 +284,7 @@ def _columns_of(character: str) -> int:
 
 
 def _cut(text: str, width: int) -> tuple[str, int]:
-    """As much of a text as fits, and how many columns it takes."""
+    """Return the start of a text that fits into `width`, and its columns."""
     if text.isascii():
         return text[:width], min(len(text), width)
     taken, used = [], 0
@@ -299,7 +300,7 @@ def _cut(text: str, width: int) -> tuple[str, int]:
 def _padded(text: str, width: int, *, left: bool = True) -> str:
     cut, used = _cut(text, width)
     if cut != text and width > 1:
-        # The end of a name tells more than its middle: partition and group are there.
+        # `~` marks a cut text.
         cut, used = _cut(text, width - 1)
         cut, used = cut + "~", used + 1
     space = " " * (width - used)
@@ -307,7 +308,7 @@ def _padded(text: str, width: int, *, left: bool = True) -> str:
 
 
 def _fitted(lines: Sequence[Line], width: int, height: int | None) -> list[Line]:
-    """Cut and filled to the screen."""
+    """Return the lines cut and padded to the size of the screen."""
     fitted: list[Line] = []
     for line in lines[:height]:
         room = width
@@ -317,6 +318,6 @@ def _fitted(lines: Sequence[Line], width: int, height: int | None) -> list[Line]
             room -= used
             if cut:
                 cells.append(Cell(cut, style))
-        # Spaces paint over what the frame before has left there.
+        # Spaces overwrite the previous frame.
         fitted.append([*cells, Cell(" " * room)] if room else cells)
     return fitted + [[Cell(" " * width)] for _ in range((height or 0) - len(fitted))]

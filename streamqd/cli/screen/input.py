@@ -1,4 +1,4 @@
-"""What keys do. Pure: bytes from the terminal become keys, keys change what is shown."""
+"""Parse keys from the bytes of a terminal, and apply them to the view. Pure."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _NAMED = {
 
 
 def keys(raw: bytes) -> tuple[list[str], bytes]:
-    """Read the keys in what a terminal sent; what is begun and not complete is returned too.
+    """Return the keys in the bytes of a terminal, and the bytes of an incomplete key.
 
-    A lone escape at the end stays incomplete: call `flush` when nothing follows it.
+    A lone escape at the end is incomplete. Call `flush` if no more bytes follow.
     """
     found: list[str] = []
     while raw:
@@ -52,17 +52,17 @@ def keys(raw: bytes) -> tuple[list[str], bytes]:
 
 
 def flush(raw: bytes) -> list[str]:
-    """The keys in a rest that nothing followed: an escape by itself is the Esc key."""
+    """Return the keys in incomplete bytes that no others followed. A lone escape is Esc."""
     return ["esc"] if raw[:1] == b"\x1b" else []
 
 
 def _size(first: int) -> int:
-    """Bytes of the character that begins with this one."""
+    """Return the number of bytes of the UTF-8 character with this first byte."""
     return 1 if first < 0xC0 else 2 if first < 0xE0 else 3 if first < 0xF0 else 4
 
 
 def _sequence(raw: bytes) -> int:
-    """Bytes of the escape sequence at the beginning; 0 when more must come, 1 for Esc itself."""
+    """Return the bytes of the leading escape sequence, 0 if incomplete, 1 for the Esc key."""
     if len(raw) < 2:
         return 0
     if raw[1:2] == b"O":
@@ -76,7 +76,7 @@ def _sequence(raw: bytes) -> int:
 
 
 def pressed(chosen: Shown, key: str, *, rows: int, room: int) -> Shown | None:
-    """What is shown after a key; None: leave. `rows` pass the filter, `room` fit on the screen."""
+    """Return the view after a key, None to quit. `rows` match the filter, `room` rows fit."""
     if chosen.typing:
         return _typed(chosen, key)
     if chosen.help:
@@ -90,7 +90,7 @@ def pressed(chosen: Shown, key: str, *, rows: int, room: int) -> Shown | None:
         "page-up": chosen.top - room,
         "P": chosen.top - room,
         "page-down": chosen.top + room,
-        # Behind the last page comes the first one.
+        # The first page follows the last one.
         "p": chosen.top + room if chosen.top < last else 0,
         "home": 0,
         "g": 0,

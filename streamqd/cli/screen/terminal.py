@@ -1,8 +1,10 @@
-"""The terminal itself: its size, its modes, and one write per frame. Knows nothing of streamqd.
+"""The terminal: its size, its modes, and one write per frame. Independent of streamqd.
 
-Its life: 1. `enter` takes the alternate screen, hides the cursor and reads keys one by one 2. each
-`paint` writes one whole frame at once, so nothing flickers 3. `leave` gives everything back, also
-after an exception. Signals only note their names; the loop that waits on `wait` acts on them.
+1. `enter` switches to the alternate screen, hides the cursor and reads single keys.
+2. Each `paint` writes a whole frame with one write, so that the screen does not flicker.
+3. `leave` restores the terminal, even after an exception.
+
+Signal handlers only record the signal. The loop that calls `wait` acts on it.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from typing import Any
 from streamqd import process
 from streamqd.cli.screen.columns import Cell
 
-# Alternate screen, no cursor, no wrapping at the right edge: a full last column must not scroll.
+# Alternate screen, no cursor, and no wrapping, because a full last column must not scroll.
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
 _LEAVE = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
-# Terminals that know it show a frame when it is whole; others ignore it.
+# Synchronized output: terminals show a frame when it is complete. Others ignore this.
 _BEGIN, _END = "\x1b[?2026h\x1b[H", "\x1b[?2026l"
 _PLAIN = {"head": "\x1b[7m", "bold": "\x1b[1m"}
 _COLOURS = _PLAIN | {
@@ -37,7 +39,7 @@ SIGNALS = (signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal
 
 
 class Terminal:
-    """The terminal on standard input and output. Used by the main thread."""
+    """The terminal on standard input and output. For the main thread."""
 
     def __init__(self, *, colour: bool) -> None:
         self._styles = _COLOURS if colour else _MONOCHROME
@@ -48,7 +50,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """Take the terminal, and give it back whatever happens."""
+        """Use the terminal for the block, and restore it afterwards, even after an exception."""
         handlers = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGCONT)}
         for number in handlers:
             signal.signal(number, self._note)
@@ -61,29 +63,29 @@ class Terminal:
                 signal.signal(number, handler)
 
     def enter(self) -> None:
-        """Take the terminal. May be repeated."""
+        """Switch the terminal to the live screen. May be repeated."""
         if self._before is None:
             self._before = termios.tcgetattr(self._in)
         modes = termios.tcgetattr(self._in)
-        # Keys at once and unseen; signals by keys stay, so that Ctrl-Z and Ctrl-C do what they do.
+        # Read keys immediately, without echo. Ctrl-Z and Ctrl-C still send their signals.
         modes[3] &= ~(termios.ICANON | termios.ECHO)
         modes[6][termios.VMIN], modes[6][termios.VTIME] = 1, 0
         termios.tcsetattr(self._in, termios.TCSANOW, modes)
         self._write(_ENTER)
 
     def leave(self) -> None:
-        """Give the terminal back as it was. May be repeated."""
+        """Restore the terminal. May be repeated."""
         before, self._before = self._before, None
         if before is None:
             return
-        # A terminal that is gone needs nothing back.
+        # A closed terminal needs no restoring.
         with contextlib.suppress(OSError):
             self._write(_LEAVE)
         with contextlib.suppress(OSError, termios.error):
             termios.tcsetattr(self._in, termios.TCSANOW, before)
 
     def suspend(self) -> None:
-        """Stop this process as Ctrl-Z does, with the terminal given back meanwhile."""
+        """Stop this process like Ctrl-Z, with the terminal restored until it continues."""
         self.leave()
         ours = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
@@ -91,7 +93,7 @@ class Terminal:
         self.enter()
 
     def size(self) -> tuple[int, int]:
-        """Columns and lines."""
+        """Return columns and lines, 80 and 24 if they are unknown."""
         try:
             found = os.get_terminal_size(self._out)
         except OSError:
@@ -100,11 +102,11 @@ class Terminal:
 
     def paint(self, lines: Sequence[Sequence[Cell]]) -> None:
         """Show a frame that covers the whole screen."""
-        # Nothing is erased: a line that ends at the right edge would lose its last character.
+        # Do not erase to the line's end, as a full line would lose its last character.
         self._write(_BEGIN + "\r\n".join(self.text(line) for line in lines) + _END)
 
     def text(self, line: Sequence[Cell]) -> str:
-        """A line with its styles."""
+        """Return a line with the escape sequences of its styles."""
         return "".join(
             f"{self._styles[style]}{text}\x1b[0m" if style in self._styles else text
             for text, style in line
@@ -113,7 +115,10 @@ class Terminal:
     # --- waiting ---
 
     def wait(self, seconds: float) -> bytes:
-        """Wait for keys, a signal or a `wake`; return what was typed. EOFError: it is gone."""
+        """Wait for keys, a signal or `wake`, and return the typed bytes.
+
+        Raises EOFError if the terminal is closed.
+        """
         ready = process.wait_readable([self._in, self._wake_read], seconds)
         if self._wake_read in ready:
             with contextlib.suppress(BlockingIOError):
@@ -129,12 +134,12 @@ class Terminal:
         return raw
 
     def wake(self) -> None:
-        """End a `wait` that is under way. Any thread may call it."""
+        """Make `wait` return. Any thread may call it."""
         with contextlib.suppress(OSError):
             os.write(self._wake_write, b"!")
 
     def signals(self) -> list[signal.Signals]:
-        """The signals since the last call."""
+        """Return the signals since the last call."""
         noted, self._noted = self._noted, []
         return noted
 
