@@ -219,9 +219,9 @@ def replay(
 ) -> CommandResult | int:
     """Replay dead letters to the groups that gave them up.
 
-    Their attempts start again at 1, and no other group sees them. Each dead letter moves atomically
-    and cannot be replayed twice. Messages that are dead-lettered during the replay are not
-    replayed. An interrupted replay can be run again.
+    The attempts of a replayed message start again at 1, and no other group gets it. Each dead
+    letter is moved atomically and cannot be replayed twice. Messages that are dead-lettered during
+    the replay are not included. If a replay is interrupted, run it again.
     """
     require_choice(ids, all_, stated(filters), "--id PARTITION:MS-SEQ, a filter, or --all")
     if everyone and to_topic is not None:
@@ -357,7 +357,7 @@ def purge(
     yes: bool,
     **filters: Any,
 ) -> CommandResult | int:
-    """Delete dead letters for good."""
+    """Delete dead letters permanently."""
     if ids and older_than is not None:
         raise click.UsageError("--id names dead letters; --older-than chooses among all of them")
     ways = "--id PARTITION:MS-SEQ, --older-than DURATION, a filter, or --all"
@@ -410,9 +410,9 @@ def export(
 ) -> CommandResult | int:
     """Write dead letters with all fields as JSON lines.
 
-    Without a filter, all dead letters of the topic are written. None is removed. A field that is
-    not UTF-8 becomes {"base64": …}. With --json and --out, the result goes to standard output.
-    Without --out, standard output contains the lines only.
+    Without a filter, all dead letters of the topic are written. The command removes none of them. A
+    field that is not UTF-8 becomes {"base64": …}. With --out, --json prints the result of the
+    command. Without --out, standard output contains only the lines.
     """
     if out is not None and out.exists():
         confirm(f"{out} exists. Replace it?", yes)

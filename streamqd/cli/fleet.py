@@ -340,7 +340,7 @@ def reload(
 
 @click.group()
 def control() -> None:
-    """Show and clear the directives to the fleet: pauses, stops, moves and drains."""
+    """Show and clear pauses, stops, moves and drains."""
 
 
 @control.command("list")
@@ -389,7 +389,10 @@ def _show_directives(seen: directives.ControlView, everything: bool) -> None:
 def clear(
     session: Session, *, names: tuple[str, ...], gone: bool, dry_run: bool, yes: bool
 ) -> CommandResult:
-    """Clear directives by their names, as shown by `streamqd control list`."""
+    """Clear directives by name.
+
+    `streamqd control list` shows the names.
+    """
     if not names and not gone:
         raise click.UsageError("pass the names of directives, or --gone")
     fleet = session.fleet

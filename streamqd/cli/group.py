@@ -136,10 +136,10 @@ def reset(
 ) -> CommandResult:
     """Set the position from which a group reads.
 
-    Pending messages are forgotten. Those after the new position are read again, and those before it
-    count as handled. Refused while a partition is owned: run `group stop` first. With --force the
-    owner loses the partition, and results of its worker are no longer recorded. --dry-run only
-    reads and works at any time.
+    Pending messages are released. Messages after the new position are read again, and messages
+    before it count as handled. The command refuses if an instance owns a partition of the group, so
+    run `streamqd group stop` first. With --force, the owner loses the partition, and its worker can
+    no longer record results. --dry-run works at any time.
 
     BEFORE and NOW are the last message read: `start` means none yet, `end` means all messages, and
     `before ID` is the place just before that message.
@@ -249,9 +249,9 @@ def _growing(session: Session, topic: str, name: str) -> str:
 def adopt(session: Session, *, topic: str, name: str, dry_run: bool, yes: bool) -> CommandResult:
     """Take over all pending messages of a group from other clients.
 
-    Stop those clients first. Otherwise the messages that they are handling would be handled twice.
-    Refused while streamqd owns a partition of the group. The first owner of a partition handles the
-    adopted messages before any others.
+    Stop those clients first. Otherwise, the messages that they are handling would be handled twice.
+    The command refuses if an instance of streamqd owns a partition of the group. The first owner of
+    a partition handles the adopted messages before all others.
     """
     done = adoption.survey(session.store, topic, name)
     if not dry_run and done.entries:
@@ -283,10 +283,10 @@ def stop(session: Session, *, topic: str, name: str, reason: str, dry_run: bool)
     """Stop handling for one group on all instances, until it is started again.
 
     Workers finish their current messages and exit, and their partitions are released, so that
-    `group reset` and `group delete` can follow. Messages keep arriving and wait. The directive is
-    stored in Redis: it survives restarts and applies to instances that start later. With --wait the
-    command returns when no instance owns a partition of the group, or with exit code 1 if some
-    instances still do.
+    `group reset` and `group delete` can follow. New messages wait in the topic. The directive is
+    stored in Redis. It survives restarts and applies to instances that start later. With --wait,
+    the command returns when no instance owns a partition of the group, and with exit code 1 if the
+    time is over.
 
     \b
     Example:
@@ -309,8 +309,8 @@ def stop(session: Session, *, topic: str, name: str, reason: str, dry_run: bool)
 def start(session: Session, *, topic: str, name: str, dry_run: bool) -> DirectiveResult:
     """Start a stopped group again: instances take its partitions within seconds.
 
-    With --wait the command returns when every partition has an owner, or with exit code 1 if some
-    have none.
+    With --wait, the command returns when every partition has an owner, and with exit code 1 if the
+    time is over.
 
     \b
     Example:

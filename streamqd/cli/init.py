@@ -129,9 +129,10 @@ class Initialised:
 @json_option
 @pass_session
 def init(session: Session, directory: Path, example: bool, as_json: bool) -> None:
-    """Write a configuration, a handler and a systemd unit into DIR.
+    """Write the first files of a project into DIR.
 
-    Files that exist are never overwritten.
+    The files are a configuration, a handler and a systemd unit. Existing files are never
+    overwritten.
     """
     files = {
         "streamq.toml": CONFIG,

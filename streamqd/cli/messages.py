@@ -66,8 +66,8 @@ def tail(
     \b
       streamqd tail orders --since 10m --follow
 
-    Reads only, without a group. Each line contains PARTITION:ID, the key and the payload. With
-    --json each line is an object.
+    The command changes nothing and needs no group. Each line contains PARTITION:ID, the key and the
+    payload. With --json, each line is a JSON object.
     """
     watched = admin_tail.Tail(session.store, topic, partition)
     if since is None:
@@ -117,8 +117,9 @@ def pending(
 ) -> CommandResult:
     """Show the pending messages of a group: delivered, but not acknowledged.
 
-    All partitions are merged. Pages sorted by id follow each other exactly. The other orders rank
-    the messages again for each page, so a message can appear twice or not at all.
+    All partitions are merged. With the sort order `id`, pages have no gaps and no overlaps. The
+    other sort orders rank the messages again for each page, so that a message can appear twice or
+    not at all.
     """
     name = group or _only_group(session, topic)
     seen = admin_pending.view(session.store, topic, name, order=sort, limit=limit, cursor=cursor)
@@ -231,7 +232,7 @@ def delayed() -> None:
 def list_sends(
     session: Session, *, topic: str, limit: int, cursor: str, **filters: Any
 ) -> CommandResult:
-    """Show delayed sends of all partitions, in the order of their due times.
+    """Show delayed sends of all partitions by due time.
 
     \b
       streamqd delayed list orders --due-within 1h
@@ -308,13 +309,13 @@ def send_now(
     dry_run: bool,
     **filters: Any,
 ) -> CommandResult:
-    """Send delayed messages now: those with the given IDs, or --all with optional filters.
+    """Send delayed messages now.
 
     \b
       streamqd delayed now orders --all --key customer-7
 
-    The housekeeper of a running daemon sends them within seconds. The exit code is 8 if one of the
-    IDs is no longer waiting.
+    Pass their IDs, or --all with optional filters. The housekeeper of a running daemon sends them
+    within seconds. The exit code is 8 if one of the IDs is no longer waiting.
     """
     choice = _required(ids, every, "delayed sends", filters)
     if dry_run:
@@ -341,14 +342,14 @@ def cancel_sends(
     yes: bool,
     **filters: Any,
 ) -> CommandResult:
-    """Cancel delayed sends: those with the given IDs, or --all with optional filters.
+    """Cancel delayed sends permanently.
 
     \b
       streamqd delayed cancel orders 3:0f3e9ac1b2d44e58a6c7d8e9f0a1b2c3
 
-    Each send is either cancelled or already sent, never both. For a sent message, the command
-    prints its uid. The exit code is 8 if one of the IDs was not cancelled. A dedup_id stays in use
-    until it expires.
+    Pass their IDs, or --all with optional filters. Each send is either cancelled or already sent,
+    never both. For a sent message, the command prints its uid. The exit code is 8 if one of the IDs
+    was not cancelled. A dedup_id stays in use until it expires.
     """
     choice = _required(ids, every, "delayed sends", filters)
     if dry_run:
@@ -427,7 +428,10 @@ def retry() -> None:
 def list_retries(
     session: Session, *, topic: str, group: str, limit: int, cursor: str, **filters: Any
 ) -> CommandResult:
-    """Show delayed retries of a group over all partitions, in the order of their due times."""
+    """Show delayed retries of a group by due time.
+
+    All partitions are merged.
+    """
     choice = _choice(**filters)
     seen = retries.listed(session.store, topic, group, choice=choice, limit=limit, cursor=cursor)
 
@@ -469,7 +473,10 @@ def retry_now(
     dry_run: bool,
     **filters: Any,
 ) -> CommandResult:
-    """Run delayed retries now: those with the given IDs, or --all with optional filters."""
+    """Run delayed retries now.
+
+    Pass their IDs, or --all with optional filters.
+    """
     choice = _required(ids, every, "retries by their ids", filters)
     rows = retries.chosen(session.store, topic, group, choice, ids)
     if dry_run:
@@ -500,11 +507,11 @@ def cancel_retries(
     yes: bool,
     **filters: Any,
 ) -> CommandResult:
-    """Dead-letter delayed retries: those with the given IDs, or --all with optional filters.
+    """Cancel delayed retries: make them dead letters.
 
-    The dead letters get the reason `cancelled` and can be replayed like any others. For a group
-    that reads dead letters (NAME@dlq), the retries are dropped, because their dead letters still
-    exist.
+    Pass their IDs, or --all with optional filters. The dead letters get the reason `cancelled` and
+    can be replayed like any others. For a group that reads dead letters (NAME@dlq), the retries are
+    dropped, because their dead letters still exist.
     """
     drop = drop or group.endswith(LETTERS)
     choice = _required(ids, every, "retries by their ids", filters)

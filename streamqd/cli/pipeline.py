@@ -294,9 +294,10 @@ def run(
     master: str | None,
     conf: tuple[str, ...],
 ) -> CommandResult:
-    """Run your own function with a Spark session, the topics and a sink.
+    """Run your own function on Spark.
 
-    The function gets a streamqd.spark.pipelines.run.Job. With --json, its result is printed.
+    The function gets a streamqd.spark.pipelines.run.Job with the Spark session, the topics and
+    their sink. With --json, the command prints the result of the function.
     """
     with lend_engine(session, job, master, conf) as engine:
         from streamqd.spark.pipelines import run as jobs

@@ -259,7 +259,7 @@ def pause(session: Session, *, names: tuple[str, ...], dry_run: bool) -> Command
 def resume(session: Session, *, names: tuple[str, ...], dry_run: bool) -> CommandResult:
     """Resume paused schedules. Their setting `misfire` decides about missed ticks.
 
-    If one schedule is held for another reason, the command resumes none and exits with code 8.
+    If a schedule is held for another reason, the command resumes none and exits with code 8.
     """
     done = schedules.resume(session.store, names, dry_run=dry_run)
     return _changed_each(session, done, "resume", "resumed")

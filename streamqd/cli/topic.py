@@ -189,13 +189,13 @@ def _show_settings(seen: topics_settings.TopicSettings) -> None:
 def delete(
     session: Session, *, name: str, force: bool, while_offered: bool, dry_run: bool, yes: bool
 ) -> CommandResult:
-    """Delete a topic with its messages, groups, retries and dead letters, permanently.
+    """Delete a topic and all its data permanently.
 
-    Refused while an instance owns a partition of the topic, or while a live instance has a consumer
-    for it, because that instance would create the topic again, empty. A producer that keeps sending
-    also creates it again, unless it passes `create=False`; then its sends fail. If the deletion is
-    interrupted, run the same command to finish it. One entry remains in the audit trail and names
-    the user: `streamqd dlq audit TOPIC`.
+    This includes messages, groups, retries and dead letters. The command refuses if an instance
+    owns a partition of the topic, or if a live instance has a consumer for it, because that
+    instance would create the topic again, empty. A producer that keeps sending also creates it
+    again. With `create=False`, its sends fail instead. If the deletion is interrupted, run the same
+    command to finish it. `streamqd dlq audit TOPIC` then shows one entry, with the user.
     """
     doomed = topics_deletion.look(session.store, name)
     if doomed.owned and not force and not dry_run:
@@ -255,10 +255,10 @@ def grow(session: Session, *, name: str, partitions: int, wait: bool, yes: bool)
     """Grow a topic to N partitions and keep the order of each key.
 
     N must be a multiple of the current number. Producers use the new partitions immediately. Each
-    group reads them after it has handled all messages of the old partitions, however long that
-    takes. Until then `topic-grow` owns the new partitions. If the command is interrupted, run it
-    again to continue; after the growth it changes nothing. The command makes the daemons reload, so
-    write the new number into their configuration first.
+    group reads them after it has handled all messages of the old partitions, which can take long.
+    Until then, `topic-grow` is shown as owner of the new partitions. If the command is interrupted,
+    run it again to continue. After the growth, it changes nothing. The command makes the daemons
+    reload, so write the new number into their configuration first.
     """
     under_way = growth.look(session.store, name)
     if under_way is None:
