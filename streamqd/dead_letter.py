@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_DIGITS_MAX = 18  # digits of a number; streamqd never writes a longer one
+_DIGITS_MAX = 18  # digits of a number (streamqd never writes a longer one)
 
 
 # All values of `reason`: why a message was dead-lettered.

@@ -68,7 +68,7 @@ class RefusalKind(Enum):
     NO_GROUP = ("NOGROUP",)  # the stream does not have the group
     NO_SCRIPT = ("NOSCRIPT",)  # the script is not loaded on the server
     OF_A_KEY = ("ERR", "WRONGTYPE", "BADVALUE")  # about one key or command, not about the server
-    OTHER = ("",)  # any other word; Python 3.11.2 cannot keep an empty tuple as a value
+    OTHER = ("",)  # any other word (Python 3.11.2 cannot keep an empty tuple as a value)
 
 
 _KINDS = {word: kind for kind in RefusalKind for word in kind.value}
@@ -132,7 +132,7 @@ class ChunkRefused(RedisRefused):
 
 
 class ContractError(StreamqdError):
-    """A script's reply violates its contract. This is a bug in streamqd; please report it."""
+    """A script's reply violates its contract. This is a bug in streamqd. Please report it."""
 
 
 class BadValue(StreamqdError):

@@ -72,7 +72,7 @@ def volunteer() -> None:
 
 
 def _changes() -> dict[str, str | None]:
-    """Return the variables to change for children, with their new text; None removes one."""
+    """Return the variables to change for children, with their new text, or None to remove it."""
     shown = dict(os.environ)
     config.scrub(shown)
     changed = {name: text for name, text in shown.items() if text != os.environ[name]}

@@ -99,7 +99,7 @@ class IdleReason:
         self.keep(words, *(0 for _ in words))
 
     def kept(self, words: range) -> list[int]:
-        """Return the values from the previous worker, zeros if there was no worker."""
+        """Return the values from the previous worker, zeros for the first worker."""
         return [self._words[word] for word in words]
 
     def read(self) -> Waiting:

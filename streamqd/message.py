@@ -31,7 +31,7 @@ EXPIRES_AT = b"expiresAt"
 EXPIRES_AFTER = b"expiresAfter"
 
 
-_DIGITS_MAX = 18  # digits of a count; streamqd never writes a longer one
+_DIGITS_MAX = 18  # digits of a count (streamqd never writes a longer one)
 _ENTRY_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 _TOPIC = re.compile(NAME.pattern.encode())
 _NUMBER = re.compile(rb"[0-9]{1,9}")

@@ -130,7 +130,7 @@ def lasting(seconds: float) -> str:
 
 
 def known_sum(values: Iterable[int | None]) -> int | None:
-    """Return the sum of the values, None if one of them is None."""
+    """Return the sum of the values, None if a value is None."""
     total = 0
     for value in values:
         if value is None:

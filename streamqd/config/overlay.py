@@ -129,7 +129,7 @@ def put(raw: dict[str, Any], path: tuple[str, ...], text: str) -> None:
     for part in path[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            return  # the file has no table here; the reader reports that
+            return  # the file has no table here, which the reader reports
     setting = setting_at(path)
     table[path[-1]] = _meant_by(text, setting.kind if setting else Kind.TEXT)
 

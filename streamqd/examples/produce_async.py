@@ -14,7 +14,7 @@ from streamqd import AsyncProducer, BacklogFull, UnknownOutcome
 
 
 async def order(producer: AsyncProducer, number: int) -> str:
-    """Answer one request: the uid of the message, or what to tell the customer."""
+    """Handle one request. Return the uid of the message, or an error for the customer."""
     try:
         # The id of the order makes it safe to send again, for us and for the customer.
         sending = producer.send(

@@ -15,7 +15,7 @@ from streamqd import BufferedProducer, BufferFull, StreamqdError, Uid
 
 
 def send(url: str, lines: Iterable[str]) -> tuple[int, int]:
-    """Send a message for each line; return how many were written and how many were not."""
+    """Send one message per line. Return the numbers of written and failed messages."""
     written = lost = 0
 
     def ended(receipt: Future[Uid]) -> None:

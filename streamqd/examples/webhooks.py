@@ -18,7 +18,7 @@ from streamqd import Backoff, Message, Retry, RetryPolicy, handler
 POLICY = RetryPolicy(
     max_attempts=8,
     backoff=Backoff(kind="exponential", base=1.0, max=300.0, jitter="full"),
-    max_age=86_400.0,  # one day; later deliveries are useless
+    max_age=86_400.0,  # one day, after which a delivery is useless
     retry_on=(URLError, TimeoutError),
     dead_on=(HTTPError,),
 )

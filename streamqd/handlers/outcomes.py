@@ -45,7 +45,7 @@ class _Seen(NamedTuple):
     frame: str  # the frame as fingerprints contain it
     place: str  # the place as reports show it
     prints: dict[tuple[Any, str], str]  # fingerprints by class and handler
-    stack: list[str]  # the formatted stack; empty until first use
+    stack: list[str]  # the formatted stack, empty until first use
 
 
 _seen: dict[_Places, _Seen] = {}

@@ -176,5 +176,5 @@ def _ends(number: int) -> bool:
         return True
     try:
         return number not in _HARMLESS and signal.getsignal(number) is signal.SIG_DFL
-    except ValueError:  # not a signal number; the real call raises the error
+    except ValueError:  # not a signal number, so the real call raises the error
         return False

@@ -28,7 +28,7 @@ class DemoTally:
     handled: Counter[GroupPartition] = field(default_factory=Counter)
     dead: Counter[GroupPartition] = field(default_factory=Counter)
     added: Counter[int] = field(default_factory=Counter)  # entries written to Redis, per partition
-    unsettled: int | None = None  # unread, pending and delayed messages; None: lag unknown
+    unsettled: int | None = None  # unread, pending and delayed messages, None if a lag is unknown
     letters: list[dict[str, Any]] = field(default_factory=list)
 
     # --- looking ---
