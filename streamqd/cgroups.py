@@ -54,8 +54,8 @@ def fate_of(group: Path | str) -> Fate:
     """Return the effect of the kernel killing `group` as a whole, with the remedy."""
     return Fate(
         f"when memory is short the kernel kills all processes of {group} together"
-        " (memory.oom.group): the supervisor dies with the one worker that took it, every partition"
-        " waits one daemon.lease_ttl, and the message that caused it is unknown",
+        " (memory.oom.group): one worker that uses too much takes down the supervisor, every"
+        " partition waits one daemon.lease_ttl, and the message that caused it is unknown",
         "under systemd write `OOMPolicy=continue` into the unit file; under Kubernetes set"
         " `singleProcessOOMKill: true` in the kubelet's configuration; elsewhere"
         f" `echo 0 > {group}/memory.oom.group`",

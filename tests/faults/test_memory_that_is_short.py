@@ -133,7 +133,7 @@ def test_a_start_within_a_group_that_is_killed_as_one_warns(new_daemon: NewDaemo
         daemon.wait_event("ready")
         said = [each["about"] for each in daemon.events("config.warning")]
         [about] = [each for each in said if "memory.oom.group" in each]
-        assert f"all processes of {CONTROL_GROUPS} at once" in about
+        assert f"kills all processes of {CONTROL_GROUPS} together" in about
         assert "OOMPolicy=continue" in about
         assert daemon.stop() == 0
 
