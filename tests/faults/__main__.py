@@ -84,12 +84,15 @@ def run(words: Sequence[str], only: str = "") -> dict[str, Any]:
     began, seconds = time.monotonic(), {}
     outcomes: dict[str, dict[str, str]] = {}
     on_server: set[str] = set()
+    full_speed: dict[str, dict[str, float]] = {}
     for at, word in enumerate(words):
         print(f"--- {at + 1}/{len(words)}: {about[word]}", flush=True)
         started = time.monotonic()
         found = _run_one(word, only, everything=at == 0)
         outcomes = results.joined(outcomes, found["outcomes"])
         on_server.update(found["on_server"])
+        for server, times in found["full_speed"].items():
+            full_speed.setdefault(server, {}).update(times)
         seconds[word] = round(time.monotonic() - started)
         told = Counter(how for tests in found["outcomes"].values() for how in tests.values())
         count = ", ".join(f"{n} {how}" for how, n in told.items())
@@ -102,6 +105,7 @@ def run(words: Sequence[str], only: str = "") -> dict[str, Any]:
         "servers": about,
         "outcomes": outcomes,
         "on_server": sorted(on_server),
+        "full_speed": full_speed,
     }
 
 

@@ -4,6 +4,7 @@ The file that FAULT_OUTCOMES names gets one object:
 
     outcomes   server -> test id -> passed | failed | skipped, the worst of all parameters
     on_server  ids of those that talk to the server of the run, or to others of its binary
+    full_speed server -> test id -> seconds until full speed, the most of all parameters
 
 A test that starts servers of another binary, as those of TLS do, is told of that one. With
 FAULT_SCOPE=server only those are run that talk to the server of the run: the others need not be
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.results import SERVERS, worst
+from tests.faults.results import FULL_SPEED, SERVERS, worst
 from tests.support import servers
 
 VARIABLE = "FAULT_OUTCOMES"
@@ -27,6 +28,7 @@ SCOPE = "FAULT_SCOPE"
 _FIXTURES = ("server", "new_server", "binary")
 _PROPERTY = "servers"  # of a report: the words of those that the test had
 _outcomes: dict[str, dict[str, str]] = {}
+_full_speed: dict[str, dict[str, float]] = {}
 _on_server: set[str] = set()
 
 
@@ -42,17 +44,22 @@ def pytest_runtest_setup() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(item: pytest.Item) -> None:
-    item.user_properties[:] = [(_PROPERTY, " ".join(sorted(_words(item))))]
+    kept = [each for each in item.user_properties if each[0] != _PROPERTY]
+    item.user_properties[:] = [*kept, (_PROPERTY, " ".join(sorted(_words(item))))]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when != "call" and report.outcome == "passed":
         return  # set-up and clean-up count when they fail or skip
     test = report.nodeid.partition("[")[0]
-    words = dict(report.user_properties)[_PROPERTY].split()
+    properties = dict(report.user_properties)
+    words = properties[_PROPERTY].split()
     for word in words or [""]:
         of_server = _outcomes.setdefault(word, {})
         of_server[test] = worst(of_server.get(test, report.outcome), report.outcome)
+        if FULL_SPEED in properties:
+            times = _full_speed.setdefault(word, {})
+            times[test] = max(times.get(test, 0.0), properties[FULL_SPEED])
     if words:
         _on_server.add(test)
 
@@ -63,6 +70,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         without = _outcomes.pop("", {})
         _outcomes.setdefault(session.config.getoption("--server"), {}).update(without)
         found = {"outcomes": _outcomes, "on_server": sorted(_on_server)}
+        found |= {"full_speed": _full_speed}
         Path(os.environ[VARIABLE]).write_text(json.dumps(found))
 
 

@@ -1,6 +1,7 @@
 """What the last run of the battery has shown: read from its outcomes, row by row. Pure.
 
-    {"outcomes": {server: {test: passed | failed | skipped}}, "on_server": [test, …], …}
+    {"outcomes": {server: {test: passed | failed | skipped}}, "on_server": [test, …],
+     "full_speed": {server: {test: seconds}}, …}
 
 A row is shown on a server when all of its tests that talk to one have passed there, and none of the
 others has failed. Rows without such tests are shown everywhere when one of theirs has passed. A row
@@ -14,6 +15,7 @@ from typing import Any
 
 _WORST = ("passed", "skipped", "failed")
 SERVERS = ("valkey", "redis7", "redis62")
+FULL_SPEED = "full_speed"  # of a test: the seconds from its fault until full speed
 Results = Mapping[str, Any]
 Outcomes = Mapping[str, Mapping[str, str]]
 
@@ -31,6 +33,16 @@ def shown_on(tests: Sequence[str], results: Results) -> list[str]:
         failed = any(of_server.get(test) == "failed" for test in tests)
         if anywhere and not failed and all(of_server.get(test) == "passed" for test in there):
             found.append(server)
+    return found
+
+
+def full_speed_after(tests: Sequence[str], results: Results) -> dict[str, float]:
+    """Return by server the seconds after which a row with these tests was at full speed again."""
+    found = {}
+    for server in SERVERS:
+        times = results.get("full_speed", {}).get(server, {})
+        if of_row := [times[test] for test in tests if test in times]:
+            found[server] = max(of_row)
     return found
 
 
@@ -54,11 +66,15 @@ def merged(old: Results, new: Results) -> dict[str, Any]:
     outcomes = {server: dict(found) for server, found in old.get("outcomes", {}).items()}
     for server, found in new["outcomes"].items():
         outcomes.setdefault(server, {}).update(found)
+    speeds = {server: dict(found) for server, found in old.get("full_speed", {}).items()}
+    for server, found in new.get("full_speed", {}).items():
+        speeds.setdefault(server, {}).update(found)
     again = {server: len(found) for server, found in new["outcomes"].items()}
     return {
         **new,
         **old,
         "outcomes": outcomes,
+        "full_speed": speeds,
         "on_server": sorted({*old.get("on_server", ()), *new["on_server"]}),
         "again": {"date": new["date"], "tests": again},
     }

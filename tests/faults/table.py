@@ -19,6 +19,8 @@ UNTESTED_MAX = 3
 class Row(NamedTuple):
     """One fault. `untested` is the failed attempt to show it, '' for a row that tests show.
 
+    `no_speed` is the reason why no time until full speed is measured, '' for a row with a scene.
+
     `not_on` are servers on which not all of its tests can run, each with the reason.
     """
 
@@ -27,6 +29,7 @@ class Row(NamedTuple):
     required: str
     untested: str = ""
     not_on: Mapping[str, str] = MappingProxyType({})
+    no_speed: str = ""
 
 
 _NO_TLS = "these builds speak no TLS. Tests without TLS are shown there too."
@@ -44,6 +47,7 @@ ROWS = (
         "F2",
         "A worker dies after a handler has returned and before it is acknowledged.",
         "The supervisor acknowledges it together with the new token: it does not run again.",
+        no_speed="as F1: the process is replaced in the same way",
     ),
     Row(
         "F3",
@@ -51,18 +55,21 @@ ROWS = (
         "No message is charged. Restarts wait longer and longer until the breaker opens. The"
         " lease is returned once per cool-down, and the partition is not sent to an instance"
         " where it crashes.",
+        no_speed="never, until the code is changed",
     ),
     Row(
         "F4",
         "A handler hangs with the interpreter's lock held: its soft limit cannot run.",
         "At the hard limit, the supervisor kills the worker with all its child processes,"
         " charges that message alone and names the limit as the cause.",
+        no_speed="as F1, from the kill at the hard limit",
     ),
     Row(
         "F5",
         "The kernel kills a worker because memory is short.",
         "Workers are chosen before the supervisor. The partition continues with a new process,"
         " and the crash record names the kernel as the cause.",
+        no_speed="as F1",
     ),
     Row(
         "F6",
@@ -112,6 +119,7 @@ ROWS = (
         "Every script is safe to repeat, and every caller handles the loss: nothing is lost,"
         " and no effect happens twice. After a read, pending entries are listed. A send reports"
         " an unknown outcome, unless its dedup ID makes a repetition safe.",
+        no_speed="no time: the call is repeated on a new connection, as F13",
     ),
     Row(
         "F13",
@@ -130,29 +138,34 @@ ROWS = (
         "The server is empty: restarted without its data, FLUSHALL, the wrong database.",
         "Groups are created again without skipping unread messages, epochs keep growing, a"
         " warning is logged, and nothing crashes in a loop.",
+        no_speed="the backlog is lost with the data",
     ),
     Row(
         "F16",
         "The server answers LOADING, BUSY, MASTERDOWN, CLUSTERDOWN or TRYAGAIN.",
         "Every process backs off with jitter. Leases are trusted until their deadline,"
         " and no message is charged.",
+        no_speed="as F9, once the server answers otherwise",
     ),
     Row(
         "F17",
         "READONLY: a master became a replica, and the connection to it is still open.",
         "The connection is closed, the new master is found, and leases are acquired there.",
+        no_speed="not measured: it depends on Sentinel",
     ),
     Row(
         "F18",
         "A failover loses the last writes.",
         "Epochs are greater than all earlier ones. Lost acknowledgements repeat runs. Lost sends"
         " are the documented window.",
+        no_speed="not measured: it depends on Sentinel",
     ),
     Row(
         "F19",
         "Two masters at the same time.",
         "With `min-replicas-to-write`, the minority refuses writes, and the start checks"
         " recommend it. Writes accepted by the minority are the documented window.",
+        no_speed="not measured: it depends on Sentinel",
     ),
     Row(
         "F20",
@@ -165,6 +178,7 @@ ROWS = (
         "Reading, handling and acknowledging continue, because they free memory. Retries and"
         " dead letters stay pending until there is room, producers get an error, and leases are"
         " kept.",
+        no_speed="no time: messages are handled all the while",
     ),
     Row(
         "F22",
@@ -173,23 +187,27 @@ ROWS = (
         "Nothing is read, running messages finish, and acknowledgements are repeated until they"
         " are answered. When writes are accepted again, everything continues without a repeated"
         " run.",
+        no_speed="as F9, once writes are accepted",
     ),
     Row(
         "F23",
         "The server may evict keys.",
         "The daemon refuses to start and names the setting to change. A setting overrides that.",
+        no_speed="the daemon does not start",
     ),
     Row(
         "F24",
         "Slots of a cluster move: MOVED, ASK, TRYAGAIN.",
         "Calls follow or wait, even for longer than a lease lasts. Nothing is lost, and nothing"
         " runs twice.",
+        no_speed="not measured: it depends on how long the slots move",
     ),
     Row(
         "F25",
         "Another client trims the stream: entries are pending, and their bodies are gone.",
         "They are settled and counted on every version. A running one is settled with the body"
         " in the worker, and no process waits for the others.",
+        no_speed="no time: messages are handled all the while",
     ),
     Row(
         "F26",
@@ -197,6 +215,7 @@ ROWS = (
         "A destroyed group is created again without skipping unread messages, and work"
         " continues without a crash. The commands for all this are refused as long as anything"
         " is owned or pending.",
+        no_speed="not measured: it depends on the command",
     ),
     Row(
         "F27",
@@ -204,22 +223,26 @@ ROWS = (
         "Inherited entries run in rounds under a durable mark. A second loss accuses the entries of"
         " the marks, which run alone then. The killer is charged at its third host and becomes a"
         " dead letter. No other message is charged.",
+        no_speed="not measured: three hosts are lost, each as in F7",
     ),
     Row(
         "F28",
         "All instances restart, or all leases expire, at the same time.",
         "Acquiring is spread and bounded. The fleet comes to rest in balance.",
+        no_speed="not measured: as F7 for all partitions",
     ),
     Row(
         "F29",
         "A group without readers holds the trimming.",
         "It is named with the amount it keeps, in metrics, by the alert and by the doctor. Only"
         " an explicit deletion frees the stream.",
+        no_speed="no time: messages are handled all the while",
     ),
     Row(
         "F30",
         "Giant payloads.",
         "Fetched messages are bounded by bytes, memory stays near that bound, and leases are kept.",
+        no_speed="no time: messages are handled all the while",
     ),
     Row(
         "F31",
@@ -228,6 +251,7 @@ ROWS = (
         "The first signal drains, repeated ones shorten the drain, the last kills. Workers obey"
         " only their supervisor. Messages that had not started are untouched, and leases are"
         " released last.",
+        no_speed="the daemon stops",
     ),
     Row(
         "F32",
@@ -237,6 +261,7 @@ ROWS = (
             "redis7": "this build (Debian's, with jemalloc) does not start under libfaketime, so"
             " its clock cannot be set back. The other tests of the row have passed there."
         },
+        no_speed="no time: the first supervisor is not disturbed",
     ),
     Row(
         "F33",
@@ -244,17 +269,20 @@ ROWS = (
         "A child has no connection of its parent and no descriptor that it does not need."
         " Nothing deadlocks, and the parent's sessions continue.",
         not_on=_WITHOUT_TLS,
+        no_speed="no time: messages are handled all the while",
     ),
     Row(
         "F34",
         "No process reads the log, or its disk is full.",
         "No process waits for the log. Lines are dropped and counted, and leases are kept.",
+        no_speed="no time: messages are handled all the while",
     ),
     Row(
         "F35",
         "A hostile payload.",
         "Decoding is bounded and executes nothing. The message becomes a dead letter, and the"
         " worker continues.",
+        no_speed="no time: messages are handled all the while",
     ),
     Row(
         "F36",
@@ -262,6 +290,7 @@ ROWS = (
         "Connecting is repeated with growing delays, an expired certificate is refused by name,"
         " and a reload reads new certificates.",
         not_on=_WITHOUT_TLS,
+        no_speed="as F11, once the name or the certificate is right",
     ),
     Row(
         "F37",
@@ -269,6 +298,7 @@ ROWS = (
         "It is killed with the worker's process group. A process that has left the group is"
         " adopted, never stays a zombie, and exits with the service. The supervisor can never"
         " hit itself.",
+        no_speed="as F1",
     ),
     Row(
         "F38",

@@ -13,7 +13,7 @@ import pytest
 from tests.faults import recorder
 from tests.faults.__main__ import PAGE, RESULTS, ROOT, current_page, last_results
 from tests.faults.marked import rows_of_tests
-from tests.faults.results import SERVERS, joined, merged, shown_on
+from tests.faults.results import SERVERS, full_speed_after, joined, merged, shown_on
 from tests.faults.table import ROWS, UNTESTED_MAX
 from tests.support.servers import find_binary, needed
 
@@ -58,6 +58,25 @@ def test_the_last_run_has_shown_every_row_on_every_server():
             wrong[row.name] = (sorted(left), sorted(row.not_on))
 
     assert wrong == {}, "row: servers on which it was not shown, and those that it excepts"
+
+
+@pytest.mark.skipif(not RESULTS.exists(), reason="not run: `make verify NAME=faults`")
+def test_every_row_has_a_time_until_full_speed_or_says_why_not():
+    results, tests = last_results(), rows_of_tests()
+    measured = {
+        row.name
+        for row in ROWS
+        if full_speed_after([test for test, rows in tests.items() if row.name in rows], results)
+    }
+
+    assert measured == {row.name for row in ROWS if not row.no_speed}
+
+
+def test_the_longest_time_until_full_speed_counts_on_each_server():
+    results = {"full_speed": {"redis7": {"a": 1.0, "b": 2.5}, "valkey": {"a": 3.0}}}
+
+    assert full_speed_after(["a", "b"], results) == {"valkey": 3.0, "redis7": 2.5}
+    assert full_speed_after(["c"], results) == {}
 
 
 def outcomes(**of_servers: dict[str, str]) -> dict[str, object]:

@@ -1,0 +1,175 @@
+"""How long after a fault the throughput is back. Times are recorded for the page, not asserted.
+
+One scene per row: a partition with a backlog, or one for each of two instances, eight runs at a
+time, and one strike. Other tests show what else the row requires.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.faults.results import FULL_SPEED
+from tests.support.clock import HOUR, Clock
+from tests.support.daemon import Daemon
+from tests.support.full_speed import CODE, CONSUMER, Load
+from tests.support.kill_matrix import freeze, thaw
+from tests.support.proxy import FaultProxy
+from tests.support.servers import ProcessServer
+
+Make = Callable[..., Daemon]
+Record = Callable[[str, Any], None]
+TTL_SECONDS = 5.0
+OPTIONS = {"lease_ttl": f"{TTL_SECONDS}s", "rebalance_delay": "0s", "rebalance_hold": "0s"}
+
+
+@contextmanager
+def working(make: Make, **given: Any) -> Iterator[tuple[Daemon, Load]]:
+    """One daemon with a backlog, at full speed."""
+    made = make(code=CODE, consumer=CONSUMER, daemon=OPTIONS, **given)
+    with made:
+        yield made, Load(made)
+        assert made.stop() == 0
+
+
+@contextmanager
+def two_working(make: Make) -> Iterator[tuple[Daemon, Daemon, Load]]:
+    """Two daemons with a partition each, at full speed."""
+    given = {"partitions": 2, "code": CODE, "consumer": CONSUMER, "daemon": OPTIONS}
+    first, second = make(name="a", **given), make(name="b", **given)
+    with first, second:
+        first.wait_for(
+            lambda: len(first.pids()) == len(second.pids()) == 1, what="one each", timeout=30
+        )
+        yield first, second, Load(second)
+        assert second.stop() == 0
+
+
+@pytest.mark.fault("F1")
+def test_after_a_worker_is_killed(make: Make, record_property: Record) -> None:
+    with working(make) as (daemon, load):
+        killed_at = time.monotonic()
+        os.kill(daemon.pids()[0], signal.SIGKILL)
+        record_property(FULL_SPEED, load.seconds_until_full(killed_at))
+
+
+@pytest.mark.fault("F6")
+def test_after_a_supervisor_is_killed(make: Make, record_property: Record) -> None:
+    """Its successor starts as soon as its processes are gone, as systemd starts one."""
+    with working(make) as (daemon, load):
+        killed_at = time.monotonic()
+        daemon.kill()
+        daemon.wait_gone(5.0)
+        daemon.start()
+        record_property(FULL_SPEED, load.seconds_until_full(killed_at))
+
+
+@pytest.mark.fault("F7")
+def test_after_a_host_is_lost(make: Make, record_property: Record) -> None:
+    """Nothing proves its death, so that its lease of 5 s has to expire."""
+    with two_working(make) as (first, _second, load):
+        freeze(first)  # it has no time to release anything
+        lost_at = time.monotonic()
+        first.kill()
+        record_property(FULL_SPEED, load.seconds_until_full(lost_at))
+
+
+@pytest.mark.fault("F8")
+def test_after_an_instance_has_paused(make: Make, record_property: Record) -> None:
+    """It pauses for longer than its lease of 5 s; the other instance takes its partition over."""
+    with two_working(make) as (first, _second, load):
+        paused_at = time.monotonic()
+        freeze(first)
+        try:
+            record_property(FULL_SPEED, load.seconds_until_full(paused_at))
+        finally:
+            thaw(first)
+
+
+@pytest.mark.fault("F9")
+def test_after_a_server_has_paused(
+    make: Make, fresh_server: ProcessServer, record_property: Record
+) -> None:
+    with working(make) as (daemon, load):
+        mark = daemon.mark()
+        fresh_server.pause()
+        daemon.wait_event("redis.lost", after=mark, role="supervisor", timeout=30)
+        resumed_at = time.monotonic()
+        fresh_server.resume()
+        record_property(FULL_SPEED, load.seconds_until_full(resumed_at))
+
+
+@pytest.mark.fault("F10")
+@pytest.mark.parametrize("jump", [HOUR, -HOUR])
+def test_after_a_clock_has_jumped(
+    make: Make, fresh_server: ProcessServer, record_property: Record, jump: int
+) -> None:
+    clock = Clock(fresh_server)
+    with working(make) as (_daemon, load):
+        jumped_at = time.monotonic()
+        clock.jump_to(jump)
+        record_property(FULL_SPEED, load.seconds_until_full(jumped_at))
+
+
+@pytest.fixture
+def proxy(fresh_server: ProcessServer) -> Iterator[FaultProxy]:
+    with FaultProxy(fresh_server.socket_path) as made:
+        yield made
+
+
+@pytest.mark.fault("F11")
+def test_after_a_network_was_away(make: Make, proxy: FaultProxy, record_property: Record) -> None:
+    with working(make, redis_url=proxy.url) as (daemon, load):
+        mark = daemon.mark()
+        proxy.hold(requests=True, replies=True)
+        daemon.wait_event("redis.lost", after=mark, role="supervisor", timeout=30)
+        healed_at = time.monotonic()
+        proxy.heal()
+        record_property(FULL_SPEED, load.seconds_until_full(healed_at))
+
+
+@pytest.mark.fault("F13")
+def test_after_all_connections_are_reset(
+    make: Make, proxy: FaultProxy, record_property: Record
+) -> None:
+    with working(make, redis_url=proxy.url) as (_daemon, load):
+        cut_at = time.monotonic()
+        proxy.cut()
+        record_property(FULL_SPEED, load.seconds_until_full(cut_at))
+
+
+@pytest.mark.fault("F14")
+def test_after_a_server_is_killed(
+    make: Make, fresh_server: ProcessServer, record_property: Record
+) -> None:
+    """It has its append-only file; the time counts from when it accepts commands again."""
+    with working(make) as (daemon, load):
+        mark = daemon.mark()
+        fresh_server.kill()
+        daemon.wait_event("redis.lost", after=mark, role="supervisor", timeout=30)
+        fresh_server.restart()
+        record_property(FULL_SPEED, load.seconds_until_full(time.monotonic()))
+
+
+@pytest.mark.fault("F20")
+def test_after_the_scripts_are_forgotten(make: Make, record_property: Record) -> None:
+    with working(make) as (daemon, load):
+        flushed_at = time.monotonic()
+        daemon.link.execute("SCRIPT", "FLUSH")
+        record_property(FULL_SPEED, load.seconds_until_full(flushed_at))
+
+
+@pytest.mark.fault("F38")
+def test_after_all_connections_have_died_silently(
+    make: Make, proxy: FaultProxy, record_property: Record
+) -> None:
+    with working(make, redis_url=proxy.url) as (_daemon, load):
+        died_at = time.monotonic()
+        proxy.silence()
+        record_property(FULL_SPEED, load.seconds_until_full(died_at))

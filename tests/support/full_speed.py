@@ -1,0 +1,88 @@
+"""How long after a fault a fleet handles messages at full speed again.
+
+The handlers sleep, so that the speed is that of the settings, not of the machine. A backlog keeps
+all lanes busy from before the fault until after it.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+from tests.support.daemon import GROUP, Daemon
+
+SLEEP_SECONDS = 0.05
+LANES = 8  # 160 messages per second and partition
+BACKLOG_SECONDS = 60
+WINDOW_SECONDS = 0.5
+FULL = 0.8  # part of the rate before the fault that counts as full speed
+STEADY_SECONDS = 3.0  # of full speed, before a fault is over
+PATIENCE_SECONDS = 25.0
+
+CODE = f"""
+import time
+from streamqd import Message
+from tests.support.ledger import Ledger
+
+ledger = Ledger.here(durable=False)
+
+def obey(message: Message) -> None:
+    time.sleep({SLEEP_SECONDS})
+    ledger._note_run("end", message)
+"""
+CONSUMER = {"concurrency": LANES, "order": "none"}
+
+
+def seconds_until_full(times: Sequence[float], fault: float, rate: float) -> float | None:
+    """Return the seconds from a fault until the speed is full and stays so, None if it is not yet.
+
+    `times` are the ends of runs in order, on the clock of `fault`; `rate` is in runs per second.
+    The speed is full at a run if WINDOW_SECONDS of the rate follow it, and stays full if this holds
+    for STEADY_SECONDS. A fault that changes nothing gives 0.
+    """
+    wanted = int(FULL * rate * WINDOW_SECONDS)
+    over = fault
+    for index in range(max(0, bisect_left(times, fault) - 1), len(times) - wanted):
+        if times[index + wanted] - times[index] > WINDOW_SECONDS:
+            over = max(fault, times[index + 1])
+    seen = times[-wanted] if len(times) > wanted else fault
+    return over - fault if seen - over >= STEADY_SECONDS else None
+
+
+class Load:
+    """Messages for daemons that share one ledger, and the times at which their runs ended."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        """Send the backlog, and wait until it is handled at a steady rate."""
+        self._daemon = daemon
+        expected = daemon.partitions * LANES / SLEEP_SECONDS
+        daemon.send(["x"] * int(BACKLOG_SECONDS * expected))
+        self._wait(lambda: self._rate(time.monotonic()) >= FULL * expected, "full speed")
+        since = time.monotonic()
+        self._wait(lambda: time.monotonic() - since >= 1.0, "a second of it")
+        self.rate = self._rate(time.monotonic())
+
+    def seconds_until_full(self, fault: float) -> float:
+        """Wait until full speed, and return the seconds since `fault` (monotonic)."""
+
+        def found() -> float | None:
+            return seconds_until_full(self._times(), fault, self.rate)
+
+        self._wait(lambda: found() is not None, "full speed after the fault")
+        seconds = found()
+        assert seconds is not None
+        assert self._daemon.unsettled() > 0, "the backlog was too small"
+        print(f"full speed ({self.rate:.0f}/s) {seconds:.2f} s after the fault")
+        return round(seconds, 2)
+
+    def _times(self) -> list[float]:
+        records = self._daemon.ledger.records("end")
+        return sorted(each.at for each in records if each.group == GROUP)
+
+    def _rate(self, now: float) -> float:
+        times = self._times()
+        return len(times) - bisect_left(times, now - 1.0)
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        self._daemon.wait_for(condition, what=what, timeout=PATIENCE_SECONDS, every=0.1)

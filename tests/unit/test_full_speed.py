@@ -1,0 +1,42 @@
+"""The time until full speed is that of the last slow window, and is known only after a while."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.full_speed import STEADY_SECONDS, seconds_until_full
+
+RATE = 100.0
+
+
+def runs(since: float, until: float, rate: float = RATE) -> list[float]:
+    """Return the ends of runs at an even rate."""
+    return [since + number / rate for number in range(round((until - since) * rate))]
+
+
+@pytest.mark.parametrize(
+    ("times", "seconds"),
+    [
+        (runs(0, 20), 0.0),
+        (runs(0, 5) + runs(7, 20), 2.0),
+        (runs(0, 5) + runs(5, 7, 40.0) + runs(7, 20), 2.0),
+        (runs(0, 5.5) + runs(7, 8) + runs(9, 20), 4.0),
+    ],
+    ids=["no loss", "a gap", "half the speed", "two gaps, the first after a while"],
+)
+def test_the_time_until_full_speed(times: list[float], seconds: float) -> None:
+    found = seconds_until_full(times, 5.0, RATE)
+    assert found == pytest.approx(seconds, abs=0.5)
+
+
+def test_it_is_unknown_until_the_speed_has_stayed_full() -> None:
+    gap = runs(0, 5)
+    assert seconds_until_full(gap, 5.0, RATE) is None
+    assert seconds_until_full(gap + runs(7, 7 + STEADY_SECONDS / 2), 5.0, RATE) is None
+    assert seconds_until_full(gap + runs(7, 8 + STEADY_SECONDS), 5.0, RATE) is not None
+
+
+def test_full_speed_that_is_lost_again_does_not_count() -> None:
+    """Entries in memory run on for a while after a connection has died."""
+    times = runs(0, 6) + runs(8, 20)
+    assert seconds_until_full(times, 5.0, RATE) == pytest.approx(3.0, abs=0.5)
