@@ -55,6 +55,12 @@ def ensure_topics(
                 logs.bad_value(bad, topic=topic, fix=key_types.remedy(bad.key))
             if not mistyped:
                 _set_aside(error, topic=topic)
+                continue
+            # Views read the topics of the registry, and name the keys that they cannot read.
+            try:
+                topics.register(store, topic)
+            except RedisRefused as refused:
+                _set_aside(refused, topic=topic)
         else:
             problems += _count_problems(settings, topic, count)
             counts[topic] = count or 0

@@ -304,7 +304,9 @@ class BadValues:
 
         A tolerant look raises it only when the server as a whole is unavailable.
         """
-        if error.kind is RefusalKind.OF_A_KEY:
+        if error.code == "WRONGTYPE":
+            self.add(_of_another_type(key))
+        elif error.kind is RefusalKind.OF_A_KEY:
             self.add(BadValue(key, "", str(error)[:120], _OURS))
         elif not self._tolerant or error.kind in _HOPELESS:
             raise error
@@ -333,10 +335,52 @@ def measure_each(store: Store, calls: Sequence[Call], bad: BadValues) -> list[Re
     """Run read scripts in bounded pipelines. None for one with unreadable keys."""
     replies: list[Reply | None] = []
     for call, reply in _measured(store, calls):
-        if isinstance(reply, RedisRefused):
+        if isinstance(reply, RedisRefused) and (
+            reply.code != "WRONGTYPE" or not _mistyped_keys(store, call, bad)
+        ):
             bad.refused(reply, call.key, "EVALSHA")
         replies.append(None if isinstance(reply, RedisRefused) else reply)
     return replies
+
+
+def _mistyped_keys(store: Store, call: Call, bad: BadValues) -> bool:
+    """Keep the keys of a call that have another type than its contract. False if none is found."""
+    wanted = {
+        str(key): spec.type.lower()
+        for spec, key in zip(call.script.keys, call.argv, strict=False)
+        if not (spec.optional and key == call.key)
+    }
+    return keep_mistyped(store, wanted, bad)
+
+
+def keep_mistyped(store: Store, wanted: Mapping[str, str], bad: BadValues) -> bool:
+    """Keep the keys that have another type. False if none has, or the user may not run TYPE."""
+    try:
+        found = wrong_types(store, bad, [wanted])[0]
+    except RedisRefused:
+        return False
+    for key, kind in found.items():
+        bad.keep(Unreadable(key, "", f"a {kind}", f"a {wanted[key]}"))
+    return bool(found)
+
+
+def wrong_types(
+    store: Store, bad: BadValues, wanted: Sequence[Mapping[str, str]]
+) -> list[dict[str, str]]:
+    """Return, for each mapping of keys to types, the keys of another type, with that type."""
+    flat = [key for some in wanted for key in some]
+    replies = iter(ask(store, [("TYPE", key) for key in flat], bad))
+    found = []
+    for some in wanted:
+        types = {key: next(replies) for key in some}
+        found.append(
+            {
+                key: raw.decode()
+                for key, raw in types.items()
+                if raw is not None and raw.decode() not in ("none", some[key])
+            }
+        )
+    return found
 
 
 def _measured(store: Store, calls: Sequence[Call]) -> Iterator[tuple[Call, Reply | RedisRefused]]:

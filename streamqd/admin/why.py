@@ -19,7 +19,7 @@ from streamqd.admin.instances import LiveInstance
 from streamqd.admin.live import LiveDirective, LiveFailure, LiveUnit, LiveView
 from streamqd.admin.partitions import UnitRow
 from streamqd.admin.published import Fleet, FleetState
-from streamqd.admin.reading import BadValues, Unreadable, measure_each
+from streamqd.admin.reading import BadValues, Unreadable, keep_mistyped, measure_each
 from streamqd.errors import Refused
 from streamqd.failures import HOUSEKEEPING
 from streamqd.model import Unit
@@ -225,6 +225,9 @@ def answer(
         bad.keep(unreadable)
     members = members_of(view.instances, state)
     measured = partitions.measured(store, units, bad)
+    free = [each.unit for each in measured if not each.row().owner]
+    # Nothing reads a lease but its scripts, so another type shows only as a missing owner.
+    keep_mistyped(store, {store.keys.lease(*unit): "string" for unit in free}, bad)
     shown = _shown(store, [unit for unit in units if unit.is_of_query], bad)
     answers = []
     for each, held in zip(measured, other_clients(store, units, bad), strict=True):

@@ -54,7 +54,7 @@ def unreadable(rows: Sequence[Unreadable]) -> None:
     for row in rows:
         click.echo(f"! {printable(str(row))}", err=True)
     if rows:
-        click.echo("! run `streamqd doctor --only values` for the fix", err=True)
+        click.echo("! run `streamqd doctor` for the fix", err=True)
 
 
 def styled(text: str, style: str) -> str:

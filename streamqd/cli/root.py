@@ -201,7 +201,7 @@ def _problems(error: Exception, session: Session) -> tuple[list[str], int]:
         case Malformed() | MessageTooLarge():
             code = EXIT_USAGE
         case BadValue():
-            hint = "run `streamqd doctor --only values` for the fix"
+            hint = "run `streamqd doctor` for the fix"
             return [f"{error}; {hint}"], EXIT_REFUSED
         case Refused():
             code = EXIT_REFUSED

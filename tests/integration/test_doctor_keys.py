@@ -137,7 +137,7 @@ def test_a_topic_whose_meta_is_of_another_type(surgery: Surgery) -> None:
         (("HDEL", "partitionCount"), "partitionCount of {meta} cannot be read: it is missing"),
         (("HSET", "partitionCount", ""), "partitionCount of {meta} cannot be read: it is ''"),
         (("DEL",), "partitionCount of {meta} cannot be read: it is missing"),
-        (("SET", "x"), "{meta} cannot be read: it is WRONGTYPE"),
+        (("SET", "x"), "{meta} cannot be read: it is of another type"),
     ],
 )
 def test_status_and_doctor_name_a_topic_without_a_count(
@@ -155,6 +155,19 @@ def test_status_and_doctor_name_a_topic_without_a_count(
         if meta in each["what"]
     ]
     assert named
+
+
+def test_status_names_a_topic_that_could_not_be_created(surgery: Surgery) -> None:
+    """S1: status left out a topic whose meta was of another type before its first start."""
+    settings = config.load(surgery.path)
+    meta = surgery.keys.meta(TOPIC)
+    surgery.do("FLUSHALL")
+    surgery.do("SET", meta, "x")
+    assert ensure_topics(surgery.link, settings) == {}
+    result = CliRunner().invoke(cli, ["--config", str(surgery.path), "status"])
+    assert f"{meta} cannot be read: it is of another type" in result.stderr
+    surgery.do("DEL", meta)
+    assert ensure_topics(surgery.link, settings) == {TOPIC: settings.topics[TOPIC].partitions}
 
 
 def test_a_topic_that_is_being_deleted_lacks_no_count(surgery: Surgery) -> None:
@@ -446,3 +459,24 @@ def test_a_value_that_cannot_be_read(surgery: Surgery) -> None:
     findings = surgery.run("--only", "values")["findings"]
     names = [each["mend"].rpartition(" ")[2] for each in findings]
     assert names == ["$'\\xfe'`", "$'\\xff'`"], "each of them is named"
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "found"),
+    [
+        ("lease", ("HSET", "a", "b"), "it is a hash and not a string"),
+        ("retry_stream", ("SET", "x"), "it is a string and not a stream"),
+    ],
+)
+def test_why_names_the_key_of_the_wrong_type(
+    surgery: Surgery, kind: str, change: tuple[str, ...], found: str
+) -> None:
+    """B3: why named the stream for each key of its partition, and said nothing about a lease."""
+    key = getattr(surgery.keys, kind)(TOPIC, 0, GROUP)
+    surgery.do("DEL", surgery.keys.fence(TOPIC, 0, GROUP))
+    surgery.do("DEL", key)
+    surgery.do(change[0], key, *change[1:])
+    result = CliRunner().invoke(cli, ["--config", str(surgery.path), "why", f"{TOPIC}/0"])
+    assert f"! {key} cannot be read: {found}\n" in result.stderr
+    assert f"{surgery.keys.stream(TOPIC, 0)} cannot be read" not in result.stderr
+    assert "WRONGTYPE" not in result.output

@@ -28,6 +28,7 @@ from streamqd.admin.reading import (
     measure_each,
     pairs,
     read_id,
+    wrong_types,
 )
 from streamqd.admin.retention import known_stand
 from streamqd.admin.schedules import ScheduleRow
@@ -574,25 +575,6 @@ def _typed(keys: Keys, topic: str, partition: int) -> dict[str, str]:
         keys.scheduled_items(topic, partition): "hash",
         keys.moving(topic, partition): "hash",
     }
-
-
-def wrong_types(
-    store: Store, bad: BadValues, wanted: Sequence[Mapping[str, str]]
-) -> list[dict[str, str]]:
-    """Return, per mapping of key -> type, the keys with another type, and that type."""
-    flat = [(key, kind) for some in wanted for key, kind in some.items()]
-    replies = iter(ask(store, [("TYPE", key) for key, _ in flat], bad))
-    found = []
-    for some in wanted:
-        types = {key: next(replies) for key in some}
-        found.append(
-            {
-                key: raw.decode()
-                for key, raw in types.items()
-                if raw is not None and raw.decode() not in ("none", some[key])
-            }
-        )
-    return found
 
 
 # --- messages -------------------------------------------------------------------------------------

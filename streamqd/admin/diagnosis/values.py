@@ -17,8 +17,16 @@ from typing import Any, NamedTuple
 
 from streamqd.admin import schedules
 from streamqd.admin.checks import CheckResult, Need, Severity, check
-from streamqd.admin.diagnosis.facts import DiagnosisFacts, TopicFacts, Value, wrong_types
-from streamqd.admin.reading import BATCH, BadValues, Unreadable, ask, measure_each, pairs
+from streamqd.admin.diagnosis.facts import DiagnosisFacts, TopicFacts, Value
+from streamqd.admin.reading import (
+    BATCH,
+    BadValues,
+    Unreadable,
+    ask,
+    measure_each,
+    pairs,
+    wrong_types,
+)
 from streamqd.config.schedules import SCHEDULE_NAME
 from streamqd.errors import BadValue
 from streamqd.model import LETTERS, Unit
