@@ -116,6 +116,11 @@ def _places(asked: Asked) -> list[str]:
     ]
 
 
+def _named_groups(asked: Asked) -> list[str]:
+    """Return topics. After `TOPIC/`, return its groups."""
+    return [each for each in _places(asked) if each.count("/") < 2]
+
+
 def _units(asked: Asked) -> list[str]:
     """Return topics. After `TOPIC/`, return its partitions, alone and with each group."""
     topic, slash, _ = asked.incomplete.partition("/")
@@ -130,7 +135,8 @@ def _units(asked: Asked) -> list[str]:
 LOOKS: dict[str, Look] = {
     "topic": _topics,
     "TOPIC": _topics,
-    "TOPIC/GROUP": _places,
+    "TOPIC/GROUP": _named_groups,
+    "[TOPIC[/GROUP]]...": _named_groups,
     "TOPIC/PARTITION/GROUP": _places,
     "TOPIC/PARTITION[/GROUP]": _places,
     "[TOPIC[/GROUP] | TOPIC/PARTITION/GROUP]": _places,

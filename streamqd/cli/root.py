@@ -250,7 +250,7 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 SECTIONS = {
     "Start": ("init", "check", "config"),
     "Send and read": ("produce", "tail", "delayed", "schedule"),
-    "Inspect": ("status", "partitions", "pending", "top", "trace", "why", "doctor"),
+    "Inspect": ("status", "partitions", "pending", "top", "trace", "why", "doctor", "scale"),
     "Failed messages": ("dlq", "retry"),
     "Topics and groups": ("topic", "group", "trim"),
     "Manage the fleet": (
@@ -269,6 +269,7 @@ _FILES = {
     "messages": ("delayed", "pending", "retry", "tail"),
     "pipeline": ("pipeline",),
     "produce": ("produce",),
+    "scale": ("scale",),
     "schedule": ("schedule",),
     "status": ("partitions", "status"),
     "top": ("top",),

@@ -22,7 +22,6 @@ from streamqd import logs, process
 from streamqd.config import Settings
 from streamqd.errors import BadValue, RedisRefused, RedisUnavailable, RefusalKind, SilentConnection
 from streamqd.housekeeper import health, page
-from streamqd.housekeeper.access import JSON_TYPE, Access
 from streamqd.housekeeper.batch import TimeSlice
 from streamqd.housekeeper.dead_letter_expirer import DeadLetterExpirer
 from streamqd.housekeeper.figures import ask_time, measure
@@ -36,6 +35,7 @@ from streamqd.housekeeper.script_loader import ScriptLoader
 from streamqd.housekeeper.summary import Summary, supervisor_pid
 from streamqd.housekeeper.trimmer import Trimmer
 from streamqd.http import Address, HttpRequest, HttpResponse, HttpServer, Route
+from streamqd.http.access import JSON_TYPE, Access
 from streamqd.metrics import Exporter, MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import InstanceFlags, Scoreboard, WorkerState, now_ns

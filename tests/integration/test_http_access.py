@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from streamqd import config
-from streamqd.housekeeper.access import Access
 from streamqd.http import HttpRequest, HttpResponse, HttpServer
+from streamqd.http.access import Access
 
 REASONS = ["the worker of access/1/hits makes no progress"]
 

@@ -403,6 +403,7 @@ def test_names_are_completed(file: Path, at: At, link: Connection, keys: Keys) -
     assert offered("move", "access/1") == ["access/1/hits"]
     assert offered("why", "acc") == ["access"]
     assert offered("why", "access/1") == ["access/1", "access/1/hits"]
+    assert offered("scale", "access/") == ["access/hits"]
     assert offered("prod") == ["produce"]
 
     # U11: a `--config` after the command counts, ahead of one before it.

@@ -103,6 +103,7 @@ def test_there_are_these_verbs() -> None:
             "doctor stream",
             "top",
             "why",
+            "scale",
         ),
         *("group", "group list", "group describe", "group reset", "group delete", "group adopt"),
         *("group stop", "group start", "trace"),

@@ -12,11 +12,15 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from streamqd import config, logs
+from streamqd.admin import as_json
+from streamqd.admin.scaling import GroupScale, ScaleView
 from streamqd.cli.init import shipped_unit
+from streamqd.cli.scale import scale
 from streamqd.config.values import parse_duration
 from streamqd.housekeeper.health import HOUSEKEEPER_SECONDS, SUPERVISOR_SECONDS
 from streamqd.metrics import METRICS
@@ -421,6 +425,81 @@ def test_the_configuration_of_the_pod_is_valid(
     assert loaded.daemon.instance == "streamqd-1"
     state = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert str(loaded.daemon.state_dir) in state
+
+
+def scaling() -> dict[str, Any]:
+    """Return the manifests for KEDA by their kind."""
+    return {each["kind"]: each for each in documents(KUBERNETES / "scaledobject.yaml")}
+
+
+@pytest.mark.parametrize("kind", ["ScaledObject", "TriggerAuthentication"])
+def test_manifests_for_keda_match_its_schema(kind: str) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    known = json.loads((ROOT / "tests" / "support" / "keda" / "crds.json").read_text())["kinds"][
+        kind
+    ]
+    manifest = scaling()[kind]
+
+    assert manifest["apiVersion"] == known["apiVersion"]
+    jsonschema.validate(manifest["spec"], known["spec"])
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(manifest["spec"] | {"frog": 1}, known["spec"])
+
+
+def test_keda_reads_a_number_that_the_endpoint_has() -> None:
+    """The settings of KEDA's metrics-api scaler are strings, which no schema describes."""
+    manifests = scaling()
+    [trigger] = manifests["ScaledObject"]["spec"]["triggers"]
+    settings = trigger["metadata"]
+    assert set(settings) == {"url", "valueLocation", "targetValue", "authMode"}
+    assert all(isinstance(value, str) for value in settings.values())
+    assert float(settings["targetValue"]) >= 1
+    nothing = GroupScale(0, True, 0, 0, 0, 0)
+    value: Any = as_json(ScaleView("f", 0, 100, 30.0, nothing, {}, []))
+    for name in settings["valueLocation"].split("."):
+        value = value[name]
+    assert value == 0
+    url = urlsplit(settings["url"])
+    service = manifests["Service"]
+    [port] = service["spec"]["ports"]
+    assert url.hostname is not None
+    assert url.hostname.split(".")[0] == service["metadata"]["name"]
+    assert (url.port, url.path) == (port["port"], "/scale")
+    authentication = manifests["TriggerAuthentication"]
+    assert trigger["authenticationRef"]["name"] == authentication["metadata"]["name"]
+    [secret] = authentication["spec"]["secretTargetRef"]
+    assert (settings["authMode"], secret["parameter"]) == ("bearer", "token")
+
+
+def test_the_scaling_pod_has_the_configuration_of_the_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon, deployment, *_ = documents(KUBERNETES / "streamqd.yaml")
+    manifests = scaling()
+    [container] = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
+    pod = manifests["Deployment"]["spec"]["template"]["spec"]
+    [other] = deployment["spec"]["template"]["spec"]["containers"]
+
+    assert manifests["ScaledObject"]["spec"]["scaleTargetRef"]["name"] == "streamqd"
+    assert container["image"] == other["image"]
+    assert container["securityContext"] == other["securityContext"]
+    mounts = {each["name"]: each for each in other["volumeMounts"]}
+    assert all(mounts[each["name"]] == each for each in container["volumeMounts"])
+    volumes = {each["name"]: each for each in deployment["spec"]["template"]["spec"]["volumes"]}
+    assert all(volumes[each["name"]] == each for each in pod["volumes"])
+    labels = manifests["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert manifests["Service"]["spec"]["selector"] == labels
+    assert manifests["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
+    # The command itself accepts its arguments, but for the server.
+    path = tmp_path / "streamq.toml"
+    path.write_text(daemon["data"]["streamq.toml"])
+    (tmp_path / "http-token").write_text("token")
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    _, config_path, command, *options = container["args"]
+    assert config_path == other["args"][1]
+    params = scale.make_context(command, options).params
+    loaded = config.load(path, {"http.bind": params["bind"]})
+    assert loaded.http.address == ("0.0.0.0", container["ports"][0]["containerPort"])
 
 
 def test_the_image_and_the_manifests_agree() -> None:

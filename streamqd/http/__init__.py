@@ -63,6 +63,8 @@ class HttpServer:
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self.bound: Address | None = None
         """The address it listens on, with the real port for port 0; None while not listening."""
+        self.listening = threading.Event()
+        """Set once it listens."""
 
     def start(self) -> None:
         """Start serving in a thread."""
@@ -114,15 +116,18 @@ class HttpServer:
                 listener = _listen(self._address)
                 break
             except (OSError, OverflowError) as error:
-                shown = _shown(self._address)
                 if not self._failures:
-                    logs.event("http.unavailable", logging.WARNING, address=shown, error=str(error))
+                    address = shown(self._address)
+                    logs.event(
+                        "http.unavailable", logging.WARNING, address=address, error=str(error)
+                    )
                 wait = min(longest, first * 2 ** min(self._failures, 16))
                 self._failures += 1
             await asyncio.sleep(wait)
         unix = isinstance(self._address, Path)
         self.bound = self._address if unix else listener.getsockname()[:2]
-        logs.event("http.listening", address=_shown(self.bound))
+        logs.event("http.listening", address=shown(self.bound))
+        self.listening.set()
         return listener
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -246,9 +251,9 @@ def fault_of(address: Address) -> str | None:
             _listen(address).close()
     except (OSError, OverflowError) as error:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            return f"{_shown(address)} is in use by another process"
+            return f"{shown(address)} is in use by another process"
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return f"{_shown(address)} cannot be listened on: {reason}"
+        return f"{shown(address)} cannot be listened on: {reason}"
     return None
 
 
@@ -276,7 +281,8 @@ def _is_stale(path: Path) -> bool:
     return False
 
 
-def _shown(address: Address) -> str:
+def shown(address: Address) -> str:
+    """Return the address as text, such as `http://127.0.0.1:9464`."""
     if isinstance(address, Path):
         return f"unix:{address}"
     host, port = address

@@ -1,0 +1,155 @@
+"""How many workers each group can use now: the data of `streamqd scale` and of autoscalers.
+
+It is measured in Redis, so it is also known while no instance runs. Writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from streamqd.admin import partitions, published, topics
+from streamqd.admin.partitions import COUNT_MAX, MeasuredUnit, by_group
+from streamqd.admin.published import Fleet
+from streamqd.admin.reading import BadValues, Unreadable, ask
+from streamqd.errors import Refused
+from streamqd.model import LETTERS, Unit
+from streamqd.store.directives import Directives
+from streamqd.store.keys import Keys
+from streamqd.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class GroupScale:
+    """The work of one group, and the number of workers that it can use.
+
+    `backlog` counts unread messages, delivered ones that are not finished, and `due` ones: retries,
+    delayed sends and schedules whose time comes within the given seconds. `backlog_exact` is false
+    where the server keeps no count of unread messages, so that `backlog` is a lower bound. `busy`
+    is the number of partitions with unfinished messages. `wanted` is the number of partitions with
+    a backlog, but no more than one for each `target` messages. It is 0 for a paused or stopped
+    group.
+    """
+
+    backlog: int
+    backlog_exact: bool
+    due: int
+    busy: int
+    partitions: int
+    wanted: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleView:
+    """The work of all chosen groups, by TOPIC/GROUP, and the total over them.
+
+    `unreadable` are values in Redis that cannot be read. An unreadable number counts as 0.
+    """
+
+    fleet: str
+    now_unix_ms: int
+    target: int
+    within_seconds: float
+    total: GroupScale
+    groups: dict[str, GroupScale]
+    unreadable: list[Unreadable]
+
+
+def measure(
+    fleet: Fleet, names: Collection[str] = (), *, target: int, within_seconds: float
+) -> ScaleView:
+    """Measure groups by their names, TOPIC or TOPIC/GROUP, or all groups if there are no names.
+
+    `target` is the backlog that one worker should have, at least 1. Raises TopicMissing, and
+    Refused if there is no such group.
+    """
+    store, bad = fleet.store, BadValues()
+    state = published.fleet_state(fleet, bad)
+    chosen = [name.partition("/") for name in names]
+    units: list[Unit] = []
+    for topic in dict.fromkeys(topic for topic, _, _ in chosen) if chosen else (None,):
+        for each, count in topics.counts_of(store, topic, bad).items():
+            found = topics.groups(store, each, range(count), queries=False, bad=bad)
+            units += [Unit(each, number, group) for group in found for number in range(count)]
+    if chosen:
+        units = [each for each in units if not {each.topic, _name(each)}.isdisjoint(names)]
+        there = {_name(each) for each in units}
+        for name, (topic, slash, group) in zip(names, chosen, strict=True):
+            if slash and name not in there:
+                raise Refused(f"no group {group} reads the topic {topic}")
+    measured = partitions.measured(store, units, bad)
+    due = _due(store, units, state.now_unix_ms + int(within_seconds * 1000), bad)
+    groups = {
+        "/".join(pair): _group(some, due, state.control, target)
+        for pair, some in by_group(measured).items()
+    }
+    return ScaleView(
+        fleet=fleet.name,
+        now_unix_ms=state.now_unix_ms,
+        target=target,
+        within_seconds=within_seconds,
+        total=_total(list(groups.values())),
+        groups=groups,
+        unreadable=bad.rows,
+    )
+
+
+def _name(unit: Unit) -> str:
+    return f"{unit.topic}/{unit.group}"
+
+
+def _due(store: Store, units: Sequence[Unit], last_unix_ms: int, bad: BadValues) -> Counter[Unit]:
+    """Count what is due for each assignment up to an instant."""
+    sets = {unit: _timed(store.keys, unit) for unit in units}
+    names = list(dict.fromkeys(name for some in sets.values() for name in some))
+    replies = ask(store, [("ZCOUNT", name, "-inf", last_unix_ms) for name in names], bad)
+    counts = dict(zip(names, replies, strict=True))
+    return Counter({unit: sum(counts[name] or 0 for name in some) for unit, some in sets.items()})
+
+
+def _timed(keys: Keys, unit: Unit) -> list[str]:
+    """Return the sorted sets, by due time, of what an assignment will have to handle."""
+    found = [keys.retry(*unit)]
+    if not unit.group.endswith(LETTERS):  # dead letters have no delayed sends
+        place = (unit.topic, unit.partition)
+        found += [keys.scheduled(*place), keys.schedules_due(*place)]
+    return found
+
+
+def _group(
+    assignments: Sequence[MeasuredUnit], due: Counter[Unit], control: Directives, target: int
+) -> GroupScale:
+    backlogs = {each.unit: _backlog(each) + due[each.unit] for each in assignments}
+    able = [
+        backlog
+        for unit, backlog in backlogs.items()
+        if control.pause_of(unit) is None and control.stop_of(unit) is None
+    ]
+    known = [each for each in assignments if each.figures is not None]
+    return GroupScale(
+        backlog=sum(backlogs.values()),
+        backlog_exact=all(each.lag is not None for each in known),
+        due=sum(due[unit] for unit in backlogs),
+        busy=sum(each.figures.pending > 0 for each in known if each.figures),
+        partitions=len(backlogs),
+        wanted=min(sum(backlog > 0 for backlog in able), -(-sum(able) // target)),
+    )
+
+
+def _backlog(each: MeasuredUnit) -> int:
+    """Return the unread and pending messages. 0 where the group does not exist yet."""
+    if each.figures is None:
+        return 0
+    return (COUNT_MAX if each.lag is None else each.lag) + each.figures.pending
+
+
+def _total(groups: Sequence[GroupScale]) -> GroupScale:
+    return GroupScale(
+        backlog=sum(each.backlog for each in groups),
+        backlog_exact=all(each.backlog_exact for each in groups),
+        due=sum(each.due for each in groups),
+        busy=sum(each.busy for each in groups),
+        partitions=sum(each.partitions for each in groups),
+        wanted=sum(each.wanted for each in groups),
+    )

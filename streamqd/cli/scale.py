@@ -1,0 +1,167 @@
+"""`streamqd scale`: how many workers each group can use, printed once or served over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+
+import click
+
+from streamqd import http, logs
+from streamqd.admin.scaling import GroupScale, ScaleView, measure
+from streamqd.cli.arguments import DURATION
+from streamqd.cli.command import CommandResult, answering
+from streamqd.cli.output import json_text, printable, table, unreadable
+from streamqd.cli.session import Session
+from streamqd.errors import RedisRefused, RedisUnavailable, Refused, StreamqdError
+from streamqd.http import HttpRequest, HttpResponse, HttpServer
+from streamqd.http.access import JSON_TYPE, Access
+
+SHARED_SECONDS = 1.0  # for which one look answers all requests
+LOOK_TIMEOUT = 3.0  # seconds per round trip to Redis, which an autoscaler waits for
+LISTEN_SECONDS = 5.0
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@click.command(short_help="Show how many workers each group can use.")
+@click.argument("names", metavar="[TOPIC[/GROUP]]...", nargs=-1)
+@click.option(
+    "--target",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="Messages that one worker should have to do.",
+)
+@click.option(
+    "--within",
+    type=DURATION,
+    default="30s",
+    show_default=True,
+    help="Count retries, delayed sends and schedules that are due in this time.",
+)
+@click.option(
+    "--bind",
+    metavar="ADDRESS",
+    help="Serve GET /scale on this address, such as 127.0.0.1:9465, until SIGTERM.",
+)
+@answering
+def scale(
+    session: Session, *, names: tuple[str, ...], target: int, within: float, bind: str | None
+) -> CommandResult | int:
+    """Show the backlog of each group and the number of workers that it can use.
+
+    WANTED is the number of partitions with a backlog, but at most one for each --target messages,
+    and 0 for a paused or stopped group. It is measured in Redis, so it is also known while no
+    instance runs. With --bind, an autoscaler can start instances when there is work, and stop all
+    of them when there is none. The settings of [http] apply to that address: the token, the names
+    of hosts, and allow_public.
+
+    \b
+    Example:
+      streamqd scale
+      streamqd scale orders/billing --json
+      streamqd scale --bind 127.0.0.1:9465
+    """
+    for name in names:
+        topic, slash, group = name.partition("/")
+        if not topic or "/" in group or (slash and not group):
+            raise click.UsageError(f"{name}: write TOPIC or TOPIC/GROUP")
+
+    def look() -> ScaleView:
+        return measure(session.fleet, names, target=target, within_seconds=within)
+
+    if bind is not None:
+        return ScaleServer(session, bind, look).run()
+    seen = look()
+    return CommandResult(seen, lambda: _show(seen))
+
+
+def _show(seen: ScaleView) -> None:
+    unreadable(seen.unreadable)
+    if not seen.groups:
+        click.echo("no groups")
+        return
+    rows = [_row(name, each) for name, each in seen.groups.items()]
+    if len(rows) > 1:
+        rows.append(_row("total", seen.total))
+    table(("GROUP", "BACKLOG", "DUE", "BUSY", "PARTITIONS", "WANTED"), rows)
+
+
+def _row(name: str, each: GroupScale) -> tuple[object, ...]:
+    backlog = each.backlog if each.backlog_exact else f"{each.backlog:,}+"
+    return name, backlog, each.due, each.busy, each.partitions, each.wanted
+
+
+class ScaleServer:
+    """Serves `GET /scale`, and `/livez`, which does not depend on Redis.
+
+    While Redis does not answer, `/scale` is 503 with a sentence, so that an autoscaler keeps the
+    number of instances. One look answers all requests of a second.
+    """
+
+    def __init__(self, session: Session, bind: str, look: Callable[[], ScaleView]) -> None:
+        session.overrides["http.bind"] = bind
+        session.timeout = session.timeout or LOOK_TIMEOUT
+        address = session.settings.http.address
+        if address is None:
+            raise click.UsageError("--bind: write HOST:PORT or unix:PATH")
+        self._session = session
+        self._look = look
+        self._address = address
+        self._away = logs.Episode("redis.lost", "redis.back")
+        self._next_look = 0.0  # monotonic
+        self._response = HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE, b"")
+        access = Access(session.settings.http)
+        self._server = HttpServer(
+            address,
+            {
+                "/scale": access.addressed(access.guarded(self._scale)),
+                "/livez": lambda request: access.health(request, []),
+            },
+        )
+
+    def run(self) -> int:
+        """Serve until SIGTERM or SIGINT. Raises Refused if it cannot listen on the address."""
+        if fault := http.fault_of(self._address):
+            raise Refused(fault)
+        with contextlib.suppress(RedisUnavailable):
+            self._look()  # a wrong name is an error at the start
+        log = self._session.settings.log
+        logs.setup(role="scale", style=log.format, level=log.level)
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # also for the server's thread
+        self._server.start()
+        try:
+            if not self._server.listening.wait(LISTEN_SECONDS) or self._server.bound is None:
+                raise Refused(f"{http.shown(self._address)} is in use by another process")
+            click.echo(f"scale: {http.shown(self._server.bound)}/scale")
+            signal.sigwait(STOP_SIGNALS)
+        finally:
+            self._server.stop()
+            logs.close()
+        return 0
+
+    def _scale(self, _request: HttpRequest) -> HttpResponse:
+        if time.monotonic() >= self._next_look:
+            self._response = self._measured()
+            # From the end of the look, so that a slow server is asked less often.
+            self._next_look = time.monotonic() + SHARED_SECONDS
+            logs.flush()
+        return self._response
+
+    def _measured(self) -> HttpResponse:
+        try:
+            document = json_text(self._look())
+        except RedisUnavailable as error:
+            return self._unavailable(self._session.explained(error))
+        except StreamqdError as error:
+            return self._unavailable(error)
+        self._away.recovered()
+        return HttpResponse(HTTPStatus.OK, f"{document}\n".encode(), JSON_TYPE)
+
+    def _unavailable(self, error: StreamqdError) -> HttpResponse:
+        if isinstance(error, RedisUnavailable | RedisRefused):
+            self._away.failed(error=str(error))
+        return HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE, f"{printable(str(error))}\n".encode())

@@ -1,0 +1,255 @@
+"""`streamqd scale` on a real server: the figures, and the endpoint for autoscalers."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from streamqd.store.client import Connection
+from streamqd.store.keys import Keys
+from tests.contract.desk import Desk
+from tests.support.daemon import toml
+from tests.support.servers import Server
+from tests.support.verbs import At, Run, document
+
+Scale = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def scale(run: Run) -> Scale:
+    """Return the document of `scale --json`."""
+    return lambda *args, **more: document(run("scale", *args, "--json", **more))
+
+
+def write(desk: Desk, number: int) -> None:
+    """Make the group of the desk, then write messages to its partition."""
+    desk.groups()
+    for _ in range(number):
+        desk.do("XADD", desk.stream, "*", "payload", "x")
+
+
+def later(desk: Desk, key: str, seconds: float, number: int = 1) -> None:
+    """Add members to a sorted set that are due after that time."""
+    for at in range(number):
+        desk.do("ZADD", key, int(desk.now_unix_ms() + seconds * 1000), f"0-{at}-{seconds}")
+
+
+def test_one_worker_is_wanted_for_each_partition_with_a_backlog(at: At, scale: Scale) -> None:
+    for partition, number in enumerate((300, 0, 40)):
+        write(at(partition), number)
+
+    assert scale()["groups"] == {
+        "access/hits": {
+            "backlog": 340,
+            "backlog_exact": True,
+            "due": 0,
+            "busy": 0,
+            "partitions": 3,
+            "wanted": 2,
+        }
+    }
+
+
+def test_a_worker_has_at_least_the_target_to_do(at: At, scale: Scale) -> None:
+    for partition in range(3):
+        write(at(partition), 2)
+
+    wanted = {target: scale("--target", target)["total"]["wanted"] for target in ("1", "3", "100")}
+
+    assert wanted == {"1": 3, "3": 2, "100": 1}, "one message is enough for one worker"
+
+
+def test_delivered_messages_count_until_they_are_finished(at: At, scale: Scale) -> None:
+    desk = at(1)
+    write(desk, 3)
+    [first, *_] = desk.fetch()
+    total = scale()["total"]
+    assert (total["backlog"], total["busy"], total["wanted"]) == (3, 1, 1)
+
+    desk.do("XACK", desk.stream, desk.unit.group, first)
+
+    assert scale()["total"]["backlog"] == 2
+
+
+def test_work_counts_before_it_is_due(at: At, keys: Keys, scale: Scale) -> None:
+    """Instances are started ahead of a retry, a delayed send and a schedule."""
+    desk = at(0)
+    write(desk, 0)
+    assert scale()["total"]["wanted"] == 0
+    place = ("access", 0)
+    for key in (keys.retry(*desk.unit), keys.scheduled(*place), keys.schedules_due(*place)):
+        later(desk, key, 20)
+        later(desk, key, 3600)
+
+    assert (scale()["total"]["due"], scale()["total"]["wanted"]) == (3, 1)
+    assert scale("--within", "10s")["total"]["due"] == 0
+    assert scale("--within", "2h")["total"]["backlog"] == 6
+
+
+def test_each_group_gets_a_delayed_send_of_its_topic(at: At, keys: Keys, scale: Scale) -> None:
+    for group in ("hits", "bills"):
+        write(at(0, group), 0)
+    later(at(0), keys.scheduled("access", 0), 5)
+
+    found = scale()
+
+    assert {name: each["due"] for name, each in found["groups"].items()} == {
+        "access/bills": 1,
+        "access/hits": 1,
+    }
+    assert found["total"]["wanted"] == 2
+
+
+def test_a_paused_or_stopped_group_wants_no_worker(at: At, scale: Scale, run: Run) -> None:
+    for group in ("hits", "bills"):
+        write(at(0, group), 5)
+    write(at(1), 5)
+    run("pause", "access/0/hits")
+    run("group", "stop", "access", "bills")
+
+    found = scale()["groups"]
+
+    assert {name: (each["backlog"], each["wanted"]) for name, each in found.items()} == {
+        "access/hits": (15, 1),
+        "access/bills": (10, 0),
+    }
+
+
+def test_groups_are_chosen_by_name(at: At, scale: Scale, run: Run) -> None:
+    for group in ("hits", "bills"):
+        write(at(0, group), 1)
+
+    assert list(scale("access/bills")["groups"]) == ["access/bills"]
+    assert set(scale("access")["groups"]) == {"access/hits", "access/bills"}
+    refused = run("scale", "access/none", code=8)
+    assert "no group none reads the topic access" in refused.stderr
+    assert "write TOPIC or TOPIC/GROUP" in run("scale", "access/0/hits", code=2).stderr
+    assert "the topic nowhere does not exist" in run("scale", "nowhere", code=8).stderr
+
+
+def test_the_table_has_a_total(at: At, run: Run) -> None:
+    assert run("scale").stdout == "no groups\n"
+    for group in ("hits", "bills"):
+        write(at(0, group), 1)
+
+    lines = run("scale").stdout.splitlines()
+
+    assert lines[0].split() == ["GROUP", "BACKLOG", "DUE", "BUSY", "PARTITIONS", "WANTED"]
+    assert lines[-1].split() == ["total", "4", "0", "0", "6", "2"]
+
+
+def test_an_unreadable_key_hides_no_other(
+    at: At, keys: Keys, link: Connection, scale: Scale
+) -> None:
+    for partition in (0, 1):
+        write(at(partition), 1)
+    link.execute("SET", keys.scheduled("access", 0), "frog")
+
+    found = scale()
+
+    assert found["total"]["backlog"] == 2
+    assert [each["key"] for each in found["unreadable"]] == [keys.scheduled("access", 0)]
+
+
+# --- the endpoint ---------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def serving(file: Path, *args: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Run `scale --bind`; yield HOST:PORT."""
+    command = [sys.executable, "-m", "streamqd", "--config", str(file), "scale", *args]
+    if "--bind" not in args:
+        command += ["--bind", "127.0.0.1:0"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            assert first.startswith("scale: http://"), first
+            yield urlsplit(first.split()[1]).netloc, process
+        finally:
+            process.kill()
+
+
+def get(place: str, path: str = "/scale", token: str = "") -> tuple[int, str]:
+    connection = http.client.HTTPConnection(place, timeout=10)
+    connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
+    response = connection.getresponse()
+    body = response.read().decode()
+    connection.close()
+    return response.status, body
+
+
+def test_the_endpoint_answers_what_the_command_prints(at: At, file: Path, scale: Scale) -> None:
+    write(at(0), 3)
+
+    with serving(file) as (place, process):
+        status, body = get(place)
+        assert get(place, "/livez")[0] == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+    assert status == 200
+    served, printed = json.loads(body), scale()
+    assert served["groups"] == printed["groups"]
+    assert list(served) == list(printed)
+    assert served["total"]["wanted"] == 1
+
+
+def test_without_redis_the_answer_is_503_and_a_sentence(tmp_path: Path) -> None:
+    """An autoscaler must not take an outage for an empty queue."""
+    file = tmp_path / "streamq.toml"
+    file.write_text(toml({"redis": {"url": f"unix://{tmp_path}/none.sock"}}))
+
+    with serving(file) as (place, process):
+        status, body = get(place)
+        live = get(place, "/livez")[0]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+    assert (status, live) == (503, 200)
+    assert "none.sock" in body
+    assert body.count("\n") == 1
+
+
+def test_an_address_for_others_needs_a_token(
+    at: At, file: Path, tmp_path: Path, server: Server
+) -> None:
+    write(at(0), 1)
+    run = [sys.executable, "-m", "streamqd", "-c", str(file), "scale", "--bind", "0.0.0.0:0"]
+    refused = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 3
+    assert "set http.token_file" in refused.stderr
+    token = tmp_path / "token"
+    token.touch(0o600)
+    token.write_text("secret")
+    file.write_text(file.read_text() + f'\n[http]\ntoken_file = "{token}"\n')
+
+    with serving(file, "--bind", "0.0.0.0:0") as (place, _):
+        place = place.replace("0.0.0.0", "127.0.0.1")
+        assert get(place)[0] == 401
+        assert get(place, token="secret")[0] == 200
+
+
+def test_a_used_address_and_a_wrong_name_end_the_start(at: At, file: Path, run: Run) -> None:
+    write(at(0), 1)
+    with serving(file) as (place, _):
+        refused = run("scale", "--bind", place, code=8)
+    assert "is in use by another process" in refused.stderr
+    assert (
+        "the topic nowhere does not exist"
+        in run("scale", "nowhere", "--bind", "127.0.0.1:0", code=8).stderr
+    )
+    assert "write HOST:PORT" in run("scale", "--bind", "", code=2).stderr
+    assert "is not an address" in run("scale", "--bind", "9465", code=3).stderr
