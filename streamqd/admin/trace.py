@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from streamqd.admin import delayed, live, topics
 from streamqd.admin.dead_letters.selection import LetterFields
 from streamqd.admin.published import Fleet
-from streamqd.admin.reading import Id, ask, last_id, pairs, read_id, server_unix_ms
+from streamqd.admin.reading import Entry, Id, ask, last_id, pairs, read_id, server_unix_ms
 from streamqd.errors import Malformed, RedisRefused, Refused
 from streamqd.message import LAST_ERROR
 from streamqd.model import Unit
@@ -37,12 +37,18 @@ _UNPROVEN = {DONE: GONE, UNREAD: MISSED}  # the same, where nothing proves that 
 
 @dataclass(frozen=True, slots=True)
 class EntryTrace:
-    """The message in the stream of its partition. `key` is null when it has none."""
+    """The message in the stream of its partition. `key` is null when it has none.
+
+    `schedule` is the name of the schedule that sent it, and `scheduled_for` the tick (ISO 8601,
+    UTC), both '' for other messages.
+    """
 
     id: str
     written_unix_ms: int
     key: bytes | None
     payload_bytes: int
+    schedule: str = ""
+    scheduled_for: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +249,7 @@ class _Search:
             now_unix_ms=view.now_unix_ms,
             where=where,
             written=written or None,
-            entry=_entry(here[0]) if here else None,
+            entry=_entry(name.partition, here[0]) if here else None,
             archived=None if passed is None else self._id <= passed,
             groups=rows,
             letters=letters,
@@ -400,13 +406,16 @@ class _Search:
 # --- reading ------------------------------------------------------------------------------------
 
 
-def _entry(raw: list[Any]) -> EntryTrace:
-    entry_id, fields = read_id(raw[0]), pairs(raw[1])
+def _entry(partition: int, raw: list[Any]) -> EntryTrace:
+    entry = Entry(partition, read_id(raw[0]), pairs(raw[1]))
+    headers = entry.headers or {}
     return EntryTrace(
-        id=str(entry_id),
-        written_unix_ms=entry_id.ms,
-        key=fields.get(b"key"),
-        payload_bytes=len(fields.get(b"payload", b"")),
+        id=str(entry.id),
+        written_unix_ms=entry.id.ms,
+        key=entry.fields.get(b"key"),
+        payload_bytes=len(entry.fields.get(b"payload", b"")),
+        schedule=headers.get("x-schedule", ""),
+        scheduled_for=headers.get("x-scheduled-for", ""),
     )
 
 

@@ -93,6 +93,9 @@ def _message(found: admin.Trace) -> list[str]:
         return [f"written {when}, {gone} the partition"]
     key = "without a key" if entry.key is None else f"key {printable(entry.key)}"
     lines = [f"written {when}, {key}, {count(entry.payload_bytes, 'byte')}, in the partition"]
+    if entry.schedule:
+        tick = printable(entry.scheduled_for)
+        lines.append(f"sent by the schedule {printable(entry.schedule)}, tick {tick}")
     if found.send_id:
         lines.append(f"a delayed send until then: {found.topic}/{found.partition}/{found.send_id}")
     if found.replays:

@@ -67,6 +67,8 @@ def test_unread_pending_acknowledged(run: Run, at: At) -> None:
         "written_unix_ms": 1000,
         "key": "alice",
         "payload_bytes": 5,
+        "schedule": "",
+        "scheduled_for": "",
     }
     said = run("trace", UID).stdout.splitlines()
     assert said[0] == UID
@@ -247,6 +249,29 @@ def test_a_delayed_send_that_was_due_is_found_by_its_uid(run: Run, at: At) -> No
     found = document(run("trace", "access/0/abc123", "--json"))
     assert (found["uid"], found["send_id"], found["where"]) == (UID, "abc123", "present")
     assert "a delayed send until then: access/0/abc123" in run("trace", "access/0/abc123").stdout
+
+
+@pytest.mark.parametrize(
+    ("headers", "schedule", "line"),
+    [
+        (
+            '{"x-schedule":"nightly","x-scheduled-for":"2026-11-26T03:00:00Z"}',
+            "nightly",
+            "  sent by the schedule nightly, tick 2026-11-26T03:00:00Z\n",
+        ),
+        ('{"x-schedule":"a\\u001b[31m"}', "a\x1b[31m", "the schedule a\\x1b[31m, tick \n"),
+        ("frog", "", "in the partition\n"),
+        ('["x-schedule"]', "", "in the partition\n"),
+    ],
+)
+def test_schedule_that_sent_the_message(
+    run: Run, at: At, headers: str, schedule: str, line: str
+) -> None:
+    desk = at(0)
+    desk.add("1000-0", "payload", "x", "headers", headers)
+
+    assert document(run("trace", UID, "--json"))["entry"]["schedule"] == schedule
+    assert line in run("trace", UID).stdout
 
 
 @pytest.mark.parametrize(
