@@ -18,7 +18,7 @@ from streamqd.store import schedules as calls
 from streamqd.store.client import Connection
 from streamqd.store.schedules import ORPHAN_MS, IndexLine
 from tests.support.servers import Server
-from tests.support.surgery import TOPIC, Surgery
+from tests.support.surgery import GROUP, TOPIC, Surgery
 
 NAMES = ("nightly", "weekly")
 
@@ -90,6 +90,23 @@ def test_a_specification_that_cannot_be_read_is_found(surgery: Surgery) -> None:
 def test_a_schedule_that_nobody_fires_is_found(surgery: Surgery) -> None:
     found(surgery, "schedules.late", delay)
     assert "were due up to 6" in surgery.finding("schedules.late")["what"]
+
+
+def test_overlap_with_a_group_that_does_not_read_the_topic(surgery: Surgery) -> None:
+    """A misspelt group would let the messages of slow ticks pile up."""
+
+    def declare(group: str, since: int) -> None:
+        declared = [
+            Schedule("nightly", TOPIC, every=3600.0, overlap=f"skip:{group}"),
+            Schedule("weekly", TOPIC, every=3600.0),
+        ]
+        Reconciler(surgery.store, "default", declared, since, {}).run()
+
+    declare(GROUP, 2)
+    found(surgery, "schedules.overlap", lambda _: declare("hist", 3))
+    result = surgery.finding("schedules.overlap")
+    assert result["evidence"]["group"] == "hist"
+    assert "skips ticks for the group hist, which does not read the topic" in result["what"]
 
 
 def test_a_paused_schedule_is_not_late(surgery: Surgery) -> None:

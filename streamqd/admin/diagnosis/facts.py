@@ -194,10 +194,15 @@ class UnitFacts:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleFacts:
-    """The schedules of this Redis: the lines of their index by name, and a row for each."""
+    """The schedules of this Redis: the lines of their index by name, and a row for each.
+
+    `without_group` maps the schedules whose `overlap` names a group that does not read their topic
+    to that group.
+    """
 
     lines: Mapping[str, IndexLine] = field(default_factory=dict)
     rows: Sequence[ScheduleRow] = ()
+    without_group: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

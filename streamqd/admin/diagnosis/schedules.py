@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from streamqd.admin import schedules
+from streamqd.admin import schedules, topics
 from streamqd.admin.checks import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import DiagnosisFacts, ScheduleFacts
 from streamqd.admin.reading import BadValues, server_unix_ms
 from streamqd.admin.schedules import MISSING, ScheduleRow
+from streamqd.config import Schedule
 from streamqd.schedules.reconciliation import Declaration, objection
 from streamqd.store.schedules import FILE, ORPHANED, UNREADABLE
 from streamqd.store.store import Store
@@ -25,10 +26,27 @@ def gather(store: Store, bad: BadValues, unseen: list[str], *, wanted: bool) -> 
     lines = schedules.index(store, bad)
     some = dict(sorted(lines.items())[:SCHEDULES_MAX])
     now = server_unix_ms(store.connection)
-    rows = [each.row(now) for each in schedules.look(store, some, bad)]
+    found = schedules.look(store, some, bad)
+    specifications = [each.schedule for each in found if each.schedule is not None]
     if len(some) < len(lines):
         unseen.append(f"{len(lines) - len(some):,} schedules: the last by name")
-    return ScheduleFacts(lines, rows)
+    return ScheduleFacts(
+        lines, [each.row(now) for each in found], _without_group(store, specifications, bad)
+    )
+
+
+def _without_group(store: Store, found: list[Schedule], bad: BadValues) -> dict[str, str]:
+    """Return the schedules whose `overlap` names a group that does not read their topic."""
+    skipping = [each for each in found if each.overlap_group]
+    readers: dict[str, list[str]] = {}
+    for topic in {each.topic for each in skipping}:
+        count = topics.partition_count(store, topic) or 0
+        readers[topic] = topics.groups(store, topic, range(count), queries=False, bad=bad)
+    return {
+        each.name: each.overlap_group
+        for each in skipping
+        if each.overlap_group not in readers[each.topic]
+    }
 
 
 def _by_topic(facts: DiagnosisFacts, *states: str) -> Iterator[tuple[str, list[ScheduleRow]]]:
@@ -101,6 +119,23 @@ def _refused(facts: DiagnosisFacts) -> Iterator[CheckResult]:
                 about=each.name,
                 evidence={"fleet": line.fleet, "origin": line.origin},
             )
+
+
+@check("schedules.overlap", Severity.WARNING, Need.SCHEDULES)
+def _overlap(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """A schedule skips ticks for a group that does not read its topic: no tick is skipped."""
+    by_topic: dict[tuple[str, str], list[ScheduleRow]] = {}
+    for row in facts.schedules.rows:
+        if group := facts.schedules.without_group.get(row.name):
+            by_topic.setdefault((row.topic, group), []).append(row)
+    for (topic, group), rows in sorted(by_topic.items()):
+        yield CheckResult(
+            f"{_named(rows)} {'skips' if len(rows) == 1 else 'skip'} ticks for the group {group},"
+            " which does not read the topic: no tick is skipped",
+            f"correct `overlap`, or start an instance with a handler for {topic}/{group}",
+            about=topic,
+            evidence={**_evidence(rows), "group": group},
+        )
 
 
 @check("schedules.late", Severity.PROBLEM, Need.SCHEDULES)
