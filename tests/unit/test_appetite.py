@@ -1,4 +1,4 @@
-"""How many entries a worker asks for."""
+"""The number of entries that a worker requests with one read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CONSUMER = Consumer(topic="t", group="g", handler="h:go", prefetch_bytes=4 * MIB
 
 
 def settled(size: int, spent_ns: int = 1000) -> PrefetchController:
-    """After many reads of entries of that size and work."""
+    """Return an appetite after many reads of entries with this size and duration."""
     prefetch = PrefetchController(CONSUMER, MIB, 256)
     for _ in range(50):
         prefetch.observe(prefetch.count, size * prefetch.count, spent_ns * prefetch.count)
@@ -40,7 +40,7 @@ def test_bytes_and_work_in_hand_are_bounded():
 
 
 def test_after_a_read_that_was_too_large_it_trusts_nobody():
-    """Q40: the mean still says that entries are small."""
+    """Q40: one oversized read counts although the mean size is still small."""
     prefetch = settled(100)
     assert prefetch.count == 256
     prefetch.observe(256, 100 * 256, 0, received=5 * MIB)

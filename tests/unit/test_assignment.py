@@ -45,7 +45,7 @@ def moved(before: Mapping[Unit, str], now: Mapping[Unit, str]) -> list[Unit]:
     return [unit for unit, owner in before.items() if now.get(unit) != owner]
 
 
-# --- what anybody would expect --------------------------------------------------------------------
+# --- simple expectations --------------------------------------------------------------------------
 
 
 def test_nobody_and_nothing() -> None:
@@ -89,7 +89,7 @@ def test_members_keep_their_lowest_partitions() -> None:
     before = assign([member("a")], units, {})
     now = assign([member("a"), member("b")], units, before)
     assert now == {unit: "a" if unit.partition < 3 else "b" for unit in units}
-    # From nothing the first member has the lowest.
+    # Without owners, the first member gets the lowest partitions.
     assert assign([member("b"), member("a")], units, {}) == now
 
 
@@ -122,7 +122,7 @@ def test_weights_share_each_topic_and_group() -> None:
 
 
 def test_a_large_weight_gets_no_more_than_its_share_rounded() -> None:
-    # Methods that divide step by step would give the large one 96 here.
+    # Methods that divide step by step would give the large member 96 here.
     members = [member("big", weight=940), *(member(f"m{n}", weight=10) for n in range(6))]
     wanted = assign(members, units_of({A: 96}), {})
     assert loads(members, wanted)["big"] == 90 or loads(members, wanted)["big"] == 91
@@ -184,7 +184,7 @@ def test_no_single_move_helps_but_a_chain_does() -> None:
 
 
 def test_room_is_made_over_members_in_between() -> None:
-    # b is full with what a could have, and only b offers B.
+    # b is full with units that a could take, and only b offers B.
     members = [member("a", A, cap=4), member("b", A, B, cap=2), member("c", C)]
     units = units_of({A: 2, B: 2, C: 1})
     before = {unit: "b" for unit in units if unit.group == A[1]}
@@ -199,7 +199,7 @@ counts_of_units = st.dictionaries(st.sampled_from(PAIRS), st.integers(0, 12), ma
 same_offers = st.lists(st.integers(1, 5), min_size=1, max_size=8).map(
     lambda weights: [member(f"m{number}", weight=w) for number, w in enumerate(weights)]
 )
-# Narrow offers make fleets in which balance goes over members in between.
+# Narrow offers make fleets that balance only through other members.
 offers = st.one_of(
     st.frozensets(st.sampled_from(PAIRS)),
     st.sampled_from([frozenset(two) for two in itertools.pairwise(PAIRS)]),
@@ -214,7 +214,7 @@ any_offers = st.lists(
 def fleets(
     draw: st.DrawFn, members_of: st.SearchStrategy[list[Member]]
 ) -> tuple[list[Member], list[Unit], dict[Unit, str]]:
-    """Members, units, and owners that are anything: members, strangers, nobody."""
+    """Draw members, units and owners. An owner is a member, an unknown instance or absent."""
     members = draw(members_of)
     units = units_of(draw(counts_of_units))
     names = [each.id for each in members] + ["stranger", ""]
@@ -243,8 +243,8 @@ def test_the_fewest_moves_that_balance(fleet: Fleet) -> None:
     names = {each.id for each in members}
     owned = {unit: owner for unit, owner in owners.items() if owner in names}
     before, now = loads(members, owned), loads(members, wanted)
-    # Who gives takes nothing, and nobody gives below the whole part of its share: less could not
-    # have moved without somebody being more than one away from it.
+    # A giving member takes nothing and keeps the whole part of its share. With fewer moves, a
+    # member would be more than one unit away from its share.
     total = sum(each.weight for each in members)
     over = at_top = 0
     fractional = []
@@ -279,7 +279,7 @@ def test_the_order_of_the_arguments_does_not_matter(fleet: Fleet, shuffler: rand
 
 
 def test_every_process_has_the_same_answer() -> None:
-    """Sets iterate differently in every process; hosts must agree all the same."""
+    """Sets iterate in a different order in every process, and hosts must still agree."""
     program = """
 from streamqd.model import Unit
 from streamqd.policy.assignment import Member, assign
@@ -316,7 +316,7 @@ def test_offers_and_caps_are_respected(fleet: Fleet) -> None:
 
 
 def reachable(members: Sequence[Member], wanted: Mapping[Unit, str], start: str) -> set[str]:
-    """Members to which a unit of `start` could move, over members in between."""
+    """Return the members that a unit of `start` can reach, through other members too."""
     held: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for unit, owner in wanted.items():
         held[owner].add((unit.topic, unit.group))
@@ -355,7 +355,7 @@ def test_what_is_owned_elsewhere_counts_as_if_it_could_not_move(
     members = [replace(each, cap=0) for each in members]
     elsewhere = elsewhere[: len(members)]
     told = [replace(m, elsewhere=n) for m, n in zip(members, elsewhere, strict=True)]
-    # The same with units that nobody else offers, behind all others.
+    # The same with units that no other member offers, sorted after all others.
     shown = [replace(m, offers=m.offers | {("~", m.id)}) for m in members]
     hidden = [
         Unit("~", number, each.id)
@@ -434,7 +434,7 @@ def test_a_large_fleet_is_assigned_in_time(kind: str) -> None:
     ]
     before = assign(members, units, {})
     assert len(before) == 10_000
-    # After the loss of a tenth of the fleet, and of nearly all of it.
+    # After the loss of a tenth of the fleet, and of nearly the whole fleet.
     for owners in (before, dict.fromkeys(units, "m000")):
         started = time.process_time()
         now = assign(members[50:] if owners is before else members, units, owners)

@@ -1,4 +1,4 @@
-"""When an instance beats: soon after a wake-up in a small fleet, spread in a large one."""
+"""The times of heartbeats: soon after a wake-up in a small fleet, spread in a large fleet."""
 
 from __future__ import annotations
 

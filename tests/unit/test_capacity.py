@@ -1,4 +1,4 @@
-"""How many partitions an instance says that it can serve."""
+"""The number of partitions that an instance offers to serve."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROBLEM = "Too many open files"
 
 
 def test_a_refusal_sets_the_limit_to_what_runs():
-    """C2: what cannot be started is not taken again."""
+    """C2: an instance does not take partitions again that it cannot start."""
     capacity = Capacity()
     assert capacity.room(7) is None
     capacity.refused(10.0, 3, PROBLEM)
@@ -24,7 +24,7 @@ def test_a_refusal_sets_the_limit_to_what_runs():
 
 
 def test_tries_that_fail_follow_each_other_ever_more_slowly():
-    """C2: it is not tried all the time."""
+    """C2: the waits between two tries grow."""
     capacity, now, waits = Capacity(), 0.0, []
     capacity.refused(now, 3, PROBLEM)
     for _ in range(6):
@@ -39,7 +39,7 @@ def test_tries_that_fail_follow_each_other_ever_more_slowly():
 
 @given(wanted=st.integers(1, 300), running=st.integers(0, 300))
 def test_once_more_can_be_started_the_limit_is_soon_gone(wanted: int, running: int):
-    """C2: it takes back its share, also when it runs no more until others hand it over."""
+    """C2: the instance takes back its share, even while it waits for the others to hand it over."""
     capacity, now = Capacity(), 0.0
     capacity.refused(now, running, PROBLEM)
     while capacity.limit is not None:
@@ -56,7 +56,7 @@ def test_once_more_can_be_started_the_limit_is_soon_gone(wanted: int, running: i
 
 
 def test_a_member_of_any_version_reads_the_limit():
-    """C2: a limit is a cap to the others, and a limit of nothing is a member that leaves."""
+    """C2: the others read a limit as a cap, and a limit of 0 as a member that leaves."""
     told = {"offers": [["t", "g"]], "capacity": 3, "capacity_problem": PROBLEM, "cap": 3}
     assert members.seen_of(Heartbeat("a", 1, told)).member.cap == 3
     nothing = json.loads(json.dumps({**told, "capacity": 0, "cap": 0, "leaving": True}))

@@ -1,4 +1,4 @@
-"""Why a partition does not move: which fact hides which, and what is said of it."""
+"""The reason why a partition makes no progress: which fact comes first, and its sentence."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ KNOWN = WaitFacts(ROW, NOW, worker(), (), None, None, (), {})
 
 
 def facts(members: Sequence[MemberFacts] = (WEST, EAST), **more: Any) -> WaitFacts:
-    """The facts with some of them changed, those of the row too."""
+    """Return the known facts with changes, to the row as well."""
     of_row = {name: more.pop(name) for name in [*more] if hasattr(ROW, name)}
     row = replace(ROW, **of_row)
     return replace(KNOWN, row=row, members={each.instance: each for each in members}, **more)
@@ -311,7 +311,7 @@ def test_old_failures_are_no_cause() -> None:
 def test_failing_names_the_command_that_shows_the_messages(
     more: dict[str, Any], advice: str
 ) -> None:
-    """U10: `dlq stats` was named where 10,000 waited and none was dead."""
+    """U10: the fix was `dlq stats` while 10,000 messages waited and no dead letter existed."""
     (cause, *_others) = causes(facts(**{"worker": worker(rates={"failed": 3.0})} | more))
 
     assert cause.word == "failing"
@@ -320,7 +320,7 @@ def test_failing_names_the_command_that_shows_the_messages(
 
 
 def test_an_open_circuit_names_a_failure_that_can_open_it() -> None:
-    """U10: a Retry never opens it, though it may be the last failure."""
+    """U10: a Retry never opens the circuit, even if it was the last failure."""
     mixed = (failed("shop.BankDown", 9.0), failed("streamqd.handlers.Retry", 1.0))
 
     (cause, *_others) = causes(facts(worker=worker(state="halted"), failures=mixed))

@@ -1,4 +1,4 @@
-"""The circuit breaker: outages cost nothing, one bad message does."""
+"""The circuit breaker: an outage costs no attempt, a bad message does."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_what_is_remembered_is_bounded():
 
 @given(
     st.lists(
-        # A run takes time: no two end at the same instant.
+        # A run takes time, so no two runs end at the same instant.
         st.tuples(st.sampled_from("abcde"), st.floats(0.001, 3), st.booleans()),
         min_size=1,
         max_size=80,
@@ -154,7 +154,7 @@ def test_what_is_remembered_is_bounded():
 def test_however_often_a_dependency_goes_down_no_message_pays_twice_for_one_outage(
     runs: list[tuple[str, float, bool]], limit: int
 ):
-    """Between two openings a message pays for all of its failures but the first."""
+    """Between two openings a message is charged for all of its failures except the first."""
     one = circuit(failures=limit, window=5.0, probe_every=1.0)
     now, successes = 0.0, 0
     since_open: dict[str, int] = {}

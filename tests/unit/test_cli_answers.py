@@ -1,4 +1,4 @@
-"""Rows of Spark as tables, JSON and CSV, and errors that quote what a message holds."""
+"""Rows of Spark as tables, JSON and CSV, and errors that quote the content of a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line without any server: what is accepted, what is refused and with which words."""
+"""The command line without a server: accepted arguments, rejected arguments and their errors."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
     """Run the command in an empty folder, without settings from outside."""
     for name in ("STREAMQ_CONFIG", "STREAMQ_REDIS__URL"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("STREAMQ_HTTP__BIND", "")  # others may use the default port meanwhile
+    monkeypatch.setenv("STREAMQ_HTTP__BIND", "")  # other tests may use the default port
     monkeypatch.chdir(tmp_path)
     return lambda *args, **options: CliRunner().invoke(cli, args, **options)
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Calls of the supervisor, which is not started; it would have ended with 6."""
+    """The calls of the supervisor, which does not start and returns 6."""
     calls: list[dict[str, Any]] = []
 
     def run(settings: config.Settings, **options: Any) -> int:
@@ -60,7 +60,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def process(*args: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as a process of its own: handlers are imported in a fork of it."""
+    """Run the command in a separate process, which forks to import handlers."""
     command = [sys.executable, "-m", "streamqd", *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
@@ -149,13 +149,13 @@ SHORT = {
     "-s": "--sort",
     "-i": "--interval",
 }
-# Here the long option means something of its own, as where to instead of which.
+# Here the long option has another meaning, such as a target instead of a filter.
 OTHERWISE = {("dlq", "replay", "--partition"), ("dlq", "--reason"), ("topic", "grow", "--wait")}
 
 
 @pytest.mark.parametrize("path", list(verbs()), ids=" ".join)
 def test_a_short_option_means_one_thing(path: tuple[str, ...]) -> None:
-    """U12: a letter stands for the same long option in every verb, and is there with it."""
+    """U12: a letter means the same long option in every command, and each has both."""
     for option in command_at(path).params:
         if not isinstance(option, click.Option) or option.hidden:
             continue
@@ -179,14 +179,14 @@ def test_a_short_option_means_one_thing(path: tuple[str, ...]) -> None:
 def test_an_old_letter_names_the_new_option(
     invoke: Invoke, args: tuple[str, ...], instead: str
 ) -> None:
-    """U12: a letter that means something else now is wrong usage, and the option is named."""
+    """U12: a letter whose meaning has changed is wrong usage, and the error names the option."""
     result = invoke(*args)
     assert result.exit_code == 2
     assert f"pass {instead}" in result.stderr
 
 
 def test_help_lists_the_verbs_under_headings(invoke: Invoke) -> None:
-    """U12: every verb stands under a heading that says what it is for."""
+    """U12: the help lists every command under the heading of its task."""
     lines = invoke("--help").stdout.splitlines()
     first = lines.index("Start:")
     shown: dict[str, list[str]] = {}
@@ -548,7 +548,7 @@ def test_the_embedded_server_is_not_running(
 
 
 def test_a_socket_of_another_user_is_not_called_missing() -> None:
-    """U9: another user's command said that the daemon is not running."""
+    """U9: the command of another user printed that the daemon is not running."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -572,7 +572,7 @@ def test_a_socket_of_another_user_is_not_called_missing() -> None:
 
 
 def test_a_module_without_a_handler_is_named(invoke: Invoke) -> None:
-    """U10: the answer was to name a module, though one was named."""
+    """U10: the error asked for a module although the user had passed one."""
     Path("work.py").write_text("def obey(message): ...\n")
     Path("streamq.toml").write_text(
         '[redis]\nurl = "redis://127.0.0.1:1"\n[daemon]\nhandlers = ["work"]\n'
@@ -627,7 +627,7 @@ def test_check_tells_all_that_it_finds(invoke: Invoke) -> None:
 def test_one_module_that_cannot_be_imported_is_one_error(
     invoke: Invoke, verb: tuple[str, ...]
 ) -> None:
-    """U10: what the module would have declared is not missing."""
+    """U10: the handlers of a module that cannot be imported are not reported as missing too."""
     Path("streamq.toml").write_text(
         '[daemon]\nhandlers = ["broken"]\n'
         '[[consumers]]\ntopic = "orders"\ngroup = "bill"\nmax_attempts = 3\n'
@@ -647,7 +647,7 @@ def test_one_module_that_cannot_be_imported_is_one_error(
 def test_check_says_that_the_address_of_the_pages_is_in_use(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """U10: the daemon would start, and nobody could see its metrics."""
+    """U10: the daemon would start without a reachable metrics endpoint."""
     family = socket.AF_INET if kind == "tcp" else socket.AF_UNIX
     with socket.socket(family, socket.SOCK_STREAM) as other:
         other.bind(("127.0.0.1", 0) if kind == "tcp" else "pages.sock")
@@ -661,9 +661,9 @@ def test_check_says_that_the_address_of_the_pages_is_in_use(
         assert told["level"] == "problem"
         assert "is in use by another process" in told["text"]
     found = json.loads(process("check", "--json").stdout)["findings"]
-    assert "http.bind" not in [each["about"] for each in found], "what is left lies in nobody's way"
+    assert "http.bind" not in [each["about"] for each in found], "a stale socket is no obstacle"
     if kind == "unix":
-        assert Path("pages.sock").is_socket(), "and is left alone"
+        assert Path("pages.sock").is_socket(), "and the file stays"
 
 
 @pytest.mark.parametrize("path", sorted(verbs()), ids=" ".join)
@@ -674,7 +674,7 @@ def test_each_command_accepts_config_after_its_name(path: tuple[str, ...]) -> No
 
 
 def test_config_after_a_command_is_read(invoke: Invoke, tmp_path: Path) -> None:
-    """U11: the file that the last `--config` gives is the one that is read."""
+    """U11: the last `--config` wins, before or after the command."""
     (tmp_path / "a.toml").write_text(GOOD)
     (tmp_path / "b.toml").write_text("[daemon]\nlease_tll = 3\n")
     assert "lease_tll" in invoke("-c", "a.toml", "config", "show", "-c", "b.toml").output

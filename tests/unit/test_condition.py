@@ -1,4 +1,4 @@
-"""In what condition a unit is: one word from all that is known of it."""
+"""The condition of a unit: one word, derived from all of its facts."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from streamqd.admin.condition import condition, gravity, in_words
 def test_one_word_says_it(
     lease: str, worker: str, run: float | None, orders: str, word: str
 ) -> None:
-    """U8: what an operator ordered, who owns it, what its worker does; running is not ready."""
+    """U8: the word combines the directives, the owner and the worker. Running is not ready."""
     found = condition(lease, worker, run, paused=orders == "paused", stopped=orders == "stopped")
     assert found == word
 
 
 def test_the_gravest_names_a_group() -> None:
-    """U8: a group is called by what is worst in it; a word of a later version is not known."""
+    """U8: a group shows the worst word of its units. A word of a later version is unknown."""
     words = ["ready", "running", "circuit-open", "later", "stopped", "crash-loop"]
     ranked = sorted(words, key=gravity)
     assert ranked == ["crash-loop", "circuit-open", "stopped", "later", "running", "ready"]

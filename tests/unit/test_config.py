@@ -1,4 +1,4 @@
-"""Every mistake in a configuration is found, all at once, by its TOML path and with what to do."""
+"""All mistakes in a configuration are reported together, each with its TOML path and a remedy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ handler = "weblog:count_hit"
 
 
 class Place:
-    """A directory with a configuration file, and what goes with it."""
+    """A directory with a configuration file, an environment and overrides."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -63,7 +63,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-# --- what is read --------------------------------------------------------------------------------
+# --- reading -------------------------------------------------------------------------------------
 
 
 def test_an_empty_file_is_the_defaults(place: Place) -> None:
@@ -171,7 +171,7 @@ def test_a_whole_file(place: Place) -> None:
     )
     assert (hits.timeout, hits.hard_timeout, hits.max_rss) == (30.0, 60.0, 256 << 20)
     assert (send.topic, send.handler, send.timeout) == ("mails", "", None)
-    # A topic that only a consumer names has no partition count of its own.
+    # A topic that only a consumer names has no configured partition count.
     assert settings.topics["mails"].stated == frozenset()
 
 
@@ -411,7 +411,7 @@ def test_later_consumers_keep_their_number_behind_a_bad_one(place: Place) -> Non
 
 
 def test_a_problem_of_a_consumer_names_its_topic_group_and_line(place: Place) -> None:
-    """U11: errors said `consumers[13]`, which nobody counts in a file."""
+    """U11: errors named `consumers[13]`, which is hard to find in a file."""
     other = WORK.replace('"hits"', '"bills"')
     found = place.problem(f"# a remark\n{WORK}\n[daemon]\n\n{other}max_attempts = -1")
     assert re.fullmatch(r"consumers\[1\].max_attempts: .* \(access/bills, \S+:11\)", found), found
@@ -664,7 +664,7 @@ def test_a_password_file_is_readable_by_its_owner_only(place: Place) -> None:
     for mode in (0o640, 0o604, 0o610):
         secret.chmod(mode)
         assert f"others may read {secret}: chmod 600 {secret}" in place.problem(text)
-    # Credentials of systemd look as if their group might read them.
+    # Credentials of systemd look as if their group could read them.
     assert place.load(text, environ={"CREDENTIALS_DIRECTORY": str(place.directory)})
 
 
@@ -714,7 +714,7 @@ def test_the_embedded_url_is_quoted(place: Place) -> None:
 
 @pytest.fixture
 def runtime() -> Iterator[Path]:
-    """A directory with a short path, whatever the one of pytest is."""
+    """Return a directory with a short path, because that of pytest can be long."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         yield Path(folder)
 
@@ -747,7 +747,7 @@ def test_a_directory_that_others_may_write_is_no_place_for_the_socket(
 
 
 def _made_over(folder: Path) -> None:
-    """As somebody else would have it: of another owner where we may do that, else open to all."""
+    """Give the folder to another user, or without root make it writable for all users."""
     if os.geteuid() == 0:
         os.chown(folder, 65534, -1)
     else:
@@ -758,7 +758,7 @@ def _made_over(folder: Path) -> None:
 def test_clients_connect_to_no_server_of_somebody_else(
     place: Place, runtime: Path, case: str
 ) -> None:
-    """S8: with a long state_dir, who made the short directory first got everybody's messages."""
+    """S8: with a long state_dir, another user could create the short directory first."""
     settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
     claimed = config.claim_socket_path(settings, {"XDG_RUNTIME_DIR": str(runtime)})
     claimed.parent.rmdir()
@@ -776,7 +776,7 @@ def test_clients_connect_to_no_server_of_somebody_else(
 
 
 def test_clients_guess_no_place_for_a_server_that_was_never_started(place: Place) -> None:
-    """S8: a directory that nobody has made yet, in /tmp, could be made by anybody."""
+    """S8: any user could create the missing directory in /tmp."""
     settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
     for prepare in (lambda: None, lambda: (place.directory / ("deep/" * 30)).mkdir(parents=True)):
         prepare()
@@ -786,7 +786,7 @@ def test_clients_guess_no_place_for_a_server_that_was_never_started(place: Place
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user than the daemon")
 def test_root_finds_the_server_of_a_daemon_of_another_user(place: Place, runtime: Path) -> None:
-    """S8: the directory may belong to the owner of state_dir too."""
+    """S8: the directory may also belong to the owner of state_dir."""
     settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
     claimed = config.claim_socket_path(settings, {"XDG_RUNTIME_DIR": str(runtime)})
     os.chown(claimed.parent, 65534, -1)
@@ -836,7 +836,7 @@ LONG = "u" * 300
 def test_no_password_of_a_url_is_shown_or_passed_on(
     url: str, shown: str, scrubbed: str, place: Place
 ) -> None:
-    """S9: a space, or a long user name, made `config show` print it, and a readable file good."""
+    """S9: a space or a long user name hid the password from the check and from masking."""
     assert secrets.has_password(url)
     settings = dataclasses.replace(config.Settings(), redis=config.Redis(url=url))
     assert config.shown(settings)["redis"]["url"] == shown
@@ -854,7 +854,7 @@ def test_what_has_no_password_is_left_as_it_is(url: str) -> None:
 
 @pytest.mark.parametrize("name", ["me", LONG])
 def test_a_file_with_any_password_is_for_its_owner_alone(place: Place, name: str) -> None:
-    """S9: the same expression decides it."""
+    """S9: the check of the file mode recognizes the same passwords as masking."""
     with pytest.raises(ConfigError, match=r"redis\.url"):
         place.load(f'[redis]\nurl = "redis://{name}:two words@localhost:6379/0"')
 
@@ -868,19 +868,19 @@ def test_a_file_with_any_password_is_for_its_owner_alone(place: Place, name: str
     ],
 )
 def test_a_file_that_nests_deep_is_a_mistake_like_others(place: Place, text: str) -> None:
-    """S9: it was a RecursionError, exit 1 instead of 3."""
+    """S9: deep nesting raised RecursionError, with exit code 1 instead of 3."""
     with pytest.raises(ConfigError):
         place.load(text)
 
 
 @pytest.mark.parametrize("text", ["[" * 5000, "1" * 5000, "{a=" * 5000])
 def test_a_variable_that_nests_deep_is_one_too(text: str) -> None:
-    """S9: so it is in the environment."""
+    """S9: the same holds for an environment variable."""
     with pytest.raises(ConfigError):
         config.load(None, {}, {"STREAMQ_DAEMON__LEASE_TTL": text})
 
 
-# --- what code declares --------------------------------------------------------------------------
+# --- declarations in code ------------------------------------------------------------------------
 
 DECLARED = {"topic": "access", "group": "hits", "handler": "weblog:count_hit"}
 
@@ -914,7 +914,7 @@ def test_the_file_overrides_what_code_declares(place: Place) -> None:
     settings = config.declare_consumers(place.load(text), [declared])
     (consumer,) = settings.consumers
     assert consumer.handler == "weblog:count_hit"
-    # max_crashes is stated in the file, although as its default.
+    # The file sets max_crashes, although to its default.
     assert (consumer.timeout, consumer.max_crashes, consumer.max_attempts) == (5.0, 3, 2)
     assert settings.topics["access"].partitions == 4
 
@@ -966,7 +966,7 @@ def test_a_consumer_that_no_module_declares_is_a_problem(place: Place) -> None:
         config.declare_consumers(place.load(text), [{**DECLARED, "group": "other"}])
 
 
-# --- what is only worth a warning ----------------------------------------------------------------
+# --- warnings ------------------------------------------------------------------------------------
 
 
 def test_the_defaults_warn_of_nothing(place: Place) -> None:

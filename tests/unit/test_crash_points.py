@@ -8,7 +8,7 @@ from tests.support import kill_houses, kill_matrix, kill_trials
 from tests.support.crash_points import ELSEWHERE, POINTS, PRODUCER, SCRIPTS
 from tests.support.kill_desks import COMMANDS
 
-# Two uses of a script of another name.
+# Two points in the caller of a script with another name.
 USES = {
     "settle_charged": "settle_ack",
     "solo_end": "solo_mark",

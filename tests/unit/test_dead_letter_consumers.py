@@ -1,4 +1,4 @@
-"""`source = "dlq"`: how a reader of dead letters is configured, and what it is shown."""
+"""`source = "dlq"`: configuring a consumer of dead letters, and the message that it gets."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_letter_never_becomes_one_of_the_same_stream():
         messages.dead(Keys(), Lease(UNIT, "token"), [(b"m:1-0", {})])
 
 
-# --- what a handler sees ------------------------------------------------------------------------
+# --- the message of a handler -------------------------------------------------------------------
 
 FIELDS = {
     b"failedAt": b"1763640009500",

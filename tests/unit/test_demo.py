@@ -1,4 +1,4 @@
-"""The demonstration judges its own figures: here it is given wrong ones. No Redis, no daemon."""
+"""The demo checks its own figures, and detects wrong ones. No Redis, no daemon."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EACH = 5  # messages in each partition
 
 @pytest.fixture
 def tally(tmp_path: Path) -> DemoTally:
-    """A run that went well: in every partition each group has handled 4 and buried 1."""
+    """A successful run: per partition, each group has handled 4 messages and dead-lettered 1."""
     folder = Folder(tmp_path)
     for group in GROUPS:
         for partition in PARTITIONS:

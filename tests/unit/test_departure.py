@@ -1,4 +1,4 @@
-"""Who takes what an instance owns, and what nobody takes."""
+"""The takers of a leaving instance's units, and units without a taker."""
 
 from __future__ import annotations
 

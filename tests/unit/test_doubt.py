@@ -1,4 +1,4 @@
-"""When the silence of a connection is the server's, and when the connection is dead."""
+"""Whether a silent connection has a slow server or is dead."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from streamqd.errors import SilentConnection
 from streamqd.store import doubt
 from streamqd.store.doubt import Attempts, Doubt
 
-SOON = 0.02  # seconds of a silence that needs no thought
+SOON = 0.02  # seconds of silence until the first probe
 
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """The two ends of a connection."""
+    """Both sockets of a connection."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         yield ours, theirs
 
 
 class Prober:
-    """Answers, or does not, and counts."""
+    """A probe with a fixed answer that counts its calls."""
 
     def __init__(self, *answers: bool, then: socket.socket | None = None) -> None:
         self.answers = list(answers)
-        self.then = then  # where the answer that is overdue comes with the last one
+        self.then = then  # the socket that sends the overdue answer together with the probe's
         self.asked = 0
 
     def __call__(self, seconds: float) -> bool:
@@ -42,16 +42,16 @@ class Prober:
 
 
 def test_a_connection_is_dead_when_the_server_answers_another(ends) -> None:
-    """C3: nothing came for so long, while a new connection was answered."""
+    """C3: no byte arrived, while the server answered a new connection."""
     prober = Prober(True)
     with pytest.raises(SilentConnection, match="a new connection was answered") as raised:
         Doubt(SOON, prober).wait(ends[0], time.monotonic() + 60)
-    assert raised.value.sent, "what was sent may have been executed"
+    assert raised.value.sent, "the command may have been executed"
     assert prober.asked == 1
 
 
 def test_what_is_there_already_is_taken_without_asking(ends) -> None:
-    """C3: a process that was stopped meanwhile finds its answer."""
+    """C3: a process that was stopped for a while reads the answer that has arrived."""
     ends[1].send(b"+OK")
     prober = Prober(True)
     Doubt(SOON, prober).wait(ends[0], time.monotonic() - 1)
@@ -62,11 +62,11 @@ def test_a_connection_that_the_server_has_closed_is_not_asked_after(ends) -> Non
     ends[1].close()
     prober = Prober(True)
     Doubt(SOON, prober).wait(ends[0], time.monotonic() + 60)
-    assert prober.asked == 0, "reading from it says what is the matter"
+    assert prober.asked == 0, "reading from the connection raises the real error"
 
 
 def test_an_answer_right_behind_that_of_the_probe_is_in_time(ends) -> None:
-    """C3: both waited for a slow server. It may be slow again, and is asked after later."""
+    """C3: both answers came from a slow server. The next probe comes later."""
     prober = Prober(True, then=ends[1])
     one = Doubt(SOON, prober)
     one.wait(ends[0], time.monotonic() + 60)
@@ -87,7 +87,7 @@ def test_what_was_learnt_is_forgotten(ends, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_server_that_answers_nobody_is_waited_for_with_few_probes(
     ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C3: no storm of connections; the answer is taken when it comes."""
+    """C3: pauses bound the number of connections, and the late answer is still read."""
     monkeypatch.setattr(doubt, "PAUSE_SECONDS", (0.1, 0.4))
     prober = Prober()
     timer = threading.Timer(1.0, lambda: ends[1].send(b"+OK"))
@@ -103,7 +103,7 @@ def test_a_wait_ends_at_its_deadline(ends) -> None:
 
 
 def test_attempts_to_connect_get_longer_only_when_used_up() -> None:
-    """C1: a login that was lost is tried again within a second; a slow server gets its time."""
+    """C1: a lost login is repeated within a second, and a slow server still gets enough time."""
     attempts = Attempts()
     limits = []
     for _ in range(6):

@@ -1,4 +1,4 @@
-"""Another run under our id: who lives beats, and who is dead does not, whatever the clock says."""
+"""A second run with our id: heartbeats, not timestamps, show which run is alive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def twin() -> SilenceDetector:
 
 
 def test_one_that_beats_twice_while_we_watch_stays(twin: SilenceDetector) -> None:
-    """U5: it took a ttl and an interval, 18 s; one heartbeat may be a late packet."""
+    """U5: detection took a ttl and an interval (18 s). One heartbeat may be a late packet."""
     lives, stays = [], []
     for number in range(3):
         assert not twin.duplicate_seen(1000 + number, 3.0 * number)
@@ -28,7 +28,7 @@ def test_one_that_beats_twice_while_we_watch_stays(twin: SilenceDetector) -> Non
 
 
 def test_one_that_is_leaving_is_waited_for(twin: SilenceDetector) -> None:
-    """U5: a run that drains frees the name, however long that takes."""
+    """U5: a draining run is waited for without a limit, because it frees the name."""
     for number in range(20):
         assert not twin.duplicate_seen(1000 + number, 3.0 * number, leaving=number > 1)
         assert not twin.duplicate_stays
@@ -51,7 +51,7 @@ def test_one_that_beats_once_more_and_dies_is_dead_and_does_not_stay(
 
 
 def test_who_has_not_asked_for_a_while_has_not_seen_who_beats(twin: SilenceDetector) -> None:
-    """The server stood still for both, and the other may beat next."""
+    """The server was paused for both runs, and the other run may beat next."""
     twin.duplicate_seen(1000, 0.0)
     assert not twin.duplicate_seen(1000, 60.0)
     for number in range(1, 6):

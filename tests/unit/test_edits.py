@@ -1,4 +1,4 @@
-"""What counts as an edit, look by look: it is taken once, when it is whole, and none is missed."""
+"""Edits of source files: each is reported once, when the file is complete, and none is missed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamqd.supervisor.watcher import Edits
 
 @pytest.fixture
 def code(tmp_path: Path) -> Path:
-    """A module that is as old as the hills."""
+    """Return a module with a modification time in 2001."""
     file = tmp_path / "work.py"
     file.write_text("VERSION = 1\n")
     os.utime(file, (1e9, 1e9))
@@ -66,7 +66,7 @@ def test_a_new_module_is_an_edit_and_what_editors_leave_beside_it_is_not(edits: 
 
 
 def test_an_equal_size_and_time_do_not_hide_another_file(edits: Edits, code: Path):
-    """As when a release is switched by a link, or a backup is restored with its time."""
+    """For example, a release is switched by a link, or a backup is restored with its time."""
     other = code.with_suffix(".new")
     other.write_text("VERSION = 2\n")
     os.utime(other, (1e9, 1e9))

@@ -1,4 +1,4 @@
-"""Settings of a topic: the file's, over what is registered."""
+"""Settings of a topic: the file's values override the registered values."""
 
 from __future__ import annotations
 

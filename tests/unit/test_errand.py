@@ -1,4 +1,4 @@
-"""Work in a forked child: its result comes back, its troubles come back as sentences."""
+"""Work in a forked child: its result is returned, its failure becomes a sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others could read or change is refused, and secrets are not shown."""
+"""Files and endpoints that other users could read or change are refused. Secrets are masked."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_a_password_in_the_environment_is_warned_of(
 
 @pytest.mark.parametrize("text", ["a" * 200_000, "://" * 60_000, "redis://a:" + "b" * 200_000])
 def test_no_text_takes_long_to_mask(text: str) -> None:
-    """Without bounds in its pattern this would take minutes, and the test time out."""
+    """Without bounds in the pattern, masking would take minutes and the test would time out."""
     for each in (text, f"{text}://", f"password={text}"):
         config.masked(each)
 
@@ -183,7 +183,7 @@ def test_code_that_everybody_may_change_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.path", list(__import__("sys").path))
-    # What other test modules have declared is theirs.
+    # Declarations of other test modules must stay out.
     monkeypatch.setattr("streamqd.handlers.probing.declared", [])
     module = tmp_path / "opened.py"
     module.write_text("def handle(msg): ...\n")

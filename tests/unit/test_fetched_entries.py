@@ -1,4 +1,4 @@
-"""The entries of a read are built without the constructor, and must equal those that it builds."""
+"""Entries of a read skip the constructor, and must equal entries built by the constructor."""
 
 from __future__ import annotations
 

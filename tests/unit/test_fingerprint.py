@@ -1,4 +1,4 @@
-"""What counts as the same failure."""
+"""Fingerprints: when two failures count as the same failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flood guard: many deaths, and few that live."""
+"""The flood guard: many dead letters among few handled messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_deaths_among_many_that_live_are_none():
 
 def test_just_the_share_is_a_flood():
     flood = DeadLetterRate(letters=3, window=10.0, share=0.5)
-    # Of six messages from the first death on, three died.
+    # Three of six messages died, counted from the first death.
     assert [flood.died(0.0, settled) for settled in (10, 13, 15)] == [False, False, True]
     flood = DeadLetterRate(letters=3, window=10.0, share=0.5)
     assert [flood.died(0.0, settled) for settled in (10, 13, 16)] == [False, False, False]

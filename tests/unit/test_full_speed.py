@@ -1,4 +1,4 @@
-"""The time until full speed is that of the last slow window, and is known only after a while."""
+"""The time until full speed: the end of the last slow window, known only after steady windows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RATE = 100.0
 
 
 def runs(since: float, until: float, rate: float = RATE) -> list[float]:
-    """Return the ends of runs at an even rate."""
+    """Return the end times of runs at an even rate."""
     return [since + number / rate for number in range(round((until - since) * rate))]
 
 
@@ -37,6 +37,6 @@ def test_it_is_unknown_until_the_speed_has_stayed_full() -> None:
 
 
 def test_full_speed_that_is_lost_again_does_not_count() -> None:
-    """Entries in memory run on for a while after a connection has died."""
+    """Entries in memory still run for a while after a connection has died."""
     times = runs(0, 6) + runs(8, 20)
     assert seconds_until_full(times, 5.0, RATE) == pytest.approx(3.0, abs=0.5)

@@ -1,7 +1,7 @@
-"""Decoders of what others have written: whatever it is, they answer, or refuse in their own words.
+"""Decoders of foreign input: each returns a value or raises its own error for any input.
 
-What a message holds, what a client sends to the pages, what stands in a configuration, in a URL and
-in the keys that instances tell each other by.
+The inputs are messages, HTTP requests, configurations, URLs, and the Redis keys through which
+instances exchange state.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def test_a_message_can_be_buried(fields: dict[bytes, bytes], retried: bool) -> N
     buried = dead_letters.unhandled(found, delivery, "work:obey", why, crashes=1)
     assert all(isinstance(each, bytes) for pair in buried.items() for each in pair)
     assert dead_letters.too_large(found, 1 << 20) == ""
-    # The payload, and what is beside it: the limit each, and our own fields for free.
+    # The limit applies to the payload and to the other fields. Our own fields do not count.
     limit = 1
     small = sum(map(len, found.fields.values())) <= limit + limit + dead_letters.BOOKKEEPING
     assert dead_letters.too_large(found, limit) or small
@@ -158,7 +158,7 @@ def test_headers_are_not_without_number() -> None:
         fields_of(Outgoing(b"x", headers=few | {"one-more": "v"}), 1 << 20)
 
 
-# --- what operators see ---------------------------------------------------------------------------
+# --- output for operators -------------------------------------------------------------------------
 
 
 @given(st.text(st.characters()) | st.binary())
@@ -273,7 +273,7 @@ def test_a_url_is_understood_or_refused(url: str) -> None:
         topology.parse(url)
 
 
-# --- what instances tell each other ---------------------------------------------------------------
+# --- state shared between instances ---------------------------------------------------------------
 
 ORDERS = [b"pause:a/0/b", b"move:a/0/b", b"drain:one", b"reload:*", b"rebalance", b"pause:*/*/*"]
 scores = st.floats(allow_nan=False) | st.integers(0, 2**53).map(float)
@@ -300,5 +300,5 @@ def test_a_count_of_partitions_is_never_guessed(raw: bytes) -> None:
 
 
 def test_the_recursion_limit_is_as_python_sets_it() -> None:
-    """Deeper values than these would be read, and fail later, were it raised by somebody."""
+    """With a raised limit, deeper values would be accepted and fail later."""
     assert sys.getrecursionlimit() <= 10_000

@@ -1,4 +1,4 @@
-"""docs/internals/growth.md: what it says follows from the figures that were measured."""
+"""docs/internals/growth.md: its statements follow from the measured figures."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def words(text: str) -> str:
 
 
 def test_more_partitions_are_compared_without_the_shapes_that_have_groups() -> None:
-    """51 ms more for 255 units more."""
+    """255 more units cost 51 ms."""
     text = words(growth_page.text(RESULTS))
 
     assert "**More partitions**, 1 to 256 units. At rest, ours goes from 10.0 to 61.0 ms" in text
@@ -70,7 +70,7 @@ def test_more_partitions_are_compared_without_the_shapes_that_have_groups() -> N
 
 
 def test_more_groups_are_compared_with_one_group_of_the_same_partitions() -> None:
-    """11.2 ms more for 112 units more."""
+    """112 more units cost 11.2 ms."""
     text = words(growth_page.text(RESULTS))
 
     assert "**More groups**, 16 to 128 units. At rest, ours goes from 13.0 to 24.2 ms" in text
@@ -104,7 +104,7 @@ def test_every_figure_has_a_row() -> None:
 
 
 def test_the_page_is_current() -> None:
-    """Mend it with `make bench NAME=growth-page`."""
+    """To update the page, run `make bench NAME=growth-page`."""
     if not growth_page.RESULTS.exists():
         pytest.skip("make bench NAME=growth has not been run")
     results = json.loads(growth_page.RESULTS.read_text())

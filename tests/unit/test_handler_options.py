@@ -1,4 +1,4 @@
-"""The options of @handler: those of a consumer, as a user's strict type checker sees them."""
+"""The options of @handler equal those of a consumer, for a strict type checker too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from streamqd.model import Backoff
 from tests.support.type_checker import lines_with_errors
 
 TABLES = {"backoff": BackoffOptions, "breaker": BreakerOptions, "flood_guard": FloodGuardOptions}
-BY_DECORATION = {"topic", "group", "handler"}  # said by the decoration itself
+BY_DECORATION = {"topic", "group", "handler"}  # arguments of the decorator itself
 OF_KIND = {
     Kind.INTEGER: {int},
     Kind.NUMBER: {float},

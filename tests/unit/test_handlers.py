@@ -1,4 +1,4 @@
-"""Finding handlers, saying in one sentence why one cannot be used, and naming how a run ended."""
+"""Loading handlers, errors in one sentence for unusable handlers, and the outcome of a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Write = Callable[[str, str], None]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder for modules, forgotten afterwards as if it had never been imported from."""
+    """A folder for modules, whose imports are forgotten after the test."""
     before, path = set(sys.modules), sys.path[:]
     yield tmp_path
     sys.path[:] = path
@@ -73,7 +73,7 @@ def test_a_function_is_found_with_the_hooks_of_its_module(write: Write, folder: 
     ],
 )
 def test_a_module_says_what_of_an_error_is_kept(write: Write, folder: Path, code: str, kept: str):
-    """Whatever its hook does: there is a failure, and nothing of the text that it did not pass."""
+    """Any result of a hook keeps the failure recorded, without text that it did not return."""
     name = f"r{len(code)}"
     write(name, f"def go(m): return 7\ndef redact_error(text):\n    {code}\n")
     loaded = handlers.load(f"{name}:go", folder)
@@ -135,7 +135,7 @@ def test_a_module_that_is_nowhere_is_told_where_it_was_looked_for(folder: Path):
         handlers.load("nowhere:go", folder)
 
 
-# --- options that are nothing ---------------------------------------------------------------------
+# --- unusable values of options -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_an_interrupted_probe_ends_at_once(write: Write, folder: Path):
     assert len(found.problems) == 1
 
 
-# --- how a run ended ------------------------------------------------------------------------------
+# --- outcomes -------------------------------------------------------------------------------------
 
 
 class RefusalError(ValueError):
@@ -264,7 +264,7 @@ class RefusalError(ValueError):
 
 
 def raised(error: BaseException) -> BaseException:
-    """The error with a traceback: through the caller's frame, as in a worker, then its own."""
+    """Return the error with a traceback as in a worker: the caller's frame, then its own."""
 
     def handler_function() -> None:
         secret_local = "password"  # noqa: F841 - must not be in the traceback
@@ -299,7 +299,7 @@ def test_a_failure_is_described_as_far_as_is_allowed(detail: str, known: tuple[b
 
 
 def caused(*, hidden: bool = False) -> BaseException:
-    """An error in the wake of another one."""
+    """Return an error that was raised while another one was handled."""
 
     def handler_function() -> None:
         try:
@@ -330,7 +330,7 @@ class HomelessError(Exception):
 
 
 def misspelt() -> BaseException:
-    """An error of which Python may say what was meant."""
+    """Return an error for which Python may suggest the correct name."""
 
     def handler_function() -> None:
         "".upperr()  # type: ignore[attr-defined]
@@ -367,7 +367,7 @@ def misspelt() -> BaseException:
 )
 def test_a_traceback_is_what_python_would_write(error: BaseException):
     trace = error.__traceback__.tb_next if error.__traceback__ else None  # without our own call
-    for _ in range(2):  # the second time its stack is known
+    for _ in range(2):  # on the second call its stack is in the cache
         written = handlers.failure_of(error, "traceback").traceback
         assert written == "".join(traceback.format_exception(type(error), error, trace))
 
@@ -448,13 +448,13 @@ def test_a_wait_that_is_none_is_refused_where_it_is_written(after: float):
 
 
 def test_a_wait_that_is_no_number_is_refused_with_its_value():
-    """U10: `Retry(after="soon")` was an error of a comparison."""
+    """U10: `Retry(after="soon")` raised an error about a comparison."""
     with pytest.raises(TypeError, match="after must be a number of seconds, not 'soon'"):
         Retry(after="soon")  # type: ignore[arg-type]
 
 
 def test_a_handler_without_parentheses_is_explained():
-    """U10: it said that handler() takes 0 positional arguments."""
+    """U10: the error was that handler() takes 0 positional arguments."""
     with pytest.raises(TypeError, match=r"write @handler\(topic=\.\.\., group=\.\.\.\)"):
         handler(print)  # type: ignore[call-arg, misc]
 

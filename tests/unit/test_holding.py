@@ -1,7 +1,6 @@
-"""One unit's state machine: what it wants, what an answer makes of it, and who is to blame.
+"""The state machine of one unit: its next call, the effect of an answer, and the charged message.
 
-Answers are given by hand, so lost ones are simply not given: the wish must then be repeated with
-equal arguments.
+The tests pass answers by hand. Without an answer, the call must be repeated with equal arguments.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ KILLED = Exit(None, signal.SIGKILL)
 
 
 class Desk:
-    """A holding, and whoever answers it."""
+    """A partition state together with the source of its answers."""
 
     def __init__(self) -> None:
         consumer = Consumer(topic="access", group="hits", handler="h:go")
@@ -49,7 +48,7 @@ class Desk:
         return call.argv[len(call.script.keys) + at]
 
     def places(self) -> list[object]:
-        """The list at the end of the wished call."""
+        """Return the list at the end of the next call."""
         call = self.wish()
         assert call is not None
         return list(call.argv[len(call.script.keys) + len(call.script.args) - 1 :])
@@ -64,7 +63,7 @@ class Desk:
         return self
 
     def run(self) -> Desk:
-        """A process works on four entries."""
+        """Start a process that works on four entries."""
         child = Child(4711, -1, None, "", -1)  # type: ignore[arg-type]
         self.holding.started_as(child, now=101.0)
         self.holding.ready_at = 102.0
@@ -132,7 +131,7 @@ def test_somebody_was_quicker(desk: Desk, word: str, rest: tuple[bytes, ...]):
 
 
 def test_every_taking_has_a_token_of_its_own(desk: Desk):
-    """T13: a token is dead from the moment its release was sent."""
+    """T13: a token is void as soon as its release is sent."""
     tokens = set()
     for _ in range(5):
         desk.holding.take(seen_epoch=5)
@@ -176,7 +175,7 @@ def test_a_worker_that_leaves_clean_is_released_without_a_refence(desk: Desk):
 
 
 def test_a_worker_that_leaves_with_unconfirmed_acks_is_refenced_then_released(desk: Desk):
-    """Its acknowledgements may have been lost with its connection: they ride on the refence."""
+    """The connection may have lost its acknowledgements, so the refence repeats them."""
     desk.hold().run().mark(CLEARED, DONE).quiet()
     desk.holding.stop_reason = "shed"
     desk.holding.ended(Exit(ExitCode.STOPPED, None))
@@ -268,7 +267,7 @@ def test_a_hard_limit_charges_the_run_it_was_decided_for(desk: Desk):
 
 
 def test_a_hard_limit_that_comes_too_late_charges_nobody(desk: Desk):
-    """T11: by the time the signal arrives the next entry is running."""
+    """T11: when the signal arrives, the next entry is already running."""
     desk.hold().run().mark(DONE, RUNNING)
     desk.holding.kill = Kill("hard-limit", desk.slot.run_seq)
     desk.slot.run_seq += 1
@@ -347,7 +346,7 @@ def test_the_end_of_a_process_of_a_lost_unit_settles_nothing(desk: Desk):
     desk.hold().run().mark(DONE, RUNNING)
     desk.holding.become_free()
     found = desk.holding.ended(KILLED)
-    assert (found.crashed, found.charged) == (True, None), "the new owner handles what is pending"
+    assert (found.crashed, found.charged) == (True, None), "the new owner handles pending entries"
     assert desk.wish() is None
     assert desk.holding.phase is Phase.FREE
 
@@ -398,7 +397,7 @@ def test_settled_counts_the_present_process_only(desk: Desk):
     assert desk.holding.settled() == 0
 
 
-# --- a worker that is followed by a warm one ------------------------------------------------------
+# --- a worker with a warm successor ---------------------------------------------------------------
 
 
 def test_a_quiet_worker_is_gone_on_without_before_it_has_ended(desk: Desk):
@@ -424,11 +423,11 @@ def test_a_unit_that_was_just_acquired_boots_and_is_not_gone(desk: Desk):
     assert not desk.holding.ready
     desk.run()
     desk.holding.ended(KILLED)
-    assert desk.slot.state == WorkerState.GONE, "this one has ended"
+    assert desk.slot.state == WorkerState.GONE, "this worker has exited"
 
 
 def test_a_worker_that_does_not_end_is_killed_and_has_not_crashed(desk: Desk):
-    """Its handler has nothing to do with it: only `on_stop` took too long."""
+    """Only `on_stop` took too long, so no handler is to blame."""
     desk.hold().run().mark(DONE, CLEARED, CLEARED, CLEARED)
     desk.quiet()
     desk.holding.kill = Kill("on_stop", 0)
@@ -436,14 +435,14 @@ def test_a_worker_that_does_not_end_is_killed_and_has_not_crashed(desk: Desk):
     assert (verdict.crashed, verdict.charged) == (False, None)
     assert desk.slot.counter("crashes") == 0
     assert (desk.holding.last_exit, desk.holding.uncharged) == ("", 0)
-    assert desk.places() == [b"m:1-0"], "what was done is acknowledged"
+    assert desk.places() == [b"m:1-0"], "the finished entry is acknowledged"
 
 
 def test_a_standby_is_warm_when_it_has_said_so_itself(desk: Desk):
     desk.hold().run()
     assert not desk.holding.standby_is_warm
     desk.holding.standby = Child(4712, -1, None, "", -1)  # type: ignore[arg-type]
-    desk.slot.warm_pid = 4700  # one before it
+    desk.slot.warm_pid = 4700  # an earlier standby
     assert not desk.holding.standby_is_warm
     desk.slot.warm_pid = 4712
     assert desk.holding.standby_is_warm
@@ -453,7 +452,7 @@ def test_a_standby_is_warm_when_it_has_said_so_itself(desk: Desk):
 
 
 def test_the_suspects_of_a_crash_are_kept_until_a_worker_has_run_them(desk: Desk):
-    """Also over an orderly end of the worker in between, such as a reload."""
+    """The suspects also survive an orderly exit of the worker, such as a reload."""
     desk.hold().run().mark(RUNNING, RUNNING, RUNNING, RUNNING)
     desk.holding.ended(Exit(None, 9))
     assert desk.holding.suspects == dict.fromkeys(PLACES, 2)

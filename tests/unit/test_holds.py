@@ -1,4 +1,4 @@
-"""Held keys: whatever fails, in whatever order things are due, no key is overtaken."""
+"""Held keys: the entries of a key stay in order after any failure and with any due times."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_key_is_free_when_nothing_is_behind():
     holds.go_on("a", 3.0)
     assert holds.take(3.0) == "a", "the next one is due at once"
     holds.done("a")
-    assert "a" in holds, "what comes now must not pass what has just run"
+    assert "a" in holds, "a new entry must not pass the entry that has just run"
     holds.go_on("a", 4.0)
     assert "a" not in holds
     assert (holds.entries, holds.size, holds.keys, holds.next_due()) == (0, 0, 0, None)
@@ -87,7 +87,7 @@ def test_what_was_about_to_run_is_due_again_but_not_what_runs():
 def test_every_key_ends_in_its_order(
     stream: list[tuple[str, int]], delays: list[float], longest: int, chance: object
 ):
-    """Entries come, fail so many times each, and run when they are due; some runs never begin."""
+    """Entries arrive, fail a number of times and run when they are due. Some runs never start."""
     holds: KeyBlocker[One] = KeyBlocker()
     left = {number: times for number, (_, times) in enumerate(stream)}
     ended: dict[str, list[int]] = defaultdict(list)
@@ -105,7 +105,7 @@ def test_every_key_ends_in_its_order(
     def run_due() -> None:
         while (key := holds.take(now)) is not None:
             if chance.random() < 0.2:  # type: ignore[attr-defined]
-                holds.restart(now)  # the connection was lost before anything ran
+                holds.restart(now)  # the connection was lost before any entry ran
                 continue
             for one in holds.line(key, longest):  # type: ignore[arg-type]
                 if not run(one):
@@ -123,7 +123,7 @@ def test_every_key_ends_in_its_order(
         run_due()
     while holds.keys:
         due = holds.next_due()
-        assert due is not None, "a held key that nobody will ever run"
+        assert due is not None, "a held key that never becomes due"
         now = max(now, due)
         run_due()
     for key in "abcd":

@@ -1,4 +1,4 @@
-"""What judges the hygiene of a daemon sees whatever is planted: real processes, and figures."""
+"""The hygiene check of a daemon finds every planted fault, in real processes and in figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.support.hygiene import WAVERS, Sample, grown, odd_ones
 from tests.support.waiting import wait_until
 
-# The leader of a session, which has a child of each sort and collects none.
+# The leader of a session with one child of each kind, none of them collected.
 LEADER = """
 import ctypes, os, signal, sys
 sort = sys.argv[1]
@@ -37,7 +37,7 @@ signal.pause()
 
 @pytest.fixture
 def lead() -> Iterator[Callable[[str], int]]:
-    """Start the leader of a session with one process of a sort; its pid."""
+    """Start the leader of a session with one process of a kind and return its pid."""
     leaders: list[subprocess.Popen[bytes]] = []
 
     def start(sort: str) -> int:
@@ -82,7 +82,7 @@ def test_a_worker_is_not_odd(lead: Callable[[str], int]):
 
 
 def samples(**slopes: int) -> list[Sample]:
-    """A hundred samples; figures rise by so much from the first to the last of them."""
+    """Return 100 samples in which the figures rise by these amounts from first to last."""
     base = {"supervisor_fds": 18, "housekeeper_fds": 6}
     return [
         Sample(number, *(base.get(name, 40 << 20) + slopes.get(name, 0) * number // 99

@@ -1,4 +1,4 @@
-"""What a child sees of the supervisor's environment."""
+"""The part of the supervisor's environment that a child inherits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two lists of pending entries become one, oldest first."""
+"""Two lists of pending entries are merged, oldest first."""
 
 from __future__ import annotations
 

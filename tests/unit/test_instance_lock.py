@@ -1,4 +1,4 @@
-"""The lock of an instance: whoever can take it keeps the daemon from starting."""
+"""The lock of an instance: a user who can take it can prevent the daemon's start."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be anothe
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """An existing folder that everybody may read, as /var/lib/x is when a package has made it."""
-    for each in (tmp_path, *tmp_path.parents[:3]):  # of pytest, for its user only
+    """Return an existing folder with mode 0755, like a /var/lib/x that a package creates."""
+    for each in (tmp_path, *tmp_path.parents[:3]):  # folders of pytest are private to its user
         if each.name.startswith(("pytest", "test")):
             each.chmod(0o755)
     made = tmp_path / "state"
@@ -45,7 +45,7 @@ def test_it_is_for_its_user_only(lock: InstanceLock) -> None:
 
 
 def test_one_of_an_earlier_version_becomes_so(lock: InstanceLock) -> None:
-    """S9: an upgrade closes it."""
+    """S9: an upgrade removes the permissions of other users."""
     lock.path.touch(0o644)
     assert lock.acquire() is None
     assert lock.path.stat().st_mode & 0o777 == 0o600
@@ -53,7 +53,7 @@ def test_one_of_an_earlier_version_becomes_so(lock: InstanceLock) -> None:
 
 @as_root
 def test_another_user_cannot_take_it(lock: InstanceLock) -> None:
-    """S9: not while it is free either."""
+    """S9: other users cannot take it even while it is free."""
     assert lock.acquire() is None
     lock.release()
     taken = subprocess.run(
@@ -69,7 +69,7 @@ def test_another_user_cannot_take_it(lock: InstanceLock) -> None:
 
 @as_root
 def test_a_file_that_somebody_else_has_put_there_is_refused(lock: InstanceLock) -> None:
-    """S9: its owner could open it again, whatever its mode."""
+    """S9: the owner of the file could open it for other users again."""
     lock.path.touch()
     os.chown(lock.path, NOBODY, NOBODY)
     with pytest.raises(StartRefused, match="belongs to another user"):
@@ -77,7 +77,7 @@ def test_a_file_that_somebody_else_has_put_there_is_refused(lock: InstanceLock) 
 
 
 def test_a_link_is_refused(folder: Path, tmp_path: Path) -> None:
-    """S9: nor is a file elsewhere opened, emptied and written to."""
+    """S9: the target of a link is not opened, truncated or written."""
     (tmp_path / "elsewhere").write_text("kept")
     (folder / "one.lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StartRefused, match="symbolic link"):

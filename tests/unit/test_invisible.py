@@ -1,4 +1,4 @@
-"""Invisible characters are shown escaped wherever a name or a message is printed."""
+"""Invisible characters are escaped in every printed name and message."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SHAPING = {
 
 @pytest.mark.parametrize("text", HIDING.values(), ids=HIDING)
 def test_invisible_characters_are_escaped(text: str) -> None:
-    """S3: two names that look alike on a screen or in a log are equal."""
+    """S3: two different names never look alike on a screen or in a log."""
     for shown in (printable(text), printable(text, lines=True), harmless(text)):
         assert "\\" in shown
         assert all(unicodedata.category(each) != "Cf" for each in shown.replace("\u200d", "", 1))

@@ -1,4 +1,4 @@
-"""The list of a call to settle: what all entries share is in it once."""
+"""The list of arguments for settling: values shared by all entries occur once."""
 
 from __future__ import annotations
 
