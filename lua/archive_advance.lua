@@ -6,7 +6,7 @@
 --
 -- KEYS[1]  trim    HASH  streaming:mq:trim:{T:p:i}
 --
--- ARGV[1]  id      id    the last archived entry; all entries before it are archived too
+-- ARGV[1]  id      id    the last archived entry. All entries before it are archived too
 --
 -- Returns  OK      recorded
 -- Returns  BEHIND  the recorded id is the same or later     [2] the recorded id

@@ -14,7 +14,7 @@
 -- Returns  OK      [2] removed [3] 1 = there may be more letters before that id
 --
 -- Cost     O((count + ids) x log n) + at most 512 KiB of bodies plus four more, n = letters
--- Repeat   safe: the next call removes the next letters; named letters are gone. Works when memory
+-- Repeat   safe: the next call removes the next letters. Named letters are gone. Works when memory
 --          is full
 -- @include _bytes
 -- @include _ids

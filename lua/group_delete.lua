@@ -20,7 +20,7 @@
 -- ARGV[6]  part      int     number of pending entries forgotten per call while there are more
 --
 -- Returns  OK         removed, or nothing to remove
--- Returns  MORE       some pending entries were forgotten; call again
+-- Returns  MORE       some pending entries were forgotten: call again
 -- Returns  OWNED      the lease is valid                   [2] owner [3] epoch
 -- Returns  UNSETTLED  [2] pending [3] delayed [4] 1 = the retry stream holds unread entries
 --

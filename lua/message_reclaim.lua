@@ -18,7 +18,7 @@
 -- ARGV[2]  session  token   the session that message_recover opened
 -- ARGV[3]  group    str     consumer group
 -- ARGV[4]  idle_ms  int     minimum time since the entry was last delivered
--- ARGV[5]  count    int     take at most this many; fewer if they are large
+-- ARGV[5]  count    int     take at most this many, fewer if they are large
 -- ARGV[6]  at_name  bytes   consumer at which the page starts, '' = entries without a consumer
 -- ARGV[7]  after    bytes   start after this entry of that consumer, '' = first entry of the first
 --                           consumer

@@ -10,7 +10,7 @@
 --
 -- ARGV[1]  partitions int     partition count by which the message was routed
 -- ARGV[2]  delay_ms   int     delay from now, if `at_ms` is -1
--- ARGV[3]  at_ms      int     due time, unix ms; a past one is due immediately. -1 = none
+-- ARGV[3]  at_ms      int     due time, unix ms. A past one is due immediately. -1 = none
 -- ARGV[4]  send_id    str     new, random; reused only to repeat this very call
 -- ARGV[5]  window_ms  int     how long the dedup id is remembered
 -- ARGV[6..] fields    list    names and values

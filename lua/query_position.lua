@@ -9,7 +9,7 @@
 -- KEYS[2]  trim    HASH    streaming:mq:trim:{T:p:i}
 --
 -- ARGV[1]  group   str     spark:NAME
--- ARGV[2]  after   id      the last entry read; all entries before it were read too
+-- ARGV[2]  after   id      the last entry read. All entries before it were read too
 -- ARGV[3]  read    int     number of entries read, counted from the first ever added, -1 = unknown
 -- ARGV[4]  hold    flag    1 = unread entries stay, even beyond retention
 --

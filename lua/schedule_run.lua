@@ -15,7 +15,7 @@
 --
 -- Returns  OK       written                                                   [2] id
 -- Returns  CHANGED  its specification changed, or it is gone
--- Returns  AGAIN    the instant is not later than that of its last message; pass a later one
+-- Returns  AGAIN    the instant is not later than that of its last message: pass a later one
 -- Returns  MOVED    the topic has another partition count, or is gone         [2] the count
 --
 -- Cost     O(1) + size of the body

@@ -14,7 +14,7 @@
 -- ARGV[2]  group     str     consumer group
 -- ARGV[3..] notes    list    for each entry: place, failures, delay_ms
 --
--- Returns  OK      [2] number of pending entries; nothing is written for the others
+-- Returns  OK      [2] number of pending entries. Nothing is written for the others
 -- Returns  FENCED  another owner, or none      [2] epoch [3] owner
 --
 -- Cost     O(e x log n), e = entries, n = pending entries

@@ -5,7 +5,7 @@
 --
 -- KEYS[1]  record  HASH  streaming:mq:sink:{Q}
 --
--- ARGV[1]  batch   int   batch number; the numbers of a query grow
+-- ARGV[1]  batch   int   batch number. The numbers of a query grow
 -- ARGV[2]  plan    str   JSON: the attempts, and the partitions for which they staged rows
 -- ARGV[3]  ttl_ms  int   how long the record is kept from now
 -- ARGV[4]  rows    int   number of rows in the plan

@@ -5,7 +5,7 @@
 --
 -- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}, or its :dlq
 --
--- ARGV[1]  after   id      position, exclusive; 0-0 is before every entry
+-- ARGV[1]  after   id      position, exclusive. 0-0 is before every entry
 -- ARGV[2]  upto    id      do not go beyond this id
 -- ARGV[3]  count   int     maximum number of entries to advance, 500 or less; callers take several
 --                          steps

@@ -17,7 +17,7 @@ class StreamqdError(Exception):
 class ConfigError(StreamqdError):
     """The configuration cannot be used. `problems` lists all problems, not only the first.
 
-    `salvaged` contains the settings that could be read, with defaults for the rest; None if no
+    `salvaged` contains the settings that could be read, with defaults for the rest, or None if no
     setting could be read.
     """
 
@@ -188,7 +188,7 @@ class SparkError(StreamqdError):
 
 
 class StartRefused(StreamqdError):
-    """The daemon cannot start. `code` is the exit code; `problems` has one sentence per problem."""
+    """The daemon cannot start. `code` is the exit code. `problems` has one sentence per problem."""
 
     def __init__(self, code: int, problems: list[str]) -> None:
         super().__init__("\n".join(problems))

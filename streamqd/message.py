@@ -94,7 +94,7 @@ class Message:
 
     @property
     def id(self) -> str:
-        """The ID of this entry, `ms-seq`. A retried message has a new ID; see `original_id`."""
+        """The ID of this entry, `ms-seq`. A retried message has a new ID, as in `original_id`."""
         return self.id_bytes.decode()
 
     @property
@@ -109,7 +109,7 @@ class Message:
 
     @property
     def group(self) -> str:
-        """The consumer group of this run; for dead letters `<name>@dlq`."""
+        """The consumer group of this run, which is `<name>@dlq` for dead letters."""
         return self._delivery.unit.group
 
     @property
@@ -158,12 +158,12 @@ class Message:
 
     @cached_property
     def forgiven_at(self) -> float:
-        """The time of the last failure not counted because of an outage, unix seconds; or 0.0."""
+        """The time of the last failure not counted because of an outage, unix seconds, or 0.0."""
         return self._count(FORGIVEN_AT) / 1000
 
     @cached_property
     def letter(self) -> DeadLetter | None:
-        """The dead letter's details, for a consumer with `source = "dlq"`; None for others."""
+        """The dead letter's details, for a consumer with `source = "dlq"`, or None for others."""
         return DeadLetter.read(self.fields) if self._delivery.unit.reads_letters else None
 
     @property
@@ -202,7 +202,7 @@ class Message:
 
     @property
     def expires_at(self) -> float | None:
-        """The time after which it is no longer handled, unix seconds; None without an expiry.
+        """The time after which it is no longer handled, unix seconds, or None without an expiry.
 
         A dead letter does not expire.
         """

@@ -144,7 +144,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class RetryAsked:
-    """The handler raised `Retry`. `after` is in seconds; None means the policy's backoff."""
+    """The handler raised `Retry`. `after` is in seconds. None means the policy's backoff."""
 
     after: float | None
     failure: Failed

@@ -27,7 +27,7 @@ class RunDaemon(Protocol):
 
 @pytest.fixture(scope="session")
 def streamqd_server() -> Iterator[str]:
-    """The URL of a server for this session only; with pytest-xdist, for each process.
+    """The URL of a server for this session only, or for each process of pytest-xdist.
 
     To start a test with an empty server, use `streamqd_redis_url`.
     """

@@ -36,7 +36,7 @@ from streamqd.idle_reason import IdleReason
 from streamqd.long_poll import PollWords
 from streamqd.model import ENTRIES_MAX, FETCHED_MAX, LANES_MAX, Lease, Unit
 
-LAYOUT = 3  # version of the byte layout; raise it when a field changes its place or its meaning
+LAYOUT = 3  # version of the byte layout. Raise it when a field changes its place or meaning.
 SLOT_COUNT = 4096
 LOOP_BEAT_SECONDS = 0.125  # interval between two heartbeats of an event loop with open runs
 PLACE_BYTES_MAX = 44  # "m:" + 20 digits + "-" + 20 digits + separator
@@ -172,7 +172,7 @@ class Batch(NamedTuple):
 class RecordedLease(NamedTuple):
     """The lease under which a unit's worker works.
 
-    `next_token` is about to replace the lease's token; '' if no change is in progress.
+    `next_token` is about to replace the lease's token, or '' if no change is in progress.
     """
 
     lease: Lease
@@ -210,10 +210,10 @@ class WorkerSlot:
     rss_baseline = _Field(9)
     standby_pid, leaving_pid = _Field(21), _Field(22)  # pids of the next and the previous worker
     partitions = _Field(26)  # partition count of the topic, as known to this supervisor
-    loop_blocked_ns = _Field(27)  # time at which the event loop stopped turning; 0 = it turns
-    loop_turned_ns = _Field(28)  # time at which it last turned again after a block; 0 = never
+    loop_blocked_ns = _Field(27)  # time at which the event loop stopped turning, 0 while it turns
+    loop_turned_ns = _Field(28)  # time at which it last turned again after a block, 0 = never
     warm_pid = _Field(23)  # pid of a booted standby that waits for its assignment
-    # written by the worker; `state` and the batch by the supervisor while no worker uses the slot
+    # written by the worker, and `state` and the batch by the supervisor while no worker uses it
     state = _Field(1)
     run_seq = _Field(WORD_RUN_SEQ)  # grows by one per handler run, across all incarnations
     generation = _Field(_GENERATION)  # odd while the batch is being written
@@ -221,12 +221,12 @@ class WorkerSlot:
     next_due_unix_ms = _Field(14)
     progress_ns = _Field(15)  # last completed exchange or handler run
     reclaim_done = _Field(16)
-    rate_due_ns = _Field(24)  # state of the rate limit, passed on to the next worker; 0 = no state
-    rate_micro = _Field(25)  # run starts allowed per second, in millionths; 0 = no limit
+    rate_due_ns = _Field(24)  # state of the rate limit, passed on to the next worker, 0 = no state
+    rate_micro = _Field(25)  # run starts allowed per second, in millionths, 0 = no limit
     beat_ns = _Field(17)  # time of a handler's last progress report
     loop_thread = _Field(11)  # thread ID of the event loop
-    loop_beat_ns = _Field(19)  # time at which the event loop last turned; 0 = no coroutine runs
-    suspects_left = _Field(57)  # suspects not run since a crash; set by the supervisor at a fork
+    loop_beat_ns = _Field(19)  # time at which the event loop last turned, 0 = no coroutine runs
+    suspects_left = _Field(57)  # suspects not run since a crash, set by the supervisor at a fork
     round_size = _Field(58)  # number of suspects that run now
     suspects = _Field(59)  # number of suspects in all, with those already run
     # written by the housekeeper
@@ -273,7 +273,7 @@ class WorkerSlot:
         self._name_length = len(raw)
 
     def counter(self, name: str) -> int:
-        """Return a counter's value; names are in `COUNTERS`."""
+        """Return a counter's value. The names are in `COUNTERS`."""
         return self.counters[COUNTERS.index(name)]
 
     def add(self, name: str, amount: int = 1) -> None:
@@ -281,7 +281,7 @@ class WorkerSlot:
         self.counters[COUNTERS.index(name)] += amount
 
     def histogram(self, name: str) -> tuple[list[int], float]:
-        """Return (counts per bucket, one more than `BUCKETS` for +Inf; sum in seconds)."""
+        """Return (counts per bucket, one more than `BUCKETS` for +Inf, and the sum in seconds)."""
         words = self.handle_histogram if name == "handle" else self.ack_histogram
         values = words.tolist()
         return values[:-1], values[-1] / 1e9
@@ -292,7 +292,7 @@ class WorkerSlot:
 
     @property
     def blocker(self) -> str:
-        """The code that blocked the event loop last, as `FILE:LINE in FUNCTION`; '' = unknown."""
+        """The code that last blocked the event loop, as `FILE:LINE in FUNCTION`, or ''."""
         return bytes(self._blocker).rstrip(b"\0").decode("utf-8", "replace")
 
     def note_blocker(self, place: str) -> None:
@@ -618,7 +618,7 @@ class Scoreboard:
         self._view[HEADER_OFFSET : HEADER_OFFSET + len(raw)] = raw
 
     def counter(self, name: str) -> int:
-        """Return an instance-wide counter; names are in `BOARD_COUNTERS`."""
+        """Return an instance-wide counter. The names are in `BOARD_COUNTERS`."""
         return self._counters[BOARD_COUNTERS.index(name)]
 
     def add(self, name: str, amount: int = 1) -> None:

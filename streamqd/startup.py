@@ -63,7 +63,7 @@ def prepare(
 ) -> Prepared:
     """Import the handler modules in a probe child and merge the consumers that they declare.
 
-    `only` selects consumers by TOPIC/GROUP; an empty set selects all. `slow` is called with one
+    `only` selects consumers by TOPIC/GROUP. An empty set selects all. `slow` is called with one
     sentence when the import takes longer than SLOW_SECONDS. Without `slow`, this sentence is
     logged.
     """
@@ -320,7 +320,7 @@ def _restrict(settings: Settings, only: frozenset[str]) -> tuple[Settings, list[
     known = {one.name: one for one in settings.consumers}
     unknown = sorted(only - known.keys())
     problems = [
-        f"--only {name}: there is no such consumer; there are {', '.join(sorted(known)) or 'none'}"
+        f"--only {name}: unknown consumer; the consumers are {', '.join(sorted(known)) or 'none'}"
         for name in unknown
     ]
     kept = tuple(one for name, one in known.items() if name in only)
@@ -442,7 +442,7 @@ def _opened_by_us_alone(path: Path) -> IO[str]:
 
 
 def lock_identity(settings: Settings) -> str:
-    """Return the `identity` of the instance's lock on this host, held or not; '' without a file."""
+    """Return the `identity` of the instance's lock on this host, held or not. '': no file."""
     try:
         return _lock_identity(_lock_path(settings).stat())
     except OSError:

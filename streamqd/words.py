@@ -49,7 +49,7 @@ def roughly(seconds: float) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """Return `1 message` or `3 messages`; 'entry' becomes 'entries'."""
+    """Return `1 message` or `3 messages`. 'entry' becomes 'entries'."""
     return f"1 {noun}" if number == 1 else f"{number:,} {_many(noun)}"
 
 
@@ -63,7 +63,7 @@ def _many(noun: str) -> str:
 
 
 def age(milliseconds: float | None) -> str:
-    """Return a duration or an age in at most two units, such as `3h12m`; `-` for None."""
+    """Return a duration or an age in at most two units, such as `3h12m`, or `-` for None."""
     if milliseconds is None:
         return "-"
     seconds = max(0.0, milliseconds / 1000)
@@ -111,7 +111,7 @@ def _escaped(character: str) -> str:
 
 
 def memory(size: int | None) -> str:
-    """Return a size in bytes in a readable unit, such as `12.3 MiB`; `-` for None."""
+    """Return a size in bytes in a readable unit, such as `12.3 MiB`, or `-` for None."""
     if size is None:
         return "-"
     value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]

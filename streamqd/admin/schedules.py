@@ -90,7 +90,7 @@ class ScheduleList:
 class ScheduleDetail:
     """One schedule whole.
 
-    `specification` are its settings, null when they cannot be read; `problem` is then the reason.
+    `specification` are its settings, null when they cannot be read. `problem` is then the reason.
     `declared_unix_ms` is when an instance last declared it, null for one of an operator.
     `last_uid` is the uid of its last message.
     """

@@ -62,7 +62,7 @@ def list_(
     """
     if topic is None:
         if stated(filters):
-            raise click.UsageError("say which topic: the filters are for the dead letters of one")
+            raise click.UsageError("pass TOPIC; the filters apply to the dead letters of one topic")
         return _overview(session)
     choice = chosen(session, topic, filters)
     seen = dead_letters.listed(session.store, topic, choice=choice, limit=limit, cursor=cursor)
@@ -310,7 +310,7 @@ def _show_plan(plan: ReplayPlan, again: str, limit: int | None) -> None:
         click.echo("no more because of --limit, the oldest of each partition first")
     if plan.replayed_before:
         most = max(each.replays for each in plan.causes)
-        click.echo(f"{plan.replayed_before:,} of them were replayed before, up to {most} times")
+        click.echo(f"{plan.replayed_before:,} were replayed before, up to {most} times")
     click.echo()
     print_causes(plan.causes, plan.until_unix_ms)
     if plan.receivers:
@@ -359,7 +359,7 @@ def purge(
 ) -> CommandResult | int:
     """Delete dead letters permanently."""
     if ids and older_than is not None:
-        raise click.UsageError("--id names dead letters; --older-than chooses among all of them")
+        raise click.UsageError("--id names dead letters; --older-than applies to all")
     ways = "--id PARTITION:MS-SEQ, --older-than DURATION, a filter, or --all"
     require_choice(ids, all_, older_than is not None or stated(filters), ways)
     choice = chosen(session, topic, filters, ids, older_than)
@@ -410,7 +410,7 @@ def export(
 ) -> CommandResult | int:
     """Write dead letters with all fields as JSON lines.
 
-    Without a filter, all dead letters of the topic are written. The command removes none of them. A
+    Without a filter, all dead letters of the topic are written, and none is removed. A
     field that is not UTF-8 becomes {"base64": …}. With --out, --json prints the result of the
     command. Without --out, standard output contains only the lines.
     """
@@ -437,7 +437,7 @@ def export(
 
 @contextlib.contextmanager
 def _written(path: Path | None) -> Iterator[IO[str]]:
-    """Open a file that appears under its name once it is complete; standard output for None."""
+    """Open a file that appears under its name once it is complete, or standard output for None."""
     if path is None:
         yield sys.stdout
         return

@@ -31,7 +31,7 @@ from streamqd.model import LETTERS
 from streamqd.words import age, count
 
 EXIT_NOT_ALL = 8
-ERROR_CHARS = 80  # characters of an error in the table; --json prints the whole stored text
+ERROR_CHARS = 80  # characters of an error in the table. --json prints the whole stored text.
 
 
 # --- tail and pending -----------------------------------------------------------------------------

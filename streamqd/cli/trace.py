@@ -32,7 +32,7 @@ def trace(session: Session, *, uid: str, folder: Path | None) -> CommandResult:
     UID is TOPIC/PARTITION/ID, as returned by the producer, passed to handlers as `message.uid`, and
     shown by `dlq` and `retry`. A delayed send is found by its own uid, even after it was written.
     In each group, the message is unread, pending, running, waiting for its next attempt, dead, or
-    acknowledged. If there is no proof that it was ever written, the output is "handled, or never
+    acknowledged. Without proof that it was ever written, the output is "handled, or never
     written". Up to 20,000 later entries of each stream are searched for copies.
 
     \b
@@ -115,7 +115,7 @@ def _archive(found: admin.Trace, folder: Path | None, looked: Any) -> list[str]:
     if looked is not None:
         return [f"not in the archive {folder}"]
     if found.archived:
-        return ["archived: --archive DIR says in which file"]
+        return ["archived: pass --archive DIR to find the file"]
     return ["not archived yet"] if found.archived is False else []
 
 
@@ -167,9 +167,9 @@ def _group(found: admin.Trace, each: admin.GroupTrace, *, proven: bool) -> str:
 def _done(state: str, *, proven: bool) -> str:
     """Return the clause for a group that has no entry for the message."""
     if state == admin.DONE:
-        return "acknowledged: nothing of it is left in Redis"
+        return "acknowledged: nothing is left in Redis"
     seen = "handled" if state == admin.GONE else "removed unread"
-    return f"{seen}: nothing of it is left" if proven else f"{seen}, or never written"
+    return f"{seen}: nothing is left in Redis" if proven else f"{seen}, or never written"
 
 
 def _why(each: admin.GroupTrace) -> str:

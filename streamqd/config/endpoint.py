@@ -71,9 +71,10 @@ def socket_path(settings: Settings) -> Path:
         raise absent from None
     if not _is_private(found, {owner, os.geteuid()}):
         problem = (
-            f"daemon.state_dir: {named.parent}, where {state_dir / _POINTER} says that the server"
-            " listens, is not a directory of the owner of state_dir alone: somebody else may answer"
-            f" there; remove {named.parent} and start the daemon again, or use a shorter path"
+            f"daemon.state_dir: {named.parent}, where {state_dir / _POINTER} places the socket"
+            " of the server, is not a directory of the owner of state_dir alone: another user"
+            f" may answer there; remove {named.parent} and start the daemon again, or use a shorter"
+            " path"
         )
         raise ConfigError([problem])
     return named

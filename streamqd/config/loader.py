@@ -76,7 +76,7 @@ def _read(file: Path) -> tuple[dict[str, Any], list[int]]:
             mode = os.fstat(opened.fileno()).st_mode
             content = opened.read(FILE_BYTES_MAX + 1)
     except FileNotFoundError:
-        raise ConfigError([f"{file}: there is no such file; name another with --config"]) from None
+        raise ConfigError([f"{file}: file not found; pass another with --config"]) from None
     except OSError as error:
         raise ConfigError([f"{file}: it cannot be read ({error.strerror})"]) from None
     if len(content) > FILE_BYTES_MAX:
@@ -84,7 +84,7 @@ def _read(file: Path) -> tuple[dict[str, Any], list[int]]:
             [f"{file}: it is larger than {FILE_BYTES_MAX} bytes; is it the right file?"]
         )
     if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
-        raise ConfigError([f"{file}: everybody may write it, and it names code to run: chmod o-w"])
+        raise ConfigError([f"{file}: any user may write it, and it names code to run: chmod o-w"])
     try:
         text = content.decode()
         return tomli.loads(text), _headers(text)

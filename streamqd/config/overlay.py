@@ -73,7 +73,7 @@ def _path_of_variable(
         return tuple(parts)
     meant = wording.nearest(name.lower(), [each.lower() for each in variables()])
     hint = f"did you mean {meant.upper()}?" if meant else "names are STREAMQ_SECTION__SETTING"
-    problems.sentences.append(f"{name}: there is no such setting; {hint}")
+    problems.sentences.append(f"{name}: unknown setting; {hint}")
     return None
 
 

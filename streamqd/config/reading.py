@@ -72,7 +72,7 @@ def unknown(
     """Return a clause for an unknown setting, with the most similar name or the right table."""
     meant = wording.nearest(name, known)
     if meant:
-        return f"there is no such setting; did you mean {wording.dotted((*path, meant))}?"
+        return f"unknown setting; did you mean {wording.dotted((*path, meant))}?"
     plain = name.lower().replace("-", "_")
     homes = {f"[{title}]": cls for title, cls in SECTIONS.items()}
     homes |= {f"[{title}.NAME]": cls for title, cls in NAMED_SECTIONS.items()}
@@ -80,8 +80,8 @@ def unknown(
     homes |= {"retention of a topic": Retention}
     for home, cls in homes.items():
         if cls is not section and plain in settings_of(cls):
-            return f"there is no such setting here; {plain} belongs to {home}"
-    return f"there is no such setting; there are {', '.join(known)}"
+            return f"unknown setting here; {plain} belongs to {home}"
+    return f"unknown setting; the settings here are {', '.join(known)}"
 
 
 def read_value(setting: Setting, value: object, base_dir: Path) -> Any:
@@ -158,7 +158,7 @@ def _text(setting: Setting, value: object) -> str:
 def _texts(setting: Setting, value: object) -> tuple[str, ...]:
     if not isinstance(value, list | tuple):
         raise ValueError('is not a list: write it in brackets, such as ["weblog"]')
-    assert setting.shape is not None, "a list of texts says what its texts look like"
+    assert setting.shape is not None, "a list of texts has a shape for its texts"
     texts = [_class_name(item) if isinstance(item, type) else item for item in value]
     for text in texts:
         if not isinstance(text, str) or not setting.shape.pattern.fullmatch(text):

@@ -114,8 +114,8 @@ def with_schedules() -> tuple[list[dict[str, Any]], list[str]]:
         timed = [{"topic": each["topic"], **_given(table)} for table in tables]
         found.append({**each, "schedules": timed} if timed else dict(each))
     problems = [
-        f"{reference} has a @schedule and is no handler; put @handler(topic=..., group=...) above"
-        " it, or write the schedule as [[schedules]]"
+        f"{reference} has a @schedule but is not a handler; put @handler(topic=..., group=...)"
+        " above it, or write the schedule as [[schedules]]"
         for reference in left
     ]
     return found, problems
@@ -158,7 +158,7 @@ def _plain(value: Any, name: str) -> Any:
     if value is None or isinstance(value, str | int | float):
         return value
     raise TypeError(
-        f"{name}: a value of type {type(value).__name__} is no setting; write a number, a text, "
+        f"{name}: a value of type {type(value).__name__} is not a setting; pass a number, a text, "
         "a timedelta, an exception class, or a list or mapping of those"
     )
 

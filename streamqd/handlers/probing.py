@@ -94,9 +94,7 @@ def _open_code(names: Iterable[str]) -> list[str]:
         file = getattr(sys.modules.get(name), "__file__", None)
         found = open_to_all(Path(file)) if file else None
         if found is not None:
-            problems.append(
-                f"everybody may write {found}, and it is code to run: chmod o-w {found}"
-            )
+            problems.append(f"any user may write {found}, and it is code to run: chmod o-w {found}")
     return problems
 
 
@@ -126,7 +124,7 @@ def too_many_threads(lanes: int, *, asynchronous: bool) -> str:
     if asynchronous or lanes <= THREADS_MAX:
         return ""
     return (
-        f"is no coroutine, and a worker runs {THREADS_MAX} threads at most; set concurrency to"
+        f"is not a coroutine, and a worker runs {THREADS_MAX} threads at most; set concurrency to"
         f" {THREADS_MAX} or less, or write the handler with async def"
     )
 
@@ -143,7 +141,7 @@ def _misfits(consumer: Consumer, traits: list[str]) -> Iterator[tuple[str, str]]
     elif clause := too_many_threads(consumer.lanes, asynchronous=ASYNC in traits):
         yield "concurrency", f"{handler} {clause}"
     if batch and consumer.on_error != REQUEUE:
-        clause = f'whose messages fail each by itself; remove "{consumer.on_error}", or write it'
+        clause = f'whose messages fail separately; remove "{consumer.on_error}", or write it'
         yield "on_error", f"{handler} takes batches, {clause} for one message"
     packed = TYPED in traits and consumer.codec == "msgpack"
     if packed and importlib.util.find_spec("msgspec") is None:

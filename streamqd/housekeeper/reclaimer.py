@@ -18,7 +18,7 @@ from streamqd.model import Unit
 from streamqd.scoreboard import WorkerSlot
 from streamqd.store.store import Store
 
-OUR_CONSUMER = b"w"  # the only consumer name of all owners; the fence identifies the owner
+OUR_CONSUMER = b"w"  # the only consumer name of all owners. The fence identifies the owner.
 # With an IDLE filter, the server would scan all entries that are not idle, in one command.
 PAGE = 500  # pending entries of one consumer in one answer
 PAGES_MAX = 32  # pages in one look

@@ -62,7 +62,7 @@ class HttpServer:
         self._failures = 0
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self.bound: Address | None = None
-        """The address it listens on, with the real port for port 0; None while not listening."""
+        """The address it listens on, with the real port for port 0, or None while not listening."""
         self.listening = threading.Event()
         """Set once it listens."""
 

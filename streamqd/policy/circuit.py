@@ -20,7 +20,7 @@ import enum
 from collections import OrderedDict, deque
 from typing import NamedTuple
 
-REMEMBERED = 10_000  # messages with a known last failure; a forgotten one gets a free failure
+REMEMBERED = 10_000  # messages with a known last failure. A forgotten one gets a free failure.
 
 
 class CircuitState(enum.IntEnum):

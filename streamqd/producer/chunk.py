@@ -14,7 +14,7 @@ from streamqd.producer.encoding import Envelope
 from streamqd.store.publishing import Transaction
 from streamqd.store.scripts import Call
 
-BACKLOG_PAUSES = (0.02, 0.05, 0.1, 0.25)  # seconds between checks for room; the last one repeats
+BACKLOG_PAUSES = (0.02, 0.05, 0.1, 0.25)  # seconds between checks for room. The last one repeats.
 
 Result = Uid | Exception  # the result of one message: its uid or its error
 NOT_YET = BacklogFull("not tried yet")  # internal: the message waits for earlier messages

@@ -33,7 +33,7 @@ _to_json = json.JSONEncoder(
 ).encode
 
 HEADERS_MAX = 256
-CENTURY = 36_525 * 86_400.0  # seconds; a larger value is a mistake, or in milliseconds
+CENTURY = 36_525 * 86_400.0  # seconds. A larger value is a mistake, or in milliseconds.
 
 
 class Outgoing(NamedTuple):

@@ -43,7 +43,7 @@ class Producer:
 
     `partitioner` chooses partitions: "hash" (CRC-32 of the key), "round-robin", "sticky",
     "consistent", or a function of the key (bytes or None) and the number of partitions. Pass a
-    mapping to set it per topic; other topics use "hash". With `max_backlog`, no message is written
+    mapping to set it per topic. Other topics use "hash". With `max_backlog`, no message is written
     to a partition where that many messages wait: after `backlog_wait` (0) BacklogFull is raised.
 
     Raises TypeError or ValueError, with the option's name, for an invalid option.

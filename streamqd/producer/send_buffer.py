@@ -103,8 +103,8 @@ class SendBuffer(Generic[T]):
     ) -> T | None:
         """Accept a batch and return its ticket from `make`, None if the buffer has no room.
 
-        `since` (seconds, monotonic) is the time of the sender's call; default: now. An empty buffer
-        accepts any batch. Raises Refused after `close`.
+        `since` (seconds, monotonic) is the time of the sender's call, by default now. An empty
+        buffer accepts any batch. Raises Refused after `close`.
         """
         check_topic(topic)
         size = sum(map(size_of, envelopes))

@@ -263,7 +263,7 @@ class Sender:
         """Route the messages of several batches, to be written in one transaction.
 
         It uses Redis only to read the partition count of an unknown topic. `since` (seconds,
-        monotonic) is the start of the messages' time limit; default: now.
+        monotonic) is the start of the messages' time limit, by default now.
         """
         if os.getpid() != self._pid:
             self.forget()  # uWSGI forks without running Python's fork hooks, by default

@@ -19,7 +19,7 @@ Id = tuple[int, int]  # milliseconds, sequence number
 
 PART_MAX = (1 << 64) - 1  # largest half of an id
 ZERO: Id = (0, 0)  # before every entry
-COUNTS = "#"  # key of the counts in the JSON of an offset; it cannot be the name of a topic
+COUNTS = "#"  # key of the counts in the JSON of an offset, which cannot be the name of a topic
 LAG = "#lag"  # key next to it in the progress of a query
 
 _ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")

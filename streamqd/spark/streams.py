@@ -40,7 +40,7 @@ _log = logging.getLogger("streamqd.spark")
 _links: dict[tuple[int, SparkConnection, int], _Link] = {}  # least recently used first
 _links_of = os.getpid()
 _links_lock = threading.Lock()
-_told: set[str] = set()  # a stream asks for the names in every batch; each is logged once
+_told: set[str] = set()  # a stream asks for the names in every batch. Each is logged once.
 _T = TypeVar("_T")
 
 

@@ -22,7 +22,7 @@ _OPTIONS = "streamq"
 # Columns of different lengths are of different types. So Spark lays the columns of the table over
 # the inserted columns, and leaves this out. A schema with it belongs to a read of the table.
 _LENGTH = "__CHAR_VARCHAR_TYPE_STRING"
-_DECLARED = "option."  # the options of CREATE TABLE; others belong to the catalog
+_DECLARED = "option."  # the options of CREATE TABLE. Others belong to the catalog.
 _NONE = (
     "streamq: the options are missing; create a table by CREATE TABLE name USING streamq OPTIONS"
     " (topic 'orders'), without columns and without AS"

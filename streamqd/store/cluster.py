@@ -24,7 +24,7 @@ from streamqd.store.slots import SlotMap, key_of, redirect_of, slot_of
 if TYPE_CHECKING:
     from streamqd.config.topology import Address
 
-REDIRECTS_MAX = 4  # redirects of one command in one exchange; more mean that the nodes disagree
+REDIRECTS_MAX = 4  # redirects of one command in one exchange. More mean that the nodes disagree.
 _LOOK_AGAIN_SECONDS = 0.2  # pause between reads of the slot map while nodes do not answer
 
 

@@ -28,9 +28,9 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
 VERSION = 1
-ORDERS_MAX = 256  # directives; every instance reads all with each heartbeat
+ORDERS_MAX = 256  # directives. Every instance reads all with each heartbeat.
 WHY_MAX = 200  # characters of a reason
-TIME_END = 1 << 52  # unix ms; control_change resets times from here on
+TIME_END = 1 << 52  # unix ms. control_change resets times from here on.
 EVERYBODY = "*"
 REBALANCE = "rebalance"
 LAST = "last"

@@ -1,6 +1,6 @@
 """A group on a partition: set its position, or remove it.
 
-Called by the administration. Each function builds a call for one partition; no call spans two. If a
+Called by the administration. Each function builds a call for one partition. No call spans two. If a
 group has many pending entries, several calls forget them: after MORE, repeat the call with the same
 token.
 """

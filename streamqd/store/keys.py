@@ -1,6 +1,6 @@
 """One place for every key. All keys of one partition carry the hash tag `{topic:p:i}`.
 
-The two prefixes are configurable (`[keys]`); the defaults are `streaming:mq` for bookkeeping and
+The two prefixes are configurable (`[keys]`). The defaults are `streaming:mq` for bookkeeping and
 `stream:topic` for the streams.
 """
 
@@ -21,7 +21,7 @@ class Keys:
     # --- the fleet ---
 
     def registry(self) -> str:
-        """SET of topic names. Written by topic_create's caller; read by views."""
+        """SET of topic names. Written by topic_create's caller, read by views."""
         return f"{self.control}:topics:registry"
 
     def members(self, fleet: str) -> str:
@@ -91,7 +91,7 @@ class Keys:
         return f"{self.streams}:{{{topic}:p:{partition}}}"
 
     def dlq(self, topic: str, partition: int) -> str:
-        """STREAM: dead letters of all groups; `X@dlq` groups read it. XDELed, never trimmed."""
+        """STREAM: dead letters of all groups. `X@dlq` groups read it. XDELed, never trimmed."""
         return f"{self.streams}:{{{topic}:p:{partition}}}:dlq"
 
     def moving(self, topic: str, partition: int) -> str:

@@ -115,7 +115,7 @@ class LeaseView(NamedTuple):
     since_unix_ms: int
     solo: bool
     ttl: float | None
-    """Seconds until the lease expires; None without a lease."""
+    """Seconds until the lease expires, or None without a lease."""
 
     @classmethod
     def parse(cls, fence: Sequence[bytes | None], ttl_ms: int, key: str = FENCE) -> LeaseView:

@@ -60,7 +60,7 @@ class Finder:
     """How to find the server to connect to. It runs for each new connection."""
 
     label: str  # the place of the search, for display
-    find: Callable[[float], Endpoint]  # until an instant (monotonic); raises RedisUnavailable
+    find: Callable[[float], Endpoint]  # until an instant (monotonic). Raises RedisUnavailable.
     # Checks that the server is the right one. Raises RedisUnavailable, RedisRefused.
     verify: Callable[[Transport], None] = _nothing
     failed: Callable[[Endpoint], None] = _nothing  # called if no connection could be opened

@@ -173,7 +173,7 @@ class MessageWriter:
             transaction.answer(replies)
 
     def _repeat_by_source(self, calls: Sequence[Call], replies: list[Any]) -> None:
-        """Make the calls again that were answered NOSCRIPT; replace their `replies`.
+        """Make the calls again that were answered NOSCRIPT, and replace their `replies`.
 
         The calls are not one step: the server may load or forget the script between two of them,
         so the others may be executed. A reply stays NOSCRIPT if this user may not load the script.

@@ -17,7 +17,7 @@ from streamqd.store.scripts import Call
 
 STEP_MAX = 500  # entries per step
 ROWS_MAX = 250  # rows per call
-FIELDS_MAX = 4000  # names and values of one row; Lua's `unpack` fails near 8,000
+FIELDS_MAX = 4000  # names and values of one row. Lua's `unpack` fails near 8,000.
 PLAN_BYTES_MAX = untrusted.OBJECT_BYTES_MAX
 
 Plan = Mapping[str, Mapping[str, Sequence[int]]]  # attempt -> topic -> partitions

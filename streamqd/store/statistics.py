@@ -165,7 +165,7 @@ def unit_figures(reply: Reply) -> UnitFigures | None:
 
 LETTERS_AT_ONCE = 500  # dead letters counted by one call
 GROUP_BYTES_MAX = 256  # bytes of a group's name in a dead letter
-GROUPS_MAX = 1_000  # groups that letters may name; beyond that, all counts are unknown
+GROUPS_MAX = 1_000  # groups that letters may name. Beyond that, all counts are unknown.
 
 
 @dataclass(frozen=True, slots=True)

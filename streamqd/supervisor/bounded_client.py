@@ -38,7 +38,7 @@ class BoundedClient:
     ) -> None:
         self.link = link
         self.patience = patience
-        self.retry_at = 0.0  # monotonic; no call is sent before
+        self.retry_at = 0.0  # monotonic. No call is sent before.
         self._board = board
         self._episode = logs.Episode("redis.lost", "redis.back")
         self._backoff = NodeBackoff(

@@ -46,7 +46,7 @@ def code_of(function: Callable[..., object]) -> CodeType:
 
 
 def dies(work: Callable[[], object], code: CodeType, crash_at: CrashAt) -> bool:
-    """Run the work in a child that is killed after `crash_at` lines; return True if it died.
+    """Run the work in a child that is killed after `crash_at` lines. Return True if it died.
 
     Returns False if the work finished before that line. With "end", the child is killed after the
     work. A child that is killed by the work itself counts as dead, too.

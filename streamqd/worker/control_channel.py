@@ -147,5 +147,5 @@ class ControlChannel:
         except OSError:
             word = b""
         if not word:
-            os._exit(1)  # the supervisor has exited; all fetched entries stay pending
+            os._exit(1)  # the supervisor has exited. All fetched entries stay pending.
         return word

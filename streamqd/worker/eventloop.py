@@ -214,7 +214,7 @@ class EventLoop:
 
     def halt(self) -> None:
         """In a child that was forked by a coroutine: stop the loop, and start no more callbacks."""
-        ready = getattr(self._loop, "_ready", None)  # asyncio's own; other loops finish this turn
+        ready = getattr(self._loop, "_ready", None)  # asyncio's own. Other loops finish this turn.
         if isinstance(ready, deque):
             ready.clear()
         self._loop.stop()

@@ -60,7 +60,7 @@ class Guards:
         self._deaths = 0
         self._probe_from = 0  # successes when the probe started
         self.must_pause = False
-        self._paused = False  # the pause is written; it lasts until an operator removes it
+        self._paused = False  # the pause is written. It lasts until an operator removes it.
         self._unsaid = self.probing
 
     # --- reports of failures ---

@@ -70,7 +70,7 @@ def test_it_shows_the_fleet_and_obeys_keys(new_daemon: NewDaemon) -> None:
             top.type("\x1b")
             top.wait_text("of 40 by name  q quit")
             top.type("?")
-            top.wait_text("why one of them does not move")
+            top.wait_text("shows why a partition makes no progress")
             top.type("?")
             top.wait_text("1-")
 
@@ -158,7 +158,7 @@ def test_it_survives_redis_being_away(new_daemon: NewDaemon, fresh_server: Proce
         top.wait_text("REDIS AWAY, data ")
         assert f"{TOPIC}/1/{GROUP}" in top.shown
         top.type("?")
-        top.wait_text("why one of them does not move")
+        top.wait_text("shows why a partition makes no progress")
         top.type("?")
         fresh_server.start()
         top.wait_for(lambda: "REDIS AWAY" not in top.shown, "it has found Redis again")

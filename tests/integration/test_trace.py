@@ -75,7 +75,7 @@ def test_unread_pending_acknowledged(run: Run, at: At) -> None:
     assert said[1].endswith("ago), key alice, 5 bytes, in the partition")
     assert said[2:] == [
         "agents: unread",
-        "hits: acknowledged: nothing of it is left in Redis",
+        "hits: acknowledged: nothing is left in Redis",
     ]
 
 
@@ -172,7 +172,7 @@ def test_trimmed_archived_missing(run: Run, handed_out: Desk) -> None:
     assert (found["where"], found["archived"], found["entry"]) == ("trimmed", True, None)
     said = run("trace", UID).stdout
     assert "not in the partition: trimmed, or never written" in said
-    assert "archived: --archive DIR says in which file" in said
+    assert "archived: pass --archive DIR to find the file" in said
     # U2: nothing tells whether the partition ever contained it.
     between = document(run("trace", "access/0/1000-7", "--json"))
     assert (between["where"], between["written"]) == ("trimmed", None)

@@ -85,7 +85,7 @@ def test_bad_settings_are_told_before_java_is_started(
     with pytest.raises(SystemExit) as ended:
         cli.main(["--config", "absent.toml", "pipeline", *words])
     assert ended.value.code == 3
-    assert "absent.toml: there is no such file" in capsys.readouterr().err
+    assert "absent.toml: file not found" in capsys.readouterr().err
 
 
 @need("pyspark", "pyarrow")

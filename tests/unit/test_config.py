@@ -212,7 +212,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         config.load(tmp_path / "no.toml", {}, NOTHING)
     assert raised.value.problems == [
-        f"{tmp_path}/no.toml: there is no such file; name another with --config"
+        f"{tmp_path}/no.toml: file not found; pass another with --config"
     ]
 
 
@@ -238,18 +238,18 @@ def test_a_file_of_absurd_size(place: Place) -> None:
 
 
 def test_a_file_that_everybody_may_write(place: Place) -> None:
-    assert "everybody may write it" in place.problem(mode=0o666)
+    assert "any user may write it" in place.problem(mode=0o666)
 
 
 # --- every single mistake ------------------------------------------------------------------------
 
 MISTAKES = [
-    ("[demon]", "demon: there is no such setting; did you mean daemon?"),
+    ("[demon]", "demon: unknown setting; did you mean daemon?"),
     ('[daemon]\nlease_tll = "3s"', "did you mean daemon.lease_ttl?"),
     ('[daemon]\nlease-ttl = "3s"', "did you mean daemon.lease_ttl?"),
-    ('lease_ttl = "3s"', "lease_ttl: there is no such setting here; lease_ttl belongs to [daemon]"),
+    ('lease_ttl = "3s"', "lease_ttl: unknown setting here; lease_ttl belongs to [daemon]"),
     ("[log]\nmax_attempts = 3", "max_attempts belongs to [[consumers]]"),
-    ("[log]\nx = 3", "log.x: there is no such setting; there are format, level"),
+    ("[log]\nx = 3", "log.x: unknown setting; the settings here are format, level"),
     ("daemon = 3", "daemon: 3 is not a table: write [daemon]"),
     ('[daemon]\nlease_ttl = "soon"', 'daemon.lease_ttl: "soon" is not a duration: write a number'),
     ("[daemon]\nlease_ttl = true", "daemon.lease_ttl: true is not a duration"),
@@ -315,7 +315,7 @@ MISTAKES = [
     ("[topics.access]\nretention = { max_length = -1 }", "-1 is too small"),
     (
         "[topics.access]\nretention = { max_bites = 1 }",
-        "topics.access.retention.max_bites: there is",
+        "topics.access.retention.max_bites: unknown setting",
     ),
     ('[topics.access]\narchive = "yes"', '"yes" is not one of'),
     ("[topics.access]\nmax_length = 1", "max_length belongs to retention of a topic"),
@@ -527,8 +527,8 @@ def test_overrides_are_dotted_toml_keys(place: Place) -> None:
         ("STREAMQ_DAEMON__LEASE_TLL", "did you mean STREAMQ_DAEMON__LEASE_TTL?"),
         ("STREAMQ_URL", "did you mean STREAMQ_REDIS__URL?"),
         ("STREAMQ_X", "names are STREAMQ_SECTION__SETTING"),
-        ("STREAMQ_DAEMON", "STREAMQ_DAEMON: there is no such setting"),
-        ("STREAMQ_", "STREAMQ_: there is no such setting"),
+        ("STREAMQ_DAEMON", "STREAMQ_DAEMON: unknown setting"),
+        ("STREAMQ_", "STREAMQ_: unknown setting"),
         ("STREAMQ_TOPICS__ACCESS__PARTITIONS", "state the topic there"),
         ("STREAMQ_CONSUMERS__0__TIMEOUT", "consumers are a list: state them in the file"),
     ],
@@ -548,7 +548,7 @@ def test_other_variables_are_nobody_s_business(place: Place) -> None:
     [
         ("weight", "write a setting as SECTION.NAME"),
         ("daemon.", "write a setting as SECTION.NAME"),
-        ("daemon.weigth", "daemon.weigth (command line): there is no such setting; did you mean"),
+        ("daemon.weigth", "daemon.weigth (command line): unknown setting; did you mean"),
         ("daemon.weight", 'daemon.weight (command line): "x" is not a whole number'),
         ("consumers.timeout", "consumers are a list"),
     ],
@@ -771,7 +771,7 @@ def test_clients_connect_to_no_server_of_somebody_else(
     else:
         _made_over(theirs)
         theirs.rename(claimed.parent)
-    with pytest.raises(ConfigError, match=r"somebody else may answer there; remove .*streamqd-"):
+    with pytest.raises(ConfigError, match=r"another user may answer there; remove .*streamqd-"):
         config.redis_url(settings)
 
 
@@ -933,7 +933,7 @@ def test_the_same_declaration_twice_is_one(place: Place) -> None:
         ),
         (
             [{**DECLARED, "max_attemps": 3}],
-            "@handler(access/hits).max_attemps: there is no such setting; did you mean",
+            "@handler(access/hits).max_attemps: unknown setting; did you mean",
         ),
         ([{**DECLARED, "timeout": "soon"}], '@handler(access/hits).timeout: "soon" is not a dur'),
         (

@@ -192,7 +192,7 @@ def test_code_that_everybody_may_change_is_not_run(
         before = path.stat().st_mode
         path.chmod(mode)
         (found,) = examine(["opened"], ["opened:handle"], tmp_path).problems
-        assert found == f"everybody may write {path}, and it is code to run: chmod o-w {path}"
+        assert found == f"any user may write {path}, and it is code to run: chmod o-w {path}"
         path.chmod(before)
     assert handlers.probe([], ["opened:handle"], tmp_path, 30.0).problems == []
 

@@ -141,9 +141,9 @@ def test_a_module_that_is_nowhere_is_told_where_it_was_looked_for(folder: Path):
 @pytest.mark.parametrize(
     ("option", "sentence"),
     [
-        ("retry_on=(lambda: 1,)", "retry_on: a value of type function is no setting; write"),
-        ("timeout=object()", "timeout: a value of type object is no setting; write"),
-        ("breaker={'on': [b'x']}", "breaker.on: a value of type bytes is no setting; write"),
+        ("retry_on=(lambda: 1,)", "retry_on: a value of type function is not a setting; pass"),
+        ("timeout=object()", "timeout: a value of type object is not a setting; pass"),
+        ("breaker={'on': [b'x']}", "breaker.on: a value of type bytes is not a setting; pass"),
         ("retry=5", "retry is a RetryPolicy, not int"),
     ],
 )

@@ -211,7 +211,7 @@ def test_more_threads_than_128_are_refused_in_one_sentence():
     many = Consumer(topic="t", group="g", handler="h:go", concurrency=129)
     (problem,) = misfits([many], {"h:go": []})
     assert problem == (
-        "@handler(t/g).concurrency: h:go is no coroutine, and a worker runs 128 threads at most;"
+        "@handler(t/g).concurrency: h:go is not a coroutine, and a worker runs 128 threads at most;"
         " set concurrency to 128 or less, or write the handler with async def"
     )
     assert misfits([replace(many, concurrency=128)], {"h:go": ["typed"]}) == []

@@ -308,7 +308,7 @@ def test_schedules_of_one_cron_share_its_reading(monkeypatch: pytest.MonkeyPatch
         ('{"name":"../a","topic":"t","every":1}', "cannot be used"),
         ('{"name":"a","topic":"t","cron":"* * * *"}', "4 fields"),
         ('{"name":"a","topic":"t","every":NaN}', "possible duration"),
-        ('{"name":"a","topic":"t","every":1,"fast":1}', "no such setting"),
+        ('{"name":"a","topic":"t","every":1,"fast":1}', "unknown setting"),
     ],
 )
 def test_a_record_that_others_wrote_is_refused(text: str, clause: str) -> None:
@@ -397,7 +397,7 @@ def test_a_schedule_is_read(tmp_path: Path) -> None:
         ('every = "5m"\npayload = 2027-01-01', "cannot be written as JSON"),
         ('every = "5m"\npayload = nan', "cannot be written as JSON"),
         (f'every = "5m"\npayload = "{"x" * 65_536}"', "takes 65,538 bytes, and the most is 65,536"),
-        ('every = "5m"\ncorn = "x"', "there is no such setting; did you mean schedules[0].cron?"),
+        ('every = "5m"\ncorn = "x"', "unknown setting; did you mean schedules[0].cron?"),
         (
             'every = "5m"\n[[schedules]]\nname="nightly"\ntopic="x"\nevery=1',
             "is the name of schedu",
@@ -469,4 +469,4 @@ def test_a_schedule_without_a_handler_is_a_problem(tmp_path: Path) -> None:
         "from streamqd import schedule\n@schedule(every='5m')\ndef report(message): ...\n"
     )
     [sentence] = handlers.probe(["alone"], [], tmp_path, 30.0).problems
-    assert sentence.startswith("alone:report has a @schedule and is no handler; put @handler(")
+    assert sentence.startswith("alone:report has a @schedule but is not a handler; put @handler(")

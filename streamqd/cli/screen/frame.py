@@ -29,20 +29,20 @@ RECENT_SECONDS = 600.0  # seconds after which a failure is no longer shown
 KEYS = "q quit s sort / filter p page space freeze ? help"
 HELP = (
     "q          quit",
-    "s, S       sort by the next or the previous column; r turns the order round",
-    "/          filter by partition, owner or state; Enter keeps it, Esc clears it",
+    "s, S       sort by the next or the previous column, r reverses the order",
+    "/          filter by partition, owner or state (Enter keeps it, Esc clears it)",
     "p, arrows  next page, one row up or down (Page Up and Down, Home, End)",
-    "space      freeze what is shown, or go on",
+    "space      freeze the screen, or continue",
     "",
     "MSG/S  acknowledged per second, about the last 10 seconds",
-    "LAG    unread messages; LAG/S how fast they grow (about 20 seconds)",
+    "LAG    unread messages, LAG/S their growth (about 20 seconds)",
     "OLDEST age of the oldest message that is unread or pending",
-    "PEND   handed out and not acknowledged; DELAY waiting for their next attempt",
+    "PEND   delivered and not acknowledged, DELAY waiting for their next attempt",
     "P99    99 of 100 handler runs of the last minute took at most this",
-    "RUN    how long the present handler run has lasted; DEAD dead letters of the group",
-    "STATE  run 12s: one message has been running for so long; circuit: its breaker is open",
+    "RUN    age of the present handler run, DEAD dead letters of the group",
+    "STATE  run 12s: one message has been running for 12 s, circuit: its breaker is open",
     "",
-    "`streamqd why TOPIC/PARTITION` says why one of them does not move.",
+    "`streamqd why TOPIC/PARTITION` shows why a partition makes no progress.",
 )
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 TIMEOUT = 10.0  # seconds that one exchange with Redis may take
 BATCH_ROWS = 4_000_000  # each batch costs Java most of a CPU second
-FETCH_ROWS = 5_000  # entries of one page; `fetchBytes` is the limit if entries are large
+FETCH_ROWS = 5_000  # entries of one page. `fetchBytes` is the limit if entries are large.
 
 
 @dataclass

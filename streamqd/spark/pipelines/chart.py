@@ -9,7 +9,7 @@ import datetime as dt
 from collections.abc import Iterator, Mapping
 
 WIDTH, HEIGHT = 440, 180  # px
-_RIGHT, _TOP, _BOTTOM = 14, 12, 38  # px around the bars; the left margin depends on the labels
+_RIGHT, _TOP, _BOTTOM = 14, 12, 38  # px around the bars. The left margin depends on the labels.
 _CHARACTER = 7.5  # px of one in a label
 _LABEL = 72  # px between two labels of the time axis at least
 _ROWS = 4  # steps of the axis of counts at most

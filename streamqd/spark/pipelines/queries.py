@@ -27,7 +27,9 @@ _CAUSE = re.compile(
 
 _AWAY = (RedisUnavailable.__name__, SilentConnection.__name__)
 
-_CALLING = re.compile(r"An error occurred while calling ")  # py4j; the next line has the exception
+_CALLING = re.compile(
+    r"An error occurred while calling "
+)  # of py4j. The next line has the exception.
 
 
 class PipelineError(SparkError):

@@ -20,7 +20,7 @@ from streamqd.spark.pipelines import fitting
 from streamqd.spark.pipelines.schemas import read_schema
 from streamqd.spark.pipelines.storage import Archive
 
-ROWS_MAX = 10_000  # rows of one answer; more are left out
+ROWS_MAX = 10_000  # rows of one answer. More are left out.
 VALUES_MAX = 5  # the most frequent values of a field
 TEXT_MAX = 300  # characters of a text that a report keeps
 _BARS = 60  # of the timeline, at most
