@@ -1,4 +1,4 @@
-"""Log lines: one per event, not forgeable, never blocking; records of handlers are marked."""
+"""Log lines: one per event, not forgeable, never blocking. Records of handlers are marked."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_no_value_can_forge_a_line(pipe: tuple[int, int], style: str, evil: str)
     logging.getLogger("streamqd.elsewhere").warning("said %s", evil)
 
     raw = read_all(reader)
-    lines = raw.splitlines()  # splits at every character that any reader might take for a line end
+    lines = raw.splitlines()  # splits at every character that a reader may take for a line end
     assert len(lines) == 2
     assert all(line.isprintable() for line in lines)
     if style == "json":
@@ -185,7 +185,7 @@ def test_a_value_that_cannot_be_shown_stops_nothing(pipe: tuple[int, int]) -> No
 
 
 def _parsed(raw: str) -> list[dict[str, Any]]:
-    """The lines of a JSON log as jq reads them, and as Python does."""
+    """Return the lines of a JSON log as jq parses them, after comparing with Python."""
     found = [json.loads(line) for line in raw.splitlines()]
     if jq := shutil.which("jq"):
         read = subprocess.run([jq, "-c", "."], input=raw.encode(), capture_output=True, check=True)
@@ -194,7 +194,7 @@ def _parsed(raw: str) -> list[dict[str, Any]]:
 
 
 def test_json_keeps_letters_and_escapes_half_characters(pipe: tuple[int, int]) -> None:
-    """U6: nobody found "Zo\xeb" in the log, and a lone surrogate stopped jq."""
+    """U6: no search found "Zo\xeb" in the log, and a lone surrogate stopped jq."""
     reader, writer = pipe
     logs.setup(role="supervisor", style="json", fd=writer)
     logs.event("message.dead", error="Zoë 佐伊 😀 \ud800 \x7f\u200b\U000e0041", late=math.nan)
@@ -356,7 +356,7 @@ sink.write("5" * 50)
 
 
 def test_a_record_after_one_that_a_full_disk_has_cut_begins_a_line(tmp_path: Path) -> None:
-    """C4: two records stood in one line, and nobody could read the second."""
+    """C4: two records shared one line, so no reader could parse the second."""
     file = tmp_path / "log"
     subprocess.run([sys.executable, "-c", _FULL_DISK, str(file)], check=True)
     assert file.read_text().split("\n") == ["1" * 50, "2" * 19, "4" * 50, "5" * 50, ""]
@@ -364,7 +364,7 @@ def test_a_record_after_one_that_a_full_disk_has_cut_begins_a_line(tmp_path: Pat
 
 @pytest.mark.parametrize("kind", ["pipe", "file", "socket"])
 def test_lines_after_the_descriptor_was_closed_are_dropped(kind: str) -> None:
-    """B5: the first line raised out of `event`, and the second one never returned."""
+    """B5: the first call of `event` raised, and the second never returned."""
     reader, writer = _endpoints(kind)
     sink = Sink(writer)
     os.close(writer)
@@ -378,7 +378,7 @@ def test_lines_after_the_descriptor_was_closed_are_dropped(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["pipe", "file", "socket"])
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "all"])
 def test_lines_never_reach_a_connection_with_the_number_of_the_log(kind: str, own: bool) -> None:
-    """B5: user code closes standard error, and the next connection gets its number."""
+    """B5: if user code closes standard error, the next connection gets its descriptor number."""
     reader, writer = _endpoints(kind)
     sink = Sink(writer)
     if own:
@@ -415,7 +415,7 @@ def _is_open(descriptor: int) -> bool:
 
 
 def test_a_process_whose_code_closed_standard_error_keeps_its_own_descriptor() -> None:
-    """B5: the role is assumed before user code runs, and with it the descriptor is opened."""
+    """B5: the worker opens its own descriptor of the log before user code runs."""
     reader, writer = os.pipe()
     logs.setup(role="supervisor", style="json", fd=writer)
     os.close(writer)
@@ -444,14 +444,14 @@ sink.write("4" * 50)
 
 
 def test_a_line_cut_in_another_process_swallows_no_line(tmp_path: Path) -> None:
-    """C5: the next process wrote its record behind the rest of the cut one."""
+    """C5: the next process wrote its record into the line of the cut one."""
     file = tmp_path / "log"
     subprocess.run([sys.executable, "-c", _SHARED_DISK, str(file)], check=True)
     assert file.read_text().split("\n") == ["1" * 50, "2" * 19, "3" * 50, "4" * 50, ""]
 
 
 def test_the_first_line_after_a_file_that_ends_within_one_is_whole(tmp_path: Path) -> None:
-    """C5: a daemon that starts again after a full disk appends to a cut record."""
+    """C5: after a full disk, a restarted daemon appended to a cut record."""
     path = tmp_path / "log"
     path.write_text("cut")
     for _ in range(2):
@@ -463,7 +463,7 @@ def test_the_first_line_after_a_file_that_ends_within_one_is_whole(tmp_path: Pat
 
 
 def test_a_line_into_which_another_process_broke_is_sent_whole() -> None:
-    """C5: the rest of a long line would stand behind the line of another process."""
+    """C5: the rest of a long line would follow the line of another process."""
     reader, writer = _endpoints("pipe")
     sink = Sink(writer)
     sink.write("1" * 6000)
@@ -488,7 +488,7 @@ def test_a_line_into_which_another_process_broke_is_sent_whole() -> None:
 
 
 def test_many_things_of_one_look_take_a_few_lines(pipe: tuple[int, int]) -> None:
-    """S6: 50,000 junk orders took a line each; what has changed gets a line again."""
+    """S6: 50,000 junk directives took a line each. Only a changed value is logged again."""
     reader, writer = pipe
     logs.setup(role="supervisor", style="json", fd=writer)
     once = logs.Once("steer.ignored")
@@ -546,7 +546,7 @@ def test_an_episode_is_told_twice(pipe: tuple[int, int]) -> None:
     assert back["seconds"] >= 0
 
 
-# --- what handlers log ----------------------------------------------------------------------------
+# --- records of handlers --------------------------------------------------------------------------
 
 
 class _Message:
@@ -619,7 +619,7 @@ def _strings(node: ast.AST) -> set[str]:
 
 
 def _named_events(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Literal names given to `event(…)`, `logs.event(…)` and `Episode(…)`."""
+    """Return the literal names passed to `event(…)`, `logs.event(…)` and `Episode(…)`."""
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call):
             continue

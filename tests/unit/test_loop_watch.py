@@ -1,4 +1,4 @@
-"""The beat of an event loop, and what a stack of a blocked one tells. A real loop, no server."""
+"""The heartbeat of an event loop, and the stack of a blocked loop. A real loop, no server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOOP = f"""  File "{eventloop.__file__}", line 220 in _turn
 
 
 def stack(*frames: str) -> str:
-    """A stack as the fault handler writes it, the innermost frame first."""
+    """Return a stack in the format of faulthandler, the innermost frame first."""
     lines = [f'  File "{each.split(":")[0]}", line {each.split(":")[1]} in f' for each in frames]
     return "\n".join(["Stack (most recent call first):", *lines, LOOP])
 
@@ -40,7 +40,7 @@ def stack(*frames: str) -> str:
     ],
 )
 def test_the_innermost_frame_of_the_user_blocks(frames: list[str], found: Frame | None) -> None:
-    """S4: neither the library nor streamqd is accused, and an installed application is named."""
+    """S4: frames of the library and of streamqd are skipped. An installed application is named."""
     assert blocking_frame(stack(*frames)) == found
 
 
@@ -68,7 +68,7 @@ def loop() -> Iterator[eventloop.EventLoop]:
 
 
 def test_a_loop_beats_only_while_runs_are_open(slot: WorkerSlot, loop: eventloop.EventLoop) -> None:
-    """S4: no message pays, and an idle loop sets no timer."""
+    """S4: the watch costs nothing per message, and an idle loop sets no timer."""
     loop.show(slot)
     assert slot.loop_thread != threading.get_native_id()
     slot.post_batch([b"m:1-0"])

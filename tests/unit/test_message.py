@@ -1,4 +1,4 @@
-"""What a handler sees of an entry: lazily, and without believing what a producer must not say."""
+"""The message of a handler: decoded lazily, without trusting bookkeeping fields of a producer."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ NAMES = st.sampled_from([b"payload", b"key", b"headers", b"x", b""])
 
 @given(st.lists(st.tuples(NAMES, NAMES | st.binary(max_size=3)), max_size=6))
 def test_of_fields_with_the_same_name_one_counts_everywhere(pairs: list[tuple[bytes, bytes]]):
-    """S9: `payload` took the first of two fields, `fields` and everybody else the last."""
+    """S9: of two equal names, `payload` returned the first field and all other readers the last."""
     flat = [part for pair in pairs for part in pair]
     found = message(*flat)
     assert found.payload == dict(pairs).get(b"payload", b"")
@@ -59,7 +59,7 @@ def test_of_fields_with_the_same_name_one_counts_everywhere(pairs: list[tuple[by
 
 @pytest.mark.parametrize("topic", [b"..", b".", b".x", b"a/b", b""])
 def test_an_origin_that_is_no_topic_is_not_believed(topic: bytes):
-    """S1: a message names itself by it, and handlers name files by that."""
+    """S1: handlers may use the origin in file names."""
     fields = (b"originalTopic", topic, b"originalId", b"1-1", b"originalPartition", b"0")
     assert message(b"payload", b"", *fields).origin == ("access", 3)
 
@@ -95,7 +95,7 @@ def test_a_retried_entry_carries_its_history():
     assert again.id == "1763640000000-7"
 
 
-# --- what a producer writes into bookkeeping fields -----------------------------------------------
+# --- bookkeeping fields written by a producer -----------------------------------------------------
 
 HOSTILE = (b"retryCount", b"99", b"crashCount", b"99", b"replayCount", b"99")
 

@@ -1,4 +1,4 @@
-"""The table of metrics against a scoreboard and figures made by hand."""
+"""The table of metrics, with a scoreboard and figures made by hand."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_figures_of_a_group(view: MetricsView, metric: str, expected: float) -> 
 
 
 def test_the_position_of_a_spark_query(view: MetricsView) -> None:
-    """P7: its lag and when it was last seen; what is not known is absent."""
+    """P7: the lag and the time of its last position. An unknown value is absent."""
     labels = frozenset({("topic", "access"), ("partition", "3"), ("group", "spark:etl")})
     assert scrape(view)["streamqd_query_lag"] == {labels: 7.0}
     assert scrape(view)["streamqd_query_idle_seconds"] == {labels: 1.5}
@@ -215,9 +215,9 @@ def test_histograms_merge_partitions_and_are_cumulative(
     view: MetricsView, board: Scoreboard, slot: WorkerSlot
 ) -> None:
     other = board.allot(Unit("access", 4, "hits"))
-    slot.handle_histogram[0] = 2  # below every bound that is shown
+    slot.handle_histogram[0] = 2  # below every exposed bound
     slot.handle_histogram[10] = 5
-    slot.handle_histogram[33] = 1  # beyond every bound
+    slot.handle_histogram[33] = 1  # above every bound
     slot.handle_histogram[34] = 1_500_000_000
     other.handle_histogram[10] = 3
     other.handle_histogram[34] = 500_000_000

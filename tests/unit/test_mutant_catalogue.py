@@ -1,4 +1,4 @@
-"""`make verify NAME=mutants` takes minutes; that its list fits the code is told here, at once."""
+"""A fast check that the list of `make verify NAME=mutants` still fits the code."""
 
 from __future__ import annotations
 

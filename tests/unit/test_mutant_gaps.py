@@ -1,4 +1,4 @@
-"""Promises of the supervisor's parts, judged with a child that only remembers what it was told."""
+"""Promises of the supervisor's parts, tested with a child that only records its commands."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ UNIT = Unit("access", 0, "hits")
 
 
 class FakeChild:
-    """A child process as far as the supervisor talks to it."""
+    """The part of a child process that the supervisor uses."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()  # a process that can be measured
+        self.pid = os.getpid()  # any process that psutil can measure
         self.told: list[bytes] = []
         self.signals: list[int] = []
         self.killed = False
@@ -56,7 +56,7 @@ class FakeChild:
 
 
 class Scene:
-    """One held unit whose worker is ready and has two messages in hand; the first one runs."""
+    """One owned unit with a ready worker that holds two messages and runs the first."""
 
     def __init__(self, **consumer: object) -> None:
         board = Scoreboard(1)
@@ -77,18 +77,18 @@ class Scene:
         self.holding.answered(Reply("OK", list(rest)), time.monotonic())
 
     def begin(self, index: int, *, age: float) -> None:
-        """Let the run of an entry have begun so many seconds ago."""
+        """Mark an entry as running for `age` seconds."""
         self.slot.run_seq += 1
         self.slot.states[index] = RUNNING
         self.slot.lanes[0], self.slot.lanes[1] = index, now_ns() - int(age * 1e9)
 
     def look(self, now: float | None = None) -> None:
-        """Look at the limits and do what they ask for."""
+        """Observe the limits and apply the actions that they return."""
         at = time.monotonic() if now is None else now
         self.apply(self.limits.observe([self.holding], at, boot_timeout=60.0).actions)
 
     def apply(self, actions: Iterable[Action]) -> None:
-        """Do what concerns processes and leases, as the supervisor does."""
+        """Apply the actions on processes and leases, as the supervisor does."""
         for action in merge(actions):
             if isinstance(action, KillWorker):
                 self.crew.kill(self.holding, action.reason, action.run_seq)
@@ -108,13 +108,13 @@ def test_a_run_over_its_hard_limit_is_killed_at_the_second_look() -> None:
     scene = Scene(hard_timeout=5.0)
     scene.begin(0, age=6.0)
     scene.look()
-    assert not scene.child.killed, "its end may be under way; the next look is a moment later"
+    assert not scene.child.killed, "the run may just be finishing, so the next look decides"
     scene.look()
     assert scene.child.killed
 
 
 def test_a_run_that_begins_between_two_looks_is_not_killed_for_the_one_before() -> None:
-    """T11."""
+    """T11: the second observation sees another run."""
     scene = Scene(hard_timeout=5.0)
     scene.begin(0, age=6.0)
     scene.look()
@@ -126,7 +126,7 @@ def test_a_run_that_begins_between_two_looks_is_not_killed_for_the_one_before() 
 
 @pytest.mark.parametrize("limit", ["timeout", "hard_timeout"])
 def test_a_worker_keeps_the_limits_that_it_was_started_with(limit: str) -> None:
-    """A reload changes them for the next one: this one may be unable to interrupt a run at all."""
+    """A reload changes the limits of the next worker. This one may be unable to interrupt a run."""
     scene = Scene()
     scene.holding.consumer = replace(scene.holding.consumer, **{limit: 5.0})  # type: ignore[arg-type]
     scene.begin(0, age=6.0)
@@ -143,7 +143,7 @@ def test_a_worker_keeps_the_limits_that_it_was_started_with(limit: str) -> None:
 
 
 def test_a_worker_between_two_long_runs_is_not_taken_for_stuck() -> None:
-    """It publishes its progress once per batch; here the batch has lasted long already."""
+    """A worker reports progress once per batch, and this batch has already taken long."""
     scene = Scene()
     scene.holding.ready_at = now = 1_000.0
     scene.look(now + 100)
@@ -178,7 +178,7 @@ class DrainOf:
         self.drain.begin(30.0)
 
     def look(self, now: float | None = None) -> int | None:
-        """One tick: the exit code, if everything has ended."""
+        """Make one tick and return the exit code, or None while a process or lease is left."""
         at = time.monotonic() if now is None else now
         self.drain.observe([self.scene.holding], at, ending=0)
         self.scene.apply(self.drain.wishes([self.scene.holding]))
@@ -207,7 +207,7 @@ def test_a_drain_lets_the_running_message_finish_and_releases() -> None:
     [
         ("BADVALUE", "releasing", EXIT_DRAINED),
         ("WRONGTYPE", "releasing", EXIT_DRAINED),
-        ("BADVALUE", "group", None),  # the release itself was not refused yet
+        ("BADVALUE", "group", None),  # the release itself has not been refused
         ("OOM", "releasing", None),
         ("NOPERM", "releasing", None),
     ],
@@ -215,7 +215,7 @@ def test_a_drain_lets_the_running_message_finish_and_releases() -> None:
 def test_drain_waits_only_for_calls_that_may_still_succeed(
     code: str, refused: str, ends: int | None
 ) -> None:
-    """C4: a call that is refused for a bad value is not waited for, others are."""
+    """C4: the drain does not wait for a call that was refused because of a bad value."""
     scene = Scene()
     drain = DrainOf(scene)
     assert drain.look() is None

@@ -1,4 +1,4 @@
-"""The plan of the nemesis depends on its seed alone, and gives each kind its turn."""
+"""The plan of the nemesis depends only on its seed, and uses every kind of fault."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from streamqd.notify import Notifier
 
 @pytest.fixture(params=["path", "abstract"])
 def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[socket.socket, str]]:
-    """The service manager's end, and the value of $NOTIFY_SOCKET."""
+    """Return the service manager's socket and the value of $NOTIFY_SOCKET."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         if request.param == "path":
             name = str(tmp_path / "notify")

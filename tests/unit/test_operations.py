@@ -1,4 +1,4 @@
-"""What operators are given: units, alert rules, dashboard, images, manifests; and the watchdog."""
+"""The files for operators (units, alert rules, dashboard, image, manifests) and the watchdog."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DASHBOARD = ROOT / "etc" / "grafana.json"
 
 
 class Watched:
-    """A report whose words are read as the service manager would."""
+    """A watchdog report whose datagrams are read like a service manager does."""
 
     def __init__(self, folder: Path) -> None:
         self._end = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -52,7 +52,7 @@ class Watched:
         self.report = StatusReporter(self.board, Notifier(environ))
 
     def tick(self, *, draining: bool = False, redis_ok: bool = True, seen: bool = True) -> str:
-        """Make one tick; return everything that was said."""
+        """Make one tick and return the datagrams that were sent."""
         self.report.tick({}, redis_ok=redis_ok, fleet_seen=seen, draining=draining, paused=False)
         said = []
         while True:
@@ -73,7 +73,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
 
 
 def test_the_watchdog_is_fed_by_the_progress_of_both(watched: Watched) -> None:
-    assert "WATCHDOG=1" in watched.tick()  # the housekeeper has not begun yet
+    assert "WATCHDOG=1" in watched.tick()  # the housekeeper has not started yet
     watched.board.housekeeper_progress_ns = now_ns()
     assert "WATCHDOG=1" in watched.tick()
 
@@ -94,7 +94,7 @@ def test_redis_being_away_starves_no_watchdog(watched: Watched) -> None:
 def test_time_is_asked_for_during_start_and_drain_only(watched: Watched) -> None:
     word = f"EXTEND_TIMEOUT_USEC={EXTEND_SECONDS * 1e6:.0f}"
     assert word in watched.tick(seen=False)
-    assert word not in watched.tick(seen=False)  # once in a while, not in every tick
+    assert word not in watched.tick(seen=False)  # not in every tick
     assert "READY=1" in watched.tick()
     watched.report._extend_at = 0.0
     assert word not in watched.tick()
@@ -114,7 +114,7 @@ def test_a_drain_without_progress_is_not_waited_for(watched: Watched) -> None:
 
 
 def settings_of(text: str) -> list[str]:
-    """The lines of a unit that say something, without what an installation adapts."""
+    """Return the settings of a unit, without those that an installation adapts."""
     before, _, rest = text.partition("# ---- adapt from here ")
     after = rest.partition("# ---- to here ")[2]
     lines = (before + after).splitlines()
@@ -139,7 +139,7 @@ def test_there_is_one_unit_in_the_end(tmp_path: Path) -> None:
 
 
 def exposed() -> dict[str, set[str]]:
-    """The names under which Prometheus stores the metrics, and the labels of each."""
+    """Return the names under which Prometheus stores the metrics, with their labels."""
     found = {}
     for metric in METRICS:
         labels = {*metric.labels, "job", "instance"}
@@ -152,7 +152,7 @@ def exposed() -> dict[str, set[str]]:
 
 
 def alert_expressions() -> dict[str, str]:
-    """Alert -> its expression, as text; promtool is what parses the file."""
+    """Return the expression of each alert as text. promtool parses the file."""
     found = {}
     for block in ALERTS.read_text().split("- alert: ")[1:]:
         name = block.split("\n", 1)[0]
@@ -249,12 +249,12 @@ def test_the_page_of_metrics_is_complete() -> None:
     assert rows == {metric.name: metric.kind for metric in METRICS}
 
 
-# --- lines that messages cause --------------------------------------------------------------------
+# --- log lines caused by messages -----------------------------------------------------------------
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The clock of the limits: `clock[0]` is now."""
+    """Return the clock of the limits, where `clock[0]` is the current time."""
     now = [1000.0]
     monkeypatch.setattr("streamqd.logs.time.monotonic", lambda: now[0])
     return now
@@ -288,7 +288,7 @@ def test_what_was_held_back_is_told_without_another_message(clock: list[float]) 
         clock[0] += 1.0
         limit.catch_up(unit=Unit("a", 0, "g"))
         limit.catch_up(unit=Unit("a", 0, "g"))
-        # The line that caught up is one of the second's.
+        # The line that reports the held-back ones counts toward this second.
         limit.event(uid="a/0/2-0")
         limit.event(uid="a/0/3-0")
         told = [(one.get("uid"), one.get("suppressed")) for one in lines.all()[2:]]
@@ -348,7 +348,7 @@ def test_the_units_wait_longer_than_a_drain_and_a_boot(defaults: config.Settings
         unit = (ROOT / "systemd" / name).read_text()
         assert float(value_of(unit, "TimeoutStopSec")) > defaults.daemon.drain_timeout + AFTER_DRAIN
         assert float(value_of(unit, "TimeoutStartSec")) > defaults.daemon.boot_timeout + 30.0
-        # A tick may wait for Redis for seconds: several of them must fit into the interval.
+        # A tick may wait several seconds for Redis, and several ticks must fit into the interval.
         assert float(value_of(unit, "WatchdogSec")) >= 2 * SUPERVISOR_SECONDS
 
 
@@ -403,7 +403,7 @@ def test_kubernetes_gives_the_pod_nothing_that_it_does_not_need() -> None:
     assert policy["spec"]["podSelector"]["matchLabels"] == labels
     [scrape] = policy["spec"]["ingress"]
     assert scrape["ports"] == [{"protocol": "TCP", "port": container["ports"][0]["name"]}]
-    assert "from" in scrape, "the pages are not for everybody in the cluster"
+    assert "from" in scrape, "the HTTP endpoint is not for every pod of the cluster"
 
 
 def test_the_configuration_of_the_pod_is_valid(
@@ -414,7 +414,7 @@ def test_the_configuration_of_the_pod_is_valid(
     path = tmp_path / "streamq.toml"
     path.write_text(settings["data"]["streamq.toml"])
     environ = {one["name"]: one.get("value", "streamqd-1") for one in container["env"]}
-    (tmp_path / "http-token").write_text("token")  # of the secret
+    (tmp_path / "http-token").write_text("token")  # in the secret
     assert environ["CREDENTIALS_DIRECTORY"] in {
         mount["mountPath"] for mount in container["volumeMounts"]
     }

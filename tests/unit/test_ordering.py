@@ -1,4 +1,4 @@
-"""Which entries may begin: keys one at a time and in order, whatever ends when."""
+"""The entries that may start: one per key and in order, however the runs finish."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_each_key_is_given_out_in_order_and_one_at_a_time(
             assert entry.key is None or entry.key not in {each.key for each in running}
             running.append(entry)
         elif not dropped and choice > 0.95:
-            # All that wait go, and come again in order, as by a listing; what runs goes on.
+            # Waiting entries are dropped and arrive again in order. Running entries continue.
             back = sorted(ordering.drop(), key=lambda each: each.number)
             assert (ordering.waiting, ordering.ready) == (0, 0)
             coming = back + coming

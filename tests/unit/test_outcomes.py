@@ -1,4 +1,4 @@
-"""The end of a run as a value, of exceptions that do what they like."""
+"""The outcome of a run for exceptions with hostile code."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from streamqd.model import DeadAsked, Failed
 
 
 class NoClass(Exception):  # noqa: N818
-    """Does not say what it is."""
+    """An exception that raises when its class is read."""
 
     @property
     def __class__(self) -> Any:
-        raise ValueError("nobody asks me")
+        raise ValueError("no class")
 
 
 class NoAttributes(Exception):  # noqa: N818
-    """Ends whoever looks at it."""
+    """An exception that raises SystemExit when an attribute is read."""
 
     def __getattribute__(self, name: str) -> Any:
         raise SystemExit(name)
 
 
 def nameless() -> Any:
-    """A class that ends whoever asks for its name."""
+    """Return an exception class that raises SystemExit when its name is read."""
 
     class NoName(type):
         def __getattribute__(cls, name: str) -> Any:
@@ -39,7 +39,7 @@ def nameless() -> Any:
 
 
 class DeadAndSilent(handlers.Dead):
-    """Dead, and does not say so."""
+    """A Dead that raises KeyboardInterrupt when its class is read."""
 
     @property
     def __class__(self) -> Any:
@@ -59,7 +59,7 @@ def raised(kind: Callable[..., BaseException]) -> BaseException:
 @pytest.mark.parametrize("kind", HOSTILE, ids=range(len(HOSTILE)))
 @pytest.mark.parametrize("detail", ["none", "class", "message", "traceback"])
 def test_no_exception_keeps_its_verdict_from_being_found(kind: Any, detail: str):
-    """S4: what an exception is asked is the user's code; a worker died of it, or a lane."""
+    """S4: attributes of an exception are user code, which killed a worker or a lane."""
     error = raised(kind)
     expected = DeadAsked if kind is DeadAndSilent else Failed
     assert type(handlers.outcome_of(error, detail)) is expected

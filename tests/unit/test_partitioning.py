@@ -1,4 +1,4 @@
-"""The partition of a key is fixed for ever: published check values, and a second implementation."""
+"""The partition of a key never changes: published check values and a second implementation."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_published_check_values(key: bytes, crc: int) -> None:
         assert crc32_partition(key, count) == crc % count
 
 
-# CRCs by which librdkafka's own test expects the partitions of its `consistent` partitioner, with
-# the partition counts 7 and 17 of that test.
+# CRCs from which librdkafka's own test derives the partitions of its `consistent` partitioner,
+# with its partition counts 7 and 17.
 LIBRDKAFKA = {
     b"": 0x0,
     b"23456": 0xB1B451D7,
@@ -56,7 +56,7 @@ def test_agrees_with_librdkafka(key: bytes, crc: int, count: int) -> None:
     assert crc32_partition(key, count) == crc % count
 
 
-# Written down as numbers, so that no change of code and tests together goes unseen.
+# Fixed numbers, so that a change of both code and test is noticed.
 @pytest.mark.parametrize(
     ("key", "count", "partition"),
     [

@@ -1,4 +1,4 @@
-"""S1: a name that somebody else has chosen never leads out of the folder that it is joined to."""
+"""S1: a path joined with a foreign name never leaves its root folder."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ pieces = st.one_of(
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with links that lead out of it and back into it, and something outside."""
+    """Return a folder with links to its outside and inside, next to a file outside."""
     base = tmp_path_factory.mktemp("paths")
     made = base / "root"
     (made / "inner").mkdir(parents=True)
@@ -73,7 +73,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @example(["link"])
 @example(["back", "x"])
 def test_a_joined_path_stays_below_its_root_or_is_refused(root: Path, parts: list[str]) -> None:
-    """S1: whatever the parts are, the path is a place of its own below the root."""
+    """S1: for any parts, the joined path is below the root, or it is refused."""
     try:
         found = below(root, *parts)
     except Refused:
@@ -88,7 +88,7 @@ def test_a_joined_path_stays_below_its_root_or_is_refused(root: Path, parts: lis
 @example(["."])
 @example(["inner", "up"])
 def test_a_removal_takes_nothing_beside_its_folder(root: Path, parts: list[str]) -> None:
-    """S1: nothing outside of the root goes, nor the root itself, nor what a link leads to."""
+    """S1: a removal keeps files outside of the root, the root itself and the targets of links."""
     (root / "inner").mkdir(exist_ok=True)
     with contextlib.suppress(Refused):
         remove_below(root, *parts)
@@ -107,7 +107,7 @@ def test_every_name_that_the_rule_admits_is_one_part_of_a_path(root: Path, name:
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a\n", "é", "x" * 65])
 def test_these_are_no_names(name: str) -> None:
-    """S1: no name begins with a dot."""
+    """S1: no name starts with a dot."""
     assert not NAME.fullmatch(name)
 
 
@@ -118,7 +118,7 @@ def test_a_root_behind_a_link_is_as_good(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_removed_is_told(tmp_path: Path) -> None:
-    """S1: an error of a removal is never passed over."""
+    """S1: each error of a removal is reported."""
     (tmp_path / "file").touch()
     with pytest.raises(Refused, match=r"file cannot be removed \(Not a directory\)"):
         remove_below(tmp_path, "file")
@@ -145,7 +145,7 @@ def test_local_folder_of_a_path_or_a_file_uri(named: str, folder: str) -> None:
     ["s3a://bucket/ck", "s3://b", "gs://b/c", "abfss://c@a.example/d", "hdfs:/a", "file://host/a"],
 )
 def test_local_folder_refuses_a_uri_that_is_none(named: str) -> None:
-    """T2: such a URI became a local folder named `s3a:`, and the command ended with 0."""
+    """T2: such a URI created a local folder named `s3a:`, and the command exited with 0."""
     with pytest.raises(Malformed) as caught:
         local_folder(named)
     assert str(caught.value).startswith(f"{named} is not a folder of this machine; pass a path")

@@ -1,4 +1,4 @@
-"""What `make bench NAME=survival` makes of the runs that were noted."""
+"""The evaluation of recorded runs by `make bench NAME=survival`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_what_never_ran_is_counted_without_the_one_that_was_struck() -> None:
 
 
 def test_a_second_run_is_no_later_end_of_the_work() -> None:
-    """In the order in which they were noted, which need not be that of the clock."""
+    """Runs count in the order of their records, which may differ from their times."""
     runs = [Run(1, DIED_NS + 9 * MS), Run(1, DIED_NS + MS), Run(2, DIED_NS + 2 * MS)]
 
     found = outcome(runs, DIED_NS)

@@ -1,4 +1,4 @@
-"""The plan of a tick: of the wishes for one partition the first one wins, by one order."""
+"""The plan of a tick: for each partition, the wish with the highest rank wins."""
 
 from __future__ import annotations
 

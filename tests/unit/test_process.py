@@ -1,4 +1,4 @@
-"""Forking, dying, being collected: what a child inherits, and what dies with it."""
+"""Child processes: start, exit, inheritance, and the processes that die with them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from streamqd.process import Child, Exit, SignalQueue
 from tests.support.waiting import wait_until
 
 Start = Callable[..., Child]
-# What a terminal, a service manager or an operator sends to all processes of a daemon at once.
+# Signals that a terminal, a service manager or an operator sends to all processes of a daemon.
 SUPERVISORS = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTSTP),
     *(signal.SIGUSR1, signal.SIGCONT, signal.SIGWINCH),
@@ -30,7 +30,7 @@ SUPERVISORS = (
 
 @pytest.fixture
 def spawn() -> Iterator[Start]:
-    """Start children; whatever is left of them is killed afterwards."""
+    """Start children, and kill the remaining ones after the test."""
     children: list[Child] = []
 
     def start(run: Callable[[socket.socket], int], **options: object) -> Child:
@@ -53,7 +53,7 @@ def ended(child: Child) -> Exit:
 
 
 def heard(child: Child) -> bytes:
-    """What the child says next; b'' when it is gone."""
+    """Return the next message of the child, or b'' after its exit."""
     assert process.wait_readable([child.control.fileno()], 10.0), "it says nothing"
     return child.control.recv(65536)
 
@@ -64,14 +64,14 @@ def park(_control: socket.socket) -> int:
 
 
 def echo(control: socket.socket) -> int:
-    """Say that it is set up, answer once, and wait for ever."""
+    """Report the finished setup, answer once, and then wait forever."""
     control.send(b"up")
     control.send(control.recv(100))
     return park(control)
 
 
 def parked(spawn: Start, **options: object) -> Child:
-    """A child that has said that it is set up, and waits for ever."""
+    """Return a child that has reported its setup and waits forever."""
 
     def run(control: socket.socket) -> int:
         control.send(b"up")
@@ -82,7 +82,7 @@ def parked(spawn: Start, **options: object) -> Child:
     return child
 
 
-# --- how it ended ---------------------------------------------------------------------------------
+# --- exit status ----------------------------------------------------------------------------------
 
 
 def test_its_result_is_its_exit_code(spawn: Start):
@@ -123,7 +123,7 @@ def test_telling_and_killing_the_dead_is_harmless(spawn: Start):
     assert child.reap() == Exit(0, None)
 
 
-# --- what dies with whom --------------------------------------------------------------------------
+# --- deaths of parents and children ---------------------------------------------------------------
 
 
 def children_of(pid: int) -> list[int]:
@@ -167,12 +167,12 @@ def test_a_child_dies_with_its_parent(spawn: Start):
     child = spawn(run)
     inner = int(heard(child))
     assert alive(inner)
-    os.kill(child.pid, signal.SIGKILL)  # the middle one alone, not its group
+    os.kill(child.pid, signal.SIGKILL)  # only the middle process, not its group
     wait_until(lambda: not alive(inner), what="the inner one is gone")
 
 
 def test_a_bereaved_child_is_one_whose_parent_died_not_one_that_got_a_signal(spawn: Start):
-    """The kernel announces the death by SIGUSR1, and an operator may send the same to all."""
+    """The kernel reports the parent's death with SIGUSR1, which an operator may also send."""
 
     def run(control: socket.socket) -> int:
         def duty() -> None:
@@ -204,7 +204,7 @@ def test_a_child_whose_parent_is_gone_already_ends_at_once(spawn: Start):
     assert ended(spawn(run)) == Exit(1, None)
 
 
-# --- what is inherited ----------------------------------------------------------------------------
+# --- inheritance ----------------------------------------------------------------------------------
 
 
 @pytest.mark.fault("F33")
@@ -214,7 +214,7 @@ def test_descriptors_are_closed_but_for_those_to_keep(spawn: Start):
     try:
 
         def run(control: socket.socket) -> int:
-            listed = list(Path("/proc/self/fd").iterdir())  # by one that is closed again
+            listed = list(Path("/proc/self/fd").iterdir())  # by a descriptor that is closed again
             control.send(",".join(one.name for one in listed if one.exists()).encode())
             control.send(str(control.fileno()).encode())
             return 0
@@ -230,7 +230,7 @@ def test_descriptors_are_closed_but_for_those_to_keep(spawn: Start):
 
 
 def test_connections_are_forgotten_before_anything_else(spawn: Start):
-    """Closing one in the child would speak on the parent's socket."""
+    """Closing a connection in the child would write to the parent's socket."""
     ours, theirs = socket.socketpair()
     order: list[str] = []
 
@@ -313,7 +313,7 @@ def test_signals_meant_for_the_supervisor_do_not_touch_a_child(spawn: Start):
 
 
 def test_stacks_are_shown_while_threads_come_and_go(spawn: Start):
-    """Who looks at a thread that runs may crash: an operator's question would kill a worker."""
+    """Reading the stack of a running thread may crash, so a request could kill a worker."""
 
     def churn() -> None:
         while True:
@@ -339,13 +339,15 @@ def test_stacks_are_shown_while_threads_come_and_go(spawn: Start):
     shown = child.take_stack()
     assert "in run" in shown
     assert "in churn" in shown
-    assert "Stack (most recent" in shown  # of one thread: the signal itself looks at no other
+    assert (
+        "Stack (most recent" in shown
+    )  # of one thread, because the signal handler looks at no other thread
 
 
 def test_stacks_are_kept_within_bounds_and_taken_once(spawn: Start, capfd):
-    """U6: the fault handler wrote to standard error, where each line is a record.
+    """U6: faulthandler wrote to standard error, where each line must be a record.
 
-    A burst of requests is harmless: it overflowed the signal stack once, and the child died.
+    A burst of requests is harmless. It once overflowed the signal stack and killed the child.
     """
 
     def run(control: socket.socket) -> int:
@@ -357,7 +359,7 @@ def test_stacks_are_kept_within_bounds_and_taken_once(spawn: Start, capfd):
     child = spawn(run)
     assert heard(child) == b"up"
     assert child.poll_stack() == ""
-    for _ in range(300):  # more than there is room for
+    for _ in range(300):  # more than fit into the buffer
         child.ask_stacks()
     wait_until(lambda: (found := child.poll_stack()) and "in run" in found, what="a stack")
     child.send(b"x")
@@ -409,7 +411,7 @@ def test_signals_are_queued_in_order_and_given_back():
 
 
 def test_orphans_are_collected_and_own_children_left_alone(spawn: Start):
-    """In a child, because a process stays a subreaper for life."""
+    """The test runs in a child, because a process stays a subreaper until its exit."""
 
     def run(control: socket.socket) -> int:
         process.become_subreaper()
@@ -419,7 +421,7 @@ def test_orphans_are_collected_and_own_children_left_alone(spawn: Start):
         def leave_an_orphan(inner: socket.socket) -> int:
             pid = os.fork()
             if pid == 0:
-                os.setsid()  # out of the group that dies with its parent
+                os.setsid()  # leaves the group that dies with its parent
                 os._exit(0)
             inner.send(str(pid).encode())
             return 0
@@ -428,8 +430,8 @@ def test_orphans_are_collected_and_own_children_left_alone(spawn: Start):
         orphan = int(heard(middle))
         process.wait_readable([middle.pidfd], 10.0)
         middle.reap()
-        wait_until(lambda: not alive(orphan), what="the orphan has ended")
-        # The known one is dead first, and must be met by its own reap only.
+        wait_until(lambda: not alive(orphan), what="the orphan has exited")
+        # The known child dies first, and only its own reap may collect it.
         process.reap_adopted({known.pid})
         exit_ = known.reap()
         process.reap_adopted(set())

@@ -1,4 +1,4 @@
-"""What a producer writes, before it touches Redis."""
+"""The fields that a producer writes, without Redis."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from streamqd.producer.encoding import Encoded, Outgoing, batches, envelope_of, 
 NOON = datetime(2030, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
 NOON_UTC = datetime(2030, 1, 1, 12, tzinfo=UTC)
 NOON_UNIX_MS = 1_893_492_000_000
-HALF = "a\ud800"  # what a careless decoder leaves of a character
+HALF = "a\ud800"  # half of a character, left by a careless decoder
 SAID = r"'\\ud800', half of a character, which UTF-8 cannot write: fix the text"
 
 

@@ -11,7 +11,7 @@ import pytest
 from streamqd import AsyncProducer, BufferedProducer, Producer, RedisUnavailable
 from streamqd.producer import options
 
-NOWHERE = "redis://127.0.0.1:1/0"  # nothing is sent here
+NOWHERE = "redis://127.0.0.1:1/0"  # these tests send nothing
 
 WRONG = [
     ("timeout", -1, ValueError),

@@ -1,4 +1,4 @@
-"""A message that is only a payload: it is its own envelope."""
+"""A message with only a payload is its own envelope."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partitioners: which partition a message goes to, as far as that needs no Redis."""
+"""Partitioners: the partition of a message, as far as choosing it needs no Redis."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def chosen(partitioner: Partitioner, keys: Any, count: int = 4, dedup_id: str | 
 
 
 def routed(partitioner: Any) -> Router:
-    """A router that knows no server."""
+    """Return a router without a server."""
     none: Any = None
     return Router(config.Settings(), none, none, partitioner, create=False)
 
@@ -43,7 +43,7 @@ def test_jump_agrees_with_the_published_values(number: int, count: int, partitio
 
 
 def test_the_consistent_choice_is_fixed_for_ever() -> None:
-    """Recorded once: other values would reorder topics that exist."""
+    """Recorded values, because other values would reorder existing topics."""
     assert [jump_partition(key, 16) for key in (b"", b"a", b"customer-3")] == [5, 11, 15]
 
 
@@ -87,7 +87,7 @@ def test_turns_of_many_are_those_of_one_after_the_other(
 ) -> None:
     one, many = (Chooser(partitioner) for _ in range(2))
     first = one.choose(None, None, 4)
-    while many.turns(1, 4) != [first]:  # both begin anywhere
+    while many.turns(1, 4) != [first]:  # both start at a random partition
         many = Chooser(partitioner)
     for number, count in batches:
         for chooser in (one, many):

@@ -1,4 +1,4 @@
-"""docs/explanation/promises.md has the measured figures, docs/internals/evidence.md its tests."""
+"""docs/explanation/promises.md has the measured figures, docs/internals/evidence.md the tests."""
 
 from __future__ import annotations
 

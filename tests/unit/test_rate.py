@@ -17,7 +17,7 @@ START = 77 * SECOND
 
 
 class Clock:
-    """A rate, its state, and a clock on which runs begin as soon as they may."""
+    """A rate, its state, and a clock on which runs start as early as allowed."""
 
     def __init__(self, rate: Rate, now: int = START) -> None:
         self.rate = rate
@@ -26,7 +26,7 @@ class Clock:
         self.starts: list[int] = []
 
     def run(self, runs: int = 1) -> int:
-        """Wait, and begin; return how long that took."""
+        """Wait and start runs, and return the wait in nanoseconds."""
         wait = self.rate.wait(self.due, self.now, runs)
         self.now += wait
         assert self.rate.wait(self.due, self.now, runs) == 0
@@ -35,7 +35,7 @@ class Clock:
         return wait
 
     def fill(self, seconds: float) -> int:
-        """Run one after the other for so long; return how many began."""
+        """Start runs one after another for some seconds and return their number."""
         end = self.now + int(seconds * SECOND)
         before = len(self.starts)
         while self.now + self.rate.wait(self.due, self.now) < end:
@@ -62,9 +62,9 @@ def test_after_a_rest_a_burst_begins_at_once_and_no_more():
     clock = Clock(Rate(10.0, burst=5))
     assert [clock.run() for _ in range(5)] == [0] * 5
     assert clock.run() == SECOND // 10
-    clock.now += SECOND // 5  # two come back
+    clock.now += SECOND // 5  # two runs of the burst are available again
     assert [clock.run() for _ in range(3)] == [0, 0, SECOND // 10]
-    clock.now += 3600 * SECOND  # a long rest gives no more than the burst
+    clock.now += 3600 * SECOND  # a long pause restores no more than the burst
     assert [clock.run() for _ in range(6)] == [0] * 5 + [SECOND // 10]
 
 
@@ -105,7 +105,7 @@ def test_no_stretch_of_time_sees_more_than_the_rate_and_the_burst(
     rate: Rate, steps: list[tuple[float, int]]
 ):
     clock = Clock(rate)
-    begun: list[tuple[int, int]] = []  # when, how many
+    begun: list[tuple[int, int]] = []  # time and number of runs
     for rest, runs in steps:
         clock.now += int(rest * rate.interval_ns)
         clock.run(min(runs, rate.burst))
@@ -164,7 +164,7 @@ def test_a_burst_without_a_rate_is_a_mistake(tmp_path: Path):
 
 
 def test_a_rate_of_a_group_is_shared_by_its_partitions(tmp_path: Path):
-    """U11: each partition gets an equal share; of an unknown count, the whole rate."""
+    """U11: each partition gets an equal share, or the whole rate if their count is unknown."""
     (shared,) = loaded(tmp_path, f'{WORK}rate = "12/s"\nrate_per = "group"').consumers
     assert [shared.rate_per_second(count) for count in (0, 1, 4, 8)] == [12.0, 12.0, 3.0, 1.5]
     (each,) = loaded(tmp_path, f'{WORK}rate = "12/s"').consumers

@@ -1,6 +1,6 @@
-"""Who is alive, and which moves follow: never by age alone, never in a herd, none when all is well.
+"""The live instances and the moves that follow: never by age alone, never all at the same time.
 
-Every test is a little simulation: beats and views by hand, the clock too.
+Every test is a small simulation with heartbeats, views and a clock set by hand.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def names(seen: list[MemberView]) -> set[str]:
     return {one.member.id for one in seen}
 
 
-# --- who is alive ---------------------------------------------------------------------------------
+# --- live instances -------------------------------------------------------------------------------
 
 
 class Watch:
-    """`me` beats once per interval; the others' last beats are given in seconds."""
+    """`me` beats once per interval. The tests set the last beats of the others in seconds."""
 
     def __init__(self) -> None:
         self.silence = SilenceDetector("me", TTL, BEAT)
@@ -61,13 +61,13 @@ def test_a_member_that_beats_lives():
 def test_a_member_is_dead_after_one_ttl_of_silence_over_two_of_our_beats():
     watch = Watch()
     alive = {number: "you" in watch.beat(number * BEAT, {"you": 0.0}) for number in range(8)}
-    # Its beat is exactly one ttl old at the sixth look; older than that at the seventh.
+    # Its beat is exactly one ttl old at the sixth look, and older at the seventh.
     assert alive == {0: True, 1: True, 2: True, 3: True, 4: True, 5: True, 6: False, 7: False}
 
 
 @pytest.mark.fault("F9")
 def test_after_a_pause_of_the_server_nobody_is_dead_by_age_alone():
-    """T10: the first one back would find all others old, and take everything."""
+    """T10: the first instance back would find all other beats old and take everything."""
     watch = Watch()
     watch.beat(0.0, {"you": 0.0})
     watch.beat(BEAT, {"you": BEAT})
@@ -111,7 +111,7 @@ def test_a_dead_member_lives_again_with_its_next_beat():
 
 @pytest.mark.fault("F10")
 def test_only_who_was_silent_while_i_watched_may_be_forgotten():
-    """A clock that has jumped makes everybody look silent for long."""
+    """After a jump of the clock, all instances look silent for a long time."""
     watch, jump = Watch(), 3600.0
     watch.beat(0.0, {"you": 0.0, "dead": 0.0})
     assert watch.beat(BEAT, {"you": BEAT / 2, "dead": 0.0}, server=BEAT + jump) == {
@@ -137,7 +137,7 @@ def test_a_member_that_dies_before_a_clock_is_set_back_is_dead_after_one_ttl_all
 
 
 class Leases:
-    """`me` looks once per interval at the one lease of `dead`; its life is given in seconds."""
+    """`me` looks once per interval at one lease of `dead`, with its time left in seconds."""
 
     def __init__(self) -> None:
         self.silence = SilenceDetector("me", TTL, BEAT)
@@ -192,11 +192,11 @@ def test_i_am_alive_whatever_the_server_says_of_me():
         assert names(live) == {"me"}
 
 
-# --- what moves -----------------------------------------------------------------------------------
+# --- moves ----------------------------------------------------------------------------------------
 
 
 class Fleet:
-    """Some instances that decide over the same units, at times that the test chooses."""
+    """Instances that decide about the same units, at times that the test sets."""
 
     def __init__(self, *ids: str, delay: float = 3.0, hold: float = 10.0, moves: int = 4) -> None:
         self.damping = (delay, hold, moves)
@@ -216,7 +216,7 @@ class Fleet:
         self.brains[name] = Rebalancer(name, delay, hold, moves, patience=2 * BEAT)
 
     def beat(self) -> int:
-        """Everybody decides once and acts at once. Returns the number of moves."""
+        """Decide and act once for each instance. Returns the number of moves."""
         before = len(self.moves)
         for name, brain in self.brains.items():
             if name in self.dead:
@@ -301,7 +301,7 @@ def test_a_change_shorter_than_the_delay_moves_nothing():
     fleet.settle(5)
     fleet.join("b")
     fleet.beat()
-    assert fleet.moves == [], "the delay begins anew with each change"
+    assert fleet.moves == [], "each change restarts the delay"
 
 
 def test_a_partition_stays_for_its_hold_time():
@@ -322,7 +322,7 @@ def test_who_leaves_keeps_what_it_has_until_it_releases_it():
     fleet.moves.clear()
     fleet.beat()
     assert [what for _, what, name, _ in fleet.moves if name == "a"] == []
-    # b drains: its units become free one after the other, and a has them with its next look.
+    # b drains: its units become free one by one, and a takes them at its next look.
     freed = [unit for unit, (owner, _) in fleet.owned.items() if owner == "b"]
     for unit in freed:
         del fleet.owned[unit]
@@ -331,7 +331,7 @@ def test_who_leaves_keeps_what_it_has_until_it_releases_it():
 
 
 def test_an_expired_lease_of_a_living_owner_is_not_taken():
-    """It is about to be renewed late: a pause of the server longer than the ttl moves nothing."""
+    """The owner renews it late, so a pause of the server longer than the ttl moves no unit."""
     brain = Rebalancer("a", 0.0, 0.0, 4, patience=2 * BEAT)
     expired, renewed = PartitionView(3, "b", leased=False), PartitionView(3, "b", leased=True)
     live = [member("a"), member("b")]
@@ -344,7 +344,7 @@ def test_an_expired_lease_of_a_living_owner_is_not_taken():
 
 
 def test_a_lease_that_its_living_owner_does_not_renew_is_taken_after_a_while():
-    """An owner that was started anew with a smaller cap beats, but does not know the unit."""
+    """An owner restarted with a smaller cap beats, but no longer renews the lease of this unit."""
     brain = Rebalancer("a", 0.0, 0.0, 4, patience=2 * BEAT)
     live = [member("a"), member("b")]
     views = {UNITS[0]: PartitionView(3, "b", leased=False)}
@@ -387,7 +387,7 @@ def test_a_live_lease_is_never_taken_whoever_holds_it():
 
 
 def test_a_free_unit_is_left_to_the_member_it_belongs_to_for_a_while_only():
-    # b is to have one of the two, but it does not take it: it may be broken there.
+    # One of the two units is assigned to b, which may be unable to take it.
     brain = Rebalancer("a", 3.0, 10.0, 4, patience=2 * BEAT)
     live = [member("a"), member("b")]
     units = UNITS[:2]
@@ -436,7 +436,7 @@ def test_free_units_are_taken_a_few_at_a_time():
 
 
 def test_what_a_member_owns_elsewhere_counts_for_its_share():
-    """It was taken for idle, got units, and gave them back as it saw all that it owns: for ever."""
+    """The member looked idle, got units, and gave them back with its own full view, in a loop."""
     brain = Rebalancer("a", 0.0, 0.0, 4, patience=0.0)
     mine = dict.fromkeys(UNITS[:6], 0.0)
     other = dict.fromkeys(UNITS[6:], PartitionView(1, "b", leased=True))
@@ -444,7 +444,7 @@ def test_what_a_member_owns_elsewhere_counts_for_its_share():
     busy, idle = (MemberView(more, 0, leaving=False, owned=owned) for owned in (6, 2))
     assert brain.decide(9.0, [member("a"), busy], UNITS, mine, 0, other, room=2).shed == []
     assert len(brain.decide(9.1, [member("a"), idle], UNITS, mine, 0, other, room=2).shed) == 2
-    # One of an older version does not tell.
+    # A member of an older version does not report its units.
     assert (
         len(
             brain.decide(
@@ -453,7 +453,7 @@ def test_what_a_member_owns_elsewhere_counts_for_its_share():
         )
         == 2
     )
-    # Who offers nothing else has nothing elsewhere, whatever its last beat said.
+    # A member without other offers owns nothing elsewhere, even if its last beat reports it.
     same = MemberView(Member("b", 1, 0, OFFERS), 0, leaving=False, owned=6)
     assert len(brain.decide(9.3, [member("a"), same], UNITS, mine, 0, other, room=2).shed) == 2
 
@@ -509,7 +509,7 @@ def test_any_coming_and_going_ends_in_balance_and_rest(changes: list[str]):
     assert fleet.moves == []
 
 
-# --- what operators want --------------------------------------------------------------------------
+# --- directives of operators ----------------------------------------------------------------------
 
 
 def ordered(fleet: Fleet, unit: Unit, to: str, at: int = 1) -> None:
@@ -525,7 +525,7 @@ def test_an_ordered_move_happens_at_once_and_is_not_undone():
     fleet.moves.clear()
     ordered(fleet, unit, "b")
     fleet.beat()
-    fleet.settle(400)  # far longer than delay and hold
+    fleet.settle(400)  # much longer than delay and hold
     assert [(what, name, moved) for _, what, name, moved in fleet.moves] == [
         ("shed", "a", unit),
         ("acquire", "b", unit),
@@ -585,14 +585,14 @@ def test_a_drained_instance_hands_over_everything_at_once_and_takes_nothing():
     assert fleet.shares() == {"a": 8, "b": 0}
     fleet.dead.add("a")
     fleet.settle(20)
-    assert fleet.shares()["b"] == 0, "also when nobody else is left"
+    assert fleet.shares()["b"] == 0, "even if no other instance is left"
     fleet.constraints = Constraints()
     fleet.settle(3)
     assert fleet.shares()["b"] == 8
 
 
 def test_a_stopped_group_is_given_back_at_once_and_taken_by_nobody():
-    """U11: no instance owns a partition of a stopped group, and the others stay where they are."""
+    """U11: no instance owns a partition of a stopped group, and no other partition moves."""
     fleet = Fleet("a", "b", delay=1000.0, hold=1000.0, moves=1)
     fleet.settle(3)
     topic, group = UNITS[0].topic, UNITS[0].group
@@ -608,7 +608,7 @@ def test_a_stopped_group_is_given_back_at_once_and_taken_by_nobody():
 
 
 def test_what_is_given_back_with_its_group_makes_room_below_the_cap():
-    """U11: an instance over its cap gives up no other partition when a stop makes the room."""
+    """U11: an instance over its cap keeps its other partitions if the stop makes enough room."""
     other = Unit("t2", 0, "g")
     units = [*UNITS[:2], other]
     brain = Rebalancer("a", 0.0, 0.0, 4, patience=1.0)
@@ -642,6 +642,8 @@ def test_reloads_are_done_in_turn():
     silent, later = member("a"), member("c")._replace(reloaded=0)
     assert not may_reload("b", 5, [before, later])
     assert may_reload("b", 5, [after, later])
-    assert may_reload("b", 5, [silent, later]), "it does not tell: nobody waits for it"
+    assert may_reload("b", 5, [silent, later]), (
+        "no instance waits for a member that does not report it"
+    )
     assert may_reload("b", 5, [before._replace(leaving=True), later])
     assert may_reload("a", 5, [member("a")._replace(reloaded=0), later])

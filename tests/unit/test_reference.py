@@ -1,4 +1,4 @@
-"""The reference file, the schema and `config show` say what the code does."""
+"""The reference file, the schema and `config show` agree with the code."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_reference_states_the_defaults_when_its_settings_are_uncommented(
     tmp_path: Path,
 ) -> None:
     text = re.sub(r"(?m)^#(?! |$)", "", config.reference_toml())
-    # A consumer without any handler is refused; everything else is as it stands.
+    # A consumer without any handler is refused. Everything else stays unchanged.
     settings = load(tmp_path, text.replace('handler = ""', 'handler = "weblog:count_hit"'))
     plain = load(tmp_path, "")
     bare = dataclasses.replace(settings, topics={}, pipelines={}, consumers=(), schedules=())
@@ -112,7 +112,7 @@ def test_what_is_shown_loads_as_the_same_settings(tmp_path: Path) -> None:
 
 
 def as_toml(document: dict[str, object]) -> str:
-    """A document as inline TOML, which takes JSON's texts, numbers and lists as they are."""
+    """Return a document as inline TOML. JSON strings, numbers and lists are valid TOML."""
 
     def value(item: object) -> str:
         if isinstance(item, dict):

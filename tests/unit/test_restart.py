@@ -1,4 +1,4 @@
-"""When a dead worker comes back: lone crashes and poison messages at once, broken code later."""
+"""The wait until a crashed worker restarts: none for a lone crash, growing for broken code."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_long_life_ends_the_streak() -> None:
     well = WorkerExit(200.0, ExitCause.IDLE, lived=30.0)
     assert after([*exits, well]) == NOW
     assert after([*exits, WorkerExit(200.0, ExitCause.IDLE, lived=29.9)]) == GiveUp(260.0)
-    # The crash that ended the long life is the first of a new streak.
+    # The crash after the long life is the first of a new streak.
     assert after([*exits, well, boot(201.0)]) == Restart(0.5)
 
 
@@ -189,7 +189,7 @@ def test_the_kept_history_is_long_enough_for_the_breaker(max_crashes: int) -> No
 def test_a_bounded_history_suffices(
     exits: list[WorkerExit], crash_loop: int, max_crashes: int
 ) -> None:
-    # Ordered ends before ready take a place without weight, so they are left out here.
+    # Ordered exits before ready take a place without weight, so they are left out here.
     exits = [end for end in exits if end.cause is not ExitCause.ORDERED or end.lived]
     kept = exits[-history_max(crash_loop=crash_loop, max_crashes=max_crashes) :]
     options = {"crash_loop": crash_loop, "max_crashes": max_crashes}

@@ -1,6 +1,6 @@
-"""Plans are values: each part is asked twice what it wants; nothing changes, nothing is logged.
+"""Plans are values: planning twice returns the same actions, changes nothing and logs nothing.
 
-Processes are not needed for that: partitions are in the states in which the supervisor sees them.
+The tests need no processes, because partitions have the states that the supervisor sees.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STEPS = ["max_rss", "max_messages", "reload", "boot", "warm", "quiet", "die", "w
 
 
 class Fleet:
-    """Partitions with workers, and what replaces these. It applies what it is told to apply."""
+    """Partitions with workers and their replacement. `apply` applies the actions of a plan."""
 
     def __init__(self, **consumer: Any) -> None:
         board = Scoreboard(len(UNITS))
@@ -67,7 +67,7 @@ class Fleet:
         partition.slot.state = WorkerState.READY
 
     def tick(self) -> list[Action]:
-        """One tick up to its plan."""
+        """Make one tick and return its plan."""
         self.now += 0.5
         for partition in self.partitions.values():
             partition.note_quiet(self.now)
@@ -99,7 +99,7 @@ class Fleet:
                     assert isinstance(action, KillWorker)
 
     def strike(self, step: str, unit: Unit) -> None:
-        """Let something happen to a partition."""
+        """Cause one event at a partition."""
         partition = self.partitions[unit]
         if step in ("max_rss", "max_messages", "reload"):
             self.replacement.request(unit, step)
@@ -131,7 +131,7 @@ class Fleet:
 def test_a_plan_is_a_function_of_what_was_seen(
     handover: str, steps: list[tuple[str, Unit, bool]]
 ) -> None:
-    """Whatever happened, and whether the plan before was carried out or not."""
+    """The plan depends only on the observed state, even if the previous plan was not applied."""
     fleet = Fleet(handover=handover)
     for step, unit, applied in steps:
         fleet.strike(step, unit)
@@ -155,7 +155,7 @@ def test_a_stop_that_lost_is_wished_again_and_one_that_was_told_is_not() -> None
 
 
 def test_a_reload_leaves_no_standby_with_the_code_of_before_to_a_worker_that_has_ended() -> None:
-    """It would be adopted, and the roll passes over a partition that has no worker just then."""
+    """The old standby would be adopted, and the roll skips a partition without a worker."""
     fleet = Fleet()
     fleet.replacement.request(UNITS[0], "max_rss")
     fleet.apply(fleet.tick())
@@ -168,7 +168,7 @@ def test_a_reload_leaves_no_standby_with_the_code_of_before_to_a_worker_that_has
 
 
 def test_a_reload_does_not_use_the_standby_that_was_being_made_for_the_same_worker() -> None:
-    """It has the code of before, and would have worked on with it as the one that was reloaded."""
+    """The standby has the old code, and would run it as the reloaded worker."""
     fleet = Fleet()
     fleet.replacement.request(UNITS[0], "max_rss")
     fleet.apply(fleet.tick())
@@ -181,7 +181,7 @@ def test_a_reload_does_not_use_the_standby_that_was_being_made_for_the_same_work
 
 
 def test_the_other_workers_do_not_wait_for_the_end_of_a_standby() -> None:
-    """It may take as long as its `on_stop`; its own partition waits for that."""
+    """A standby may take as long as its `on_stop`. Only its own partition waits for it."""
     fleet = Fleet()
     ending = fleet.partitions[UNITS[0]]
     ending.slot.standby_pid = fleet.process().pid
@@ -208,12 +208,12 @@ def test_an_idle_worker_keeps_its_place_and_its_pace_is_forgotten() -> None:
     assert partition.pace == 0.0
 
 
-# --- processes that the system refuses ------------------------------------------------------------
+# --- processes that the operating system refuses --------------------------------------------------
 
 
 @given(since=st.lists(st.sampled_from([0.0, 50.0, 99.0]), min_size=3, max_size=3))
 def test_what_cannot_be_started_is_planned_twice_and_noted_once(since: list[float]) -> None:
-    """C2: all that is refused is given up together, when one of it has waited long enough."""
+    """C2: all refused partitions are released together after one of them has waited long enough."""
     fleet, capacity = Fleet(), Capacity()
     partitions = list(fleet.partitions.values())
     for partition, refused in zip(partitions, since, strict=True):

@@ -1,4 +1,4 @@
-"""Rounds: every poison message is found and charged alone, and no innocent one starts often."""
+"""Rounds: every poison message is found and charged alone, and others start only a few times."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MAX_CRASHES = 3
 
 
 class Recovery:
-    """A partition with one worker that dies of its poison messages, as the supervisor sees it.
+    """A partition with one worker that dies of poison messages, as the supervisor sees it.
 
-    `ends` says how many messages of a round end before the poison in it ends the process.
+    `ends` is the number of messages that finish in a round before its poison kills the process.
     """
 
     def __init__(self, together: int, poisons: set[bytes], chance: Random, order: list[bytes]):
@@ -32,7 +32,7 @@ class Recovery:
         self.rounds = 0
 
     def crashed(self, members: list[bytes]) -> bool:
-        """Run messages together. Returns whether the process died, with the blame noted."""
+        """Run messages together and record the blame. Returns True if the process died."""
         self.starts.update(members)
         if not self.poisons & {*members}:
             self.left = [each for each in self.left if each not in members]
@@ -50,7 +50,7 @@ class Recovery:
         return True
 
     def worker(self) -> bool:
-        """Live as one worker does. Returns whether it died."""
+        """Run one worker until it exits. Returns True if it died."""
         suspects = []
         for each in list(self.left):
             if self.charges[each] >= MAX_CRASHES:
@@ -109,7 +109,7 @@ def test_128_at_once_with_poison_start_nobody_more_than_eight_times(poisons: int
 
 
 def test_a_lone_kill_costs_two_rounds():
-    """A kill from outside, such as by the OOM killer, has no poison behind it."""
+    """A kill from outside, such as by the OOM killer, is not caused by a poison message."""
     members = [f"m:{number}-0".encode() for number in range(128)]
     suspects = rounds.after_crash({}, members, 1024)
     sizes = []

@@ -1,4 +1,4 @@
-"""Schedules: what a specification may say, when it is due, what becomes of missed ticks."""
+"""Schedules: valid specifications, their due times, and the handling of missed ticks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ms(text: str) -> int:
 
 
 def ticks(of: Schedule, after: str, count: int) -> list[str]:
-    """The next ticks, in the local time of the schedule."""
+    """Return the next ticks in the local time of the schedule."""
     found, at = [], ms(after)
     for _ in range(count):
         following = next_tick(of, at)
@@ -54,7 +54,7 @@ def ticks(of: Schedule, after: str, count: int) -> list[str]:
     return found
 
 
-# --- when it is due -------------------------------------------------------------------------------
+# --- due times ------------------------------------------------------------------------------------
 
 
 def test_a_time_that_comes_twice_is_fired_once() -> None:
@@ -93,7 +93,7 @@ def test_every_half_hour_fires_in_both_hours_of_autumn() -> None:
 
 
 def test_no_tick_comes_back_within_the_hour_that_comes_twice() -> None:
-    """From an instant in the second of the two hours, the first is past."""
+    """Seen from the second of the two hours, the first is past."""
     nightly = schedule(cron="30 2 * * *", timezone="Europe/Berlin")
     assert ticks(nightly, "2026-10-25T02:10+01:00", 1) == ["2026-10-26T02:30+01:00"]
 
@@ -135,7 +135,7 @@ def test_a_date_that_no_year_has_never_comes() -> None:
     start=st.integers(ms("2025-01-01"), ms("2028-01-01")),
 )
 def test_ticks_only_grow_wherever_one_begins(cron: str, zone: str, start: int) -> None:
-    """The ticks do not depend on the instant from which one looks: no state, no leader."""
+    """The ticks do not depend on the start of the search, so they need no state and no leader."""
     of = schedule(cron=cron, timezone=zone)
     found = [start]
     for _ in range(6):
@@ -185,7 +185,7 @@ def test_a_tick_in_time_is_sent() -> None:
 
 
 def test_ticks_that_are_a_little_late_are_all_sent() -> None:
-    """Whoever stands still for three seconds loses no tick of a second."""
+    """A pause of three seconds loses no tick of a schedule with one tick per second."""
     of = schedule(every=1.0, misfire="skip")
     found = steps(of, 10_000, 13_100)
     assert [each.tick for each in found] == [10_000, 11_000, 12_000, 13_000]
@@ -244,7 +244,7 @@ def test_an_instant_that_was_missed_is_sent_once_or_skipped() -> None:
     late=st.integers(0, 40 * DAY),
 )
 def test_steps_always_end_behind_now(misfire: str, cron: str | None, tick: int, late: int) -> None:
-    """Whatever due time stands in Redis: bounded steps, none twice, and the last one ends later."""
+    """For any due time in Redis, the steps are bounded and distinct, and end after now."""
     of = schedule(cron=cron, every=None if cron else 7.0, misfire=misfire, timezone="Europe/Berlin")
     now = max(tick, 0) + late
     found = steps(of, tick, now)
@@ -276,7 +276,7 @@ def test_what_is_kept_is_read_back(payload: Any, every: int, key: str | None) ->
 
 
 def test_schedules_of_one_cron_share_its_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    """10,000 schedules were read and moved on in 2.3 s of CPU: each read its cron three times."""
+    """10,000 schedules took 2.3 s of CPU, because each parsed its cron three times."""
     made = []
 
     class Counting(CronSim):
@@ -331,7 +331,7 @@ def test_a_message_has_the_key_of_its_schedule_and_says_when_it_was_due() -> Non
 
 
 def declared(tables: list[dict[str, Any]]) -> tuple[Schedule, ...]:
-    """Schedules as code declares them."""
+    """Declare schedules like a user's code."""
     handler = {"topic": "reports", "group": "g", "handler": "work:run", "schedules": tables}
     return config.declare_consumers(config.Settings(), [handler]).schedules
 

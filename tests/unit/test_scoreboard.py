@@ -1,4 +1,4 @@
-"""The scoreboard: what a process writes, another one reads, also when the writer died half way."""
+"""The scoreboard: a process reads the values of another one, even after its death mid-write."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ def test_slots_do_not_touch_each_other(board: Scoreboard):
         assert one.histogram("handle") == ([0] * (len(BUCKETS) + 1), 0.0)
 
 
-# --- what another process sees --------------------------------------------------------------------
+# --- reading from another process -----------------------------------------------------------------
 
 
 def in_a_child(work) -> int:
-    """Run `work` in a forked process; return how it ended, as from waitpid."""
+    """Run `work` in a forked process and return its status from waitpid."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -119,12 +119,12 @@ def test_the_parent_sees_what_a_killed_child_had_in_hand(slot: WorkerSlot):
     assert os.WTERMSIG(in_a_child(work)) == signal.SIGKILL
     assert slot.batch() == Batch([PLACES[1]], [PLACES[3]])
     assert slot.running == [RunningEntry(PLACES[3], 777, slot.run_seq)]
-    assert slot.unfinished == 2  # the running one, and the one behind it
+    assert slot.unfinished == 2  # the running entry and the next one
     assert slot.counter("fetched") == 5
 
 
 def test_a_batch_that_was_being_written_counts_as_empty(slot: WorkerSlot):
-    """Its first half could be new places under old states: an innocent one would be charged."""
+    """Its first half may combine new places with old states, which would charge a wrong message."""
     slot.post_batch(PLACES)
     slot.states[0] = RUNNING
 
@@ -230,7 +230,7 @@ def test_in_a_table_entries_come_and_go_one_by_one(slot: WorkerSlot):
 
 @pytest.mark.parametrize("lanes", [2, 128, 600, LANES_MAX])
 def test_a_table_is_as_long_as_its_lanes_need(slot: WorkerSlot, lanes: int):
-    """S2: a worker of few lanes takes the memory of few, and is read as one."""
+    """S2: the slot of a worker with few lanes takes little memory."""
     slot.open_table(lanes)
     last = entries_of(lanes) - 1
     assert slot.in_hand == last + 1
@@ -247,7 +247,7 @@ def test_a_table_is_as_long_as_its_lanes_need(slot: WorkerSlot, lanes: int):
 
 
 def test_a_worker_takes_the_memory_that_its_lanes_need():
-    """S2: a slot for 4,096 coroutines is large, and there are up to 4,096 slots."""
+    """S2: a slot for 4,096 coroutines is large, and a board may have 4,096 slots."""
     descriptor = os.memfd_create("board")
     try:
         board = scoreboard.Scoreboard(4, descriptor)
@@ -334,7 +334,7 @@ def test_an_unknown_counter_is_an_error(board: Scoreboard, slot: WorkerSlot):
 
 def test_the_words_of_a_slot_do_not_overlap():
     fields = [value for value in vars(WorkerSlot).values() if isinstance(value, scoreboard._Field)]
-    # Two are words of methods, without an attribute.
+    # Two words are used by methods and have no attribute.
     own = [scoreboard._PLACES_SIZE, scoreboard._LANES]
     numbers = [*own, *(field.index for field in fields)]
     assert len(numbers) == len(set(numbers))
@@ -354,7 +354,7 @@ def test_bucket_bounds_are_what_the_shift_computes():
 
 
 def test_the_first_entry_of_a_batch_has_its_start(slot: WorkerSlot):
-    """Unused lanes name index 0 too; they must not hide when entry 0 began."""
+    """Unused lanes also contain index 0. They must not hide the start of entry 0."""
     slot.post_batch(PLACES)
     slot.lanes[0], slot.lanes[1] = 0, 777
     slot.states[0] = RUNNING
@@ -362,7 +362,7 @@ def test_the_first_entry_of_a_batch_has_its_start(slot: WorkerSlot):
 
 
 def test_a_child_that_leaves_its_slot_writes_into_memory_of_its_own():
-    """S5: nothing that a forked child writes reaches the process that owns the slot."""
+    """S5: writes of a forked child never reach the process that owns the slot."""
     board = Scoreboard(slots=4)
     slot, other = board.allot(Unit("a", 0, "g")), board.allot(Unit("a", 1, "g"))
     slot.words[WORD_COMMAND], slot.states[5] = 2, RUNNING

@@ -1,4 +1,4 @@
-"""What a scoreboard's file says of itself: refused, not believed, and never the end of a start."""
+"""The file of a scoreboard: a damaged file is refused and never prevents a start."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_header_is_read_as_it_was_written():
 
 @pytest.mark.parametrize("told", [b"{", b"\xff", b"[" * 900, b"[]", b"7", b""])
 def test_a_header_whose_check_sum_is_right_and_whose_text_is_not_is_refused(told: bytes):
-    """C5: it ended the start with the decoder's own error."""
+    """C5: the start failed with the decoder's own error."""
     magic = scoreboard_file.packed({})[:20]
     raw = struct.pack("<20sII", magic, len(told), zlib.crc32(told)) + told
     with pytest.raises(scoreboard_file.ScoreboardFileRefused, match="not a scoreboard"):
@@ -37,7 +37,7 @@ def test_a_header_whose_check_sum_is_right_and_whose_text_is_not_is_refused(told
 
 @pytest.fixture
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory in memory that this test has for itself."""
+    """Return a private directory in memory."""
     place = scoreboard_file.folder(os.environ, os.geteuid())
     if place is None:
         pytest.skip("no memory file system can be written")
@@ -60,7 +60,7 @@ def lock(tmp_path: Path) -> Iterator[InstanceLock]:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The problems that the log names."""
+    """Return the problems in the log."""
     found: list[str] = []
 
     def note(name: str, _level: int = 0, **fields: object) -> None:
@@ -72,7 +72,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def start(lock: InstanceLock) -> ScoreboardFile:
-    """Read the file of the last supervisor and replace it, as a start does."""
+    """Read and replace the file of the last supervisor, as a start does."""
     file = ScoreboardFile(Daemon(instance="one"), lock)
     board = file.make(len(UNITS))
     for unit in UNITS:
@@ -96,7 +96,7 @@ def test_unreadable_board_is_put_aside_whatever_is_raised(
     monkeypatch: pytest.MonkeyPatch,
     error: type[Exception],
 ):
-    """B1: any error while the file is read renames it, is logged once, and the start goes on."""
+    """B1: after any error in reading, the file is renamed, logged once, and the start continues."""
     start(lock)
 
     def fail(_raw: bytes) -> dict[str, object]:
@@ -146,7 +146,7 @@ def _pipe(path: Path) -> None:
 def test_board_that_is_no_file_is_put_aside(
     memory: Path, lock: InstanceLock, told: list[str], obstacle: Callable[[Path], None]
 ):
-    """B1: a directory in the place of the file kept the daemon from every start."""
+    """B1: a directory in place of the file prevented every start of the daemon."""
     start(lock)
     obstacle(board_in(memory))
     assert start(lock).resumable == {}
@@ -157,7 +157,7 @@ def test_board_that_is_no_file_is_put_aside(
 def test_board_that_cannot_be_renamed_does_not_end_the_start(
     memory: Path, lock: InstanceLock, told: list[str]
 ):
-    """B1: directories in both places leave the daemon without a file, not without a start."""
+    """B1: with directories in both places, the daemon starts without a file."""
     start(lock)
     path = board_in(memory)
     _folder(path)
@@ -174,7 +174,7 @@ def test_board_that_cannot_be_renamed_does_not_end_the_start(
 def test_random_bytes_in_a_board_never_end_a_start(
     memory: Path, lock: InstanceLock, told: list[str]
 ):
-    """B1: 300 boards with random bytes in random places are used in part, or put aside."""
+    """B1: 300 boards with random bytes in random places are used in part or renamed."""
     start(lock)
     drawn = random.Random(20)
     sizes = [1, 8, 64, 4096]
@@ -184,4 +184,4 @@ def test_random_bytes_in_a_board_never_end_a_start(
                 file.seek(drawn.randrange(BOARD_BYTES + len(UNITS) * SLOT_BYTES))
                 file.write(drawn.randbytes(drawn.choice(sizes)))
         assert set(start(lock).resumable) <= set(UNITS)
-    assert told, "some of them were noticed"
+    assert told, "some damage was noticed"

@@ -1,4 +1,4 @@
-"""No script reads a whole collection: whatever lists, lists so many at most. No server."""
+"""No script reads a whole collection: each listing command has a bound. No server."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ _LISTS = {
     *("XRANGE", "XREVRANGE", "XPENDING", "LRANGE", "SORT"),
     *("HGETALL", "HKEYS", "HVALS", "SMEMBERS", "SUNION", "SINTER", "SDIFF", "KEYS"),
 }
-# Commands without a bound of their own, and what bounds them.
+# Commands without a bound in their arguments, and the reason for their bound.
 BOUNDED_OTHERWISE = {
-    "'HKEYS', attempts": "only of a hash with as many fields as SMALL says, or fewer",
+    "'HKEYS', attempts": "only of a hash with at most SMALL fields",
     "'HGETALL', control": "the orders of a fleet: a field for each kind and instance",
     "'ZRANGE', members, 0, -1, 'WITHSCORES'": "a member for each instance of a fleet",
     "'ZRANGE', delayed, first, first + count - 1, 'WITHSCORES'": "a page of `count` members",
@@ -59,14 +59,14 @@ BOUNDED_OTHERWISE = {
 
 
 def unbounded(code: str) -> list[str]:
-    """The calls that list as much as there is."""
+    """Return the calls that list a whole collection."""
     without = " ".join(re.sub(r"--[^\n]*", "", code).split())
     calls = [arguments(without[found.end() :]) for found in _CALL.finditer(without)]
     return [", ".join(call) for call in calls if not _is_bounded(call)]
 
 
 def arguments(code: str) -> list[str]:
-    """What stands before the bracket that closes, by the commas between."""
+    """Return the arguments in front of the closing bracket, split at commas."""
     depth, parts = 0, [""]
     for token in _TOKEN.findall(code):
         if token in "({":
@@ -85,12 +85,12 @@ def arguments(code: str) -> list[str]:
 def _is_bounded(call: list[str]) -> bool:
     name, *rest = call
     if not name.startswith("'"):
-        return rest[-2:] == ["'COUNT'", "1"]  # the name in a variable
+        return rest[-2:] == ["'COUNT'", "1"]  # the command's name is in a variable
     command = name.strip("'")
     if command not in _LISTS:
         return True
     if command == "XPENDING":
-        # key, group, first, last, count [, consumer]. IDLE goes through all that is not idle.
+        # key, group, first, last, count [, consumer]. IDLE scans every entry that is not idle.
         return len(rest) in (5, 6) and "'IDLE'" not in rest
     if command in ("XRANGE", "XREVRANGE"):
         return "'COUNT'" in rest or (len(rest) == 3 and rest[1] == rest[2])
@@ -174,11 +174,11 @@ def bound(name: str) -> int:
     return constants()[name]
 
 
-# A retry or dead letter as Python sends it: all names and values, and those that streamqd adds.
+# A retry or dead letter as Python sends it: all names and values, with the added fields.
 LETTER_VALUES = dead_letters.BODY_VALUES_MAX + dead_letters.ADDED_VALUES_MAX
 
-# Each list that a script unpacks as a whole, with the most values that it can have: the limit of
-# the Python or of the script that fills it. A string is a constant of a script.
+# Each list that a script unpacks as a whole, with its maximal number of values: the limit of
+# the Python code or of the script that fills it. A string is a constant of a script.
 UNPACKED: dict[str, int | str] = {
     "_items: ARGV, at + 1, last": LETTER_VALUES,
     "_items: list": LETTER_VALUES,
@@ -210,8 +210,8 @@ UNPACKED: dict[str, int | str] = {
     "sink_publish: fields": spark.FIELDS_MAX,
 }
 
-# Each number that a script names: the number of Python that it has to equal, or why no caller
-# depends on it.
+# Each named number of a script: the equal number in Python, or the reason why no caller depends
+# on it.
 TIED: dict[str, int | str] = {
     "_bytes.BYTES_MAX": items.BYTES_MAX,
     "_count.PIECE": "entries of one step of a walk",
@@ -236,7 +236,7 @@ TIED: dict[str, int | str] = {
 
 
 def test_every_unpacked_list_is_short_enough_for_lua() -> None:
-    """B1, B2: no caller can hand a script more values than one `unpack` takes."""
+    """B1, B2: no caller can pass more values to a script than one `unpack` takes."""
     assert unpacked() == UNPACKED.keys(), "a list without its limit"
     limits = {
         what: bound(limit) if isinstance(limit, str) else limit for what, limit in UNPACKED.items()
@@ -247,7 +247,7 @@ def test_every_unpacked_list_is_short_enough_for_lua() -> None:
 
 
 def test_every_number_of_a_script_is_tied_to_python() -> None:
-    """B1, B2: a limit that a script names equals that of the Python beside it."""
+    """B1, B2: a limit in a script equals the limit in the Python code of its call."""
     found = constants()
     assert found.keys() == TIED.keys(), "a number that nothing ties"
     tied = {name: value for name, value in TIED.items() if isinstance(value, int)}
@@ -282,7 +282,7 @@ FEEDERS: dict[str, list[int]] = {
         settler.BATCH_MAX,
         recovery.RECOVER_PAGE,
         promoter.PAGE,
-        largest("prefetch_max"),  # a page of fetch, recover and reclaim, and a read
+        largest("prefetch_max"),  # a page of fetch, recover and reclaim, and one read
     ],
     "messages.PLACES_MAX": [settler.BATCH_MAX],
     "publishing.FIELDS_MAX": [],
@@ -297,7 +297,7 @@ FEEDERS: dict[str, list[int]] = {
 
 
 def test_every_limit_of_a_call_takes_what_callers_send() -> None:
-    """B1, B2: no part that a caller makes is larger than the call that it goes into."""
+    """B1, B2: no caller makes parts that are larger than a call accepts."""
     assert checked_limits() == FEEDERS.keys(), "a limit without its callers"
     for name, sizes in FEEDERS.items():
         module, _, limit = name.partition(".")
@@ -306,7 +306,7 @@ def test_every_limit_of_a_call_takes_what_callers_send() -> None:
 
 
 def test_pages_of_admin_commands_are_short() -> None:
-    """S2: a call that reads bodies asks for 64 rows at most, one that counts letters for 500."""
+    """S2: a call that reads bodies requests at most 64 rows, a call that counts letters 500."""
     assert max(due.PAGE, due.BATCH, trace.PAGE, reading.PAGE_MAX) <= 64
     assert statistics.LETTERS_AT_ONCE <= 500
 
@@ -315,12 +315,12 @@ def test_two_reads_fit_into_a_worker_s_table() -> None:
     """B1: a read brings up to `prefetch_max` of each stream while as many run."""
     lanes = largest("concurrency")
     assert 2 * largest("prefetch_max") + lanes <= entries_of(lanes) == ENTRIES_MAX
-    # One read, what was not settled of the one before, and held messages that are due.
+    # One read, the unsettled entries of the previous read, and held messages that are due.
     assert 3 * largest("prefetch_max") + serial.DUE_MAX <= entries_of(1)
 
 
 def test_limits_that_belong_together_agree() -> None:
-    """B1, B2: what one side can hold, the other side takes."""
+    """B1, B2: each side accepts as much as the other side can hold."""
     slot = Scoreboard(1).allot(Unit("orders", 0, "bill"))
     slot.open_table(largest("concurrency"))
     assert slot.in_hand == ENTRIES_MAX, "the table of a worker"
@@ -338,7 +338,7 @@ def test_limits_that_belong_together_agree() -> None:
 
 
 def test_an_assignment_of_all_suspects_fits_into_one_word() -> None:
-    """S2: a standby gets them over its socket, and without them it would never begin."""
+    """S2: a standby gets the suspects over its socket, and waits for them before it starts."""
     chance = random.Random(1)
     places = [
         b"%c:%d-%d" % (chance.choice(b"mr"), chance.getrandbits(64), chance.getrandbits(64))

@@ -1,4 +1,4 @@
-"""Headers of scripts: reading them, calling by name, the rules that lint knows. No server."""
+"""Headers of scripts: parsing, calls by name, and the rules of lint. No server."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_a_charged_place_is_named_once() -> None:
     assert call.argv[4:] == ("t1", "g", 1, b"m:2-0", b"m:1-0")
 
 
-# `source` is any stream of a pair; schedules build keys of their own.
+# `source` is either stream of a pair, and schedules build other keys.
 NAMED = (_OF_GROUP | _OF_PARTITION).keys() - {"source"}
 PLACED = [
     pytest.param(script, key, id=f"{script.name}-{key.name}")
@@ -264,7 +264,7 @@ PLACED = [
 
 @pytest.mark.parametrize(("script", "key"), PLACED)
 def test_a_key_of_a_place_is_the_one_that_the_header_shows(script: Script, key: KeySpec) -> None:
-    """The names in headers mean the same keys in every script, of a group or of a partition."""
+    """A name in a header means the same key in every script."""
     shown = key.pattern.replace("…", "streaming:mq")
     places: tuple[Unit | tuple[str, int], ...] = (Unit("T", 7, "G"), ("T", 7))
     built = set()

@@ -1,4 +1,4 @@
-"""The verdict for every outcome, attempt, crash count and age, written as a second opinion."""
+"""The verdict for every outcome, attempt, crash count and age, by a second implementation."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ WAITS = {1: 1.0, 2: 2.0, 3: 4.0, 4: 8.0}
 
 
 def expected(name: str, attempt: int, crashes: int, age: float) -> Verdict:
-    """What the documentation promises, read line by line."""
+    """Return the verdict that the documentation promises, read line by line."""
     if name == "succeeded":
         return Ack()
     if name in ("dead", "undecodable"):
@@ -196,7 +196,7 @@ def test_a_time_limit_is_retried_unless_dead_on_names_it() -> None:
     assert verdict(TIMED_OUT, policy=policy) == DeadVerdict("not-retried")
 
 
-# --- where it waits ------------------------------------------------------------------------------
+# --- the place of the wait -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("outcome", [FAILED, TIMED_OUT, RetryAsked(7.0, FAILED)])

@@ -1,4 +1,4 @@
-"""Slots, the map of a cluster, redirections: what is decided without asking anybody."""
+"""Slots, the map of a cluster and redirections, as far as they need no server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ A, B, C = (Address("10.0.0.1", 7000 + number) for number in range(3))
 
 @pytest.mark.parametrize(
     ("key", "slot"),
-    # From the text of the cluster's specification, and CLUSTER KEYSLOT of a server.
+    # From the cluster specification and from CLUSTER KEYSLOT of a server.
     [("123456789", 12739), ("foo", 12182), ("{foo}bar", 12182), ("a{}b", slot_of(b"a{}b"))],
 )
 def test_slot_of_a_key(key: str, slot: int) -> None:

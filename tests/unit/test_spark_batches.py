@@ -1,4 +1,4 @@
-"""What one batch of an archive holds of each partition, and up to where it went."""
+"""The entries of each partition in one batch of an archive, and its position afterwards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamqd.spark.pipelines.batches import Stretch, TaskEnd
 
 
 def stream(rows: int, removed: int = 0) -> StreamFacts:
-    """A stream with the entries (removed + 1)-0 to (removed + rows)-0."""
+    """Return a stream with the entries (removed + 1)-0 to (removed + rows)-0."""
     first = (removed + 1, 0) if rows else None
     return StreamFacts(rows, rows + removed, first, (rows + removed, 0))
 
@@ -47,7 +47,7 @@ def test_shares_when_it_does_not() -> None:
         (10, [None]),
     ]
     assert reached(planned[0], (30, 0), 30) == Position((30, 0), 30)
-    # Overtaken by trimming it went to the end, where the count is known.
+    # Overtaken by trimming, the batch continues at the end, where the count is known.
     assert reached(planned[0], (300, 0), 250) == Position((300, 0), 300)
 
 
@@ -58,7 +58,7 @@ def test_more_partitions_than_entries_to_give() -> None:
 
 
 def test_what_is_gone_altogether_is_passed_over() -> None:
-    """Its entries are counted as missing, once."""
+    """The missing entries are counted once."""
     facts = {("t", 0): stream(0, removed=9)}
     gone = stretch(("t", 0), facts["t", 0])._replace(begin=Position((9, 0), 9))
     planned = batches.plan([gone], facts, 100, tasks=2)
@@ -70,7 +70,7 @@ def test_what_is_gone_altogether_is_passed_over() -> None:
 
 
 def test_without_a_count_there_is_no_limit() -> None:
-    """Where a limited read ends nobody would know how many entries the stream had issued."""
+    """At the end of a limited read, the number of issued entries would be unknown."""
     facts = {("t", 0): stream(300)}
     uncounted = stretch(("t", 0), facts["t", 0])._replace(begin=Position((5, 0)))
     planned = batches.plan([uncounted], facts, 40, tasks=2)
@@ -100,7 +100,7 @@ def test_where_it_stands() -> None:
     archived = {("t", 0): Position((4, 0), 4), ("t", 1): Position((5, 0), 5)}
     assert batches.waiting(archived, targets, facts) == {("t", 0): Position((4, 0), 4)}
     assert batches.waiting({}, targets, facts) == dict.fromkeys(targets, Position(ZERO, 0))
-    # A stream that was made anew has issued fewer than were archived.
+    # A recreated stream has issued fewer entries than were archived.
     archived = {("t", 0): Position((20, 0), 20), ("t", 1): Position((5, 0), 5)}
     assert batches.waiting(archived, targets, facts) == {("t", 0): Position((20, 0), 20)}
 

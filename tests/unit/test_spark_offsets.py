@@ -22,7 +22,7 @@ PLACES = st.tuples(NAMES, st.integers(0, 12))
 
 
 class Stream:
-    """A model of a stream: ids in order, the oldest of them trimmed."""
+    """A model of a stream: ids in order, with the oldest ids trimmed."""
 
     def __init__(self, ids: list[offsets.Id], trimmed: int = 0) -> None:
         self.ids = sorted(set(ids))
@@ -40,7 +40,7 @@ class Stream:
         return [entry_id for entry_id in self.kept if entry_id > position.id]
 
     def position(self, read: int) -> Position:
-        """The position of a reader who has read so many entries since the stream began."""
+        """Return the position of a reader after `read` entries since the start of the stream."""
         return Position(self.ids[read - 1] if read else offsets.ZERO, read)
 
 
@@ -142,7 +142,7 @@ def test_a_group_begins_behind_what_it_has_settled() -> None:
     assert offsets.resolve(Bound("group", "hits"), facts, (3, 0)) == Position((3, 0), 3)
     trimmed = Stream([(1, 0), (2, 0), (9, 0)], trimmed=2).facts()
     found = offsets.resolve(Bound("group", "hits"), trimmed, (2, 0))
-    assert offsets.lost(found, trimmed) is None, "it was done with what is gone"
+    assert offsets.lost(found, trimmed) is None, "the group had settled the removed entries"
 
 
 def test_an_id_knows_its_count_where_that_is_plain() -> None:
@@ -177,7 +177,7 @@ def test_after_a_loss_all_that_is_left_is_read_and_nothing_twice(
 
 
 def test_trimming_just_up_to_the_reader_is_no_loss() -> None:
-    """By ids alone this cannot be told from a loss: the entry last read is gone."""
+    """The last read entry is gone, so ids alone cannot distinguish this from a loss."""
     stream = Stream([(1, 0), (5, 0), (9, 0)], trimmed=2)
     assert offsets.lost(Position((5, 0), 2), stream.facts()) is None
     assert offsets.lost(Position((1, 0), 1), stream.facts()) == Loss("trimmed", 1)
@@ -197,9 +197,10 @@ def test_a_stream_that_began_anew_is_noticed() -> None:
 def test_a_stream_made_anew_is_noticed(
     old: list[offsets.Id], new: list[offsets.Id], data: st.DataObject
 ) -> None:
-    """P2: whatever was read of the old one, and however many entries the new one has.
+    """P2: for any position in the old stream and any number of entries in the new one.
 
-    Unless the new one has lost just as many as were read, or the position is in both.
+    The exceptions: the new stream has lost exactly as many entries as were read, or both
+    streams contain the position.
     """
     before = Stream(old)
     position = before.position(data.draw(st.integers(1, len(before.ids))))
@@ -213,7 +214,7 @@ def test_a_stream_made_anew_is_noticed(
     elif after.kept and after.kept[0] > position.id:
         assert position.passed is not None
         assert trimmed >= position.passed
-        # Between an id and the next possible one there was never an entry to be lost.
+        # Between an id and the next possible id, no entry can be lost.
         apart = after.kept[0] > offsets.successor(position.id)
         gone = trimmed - position.passed
         assert found == (Loss("trimmed", gone) if gone and apart else None)
@@ -223,14 +224,14 @@ def test_a_stream_made_anew_is_noticed(
 def test_a_stream_that_is_trimmed_is_still_the_same(
     ids: list[offsets.Id], data: st.DataObject
 ) -> None:
-    """P2: no false alarm, wherever it was read up to and trimmed to."""
+    """P2: trimming raises no false alarm, for any position of the reader."""
     count = len(set(ids))
     stream = Stream(ids, data.draw(st.integers(0, count)))
     assert not offsets.replaced(stream.position(data.draw(st.integers(0, count))), stream.facts())
 
 
 def test_what_had_been_seen_is_told() -> None:
-    """P2: the number, where it can be known."""
+    """P2: the number of lost entries is reported where it is known."""
     new = StreamFacts(length=3, added=3, first=(100, 0), last=(102, 0))
     assert offsets.lost(Position((50, 0), 20), new, 520) == Loss("replaced", 500)
     assert offsets.lost(Position((50, 0), 20), new, 20) == Loss("replaced", None)
@@ -239,7 +240,7 @@ def test_what_had_been_seen_is_told() -> None:
 
 @pytest.mark.parametrize("added", [3, 5, 7])
 def test_counts_that_stand_still_skip_nothing(added: int) -> None:
-    """P2: before 7.0 an XDEL or XADD MAXLEN by others lets the count stand still or shrink."""
+    """P2: before Redis 7.0, an XDEL or XADD MAXLEN of other clients can lower the count."""
     read = Position((9, 0), 5)
     facts = StreamFacts(min(added, 5), added, first=(8, 0), last=(12, 0))
     assert 1 <= offsets.backlog(read, facts) <= facts.length
@@ -249,7 +250,7 @@ def test_counts_that_stand_still_skip_nothing(added: int) -> None:
 
 
 def test_a_stream_with_smaller_ids_is_another_one() -> None:
-    """P2: however many entries it has; a position without a count may lie in the future."""
+    """P2: for any number of entries. A position without a count may be in the future."""
     new = StreamFacts(length=200, added=200, first=(1, 0), last=(90, 0))
     assert offsets.lost(Position((100, 0), 100), new) == Loss("replaced", None)
     assert offsets.onward(Position((100, 0), 100), new) == new.earliest
@@ -312,7 +313,7 @@ def test_too_few_for_all_go_to_the_oldest() -> None:
 
 
 def covered(parts: list[Span], stream: Stream) -> list[offsets.Id]:
-    """What tasks would read, in the order of the parts."""
+    """Return the entries that tasks would read, in the order of the parts."""
     return [each for part in parts for each in stream.kept if part.start < each <= part.end]
 
 
@@ -393,7 +394,7 @@ def test_a_span_of_nothing_is_none() -> None:
 def test_without_a_count_of_the_server_ids_tell_whether_a_stream_is_another(
     first: offsets.Id, last: offsets.Id, other: bool
 ) -> None:
-    """N: Redis 6.2, of which somebody else has removed entries. A new stream has no old ids."""
+    """N: on Redis 6.2 another client may have removed entries. A new stream has no old ids."""
     read = Position((100, 0), 100)
     facts = StreamFacts(length=8, added=8, first=first, last=last, counted=False)
     assert offsets.replaced(read, facts) is other
@@ -402,14 +403,14 @@ def test_without_a_count_of_the_server_ids_tell_whether_a_stream_is_another(
 
 
 def test_a_stream_that_others_have_emptied_is_the_same() -> None:
-    """N: Redis 6.2; its last id says so."""
+    """N: on Redis 6.2 the last id shows it."""
     facts = StreamFacts(last=(100, 0), counted=False)
     assert not offsets.replaced(Position((100, 0), 100), facts)
     assert offsets.replaced(Position((90, 0), 90), facts)
 
 
 def test_the_lag_is_what_waits_behind_a_batch() -> None:
-    """P7: a partition that is new waits as a whole; what is not counted is left out."""
+    """P7: all entries of a new partition are waiting. A partition without a count is left out."""
     places = [("access", number) for number in range(4)]
     end = {
         places[0]: Position((5, 0), 5),

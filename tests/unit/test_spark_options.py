@@ -116,7 +116,7 @@ def test_an_error_travels_between_processes() -> None:
     assert (str(again), again.problems) == ("streamq: one; two", ["one", "two"])
 
 
-# --- what is read ---------------------------------------------------------------------------------
+# --- subscriptions --------------------------------------------------------------------------------
 
 
 def test_the_three_ways_to_subscribe() -> None:
@@ -190,7 +190,7 @@ def test_spark_may_add_options_of_its_own() -> None:
     assert read(checkpointLocation="/x", queryName="q").subscribe == ("access",)
 
 
-# --- from where to where --------------------------------------------------------------------------
+# --- bounds ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_times_go_before_offsets() -> None:
     ],
 )
 def test_times_as_text(text: str, unix_ms: int) -> None:
-    """P5: UTC where nothing else is said."""
+    """P5: times without a zone are UTC."""
     assert read(startingTimestamp=text).starting_default == Bound("time", unix_ms)
     each = read(endingOffsetsByTimestamp=f'{{"access": {{"0": "{text}"}}}}')
     assert each.ending == {("access", 0): Bound("time", unix_ms)}

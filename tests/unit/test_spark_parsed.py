@@ -1,4 +1,4 @@
-"""Tables that are made of others, without Spark: strict JSON, files by dates, a pair in step."""
+"""Tables derived from other tables, without Spark: strict JSON, files by date, paired tables."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_payload_is_one_object_strictly(payload: bytes | None, reason: str | N
         ("9" * 1001, True),
         ('"' + "9" * 1001 + '"', True),
         ("0." + "0" * 999, True),
-        ('"a note"', False),  # Spark says itself that this is no decimal
+        ('"a note"', False),  # Spark itself rejects this as a decimal
         ("[1e1000]", False),
         ("null", False),
     ],
@@ -146,7 +146,7 @@ PIECES = st.sampled_from(
     lambda found: json.dumps(found, ensure_ascii=False).encode("utf-8", "surrogatepass")
 ))  # fmt: skip
 def test_the_fast_reader_proves_nothing_wrong(payload: bytes) -> None:
-    """T5: what it returns is the object of the exact reader, which has no fault."""
+    """T5: each object of the fast reader equals that of the exact reader."""
     for each in (payload, b'{"a": ' + payload + b"}", *HARD):
         found = strict.proven(each)
         if found is not None:
@@ -277,7 +277,7 @@ def test_what_is_owed_and_gone_is_told(archive: Archive) -> None:
 
 
 def test_a_quarantine_that_was_deleted_alone_is_refused(archive: Archive) -> None:
-    """T4: another was made, and the rows of the first were in neither table."""
+    """T4: a new quarantine was created, and the rows of the first were in neither table."""
     table, quarantine = made(archive)
     opened(archive, "orders")
     shutil.rmtree(quarantine.folder)
@@ -326,7 +326,7 @@ def test_a_table_grows_and_never_changes(archive: Archive) -> None:
 def test_chunks_go_on_in_each_partition_and_never_back(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A partition that is far ahead of the dates of a chunk stays where it is."""
+    """A partition far ahead of the dates of a chunk keeps its position."""
     monkeypatch.setattr(parsed, "CHUNK", 1)
     raw = archive.table("orders", create=True)
     assert raw is not None

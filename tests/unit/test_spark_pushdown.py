@@ -1,4 +1,4 @@
-"""Filters that the Spark source takes: never a row too few, whatever is offered."""
+"""Filters that the Spark source accepts: no filter loses a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes Spark fail, as a sentence."""
+"""The reason for a failure of Spark, as a sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report without Spark: what counts as wrong, what has changed, and a page that harms nobody."""
+"""A report without Spark: its findings, its changes, and a page without injection."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from streamqd.spark.pipelines.report_page import page
 NOW = 1_763_600_000_000
 EVIL = "\"'><script>alert(1)</script><img src=http://example.com/x>\x1b[31m\u202e{{ 7*7 }}&amp;"
 VOID = {"meta", "br"}
-OPEN = {"td", "th", "tr"}  # tags that HTML lets one leave open
+OPEN = {"td", "th", "tr"}  # tags that HTML allows to stay open
 
 GROUP = GroupStatus(
     topic="orders", group="billing", partitions=4, owned=4, condition="ready",
@@ -38,7 +38,7 @@ FLEET = StatusView("main", NOW, [], {}, [], [], [], [], [], {}, NO_SCHEDULES, []
 
 
 def living(*groups: GroupStatus, behind: list[Behind] | None = None, **more: Any) -> StatusView:
-    """A fleet with an instance that is alive."""
+    """Return a fleet with a live instance."""
 
     class Alive:
         instance, state = "west-1", "working"
@@ -48,7 +48,7 @@ def living(*groups: GroupStatus, behind: list[Behind] | None = None, **more: Any
 
 
 def topic(name: str = "orders", *held: int, **more: Any) -> dict[str, Any]:
-    """A topic with so many entries in each partition."""
+    """Return a topic with these numbers of entries in its partitions."""
     partitions = [
         {"partition": at, "entries": each, "bytes": each, "first_unix_ms": NOW, "last_unix_ms": NOW}
         for at, each in enumerate(held)
@@ -70,12 +70,12 @@ def cause(letters: int, **more: Any) -> dict[str, Any]:
 
 
 def wrong(seen: StatusView, *topics: dict[str, Any]) -> list[str]:
-    """The findings in a line each."""
+    """Return the findings, one line each."""
     found = judged(seen, topics)["findings"]
     return [f"{each['severity']}: {each['about']}: {each['what']}" for each in found]
 
 
-# --- what is wrong --------------------------------------------------------------------------------
+# --- findings -------------------------------------------------------------------------------------
 
 
 def test_a_healthy_fleet_with_a_small_topic_gets_no_advice() -> None:
@@ -146,7 +146,7 @@ def test_skew_names_the_key_or_the_number_of_partitions() -> None:
     assert wrong(living(GROUP), full) == [
         "note: orders: partition 0 of 4 holds 77% of the entries, one key 69%: divide that key"
     ]
-    # Eight keys that share a partition of two, and would be alone in four.
+    # Eight keys that share one of two partitions. Four partitions would separate them.
     many = [{"key": "k", "crc32": each % 2 * 2, "entries": 100, "keys": 8} for each in range(8)]
     uneven = judged(living(GROUP), [topic("orders", 900, 200, keys=many)])["findings"]
     assert [(each["what"], each["command"]) for each in uneven] == [
@@ -170,11 +170,11 @@ def test_every_command_exists(monkeypatch: pytest.MonkeyPatch) -> None:
             assert (program, done.exit_code) == ("streamqd", 4), done.output
 
 
-# --- what has changed -----------------------------------------------------------------------------
+# --- changes --------------------------------------------------------------------------------------
 
 
 def document(seen: StatusView, *topics: dict[str, Any]) -> dict[str, Any]:
-    """A report's figures, compared with none."""
+    """Return a report's figures without a comparison."""
     made = {
         "format": FORMAT, "version": "1", "made_unix_ms": NOW, "since_unix_ms": None,
         "until_unix_ms": NOW, "seconds": 1.0,
@@ -232,7 +232,7 @@ def test_only_numbers_of_the_last_report_count() -> None:
 
 
 class Reader(HTMLParser):
-    """Collects what a page is made of; fails where tags do not close."""
+    """Collects the parts of a page. Fails if a tag stays open."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -262,7 +262,7 @@ class Reader(HTMLParser):
 
 
 def hostile() -> dict[str, Any]:
-    """A report in which every text is a stranger's."""
+    """Return a report in which every text is foreign input."""
     texts = ("fingerprint", "id", "place", "error_class", "error_message", "reason", "handler")
     row = dict.fromkeys(("name", "type", "least", "greatest"), EVIL)
     row |= {"count": 3, "nulls": 0, "distinct": 1, "top": [{"item": EVIL, "count": 3}]}
@@ -326,7 +326,7 @@ WIDTHS = (1, 5, 15, 60, 300, 900, 3_600, 10_800, 43_200, 86_400, 604_800, 2_419_
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("buckets", [2, 3, 17, 60])
 def test_labels_of_times_are_unique_and_apart(width: int, buckets: int) -> None:
-    """T3: buckets under a minute had labels of whole minutes, one drawn over the other."""
+    """T3: buckets under a minute had labels of whole minutes that overlapped."""
     first = NOW - NOW % (1000 * width)
     last = first + 1000 * width * buckets
     found = [*time_labels(first, last, 5.0)]
@@ -357,14 +357,14 @@ def test_a_chart_has_separators_years_and_a_tooltip() -> None:
 
 
 def test_a_window_without_entries_is_said() -> None:
-    """T14: the page said "Nothing." of what is wrong in an empty window."""
+    """T14: the page listed "Nothing." under its findings for an empty window."""
     made = document(living(), topic("orders", 0)) | {"since_unix_ms": NOW, "until_unix_ms": None}
     words = " ".join(Reader(page(made)).words.split())
     assert "There is no entry and no dead letter from 2025-11-20 00:53:20 to now (UTC)." in words
 
 
 def test_a_finding_of_payloads_names_the_quarantine() -> None:
-    """T9: it named `tail`, and did not say that the quarantine counts other rows."""
+    """T9: the finding suggested `tail`, and omitted that the quarantine counts other rows."""
     fields = {"fits": 1, "bad": 2, "rows": []}
     held = {"archive": "/data/my archive", "view": "quarantine_orders", "rows": 3}
     made = document(living(GROUP), topic("orders", 3, fields=fields, quarantine=held))

@@ -1,4 +1,4 @@
-"""Entries as Arrow columns: types, layouts, and what other clients may have written."""
+"""Entries as Arrow columns: types, layouts, and entries of other clients."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ FLAT = st.lists(
 
 @given(st.lists(FLAT, max_size=8))
 def test_each_entry_is_read_as_if_it_were_alone(bodies: list[list[bytes]]) -> None:
-    """Whether entries have the same fields in the same order must not be seen."""
+    """The rows must not depend on the order of fields in neighboring entries."""
     entries = [[b"%d-0" % number, body] for number, body in enumerate(bodies)]
     together = table(entries)
     assert together == [row for one in entries for row in table([one])]

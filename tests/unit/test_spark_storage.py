@@ -1,4 +1,4 @@
-"""The archive's tables, without Spark: writing files, committing them, what goes wrong with it."""
+"""The archive's tables, without Spark: writing files, committing them, and their failures."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def opened(archive: Archive, topic: str = "access") -> ArchiveTable:
 
 
 def written(into: ArchiveTable, low: int, high: int, partition: int = 0) -> list[WrittenFile]:
-    """Files with the entries (low, high], in the table's folder."""
+    """Write files with the entries (low, high] into the table's folder."""
     writer = PartWriter(into.folder, partition)
     writer.write(table(range(low + 1, high + 1)))
     return writer.finish()
@@ -78,7 +78,7 @@ def add(into: ArchiveTable, low: int, high: int) -> list[WrittenFile]:
 
 
 def seen(archive: Archive) -> list[int]:
-    """What a reader of Delta tables sees that knows nothing of us."""
+    """Return the rows that an independent reader of Delta tables sees."""
     found = deltalake.DeltaTable(str(archive.folder("access"))).to_pyarrow_table(columns=["id_ms"])
     return sorted(found["id_ms"].to_pylist())
 
@@ -132,7 +132,7 @@ def test_what_is_held_back_is_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_rows_in_disorder_are_refused(tmp_path: Path) -> None:
-    """A file's first and last id are taken from its ends."""
+    """A file's first and last row define its range of ids."""
     writer = PartWriter(tmp_path, 0)
     writer.write(table([5, 6]))
     with pytest.raises(ValueError, match="comes after"):
@@ -155,7 +155,7 @@ def test_a_commit_is_seen_by_every_engine(archive: Archive) -> None:
     duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
     made = opened(archive)
     add(made, 0, 3)
-    written(made, 3, 9)  # by a run that was killed: no commit names them
+    written(made, 3, 9)  # by a killed run, so no commit names them
     folder = str(made.folder)
     rows = deltalake.DeltaTable(folder).to_pyarrow_dataset()
     assert rows.count_rows() == 3
@@ -176,14 +176,14 @@ def test_positions_come_from_the_newest_commit(archive: Archive) -> None:
     made = opened(archive)
     assert made.positions == {}
     add(made, 0, 3)
-    made.append([], {("access", 1): Position((5, 7), None)})  # all of it was gone
+    made.append([], {("access", 1): Position((5, 7), None)})  # every entry was gone
     expected = {PLACE: Position((3, 0), 3), ("access", 1): Position((5, 7), None)}
     assert made.positions == opened(archive).positions == expected
     assert archive.topics() == ["access"]
 
 
 def test_of_two_runs_one_is_refused(archive: Archive) -> None:
-    """The lease is a courtesy; this is the fence."""
+    """The lease is only advisory. The conflict check is the fence."""
     first, second = opened(archive), opened(archive)
     files = written(second, 0, 3)
     add(first, 0, 3)
@@ -249,7 +249,7 @@ def test_other_programs_may_compact_and_vacuum(archive: Archive) -> None:
     again = opened(archive)
     assert again.positions == {PLACE: Position((6, 0), 6)}
     again.verify(again.files())
-    add(made, 6, 7)  # a run that has not looked since
+    add(made, 6, 7)  # a run that has not refreshed its view since
     assert seen(archive) == [1, 2, 3, 4, 5, 6, 7]
 
 
@@ -269,7 +269,7 @@ def test_after_a_restore_the_archive_goes_on_from_there(archive: Archive) -> Non
 
 
 def restored_by_spark(folder: Path, version: int, given: Any) -> None:
-    """The commit that Spark writes; delta-rs has done the same before it."""
+    """Return the commit that Spark writes for a restore. delta-rs wrote the same before."""
     info = {"timestamp": 2_000_000_000_000, "operation": "RESTORE", "operationParameters": given}
     (folder / "_delta_log" / f"{version:020d}.json").write_text(json.dumps({"commitInfo": info}))
 
@@ -287,7 +287,7 @@ def test_a_restore_of_spark_counts_too(archive: Archive, null: str | None) -> No
 
 
 def storage_time(made: ArchiveTable, version: int) -> int:
-    """When a version was committed, Unix ms."""
+    """Return the commit time of a version in Unix ms."""
     listed = deltalake.DeltaTable(str(made.folder)).history()
     return int(next(each["timestamp"] for each in listed if each.get("version") == version))
 
@@ -295,7 +295,7 @@ def storage_time(made: ArchiveTable, version: int) -> int:
 @pytest.mark.parametrize(
     "given",
     [
-        {"version": "null", "timestamp": "2026-01-01 00:00:00"},  # of which time zone?
+        {"version": "null", "timestamp": "2026-01-01 00:00:00"},  # without a time zone
         {"version": "two"},
         {"version": None, "timestamp": None},
         {"datetime": "x"},
@@ -326,7 +326,7 @@ def test_a_table_with_features_that_change_what_files_mean_is_refused(archive: A
 
 
 def mapped(schema: Any, numbers: Iterator[int]) -> None:
-    """Give each field what Spark gives it when column mapping is switched on."""
+    """Add the metadata that Spark gives each field when column mapping is enabled."""
     for field in schema["fields"]:
         number = next(numbers)
         field["metadata"] = {
@@ -342,7 +342,7 @@ def mapped(schema: Any, numbers: Iterator[int]) -> None:
 
 @pytest.mark.parametrize("mode", ["name", "id"])
 def test_column_mapping_of_the_older_kind_is_refused_too(archive: Archive, mode: str) -> None:
-    """Protocols before features only have a number, and the property says the rest."""
+    """Protocols before features only have a number, so the table property decides."""
     made = opened(archive)
     log = made.folder / "_delta_log"
     first = [json.loads(each) for each in (log / f"{0:020d}.json").read_text().splitlines()]
@@ -491,7 +491,7 @@ def everything(archive: Archive) -> set[Path]:
 )
 @example("..")
 def test_no_name_of_a_topic_harms_another(archive: Archive, topic: str) -> None:
-    """S1: whatever a topic is called, what is archived of others stays as it is."""
+    """S1: no name of a topic can change the archive of another topic."""
     if not archive.topics():
         add(opened(archive), 0, 3)
     before = everything(archive)
@@ -506,7 +506,7 @@ def test_no_name_of_a_topic_harms_another(archive: Archive, topic: str) -> None:
 
 
 def test_a_link_in_the_archive_is_not_followed(archive: Archive, tmp_path: Path) -> None:
-    """S1: a link below the root would have another folder written to."""
+    """S1: through a link below the root, rows would be written to another folder."""
     (tmp_path / "elsewhere").mkdir()
     (archive.root / "tables").mkdir()
     (archive.root / "tables" / "access").symlink_to(tmp_path / "elsewhere")
@@ -529,7 +529,7 @@ def test_many_small_files_become_few_by_themselves(archive: Archive) -> None:
 
 
 def test_small_files_of_many_dates_become_few_in_one_commit(archive: Archive) -> None:
-    """Anybody may send messages of many dates, and a commit looks at all files."""
+    """Any producer may send messages of many dates, and a commit looks at all files."""
     made = opened(archive)
     dates = 20
     for number in range(1, compact.FAN_IN + 1):
@@ -559,7 +559,7 @@ def test_a_reader_that_has_begun_ends_well_until_the_grace_is_over(archive: Arch
 
 
 def test_what_is_not_a_file_of_the_table_is_never_purged(archive: Archive, tmp_path: Path) -> None:
-    """S1: what a link leads to, and what another program has put into the folder, stays."""
+    """S1: targets of links and files of other programs in the folder stay."""
     made = opened(archive)
     [file] = add(made, 0, 1)
     orphan = made.folder / written(made, 1, 2)[0].path
@@ -610,7 +610,7 @@ def test_only_damage_found_by_tidying_stops_a_run(
     files = [add(made, low, low + 1)[0] for low in range(compact.FAN_IN)]
     gone = made.folder / files[0].path
     gone.rename(gone.with_suffix(".aside"))
-    compact.tidy(made, 1)  # it cannot be written
+    compact.tidy(made, 1)  # it is not writable
     assert "the small files of access stay as they are" in caplog.text
     gone.with_suffix(".aside").rename(gone)
     gone.unlink()
@@ -644,7 +644,7 @@ def test_the_log_does_not_grow_with_age(archive: Archive, monkeypatch: pytest.Mo
 def test_what_a_command_has_committed_is_on_the_disk(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files, commits, the checkpoint of the log; Redis is told behind that."""
+    """Files, commits and the log's checkpoint are synced before Redis gets the new position."""
     settled: set[int] = set()
     fsync = os.fsync
 

@@ -1,4 +1,4 @@
-"""Where statements end, and the passwords in them."""
+"""The ends of statements, and passwords in statements."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_statement_that_is_not_utf_8_is_malformed() -> None:
         check(b"SELECT '\xe4'".decode("utf-8", "surrogateescape"))
 
 
-NO_SPARK: Any = None  # what is refused comes no further
+NO_SPARK: Any = None  # a refused statement is not passed on
 
 
 def test_no_way_in_passes_a_password_on(tmp_path: Path) -> None:
@@ -161,6 +161,6 @@ def test_a_pipe_that_is_not_utf_8_is_malformed(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_a_table_with_columns_of_its_own_is_refused(statement: str, refused: bool) -> None:
-    """T12: Spark took it, and its first SELECT failed."""
+    """T12: Spark accepted the table, and the first SELECT failed."""
     with pytest.raises(Refused, match="without columns") if refused else nullcontext():
         check(statement)

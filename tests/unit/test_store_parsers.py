@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 
 class Answers:
-    """A link whose commands have one answer."""
+    """A connection whose commands all have the same answer."""
 
     def __init__(self, answer: Any) -> None:
         self._answer = answer
@@ -65,7 +65,7 @@ class Answers:
 
 
 def read(parse: Callable[[], T], key: str, *fields: str) -> T | None:
-    """Return what is read, None for BadValue, which must name the key and one of the fields."""
+    """Return the parsed value, or None for a BadValue that names the key and one of the fields."""
     try:
         return parse()
     except BadValue as error:
@@ -83,7 +83,7 @@ def fine(number: int | None, low: int = 0, high: int = untrusted.INTEGER_MAX) ->
 @quick
 @given(odds, odds, odds, odds, odds, st.integers(-2, 2**62))
 def test_fences(token: Any, epoch: Any, owner: Any, since: Any, solo: Any, ttl_ms: int) -> None:
-    """C1, S6: an epoch or a time that is none is named with its key and field."""
+    """C1, S6: an invalid epoch or time is reported with its key and field."""
     fence = (token, epoch, owner, since, solo)
     key = "the fence of a"
     view = read(lambda: leases.LeaseView.parse(fence, ttl_ms, key), key, "epoch", "since")
@@ -98,7 +98,7 @@ INFO = ("weight", "cap", "owned", "reloaded", "ttl", "offers", "broken", "leavin
 @quick
 @given(st.dictionaries(st.sampled_from(INFO), nested, max_size=4), odd)
 def test_members(info: dict[str, Any], score: bytes) -> None:
-    """S6: `"owned": 10**400` and all its relatives."""
+    """S6: values such as `"owned": 10**400`."""
     told = json.dumps(info).encode()
     (beat,) = members.beats([b"one", score], [b"one", told])
     fine(beat.beat_unix_ms)
@@ -115,7 +115,7 @@ def test_members(info: dict[str, Any], score: bytes) -> None:
 
 
 def test_a_number_beyond_everything_in_a_member_is_named() -> None:
-    """S6: with key and field."""
+    """S6: the error names the key and the field."""
     (beat,) = members.beats([b"one", b"5"], [b"one", b'{"owned": 1%s}' % (b"0" * 400)])
     with pytest.raises(BadValue, match=r"one\.owned of the info"):
         members.described(beat, "the info")
@@ -137,7 +137,7 @@ def test_infos_that_are_no_json(name: bytes, score: bytes, info: bytes) -> None:
 @quick
 @given(st.dictionaries(st.sampled_from(("version", "at_unix_ms", "by", "why", "to")), nested))
 def test_orders(told: dict[str, Any]) -> None:
-    """S6: an order is read or is strange."""
+    """S6: a directive is parsed or listed as unreadable."""
     raw = json.dumps({"version": 1, "at_unix_ms": 1} | told).encode()
     known = directives.read([b"pause:a/0/b", raw, b"move:a/0/b", raw, b"reload:*", raw])
     fine(known.reload_of("x"))
@@ -162,7 +162,7 @@ def test_topics(count: Any, created: Any, stored: Any, token: Any, barriers: Any
 @quick
 @given(st.lists(odd | st.just(b"orders"), max_size=5))
 def test_the_registry(raw: list[bytes]) -> None:
-    """S6: what is no name is told apart, and hides no name."""
+    """S6: an invalid name is listed separately, and hides no valid name."""
     names, bad = topics.registry(Store(Answers(raw), Keys()))  # type: ignore[arg-type]
     assert len(names) + len(bad) == len(raw)
     assert raw.count(b"orders") == names.count("orders")

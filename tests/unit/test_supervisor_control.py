@@ -1,4 +1,4 @@
-"""What an instance says of the orders that it reads."""
+"""The log lines of an instance about the directives that it reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from streamqd.supervisor.control import LOGGED_MAX, Control
 
 
 def test_thousands_of_planted_orders_are_a_bounded_number_of_lines(monkeypatch) -> None:
-    """S6: they are obeyed; the log is not filled with them."""
+    """S6: the log stays bounded while valid directives are obeyed."""
     lines: list[tuple[str, str]] = []
     monkeypatch.setattr(logs, "event", lambda name, **fields: lines.append((name, fields["order"])))
     order = Directive(1, "mallory", "")

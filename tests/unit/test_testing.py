@@ -1,4 +1,4 @@
-"""streamqd.testing: what it says of a run is what the daemon would do."""
+"""streamqd.testing: it reports for a run exactly what the daemon would do."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _forget() -> Iterator[None]:
 
 @handler(topic="orders", group="bill", max_attempts=3, backoff=Backoff(base=10, jitter="none"))
 def obey(msg: Message) -> object:
-    """Do what the payload says."""
+    """Do what the payload requests."""
     seen.append(msg)
     word = msg.text()
     if word == "fail":
@@ -67,7 +67,7 @@ def obey(msg: Message) -> object:
 
 
 async def obey_later(msg: Message) -> object:
-    """The same, on an event loop."""
+    """Do the same on an event loop."""
     await asyncio.sleep(30 if msg.payload == b"wait" else 0)
     return None if msg.payload == b"wait" else obey(msg)
 
@@ -170,7 +170,7 @@ def test_typed_payloads_and_batches() -> None:
     def typed(order: Order, msg: Message) -> None:
         assert (order.number, msg.json()) == (7, {"number": 7})
 
-    # Resolved here: the class is local, and annotations of this module are texts.
+    # Resolved here because the class is local and annotations of this module are strings.
     typed.__annotations__ |= {"order": Order, "msg": Message}
     assert run(typed, {"number": 7}).verdict == "ack"
     assert run(typed, {"number": "7"}).reason == "undecodable"
@@ -274,7 +274,7 @@ def test_a_crash_is_a_process_that_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "written"
     write = write_twice(path)
     ends = []
-    for step in range(40):  # there are fewer
+    for step in range(40):  # the run has fewer steps
         path.write_text("")
         try:
             assert run(write, "", crash_at=step).verdict == "crash"
@@ -324,7 +324,7 @@ def test_crashes_are_charged_until_the_message_is_dead() -> None:
 
 
 def leave(msg: Message) -> None:
-    """End the process as the payload says."""
+    """End the process in the way that the payload names."""
     seen.append(msg)
     how, _, number = msg.text().partition(" ")
     own = os.getpid()
@@ -361,7 +361,7 @@ def leave(msg: Message) -> None:
     ],
 )
 def test_a_handler_that_ends_its_process_has_crashed(payload: str, what: str) -> None:
-    """U5: it ended pytest."""
+    """U5: the handler terminated pytest."""
     found = run(leave, payload)
     assert (found.verdict, found.crashes, found.delay) == ("crash", 1, (0.0, 0.0))
     assert len(seen) == 1
@@ -382,13 +382,13 @@ def leave_batch(batch: list[Message]) -> None:
 
 
 def test_every_kind_of_handler_may_end_its_process() -> None:
-    """U5: whoever calls it."""
+    """U5: coroutines and batch handlers too."""
     assert run(leave_later, "").verdict == "crash"
     assert [each.verdict for each in run_batch(leave_batch, ["a", "b"])] == ["crash", "crash"]
 
 
 def test_what_ends_no_process_is_left_alone(tmp_path: Path) -> None:
-    """U5: signals that are handled, children of the handler, and the tests themselves."""
+    """U5: handled signals, children of the handler and the test process are not affected."""
 
     def forks(msg: Message) -> None:
         os.kill(os.getpid(), 0)
@@ -410,13 +410,13 @@ def test_what_ends_no_process_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_handler_that_ends_the_child_of_a_crash_has_crashed_too() -> None:
-    """U5: before the step at which it was to be killed."""
+    """U5: the child exits before the step of the requested crash."""
     assert run(leave, "exit 0", crash_at="end").verdict == "crash"
     assert seen == []
 
 
 class Interrupted(BaseException):
-    """Whoever waits has been told to stop."""
+    """The waiting process was interrupted."""
 
 
 def test_a_process_that_nobody_waits_for_any_more_is_ended(tmp_path: Path) -> None:

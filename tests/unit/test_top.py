@@ -1,4 +1,4 @@
-"""The screen of `streamqd top`: what is shown on screens of all sizes, and what keys do."""
+"""The screen of `streamqd top`: its content on screens of all sizes, and its keys."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_handler_that_hangs_is_named() -> None:
 
 
 def test_an_open_circuit_is_told_once_for_its_group() -> None:
-    """U12: an open breaker takes one line for each group, not one for each partition."""
+    """U12: an open breaker takes one line per group instead of one per partition."""
     units = [unit(n, state="halted") for n in range(7)] + [unit(8, state="probing"), unit(9)]
     lines = text(frame(view(units), Shown(), 100, 40)).splitlines()
 
@@ -157,7 +157,7 @@ def test_dead_letters_are_those_of_the_group() -> None:
 
 
 def test_sums_are_of_partitions_whoever_reads_them() -> None:
-    """U8: a unit that nobody owns does not hide the dead letters of its partition."""
+    """U8: a unit without an owner does not hide the dead letters of its partition."""
     told = unit(0, dead_letters=7, arriving=2.0)
     stray = unit(0, owner="", state="free", group="zoo")
     sums = _totals([told, unit(0, group="agents", dead_letters=7, arriving=2.0), stray])
@@ -279,7 +279,7 @@ def test_all_of_256_units_can_be_reached() -> None:
         chosen = after
 
     assert len({name for name in reached if name.count("/") == 2}) == 256
-    assert chosen.top == 0  # behind the last page comes the first
+    assert chosen.top == 0  # the first page follows the last one
 
 
 def test_a_frame_of_no_height_holds_everything() -> None:
@@ -402,7 +402,7 @@ def test_durations_stay_short(value: float | None, shown: str) -> None:
 
 
 def test_styles_only_underline_what_words_say() -> None:
-    """Without colour the same words stand there: nothing is told by a style alone."""
+    """Without color the same words appear, so no information depends on a style."""
     lines = frame(view([replace(unit(), paused=True)]), Shown(), 80, 24)
     styled = [cell for line in lines for cell in line if cell.style in ("warn", "bad")]
 
@@ -411,7 +411,7 @@ def test_styles_only_underline_what_words_say() -> None:
 
 
 def test_what_cannot_be_read_stands_above_the_table() -> None:
-    """S7: one by name, then how many more; other troubles keep their room."""
+    """S7: one value by name, then the number of others. Other problems keep their room."""
     rows = [Unreadable(f"key-{n}", "epoch", "'abc'", "a whole number") for n in range(5)]
     shown = text(frame(view(unreadable=rows), Shown(), 200, None))
     assert "! epoch of key-0 cannot be read: it is 'abc' and not a whole number" in shown

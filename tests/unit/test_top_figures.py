@@ -1,4 +1,4 @@
-"""What the housekeeper keeps for `top`: failures by class, trends, and how long handlers take."""
+"""The housekeeper's figures for `top`: failures by class, trends, and handler latency."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_latency_is_of_the_last_minute() -> None:
 
 
 def test_figures_of_many_runs_end_a_minute_after_the_last() -> None:
-    """U10: those of 10,000 runs stayed for 14 minutes."""
+    """U10: the figures of 10,000 runs stayed for 14 minutes."""
     latency = Latency()
     latency.observe(0, histogram(3, 1), 0.1, 0)
     latency.observe(0, histogram(3, 10_001), 1.0, SECOND)

@@ -1,4 +1,4 @@
-"""What the units of systemd say of the faults that the service manager has a part in."""
+"""The systemd units and the faults in which the service manager takes part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNITS = sorted((ROOT / "systemd").glob("*.service"))
 
 
 def settings(unit: Path) -> dict[str, list[str]]:
-    """Name -> its values, in the order of the file."""
+    """Return the values of each name, in the order of the file."""
     found: dict[str, list[str]] = defaultdict(list)
     for line in unit.read_text().splitlines():
         if "=" in line and not line.startswith("#"):
@@ -29,7 +29,7 @@ every_unit = pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 @pytest.mark.fault("F5")
 @every_unit
 def test_the_service_goes_on_when_the_kernel_kills_a_worker(unit: Path) -> None:
-    """Without this, systemd ends the service with the first process that memory has cost."""
+    """Without this setting, systemd stops the service after the first OOM kill of a process."""
     assert settings(unit)["OOMPolicy"] == ["continue"]
 
 

@@ -1,4 +1,4 @@
-"""Every function that reads a value of Redis returns one within bounds, or raises BadValue."""
+"""Every function that parses a value from Redis returns it within bounds or raises BadValue."""
 
 from __future__ import annotations
 

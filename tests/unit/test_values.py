@@ -76,7 +76,7 @@ def test_durations_are_written_shortly(seconds: float, written: str) -> None:
 
 @given(st.floats(min_value=0.0005, max_value=1e9) | st.integers(0, 10**9).map(float))
 def test_a_written_duration_reads_back_exactly(seconds: float) -> None:
-    # 15 digits behind the point are what a setting may have.
+    # A setting may have 15 digits after the point.
     seconds = round(seconds, 12)
     assert parse_duration(format_duration(seconds)) == seconds
 

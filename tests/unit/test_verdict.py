@@ -1,4 +1,4 @@
-"""The verdict on a soak: it must see every planted violation, and believe every true cause."""
+"""The verdict on a soak: it must find every planted violation and accept every true cause."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_what_was_written_twice_is_unexpected(story: Story):
 
 
 def again(story: Story, number: int = 1, *, end: str = "", took: float = 0.01) -> None:
-    """A run in process 100 at 1.0, and the same again in process 101 at 2.0."""
+    """Record a run in process 100 at 1.0 and a repetition in process 101 at 2.0."""
     story.send(number)
     story.run(number, at=1.0, end=end, took=took)
     story.run(number, pid=101, at=2.0)
@@ -146,9 +146,9 @@ def test_what_a_killed_worker_ran_is_explained(story: Story):
     "strike",
     [
         ("kill worker", 102, 1.5),  # another process
-        ("kill worker", 101, 1.5),  # the one that ran it again
-        ("kill worker", 100, 2.5),  # after it was run again
-        ("kill housekeeper", 100, 1.5),  # nothing that repeats anything
+        ("kill worker", 101, 1.5),  # the process that repeated the run
+        ("kill worker", 100, 2.5),  # after the repetition
+        ("kill housekeeper", 100, 1.5),  # a strike that repeats no run
         ("drop reply", 100, 1.5),
         ("restart", 100, 1.5),
     ],
@@ -175,7 +175,7 @@ def test_a_connection_that_is_half_open_when_redis_returns_costs_the_lease(
 
 
 def test_a_cause_explains_one_duplicate_of_a_process(story: Story):
-    """The scoreboard tells what the dead process had done: only the running one is repeated."""
+    """The scoreboard shows the finished runs of a dead process. Only the running one repeats."""
     for number, at in ((1, 1.0), (2, 1.2)):
         story.send(number)
         story.run(number, at=at, end="end" if number == 1 else "")
@@ -213,7 +213,7 @@ of_instances = pytest.mark.parametrize("kind", INSTANCES)
 def test_an_instance_repeats_what_it_had_not_acknowledged(
     story: Story, kind: str, ended_at: float, *, explained: bool
 ):
-    """An acknowledgement is written before the next run begins, once it is 20 ms old."""
+    """An acknowledgement older than 20 ms is written before the next run starts."""
     story.send(1)
     story.send(2)
     story.run(1, at=ended_at - 0.01)
@@ -265,7 +265,7 @@ def test_the_most_that_one_strike_repeats_is_told_by_process_and_way(story: Stor
 def test_a_process_that_had_ended_its_last_run_long_before_had_nothing_in_hand(
     story: Story, kind: str, end: str
 ):
-    """It settles when there is nothing to do: neither that run nor those before are explained."""
+    """An idle process settles, so neither this run nor earlier ones are explained."""
     for number, at in ((1, 1.0), (2, 1.015)):
         story.send(number)
         story.run(number, at=at, end=end, took=0.001)
@@ -282,9 +282,9 @@ def test_a_process_that_had_ended_its_last_run_long_before_had_nothing_in_hand(
         ("redis", 1.005, 1.5, True),
         ("a", 1.0, 1.5, True),
         ("b", 1.0, 1.5, False),  # another instance
-        ("redis", 2.0, 0.5, False),  # the run had ended long before
+        ("redis", 2.0, 0.5, False),  # the run had finished long before
         ("redis", 0.1, 0.2, True),  # the next try comes late
-        ("redis", -9.0, 0.5, False),  # but not so late
+        ("redis", -9.0, 0.5, False),  # but not that late
     ],
 )
 def test_nobody_settles_while_redis_is_away(
@@ -351,7 +351,7 @@ def test_only_a_later_owner_repeats_what_was_in_hand(story: Story, kind: str):
 def test_a_failure_waits_only_for_a_quick_run(
     story: Story, kind: str, took: float, *, explained: bool
 ):
-    """A failure is set aside with the one behind it, unless it took long itself."""
+    """A failure is set aside together with the next one, unless it took long itself."""
     for number, end in ((1, "raise"), (2, "")):
         story.send(number, "fail 1")
         story.run(number, at=1.0 + number / 100, end=end, took=took)
@@ -362,7 +362,7 @@ def test_a_failure_waits_only_for_a_quick_run(
 
 
 def test_the_time_in_which_it_stood_still_does_not_count(story: Story):
-    """Stopped between the end of one run and the next, which its successor has had."""
+    """The process was stopped between two runs, and its successor had the second one."""
     for number in (1, 2):
         story.send(number)
     story.run(1, at=1.0)
@@ -392,8 +392,8 @@ def test_who_stood_still_in_the_middle_of_a_run_was_not_about_to_begin(story: St
     [
         ("stop host", 2.01, True),
         ("stop worker", 2.01, True),
-        ("stop host", 2.2, False),  # long after it could go on
-        ("cut off", 2.01, False),  # it did not stand still, and sees that its lease is over
+        ("stop host", 2.2, False),  # long after it could continue
+        ("cut off", 2.01, False),  # it was not stopped, and sees that its lease has expired
     ],
 )
 def test_what_a_process_was_about_to_begin_when_it_stood_still_is_explained_once(
@@ -425,10 +425,10 @@ def test_each_repetition_needs_its_own_cause(story: Story):
     [
         ("kill worker", 1.5, 1, False),
         ("kill worker", 1.5, 2, True),  # one run, charged twice
-        ("kill worker", 0.5, 1, True),  # it had not begun
-        ("drop reply", 1.5, 1, True),  # kills nobody
-        ("stop host", 1.5, 1, False),  # over its time limit when it goes on
-        ("kill supervisor", 1.5, 1, True),  # nobody is left who knows
+        ("kill worker", 0.5, 1, True),  # it had not started
+        ("drop reply", 1.5, 1, True),  # kills no process
+        ("stop host", 1.5, 1, False),  # over its time limit when it continues
+        ("kill supervisor", 1.5, 1, True),  # no record of it is left
     ],
 )
 def test_a_message_is_charged_with_what_hit_its_runs(
@@ -457,7 +457,7 @@ def test_two_runs_that_were_hit_may_be_charged_twice(story: Story):
     ("group", "partition", "place", "fine"),
     [
         (G, 0, "m:2-0", True),
-        (G, 0, "r:7-0", True),  # perhaps it is one of its retries
+        (G, 0, "r:7-0", True),  # it may be one of its retries
         (G, 0, "m:1-0", False),
         (G, 1, "m:2-0", False),
         ("other", 0, "m:2-0", False),
@@ -466,7 +466,7 @@ def test_two_runs_that_were_hit_may_be_charged_twice(story: Story):
 def test_a_mark_that_a_lost_owner_has_left_is_charged_once(
     story: Story, group: str, partition: int, place: str, *, fine: bool
 ):
-    """It was about to run it, so the ledger knows nothing of that."""
+    """The owner was about to run it, so the ledger has no record."""
     for number in (1, 2):
         story.send(number)
         story.run(number, at=float(number))
@@ -479,9 +479,9 @@ def test_a_mark_that_a_lost_owner_has_left_is_charged_once(
     ("place", "end", "wrong"),
     [
         ("m:2-0", "", False),
-        ("m:1-0", "", True),  # an innocent one
-        ("r:2-0", "", True),  # it was not retried yet
-        ("m:3-0", "end", False),  # it had ended, and the next was about to begin
+        ("m:1-0", "", True),  # another message
+        ("r:2-0", "", True),  # before its retry
+        ("m:3-0", "end", False),  # it had finished, and the next was about to start
     ],
 )
 def test_the_charged_message_is_the_one_that_was_running(
@@ -559,7 +559,7 @@ def test_epochs_and_order_are_kept(story: Story, breaking: Break, word: str):
 
 @pytest.mark.parametrize("how", ["raise", None])
 def test_a_failure_that_repeats_may_follow_a_suspect(story: Story, how: str | None):
-    """The process dies while 2 runs, before the failure of 1 is written; 2 runs first again."""
+    """The process dies while 2 runs, before the failure of 1 is written. Then 2 runs first."""
     story.send(1, "fail 1")
     story.send(2)
     story.run(1, at=1.0, end=how)
@@ -581,9 +581,9 @@ def test_a_process_that_stood_still_may_run_once_more(story: Story):
 @pytest.mark.parametrize(
     ("kind", "at", "lasting"),
     [
-        ("cut off", 1.5, 1.45),  # it did not stand still
-        ("stop host", 1.5, 1.0),  # it went on long before
-        ("stop host", 3.5, 1.0),  # it stood still later
+        ("cut off", 1.5, 1.45),  # it was not stopped
+        ("stop host", 1.5, 1.0),  # it continued long before
+        ("stop host", 3.5, 1.0),  # it was stopped later
         ("kill worker", 2.9, 0.0),
     ],
 )

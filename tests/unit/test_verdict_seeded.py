@@ -1,8 +1,8 @@
-"""Whole soaks that never happened, made by chance: the verdict finds whatever is planted in them.
+"""Random synthetic soaks: the verdict finds each violation that is planted in them.
 
-A soak is made as the protocol has it: each partition has one owner at a time; each owner ends by a
-strike, and its successor repeats what it had in hand. So there is nothing to find, until one thing
-is changed.
+A soak follows the protocol: each partition has one owner at a time. A strike stops each owner, and
+its successor repeats the unacknowledged messages. So the verdict has no finding until a test
+changes one record.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class Soak:
         return judge(records, self.strikes, {G: self.letters})
 
     def of(self, kind: str, *others: str) -> list[Record]:
-        """The records of some kinds."""
+        """Return the records of some kinds."""
         return [each for each in self.records if each.kind in (kind, *others)]
 
     def pick(self, *kinds: str) -> Record:
-        """One of them."""
+        """Return a random element."""
         return self.chance.choice(self.of(*kinds))
 
     def partition_of(self, record: Record) -> list[Record]:
-        """The starts in the same partition, in order."""
+        """Return the starts in the same partition, in order."""
         home = record.uid.split("/")[1]
         starts = (each for each in self.of("start") if each.uid.split("/")[1] == home)
         return sorted(starts, key=lambda each: each.at)
@@ -64,7 +64,7 @@ class Soak:
             now, again = self._own(pid, works, now, ends_well=ends_well)
 
     def _sent(self, partition: int, now: float) -> tuple[str, str, int]:
-        """Send a message: its uid, what it is to do, and the attempts that it will have."""
+        """Record a sent message. Return its uid, its planned outcome and its number of attempts."""
         number = next(self._numbers)
         word, attempts = self.chance.choice([("sleep 0.1", 1), ("fail 1", 2), ("dead", 1)])
         uid = f"t/{partition}/{number}-0"
@@ -75,10 +75,10 @@ class Soak:
     def _own(
         self, pid: int, works: list[tuple[str, str, int]], now: float, *, ends_well: bool
     ) -> tuple[float, list[tuple[str, str, int]]]:
-        """Let an owner do its work in turn, and be struck in the last one unless it ends well."""
+        """Record the runs of an owner, the last one struck unless the owner exits cleanly."""
         for work in works[:-1]:
             now = self._do(pid, work, now)
-            now += 2 * (ACK_DELAY + SLACK)  # all is acknowledged
+            now += 2 * (ACK_DELAY + SLACK)  # every message is acknowledged
         if ends_well:
             return self._do(pid, works[-1], now), []
         uid, _, _ = works[-1]
@@ -112,11 +112,11 @@ def number_in(uid: str) -> str:
     return uid.split("/")[2].partition("-")[0]
 
 
-# --- what is planted ------------------------------------------------------------------------------
+# --- planted violations ---------------------------------------------------------------------------
 
 
 def lose(soak: Soak) -> None:
-    """A message that was handled well was not."""
+    """Remove the successful run of a message."""
     soak.records.remove(soak.pick("end"))
 
 
@@ -125,51 +125,51 @@ def lose_a_letter(soak: Soak) -> None:
 
 
 def begin(soak: Soak, again: Record, *, pid: int, epoch: int, at: float) -> None:
-    """Let a run be repeated by a process."""
+    """Record a repetition of a run by a process."""
     text = f"{again.text.partition(' ')[0]} {epoch}"
     soak.records.append(again._replace(pid=pid, at=at, text=text))
 
 
 def repeat(soak: Soak) -> None:
-    """The next owner repeats what had long been settled when the one before was struck."""
+    """Let the next owner repeat a message that was settled long before the strike."""
     again = soak.pick("end", "raise")._replace(kind="start")
     starts = soak.partition_of(again)
     begin(soak, again, pid=99_999, epoch=99_999, at=starts[-1].at + LONG)
 
 
 def repeat_two(soak: Soak) -> None:
-    """A strike explains the run that it hit, and not the one before that."""
+    """Repeat the run before the one that a strike hit and explains."""
     strike = soak.chance.choice(soak.strikes)
     own = [each for each in soak.of("start") if each.pid in strike.pids]
     begin(soak, own[-2], pid=99_999, epoch=99_999, at=strike.ended + 100 * LONG)
 
 
 def repeat_itself(soak: Soak) -> None:
-    """A process repeats its own run."""
+    """Let a process repeat its own run."""
     again = soak.pick("end")
     begin(soak, again._replace(kind="start"), pid=again.pid, epoch=again.pid, at=again.at + 0.001)
 
 
 def forget_a_strike(soak: Soak) -> None:
-    """The nemesis did not do what a duplicate would be explained by."""
+    """Remove the strike that explains a duplicate."""
     soak.strikes.remove(soak.chance.choice(soak.strikes))
 
 
 def miss(soak: Soak) -> None:
-    """The nemesis hit another process."""
+    """Let a strike hit another process."""
     at = soak.chance.randrange(len(soak.strikes))
     soak.strikes[at] = soak.strikes[at]._replace(pids=(99_999,))
 
 
 def strike_late(soak: Soak) -> None:
-    """The nemesis struck when the message had been handled again already."""
+    """Move a strike to a time after the repetition."""
     at = soak.chance.randrange(len(soak.strikes))
     strike = soak.strikes[at]
     soak.strikes[at] = strike._replace(began=strike.began + LONG, ended=strike.ended + LONG)
 
 
 def go_on(soak: Soak) -> None:
-    """Who was struck handles something else later on: it had lost nothing."""
+    """Let a struck process handle another message later, so it had lost nothing."""
     strike = soak.chance.choice(soak.strikes)
     (pid,) = strike.pids
     last = max((each for each in soak.of("start") if each.pid == pid), key=lambda each: each.at)
@@ -198,7 +198,7 @@ def skip_an_attempt(soak: Soak) -> None:
 
 
 def hand_over(soak: Soak, start: Record, *, pid: int, epoch: str) -> None:
-    """Let another process have had a run, under whichever epoch."""
+    """Assign a run to another process, under any epoch."""
     text = f"{number_in(start.uid)} {epoch}"
     own = (start.uid, start.attempt, start.pid)
     soak.records = [
@@ -213,13 +213,13 @@ def share_an_epoch(soak: Soak) -> None:
 
 
 def run_under_an_old_epoch(soak: Soak) -> None:
-    """An owner that was struck long ago handles something that is new."""
+    """Let an owner that was struck long ago handle a new message."""
     home = soak.partition_of(soak.pick("start"))
     hand_over(soak, home[-1], pid=home[0].pid, epoch=str(home[0].pid))
 
 
 def disorder(soak: Soak) -> None:
-    """An owner handles two messages the other way round."""
+    """Let an owner handle two messages in the wrong order."""
     home = [each for each in soak.partition_of(soak.pick("start")) if each.attempt == 1]
     one, other = next((a, b) for a, b in pairwise(home) if a.pid == b.pid and a.uid != b.uid)
     for record, at in ((one, other.at), (other, one.at)):

@@ -1,4 +1,4 @@
-"""What a worker waits for, as other processes read it."""
+"""The wait of a worker, as other processes read it."""
 
 from __future__ import annotations
 
