@@ -1,4 +1,4 @@
-"""Fixtures of several files: verbs that are run, workers that live in the test's own process."""
+"""Shared fixtures: running commands, and workers inside the test's own process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def file(tmp_path: Path, server: Server) -> Path:
 
 @pytest.fixture
 def run(file: Path, link: Connection) -> Run:
-    """Run a verb with `file`; it must end with `code`. `typed` is its standard input."""
+    """Run a command with `file` and assert its exit code `code`. `typed` is its standard input."""
 
     def invoke(*args: str, code: int = 0, typed: bytes | str | None = None) -> Result:
         result = CliRunner().invoke(cli, ["--config", str(file), *args], input=typed)
@@ -53,19 +53,19 @@ def run(file: Path, link: Connection) -> Run:
 
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no task of the housekeeper end its turn in the middle because the machine is busy."""
+    """Prevent a busy machine from cutting a turn of a housekeeper's task short."""
     monkeypatch.setattr(batch, "TURN_SECONDS", 60.0)
 
 
 @pytest.fixture
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no wait of the hot path end by the clock, and judge what the clocks are set to."""
+    """Disable the timers of the hot path, and return their configured values."""
     stop_clocks(monkeypatch)
 
 
 @pytest.fixture
 def view(board: Scoreboard, link: Connection) -> MetricsView:
-    """What a housekeeper has measured: only the time so far. The file of the test has the board."""
+    """Return a housekeeper's view with only the time. The board belongs to the test file."""
     view = MetricsView("web-1", board)
     ask_time(link, view, "any")
     return view
@@ -73,7 +73,7 @@ def view(board: Scoreboard, link: Connection) -> MetricsView:
 
 @pytest.fixture
 def at(link: Connection, store: Store, keys: Keys) -> At:
-    """A desk for a partition of the topic access, which has three, for a group."""
+    """Return a desk for a partition of the topic access (three partitions) and a group."""
     topics.create(store, "access", config.Topic(partitions=3))
     return lambda partition, group="hits": Desk(link, keys, Unit("access", partition, group))
 
@@ -94,7 +94,7 @@ def slot() -> WorkerSlot:
 
 @pytest.fixture
 def new_life(slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Life]]:
-    """Make a life on the server at a URL, as that of a proxy."""
+    """Make a life on the server at a URL, such as that of a proxy."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     with lives(slot) as make:
         yield make
@@ -114,7 +114,7 @@ def meter(link: Connection) -> Iterator[Meter]:
 
 @pytest.fixture
 def page(server: Server) -> Page:
-    """The page of costs. It tells of the bundled server; another may need a command more."""
+    """Return the costs page, measured on the bundled server. Others may need one command more."""
     found = Page()
     found.judges = server.product == "valkey" and not users.chosen()
     return found

@@ -1,4 +1,4 @@
-"""What has ended is acknowledged before the next run begins, where that costs little beside it."""
+"""Finished messages are acknowledged before the next run if that is cheap compared with the run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NEAR, FAR = QUICK_RUN_NS // ACK_SHARE, 50 * MILLISECOND
         (QUICK_RUN_NS, 0, 0, False),
         (QUICK_RUN_NS + 1, 0, 0, True),
         (QUICK_RUN_NS + 1, 0, NEAR, True),
-        (5 * MILLISECOND, 0, MILLISECOND // 2, False),  # a tenth of the run would go to it
+        (5 * MILLISECOND, 0, MILLISECOND // 2, False),  # it would take a tenth of the run
         (5 * MILLISECOND, 0, MILLISECOND // 5, True),
         (ACK_DELAY_NS, 0, FAR, False),
         (ACK_DELAY_NS + 1, 0, FAR, True),
@@ -48,7 +48,7 @@ def many(messages: list[Message]) -> None:
 
 
 async def one(message: Message) -> None:
-    """A coroutine that does the same."""
+    """A coroutine like `handle` of a life."""
     lives.handle(message)
 
 
@@ -58,7 +58,7 @@ async def one(message: Message) -> None:
 def test_nothing_that_ran_for_long_waits_for_the_end_of_the_next_run(
     link: Connection, keys: Keys, life: Life, settings: dict[str, Any]
 ):
-    """The next one may take hours, and its host may be lost meanwhile."""
+    """The next run may take hours, and its host may be lost during that time."""
     desk = Desk(link, keys)
     desk.groups()
     desk.own("t1")
@@ -95,7 +95,7 @@ EACH: dict[str, Any] = {"ack": "each"}
 def test_each_end_is_acknowledged_before_its_lane_begins_anew(
     link: Connection, keys: Keys, life: Life, lanes: int, settings: dict[str, Any]
 ):
-    """However quick it was. So a lost host repeats what its lanes were at, and no more."""
+    """This holds for quick runs too. A lost host therefore repeats only the runs of its lanes."""
     desk = Desk(link, keys)
     desk.groups()
     desk.own("t1")

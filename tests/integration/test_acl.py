@@ -1,4 +1,4 @@
-"""The users of etc/acl: every right is needed by what they do, and nothing else is asked for."""
+"""The users of etc/acl: each has exactly the permissions that its code needs."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ DAEMON = (
 OPERATOR = (*DAEMON, "admin", "cli", "spark")
 PUBLISHING = ("message_append", "message_publish", "message_schedule")
 PLAIN = {"client|setname", "exec", "hget", "multi", "evalsha", "xadd", "asking", "cluster|slots"}
-PLAIN |= {"select"}  # for a URL that ends with a database number
-# What is granted without a line of ours that sends it.
+PLAIN |= {"select"}  # for a URL with a database number
+# Permissions without a line of our code that needs them.
 BESIDE = {
     "discard": "`streamqd check` tries rights in transactions that it discards",
 }
-# No right is needed to log in, or to ask a server what it is.
+# Login and server information need no permission.
 FREE = {"auth", "hello"}
-# Asked for and not granted: CONFIG GET tells passwords too, and no rule can except them. The doctor
-# goes on without it and says what it has not looked at.
+# Used but not granted: CONFIG GET shows passwords too, and no rule can except them. The doctor
+# continues without it and reports the skipped checks.
 DENIED = {"config|get"}
 CANCELLING = {"zrem", "hdel"}  # of delayed sends, without a script
 
@@ -104,7 +104,7 @@ def test_the_users_of_redis_6_2_have_the_same_commands(name: str) -> None:
 
 
 def test_nobody_may_change_the_server_or_forget_what_others_stored() -> None:
-    """S2: CONFIG GET shows `requirepass`, so nobody has it."""
+    """S2: CONFIG GET shows `requirepass`, so no user may run it."""
     dangerous = re.compile(r"acl|config|debug|failover|flush|function|keys|module|replicaof")
     for name in users.NAMES:
         assert [each for each in users.read(name).commands if dangerous.match(each)] == []
@@ -128,7 +128,7 @@ def test_a_user_without_a_password_cannot_log_in(
         users.revoke(link)
 
 
-# --- each right by itself -------------------------------------------------------------------------
+# --- single permissions ---------------------------------------------------------------------------
 
 
 def test_the_check_of_rights_finds_nothing_missing(
@@ -140,8 +140,8 @@ def test_the_check_of_rights_finds_nothing_missing(
         link.close()
 
 
-# A user that may not name its connection works all the same; nobody asks for a database or for a
-# cluster.
+# A user without the permission to name its connection still works. No code selects a database
+# or a cluster here.
 UNCHECKED = {"client|setname", "select", "multi", "exec", "asking", "cluster|slots"}
 UNCHECKED |= BESIDE.keys()
 
@@ -185,7 +185,7 @@ def topic(store: Store) -> str:
 
 @pytest.fixture
 def sender(server: Server, granted: None) -> Iterator[Callable[..., Producer]]:
-    """A producer that works as one of the users."""
+    """Return a producer that logs in as one of the users."""
     made: list[Producer] = []
 
     def make(name: str, **options: Any) -> Producer:
@@ -274,7 +274,7 @@ def test_a_producer_waits_until_a_daemon_has_loaded_the_scripts(
 def test_the_command_sends_as_a_user_that_may_only_send(
     server: Server, granted: None, topic: str, tmp_path: Path
 ) -> None:
-    """U11: looking for a slip in the name of a topic needs no right that a producer lacks."""
+    """U11: the check for a mistyped topic needs no permission that a producer lacks."""
     file = tmp_path / "streamq.toml"
     redis = {"url": server.url, "username": users.read("producer").user}
     file.write_text(toml({"redis": redis}))
@@ -293,7 +293,7 @@ def test_a_limit_of_the_backlog_needs_no_more(
     new_link: Callable[..., Connection],
     keys: Keys,
 ) -> None:
-    """S2: the script reads the last entry too when a group is behind."""
+    """S2: the script also reads the last entry if a group has a lag."""
     ScriptLoader(new_link()).run()
     link.run(messages.ensure_group(keys, Unit(topic, 0, "hits"), "0"))
     settings = config.Settings(redis=as_user(server, users.read("producer-scripts").user))
@@ -311,7 +311,7 @@ DEDUP = "streaming:mq:dedup:{access:p:0}:one"
 LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
 TOPIC_UNIT = Unit("access", 0, "hits")
 
-# It may trim by the way, and choose an id: no rule can except options.
+# It may also trim and choose an id, because no rule can exclude options.
 SENDING = (
     ("XADD", STREAM, "MAXLEN", 0, "*", "f", "v"),
     ("XADD", STREAM, "MINID", "9-9", "*", "f", "v"),
@@ -353,7 +353,7 @@ MAY = {
     "producer": SENDING,
     "producer-scripts": (
         *SENDING,
-        ("XRANGE", STREAM, "-", "+"),  # it reads what it may write
+        ("XRANGE", STREAM, "-", "+"),  # it can read the keys that it may write
         ("SET", DEDUP, "x"),
     ),
     "daemon": (
@@ -366,7 +366,7 @@ MAY = {
         *SENDING,
         ("DEL", STREAM),
         ("HSET", META, "partitionCount", 1),
-        ("SLOWLOG", "GET", 1),  # with the arguments of everybody's slow commands
+        ("SLOWLOG", "GET", 1),  # with the arguments of all users' slow commands
         ("SCAN", 0),  # names of all keys of the server
     ),
 }
@@ -389,9 +389,9 @@ MAY_NOT = {
 def test_what_each_user_can_do_at_worst(
     server: Server, link: Connection, granted: None, topic: str, name: str
 ) -> None:
-    """S2: what the table of docs/SECURITY.md says of each user, by trying it."""
+    """S2: each cell of the table in docs/SECURITY.md holds, shown by trying it."""
     if not users.has_selectors(link) and name.startswith("producer"):
-        pytest.skip("Redis 6.2 has no selectors: its users may do more, as SECURITY.md says")
+        pytest.skip("Redis 6.2 has no selectors, so its users may do more (see SECURITY.md)")
     other = connect(as_user(server, users.read(name).user), timeout=10.0, name="test:worst")
     for command in MAY_NOT[name]:
         with pytest.raises(RedisRefused) as caught:
@@ -406,7 +406,7 @@ def test_what_each_user_can_do_at_worst(
 def test_the_server_of_compose_lets_in_the_daemon_alone(
     new_server: Callable[..., ProcessServer], tmp_path: Path
 ) -> None:
-    """S10: the password of the script opens the server of the example, and nothing else does."""
+    """S10: only the password of the script opens the server of the example."""
     if os.geteuid() != 0:
         pytest.skip("the script gives the password to the user of the image, which takes root")
     shutil.copytree(users.FOLDER, tmp_path / "acl")

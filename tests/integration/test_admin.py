@@ -1,4 +1,4 @@
-"""What operators see and do, on a real server that was filled by the scripts of the daemon."""
+"""The commands of operators, on a real server filled by the scripts of the daemon."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.verbs import At
 
 
 def bury(desk: Desk, entry_id: str, **context: str) -> str:
-    """Let a message die; return the letter's name."""
+    """Dead-letter a message and return the letter's name."""
     desk.groups()
     if not desk.do("EXISTS", desk.lease):
         desk.own("t1")
@@ -175,7 +175,7 @@ def test_a_lag_that_the_server_does_not_tell_is_counted_to_its_end_or_not_told(
 
 
 def hide_lag(desk: Desk, stream: str) -> None:
-    """Let a group be behind the second entry, without the server's knowing how far."""
+    """Move a group to the second entry so that the server cannot compute its lag."""
     desk.do("XGROUP", "SETID", stream, "hits", "2-0")
     desk.do("XDEL", stream, "3-0")  # as no client should
     [flat] = desk.do("XINFO", "GROUPS", stream)
@@ -186,10 +186,10 @@ def hide_lag(desk: Desk, stream: str) -> None:
 
 
 def all_pages(link: Connection, keys: Keys, order: str, limit: int) -> list[str]:
-    """Every place that the pages name, once.
+    """Return every place in the pages, once.
 
-    An idle time is the difference of two clocks, which tick between two looks: by it, the last row
-    of a page may be the first of the next one again.
+    An idle time is the difference of two clocks that tick between two requests. When sorted by it,
+    the last row of a page may be the first of the next page again.
     """
     places: list[str] = []
     cursor = ""
@@ -549,7 +549,7 @@ def test_the_fleet_at_a_glance(link: Connection, store: Store, keys: Keys, at: A
     units[0] |= {"in_hand": 7, "longest_run_seconds": 1.5, "rates": {"acked": 12.5}}
     summary = {"instance": "west-1", "state": "working", "redis_up": True, "units": units}
     link.execute("SET", keys.instance("default", "west-1"), json.dumps(summary))
-    # What a silent instance told last is not what it owns.
+    # The last report of a silent instance is not what it owns.
     stale = {"instance": "east-1", "state": "working", "units": units}
     link.execute("SET", keys.instance("default", "east-1"), json.dumps(stale))
     bury(at(2), "1-0")
@@ -595,14 +595,14 @@ def test_many_partitions_with_one_problem_are_summed_up(
             " partitions 1-39"
         )
     ]
-    # The members are read once; the rest measures each unit, and each partition's scheduled sends.
+    # The members are read once. The rest measures each unit, and each partition's scheduled sends.
     assert calls(link, "zrange") - before == 40 + 40 + 1
 
 
 def test_status_says_of_instances_what_the_doctor_says(
     link: Connection, store: Store, keys: Keys
 ) -> None:
-    """Both judge by the same checks; a note is no problem of `status`."""
+    """Both run the same checks. A note is not a problem for `status`."""
     beat(link, keys, "quiet", started=1.0)
     beat(link, keys, "cut-off", capacity=3, capacity_problem="no files left", started=1.0)
     beat(link, keys, "asleep", started=1.0)
@@ -641,7 +641,7 @@ def test_a_summary_of_another_version_is_no_reason_to_fail(
     ]
 
 
-# --- looking writes nothing -----------------------------------------------------------------------
+# --- reading commands write nothing ---------------------------------------------------------------
 
 
 def test_whoever_looks_writes_nothing(link: Connection, store: Store, keys: Keys, at: At) -> None:

@@ -1,4 +1,4 @@
-"""One bad value in every field of every key: each verb goes on with the rest, doctor names it."""
+"""One bad value in each field of each key: every command handles the rest, and doctor names it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NOT_UTF8 = b"\xff\xfe"
 HUGE = "1" + "0" * 400
 NESTED = "[" * 100_000 + "]" * 100_000
 
-# Every read verb, with what only it may answer beside 0 where all is well.
+# Every reading command, with its allowed exit codes besides 0 in a healthy system.
 VERBS = {
     "status": {0},
     "why access/0": {0, 1},
@@ -61,20 +61,20 @@ VERBS = {
     "doctor stream access": {0, 1},
     "trim access --max-length 1 --dry-run": {0},
 }
-# Verbs about this one topic say in one sentence why they cannot tell anything of it.
+# Commands about this topic print in one sentence why they cannot show it.
 OF_THE_TOPIC = frozenset(verb for verb in VERBS if "access" in verb)
 PUBLISHED = ("status", "top --once")
 FLEET_VERBS = ("status", "why access/0", "top --once", "control list")
 
 
 class Bad(NamedTuple):
-    """A bad value: the command that plants it, what doctor must say of it, who may refuse."""
+    """A bad value: the command that plants it, doctor's finding, and the refusing commands."""
 
     name: str
     command: tuple[object, ...]
     key: str
     field: str
-    shown_by: tuple[str, ...]  # verbs that read it, and so name it
+    shown_by: tuple[str, ...]  # commands that read the value and name it
     may_refuse: frozenset[str] = frozenset()
 
 
@@ -93,7 +93,7 @@ BAD = [
     # the fence
     *(_hash(FENCE, "epoch", value, *_UNIT_VERBS) for value in ("abc", "1e308", "9" * 26, "")),
     *(_hash(FENCE, "since", value, *_UNIT_VERBS) for value in ("never", NOT_UTF8, "-1")),
-    # members, what they say, what they publish
+    # members, their beats and their summaries
     *(
         Bad(f"members={score}", ("ZADD", MEMBERS, score, "two"), MEMBERS, "two", FLEET_VERBS)
         for score in ("inf", "-inf", "-5", "1.5")
@@ -134,7 +134,7 @@ BAD = [
             ('{"units": [{"longest_run_seconds": ' + HUGE + "}]}", "units.longest_run_seconds"),
         )
     ),
-    # orders
+    # directives
     _hash(ORDERS, "last", 1 << 53, *FLEET_VERBS),
     _hash(ORDERS, "last", "abc", *FLEET_VERBS),
     # topics
@@ -193,7 +193,7 @@ BAD = [
 
 @pytest.fixture
 def surgery(tmp_path: Path, server: Server, link: Connection) -> Surgery:
-    """A fleet with a message in every state, and a second topic that is well."""
+    """Return a fleet with a message in every state and a second, healthy topic."""
     made = Surgery(tmp_path, server.url, link)
     made.settle_in()
     desk = made.desk
@@ -224,7 +224,7 @@ def test_every_verb_is_well_before(surgery: Surgery, invoke: Callable[[str], Res
 
 @pytest.mark.parametrize("bad", BAD, ids=[each.name[:60] for each in BAD])
 def test_one_bad_value(surgery: Surgery, invoke: Callable[[str], Result], bad: Bad) -> None:
-    """S6, S7, C1: no verb dies of it, each that reads it names it, doctor knows the cure."""
+    """S6, S7, C1: no command crashes, each one that reads the value names it, doctor has a fix."""
     surgery.do(*bad.command)
     for verb, codes in VERBS.items():
         for form in ("", " --json"):
@@ -260,7 +260,7 @@ def test_one_bad_value(surgery: Surgery, invoke: Callable[[str], Result], bad: B
     ],
 )
 def test_a_key_of_another_type(surgery: Surgery, invoke: Callable[[str], Result], key: str) -> None:
-    """S7: no verb dies of it; one that cannot do without the key names it."""
+    """S7: no command crashes, and a command that needs the key names it."""
     surgery.do("DEL", key)
     surgery.do("RPUSH", key, "x")
     problems = {}
@@ -281,7 +281,7 @@ def test_a_key_of_another_type(surgery: Surgery, invoke: Callable[[str], Result]
 def test_a_page_that_ends_with_the_last_id_of_all(
     surgery: Surgery, link: Connection, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
-    """S3: the server refuses to say what is behind it, and the verb died of that."""
+    """S3: the server refuses a range after the last id, and the command crashed."""
     monkeypatch.setattr(pending, "PAGE", 1)
     stream = KEYS.stream(*PLACE)
     surgery.do("XADD", stream, LAST, "payload", "x")

@@ -1,4 +1,4 @@
-"""The verbs against a real server: what they print, their JSON, their exit codes."""
+"""The commands with a real server: their output, JSON and exit codes."""
 
 from __future__ import annotations
 
@@ -248,9 +248,9 @@ def test_status_of_nobody(run: Run, at: At) -> None:
 def test_status_has_a_row_for_each_group_with_totals_and_the_truth(
     run: Run, at: At, link: Connection, keys: Keys
 ) -> None:
-    """U8, U10, U12: real states, a row for each group, one topic alone.
+    """U8, U10, U12: real states, a row for each group, and the choice of one topic.
 
-    U10: DEAD was 0 beside "3 dead letters": an instance had counted some time ago.
+    U10: DEAD was 0 next to "3 dead letters", because it came from an old count of an instance.
     """
     told = []
     for group in ("agents", "hits"):
@@ -416,7 +416,7 @@ def test_a_line_that_is_too_long(run: Run, file: Path, link: Connection, keys: K
 def test_produce_sends_a_whole_file_as_one_message(
     run: Run, link: Connection, keys: Keys, tmp_path: Path
 ) -> None:
-    """U11: all bytes of a binary file, also one that looks like gzip, and of standard input."""
+    """U11: all bytes of a binary file (even one that looks like gzip) or of standard input."""
     raw = b"\x1f\x8b\x00\r\n\xff\n\n"
     (tmp_path / "cat.png").write_bytes(raw)
     run("produce", "images", "--create", "--from", str(tmp_path / "cat.png"), "--format", "file")
@@ -431,7 +431,7 @@ def test_produce_sends_a_whole_file_as_one_message(
 
 
 def test_produce_passes_on_when_and_how_often(run: Run, link: Connection, keys: Keys) -> None:
-    """U11: `--at`, `--expires` and `--dedup-id` are those of `send`; mistakes end with code 2."""
+    """U11: `--at`, `--expires` and `--dedup-id` work as in `send`. Mistakes exit with code 2."""
     for _ in range(2):
         run("produce", "images", "x", "--create", "--dedup-id", "x-1", "--expires", "1h")
     [(_, fields)] = link.execute("XRANGE", keys.stream("images", 0), "-", "+")
@@ -502,7 +502,7 @@ def test_ten_thousand_lines_are_cheap(
     used = time.process_time() - before
 
     assert sum(link.execute("XLEN", keys.stream("orders", n)) for n in range(3)) == 10_000
-    # 0.1 s here; a round trip for each line would take a multiple of the bound.
+    # 0.1 s here. A round trip for each line would take a multiple of the bound.
     assert used < 0.5
 
 
@@ -702,7 +702,7 @@ def test_check_judges_the_server(
 def test_status_counts_the_dead_letters_of_a_group_with_many(
     run: Run, at: At, link: Connection
 ) -> None:
-    """U10: DEAD was `-` at 31,744."""
+    """U10: DEAD was `-` for 31,744 dead letters."""
     at(0, "hits").groups()
     stream = at(0, "hits").dlq
     letter = ("payload", "x", "group", "hits")
@@ -775,7 +775,7 @@ def test_check_names_another_run_of_the_instance(
 def test_check_finds_nothing_where_its_own_daemon_has_the_name(
     file: Path, tmp_path: Path, link: Connection
 ) -> None:
-    """U5: only the holder of the lock of this very state directory is no other."""
+    """U5: the run that holds the lock of this state directory is not another run."""
     with file.open("a") as more:
         more.write('[daemon]\ninstance = "west-1"\nstate_dir = "var"\n')
     lock = startup.InstanceLock(file.parent / "var", "west-1")
@@ -788,7 +788,7 @@ def test_check_finds_nothing_where_its_own_daemon_has_the_name(
 
 
 def test_check_names_every_key_of_a_wrong_type(file: Path, link: Connection, keys: Keys) -> None:
-    """S1: `check` died of a meta, and of the members named a script's error alone."""
+    """S1: `check` crashed on a meta, and for the members it printed only a script's error."""
     wrong = [keys.members("default"), keys.info("default"), keys.meta("orders")]
     for key in wrong:
         link.execute("SET", key, "x")
@@ -818,7 +818,7 @@ def test_check_names_a_pipeline_of_no_topic(file: Path, store: Store) -> None:
 def test_check_names_the_rights_that_are_missing_beside_a_pipeline(
     tmp_path: Path, server: Server, link: Connection
 ) -> None:
-    """Without SMEMBERS nobody knows which topics there are."""
+    """Without SMEMBERS the list of topics is unknown."""
     link.execute("ACL", "SETUSER", "limited", "reset", "on", ">secret", "~*", "+@all", "-smembers")
     secret, path = tmp_path / "secret", tmp_path / "limited.toml"
     secret.write_text("secret")

@@ -1,4 +1,4 @@
-"""The link to a whole cluster, and the one to the node of a key, on real nodes."""
+"""The connection to a whole cluster and the connection to the node of a key, on real nodes."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ Open = Callable[..., Connection]
 
 @pytest.fixture(scope="module")
 def whole_cluster(binary: Path) -> Iterator[Cluster]:
-    """Three masters without replicas."""
+    """Start three masters without replicas."""
     with Cluster(binary, replicas=0, cluster_require_full_coverage="no") as made:
         yield made
 
 
 @pytest.fixture
 def cluster(whole_cluster: Cluster) -> Cluster:
-    """The cluster, empty and well."""
+    """Return the cluster, empty and healthy."""
     whole_cluster.wait_ok()
     whole_cluster.flush()
     return whole_cluster
@@ -174,7 +174,7 @@ def test_while_a_slot_moves_each_key_is_found_where_it_is(
         assert link.execute("PTTL", lease) > 0, "it has not moved"
         for made in (link, open_link(key=stream)):
             with pytest.raises(RedisUnavailable) as caught:
-                made.run(leases.renew(keys, Lease(unit, "t" * 32), 60.0))  # one key here, one there
+                made.run(leases.renew(keys, Lease(unit, "t" * 32), 60.0))  # one key on each node
             assert not caught.value.sent
         source.migrate(target, lease)
         assert link.run(leases.renew(keys, Lease(unit, "t" * 32), 60.0)).word == "OK", (
@@ -367,7 +367,7 @@ def test_what_a_dead_node_did_not_answer_is_unknown_and_the_rest_is_written(
 def test_the_source_for_spark_reads_each_partition_at_its_node(
     new_producer: Callable[..., Producer], cluster: Cluster
 ) -> None:
-    """What a task does, without Spark; a slot moves between two reads."""
+    """The steps of a task, without Spark. A slot moves between two reads."""
     ids = new_producer().send_many("orders", [Outgoing("y", partition=n % 6) for n in range(120)])
     options = read_options({"url": cluster.url, "subscribe": "orders"}, {})
     for _ in range(2):
@@ -391,7 +391,7 @@ def test_the_source_for_spark_reads_each_partition_at_its_node(
 
 
 def test_the_source_for_spark_keeps_few_connections(cluster: Cluster) -> None:
-    """B9: a process that reads partitions of many slots, and one whose password was rotated."""
+    """B9: for a process that reads partitions of many slots, and after a change of the password."""
     options = read_options({"url": cluster.url, "subscribe": "orders"}, {}).connection
     for number in range(5 * streams.LINKS_MAX):
         assert streams.link_for(options, f"{{{number}}}").execute("GET", f"{{{number}}}") is None

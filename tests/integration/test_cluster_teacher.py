@@ -1,4 +1,4 @@
-"""The scripts of producers are taught to every master of a cluster, whoever that is just now."""
+"""The scripts of producers are loaded into every current master of a cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHAS = [scripts.get(name).sha for name in PRODUCER_SCRIPTS]
 
 @pytest.fixture
 def cluster(binary: Path) -> Iterator[Cluster]:
-    """Three masters with a replica each, for one test: the tests kill them."""
+    """Start three masters with a replica each, for one test, because the tests kill them."""
     with Cluster(binary, cluster_require_full_coverage="no") as made:
         made.wait_ok()
         yield made
@@ -33,7 +33,7 @@ def cluster(binary: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def link(cluster: Cluster) -> Iterator[Connection]:
-    """The link of a housekeeper that asks for nothing else."""
+    """Return the connection of a housekeeper that sends nothing else."""
     made = connect(replace(config.Redis(), url=cluster.url), timeout=1.0, name="test:house")
     yield made
     made.close()
@@ -79,13 +79,13 @@ def test_every_master_is_taught_also_one_that_was_a_replica(
     new = cluster.replica_of(first)
     first.kill()
     teacher.run()
-    assert all(map(knows, others)), "one that is gone is no reason to forget the others"
+    assert all(map(knows, others)), "a missing node must not discard the others"
 
     cluster.wait_promoted(new)
     new.call("SCRIPT", "FLUSH")
 
     def taught() -> bool:
-        teacher.run()  # as every 10 s
+        teacher.run()  # like every 10 s
         return knows(new)
 
     wait_until(taught, what="the new master is taught, although nothing of ours is there")
@@ -94,7 +94,7 @@ def test_every_master_is_taught_also_one_that_was_a_replica(
 def test_a_script_loaded_between_two_calls_doubles_no_message(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The calls of a chunk are not one step on a cluster: only those not executed are repeated."""
+    """The calls of a chunk are not atomic on a cluster, so only unexecuted calls are repeated."""
     settings = config.Settings(redis=replace(config.Redis(), url=cluster.url))
     admin = connect(settings.redis, timeout=5.0, name="test:admin")
     topics.create(Store(admin, KEYS), "split", config.Topic(partitions=8))

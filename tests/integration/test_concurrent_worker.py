@@ -96,7 +96,7 @@ def test_four_run_at_once_and_each_is_acknowledged_by_itself(desk: Desk, life: L
 def test_slow_failure_of_a_lane_is_settled_without_delay(
     desk: Desk, life: Life, monkeypatch: pytest.MonkeyPatch, on_error: str
 ):
-    """C3: like one message at a time, lanes delay only the settlement of quick failures."""
+    """C3: lanes delay only the settlement of quick failures, like a worker with one lane."""
     monkeypatch.setattr(assembly, "ACK_DELAY_NS", 60 * 10**9)
     desk.add("1-0", "payload", "bad", "key", "a")
     desk.add("2-0", "payload", "good", "key", "b")
@@ -130,7 +130,7 @@ async def give_way(_message: Message) -> None:
 
 @pytest.mark.parametrize("count", [600, 1024])
 def test_128_coroutines_settle_messages_that_have_counters(desk: Desk, life: Life, count: int):
-    """B2: acknowledgements that clear counters, all at once, end no worker."""
+    """B2: a worker survives when all acknowledgements clear counters at the same time."""
     for number in range(1, count + 1):
         desk.add(f"{number}-0")
         desk.do("HSET", desk.attempts, f"m:{number}-0:f", "1")
@@ -152,7 +152,7 @@ def test_128_coroutines_settle_messages_that_have_counters(desk: Desk, life: Lif
 def test_what_is_in_hand_is_bounded(
     desk: Desk, life: Life, slot: WorkerSlot, how: str, size: int, bounds: dict[str, int]
 ):
-    """Two reads may be in hand, and what runs."""
+    """A worker holds at most two reads and the running messages."""
     for number in range(1, 61):
         desk.add(f"{number}-0", "payload", b"x" * size)
     if how == "inherited":
@@ -192,7 +192,7 @@ def test_what_runs_is_not_begun_again_after_a_lost_connection(
         running.wait(5)
         before = worker.link.node.opened
         proxy.cut()
-        # It lists what is pending while three still run, and goes on with the others.
+        # It lists the pending entries while three still run, and continues with the others.
         wait_until(lambda: worker.link.node.opened > before, what="a new connection")
         wait_until(lambda: runs.total() == 12, what="the others have run")
         again.set()
@@ -250,7 +250,7 @@ def test_suspects_run_alone(desk: Desk, life: Life, slot: WorkerSlot):
         seen[message.id] = slot.unfinished if message.id in ("2-0", "5-0") else 0
 
     assert life.run(worker, work) == ExitCode.RECYCLE
-    assert (seen["2-0"], seen["5-0"]) == (1, 1), "nothing else was in hand"
+    assert (seen["2-0"], seen["5-0"]) == (1, 1), "no other entry was held"
     assert len(seen) == 6
 
 
@@ -325,7 +325,7 @@ def test_with_full_memory_a_failed_message_is_parked_and_the_others_go_on(
 def test_the_next_ones_come_into_hand_while_all_lanes_are_busy(
     desk: Desk, life: Life, slot: WorkerSlot
 ):
-    """The first read knows no sizes, and brings four. They wait until more are there."""
+    """The first read has no sizes yet and fetches four. They wait until more arrive."""
     for number in range(1, 9):
         desk.add(f"{number}-0")
     largest = life.settings.daemon.max_message_bytes
@@ -334,7 +334,7 @@ def test_the_next_ones_come_into_hand_while_all_lanes_are_busy(
 
     def work(message: Message) -> None:
         if message.id == "1-0":
-            wait_until(lambda: slot.unfinished == 8, what="the next four are in hand")
+            wait_until(lambda: slot.unfinished == 8, what="the next four are held")
             more.set()
         assert more.wait(5)
         seen.append(message.id)
@@ -361,7 +361,7 @@ def test_what_waits_in_hand_is_no_reason_to_connect_anew(
     monkeypatch: pytest.MonkeyPatch,
     held: dict[str, Any],
 ):
-    """However long it waits, it is pending because it is in hand, and not because it got lost."""
+    """A held message may wait long. It is pending because the worker holds it."""
     monkeypatch.setattr(worker_module, "IDLE_CHECK_SECONDS", 0.0)
     monkeypatch.setattr(turns, "BLOCK_SECONDS", 0.01)
     for number in range(1, 7):
@@ -399,7 +399,7 @@ def trace() -> None:
 
 
 def test_threads_leave_an_interpreter_that_can_be_traced(desk: Desk, life: Life, slot: WorkerSlot):
-    """By a debugger that looks into a worker, or by what counts lines that are covered."""
+    """For example by a debugger or a coverage tool."""
     for number in range(1, 5):
         desk.add(f"{number}-0")
     interrupted: list[str] = []
@@ -419,7 +419,9 @@ def test_threads_leave_an_interpreter_that_can_be_traced(desk: Desk, life: Life,
     worker = life.worker("t1", max_messages=4, timeout=1.0, **SEVERAL)
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert interrupted == ["2-0"]
-    tracing = get_context("fork").Process(target=trace)  # where it cannot be, nothing ends it
+    tracing = get_context("fork").Process(
+        target=trace
+    )  # where raising is impossible, no interruption
     tracing.start()
     tracing.join(10)
     tracing.kill()
@@ -427,7 +429,7 @@ def test_threads_leave_an_interpreter_that_can_be_traced(desk: Desk, life: Life,
 
 
 def test_each_run_is_on_the_page_under_its_own_name(desk: Desk, life: Life, slot: WorkerSlot):
-    """Also when what is free on the page is in pieces, because a slow one lies in between."""
+    """This also holds if the free lanes of the page are in pieces around a slow run."""
     for number in range(1, 1301):
         desk.add(f"{number}-0")
     absent: list[str] = []
@@ -451,7 +453,7 @@ def test_each_run_is_on_the_page_under_its_own_name(desk: Desk, life: Life, slot
 def test_acknowledgements_that_have_waited_ride_on_a_read(
     desk: Desk, life: Life, monkeypatch: pytest.MonkeyPatch
 ):
-    """Whatever has ended has waited for long enough here. Scripts open a life and end it."""
+    """Every finished message counts as overdue here. Scripts start and stop a life."""
     monkeypatch.setattr(assembly, "ACK_DELAY_NS", 0)
     for number in range(1, 301):
         desk.add(f"{number}-0")
@@ -466,7 +468,7 @@ def test_acknowledgements_that_have_waited_ride_on_a_read(
 def test_a_held_key_runs_again_although_acknowledgements_ride_on_reads(
     desk: Desk, life: Life, monkeypatch: pytest.MonkeyPatch
 ):
-    """What they bring takes no lane from what is due, however much lies in the stream."""
+    """The fetched entries take no lane from due messages, for any length of the stream."""
     monkeypatch.setattr(assembly, "ACK_DELAY_NS", 0)
     for number in range(1, 401):
         desk.add(f"{number}-0", "payload", "x", "key", f"k{number}")
@@ -517,7 +519,7 @@ _found: list[str] = []
 
 
 async def leave_a_mark(message: Message) -> None:
-    """A handler that leaves something in its context, before and after it has waited."""
+    """Change the context before and after a wait."""
     _found.append(_mine.get())
     _mine.set(message.id)
     if int(message.id[:-2]) % 2:
@@ -535,7 +537,7 @@ def test_what_a_coroutine_leaves_in_its_context_no_other_finds(desk: Desk, life:
 
 
 async def cancel_others(message: Message) -> None:
-    """A handler that does what none should: its first run cancels all others."""
+    """A hostile handler: its first run cancels all others."""
     _begun.append(message.id)
     if len(_begun) == 1:
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -555,5 +557,5 @@ def test_a_run_that_is_cancelled_has_failed_whether_it_had_begun_or_not(
     assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
     print("begun:", _begun)
     assert (slot.counter("acked") + slot.counter("failed"), settled(desk)) == (4, True)
-    if len(_begun) == 1:  # Python 3.12 begins each at once
+    if len(_begun) == 1:  # Python 3.12 starts each task eagerly
         assert slot.counter("failed") == 3

@@ -1,4 +1,4 @@
-"""Coroutines of a worker: its event loop, the tasks that they run in, and the reads beside them."""
+"""Coroutines of a worker: the event loop, the tasks, and the reads during runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _begun: list[str] = []
 
 
 async def spoil(message: Message) -> None:
-    """A handler whose first run lets no more than one task be made after it."""
+    """Allow only one more task after the first run."""
     _begun.append(message.id)
     if len(_begun) == 1:
         asyncio.get_running_loop().set_task_factory(refuse_two)
@@ -42,7 +42,7 @@ async def spoil(message: Message) -> None:
 def refuse_two(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **named: Any
 ) -> asyncio.Task[Any]:
-    """A factory that raises twice: before it has made a task, and after. Then it is gone."""
+    """A factory that raises twice, before and after it makes a task, and then removes itself."""
     if _refused:
         loop.set_task_factory(None)
         _refused.append(asyncio.Task(work, loop=loop, **named))
@@ -66,7 +66,7 @@ def test_a_factory_that_makes_no_task_fails_the_run_and_the_others_go_on(
         desk.add(f"{number}-0")
     _begun.clear()
     _refused.clear()
-    # The first read brings one: the factory is there before the next are begun.
+    # The first read fetches one entry, so the factory is set before the next ones start.
     largest = life.settings.daemon.max_message_bytes
     bounds = {"max_messages": 12, "prefetch_bytes": largest}
     worker = life.worker("t1", handler=f"{__name__}:spoil", **bounds, **settings)
@@ -81,14 +81,14 @@ def test_a_factory_that_makes_no_task_fails_the_run_and_the_others_go_on(
 
 
 def slept(loop: EventLoop, seconds: float) -> float:
-    """Sleep for so long in a loop; return how long it took."""
+    """Sleep in a loop and return the elapsed seconds."""
     began = time.monotonic()
     assert loop.wait(lambda: asyncio.sleep(seconds, "slept")) == "slept"
     return time.monotonic() - began
 
 
 def test_timers_are_as_precise_as_the_system(monkeypatch: pytest.MonkeyPatch):
-    """The rest of a wait, below a millisecond, is left to what knows more than milliseconds."""
+    """The rest of a wait below one millisecond uses a timer with a finer resolution."""
     waits: list[float] = []
     select = PreciseSelector.select
 
@@ -109,7 +109,7 @@ def test_timers_are_as_precise_as_the_system(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_loop_with_1100_open_descriptors_waits_as_precisely():
-    """B4: `select` took no descriptor beyond the first 1,024; milliseconds were rounded up."""
+    """B4: `select` failed for file descriptors above 1,023, and waits were rounded up to 1 ms."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     try:
@@ -141,7 +141,7 @@ def test_a_loop_that_the_handlers_module_wants_is_taken(monkeypatch: pytest.Monk
 
 
 async def quick(_message: Message) -> None:
-    """A handler that is over at once."""
+    """A handler that returns immediately."""
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_the_next_are_asked_for_before_those_in_hand_begin(
     settings: dict[str, Any],
     ahead: bool,
 ):
-    """So they run while Redis answers. Not where it must have answered before anything begins."""
+    """Held messages run while Redis answers, unless its answer is required before any run."""
     for number in range(1, 201):
         desk.add(f"{number}-0", "payload", "x", "key", f"k{number}")
     events: list[str] = []
@@ -199,7 +199,7 @@ _slots: list[WorkerSlot] = []
 
 
 async def fail_first(message: Message) -> None:
-    """A handler that fails once, and looks much later whether that was settled."""
+    """A handler that fails once, and checks much later if the failure was settled."""
     if message.id == "1-0":
         raise ValueError
     if message.id == "150-0":
@@ -209,8 +209,8 @@ async def fail_first(message: Message) -> None:
 def test_a_failure_is_settled_before_the_next_read(
     desk: Desk, life: Life, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ):
-    """However few come with each read, so that lanes are always free and the next is due."""
-    # A fast machine is at the end before a failure has waited for long enough beside other ends.
+    """This holds even if each read fetches so few that lanes are free and a read is always due."""
+    # A fast machine finishes before a failure has waited long enough next to successes.
     monkeypatch.setattr(assembly, "ACK_DELAY_NS", 0)
     for number in range(1, 201):
         desk.add(f"{number}-0")

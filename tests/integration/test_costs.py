@@ -1,8 +1,7 @@
-"""What messages cost Redis, in counts that do not depend on the machine.
+"""The cost of messages for Redis, in counts that do not depend on the machine.
 
-Every figure is one of docs/internals/costs.md; beside it stands the arithmetic that it follows
-from. Clocks that would send something earlier on a slow machine are put out of reach: what is
-counted is what the number of messages alone makes necessary.
+Every figure is in docs/internals/costs.md, with its arithmetic next to it. Timers that would send
+earlier on a slow machine are disabled, so the counts depend only on the number of messages.
 """
 
 from __future__ import annotations
@@ -71,8 +70,8 @@ def test_a_backlog_costs_one_round_trip_per_full_batch(
     page.holds("Messages of a backlog", cost, units=FULL / 1000, per="1,000 messages")
 
     first = handled(FIRST, seed=seed)
-    # To begin with, the connection logs in and gets its name, the clock is read, what is pending is
-    # recovered and the fence put under watch; in the end two scripts acknowledge the last read.
+    # At the start, the connection logs in and gets its name, the clock is read, pending entries are
+    # recovered and the fence is watched. At the end, two scripts acknowledge the last read.
     assert first.trips == 4 + len(READS) + BATCH // PAGE
     assert first.scripts == 1 + BATCH // PAGE
     page.holds("A worker's first 1,020 messages", first, per="life")
@@ -119,13 +118,13 @@ def test_verdicts_are_settled_together(
     assert cost.scripts == FULL // PAGE
     sent = cost.sent
     assert {sent[name] for name in ("multi", "xreadgroup", "exec", "watch")} == {rounds}
-    # What lies side by side in the stream is found together.
+    # Neighbors in the stream are found together.
     assert {sent[name] for name in ("xpending", "xrange")} == {FULL // PAGE}
     page.holds(what, cost, units=FULL / 1000, per="1,000 messages")
 
 
 def test_what_lies_between_verdicts_is_not_read_again(handled: Handling, desk: Desk) -> None:
-    """It may be as large as a message may be: so what has failed is looked for one by one."""
+    """A message between verdicts may be large, so failed messages are looked up one by one."""
     runs_so_far = 0
 
     def fail_every_other(_message: Message) -> None:
@@ -169,7 +168,7 @@ def test_what_a_message_allocates(
 
     def look(_message: Message) -> None:
         if not held:
-            gc.collect()  # what the start has left behind is nobody's message
+            gc.collect()  # allocations of the start belong to no message
         held.append(sys.getallocatedblocks())
 
     handled(FIRST + FULL, look, lambda count: backlog(desk, count))
@@ -188,9 +187,9 @@ def test_what_a_message_allocates(
 
 @pytest.fixture
 def acting(server: Server, link: Connection, store: Store) -> config.Settings:
-    """What a producer may do and where, with a topic."""
+    """Return a producer with given permissions, its server and a topic."""
     topics.create(store, "access", config.Topic(partitions=4))
-    ScriptLoader(link).run()  # who may run scripts may not bring them
+    ScriptLoader(link).run()  # may run scripts but not load them
     return config.Settings(redis=users.acting(server.settings, "producer-scripts"))
 
 
@@ -263,7 +262,7 @@ def test_tasks_that_send_together_share_round_trips(acting: config.Settings, met
             opened.clear()
             reached.clear()
             with meter.measuring() as cost:
-                # While the first is held, all others come.
+                # While the first is held, all others arrive.
                 sends = [asyncio.create_task(producer.send("access", b"x")) for _ in range(1025)]
                 while not reached.is_set() or producer._buffer._held < len(sends):
                     await asyncio.sleep(0)
@@ -272,6 +271,6 @@ def test_tasks_that_send_together_share_round_trips(acting: config.Settings, met
         return cost
 
     cost = asyncio.run(work())
-    # One may have gone alone, or with all that were there by then; the others fill chunks.
+    # The first may go alone or with the messages that are there by then. The others fill chunks.
     assert cost.trips <= 1 + -(-1025 // CHUNK)
     assert cost.total <= 1025 + 4 * cost.trips

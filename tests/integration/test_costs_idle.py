@@ -1,6 +1,6 @@
-"""What an instance costs Redis besides its messages, in counts that do not depend on the machine.
+"""The cost of an instance for Redis besides its messages, in machine-independent counts.
 
-As in test_costs.py, every figure is one of docs/internals/costs.md.
+As in test_costs.py, every figure is in docs/internals/costs.md.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tests.support.servers import Server
 
 UNITS = 32
 IDLE_MAX = 2.0  # commands per second and partition
-LATER = b"9000000000000-0"  # the id of no entry: a worker that waits behind it waits well
+LATER = b"9000000000000-0"  # the id of no entry, so a worker that waits after it is healthy
 
 
 def settings(server: Server) -> Settings:
-    """The settings of an instance that owns UNITS partitions, and trims what is acknowledged."""
+    """Return settings of an instance that owns UNITS partitions and trims acknowledged entries."""
     return Settings(
         redis=users.acting(server.settings, "daemon"),
         daemon=Daemon(instance="web-1"),
@@ -49,7 +49,7 @@ def settings(server: Server) -> Settings:
 
 @pytest.fixture
 def owned(link: Connection, keys: Keys) -> list[Unit]:
-    """The units of an instance, with their groups."""
+    """Return the units of an instance, with their groups."""
     return with_groups(link, keys, UNITS)
 
 
@@ -88,21 +88,23 @@ def test_all_renewals_travel_in_one_round_trip(
             each.renew_at = time.monotonic() + exchange.interval * TOGETHER / 2
         with meter.measuring() as cost:
             tick()
-        assert (cost.trips, cost.scripts) == (1, UNITS - 1), "what is due soon comes along"
+        assert (cost.trips, cost.scripts) == (1, UNITS - 1), (
+            "renewals that are due soon are included"
+        )
         assert len({round(each.renew_at, 1) for each in (first, *others)}) <= 2, "and stays with it"
         exchange.membership.beat_at = 0.0
         with meter.measuring() as cost:
             tick()
-            tick()  # looks at what others own: nothing
+            tick()  # checks the units of other instances: none
         assert (cost.trips, cost.scripts) == (1, 1)
         page.holds("Beat of an instance, every 3 s", cost, per="instance")
     finally:
         exchange.close()
 
 
-# What each task of the housekeeper runs: scripts for each partition, and round trips at most (a
-# write carries 16 scripts or commands that read, 4 that remove), of 32 partitions with one group
-# each. Nothing is delayed, so the promoters ask nothing: the figures that are measured tell them.
+# The cost of each task of the housekeeper: scripts for each partition, and a maximum of round
+# trips for 32 partitions with one group each. A write has 16 reading scripts or commands, or 4
+# that remove. No message is delayed, so the promoters send nothing and use the measured figures.
 TASKS = {
     "probe": (0, 1),
     "listen": (0, 1),
@@ -133,7 +135,7 @@ def keeper(server: Server, owned: list[Unit], meter: Meter) -> Iterator[Housekee
 
 
 def turns(keeper: Housekeeper, meter: Meter) -> dict[str, Cost]:
-    """What each task costs that has been run before."""
+    """Return the cost of each task after a first run."""
     found = {}
     for task in keeper._tasks:
         task.run()
@@ -143,7 +145,7 @@ def turns(keeper: Housekeeper, meter: Meter) -> dict[str, Cost]:
 
 
 def count_letters(keeper: Housekeeper) -> None:
-    """Measure until all dead letters are counted: each is counted once, a page at a turn."""
+    """Measure until all dead letters are counted, each once, one page per turn."""
     [measure] = [task for task in keeper._tasks if task.name == "measure"]
     for _ in range(100):
         measure.run()
@@ -165,7 +167,7 @@ def test_a_turn_of_the_housekeeper_is_bounded(
     sent = {name: cost.scripts or cost.total for name, cost in found.items()}
     every = {task.name: task.every for task in keeper._tasks}
     idle = sum(sent[name] / every[name] for name in sent) / UNITS
-    # Six commands of a long poll, two that compare what is pending, and a renewal.
+    # Six commands of a long poll, two to compare the pending entries, and a renewal.
     idle += 6 / BLOCK_SECONDS + 2 / worker.IDLE_CHECK_SECONDS
     idle += 1 / (keeper._settings.daemon.lease_ttl / 5)
     assert idle <= IDLE_MAX
@@ -180,11 +182,11 @@ def test_a_turn_costs_the_same_whatever_lies_around(
     keys: Keys,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Shorter, and partitions with something delayed are asked without need; longer, and it is late.
+    # A shorter value causes needless requests to partitions with delayed messages, a longer delays.
     assert 0.05 <= promoter.LOOK_SECONDS <= 1.0
     assert 0.5 <= promoter.POLL_SECONDS <= 5.0
     monkeypatch.setattr(promoter, "POLL_SECONDS", 0.0)
-    # Each turn looks, as if it were time to.
+    # Each turn looks, as if it were due.
     monkeypatch.setattr(promoter.Promoter, "turn", lambda self, targets: self.run(targets()))
     desk = Desk(link, keys)
     desk.own("t1")
@@ -198,7 +200,7 @@ def test_a_turn_costs_the_same_whatever_lies_around(
     assert costs[0] == costs[1]
     for name, (scripts, trips) in TASKS.items():
         cost = costs[1][name]
-        if name.startswith("promote"):  # asked where something is delayed, and there alone
+        if name.startswith("promote"):  # only partitions with delayed messages are asked
             assert (cost.scripts, cost.trips) == (1, 1), name
             page.holds(f"Housekeeper: {name}", cost, per="partition with delayed messages")
         elif name == "measure":  # looks for new dead letters where there are some

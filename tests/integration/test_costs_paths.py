@@ -1,6 +1,6 @@
-"""What the other paths of a message cost Redis: many at once, batches, retries, replays.
+"""The cost of other paths of a message for Redis: concurrency, batches, retries, replays.
 
-As in test_costs.py, every figure is one of docs/internals/costs.md, and no clock counts.
+As in test_costs.py, every figure is in docs/internals/costs.md, and no timer counts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.support.life import Life
 from tests.support.servers import Server
 
 LANES = 100
-CALL = 100  # messages that a handler takes at once
+CALL = 100  # messages per call of a handler
 LETTERS = 5 * PAGE_MAX
 # Acknowledge the last batch and read the next, fenced.
 ROUND = ("multi", "xack", "xreadgroup", "exec", "watch", "hget")
@@ -42,11 +42,11 @@ pytestmark = pytest.mark.usefixtures("no_clock")
 
 
 async def coroutine(_message: Message) -> None:
-    """A handler of which many run at once, on a loop."""
+    """A handler with many concurrent runs on a loop."""
 
 
 def thread(_message: Message) -> None:
-    """A handler of which many run at once, in threads."""
+    """A handler with many concurrent runs in threads."""
 
 
 _calls: list[int] = []
@@ -84,10 +84,10 @@ def ours(server: Server, meter: Meter) -> Iterator[Connection]:
 def test_many_at_once_share_round_trips(
     handled: Handling, desk: Desk, page: Page, handler: str
 ) -> None:
-    """How the ends fall depends on the machine, so what is counted has a bound and no value.
+    """The order of finished runs depends on the machine, so the counts have a bound and no value.
 
-    It reads when fewer wait than there are lanes, and has room for BATCH: so a read brings more
-    than BATCH - LANES, and takes along what has ended by then.
+    The worker reads when fewer messages wait than it has lanes, with room for BATCH. A read thus
+    fetches more than BATCH - LANES, and carries the acknowledgements of finished runs.
     """
     cost = Cost()
     for count in (FIRST, FIRST + FULL):  # the first lets the server learn the scripts
@@ -99,8 +99,8 @@ def test_many_at_once_share_round_trips(
             order="none",
         )
     reads = -(-FULL // (BATCH - LANES + 1))
-    # The connections get their names, the clock is read, what is pending recovered, the fence put
-    # under watch; at the end two reads find nothing, and what is left is acknowledged.
+    # The connections get their names, the clock is read, pending entries are recovered and the
+    # fence is watched. At the end, two reads find nothing and the rest is acknowledged.
     left = -(-(BATCH + LANES) // PAGE)
     start = 4 + 2
     assert cost.trips <= start + 2 * len(READS) + reads + 2 + left
@@ -133,7 +133,7 @@ def test_an_order_of_keys_costs_nothing_while_all_goes_well(
     page.holds("Messages of a backlog, hold-key", cost, units=FULL / 1000, per="1,000 messages")
 
 
-# --- what has failed in its place -----------------------------------------------------------------
+# --- failures in place ----------------------------------------------------------------------------
 
 AT_ONCE = Backoff("fixed", 0.0, 0.0, "none")
 
@@ -155,12 +155,12 @@ def test_a_failure_in_place_costs_a_note_and_the_end_of_its_counters(
             on_error="block",
             backoff=AT_ONCE,
         )
-        # The first lets the server learn the scripts; the last has one full read more.
+        # The first run loads the scripts into the server. The last has one more full read.
         for count in (READS[0], FIRST - 2 * BATCH, FIRST - BATCH)
     ]
     cost = costs[2] - costs[1]
-    # Before a message waits its failure is written down, and the one before acknowledged: by
-    # scripts of their own, because the server has counted that one's failure, too.
+    # Before a message waits, its failure is recorded and the previous one acknowledged, both by
+    # separate scripts, because the server has also counted the failure of the previous one.
     assert (cost.trips, cost.scripts) == (1 + 2 * BATCH, 2 * BATCH)
     page.holds("Messages that fail once, block", cost, units=BATCH / 1000, per="1,000 messages")
 
@@ -175,19 +175,19 @@ def test_failures_of_held_keys_are_settled_together(
     cost = handled.more(
         fail_once, seed=seed, runs=2, on_error="hold-key", backoff=AT_ONCE, prefetch_max=PAGE
     )
-    # A batch is read, its failures are written down, and when all have run again and are done they
-    # are acknowledged: by scripts, because the server has counted their failures.
+    # A batch is read and its failures are recorded. After their second run, scripts acknowledge
+    # the messages, because the server has counted their failures.
     rounds = FULL // PAGE
     assert (cost.trips, cost.scripts) == (3 * rounds, 2 * rounds)
     page.holds("Messages that fail once, hold-key", cost, units=FULL / 1000, per="1,000 messages")
 
 
-# --- what was delayed -----------------------------------------------------------------------------
+# --- delayed messages -----------------------------------------------------------------------------
 
 
 @pytest.fixture
 def view(ours: Connection, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> MetricsView:
-    """What a housekeeper knows: the clock of the server. Its turns end when nothing is due."""
+    """Return a housekeeper's view: the clock of the server. Its turns stop when nothing is due."""
     assert 0.05 <= batch.TURN_SECONDS <= 0.5, "others wait for as long as a turn takes"
     monkeypatch.setattr(batch, "TURN_SECONDS", 3600.0)
     found = MetricsView(instance="west-1", board=Scoreboard(1))
@@ -257,6 +257,6 @@ def test_letters_are_replayed_by_pages(
         assert done.replayed == count
         costs.append(cost)
     cost, more = costs[2] - costs[1], 4 * LETTERS
-    # A page is listed by a script, and put back in another round trip by one for each letter.
+    # A script lists a page. Another round trip replays it with one script per letter.
     assert (cost.trips, cost.scripts) == (2 * more // PAGE_MAX, more + more // PAGE_MAX)
     page.holds("Dead letters: replay", cost, units=more / 1000, per="1,000 letters")

@@ -1,4 +1,4 @@
-"""Replaying dead letters as a library: where they go, what stays, and every way to be interrupted.
+"""Replaying dead letters as a library: targets, remaining letters, and every interruption.
 
 The letters are real ones, written by the scripts of the daemon.
 """
@@ -37,7 +37,7 @@ TOPIC = "access"
 
 @pytest.fixture
 def at(link: Connection, store: Store, keys: Keys) -> At:
-    """A desk for a partition of the topic access (three of them), for a group; other has two."""
+    """Return a desk for a partition of access (three partitions) and a group. `other` has two."""
     topics.create(store, TOPIC, config.Topic(partitions=3))
     topics.create(store, "other", config.Topic(partitions=2))
     return lambda partition, group="hits", topic=TOPIC: Desk(
@@ -54,7 +54,7 @@ def shaky(proxy: FaultProxy) -> Iterator[Connection]:
 
 
 def plain(desk: Desk, count: int, group: str = "hits", **fields: str) -> list[str]:
-    """Put letters straight into the stream, at 1-0, 2-0 …; return their names."""
+    """Write letters directly to the stream, at 1-0, 2-0 …, and return their names."""
     desk.groups()
     for number in range(1, count + 1):
         context = {"originalId": f"{number}-0", "group": group, **fields}
@@ -80,7 +80,7 @@ def left(link: Connection, keys: Keys) -> list[str]:
     return sorted(row.id for row in dead_letters.listed(Store(link, keys), TOPIC, limit=1000).rows)
 
 
-# --- where letters go -----------------------------------------------------------------------------
+# --- targets --------------------------------------------------------------------------------------
 
 
 def test_to_everyone_they_come_back_as_messages_of_the_partition(
@@ -132,7 +132,7 @@ def test_to_another_topic_they_go_by_key_else_by_number(store: Store, keys: Keys
         for number in range(2)
         for message in messages_in(at(number, topic="other"), keys.stream("other", number))
     }
-    # CRC-32 of the key, modulo two; partition 2 without a key goes to 2 modulo 2.
+    # CRC-32 of the key modulo two. Without a key, partition 2 goes to 2 modulo 2.
     assert found == {b"a": 1, b"b": 1, b"c": 1, None: 0}
     first = messages_in(at(0, topic="other"), keys.stream("other", 0))[0]
     assert first.uid == f"{TOPIC}/2/1-0"
@@ -184,7 +184,7 @@ def test_a_group_that_is_not_on_the_other_partition(store: Store, keys: Keys, at
 
     assert done.refused == {"its group does not exist any more": 2}
     assert at(0).do("EXISTS", keys.moving(TOPIC, 0), at(1).retry) == 0
-    # Nothing keeps them from going home.
+    # They can still return to their own partition.
     assert dead_letters.replay(store, TOPIC, DeadLetterFilter()).replayed == 2
 
 
@@ -240,7 +240,7 @@ def test_a_rate_is_kept_evenly() -> None:
     assert throttle.batch == 2
     waits = [throttle.take(2) for _ in range(4)]
 
-    # Half a second late at the third: it goes at once, and nothing is made up for after it.
+    # The third is half a second late. It goes immediately, and the rest keeps the rate.
     assert waits == pytest.approx([0.0, 0.1, 0.0, 0.05])
     assert ReplayPace(3.0).batch == 1
     assert ReplayPace(None).take(100) == 0.0
@@ -319,7 +319,7 @@ def test_a_filtered_list_goes_on_at_the_cursor(store: Store, at: At) -> None:
 
 
 def judge_moved(link: Connection, keys: Keys, at: At, count: int) -> None:
-    """Every message is in the other topic once, and nothing is left of the letters."""
+    """Assert that each message is in the other topic once and that no letter is left."""
     found = [
         message.uid
         for number in range(2)
@@ -448,7 +448,7 @@ def test_a_letter_on_its_way_goes_nowhere_else(
     for target in (Target(), Target(everyone=True), Target(partition=1), Target("", 0, "other")):
         done = dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=target)
         assert done.refused == {"it is on its way to other/1: finish that replay first": 1}
-    # Where it was marked for stands, even if its key or number would choose another partition now.
+    # The marked target stays valid, even if its key or number would now choose another partition.
     assert (
         dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=Target(topic="other")).replayed
         == 1

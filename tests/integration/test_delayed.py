@@ -1,4 +1,4 @@
-"""`streamqd delayed` on a real server: what waits for its time, and what becomes of it."""
+"""`streamqd delayed` on a real server: list, show, send and cancel delayed messages."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ HOUR = 3600.0
 
 @pytest.fixture
 def verb(run: Run) -> Run:
-    """Run a verb of `delayed`; it must end with `code`."""
+    """Run a command of `delayed` and assert its exit code `code`."""
     return functools.partial(run, "delayed")
 
 
 @pytest.fixture
 def send(server: Server, at: At) -> Callable[..., list[str]]:
-    """Send messages with a delay to the topic access; return their names."""
+    """Send messages with a delay to the topic access and return their names."""
 
     def call(*items: Outgoing) -> list[str]:
         with Producer(server.url) as producer:
@@ -100,7 +100,7 @@ def test_pages_fit_together_within_one_millisecond(
         cursor = ("--cursor", page["cursor"])
     assert len(found) == 15
     assert set(found) == wanted
-    assert all(row["payload_bytes"] is None for row in page["rows"])  # there is no item
+    assert all(row["payload_bytes"] is None for row in page["rows"])  # without an item
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_filters_choose(
 
 
 def test_one_is_shown_whole(verb: Run, send: Callable[..., list[str]]) -> None:
-    """U13: `delayed show` tells key, headers and payload."""
+    """U13: `delayed show` prints key, headers and payload."""
     [name] = send(later("long " * 5000, key="k\x1b", headers={"a": "b"}))
     told = document(verb("show", "access", name, "--json"))
     assert told["payload"] == "long " * 5000
@@ -140,7 +140,7 @@ def test_one_is_shown_whole(verb: Run, send: Callable[..., list[str]]) -> None:
 def test_cancel_says_what_became_of_each(
     verb: Run, send: Callable[..., list[str]], link: Connection, keys: Keys
 ) -> None:
-    """U13: a delayed send is cancelled, or was sent already, or is unknown; the exit code tells."""
+    """U13: the exit code shows if a delayed send was cancelled, already sent or unknown."""
     keep, drop, sent = send(later("keep"), later("drop"), later("sent", 0))
     assert promote(link, keys) == 1
     [(entry, _)] = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
@@ -164,7 +164,7 @@ def test_cancel_says_what_became_of_each(
 def test_producer_cancel_ends_a_delayed_send(
     server: Server, at: At, link: Connection, keys: Keys, verb: Run
 ) -> None:
-    """U3: the value that `send` returned cancels the send, and says later that it was sent."""
+    """U3: the value from `send` cancels the send. After it was sent, cancel reports that."""
     at(0)
     with Producer(server.url) as producer:
         drop, sent = producer.send_many("access", [later("drop"), later("sent", 0)])
@@ -189,7 +189,7 @@ def test_producer_cancel_ends_a_delayed_send(
 def test_commands_accept_the_uid_of_a_delayed_send(
     server: Server, at: At, run: Run, verb: Run
 ) -> None:
-    """U3: `trace` and `delayed show`, `now` and `cancel` take what `send` returned."""
+    """U3: `trace` and `delayed show`, `now` and `cancel` accept the value that `send` returned."""
     at(0)
     with Producer(server.url) as producer:
         first = producer.send("access", "first", delay=HOUR, key="k")
@@ -204,7 +204,7 @@ def test_commands_accept_the_uid_of_a_delayed_send(
 
 
 def test_all_is_asked_for(verb: Run, send: Callable[..., list[str]], run: Run) -> None:
-    """U13: what cannot be undone asks first, can be tried, and is in the audit trail."""
+    """U13: an irreversible command asks first, has a dry run, and is in the audit trail."""
     send(*(later(f"m{n}", key=f"k{n % 2}", partition=n % 3) for n in range(200)))
     assert verb("cancel", "access", "--all", "--dry-run").stdout == (
         "200 delayed sends would be cancelled\n"
@@ -220,7 +220,7 @@ def test_all_is_asked_for(verb: Run, send: Callable[..., list[str]], run: Run) -
 def test_now_lets_them_be_sent(
     verb: Run, send: Callable[..., list[str]], link: Connection, keys: Keys
 ) -> None:
-    """U13: `delayed now` makes them due; the promoter sends them, and later the uid is told."""
+    """U13: `delayed now` makes them due, the promoter sends them, and then the uid is shown."""
     first, second, third = send(later("1"), later("2"), later("3"))
     assert verb("now", "access", first).stdout == "1 delayed send due now\n"
     assert promote(link, keys) == 1
@@ -242,7 +242,7 @@ def test_a_cancel_and_the_promoter_never_both_win(
     store: Store,
     keys: Keys,
 ) -> None:
-    """U13: beside a promoter at work, each send is either cancelled or sent, as the answer says."""
+    """U13: while a promoter works, each send is either cancelled or sent, as the answer reports."""
     names = send(*(later(f"m{n}", 0) for n in range(600)))
     theirs = new_link(name="promoter")
     stop = threading.Event()
@@ -286,7 +286,7 @@ def test_a_cancel_and_the_promoter_never_both_win(
     ],
 )
 def test_mistakes_are_told(verb: Run, at: At, words: tuple[str, ...], code: int, said: str) -> None:
-    """U13: what cannot be read is wrong usage, what is not there is refused."""
+    """U13: malformed arguments are wrong usage, and missing items are refused."""
     at(0)
     assert said in verb(*words, code=code).stderr
 
@@ -294,7 +294,7 @@ def test_mistakes_are_told(verb: Run, at: At, words: tuple[str, ...], code: int,
 def test_an_item_that_cannot_be_read_harms_only_itself(
     verb: Run, send: Callable[..., list[str]], link: Connection, store: Store, keys: Keys
 ) -> None:
-    """U13: what somebody else wrote is listed without a size, and can be cancelled."""
+    """U13: an unreadable item is listed without a size and can be cancelled."""
     [name] = send(later("fine"))
     link.execute("ZADD", keys.scheduled("access", 0), 5, "bad")
     link.execute("HSET", keys.scheduled_items("access", 0), "bad", b"\x92\xa1")
@@ -307,7 +307,7 @@ def test_an_item_that_cannot_be_read_harms_only_itself(
 
 @given(raw=st.binary(max_size=40))
 def test_items_are_read_or_refused(raw: bytes) -> None:
-    """U13: whatever an item holds, it is read or refused by its key and field."""
+    """U13: any item is parsed, or rejected with its key and field."""
     try:
         fields = scheduled.fields_of(raw, "items", "s")
     except BadValue:

@@ -1,4 +1,4 @@
-"""`streamqd dlq` on a real server: what it answers, prints and ends with."""
+"""`streamqd dlq` on a real server: its output and exit codes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.waiting import wait_until
 
 @pytest.fixture
 def dlq(run: Run) -> Run:
-    """Run a verb of `dlq`; it must end with `code`."""
+    """Run a command of `dlq` and assert its exit code `code`."""
     return functools.partial(run, "dlq")
 
 
@@ -64,7 +64,7 @@ def test_what_died_tonight_and_why(dlq: Run, at: At, link: Connection) -> None:
     assert [each["count"] for each in told["causes"]] == [3, 1]
     assert document(dlq("stats", "access", "--json"))["looked_at"] == 5
     assert dlq("stats", "access", "--reason", "undecodable").stdout == ("nothing matches\n")
-    # The answer leads to the letters: by the fingerprint, and to the example.
+    # The output leads to the letters: by the fingerprint, and to the example.
     mine = document(dlq("list", "access", "--fingerprint", first["fingerprint"], "--json"))
     assert len(mine["rows"]) == 3
     shown = dlq("show", "access", first["example"]).stdout
@@ -96,10 +96,10 @@ def test_can_i_replay_it_safely(dlq: Run, at: At, file: Path, store: Store) -> N
     few = dlq("replay", "access", "--all", "--dry-run", "--limit", "1").stdout
     assert few.startswith("1 dead letter of access would go to their own group\n")
     assert "no more because of --limit" in few
-    # Who gets them is counted for that one too.
+    # The receiving groups are counted for that letter too.
     assert any(line.split()[:3] == ["hits", "1", "1"] for line in few.splitlines())
     assert few.splitlines()[-1].endswith("--limit 1")
-    # The command that it says does what it has shown, and nothing that died since.
+    # The printed command does what the plan showed, without letters that came later.
     bury(at(0), "5-0")
     words = lines[-1].removeprefix("to do it: ").split()
     assert words[:6] == ["streamqd", "--config", str(file), "dlq", "replay", "access"]
@@ -329,6 +329,6 @@ def test_a_group_that_nobody_knows_is_a_slip(dlq: Run, at: At, words: tuple[str,
     verb, *rest = words
     refused = dlq(verb, "access", "--group", "hist", *rest, code=8)
     assert refused.stderr == ("Error: no group hist reads the topic access; did you mean hits?\n")
-    # Letters of a group that is gone can still be looked at and brought away.
+    # Letters of a deleted group can still be listed and exported.
     at(0).do("XADD", at(0).dlq, "*", "group", "gone", "reason", "dead", "originalId", "1-0")
     assert document(dlq("list", "access", "--group", "gone", "--json"))["rows"]

@@ -1,4 +1,4 @@
-"""`streamqd doctor` as a command: its exit codes, its forms, and a real daemon that is well."""
+"""`streamqd doctor` as a command: its exit codes, its formats, and a healthy real daemon."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def invoke(path: Path, *args: str, code: int) -> Result:
 
 
 def test_a_daemon_that_is_well(tmp_path: Path, fresh_server: ProcessServer) -> None:
-    """All checks, on a server that is set up as it should be, while messages are handled."""
+    """All checks pass on a well configured server while messages are handled."""
     with Daemon(tmp_path, fresh_server.url, partitions=2) as daemon:
         daemon.link.execute("CONFIG", "SET", "maxmemory", 1 << 30)
         daemon.send(["ok"] * 20)
@@ -47,14 +47,14 @@ def test_a_daemon_that_is_well(tmp_path: Path, fresh_server: ProcessServer) -> N
             return json.loads(result.stdout)
 
         found = report()
-        # Which server the suite runs on is not the daemon's business.
+        # The version of the suite's server does not matter here.
         told = {each["check"] for each in found["findings"]} - {"server.flaws"}
-        # CONFIG GET tells passwords too, so the administrator of etc/acl may not run it.
+        # CONFIG GET shows passwords too, so the administrator of etc/acl may not run it.
         denied = ["what needs CONFIG GET: this user may not run it"] if users.chosen() else []
         assert (told, found["unseen"]) == (set(), denied)
         assert found["checks"] == [check.id for check in CHECKS]
         daemon.kill()
-        # As if its lease time had passed.
+        # As if its lease had expired.
         daemon.link.execute("ZADD", daemon.keys.members("default"), 1, "one")
         daemon.link.execute("DEL", *(daemon.keys.lease(*unit) for unit in daemon.units()))
         told = {each["check"] for each in report()["findings"]} - {"server.flaws"}
@@ -103,7 +103,7 @@ def test_the_list(surgery: Surgery) -> None:
 
 
 def test_every_check_has_a_test() -> None:
-    """One that seeds its fault, asks for the check alone, and demands that it finds it."""
+    """The test of a check seeds its fault, runs only this check, and requires its finding."""
     text = "".join(path.read_text() for path in TESTS.glob("test_doctor_*.py"))
     asked = re.findall(r'(?:finding\(|chosen\(\[)"([a-z.-]+)"', text)
     lacking = [check.id for check in CHECKS if check.id not in asked]

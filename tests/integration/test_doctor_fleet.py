@@ -1,4 +1,4 @@
-"""`streamqd doctor` on fleets in which something is wrong: who lives, owns, orders, publishes."""
+"""`streamqd doctor` on faulty fleets: instances, leases, directives and summaries."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def order(surgery: Surgery, name: str, to: str = "") -> None:
 
 
 def silence(surgery: Surgery, name: str = "one", seconds: float = 300) -> None:
-    """Let an instance have beaten so long ago."""
+    """Set the age of an instance's last heartbeat."""
     surgery.do("ZADD", surgery.keys.members("default"), surgery.ago(seconds), name)
 
 
-# --- who lives ------------------------------------------------------------------------------------
+# --- live instances -------------------------------------------------------------------------------
 
 
 def test_nobody_lives(surgery: Surgery) -> None:
@@ -69,7 +69,7 @@ def test_two_instances_of_one_name(surgery: Surgery) -> None:
 
 
 def test_a_second_run_that_does_not_have_the_name(surgery: Surgery) -> None:
-    """U5: it publishes nothing under the name of the first, which may have just started."""
+    """U5: the second run publishes nothing under the name of the first, which may be starting."""
     surgery.beat(started=surgery.ago(5) / 1000)
     surgery.publish(f"{INSTANCE}/duplicate", host="web-2", pid=9)
     found = surgery.finding("fleet.twins")
@@ -116,7 +116,7 @@ def test_a_silent_housekeeper(surgery: Surgery) -> None:
 
 
 def test_an_instance_that_cannot_start_processes(surgery: Surgery) -> None:
-    """C2: doctor names the instance, what the system said, and what to raise."""
+    """C2: doctor names the instance, the error of the operating system, and the limit to raise."""
     surgery.silent("fleet.limited")
     surgery.beat(capacity=3, capacity_problem="Too many open files", cap=3)
     found = surgery.finding("fleet.limited")
@@ -128,7 +128,7 @@ def test_an_instance_that_cannot_start_processes(surgery: Surgery) -> None:
 
 
 def test_failed_assignment_is_named_with_its_instance(surgery: Surgery) -> None:
-    """B3: doctor names the assignment that was given up, and not as a crash loop."""
+    """B3: doctor names the abandoned assignment, and does not report a crash loop."""
     surgery.silent("fleet.assignment-failed")
     surgery.publish(
         units=[{"topic": TOPIC, "partition": 1, "group": GROUP, "state": "failed"}, {"state": []}]
@@ -140,7 +140,7 @@ def test_failed_assignment_is_named_with_its_instance(surgery: Surgery) -> None:
 
 
 def test_refused_scoreboard_file_is_named_until_deleted(surgery: Surgery) -> None:
-    """B1: doctor names a scoreboard file that an instance could not use and put aside."""
+    """B1: doctor names a scoreboard file that an instance could not use and renamed."""
     surgery.silent("fleet.refused-board")
     surgery.publish(refused_board="/run/streamqd/one 1.refused")
     found = surgery.finding("fleet.refused-board")
@@ -152,7 +152,7 @@ def test_refused_scoreboard_file_is_named_until_deleted(surgery: Surgery) -> Non
 
 
 def test_a_blocked_event_loop_is_named_for_15_minutes(surgery: Surgery) -> None:
-    """S4: while it is blocked, and afterwards until an operator has had time to see it."""
+    """S4: doctor names a blocked loop, and names it for a while afterwards so operators see it."""
     surgery.silent("fleet.loop-blocked")
     unit = {"topic": TOPIC, "partition": 1, "group": GROUP, "state": "busy"}
 
@@ -183,7 +183,7 @@ def test_a_crash_loop(surgery: Surgery) -> None:
     assert "streamqd why access/0/hits" in surgery.finding("fleet.crash-loop")["mend"]
 
 
-# --- orders ---------------------------------------------------------------------------------------
+# --- directives -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["drain:two", "reload:two", "move:access/1/hits"])
@@ -214,7 +214,7 @@ def test_a_long_pause(surgery: Surgery) -> None:
 
 
 def test_a_long_stop(surgery: Surgery) -> None:
-    """U11: a group that was stopped and forgotten is found."""
+    """U11: doctor finds a group that was stopped and then forgotten."""
     order(surgery, "stop:access/*/hits")
     surgery.silent("fleet.stopped")
     name, field = surgery.keys.orders("default"), "stop:access/*/hits"

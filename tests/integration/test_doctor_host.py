@@ -1,4 +1,4 @@
-"""`streamqd doctor` on a host that gives the daemon too little."""
+"""`streamqd doctor` on a host with too few resources for the daemon."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def surgery(tmp_path: Path, server: Server, link: Connection) -> Surgery:
     return made
 
 
-# --- the time that a stop has ---------------------------------------------------------------------
+# --- the time limit of a stop ---------------------------------------------------------------------
 
 
 def test_a_stop_that_is_cut_off(surgery: Surgery) -> None:
@@ -103,7 +103,7 @@ def test_a_group_that_the_kernel_kills_as_a_whole(
     assert "OOMPolicy=continue" in found.mend
     assert "singleProcessOOMKill" in found.mend
 
-    # Whose group is looked at: that of the daemon, when it runs, and else of this process.
+    # The checked cgroup: that of the daemon if it runs, else that of this process.
     asked: list[Path] = []
     monkeypatch.setattr(host.cgroups, "killed_as_one", asked.append)
     lock = surgery.folder / "var" / "one.lock"
@@ -124,7 +124,7 @@ def test_the_shipped_units_let_the_kernel_kill_one_worker() -> None:
 def test_a_directory_that_is_not_there_yet(surgery: Surgery) -> None:
     surgery.silent("host.state-dir")
     (surgery.folder / "var").rmdir()
-    surgery.silent("host.state-dir")  # it will be made
+    surgery.silent("host.state-dir")  # the daemon creates it
 
 
 def test_a_directory_that_may_not_be_written_to(surgery: Surgery) -> None:
@@ -155,7 +155,7 @@ def test_files_of_another_user(surgery: Surgery) -> None:
 
 def test_a_full_disk(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
     surgery.silent("host.disk-full")
-    # A file system that has no room at all is mounted everywhere.
+    # Every system has a file system without free space mounted.
     (surgery.folder / "var").rmdir()
     (surgery.folder / "var").symlink_to("/proc")
     assert surgery.finding("host.disk-full")["evidence"]["free_bytes"] == 0
@@ -173,7 +173,7 @@ def test_a_disk_too_small_for_a_rewrite(
     (surgery.folder / "var" / "redis.sock").symlink_to(server.url.removeprefix("unix://"))
     surgery.silent("host.embedded-disk")
     with (data / "appendonly.aof").open("wb") as file:
-        file.truncate(1 << 43)  # it has no blocks: only its length counts
+        file.truncate(1 << 43)  # a sparse file: only its length counts
     assert surgery.finding("host.embedded-disk")["evidence"]["files_bytes"] == 1 << 43
 
 

@@ -32,7 +32,7 @@ def surgery(tmp_path: Path, server: Server, link: Connection) -> Surgery:
 
 
 def test_a_healthy_system(surgery: Surgery) -> None:
-    """With messages in every state that is no fault."""
+    """Messages in every healthy state cause no finding."""
     desk = surgery.desk
     desk.add("1-0", "payload", "a")
     desk.add("*", "payload", "b")
@@ -120,7 +120,7 @@ def test_a_spoiled_topic(surgery: Surgery, field: str, value: str) -> None:
 
 
 def test_a_topic_whose_meta_is_of_another_type(surgery: Surgery) -> None:
-    """S1: `topic create` was named, which such a key refuses."""
+    """S1: the fix was `topic create`, which such a key refuses."""
     meta = surgery.keys.meta(TOPIC)
     surgery.do("DEL", meta)
     surgery.do("RPUSH", meta, "x")
@@ -143,7 +143,7 @@ def test_a_topic_whose_meta_is_of_another_type(surgery: Surgery) -> None:
 def test_status_and_doctor_name_a_topic_without_a_count(
     surgery: Surgery, change: tuple[str, ...], found: str
 ) -> None:
-    """S1: status left out a topic of which nothing says how many partitions it has."""
+    """S1: status omitted a topic without a partition count."""
     meta = surgery.keys.meta(TOPIC)
     surgery.do(change[0], meta, *change[1:])
     result = CliRunner().invoke(cli, ["--config", str(surgery.path), "status"])
@@ -158,7 +158,7 @@ def test_status_and_doctor_name_a_topic_without_a_count(
 
 
 def test_status_names_a_topic_that_could_not_be_created(surgery: Surgery) -> None:
-    """S1: status left out a topic whose meta was of another type before its first start."""
+    """S1: status omitted a topic whose meta had another type before its first start."""
     settings = config.load(surgery.path)
     meta = surgery.keys.meta(TOPIC)
     surgery.do("FLUSHALL")
@@ -171,7 +171,7 @@ def test_status_names_a_topic_that_could_not_be_created(surgery: Surgery) -> Non
 
 
 def test_a_topic_that_is_being_deleted_lacks_no_count(surgery: Surgery) -> None:
-    """S1: its count is taken away on purpose."""
+    """S1: the deletion removes the count on purpose."""
     assert surgery.link.run(topics.retirement(surgery.keys, TOPIC)).word == "OK"
     result = CliRunner().invoke(cli, ["--config", str(surgery.path), "status"])
     assert "cannot be read" not in result.stderr
@@ -186,7 +186,7 @@ def test_a_key_of_another_type(surgery: Surgery) -> None:
     surgery.do("DEL", stream)
     surgery.do("SET", stream, "x")
     assert surgery.finding("partitions.wrong-type")["evidence"] == {"key": stream, "type": "string"}
-    surgery.run()  # nothing else falls over it
+    surgery.run()  # no other check fails
 
     surgery.do("DEL", stream)
     surgery.desk.groups()
@@ -357,11 +357,11 @@ def test_it_says_what_it_did_not_look_at(surgery: Surgery, monkeypatch: pytest.M
     assert report["unseen"] == ["4 of 6 partitions: the last of each topic"]
 
 
-# --- two looks ------------------------------------------------------------------------------------
+# --- changes between two checks -------------------------------------------------------------------
 
 
 class Busy:
-    """Between two commands of the doctor somebody else works: once, as soon as `word` was asked."""
+    """Runs a change once between two commands of the doctor, right after the command `word`."""
 
     def __init__(self, link: Connection, word: str, work: Callable[[], object]) -> None:
         self.link, self.word, self.work = link, word, work
@@ -408,7 +408,7 @@ def test_an_owner_that_comes_meanwhile(surgery: Surgery) -> None:
 
 
 def test_a_partition_without_room(surgery: Surgery) -> None:
-    """S3: nothing comes after the last id of all; one far ahead of the clock is a warning."""
+    """S3: no id can follow the largest one. An id far ahead of the clock is a warning."""
     surgery.desk.add("*", "payload", "x")
     surgery.silent("partitions.no-room")
     ahead = surgery.desk.now_unix_ms() + 10 * 86_400_000
@@ -422,7 +422,7 @@ def test_a_partition_without_room(surgery: Surgery) -> None:
 
 
 def test_entries_that_no_consumer_has(surgery: Surgery) -> None:
-    """S11: XNACK of Redis 8.8 leaves them so; here the consumer '' stands for nobody."""
+    """S11: XNACK of Redis 8.8 leaves such entries. Here the consumer '' has the same effect."""
     surgery.desk.add("1-0", "payload", "x")
     surgery.desk.add("2-0", "payload", "x")
     surgery.desk.fetch(2)
@@ -443,7 +443,7 @@ def test_entries_that_no_consumer_has(surgery: Surgery) -> None:
 
 
 def test_a_value_that_cannot_be_read(surgery: Surgery) -> None:
-    """C1: with the very command that puts it right; every other field of every key elsewhere."""
+    """C1: doctor prints the exact command that repairs it. Other files test the other fields."""
     surgery.silent("values.unreadable")
     surgery.do("HSET", surgery.desk.fence, "epoch", "zzz")
     found = surgery.finding("values.unreadable")
@@ -458,7 +458,7 @@ def test_a_value_that_cannot_be_read(surgery: Surgery) -> None:
     surgery.do("SADD", surgery.keys.registry(), b"\xfe")
     findings = surgery.run("--only", "values")["findings"]
     names = [each["mend"].rpartition(" ")[2] for each in findings]
-    assert names == ["$'\\xfe'`", "$'\\xff'`"], "each of them is named"
+    assert names == ["$'\\xfe'`", "$'\\xff'`"], "each key is named"
 
 
 @pytest.mark.parametrize(
@@ -471,7 +471,7 @@ def test_a_value_that_cannot_be_read(surgery: Surgery) -> None:
 def test_why_names_the_key_of_the_wrong_type(
     surgery: Surgery, kind: str, change: tuple[str, ...], found: str
 ) -> None:
-    """B3: why named the stream for each key of its partition, and said nothing about a lease."""
+    """B3: why named the stream for each key of its partition, and was silent about a lease."""
     key = getattr(surgery.keys, kind)(TOPIC, 0, GROUP)
     surgery.do("DEL", surgery.keys.fence(TOPIC, 0, GROUP))
     surgery.do("DEL", key)

@@ -25,7 +25,7 @@ NAMES = ("nightly", "weekly")
 
 @pytest.fixture
 def surgery(tmp_path: Path, server: Server, link: Connection) -> Surgery:
-    """A fleet with two schedules that are well."""
+    """Return a fleet with two healthy schedules."""
     made = Surgery(tmp_path, server.url, link)
     made.settle_in()
     declared = [Schedule(name, TOPIC, every=3600.0) for name in NAMES]

@@ -1,4 +1,4 @@
-"""`streamqd doctor` on a real server that is set up wrongly, or whose user lacks a right."""
+"""`streamqd doctor` on a real server with wrong settings or missing permissions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def surgery(tmp_path: Path, server: RunningServer, link: Connection) -> Surgery:
 
 @pytest.fixture
 def setting(link: Connection) -> Iterator[Set]:
-    """Change settings of the shared server, until the test ends."""
+    """Change settings of the shared server for the time of the test."""
     before: dict[str, Any] = {}
 
     def change(name: str, value: object) -> None:
@@ -159,7 +159,7 @@ def test_a_clock_that_is_really_wrong(tmp_path: Path, fresh_server: ProcessServe
     [
         ("redis", "6.2.23", ""),
         ("redis", "6.2.22", "6.2.23"),
-        ("redis", "6.0.99", "6.2.23"),  # gets no fixes any more
+        ("redis", "6.0.99", "6.2.23"),  # no longer gets fixes
         ("redis", "7.0.15", "7.2.15"),
         ("redis", "7.2.14", "7.2.15"),
         ("redis", "7.4.10", ""),
@@ -178,7 +178,7 @@ def test_a_clock_that_is_really_wrong(tmp_path: Path, fresh_server: ProcessServe
         ("valkey", "9.1.0", "9.1.1"),
         ("valkey", "9.1.2", ""),
         ("valkey", "9.2.0-rc1", ""),
-        ("valkey", "255.255.255", ""),  # a build from the source
+        ("valkey", "255.255.255", ""),  # a build from source
         ("redis", "", ""),
     ],
 )
@@ -266,7 +266,7 @@ def test_rights(surgery: Surgery, link: Connection) -> None:
 
 @pytest.fixture(scope="module")
 def slow_sync(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library with which every sync of a server takes SYNC_SECONDS."""
+    """Build the library that makes every sync of a server take SYNC_SECONDS."""
     if shutil.which("cc") is None:
         pytest.skip("cc, a compiler of C, is not installed")
     return bounds.compiled(tmp_path_factory.mktemp("shim"))
@@ -274,7 +274,7 @@ def slow_sync(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def slow_disk(new_server: Callable[..., ProcessServer], slow_sync: Path) -> SlowDisk:
-    """Start a server whose syncs take `seconds`; `more` are settings of it."""
+    """Start a server whose syncs take `seconds`, with the settings `more`."""
 
     def start(seconds: float, **more: str) -> ProcessServer:
         server = new_server(aof=True)
@@ -287,12 +287,12 @@ def slow_disk(new_server: Callable[..., ProcessServer], slow_sync: Path) -> Slow
 
 @contextlib.contextmanager
 def writing(server: ProcessServer) -> Iterator[Connection]:
-    """Write to a server over and over, in a thread; yield another connection."""
+    """Write to a server repeatedly in a thread, and yield another connection."""
     over = threading.Event()
 
     def write() -> None:
         link = connect(server.settings, timeout=30.0, name="test:writer")
-        link.execute("SELECT", "1")  # where the doctor does not look
+        link.execute("SELECT", "1")  # a directory that the doctor does not check
         while not over.wait(0.01):
             link.execute("XADD", "any", "MAXLEN", "100", "*", "f", "v")
         link.close()
@@ -344,7 +344,7 @@ def test_slow_syncs_of_each_write_are_named(slow_disk: SlowDisk, tmp_path: Path)
 
 
 def test_a_disk_that_syncs_fast_is_not_named(slow_disk: SlowDisk, tmp_path: Path) -> None:
-    """C2: no sync of 10 ms is a finding, whenever it is seen."""
+    """C2: a sync of 10 ms is never a finding."""
     server = slow_disk(0.01, appendfsync="everysec")
     with writing(server) as link:
         Surgery(tmp_path, server.url, link).silent("server.slow-disk")

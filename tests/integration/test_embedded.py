@@ -1,4 +1,4 @@
-"""The embedded server: its life, its death, its data, and who may come near it."""
+"""The embedded server: start, stop, crashes, data and access."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def program(server: Server, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def make(state_dir: Path) -> Iterator[Make]:
-    """Make embedded servers on the state directory; they are stopped afterwards."""
+    """Make embedded servers on the state directory and stop them after the test."""
     made: list[EmbeddedServer] = []
 
     def make_one() -> EmbeddedServer:
@@ -66,7 +66,7 @@ def make(state_dir: Path) -> Iterator[Make]:
 
 @pytest.fixture
 def running(make: Make) -> EmbeddedServer:
-    """A server that answers."""
+    """Return a running server."""
     server = make()
     server.start()
     server.wait_ready(20)
@@ -75,7 +75,7 @@ def running(make: Make) -> EmbeddedServer:
 
 @pytest.fixture
 def holder(state_dir: Path, program: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that runs an embedded server, as a supervisor does. It prints the pid."""
+    """Start another process that runs an embedded server like a supervisor and prints its pid."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(state_dir), str(program)],
         stdout=subprocess.PIPE,
@@ -264,7 +264,7 @@ def test_ends_with_a_killed_supervisor_and_the_next_start_waits(
     old = psutil.Process(pid)
     server = make()
     _ask(server, "SET", "a", "1")
-    # While it is stopped it cannot end, so the next start has to wait for it.
+    # A stopped process cannot exit, so the next start has to wait for it.
     old.suspend()
     holder.kill()
     holder.wait(10)

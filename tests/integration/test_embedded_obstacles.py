@@ -1,4 +1,4 @@
-"""The embedded server: what can be in its way, and which program and address are chosen."""
+"""The embedded server: obstacles to its start, and the choice of its program and address."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def program(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def idle(state_dir: Path) -> Iterator[EmbeddedServer]:
-    """A server that has not been started; it is stopped afterwards."""
+    """Return a server that is not started, and stop it after the test."""
     made = EmbeddedServer(state_dir)
     yield made
     made.stop(10)
@@ -49,7 +49,7 @@ def test_somebody_elses_socket_is_left_alone(state_dir: Path, idle: EmbeddedServ
         with pytest.raises(AlreadyRunning, match="something else listens"):
             idle.start()
         assert idle.socket_path.is_socket()
-    # The refusal left no lock behind.
+    # The refusal left no lock.
     idle.start()
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a failed message that keeps its order: `block` and `hold-key`, in workers."""
+"""Failed messages that keep their order: `block` and `hold-key`, in workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Runs = list[tuple[str, int]]
 
 
 def add(desk: Desk, keys: str) -> None:
-    """One entry for each letter, which is its key; a dot is one without."""
+    """Add one entry per letter, with the letter as key. A dot adds an entry without a key."""
     for number, key in enumerate(keys, 1):
         desk.add(f"{number}-0", "payload", "x", *(() if key == "." else ("key", key)))
 
@@ -46,13 +46,13 @@ def pending(desk: Desk) -> set[str]:
 
 
 def noted(desk: Desk) -> dict[str, bytes]:
-    """How often entries have failed in place."""
+    """Return the number of failures in place of each entry."""
     found = desk.state().get("attempts", {})
     return {name: value for name, value in found.items() if not name.endswith(":due")}
 
 
 def failing(runs: Runs, times: dict[str, int]) -> Callable[[Message], None]:
-    """A handler of which each of these messages fails so many times."""
+    """Return a handler that fails each of these messages a given number of times."""
 
     def work(message: Message) -> None:
         runs.append((message.id, message.attempt))
@@ -129,7 +129,7 @@ def test_a_stop_ends_the_wait_and_the_next_owner_begins_with_the_same_message(
     assert slot.counter("released") == 3
     assert pending(desk) == {"2-0", "3-0", "4-0"}
     assert noted(desk) == {"m:2-0:f": b"1"}
-    # The next one goes on waiting.
+    # The next worker continues the wait.
     slot.waits.reset()
     watcher = threading.Thread(target=stop)
     watcher.start()
@@ -176,7 +176,7 @@ def test_a_blocked_message_keeps_its_place_and_count_over_a_lost_connection(
     def work(message: Message) -> None:
         runs.append((message.id, message.attempt))
         if message.id == "2-0" and message.attempt < 4:
-            # The failure cannot be written down at once, or nobody learns that it was.
+            # Recording the failure is refused, or its answer is lost.
             proxy.arm(fault, wanted=lambda arguments: sha in arguments)
             raise ValueError
 
@@ -204,7 +204,7 @@ def test_with_full_memory_a_blocked_message_is_run_again_all_the_same(desk: Desk
 def test_in_solo_mode_nothing_is_suspected_while_a_message_waits(
     desk: Desk, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
-    """A host that is lost in the wait must not be charged to the message."""
+    """A host lost during the wait must not be charged to the message."""
     add(desk, "aabb")
     desk.fetch(4)
     desk.do("HSET", desk.fence, "solo", "1")
@@ -244,7 +244,7 @@ def test_in_solo_mode_nothing_is_suspected_while_a_message_waits(
 def test_in_solo_mode_a_full_worker_suspects_nobody_while_it_waits_for_a_held_key(
     desk: Desk, life: Life, policy: dict[str, Any]
 ):
-    """It is full while it still lists what is pending, so it waits, and runs, in solo mode."""
+    """The worker is full while it lists pending entries, so it waits and runs in solo mode."""
     add(desk, "ab")
     desk.fetch(2)
     desk.do("HSET", desk.fence, "solo", "1")
@@ -276,7 +276,7 @@ def test_in_solo_mode_a_full_worker_suspects_nobody_while_it_waits_for_a_held_ke
     other.close()
     assert while_waiting == {b"m:0-0"}
     assert sorted(run[:2] for run in runs) == [("1-0", 1), ("1-0", 2), ("2-0", 1), ("2-0", 2)]
-    # Then it is full no more, and what is left of the list ends solo mode.
+    # Then it has room again, and the end of the list stops solo mode.
     assert all(f"m:{name}".encode() in mark.split() for name, _, mark in runs[:3])
     assert runs[2][2] == f"m:{runs[2][0]}".encode(), "a held message runs alone"
     assert pending(desk) == set()
@@ -286,7 +286,7 @@ def test_in_solo_mode_a_full_worker_suspects_nobody_while_it_waits_for_a_held_ke
 def test_in_solo_mode_keys_that_are_due_together_run_one_by_one(
     desk: Desk, life: Life, policy: dict[str, Any]
 ):
-    """However many lanes are free: a mark of its own names each held message."""
+    """This holds for any number of free lanes, because each held message has its own mark."""
     add(desk, "ab")
     desk.fetch(2)
     desk.do("HSET", desk.fence, "solo", "1")
@@ -415,7 +415,7 @@ def test_what_is_held_stays_pending_and_is_counted(
 def test_what_comes_back_by_the_retry_stream_queues_behind_its_key(
     desk: Desk, life: Life, policy: dict[str, Any]
 ):
-    """As a dead letter does that an operator replays."""
+    """For example, a dead letter that an operator replays."""
     add(desk, "ab")
     desk.add("1-0", "payload", "x", "key", "a", "originalId", "0-7", stream=desk.retry)
     runs = []
@@ -446,7 +446,7 @@ def test_what_comes_back_by_the_retry_stream_queues_behind_its_key(
     "policy", [BLOCK, HOLD, SEVERAL], ids=["block", "hold-key", "hold-key, four at a time"]
 )
 def test_the_next_process_waits_for_what_is_left(desk: Desk, life: Life, policy: dict[str, Any]):
-    """With one message for each process the wait is always another's."""
+    """With one message per process, each wait belongs to another process."""
     add(desk, "aa")
     runs: Runs = []
     began: list[int] = []
@@ -551,7 +551,7 @@ def test_at_the_bound_nothing_more_is_read(
 def test_what_has_failed_in_its_place_is_written_down_before_the_worker_waits(
     desk: Desk, life: Life, policy: dict[str, Any]
 ):
-    """Whoever follows on a process that is killed meanwhile goes on counting."""
+    """If the process is killed during the wait, its successor continues the count."""
     add(desk, "ab")
     other = connect(life.settings.redis, timeout=5.0, name="test:other")
     found: list[bytes] = []
@@ -624,11 +624,11 @@ def test_a_key_that_was_due_when_the_connection_was_lost_is_not_forgotten(
         if len(runs) <= 2:
             raise Retry(after=0.005)
         if len(runs) == 3:
-            be_long()  # both are due when this one has ended
+            be_long()  # both are due when this run has finished
         if len(runs) == 4:
             proxy.arm(Fault.CUT_BEFORE, command="EVALSHA")
             be_long()
-            raise Dead  # which is settled before the next run, and cannot be
+            raise Dead  # which must be settled before the next run, but cannot be
 
     def be_long() -> None:
         late = now_ns() + ACK_DELAY_NS

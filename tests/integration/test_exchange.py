@@ -1,4 +1,4 @@
-"""What one exchange of the supervisor carries, and that nothing keeps the rest from its turn."""
+"""The content of one exchange of the supervisor. No call can starve the others."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.support.servers import Server
 from tests.support.waiting import wait_until
 
 MANY = 2 * lease_manager.CALLS_MAX + 10
-OTHER = Unit("orders", 0, "hits")  # somebody may have it
+OTHER = Unit("orders", 0, "hits")  # another instance may own it
 
 
 class Talk:
-    """An exchange, and the holdings it speaks for."""
+    """An exchange and the partition states that it serves."""
 
     def __init__(self, server: Server, units: list[Unit]) -> None:
         consumer = Consumer(topic="access", group="hits", handler="work:go")
@@ -47,12 +47,12 @@ class Talk:
         self.held = [self.holdings[unit] for unit in units]
 
     def tick(self) -> bool:
-        """Take a turn; tell whether another one is wanted at once."""
+        """Take a turn. Return True if another one must follow immediately."""
         self.exchange.tick(time.monotonic(), self.holdings, self.offers)
         return self.exchange.next_at() <= time.monotonic()
 
     def own(self) -> None:
-        """Hold all but the other one, with nothing left to say."""
+        """Own all units except the other one, with no call left."""
         for each in self.held:
             each.take(0)
         wait_until(
@@ -81,7 +81,7 @@ def talk(server: Server, link: Connection, keys: Keys) -> Iterator[Talk]:
 
 def test_many_renewals_go_in_bounded_parts_that_follow_at_once(talk: Talk, meter: Meter) -> None:
     talk.own()
-    for _ in range(2):  # the first lets the server learn the script
+    for _ in range(2):  # the first loads the script into the server
         talk.renew_all()
         parts = []
         wanted = True
@@ -96,14 +96,14 @@ def test_many_renewals_go_in_bounded_parts_that_follow_at_once(talk: Talk, meter
 def test_what_is_refused_each_time_keeps_nobody_from_a_turn(
     talk: Talk, link: Connection, keys: Keys
 ) -> None:
-    """Neither the leases behind it, nor the look at what others have."""
+    """The refused call delays neither the following leases nor the check of other owners."""
     talk.own()
     refused = talk.held[: lease_manager.CALLS_MAX + 5]
     for each in refused:  # a fence of another type is an error at each call
         link.execute("DEL", keys.fence(*each.unit))
         link.execute("SET", keys.fence(*each.unit), "not a hash")
     talk.renew_all()
-    for _ in range(2):  # they are wanted again
+    for _ in range(2):  # they are due again
         talk.exchange.view, talk.exchange.membership.beat_at = ClusterState(), 0.0
         ticks = 1
         while talk.tick():
@@ -141,13 +141,13 @@ def test_a_unit_that_went_in_the_middle_of_a_round_is_left_out(talk: Talk) -> No
     assert talk.renewed() == lease_manager.CALLS_MAX + 1
 
 
-# --- another run under our name -------------------------------------------------------------------
+# --- another run with our name --------------------------------------------------------------------
 
 
 def test_another_run_is_named_once_and_waited_for_while_it_leaves(
     link: Connection, keys: Keys
 ) -> None:
-    """U5: nothing named the run that had the name; that it drains was not looked at."""
+    """U5: no output named the run with the same name, and its drain was ignored."""
     member = Membership(Daemon(instance="west-1", lease_ttl=10.0), keys, "lock")
 
     def both(**info: object) -> bool:
@@ -172,7 +172,7 @@ def test_another_run_is_named_once_and_waited_for_while_it_leaves(
 
 
 def test_junk_about_another_run_is_left_out(link: Connection, keys: Keys) -> None:
-    """U5: its record in Redis is not ours."""
+    """U5: the record of another run is foreign input."""
     member = Membership(Daemon(instance="west-1", lease_ttl=10.0), keys, "lock")
     other: dict[str, object] = {"host": ["x"], "pid": True, "lock": 7}
     assert link.run(members.beat(keys, "default", "west-1", "n2", other, 10.0)).word == "OK"

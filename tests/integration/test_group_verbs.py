@@ -1,4 +1,4 @@
-"""group and retry verbs on a real server: what they print, their JSON, their exit codes."""
+"""The group and retry commands on a real server: their output, JSON and exit codes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.verbs import At, Run, document
 
 
 def set_aside(desk: Desk, *ids: str, delay: float = 60.0, key: str = "k1", count: int = 1) -> None:
-    """Let messages fail as a worker does."""
+    """Record failures of messages like a worker does."""
     desk.groups()
     if not desk.do("EXISTS", desk.lease):
         desk.own("t1")
@@ -79,7 +79,7 @@ def test_groups_are_listed_and_described(run: Run, at: At) -> None:
 def test_lag_is_counted_where_the_server_does_not_know_it(
     at: At, link: Connection, store: Store, monkeypatch: pytest.MonkeyPatch, bound: int | None
 ) -> None:
-    """A group that was made in the middle has no count, and Redis 6.2 never has one."""
+    """A group created in the middle of a stream has no count, and Redis 6.2 never has one."""
     desk = at(0)
     for first in range(1, 5001, 500):
         link.pipeline(
@@ -162,7 +162,7 @@ def test_a_reset_foretells_what_it_does(run: Run, at: At) -> None:
 
 
 def test_a_dry_run_of_a_reset_reads_also_where_somebody_owns_it(run: Run, at: At) -> None:
-    """U11: `group reset --dry-run` works on a live group, and says that the reset would not."""
+    """U11: `group reset --dry-run` works on a live group, and reports that the reset would not."""
     for number in range(3):
         at(number).groups()
         at(number).add("1000-0")
@@ -217,7 +217,7 @@ def test_a_reset_of_some_partitions(run: Run, at: At) -> None:
 
 
 def begin_growth(at: At, link: Connection, keys: Keys) -> None:
-    """Let the topic grow; one message of each partition must be settled before it has."""
+    """Start the growth of the topic, which waits for one message of each partition."""
     for number in range(3):
         at(number).groups()
         at(number).add("1-0")
@@ -294,7 +294,7 @@ def test_an_interrupted_deletion_of_a_group_goes_on(
 def test_a_group_that_a_growth_waits_for_is_deleted_by_force_alone(
     run: Run, at: At, link: Connection, store: Store, keys: Keys
 ) -> None:
-    """It may be the one that never settles anything: then the growth goes on without it."""
+    """The group may never settle its messages. The growth continues after its deletion."""
     begin_growth(at, link, keys)
 
     refused = run("group", "delete", "access", "hits", "--yes", code=8)
@@ -449,7 +449,7 @@ def test_a_missing_file_is_told_in_json_too(run: Run, tmp_path: Path) -> None:
 def test_the_position_of_a_spark_query_is_a_group_that_nobody_owns(
     run: Run, at: At, link: Connection, keys: Keys
 ) -> None:
-    """P7: it is listed with its lag, missed by nobody, and deleted as any other group."""
+    """P7: it is listed with its lag, causes no finding, and can be deleted like any other group."""
     at(0).groups()
     at(0).own("t1", owner="west-1")
     for entry_id in ("1000-0", "2000-0", "3000-0"):

@@ -1,4 +1,4 @@
-"""group reset and delete where more is in hand than the server forgets at one go."""
+"""group reset and delete with more pending entries than one call removes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A topic that grows: phase by phase, interrupted anywhere, under producers and a real daemon."""
+"""Growing a topic: each phase, every interruption, with producers and a real daemon."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STAYS = next(f"k{n}" for n in range(100) if crc32_partition(b"k%d" % n, 4) == 0)
 
 @pytest.fixture
 def at(link: Connection, store: Store, keys: Keys) -> At:
-    """A desk for a partition of the topic access, which has two, for a group."""
+    """Return a desk for a partition of the topic access (two partitions) and a group."""
     topics.create(store, "access", config.Topic(partitions=2))
     return lambda partition, group="hits": Desk(link, keys, Unit("access", partition, group))
 
@@ -58,7 +58,7 @@ def lengths(link: Connection, keys: Keys, count: int = 4) -> list[int]:
 
 
 def backlog(at: At, group: str, *, fetched: int = 1) -> None:
-    """Three messages on each old partition, of which some are handed out."""
+    """Write three messages to each old partition and deliver some."""
     for number in range(2):
         desk = at(number, group)
         desk.groups()
@@ -101,7 +101,7 @@ def test_a_topic_that_nobody_reads_grows_at_once(store: Store, at: At) -> None:
 
 
 def test_a_growth_does_not_wait_for_a_spark_query(store: Store, at: At) -> None:
-    """P7: its position is shown where it has read; order by key is the business of the query."""
+    """P7: the query's position is shown. Order by key is the responsibility of the query."""
     for number in range(2):
         at(number).add("1-0")
         store.run(spark.query_position(store.keys, "access", number, "etl", "0-0", 0, hold=True))
@@ -130,7 +130,7 @@ def test_each_group_gets_the_new_partitions_when_it_has_settled_the_old(
     with pytest.raises(Refused, match="grows to 4"):
         growth.grow(store, "access", 8)
 
-    at(0).add("9-0")  # what comes later does not hold it
+    at(0).add("9-0")  # later messages do not delay it
     settle(at, "agents")
     second = growth.grow(store, "access", 4)
 
@@ -165,7 +165,7 @@ class CutError(Exception):
 
 
 class Cut:
-    """A node that is lost before its n-th exchange, or behind it: the answer is lost then."""
+    """A node that is lost before its n-th exchange, or after it, which loses the answer."""
 
     left = 0
     behind = False
@@ -307,7 +307,7 @@ def test_topics_by_turns_all_follow_a_growth(
 def test_forty_topics_by_turns_cost_one_round_trip_each(
     server: Server, link: Connection, keys: Keys
 ) -> None:
-    """B10: with nine topics in turn, each send cost two round trips; the count was evicted."""
+    """B10: with nine topics in turn, each send cost two round trips: the count was evicted."""
     names = [f"other{number}" for number in range(40)]
     with counting_sockets(), Producer(server.url) as producer:
         for name in names:
@@ -342,9 +342,9 @@ def obey(message):
 
 
 class Source(threading.Thread):
-    """Sends its keys in rounds, almost without a pause: until `last` is set, and two rounds more.
+    """Sends its keys in rounds with a short pause, until two rounds after `last` is set.
 
-    With no pause at all a busy machine has ten times as many to handle behind the growth.
+    Without the pause, a busy machine has ten times as many messages to handle after the growth.
     """
 
     def __init__(self, url: str, keys: list[str], last: threading.Event) -> None:
@@ -369,7 +369,7 @@ class Source(threading.Thread):
 
 
 def misordered(path: Path) -> list[str]:
-    """What is out of order: a message that began before the one before it of its key had ended."""
+    """Return messages that started before the previous message of their key had finished."""
     ended: dict[tuple[str, str], int] = defaultdict(lambda: -1)
     wrong = []
     for line in path.read_text().splitlines():
