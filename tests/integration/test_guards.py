@@ -1,4 +1,4 @@
-"""A dependency that is down, code that lets every message die: what the guards of a worker do."""
+"""The guards of a worker: a dependency that is down, and code that kills every message."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ KINDS = pytest.mark.parametrize(
 
 @pytest.fixture
 def desk(desk: Desk) -> Desk:
-    """A unit that t1 owns, with its group and twenty entries."""
+    """Return a unit that t1 owns, with its group and twenty entries."""
     for number in range(1, 21):
         desk.add(f"{number}-0", "payload", "x", "key", f"k{number}")
     return desk
 
 
 def promote(desk: Desk, link: Connection) -> int:
-    """Play the housekeeper: what is to be tried again comes into the retry stream."""
+    """Move due retries into the retry stream like the housekeeper."""
     return messages.Promoted.parse(
         link.run(messages.promote_retries(desk.keys, desk.unit, 100))
     ).moved
@@ -60,7 +60,7 @@ def promote(desk: Desk, link: Connection) -> int:
 def promoting(
     desk: Desk, link: Connection, until: Callable[[], object], then: Callable[[], object]
 ) -> Iterator[None]:
-    """Promote over and over, in a thread, until something holds; do what comes then."""
+    """Promote repeatedly in a thread until a condition holds, then run `then`."""
     over = threading.Event()
 
     def play() -> None:
@@ -88,7 +88,7 @@ def other(life: Life) -> Any:
 def test_a_dependency_that_is_down_costs_no_message_an_attempt(
     desk: Desk, life: Life, slot: WorkerSlot, other: Connection, kind: dict[str, Any]
 ):
-    """Although one attempt is all that a message has."""
+    """This holds even if a message has only one attempt."""
     runs: Counter[str] = Counter()
     attempts = set()
     down = threading.Event()
@@ -133,12 +133,12 @@ def test_a_dependency_that_is_down_costs_no_message_an_attempt(
     assert at_once == {1}, "one probe at a time"
     assert waits.read().opened == 1
     assert waits.read().kind is Wait.NOTHING
-    # Three open it, or as many as had begun at once; then one at a time.
+    # Three failures open it, or all runs that started together. Then one runs at a time.
     assert probes[0] <= 4 + 4 + 1
 
 
 def desk_of_two_keys(link: Connection, keys: Any) -> Desk:
-    """A partition that is owned, with a message of each of two keys."""
+    """Return an owned partition with a message of each of two keys."""
     desk = Desk(link, keys)
     desk.groups()
     desk.own("t1")
@@ -157,7 +157,7 @@ def test_a_held_message_that_waits_for_the_probe_is_not_forgotten_with_the_conne
     def work(message: Message) -> None:
         runs.append(message.id)
         if len(runs) <= 2:
-            both.wait()  # else one of them may fail again before the other begins
+            both.wait()  # else one message may fail again before the other starts
             raise ConnectionError
         if len(runs) == 3:
             proxy.cut()
@@ -235,7 +235,7 @@ def test_while_it_is_open_nothing_is_begun_and_a_stop_is_obeyed(
 def test_no_probe_begins_while_a_run_from_before_goes_on(
     desk: Desk, life: Life, slot: WorkerSlot, other: Connection
 ):
-    """Its success would tell nothing of the dependency as it is now."""
+    """The success of an old run proves nothing about the present state of the dependency."""
     waits, runs = slot.waits, []
     up, go_on, stopped = threading.Event(), threading.Event(), threading.Event()
     seen = []
@@ -302,7 +302,7 @@ def test_a_circuit_without_a_message_to_try_stays_open(
 
     player = threading.Thread(target=play)
     player.start()
-    # The wait is over before it is said, as on a busy host. The circuit is open all the same.
+    # The wait is over before it is reported, as on a busy host. The circuit is still open.
     at_once = replace(BREAKER, probe_every=1e-9)
     never = Backoff("fixed", 3600.0, 3600.0, "none")
     more = OPENS | kind | {"backoff": never, "breaker": at_once}
@@ -327,7 +327,7 @@ def test_another_class_neither_opens_the_circuit_nor_closes_it(
         if number <= 9:
             raise ConnectionError
         if number <= 12:
-            raise KeyError  # three probes that tell nothing
+            raise KeyError  # three probes without a result
         done.append(number)
 
     worker = life.worker("t1", max_messages=20, **OPENS)
@@ -340,7 +340,7 @@ def test_another_class_neither_opens_the_circuit_nor_closes_it(
 def test_one_message_that_always_fails_so_is_dead_in_the_end(
     desk: Desk, life: Life, slot: WorkerSlot, other: Connection
 ):
-    """It never opens the circuit: the others are well."""
+    """It never opens the circuit, because the other messages succeed."""
     runs: Counter[str] = Counter()
 
     def work(message: Message) -> None:
@@ -380,7 +380,7 @@ def test_a_flood_of_letters_pauses_the_partition_until_it_is_resumed(
         wait_until(lambda: waits.read().kind is Wait.FLOODED, what="the flood is stopped")
         wait_until(lambda: bool(read_orders().pauses), what="the pause is written down")
         orders.append(read_orders())
-        # The supervisor has read it, and tells the worker; then an operator resumes.
+        # The supervisor has read it and informs the worker. Then an operator resumes.
         life.tell(WorkerCommand.PAUSE)
         letters.append(slot.counter("dead"))
         cured.set()
@@ -410,7 +410,7 @@ def test_a_resume_while_the_connection_is_lost_is_not_undone(
     desk: Desk, new_life: Callable[[str], Life], slot: WorkerSlot, other: Connection,
     proxy: FaultProxy, lost: str,
 ):  # fmt: skip
-    """B8: the guard paused the partition again when its connection came back."""
+    """B8: the guard paused the partition again after it reconnected."""
     life = new_life(proxy.url)
     died: list[str] = []
     held: list[Trigger] = []
@@ -455,7 +455,7 @@ def test_few_deaths_among_many_successes_are_no_flood(desk: Desk, life: Life, sl
 def test_retries_are_not_settled_so_a_flood_of_spent_messages_is_one(
     desk: Desk, life: Life, slot: WorkerSlot, other: Connection
 ):
-    """Of five runs for each letter only the last one ends a message."""
+    """Only the last of five runs per letter finishes a message."""
     waits = slot.waits
 
     def work(_message: Message) -> None:

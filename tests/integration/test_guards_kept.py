@@ -1,4 +1,4 @@
-"""What the guards of a worker leave to the next one, and what they leave to the policy."""
+"""The state that a worker's guards pass to the next worker, and the precedence of the policy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.waiting import wait_until
 
 @pytest.fixture
 def twenty(desk: Desk) -> Desk:
-    """The same with twenty entries."""
+    """Return the unit with twenty entries."""
     for number in range(1, 21):
         desk.add(f"{number}-0", "payload", "x", "key", f"k{number}")
     return desk
@@ -45,13 +45,13 @@ def other(life: Life) -> Any:
     link.close()
 
 
-# --- what outlives a worker -----------------------------------------------------------------------
+# --- state that outlives a worker -----------------------------------------------------------------
 
 
 def lives_of(
     desk: Desk, life: Life, slot: WorkerSlot, work: Any, count: int, **changed: Any
 ) -> None:
-    """Let workers live one after the other, each for `max_messages`."""
+    """Run workers one after the other, each for `max_messages`."""
     for _ in range(count):
         promote(desk, desk.link)
         slot.clear()
@@ -61,7 +61,7 @@ def lives_of(
 def test_a_message_is_forgiven_once_however_often_its_worker_is_replaced(
     desk: Desk, life: Life, slot: WorkerSlot
 ):
-    # What the producer says of it is not believed.
+    # The producer's value is not trusted.
     desk.add("1-0", "payload", "x", "forgivenAt", "99999999999999999")
     attempts = []
 
@@ -85,7 +85,7 @@ def test_a_message_is_forgiven_once_however_often_its_worker_is_replaced(
 def test_an_outage_is_noticed_and_costs_nothing_however_often_the_worker_is_replaced(
     twenty: Desk, life: Life, slot: WorkerSlot
 ):
-    """The third life opens the circuit, the next ones find it open and try one message each."""
+    """The third worker opens the circuit. Later workers find it open and try one message each."""
     began: list[tuple[str, Wait]] = []
     down = True
 
@@ -102,7 +102,7 @@ def test_an_outage_is_noticed_and_costs_nothing_however_often_the_worker_is_repl
     down = False
     lives_of(twenty, life, slot, work, 2, **one)
     assert [kind for _, kind in began[6:]] == [Wait.PROBING, Wait.NOTHING]
-    # Whoever failed before the circuit opened has another failure free.
+    # A message that failed before the circuit opened has another free failure.
     down = True
     twenty.do("XTRIM", twenty.stream, "MAXLEN", "0")
     lives_of(twenty, life, slot, work, 1, **one)
@@ -134,7 +134,7 @@ def test_an_open_circuit_is_shown_by_the_next_worker_before_anything_comes(
         waits.reset()
     assert seen == [ExitCode.STOPPED] * 2
     slot.clear()
-    # Without a breaker nothing is left of it.
+    # Without a breaker no state is left.
     desk.add("2-0")
     calm = life.worker("t1", max_messages=1)
     assert life.run(calm, lambda _message: None) == ExitCode.RECYCLE
@@ -175,7 +175,7 @@ def test_what_has_lived_counts_over_workers_too(twenty: Desk, life: Life, slot: 
 def test_messages_that_die_without_a_run_are_a_flood_too(
     desk: Desk, life: Life, slot: WorkerSlot, kind: dict[str, Any]
 ):
-    """They are larger than any producer may send."""
+    """The messages are larger than any producer may send."""
     for number in range(1, 11):
         desk.add(f"{number}-0", "payload", "x" * 2_000)
     life.settings = replace(
@@ -191,7 +191,7 @@ def test_messages_that_die_without_a_run_are_a_flood_too(
     assert life.run(life.worker("t1", **GUARD | kind), lambda _message: None) == ExitCode.STOPPED
     player.join()
     assert slot.waits.read().flooded == 1
-    # Several at once stop between two reads.
+    # A concurrent worker stops between two reads.
     assert slot.counter("dead") == (10 if kind is SEVERAL else 5)
 
 

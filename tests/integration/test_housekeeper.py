@@ -1,4 +1,4 @@
-"""The housekeeper on a real server: its tasks one by one, then as a process."""
+"""The housekeeper on a real server: each task, then the whole process."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def settings_for(server: Server, **changes: Any) -> Settings:
 
 
 def set_aside(desk: Desk, place: bytes, delay: float) -> int:
-    """Retry an entry as its worker does; return when it is due (or a moment before)."""
+    """Retry an entry like its worker and return its due time, or slightly earlier."""
     due = desk.now_unix_ms() + round(delay * 1000)
     call = messages.retry(desk.keys, desk.leased("t1"), [(place, delay, {b"retryCount": b"1"})])
     assert messages.SettledReply.parse(desk.link.run(call)).words == ["MOVED"]
@@ -143,7 +143,7 @@ def test_where_nothing_was_delayed_the_figures_tell(
     desk.link.run(publishing.schedule(desk.keys, "access", 0, 0.0, "s1", ["payload", "x"]))
     due = set_aside(desk, place, 0.0)
     wait_until(lambda: view.now_unix_ms() > due + 50)
-    assert run() == (0, 0), "it is quiet here, so nobody asks"
+    assert run() == (0, 0), "no traffic, so no request"
     deque(measure(desk.store, view), maxlen=0)
     assert run() == (1, 1)
 
@@ -151,7 +151,7 @@ def test_where_nothing_was_delayed_the_figures_tell(
     assert run() == (2, 1), "a moment ago something was delayed"
     monkeypatch.setattr(promoter, "LIVELY_SECONDS", 0.0)
     desk.link.run(publishing.schedule(desk.keys, "access", 0, 0.0, "s3", ["payload", "x"]))
-    assert run() == (2, 1), "figures that are older than the last answer tell nothing"
+    assert run() == (2, 1), "figures older than the last answer are ignored"
 
 
 def test_many_due_retries_are_moved_in_bounded_runs(
@@ -241,7 +241,7 @@ def test_our_own_entries_and_fresh_ones_raise_no_flag(
 def test_what_no_consumer_has_raises_the_flag_at_once(
     desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
-    """S11: XNACK of Redis 8.8 leaves entries so; here the consumer '' stands for nobody."""
+    """S11: XNACK of Redis 8.8 leaves such entries. Here the consumer '' has the same effect."""
     desk.pending("1-0")
     patient = replace(settings_for(server).consumers[0], reclaim_idle=3600.0)
     Reclaimer(desk.store, [patient]).run(view.owned())
@@ -252,7 +252,7 @@ def test_what_no_consumer_has_raises_the_flag_at_once(
 
 
 def test_what_neither_list_nor_consumer_has_is_counted() -> None:
-    """S11: as Redis 8.8 answers it: no consumer in the list, an entry more in the summary."""
+    """S11: in the reply of Redis 8.8, the list has no consumer and the summary one more entry."""
     summary = [3, b"1-0", b"3-0", [[b"w", b"2"]]]
     assert held_by_others([summary, None]) == {"": 1}
     assert held_by_others([[1, b"1-0", b"1-0", []], None]) == {"": 1}
@@ -307,7 +307,7 @@ def test_length_is_kept_down_to_what_is_acknowledged(
 def test_a_scrape_while_streams_are_trimmed_is_answered(
     desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
-    """B7: the HTTP thread went through a mapping that the trimmer was changing: 500."""
+    """B7: the HTTP thread iterated over a mapping that the trimmer changed, and returned 500."""
     desk.groups()
     desk.add("1-0")
     settings = settings_for(server, topics={"access": Topic(retention=Retention(max_length=1))})
@@ -405,7 +405,7 @@ def test_retry_streams_keep_nothing_acknowledged(
 
 
 class Running:
-    """A housekeeper in a thread of the test."""
+    """Runs a housekeeper in a thread of the test."""
 
     def __init__(self, board: Scoreboard, settings: Settings) -> None:
         self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -571,7 +571,7 @@ def test_health_says_what_is_wrong(
 def test_a_name_of_another_run_is_not_published_under(
     server: Server, desk: Desk, board: Scoreboard, begin: Callable[[Settings], Running]
 ) -> None:
-    """U5: the second daemon of a name replaced the summary of the first."""
+    """U5: the second daemon with a name replaced the summary of the first."""
     board.flags = InstanceFlags.STARTED
     begin(settings_for(server))
     summary = desk.keys.instance("default", "web-1")
@@ -688,7 +688,7 @@ def test_redis_may_go_and_come_back(
 def test_an_empty_redis_changes_nothing(
     desk: Desk, slot: WorkerSlot, server: Server, begin: Callable[[Settings], Running]
 ) -> None:
-    """Without registry, groups or streams (FLUSHALL, before the first ensure) it goes on."""
+    """The housekeeper continues without registry, groups or streams, such as after FLUSHALL."""
     running = begin(
         settings_for(server, topics={"access": Topic(retention=Retention(max_age=1.0))})
     )
@@ -741,7 +741,7 @@ def test_the_process_ignores_signals_and_ends_with_its_supervisor(
 def test_an_instance_tells_the_dead_letters_of_each_group(
     desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
-    """U8: dead letters are those of the group, and those of the partition stand beside them."""
+    """U8: the figures show the dead letters of the group and those of the partition."""
 
     def told() -> tuple[int | None, int | None]:
         deque(measure(desk.store, view), maxlen=0)
@@ -761,14 +761,14 @@ def test_an_instance_tells_the_dead_letters_of_each_group(
 def test_one_measurement_counts_many_pages_of_dead_letters(
     desk: Desk, view: MetricsView, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S2: one page for each measurement took 50 minutes to two hours for 500,000 letters."""
+    """S2: with one page per measurement, 500,000 letters took 50 minutes to two hours."""
     monkeypatch.setattr(figures, "LETTERS_SECONDS", 60.0)
     count = 3 * statistics.LETTERS_AT_ONCE
     desk.link.pipeline([("XADD", desk.dlq, "*", "group", "another")] * count)
     deque(measure(desk.store, view), maxlen=0)
     assert view.letters[desk.unit[:2]].of("another") == count
 
-    # The first page is read in any case: a slow server does not stop the count.
+    # The first page is always read, so a slow server does not stop the count.
     monkeypatch.setattr(figures, "LETTERS_SECONDS", 0.0)
     view.letters = {}
     for at in (1, 2, 3):
@@ -811,7 +811,7 @@ def test_the_page_escapes_what_it_shows(
 def test_the_page_counts_the_dead_letters_of_the_group(
     desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
-    """U10: the column was headed "dead (all groups)", and showed the group's own."""
+    """U10: the column "dead (all groups)" showed the dead letters of the group."""
     for group in (desk.unit.group, "another", "another"):
         desk.do("XADD", desk.dlq, "*", "payload", "x", "group", group)
     deque(measure(desk.store, view), maxlen=0)

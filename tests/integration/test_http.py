@@ -68,7 +68,7 @@ def dial(server: HttpServer) -> socket.socket:
 
 
 def exchange(server: HttpServer, raw: bytes) -> tuple[str, bytes]:
-    """Send raw bytes, read to the end; return the status line and the body."""
+    """Send raw bytes, read the whole reply, and return the status line and the body."""
     with dial(server) as peer:
         peer.settimeout(10)
         peer.sendall(raw)
@@ -209,7 +209,7 @@ def test_an_address_that_cannot_be_is_no_end(start: Started, tmp_path: Path) -> 
 def test_a_unix_socket(start: Started, tmp_path: Path) -> None:
     path = tmp_path / "http.sock"
     with socket.socket(socket.AF_UNIX) as killed:
-        killed.bind(str(path))  # as a killed predecessor leaves it
+        killed.bind(str(path))  # left by a killed predecessor
     server = start(path)
     assert exchange(server, b"GET / HTTP/1.1\r\n\r\n") == ("HTTP/1.1 200 OK", b"front")
     assert path.stat().st_mode & 0o777 == 0o660

@@ -1,4 +1,4 @@
-"""The token of the pages, and what an address that others reach tells without it."""
+"""The token of the HTTP endpoint, and the public replies without it."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def serve(http: config.Http) -> HttpServer:
 
 @pytest.fixture
 def guarded(token: Path) -> Iterator[HttpServer]:
-    """On an address that others reach, as far as `Access` knows; here it is the loopback."""
+    """Serve on an address that `Access` takes for public, although it is the loopback."""
     server = serve(config.Http(bind="0.0.0.0:9464", token_file=token))
     yield server
     server.stop()
 
 
 def get(server: HttpServer, path: str, authorization: str | None = None) -> tuple[int, str, str]:
-    """Status, body, and what the client is told to bring."""
+    """Return status, body and the WWW-Authenticate header."""
     while not isinstance(server.bound, tuple):
         assert server.alive
     connection = HTTPConnection(*server.bound, timeout=10)
@@ -138,7 +138,7 @@ def test_in_public_without_a_token_only_the_pages_tell() -> None:
     ],
 )
 def test_a_name_that_was_made_to_lead_here_is_refused(host: str, status: int) -> None:
-    """S10: a page of another site cannot read ours by DNS rebinding."""
+    """S10: another site cannot read our pages through DNS rebinding."""
     access = Access(config.Http(hosts=("Metrics.Example.com",)))
     page = access.addressed(lambda _: HttpResponse(200, b"figures"))
     answer = page(HttpRequest("/metrics", {"host": host} if host else {}))

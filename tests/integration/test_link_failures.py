@@ -1,4 +1,4 @@
-"""The connection when things go wrong: what is known, what is never done, forking."""
+"""The connection after failures: known and unknown outcomes, no repetition, forking."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NewLink = Callable[..., Connection]
 
 @pytest.fixture
 def proxied(proxy: FaultProxy, link: Connection) -> Iterator[Connection]:
-    """A connection through the proxy; the server has been emptied."""
+    """Return a connection through the proxy to an empty server."""
     made = connect(proxy.settings, timeout=5.0, name="test:proxied")
     yield made
     made.close()
@@ -128,7 +128,7 @@ def test_silence_ends_with_the_timeout(proxy: FaultProxy, link: Connection) -> N
 
 
 def test_timeout_spans_the_whole_exchange(proxy: FaultProxy, link: Connection) -> None:
-    """Replies that come one by one, each in time, must not add up."""
+    """Replies that arrive one by one, each in time, must not exceed the timeout together."""
     hasty = connect(proxy.settings, timeout=0.5, name="test:hasty")
     started = time.monotonic()
     with pytest.raises(RedisUnavailable):
@@ -145,7 +145,7 @@ def test_paused_server(new_server: Callable[..., ProcessServer]) -> None:
     with pytest.raises(RedisUnavailable) as caught:
         link.execute("INCR", "n")
     assert caught.value.sent
-    # The kernel accepts for the stopped server; our name is never answered.
+    # The kernel accepts for the stopped server, but our name is never answered.
     started = time.monotonic()
     with pytest.raises(RedisUnavailable, match="cannot connect") as caught:
         link.execute("INCR", "n")
@@ -174,7 +174,7 @@ def test_half_a_command_was_not_sent(new_server: Callable[..., ProcessServer]) -
         assert link.execute("EXISTS", "large") == 0
     assert link.execute("EXISTS", "small") == 1
     link.close()
-    # All of it goes through when the server reads, however long that takes.
+    # The whole command goes through when the server reads, even after a long time.
     link = connect(server.settings, timeout=30.0, name="test")
     assert link.execute("SET", "large", large) == b"OK"
     assert link.execute("STRLEN", "large") == len(large)
@@ -239,7 +239,7 @@ def test_closed_link_opens_again(link: Connection) -> None:
 
 
 def test_transport_never_connects_again(link: Connection) -> None:
-    """Nothing can be sent on another connection than the one that it was meant for."""
+    """No command can be sent on another connection than its own."""
     transport = link.node.ready()
     link.close()
     with pytest.raises(RedisUnavailable) as caught:
@@ -257,7 +257,7 @@ def test_transport_never_connects_again(link: Connection) -> None:
 
 
 def _in_child(run: Callable[[], None]) -> None:
-    """Run in a forked child, and fail when it fails there."""
+    """Run a function in a forked child, and fail if it fails there."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -277,7 +277,7 @@ def test_detached_child_leaves_the_parents_connection_alone(link: Connection) ->
         descriptor = link.node.fileno()
         assert descriptor is not None
         link.detach()
-        # Whatever takes the number next must not be closed by a late clean-up.
+        # A late clean-up must not close the next owner of the descriptor number.
         os.close(descriptor)
         assert os.open(os.devnull, os.O_RDONLY) == descriptor
         assert link.execute("CLIENT", "ID") != number
@@ -308,7 +308,7 @@ def test_second_half_of_many_scripts_lost_counts_as_sent(
     link.execute("SCRIPT", "FLUSH")
     link.run(writer("a", "0"))
     known, unknown = writer("a", "1"), writer("b", "2", name="other")
-    # The server has answered what it knows, and is gone before it can be taught the other.
+    # The server has run the loaded scripts, and is gone before the other can be loaded.
     proxied.open()
     proxy.refusing = True
     trigger = proxy.arm(Fault.CUT_AFTER, command="EVALSHA", nth=2)
@@ -317,7 +317,7 @@ def test_second_half_of_many_scripts_lost_counts_as_sent(
     assert trigger.hit
     assert caught.value.sent
     assert link.execute("MGET", "a", "b") == [b"1", None]
-    # With nothing but unknown scripts, nothing has been done.
+    # With only unknown scripts, the server has executed nothing.
     proxy.refusing = False
     proxied.open()
     proxy.refusing = True
@@ -327,11 +327,11 @@ def test_second_half_of_many_scripts_lost_counts_as_sent(
     assert link.execute("EXISTS", "b") == 0
 
 
-# --- what an enemy of the connection has found ----------------------------------------------------
+# --- attacks on the connection --------------------------------------------------------------------
 
 
 def test_a_signal_while_a_number_is_packed_ends_no_process() -> None:
-    """hiredis would write to a null pointer when the handler of a signal raises."""
+    """hiredis would write to a null pointer if the handler of a signal raises."""
     code = """
 import signal, time
 from streamqd.store.transport import pack
@@ -358,7 +358,7 @@ while struck < 2_000:
 def test_what_was_sent_and_never_read_answers_nothing_else(
     link: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An exception of a signal's handler may come between the sending and the reading."""
+    """A signal handler may raise between sending and reading."""
 
     def interrupted(_count: int) -> NoReturn:
         raise InterruptedInTheMiddleError
@@ -373,7 +373,7 @@ def test_what_was_sent_and_never_read_answers_nothing_else(
 
 
 def test_the_reason_of_a_server_that_takes_nobody_in_is_told() -> None:
-    """It says it before it has read the login, and closes."""
+    """The server sends the reason before it has read the login, and then closes."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def refuse() -> None:
@@ -393,7 +393,7 @@ def test_the_reason_of_a_server_that_takes_nobody_in_is_told() -> None:
 def test_a_fence_that_may_not_be_watched_is_read_by_nobody(
     server: ProcessServer, link: Connection, keys: Keys
 ) -> None:
-    """A right that is taken away from a running worker: its reads would go on without a fence."""
+    """With a permission revoked from a running worker, its reads would continue without a fence."""
     unit = Unit("access", 0, "hits")
     link.execute("HSET", keys.fence(*unit), "token", "ours")
     for stream in (keys.source(*unit), keys.retry_stream(*unit)):
@@ -419,7 +419,7 @@ def test_the_cause_of_a_discarded_transaction_is_its_code(code: str) -> None:
 
 
 def test_a_transaction_whose_exec_has_not_left_is_not_sent() -> None:
-    """By its first command alone a server does nothing of it."""
+    """The server executes no part of a transaction without EXEC."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -431,4 +431,4 @@ def test_a_transaction_whose_exec_has_not_left_is_not_sent() -> None:
         opened.begin(0.05)
         with pytest.raises(RedisUnavailable) as caught:
             opened.send([b"x", b"x" * (1 << 20)])
-        assert not caught.value.sent, "nothing of it has left: the buffer is full"
+        assert not caught.value.sent, "not sent, because the buffer is full"

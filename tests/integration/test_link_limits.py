@@ -1,6 +1,6 @@
-"""One time limit for an exchange as a whole: names, sentinels, the map, connecting and the replies.
+"""One time limit for a whole exchange: names, sentinels, the map, connecting and the replies.
 
-The supervisor renews all leases by such exchanges; one that lasts longer delays all the others.
+The supervisor renews all leases in such exchanges, so a longer one delays all others.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from tests.support.servers import ProcessServer
 from tests.support.waiting import seconds_unscheduled, wait_until
 
 LIMIT = 0.4
-PATIENCE = 5.0  # of the links themselves: what they take without the limit
+PATIENCE = 5.0  # timeout of the connections themselves, without the limit
 
 
 @contextmanager
 def deaf() -> Iterator[int]:
-    """A port whose connections are accepted and never answered."""
+    """Return a port whose connections are accepted and never answered."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
 
 @contextmanager
 def hanging() -> Iterator[tuple[str, int]]:
-    """An address to which nobody gets a connection: its queue is full."""
+    """Return an address that accepts no connection, because its queue is full."""
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         address = listener.getsockname()[:2]
@@ -58,8 +58,8 @@ def hanging() -> Iterator[tuple[str, int]]:
 
 
 def assert_in_time(link: Connection) -> None:
-    """Nothing is answered, and that is found out within the limit."""
-    for _ in range(3):  # the first connects, asks whom to ask, or finds out that nobody is there
+    """Assert that the missing answer is detected within the limit."""
+    for _ in range(3):  # the first attempt connects, finds the node, or detects that there is none
         started, kept = time.monotonic(), seconds_unscheduled()
         with link.within(LIMIT), pytest.raises(RedisUnavailable):
             link.pipeline([("SET", f"k{number}", "1") for number in range(30)])
@@ -69,7 +69,7 @@ def assert_in_time(link: Connection) -> None:
 
 @contextmanager
 def full_backlog(server: ProcessServer) -> Iterator[None]:
-    """No unix socket gets a connection any more; the server is stopped, and is to be resumed."""
+    """Fill the backlog of the Unix socket. The server is stopped and must be resumed."""
     server.restart(tcp_backlog="2")
     server.pause()
     with ExitStack() as stack:
@@ -125,7 +125,7 @@ def test_a_server_that_hangs(new_server: Callable[..., ProcessServer]) -> None:
     with link.within(0.0), pytest.raises(RedisUnavailable, match="no time was left") as caught:
         link.execute("PING")
     assert not caught.value.sent
-    assert link.execute("PING") == b"PONG", "a limit ends with its block"
+    assert link.execute("PING") == b"PONG", "a limit is valid only in its block"
     link.close()
 
 
@@ -133,7 +133,7 @@ def test_a_server_that_hangs(new_server: Callable[..., ProcessServer]) -> None:
 def test_an_address_that_hangs_leaves_time_for_the_next(
     new_server: Callable[..., ProcessServer],
 ) -> None:
-    """A name that leads to several: each had the whole time to itself."""
+    """For a name with several addresses, each address had the whole time limit."""
     port = new_server(tcp=True).port
     with hanging() as first, hanging() as second:
         found = [(socket.AF_INET, each) for each in (first, second, ("127.0.0.1", port))]
@@ -147,7 +147,7 @@ def test_an_address_that_hangs_leaves_time_for_the_next(
 
 
 def test_sentinels_and_a_master_that_hang(binary: Path) -> None:
-    """Two sentinels say nothing, one names a master, which says nothing."""
+    """Two sentinels are silent, one names a master, which is silent too."""
     with Sentinels(binary, replicas=0, sentinels=1) as made, deaf() as one, deaf() as two:
         hosts = f"127.0.0.1:{one},127.0.0.1:{two},127.0.0.1:{made.sentinels[0].port}"
         settings = replace(config.Redis(), url=f"redis+sentinel://{hosts}/{NAME}")
@@ -155,7 +155,7 @@ def test_sentinels_and_a_master_that_hang(binary: Path) -> None:
         with link.within(PATIENCE):
             assert link.execute("PING") == b"PONG"
         link.close()
-        # Whoever says nothing leaves time for the next.
+        # A silent sentinel leaves time for the next.
         fresh = connect(replace(settings, connect_timeout=60.0), timeout=60.0, name="test")
         with fresh.within(2.0):
             assert fresh.execute("PING") == b"PONG"
@@ -171,7 +171,7 @@ def test_sentinels_and_a_master_that_hang(binary: Path) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(binary: Path) -> Iterator[Cluster]:
-    """Masters without replicas, so many that two may hang and the others go on."""
+    """Start enough masters without replicas that two may hang while the others continue."""
     with Cluster(binary, masters=5, replicas=0, cluster_require_full_coverage="no") as made:
         made.wait_ok()
         yield made
@@ -197,7 +197,7 @@ def test_a_cluster_that_hangs(cluster: Cluster) -> None:
 
 
 def settings_of(url: str) -> Settings:
-    """An instance whose beats are far apart."""
+    """Return the settings of an instance with rare heartbeats."""
     return Settings(
         redis=replace(config.Redis(), url=url),
         daemon=Daemon(instance="west-1", lease_ttl=60.0),
@@ -206,8 +206,8 @@ def settings_of(url: str) -> Settings:
 
 
 def test_the_beat_waits_for_its_own_node(cluster: Cluster) -> None:
-    """Another node had failed, was not wanted any more, and its pause was over: no reason to ask
-    the node of the beat again and again without a pause of its own."""
+    """After the pause of another failed node that is no longer needed, the node of the heartbeat
+    still gets its own pause between attempts."""
     ours = settings_of(cluster.url)
     board = Scoreboard(2)
     exchange = LeaseManager(ours, board, "lock")
@@ -234,20 +234,20 @@ def test_the_beat_waits_for_its_own_node(cluster: Cluster) -> None:
     try:
         wait_until(
             lambda: tick(held) > 0 and held.phase is Phase.HELD and held.groups_ready,
-            what="nothing is left to say",
+            what="no call is left",
         )
         lost.pause()
         held.renew_at = 0.0
-        tick(held, far)  # one is answered
+        tick(held, far)  # one node answers
         assert not exchange.ok
-        wait_until(lambda: tick(held) > 0, what="the rest has nothing to say")
+        wait_until(lambda: tick(held) > 0, what="the other units have no call")
         home.pause()
         exchange.membership.beat_at = 0.0
         asked = board.counter("exchange_errors")
         for _ in range(2):
             held.renew_at = 0.0
             tick(held)
-        assert board.counter("exchange_errors") - asked == 1, "it is left alone meanwhile"
+        assert board.counter("exchange_errors") - asked == 1, "no attempt during the pause"
         assert held.renew_at > time.monotonic(), "the others are served"
         assert exchange.next_at() > time.monotonic()
     finally:
@@ -259,7 +259,7 @@ def test_the_beat_waits_for_its_own_node(cluster: Cluster) -> None:
 def test_names_are_resolved_beside_the_supervisor() -> None:
     names = Resolver()
     assert names.lookup("127.0.0.1", 6379, 1.0) == [(socket.AF_INET, ("127.0.0.1", 6379))]
-    assert not names.pids, "an address needs nobody"
+    assert not names.pids, "an address needs no resolver"
     assert (socket.AF_INET, ("127.0.0.1", 6379)) in names.lookup("localhost", 6379, 10.0)
     assert not names.pids
     with pytest.raises(socket.gaierror, match=r"not known|resol"):
@@ -267,7 +267,7 @@ def test_names_are_resolved_beside_the_supervisor() -> None:
     with pytest.raises(OSError, match="not resolved yet"):
         names.lookup("localhost", 1, 0.0)
     (child,) = names.pids
-    assert names.lookup("localhost", 1, 10.0), "the next try finds what was under way"
+    assert names.lookup("localhost", 1, 10.0), "the next try uses the result of the first"
     assert child not in names.pids
     assert threading.active_count() == 1
 

@@ -1,4 +1,4 @@
-"""The connection over TLS: who is trusted, and that a forked child does not end the session."""
+"""The connection over TLS: trusted certificates, and a session that survives a fork."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ CHAIN = ("server.pem", "ca.pem")
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an authority, and a certificate for 127.0.0.1 that it has signed."""
+    """Create a folder with an authority and its signed certificate for 127.0.0.1."""
     return needed(tls.certificates, tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="module")
 def server(certificates: Path) -> Iterator[ProcessServer]:
-    """A server that speaks TLS on a port."""
+    """Start a server with TLS on a port."""
     made = needed(tls.start, certificates)
     yield made
     made.close()
@@ -37,7 +37,7 @@ def server(certificates: Path) -> Iterator[ProcessServer]:
 
 @pytest.fixture
 def settings(server: ProcessServer, certificates: Path) -> config.Redis:
-    """The right settings; the server asks for a client certificate too."""
+    """Return valid settings, with the client certificate that the server requires."""
     return config.Redis(
         url=f"rediss://127.0.0.1:{server.port}",
         ca_file=certificates / "ca.pem",
@@ -48,7 +48,7 @@ def settings(server: ProcessServer, certificates: Path) -> config.Redis:
 
 @pytest.fixture
 def open_link() -> Iterator[Open]:
-    """Make connections that are closed afterwards."""
+    """Make connections that are closed after the test."""
     made: list[Connection] = []
 
     def make(settings: config.Redis) -> Connection:
@@ -81,7 +81,7 @@ def test_unknown_authority_is_refused(
 def test_replaced_certificates_are_read_with_the_next_connection(
     settings: config.Redis, open_link: Open, certificates: Path, tmp_path: Path
 ) -> None:
-    """A reload replaces the workers, and with them their connections; nothing is restarted."""
+    """A reload replaces the workers and their connections without a restart."""
     names = {"ca_file": "ca.pem", "cert_file": "server.pem", "key_file": "server.key"}
     for name in names.values():
         shutil.copy(certificates / name, tmp_path)
@@ -97,7 +97,7 @@ def test_replaced_certificates_are_read_with_the_next_connection(
     shutil.copy(certificates / "ca.pem", tmp_path / "ca.pem")
     assert link.execute("PING") == b"PONG"
 
-    # The other side's certificate is ours: a pair that does not match is refused, and said so.
+    # A certificate that does not match its key is refused with an error.
     shutil.copy(certificates / "other.key", tmp_path / "server.key")
     link.close()
     with pytest.raises(RedisUnavailable, match="KEY_VALUES_MISMATCH"):
@@ -108,7 +108,7 @@ def test_replaced_certificates_are_read_with_the_next_connection(
 def test_an_expired_certificate_is_refused_until_it_is_replaced(
     settings: config.Redis, open_link: Open, certificates: Path, tmp_path: Path
 ) -> None:
-    """That of the client first, then that of the server; connections that are open stay so."""
+    """First the client's certificate expires, then the server's. Open connections stay open."""
     old, own = tls.expired(certificates), tmp_path / "own.pem"
     shutil.copy(old, own)
     link, open_one = open_link(replace(settings, cert_file=own)), open_link(settings)

@@ -1,4 +1,4 @@
-"""The housekeeper finds workers that wait for messages and hear nothing."""
+"""The housekeeper finds workers whose long poll misses new entries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEWEST = (1 << 64) - 1
 
 
 class Watched:
-    """Slots of some units, and a listener that looks at them."""
+    """The slots of some units, and a listener that checks them."""
 
     def __init__(self, link: Connection, keys: Keys) -> None:
         self.link, self.keys = link, keys
@@ -33,7 +33,7 @@ class Watched:
         return self.slots[unit].poll
 
     def wait(self, unit: Unit, since: int = 1, retry: bytes = b"0-0", main: bytes = b"0-0") -> None:
-        """Let the worker of a unit wait in its long poll."""
+        """Mark the worker of a unit as waiting in its long poll."""
         self.words(unit).begin(since, retry, main)
 
     def add(self, key: str, entry_id: str) -> None:
@@ -52,7 +52,7 @@ def watched(link: Connection, keys: Keys) -> Watched:
 
 
 def test_who_does_not_hear_of_an_entry_is_told(watched: Watched) -> None:
-    """C3: the first look finds it, the second one is sure."""
+    """C3: the first check finds the worker, the second confirms it."""
     for unit in UNITS:
         watched.wait(unit)
     assert watched.look() is None
@@ -70,7 +70,7 @@ def test_who_hears_of_it_meanwhile_is_left_alone(watched: Watched) -> None:
     watched.add(watched.keys.source(*one), "1-0")
     assert watched.look() == SURE_SECONDS
     watched.words(one).end()
-    watched.wait(other, since=2, main=b"1-0")  # it has heard, and waits again
+    watched.wait(other, since=2, main=b"1-0")  # it was woken and waits again
     assert (watched.look(), watched.missed(), watched.wakes) == (None, set(), 0)
 
 

@@ -1,4 +1,4 @@
-"""A look at who holds a unit: what it sees, and that it asks no more than it must."""
+"""Views of unit owners: their content, and their minimal number of commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OTHER = UNIT._replace(partition=UNIT.partition + 1)
 
 
 class Watching:
-    """An instance that looks at two units, and the commands that the last look took."""
+    """An instance that observes two units, and the commands of its last look."""
 
     def __init__(self, link: Connection, keys: Keys) -> None:
         self._link = link
@@ -44,7 +44,7 @@ def test_what_is_held_as_before_is_asked_for_its_lease_alone(link: Connection, k
     assert watching.asked == ["HMGET", "PTTL"] * 2
     again = watching.look()
     assert again[UNIT] == first[UNIT]
-    assert watching.asked == ["GET", "HMGET", "PTTL"], "what is free has its fence read again"
+    assert watching.asked == ["GET", "HMGET", "PTTL"], "the fence of a free unit is read again"
 
 
 def test_how_long_the_lease_of_a_silent_owner_lives_is_looked_at_each_time(
@@ -69,7 +69,7 @@ def test_each_change_of_a_holder_is_seen_by_the_next_look(link: Connection, keys
     after = watching.look()[UNIT]
     assert after.token == "t2"
     assert after.epoch > before.epoch
-    link.execute("DEL", keys.lease(*UNIT))  # as when it ends
+    link.execute("DEL", keys.lease(*UNIT))  # as at its exit
     ended = watching.look()[UNIT]
     assert (ended.token, ended.epoch, ended.ttl) == ("t2", after.epoch, None)
     link.run(leases.acquire(keys, Lease(UNIT, "t3", after.epoch), TTL, "web-3", ""))
@@ -92,10 +92,10 @@ def test_a_unit_of_which_nothing_is_known_is_not_seen(link: Connection, keys: Ke
         return [RedisUnavailable("no answer", sent=True) for _ in commands]
 
     assert looks.take([UNIT, OTHER], {OWNER}, silent) == {}
-    assert asked == [[UNIT], [OTHER]], "nobody waits twice for a node that does not answer"
+    assert asked == [[UNIT], [OTHER]], "no look waits twice for a silent node"
 
     def refusing(_units: Sequence[Unit], commands: list[tuple[Any, ...]]) -> list[Any]:
         return [RedisRefused("NOPERM", "NOPERM") for _ in commands]
 
     assert looks.take([UNIT, OTHER], {OWNER}, refusing) == {}
-    assert set(watching.look()) == {UNIT, OTHER}, "and after that everything is asked anew"
+    assert set(watching.look()) == {UNIT, OTHER}, "and after that everything is read again"

@@ -1,4 +1,4 @@
-"""Promises of the worker, the fetch and the start that only a real server can judge.
+"""Promises of the worker, the fetch and the start that need a real server.
 
 Workers run here in the test's own process: see tests/support/life.py.
 """
@@ -92,7 +92,7 @@ def test_what_a_lost_read_has_moved_is_handled_over_the_next_connection(
     assert desk.state()["stream"].groups == {"hits": ("2-0", {})}
 
 
-# --- what is in hand when a worker leaves ---------------------------------------------------------
+# --- held messages of a leaving worker ------------------------------------------------------------
 
 
 def test_what_a_stop_releases_runs_later_as_its_first_attempt(desk: Desk, life: Life):
@@ -107,7 +107,7 @@ def test_what_a_stop_releases_runs_later_as_its_first_attempt(desk: Desk, life: 
         life.stop()
 
     assert life.run(life.worker("t1"), last) == ExitCode.STOPPED
-    assert runs == [("1-0", 1)], "the current message was finished and no other begun"
+    assert runs == [("1-0", 1)], "the current message was finished and no other started"
     assert desk.state()["stream"].groups == {"hits": ("3-0", {"2-0": "w", "3-0": "w"})}
 
     desk.expect("lease_release", "OK", leases.release(desk.keys, desk.leased("t1")))
@@ -171,7 +171,7 @@ def test_a_soft_limit_interrupts_the_run_that_it_is_meant_for_and_nothing_else(
     interrupted = []
 
     def work(message: Message) -> None:
-        # The supervisor has decided: this run is over its limit; of the last one it is too late.
+        # The supervisor decides that this run exceeds its limit. For the last run it is too late.
         slot.soft_kill_seq = slot.run_seq - (message.id == "3-0")
         if message.id != "2-0":
             try:
@@ -201,7 +201,7 @@ def test_a_soft_limit_interrupts_the_run_that_it_is_meant_for_and_nothing_else(
 def test_with_full_memory_a_failed_message_is_parked_and_the_others_are_acknowledged(
     desk: Desk, slot: WorkerSlot
 ):
-    """T18: who waits for memory here would never free any."""
+    """T18: a worker that waited for memory here would never free any."""
     failed, done = desk.pending("1-0", "2-0")
     desk.own("t1")
     settler = Settler(desk.link, desk.keys, desk.leased("t1"), slot)
@@ -218,7 +218,7 @@ def test_with_full_memory_a_failed_message_is_parked_and_the_others_are_acknowle
     settler.begin_batch([])
     assert slot.states[0] == FAILED
 
-    settler._deferred_until_ns = 1  # its time has come
+    settler._deferred_until_ns = 1  # now it is due
     settler.flush()
     assert settler.owed == 0
     assert slot.states[0] == CLEARED
@@ -235,7 +235,7 @@ LATEST = Settings(
 
 
 def test_a_group_that_began_at_the_latest_comes_back_at_the_oldest(desk: Desk):
-    """T12: at its first start it skips what is there; lost later, it must skip nothing."""
+    """T12: a new group skips existing entries. A group that was lost later must skip none."""
     desk.add("1-0")
     startup.ensure_topics(desk.link, LATEST)
     desk.add("2-0")
@@ -248,7 +248,7 @@ def test_a_group_that_began_at_the_latest_comes_back_at_the_oldest(desk: Desk):
 
 @pytest.mark.fault("F15")
 def test_a_group_of_an_emptied_server_comes_back_at_the_oldest(desk: Desk):
-    """T12: nothing is left that says that the group was there, but whoever consumes it knows."""
+    """T12: the emptied server has no record of the group, but its consumer has."""
     startup.ensure_topics(desk.link, LATEST)
     desk.do("FLUSHALL")
     desk.add("1-0")
@@ -261,7 +261,7 @@ def test_a_group_of_an_emptied_server_comes_back_at_the_oldest(desk: Desk):
 
 @pytest.fixture
 def started() -> Iterator[Callable[[support.Daemon], support.Daemon]]:
-    """Start daemons, and leave none behind."""
+    """Start daemons, and stop all of them after the test."""
     made: list[support.Daemon] = []
 
     def start(daemon: support.Daemon) -> support.Daemon:
@@ -312,7 +312,7 @@ def test_a_reload_hands_over_when_the_old_worker_is_quiet(
 
     daemon.signal(signal.SIGHUP)
     daemon.wait_event("worker.warm")
-    for _ in range(4):  # each answer is one more tick in which it could hand over too early
+    for _ in range(4):  # each answer is one more tick with a chance of a premature handover
         ticks = daemon.mark()
         daemon.signal(signal.SIGUSR1)
         daemon.wait_event("state", after=ticks)

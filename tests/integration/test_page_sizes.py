@@ -22,7 +22,7 @@ COUNT = 300
 
 @dataclass(frozen=True)
 class Watched(Store):
-    """A store that keeps the rows and bytes of each page of entries."""
+    """A store that records the rows and bytes of each page of entries."""
 
     pages: list[tuple[int, int]] = field(default_factory=list)
 
@@ -57,7 +57,7 @@ def onwards(store: Watched) -> list[str]:
 
 @pytest.mark.parametrize("listed", [backwards, onwards])
 def test_a_page_of_large_entries_ends_at_the_bound(link: Connection, listed: Any) -> None:
-    """S2: a page has BYTES_MAX of bodies or one more, the first page too; none is passed over."""
+    """S2: each page has at most one body beyond BYTES_MAX, and no entry is skipped."""
     store = filled(link, [LARGE] * 50)
     assert listed(store) == [f"{number}-0" for number in range(1, 51)]
     assert [count for count, _ in store.pages] == [4] * 12 + [2]
@@ -73,7 +73,7 @@ def test_a_page_of_small_entries_has_page_max_rows(link: Connection, listed: Any
 
 @pytest.mark.parametrize("listed", [backwards, onwards])
 def test_a_page_of_mixed_entries_has_one_body_too_many(link: Connection, listed: Any) -> None:
-    """S2: large entries behind small ones: a page sized by the mean before it took 64 of them."""
+    """S2: a page sized by the mean of earlier small entries took 64 large ones."""
     sizes = ([10] * 20 + [8 * BYTES_MAX] * 3) * 3
     store = filled(link, sizes)
     assert len(listed(store)) == len(sizes)
@@ -83,7 +83,7 @@ def test_a_page_of_mixed_entries_has_one_body_too_many(link: Connection, listed:
 
 @pytest.mark.parametrize("listed", [backwards, onwards])
 def test_a_walk_ends_at_the_last_id_of_all(link: Connection, listed: Any) -> None:
-    """Nothing can follow the last id; a range behind it is an error of the server."""
+    """No id can follow the last one, and the server rejects a range after it."""
     store = filled(link, [10])
     link.execute("XADD", STREAM, LAST_ID, "payload", "x")
     assert listed(store) == ["1-0", LAST_ID.decode()]

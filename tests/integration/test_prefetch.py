@@ -1,4 +1,4 @@
-"""What a worker has in hand beside the message that runs, and who gets it when it ends."""
+"""The messages that a worker holds besides the running one, and their next owner."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.life import Life
 def test_a_worker_with_a_slow_handler_keeps_little_in_hand(
     desk: Desk, life: Life, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ):
-    """Whatever a run takes here is long: what lies in hand behind it nobody else could begin."""
+    """Every run counts as long here, and no other worker could start a held message."""
     monkeypatch.setattr(prefetch, "WORK_IN_HAND_NS", 1)
     for number in range(1, 13):
         desk.add(f"{number}-0")
@@ -30,7 +30,7 @@ def test_a_worker_with_a_slow_handler_keeps_little_in_hand(
 def test_acknowledgements_bring_nothing_that_would_lie_behind_slow_runs(
     desk: Desk, life: Life, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ):
-    """Whatever a run takes is long here, and has waited for long enough for its settlement."""
+    """Every run counts as long here, and every finished message as overdue for its settlement."""
     monkeypatch.setattr(prefetch, "WORK_IN_HAND_NS", 1)
     monkeypatch.setattr(concurrent, "WORK_IN_HAND_NS", 1)
     monkeypatch.setattr(assembly, "ACK_DELAY_NS", 0)
@@ -41,7 +41,7 @@ def test_acknowledgements_bring_nothing_that_would_lie_behind_slow_runs(
 
     def work(message: Message) -> None:
         if message.id in ("1-0", "2-0", "3-0"):
-            last.wait(5)  # so that one run ends at a time
+            last.wait(5)  # so that runs finish one at a time
             return
         in_hand.append(slot.unfinished)
         if len(in_hand) == 57:
@@ -50,13 +50,13 @@ def test_acknowledgements_bring_nothing_that_would_lie_behind_slow_runs(
     worker = life.worker("t1", concurrency=4, order="none", max_messages=60, prefetch_bytes=1 << 30)
     assert life.run(worker, work) == ExitCode.RECYCLE
     print("in hand:", in_hand)
-    assert max(in_hand[-20:]) <= 2 * 4, "what runs, and what a read brings when a lane is free"
+    assert max(in_hand[-20:]) <= 2 * 4, "the running messages, and one read for a free lane"
 
 
 def test_what_it_has_not_begun_goes_to_the_next_owner_at_once(
     desk: Desk, life: Life, slot: WorkerSlot
 ):
-    """A slow message holds none of those that were read with it when the partition moves."""
+    """When the partition moves, a slow message does not hold other messages of its read."""
     for number in range(1, 5):
         desk.add(f"{number}-0")
     runs: list[tuple[str, str, int]] = []
@@ -64,11 +64,11 @@ def test_what_it_has_not_begun_goes_to_the_next_owner_at_once(
     def slow(message: Message) -> None:
         assert slot.in_hand == 4
         runs.append(("t1", message.id, message.attempt))
-        life.stop()  # the partition is wanted elsewhere while the first message runs
+        life.stop()  # the partition moves while the first message runs
 
     assert life.run(life.worker("t1"), slow) == ExitCode.STOPPED
     assert slot.counter("released") == 3
-    assert slot.states[0] == CLEARED, "the one that ran is acknowledged, whoever comes next"
+    assert slot.states[0] == CLEARED, "the finished message is acknowledged for any next owner"
     desk.link.run(leases.release(desk.keys, desk.leased("t1")))
     desk.own("t2", seen_epoch=int(desk.do("HGET", desk.fence, "epoch")))
     follower = life.worker("t2", max_messages=3)

@@ -1,4 +1,4 @@
-"""The producer against a real server: what is written, where, and what a lost answer means."""
+"""The producer with a real server: its entries, their partitions, and lost answers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def with_topic(url: str, topic: str, partitions: int) -> config.Settings:
     return dataclasses.replace(settings, redis=dataclasses.replace(settings.redis, url=url))
 
 
-# --- what is written ------------------------------------------------------------------------------
+# --- entries --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_the_size_limit_is_exact(server, link, keys):
     assert len(entries(link, keys, "access")) == 1
 
 
-# --- where it goes --------------------------------------------------------------------------------
+# --- partitions -----------------------------------------------------------------------------------
 
 
 def test_a_key_chooses_its_partition_by_crc32(producer, link, keys):
@@ -342,7 +342,7 @@ def pairs(flat: list[bytes]) -> list[tuple[bytes, bytes]]:
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
-# --- what a lost answer means ---------------------------------------------------------------------
+# --- lost answers ---------------------------------------------------------------------------------
 
 
 @pytest.mark.fault("F12")
@@ -366,7 +366,7 @@ def test_with_a_dedup_id_a_lost_answer_is_repeated_and_writes_once(proxy, link, 
     with Producer(proxy.url) as producer:
         producer.send("access", b"first")
         trigger = proxy.arm(Fault.DROP_REPLY, wanted=lambda args: args[0] in (b"EVAL", b"EVALSHA"))
-        # The first answer is NOSCRIPT on a fresh server: what counts is that it is lost.
+        # On a fresh server the first answer is NOSCRIPT. It only matters that it is lost.
         sent = producer.send("access", b"second", dedup_id="2")
         assert trigger.hit
         assert producer.send("access", b"second", dedup_id="2") == sent
@@ -446,7 +446,7 @@ def test_while_nobody_listens_nothing_was_written(proxy, link, keys, monkeypatch
         tried = proxy.refused
         with pytest.raises(RedisUnavailable):
             producer.send("access", b"second")
-        assert proxy.refused == tried + 2, "before the pause and behind it"
+        assert proxy.refused == tried + 2, "before and after the pause"
         with pytest.raises(RedisUnavailable) as caught:
             producer.send_many("access", [b"third"])
         assert not caught.value.sent
@@ -541,7 +541,7 @@ def test_a_full_memory_tells_which_were_written(producer, link, keys):
 def test_a_chunk_is_repeated_only_when_all_of_it_must_wait(
     producer, link, keys, monkeypatch, first, tries, ids
 ):
-    """A server that refuses a part of a pipeline for the moment is a cluster that moves slots."""
+    """A cluster that moves slots refuses a part of a pipeline for a time."""
     create(link, keys, "access", 2)
     answers = [first, [[b"OK", [b"3-0"]], [b"OK", [b"4-0"]]]]
 
@@ -583,7 +583,7 @@ def test_scheduling_many(producer, link, keys):
 
 @pytest.mark.parametrize("fork", [os.fork, ctypes.PyDLL(None).fork], ids=["python", "c"])
 def test_a_forked_child_sends_over_a_connection_of_its_own(producer, link, keys, fork):
-    """Also one of uWSGI, which forks in C and runs no hook of Python's unless it is asked to."""
+    """Also for uWSGI, which forks in C and by default runs no fork hook of Python."""
     producer.send("access", b"parent")
     pid = fork()
     if pid == 0:
@@ -633,7 +633,7 @@ def test_without_arguments_the_file_beside_decides_as_for_the_command_line(
 
 
 def test_a_named_file_counts_before_the_one_beside(server, store: Store, monkeypatch, tmp_path):
-    """U4: in the order of the command line."""
+    """U4: the same precedence as on the command line."""
     (tmp_path / "streamq.toml").write_text('[redis]\nurl = "redis://nowhere.invalid:1/0"\n')
     named = tmp_path / "named.toml"
     named.write_text(f'[redis]\nurl = "{server.url}"\n')

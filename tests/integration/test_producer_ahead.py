@@ -1,4 +1,4 @@
-"""`send_many` makes the next chunk while Redis works on one: what then goes wrong in between."""
+"""`send_many` prepares the next chunk while Redis executes one: failures in between."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.servers import Server
 from tests.support.waiting import wait_until
 
 CHUNK = 512  # messages of a transaction
-UNDER_WAY = CHUNK + 88  # while this item is made, the first chunk has no answer
+UNDER_WAY = CHUNK + 88  # while this item is made, the first chunk is unanswered
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def producer(server: Server, link: Connection) -> Iterator[Producer]:
 
 
 def numbers(count: int, step: Callable[[], object], at: int = UNDER_WAY) -> Iterator[bytes]:
-    """Items, of which one does something before it is there."""
+    """Yield items, with an action before one item."""
     for number in range(count):
         if number == at:
             step()
@@ -55,7 +55,7 @@ def ids_of(link: Connection, keys: Keys, topic: str = "access", partition: int =
 
 
 def in_step(producer: Producer, link: Connection, keys: Keys, topic: str = "access") -> None:
-    """What the producer takes for the answer is the answer to what it sent."""
+    """Assert that each answer belongs to its own request."""
     for text in (b"one", b"two"):
         sent = producer.send(topic, text)
         [[_, fields]] = link.execute("XRANGE", keys.stream(topic, 0), sent.id, sent.id)
@@ -274,7 +274,7 @@ def test_an_answer_that_is_lost_in_an_inner_use_is_lost_to_the_outer(proxy, link
 
 
 class Interruption(BaseException):
-    """As KeyboardInterrupt is one."""
+    """An exception like KeyboardInterrupt."""
 
 
 def test_an_answer_given_up_in_an_inner_use_is_not_read_on_another_connection(proxy, link, keys):
@@ -283,7 +283,7 @@ def test_an_answer_given_up_in_an_inner_use_is_not_read_on_another_connection(pr
             frame = frame.f_back
         if frame is not None:
             raise Interruption
-        signal.setitimer(signal.ITIMER_REAL, 0.02)  # it does not wait yet
+        signal.setitimer(signal.ITIMER_REAL, 0.02)  # the producer is not waiting yet
 
     def swallow_it() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.02)

@@ -117,7 +117,7 @@ def test_a_cancelled_send_harms_no_other(server, link, keys, gate):
     assert cancelled
     assert trouble == []
     found = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
-    # What had begun was written all the same: nobody can tell from the cancellation.
+    # A send in progress is still written, which the cancellation does not show.
     assert [fields[1] for _, fields in found] == [b"begun", b"behind", b"later"]
     assert [f"access/0/{raw_id.decode()}" for raw_id, _ in found][1:] == ids
 
@@ -220,7 +220,7 @@ def test_a_loop_that_is_gone_stops_nothing(server, link, keys, gate):
 
 
 def sends_of_a_child(producer: AsyncProducer) -> None:
-    """Send from a loop of the child's own, more than there is room for at once."""
+    """Send more than fits at a time from the child's own loop."""
 
     async def work() -> None:
         sends = (producer.send("access", b"child") for _ in range(5))
@@ -254,7 +254,7 @@ def test_a_fork_while_sends_wait_for_room_stops_no_child(server, link, keys, gat
     async def work() -> None:
         async with AsyncProducer(server.url, partitioner=choose, max_messages=1) as producer:
             sends = [asyncio.create_task(producer.send("access", b"parent")) for _ in range(3)]
-            # The first is being written, the second holds the queue, the third waits in it.
+            # The first is being written, the second blocks the queue, the third waits in it.
             await asyncio.to_thread(gate.reached.wait, 10)
             in_child(lambda: sends_of_a_child(producer))
             gate.opened.set()

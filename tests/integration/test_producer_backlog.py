@@ -1,4 +1,4 @@
-"""Producers with a thread that writes, and a partition that has no room for more."""
+"""Producers with a writing thread, and a full partition."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 
 
 def crowd(link: Connection, keys: Keys, url: str) -> None:
-    """A topic of two partitions that a group reads, the first of them full for max_backlog=1."""
+    """Create a topic of two partitions with a group. The first is full for max_backlog=1."""
     topics.create(Store(link, keys), "access", topics.Topic(partitions=2))
     link.execute("XGROUP", "CREATE", keys.stream("access", 0), "g", "0", "MKSTREAM")
     with Producer(url) as producer:
@@ -27,7 +27,7 @@ def crowd(link: Connection, keys: Keys, url: str) -> None:
 
 
 def make_room(link: Connection, keys: Keys) -> None:
-    """The group is done with all that is in the full partition."""
+    """Acknowledge every entry of the full partition."""
     stream = keys.stream("access", 0)
     read = link.execute("XREADGROUP", "GROUP", "g", "w", "STREAMS", stream, ">")
     link.execute("XACK", stream, "g", *(entry_id for entry_id, _ in read[0][1]))
@@ -43,7 +43,7 @@ def test_a_full_partition_holds_up_no_other_and_keeps_its_order(server, link, ke
         assert not full.done()
         assert not producer.flush(0)
         make_room(link, keys)
-        behind = producer.send("access", b"third", partition=0)  # before the next look for room
+        behind = producer.send("access", b"third", partition=0)  # before the next check for room
         assert full.result(10)
         assert not behind.done()
         make_room(link, keys)
@@ -91,7 +91,7 @@ def test_nothing_overtakes_what_waits_when_the_topic_grows(server, link, keys):
 
 
 def moving(_key: bytes | None, partitions: int) -> int:
-    """Moves from the full partition to a new one when the topic grows."""
+    """Return a key that moves from the full partition to a new one when the topic grows."""
     return partitions - 2
 
 
@@ -116,7 +116,7 @@ def test_tasks_do_not_wait_for_a_partition_that_is_not_theirs(server, link, keys
 
 
 def test_a_look_for_room_costs_in_proportion_to_what_waits(server, link, keys, monkeypatch):
-    """B6: 300 sends that wait for one partition are not compared with one another at each look."""
+    """B6: a check does not compare 300 waiting sends of one partition with one another."""
     crowd(link, keys, server.url)
     compared, tried = [0], [0]
     full_partitions, write = Chunk.full_partitions, Sender._write

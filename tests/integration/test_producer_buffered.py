@@ -32,7 +32,7 @@ from streamqd.store.store import Store
 from tests.support.proxy import Fault
 from tests.support.waiting import wait_until
 
-NEVER = 3600.0  # seconds to linger: nothing is written but for another reason
+NEVER = 3600.0  # seconds to linger, too long to cause a write
 
 
 def payloads(
@@ -49,7 +49,7 @@ def transactions(link: Connection) -> int:
 
 
 class Gate:
-    """A partitioner that holds the writing thread back until it is opened."""
+    """A partitioner that blocks the writing thread until a test opens it."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -288,7 +288,7 @@ def test_a_full_buffer_refuses_or_makes_wait(server, link, keys, gate, limits):
 
 
 def test_send_waits_for_room(server, link, keys):
-    # It would linger for ever: whoever waits for room makes it go.
+    # It would linger forever. A send that waits for room triggers the write.
     with BufferedProducer(server.url, linger=NEVER, max_messages=3, block="1m") as producer:
         for n in range(10):
             producer.send("access", b"%d" % n)
@@ -345,7 +345,7 @@ def test_a_program_that_ends_without_close_has_sent_everything(server, link, key
 
 
 def in_child(work: Callable[[], None]) -> None:
-    """Run it in a forked child; whatever it raises fails the test."""
+    """Run a function in a forked child. An exception there fails the test."""
     pid = os.fork()
     if pid == 0:
         try:

@@ -1,4 +1,4 @@
-"""The examples of producers: each is run, and the page shows what is run."""
+"""The examples of producers: each is run, and the page shows the same code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages with an end: a worker acknowledges those that come too late, without a run."""
+"""Messages with an expiry: a worker acknowledges expired messages without a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FUTURE = datetime.now(UTC) + timedelta(hours=1)
 
 
 def handled(life: Life, **consumer: Any) -> list[bytes]:
-    """Let a worker live until it has handled the message `last`; return what it has handled."""
+    """Run a worker until it has handled the message `last`, and return the handled messages."""
     seen: list[bytes] = []
 
     def work(message: Message) -> None:
@@ -35,7 +35,7 @@ _seen: list[bytes] = []
 
 
 def handle_batch(messages: list[Message]) -> None:
-    """The handler of the worker that takes batches."""
+    """The handler of a batch worker."""
     for each in messages:
         _seen.append(each.payload)
         if each.payload == b"last":

@@ -1,4 +1,4 @@
-"""What a producer can be told, on a real server: partitioners, instants, the backlog's limit."""
+"""Options of a producer on a real server: partitioners, instants and `max_backlog`."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tests.support.waiting import wait_until
 
 THREADS, SENDS = 8, 60
 LIMIT = 1.0  # seconds of a send to a server that does not answer
-HUNG = 0.8  # seconds more that the machine may need to notice that
+HUNG = 0.8  # seconds of tolerance for a busy machine
 
 
 def payloads(link: Connection, keys: Keys, topic: str, partitions: int = 2) -> list[bytes]:
@@ -110,7 +110,7 @@ def test_send_in_a_signal_handler_refuses_to_interrupt_a_send(
 
 
 def taken(producer: Producer) -> bool:
-    """Take the lock of a producer if it is free, for a moment."""
+    """Take and release the lock of a producer if it is free."""
     lock = producer._sender._lock
     if free := lock.acquire(blocking=False):
         lock.release()
@@ -120,7 +120,7 @@ def taken(producer: Producer) -> bool:
 def test_fork_while_another_thread_sends_leaves_the_child_a_free_lock(
     fresh_server: ProcessServer,
 ) -> None:
-    """U4: a child that is forked in the middle of a thread's send can send."""
+    """U4: a child forked during another thread's send can send."""
     producer = Producer(fresh_server.url, timeout=20)
     producer.send("access", "warm")
     fresh_server.pause()
@@ -144,7 +144,7 @@ def test_fork_while_another_thread_sends_leaves_the_child_a_free_lock(
 
 
 def elapsed(send: Callable[[], object]) -> float:
-    """Seconds until a send fails for want of an answer."""
+    """Return the seconds until a send fails without an answer."""
     started = time.monotonic()
     with pytest.raises(RedisUnavailable):
         send()
@@ -158,7 +158,7 @@ def elapsed(send: Callable[[], object]) -> float:
 def test_send_to_a_hung_server_ends_within_its_timeout(
     fresh_server: ProcessServer, options: dict[str, object], *, warm: bool
 ) -> None:
-    """U7: `timeout` bounds the send with all its repetitions, also the first one to a topic."""
+    """U7: `timeout` bounds a send with all its repetitions, even the first send to a topic."""
     with Producer(fresh_server.url, timeout=LIMIT) as producer:
         if warm:
             producer.send("access", "warm")

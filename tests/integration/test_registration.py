@@ -1,4 +1,4 @@
-"""What is registered when work begins: a topic is taken as it is, and none is made of a slip."""
+"""Registration at the start: a topic keeps its settings, and a mistyped name creates none."""
 
 from __future__ import annotations
 

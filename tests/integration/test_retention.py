@@ -1,4 +1,4 @@
-"""Retention by the housekeeper on a real server: which settings hold, and what a loss leaves."""
+"""Retention by the housekeeper on a real server: effective settings and counted losses."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def trimmer_of(
 
 
 def write(desk: Desk, count: int, *, first: int = 1, size: int = 1, read: int = 0) -> None:
-    """Write entries; the group reads and acknowledges the first."""
+    """Write entries. The group reads and acknowledges the first ones."""
     desk.groups()
     body = "x" * size
     desk.link.pipeline(
@@ -86,7 +86,7 @@ def test_a_shrink_keeps_what_came_since_the_last(desk: Desk, view: MetricsView) 
     trimmer.run()
     assert length(desk) == 400
     for _ in range(2):
-        # As if the time were over.
+        # As if the time had passed.
         desk.do("HINCRBY", desk.trim, "shrunk", -60_000)
         trimmer.run()
         trimmer.run()
@@ -123,11 +123,11 @@ def test_what_keeps_retention_from_trimming_is_shown(desk: Desk, view: MetricsVi
     for slot, _ in view.owned():
         slot.owned = 0
     trimmer.run()
-    assert view.held == {}, "what is not owned any more is somebody else's to show"
+    assert view.held == {}, "a lost unit is shown by its new owner"
 
 
 def test_a_topic_that_no_group_reads(desk: Desk, view: MetricsView) -> None:
-    """Nobody owns its partitions; whoever has it in the file trims it."""
+    """Its partitions have no owner, so each instance with the topic in its file trims it."""
     for slot, _ in view.owned():
         slot.owned = 0
     for number in range(3):
@@ -142,7 +142,7 @@ def test_a_topic_that_no_group_reads(desk: Desk, view: MetricsView) -> None:
         assert lengths == [left] * 3
 
 
-# --- which settings hold --------------------------------------------------------------------------
+# --- effective settings ---------------------------------------------------------------------------
 
 
 def test_registered_settings_hold_where_the_file_is_silent(desk: Desk, view: MetricsView) -> None:
@@ -176,7 +176,7 @@ def test_changed_settings_are_read_again(
 def test_nothing_goes_while_the_registered_settings_cannot_be_read(
     desk: Desk, view: MetricsView
 ) -> None:
-    """An archive might be required."""
+    """The settings may require an archive."""
     registry.create(desk.store, "access", Topic())
     desk.do("HSET", desk.keys.meta("access"), "settings", "no JSON")
     write(desk, 300, read=300)
@@ -200,7 +200,7 @@ def test_one_bad_topic_does_not_stop_the_others(desk: Desk, view: MetricsView) -
     assert length(desk) == 0
 
 
-# --- what may be lost -----------------------------------------------------------------------------
+# --- allowed losses -------------------------------------------------------------------------------
 
 
 def test_what_is_dropped_is_counted_told_and_recorded(
@@ -232,7 +232,7 @@ def test_what_is_dropped_is_counted_told_and_recorded(
 
 
 def test_what_goes_in_small_parts_goes_in_one_turn(desk: Desk, view: MetricsView) -> None:
-    """A part of 512 KiB is six entries here: what is read is counted, and lies in one node."""
+    """A part of 512 KiB has six entries here, which are counted and in one stream node."""
     desk.do("CONFIG", "SET", "stream-node-max-bytes", 0)
     try:
         write(desk, 30, size=100_000)
@@ -262,7 +262,7 @@ def test_without_the_setting_nothing_is_lost(desk: Desk, view: MetricsView) -> N
 
 
 def test_what_a_dead_housekeeper_left_is_settled(desk: Desk, view: MetricsView) -> None:
-    """It dropped and died before it settled; the next one counts what was in hand."""
+    """It dropped entries and died before it settled. The next one counts the pending entries."""
     write(desk, 300)
     desk.fetch(150)
     desk.do("XTRIM", desk.stream, "MINID", "=", "101-0")

@@ -1,4 +1,4 @@
-"""`trim` and `doctor stream` on a real server: what they do, print, and end with."""
+"""`trim` and `doctor stream` on a real server: effects, output and exit codes."""
 
 from __future__ import annotations
 

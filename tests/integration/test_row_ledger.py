@@ -1,4 +1,4 @@
-"""The checker of the soak of Spark: it finds what is lost, there twice, or of nobody."""
+"""The checker of the Spark soak: it finds lost, duplicated and unknown rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FIELDS = pa.map_(pa.string(), pa.binary())
 
 @pytest.fixture
 def client(link: Connection, server: Server) -> Iterator[redis.Redis]:
-    """A plain client of a server that `link` has emptied."""
+    """Return a plain client of the server that `link` has emptied."""
     link.execute("PING")
     with redis.Redis.from_url(server.url) as made:
         yield made

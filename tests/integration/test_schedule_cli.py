@@ -27,7 +27,7 @@ TOPIC = "reports"
 
 @pytest.fixture(autouse=True)
 def _now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every turn look at all places, at once."""
+    """Let every turn check all places immediately."""
     monkeypatch.setattr(firing, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(firing, "STAGGER_MS", 0)
 
@@ -47,7 +47,7 @@ def verb(run: Run, store: Store) -> Run:
 
 @pytest.fixture
 def added(verb: Run) -> Run:
-    """The commands, with a schedule `tick` of an operator."""
+    """Return the commands, with a schedule `tick` of an operator."""
     verb("add", "tick", "--topic", TOPIC, "--every", "1h")
     return verb
 
@@ -69,7 +69,7 @@ def make_due(store: Store, due: int, name: str = "tick") -> None:
 
 
 def unseen(store: Store, name: str, seconds: int) -> None:
-    """Let no instance have declared a schedule for so long."""
+    """Set the time since an instance last declared a schedule."""
     line = calls.index(store, [name])[name]
     assert isinstance(line, calls.IndexLine)
     seen = server_unix_ms(store) - seconds * 1000
@@ -77,7 +77,7 @@ def unseen(store: Store, name: str, seconds: int) -> None:
 
 
 def lose(store: Store, name: str) -> None:
-    """Leave nothing of a schedule but its name, as an interrupted command does."""
+    """Remove everything of a schedule except its name, like an interrupted command."""
     line = calls.index(store, [name])[name]
     assert isinstance(line, calls.IndexLine)
     store.run(calls.drop(store.keys, line.place, name))
@@ -209,7 +209,7 @@ def test_a_file_does_not_take_a_name_of_an_operator(added: Run, store: Store) ->
     assert row(added)["origin"] == "operator"
 
 
-# --- holding --------------------------------------------------------------------------------------
+# --- pausing --------------------------------------------------------------------------------------
 
 
 def test_a_paused_schedule_sends_nothing_until_it_is_resumed(added: Run, store: Store) -> None:
@@ -261,7 +261,7 @@ def test_a_message_is_sent_by_hand(added: Run, store: Store) -> None:
 def test_a_message_by_hand_is_never_one_of_the_clock(
     added: Run, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The headers of a message by hand name no tick, which would be sent again when it is due."""
+    """The headers of a manual message contain no tick, because the tick is still sent when due."""
     hour = row(added)["due_unix_ms"]
     monkeypatch.setattr(admin, "server_unix_ms", lambda _link: hour)
     found = admin.run(store, "tick")
@@ -335,7 +335,7 @@ def test_a_place_of_a_wrong_type_hides_no_other(added: Run, store: Store) -> Non
 def test_a_last_tick_behind_all_calendars_hides_no_other(
     added: Run, store: Store, part: str
 ) -> None:
-    """`schedule list` ended with an error about a year, and named no schedule."""
+    """`schedule list` failed with an error about a year, and listed no schedule."""
     added("add", "other", "--topic", "others", "--every", "1h")
     line = calls.index(store, ["tick"])["tick"]
     assert isinstance(line, calls.IndexLine)
@@ -345,7 +345,7 @@ def test_a_last_tick_behind_all_calendars_hides_no_other(
     assert [each["field"] for each in seen["unreadable"]] == [f"tick:{part}"]
 
 
-# --- looking --------------------------------------------------------------------------------------
+# --- listing --------------------------------------------------------------------------------------
 
 
 def test_schedules_are_listed_in_pages(verb: Run) -> None:

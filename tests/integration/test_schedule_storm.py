@@ -1,4 +1,4 @@
-"""Schedules that are moved, edited, paused and sent by hand at a time: no tick twice."""
+"""Schedules moved, edited, paused and run by hand at the same time: no tick is sent twice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAMES = [f"s{number}" for number in range(12)]
 
 
 class Deploys:
-    """The specifications of the newest deploy; each deploy moves two schedules."""
+    """The specifications of the newest deploy. Each deploy moves two schedules."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -65,7 +65,7 @@ def operator(store: Store, chance: random.Random, ending: float, _deploys: Deplo
     while time.monotonic() < ending:
         name = chance.choice(NAMES)
         act = chance.choice([admin.pause, admin.resume, admin.resume, run])
-        with contextlib.suppress(Refused):  # it is being moved, or was changed just now
+        with contextlib.suppress(Refused):  # it is being moved, or has just changed
             act(store, [name])
         time.sleep(chance.random() * 0.1)
 
@@ -98,4 +98,4 @@ def test_no_tick_is_sent_twice_in_a_storm(
             each.result()
     found = Counter(each for topic in TOPICS for each in sent(store, topic, PARTITIONS))
     assert [each for each, times in found.items() if times > 1] == []
-    assert len({name for name, _ in found}) > len(NAMES) // 2  # some are paused all the time
+    assert len({name for name, _ in found}) > len(NAMES) // 2  # some are always paused

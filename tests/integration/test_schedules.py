@@ -1,4 +1,4 @@
-"""Schedules on a real server: what is declared is kept, what is due is sent, by any housekeeper."""
+"""Schedules on a real server: declarations are stored, and any housekeeper sends due ticks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def store(link: Connection, keys: Keys) -> Store:
 
 @pytest.fixture(autouse=True)
 def _now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every turn look at all places, at once."""
+    """Let every turn check all places immediately."""
     monkeypatch.setattr(firing, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(firing, "STAGGER_MS", 0)
 
@@ -72,7 +72,7 @@ def make_due(store: Store, due: int, name: str = "tick") -> None:
 
 
 def sent(store: Store, topic: str = TOPIC, partitions: int = 1) -> list[tuple[str, str]]:
-    """Schedule and tick of every message."""
+    """Return the schedule and the tick of every message."""
     found = []
     for number in range(partitions):
         for _, fields in store.execute("XRANGE", store.keys.stream(topic, number), "-", "+"):
@@ -88,7 +88,7 @@ def fire(store: Store) -> list[Outcome]:
 
 
 def hour_ago(store: Store, hours: int = 1) -> int:
-    """The tick of a schedule of an hour, so many ticks before the next one."""
+    """Return a tick of an hourly schedule, counted back from the next one."""
     hour = 3_600_000
     return (server_unix_ms(store) // hour + 1 - hours) * hour
 
@@ -119,7 +119,7 @@ def test_an_edit_computes_the_next_tick_from_now(store: Store) -> None:
 
 
 def test_an_edit_does_not_repeat_a_tick_after_a_clock_was_set_back(store: Store) -> None:
-    """A tick that was sent by a clock that ran ahead is not sent again."""
+    """A tick that was sent while the clock was ahead is not sent again."""
     reconcile(store, schedule())
     ahead = hour_ago(store, -5)
     store.execute("HSET", store.keys.schedules_last(TOPIC, 0), "tick:tick", ahead)
@@ -160,7 +160,7 @@ def test_a_schedule_that_nobody_declares_stops_and_comes_back(store: Store) -> N
 
 
 def test_two_fleets_do_not_share_a_name(store: Store, caplog: Any) -> None:
-    """The second fleet is refused and changes nothing, whatever its schedule is."""
+    """The second fleet is refused and changes nothing, with any schedule."""
     reconcile(store, schedule(), fleet="blue")
     before, mine = Desk(store.connection, store.keys).dump(), one(store)
     for other in (schedule(), schedule(every=60.0), schedule(partition=0)):
@@ -178,12 +178,12 @@ def test_two_fleets_do_not_share_a_name(store: Store, caplog: Any) -> None:
 
 
 def test_two_fleets_fire_schedules_of_each_other_once(store: Store) -> None:
-    """A topic may be shared: both fleets fire what is due there, whose schedule it is."""
+    """A topic may be shared. Both fleets fire its due schedules, including each other's."""
     reconcile(store, schedule("a"), fleet="blue")
     reconcile(store, schedule("b"), fleet="green")
     for name in "ab":
         make_due(store, hour_ago(store), name)
-    for _ in range(2):  # a housekeeper of each
+    for _ in range(2):  # one housekeeper per fleet
         fire(store)
     assert [name for name, _ in sent(store)] == ["a", "b"]
     for name, fleet in (("a", "blue"), ("b", "green")):
@@ -205,7 +205,7 @@ def test_a_line_of_the_index_that_cannot_be_read_harms_its_own(store: Store) -> 
 
 @pytest.mark.parametrize("kind", ["field", "type"])
 def test_what_cannot_be_read_of_one_schedule_hinders_no_other(store: Store, kind: str) -> None:
-    """One bad value stopped the declaration of all: they were orphans 10 minutes later."""
+    """One bad value stopped the declaration of all schedules, orphaned 10 minutes later."""
     reconcile(store, schedule(), schedule("a"), schedule("z"), schedule("other", topic="others"))
     if kind == "field":
         store.execute("HSET", store.keys.schedules_last(TOPIC, 0), "tick:late", "x")
@@ -241,7 +241,7 @@ def test_a_tick_is_sent_once_by_two_housekeepers(store: Store) -> None:
 
 @pytest.mark.parametrize(("misfire", "messages"), [("once", 1), ("skip", 0), ("all", 20)])
 def test_twenty_missed_ticks_follow_the_policy(store: Store, misfire: str, messages: int) -> None:
-    """All down for 20 ticks: 1, 0, 20."""
+    """After 20 ticks without an instance, the policies send 1, 0 and 20."""
     reconcile(store, schedule(misfire=misfire))
     make_due(store, hour_ago(store, 20))
     outcomes = fire(store)
@@ -259,7 +259,7 @@ def test_the_newest_missed_tick_is_the_one_that_is_sent(store: Store) -> None:
 
 
 def test_a_specification_of_a_stranger_is_held(store: Store) -> None:
-    """It harms only itself; an instance that declares it replaces it."""
+    """It harms only itself, and an instance that declares the schedule replaces it."""
     reconcile(store, schedule(), schedule("other"))
     for name in ("tick", "other"):
         make_due(store, hour_ago(store), name)
@@ -283,7 +283,7 @@ def test_a_due_time_without_a_specification_is_held(store: Store, name: bytes) -
 
 @pytest.mark.parametrize("score", ["-inf", "-9e300", "-1", "1.5", "1e-300"])
 def test_a_due_time_that_is_no_time_fires_once(store: Store, score: str) -> None:
-    """It was due forever and never fired: 128 of these starved all others of their partition."""
+    """It stayed due and never fired. 128 such schedules starved all others of their partition."""
     reconcile(store, schedule(), schedule("other"))
     for name, due in (("tick", score), ("other", hour_ago(store))):
         store.execute("ZADD", store.keys.schedules_due(TOPIC, 0), due, name)
@@ -323,7 +323,7 @@ def test_many_are_sent_in_pages(store: Store) -> None:
 
 @pytest.mark.parametrize("count", [1, firing.PAGE, 300])
 def test_specifications_are_read_before_they_are_due(store: Store, count: int) -> None:
-    """Thousands that are due at one instant are late if each is read and checked then."""
+    """Thousands of schedules due at one instant would be late if they were read only then."""
     names = [f"s{at}" for at in range(count)]
     reconcile(store, *(schedule(each) for each in names))
     for each in names:
@@ -344,7 +344,7 @@ def test_specifications_are_read_before_they_are_due(store: Store, count: int) -
 
 
 def test_a_schedule_moves_with_its_key_when_the_topic_grows(store: Store) -> None:
-    """Those whose key stays are not touched; the due time of the others goes with them."""
+    """Schedules whose key stays are not touched. The others keep their due time."""
     topics.create(store, TOPIC, Topic(partitions=1))
     names = [f"s{at}" for at in range(8)]
     reconcile(store, *(schedule(each) for each in names))
@@ -362,7 +362,7 @@ def test_a_schedule_moves_with_its_key_when_the_topic_grows(store: Store) -> Non
 
 
 def test_counts_and_the_last_tick_move_with_a_schedule(store: Store) -> None:
-    """Without the last tick, an edit after a clock was set back would send it again."""
+    """Without its last tick, an edit after a clock was set back would send the tick again."""
     reconcile(store, schedule(misfire="skip"))
     make_due(store, hour_ago(store, 20))
     fire(store)
@@ -406,7 +406,7 @@ STEPS = ("hold", "declare", "drop")
 def test_a_move_that_is_interrupted_goes_on(
     store: Store, monkeypatch: pytest.MonkeyPatch, step: str, paused: bool
 ) -> None:
-    """Killed at each step of a move: no tick twice, and none lost."""
+    """After a kill at any step of a move, no tick is sent twice and none is lost."""
     reconcile(store, schedule())
     tick = hour_ago(store)
     make_due(store, tick)
@@ -461,7 +461,7 @@ def test_a_move_by_growth_of_a_dead_housekeeper_is_finished(
 
 
 def _die_behind(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    """Let the process die when it has run this call."""
+    """Kill the process after this call."""
     build: Callable[..., Any] = getattr(calls, step)
     run = Store.run
     made: list[Any] = []
@@ -537,7 +537,7 @@ def test_a_schedule_that_cannot_be_declared_harms_its_place_alone(
 
 
 def test_schedules_start_beside_a_topic_whose_meta_is_of_a_wrong_type(store: Store) -> None:
-    """S1: the refusal of one key ended the declaration of all."""
+    """S1: the refusal of one key stopped the declaration of all."""
     store.execute("DEL", store.keys.meta(TOPIC))
     store.execute("SET", store.keys.meta(TOPIC), "x")
     reconcile(store, schedule(), schedule("other", topic="others"))

@@ -1,4 +1,4 @@
-"""The link to the master that sentinels name: how it is found, and who is believed."""
+"""The connection to the master that sentinels name: finding and checking it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 
 @pytest.fixture(scope="module")
 def sentinels(binary: Path) -> Iterator[Sentinels]:
-    """A master, a replica, and two sentinels, which ask for a password of their own."""
+    """Start a master, a replica, and two sentinels with a separate password."""
     with Sentinels(binary, replicas=1, sentinels=2, password="watch") as made:
         yield made
 
@@ -76,7 +76,7 @@ def test_a_master_that_no_sentinel_knows(settings: config.Redis) -> None:
 def test_who_says_that_it_is_a_replica_is_not_written_to(
     link: Connection, settings: config.Redis, sentinels: Sentinels
 ) -> None:
-    """The sentinels still name it; its connection lives, and answers READONLY."""
+    """The sentinels still name it, and its connection is open and returns READONLY."""
     master, replica = sentinels.servers
     link.execute("SET", "a", "1")
     master.call("REPLICAOF", "127.0.0.1", replica.port)
@@ -96,7 +96,7 @@ def test_who_says_that_it_is_a_replica_is_not_written_to(
 def test_the_start_warns_of_a_master_that_needs_no_replicas(
     link: Connection, sentinels: Sentinels
 ) -> None:
-    """F19: it would go on writing where nobody looks."""
+    """F19: such a master would accept writes that are lost in a failover."""
     settings = config.Settings()
     for replica in sentinels.servers[1:]:
         wait_until(replica.follows, what="the replica follows")
@@ -123,7 +123,7 @@ def test_a_sentinel_given_for_a_server_is_told_apart(
 
 @pytest.mark.fault("F36")
 def test_tls_with_client_certificates(tmp_path: Path) -> None:
-    """Sentinels and servers alike."""
+    """For sentinels and servers."""
     folder, binary = needed(tls.certificates, tmp_path), needed(find_binary, "redis7")
     with Sentinels(binary, replicas=0, sentinels=1, certificates=folder) as made:
         right = tls.settings(made.url, folder)

@@ -1,4 +1,4 @@
-"""Turns and marks of solo mode: who has them, and that nobody has them while nothing runs."""
+"""Turns and marks of solo mode: their owners, and no owner while no message runs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def many(messages: list[Message]) -> None:
 
 @pytest.fixture
 def desk(desk: Desk) -> Desk:
-    """A unit that t1 owns after the loss of its owner, who had fetched three messages."""
+    """Return a unit that t1 owns after the loss of its owner, which had fetched three messages."""
     for number in (1, 2, 3):
         desk.add(f"{number}-0", "payload", "x", "key", "k")
     desk.fetch(3)
@@ -58,28 +58,28 @@ def desk(desk: Desk) -> Desk:
 
 
 def accused(desk: Desk, life: Life, **consumer: Any) -> WorkerProcess:
-    """Make a worker that inherits what a lost round has accused: each message runs alone."""
+    """Make a worker that inherits the suspects of a lost round and runs each one alone."""
     desk.do("HSET", desk.fence, "accused", "m:1-0 m:2-0 m:3-0")
     return life.worker("t1", **consumer)
 
 
 @pytest.fixture
 def look(desk: Desk, life: Life) -> Iterator[Callable[[], bytes]]:
-    """Read the mark, from any one thread beside the test's."""
+    """Read the mark from one thread other than the test's."""
     other = connect(life.settings.redis, timeout=5.0, name="test:other")
     yield lambda: bytes(other.execute("HGET", desk.fence, "mark") or b"")
     other.close()
 
 
 class Turns:
-    """The turns of a life's instance, as another worker of it sees them."""
+    """The turns of a life's instance, as another worker sees them."""
 
     def __init__(self, life: Life) -> None:
         daemon = life.settings.daemon
         self.path = daemon.state_dir / f"{daemon.instance}.solo"
 
     def free(self, wanted: int = fcntl.LOCK_EX) -> bool:
-        """Whether such a turn could begin now."""
+        """Return True if such a turn could start now."""
         file = os.open(self.path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(file, wanted | fcntl.LOCK_NB)
@@ -90,10 +90,10 @@ class Turns:
         return True
 
     def open_files(self) -> list[int]:
-        """The descriptors of this process that name the lock."""
+        """Return the file descriptors of this process that refer to the lock."""
         found = []
         for each in Path("/proc/self/fd").iterdir():
-            with contextlib.suppress(OSError):  # the one of this listing is gone
+            with contextlib.suppress(OSError):  # the descriptor of this listing is closed
                 if each.readlink() == self.path:
                     found.append(int(each.name))
         return found
@@ -111,7 +111,7 @@ def turns(life: Life) -> Turns:
 def test_what_a_handler_leaves_behind_keeps_no_turn(
     desk: Desk, life: Life, turns: Turns, kind: dict[str, Any]
 ):
-    """As a process does that was forked without a word to Python."""
+    """For example, a process forked without Python's fork hooks."""
     runs, copies = [], []
 
     def work(message: Message) -> None:
@@ -129,7 +129,7 @@ def test_what_a_handler_leaves_behind_keeps_no_turn(
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_child_has_no_part_in_the_turn(desk: Desk, life: Life, turns: Turns):
-    """So the turn ends with the worker, also when that is killed, and not with the child."""
+    """The turn ends with the worker, even after a kill, and not with the child."""
     told, tell = os.pipe()
 
     def work(_message: Message) -> None:
@@ -151,7 +151,7 @@ def test_a_forked_child_has_no_part_in_the_turn(desk: Desk, life: Life, turns: T
 def test_a_worker_that_ends_has_no_turn_when_it_says_so(
     desk: Desk, life: Life, slot: WorkerSlot, turns: Turns, kind: dict[str, Any], end: str
 ):
-    """Also not in `on_stop`, which may take long."""
+    """It has no turn in `on_stop` either, which may take long."""
     worker = accused(desk, life, max_messages=2, **kind)
     at_the_end: list[bool] = []
     true_wake, true_sleep = worker.channel.wake_supervisor, worker.channel.sleep
@@ -165,7 +165,7 @@ def test_a_worker_that_ends_has_no_turn_when_it_says_so(
         true_wake()
 
     def sleep(seconds: float, unstarted: int = 0) -> None:
-        # The worker waits for its turn: it will get it, and then be refused its mark.
+        # The worker waits for its turn. It gets the turn, and then its mark is refused.
         if end == "fenced" and seconds:
             desk.do("HSET", desk.fence, "token", "t2")
             fcntl.flock(holder, fcntl.LOCK_UN)
@@ -221,7 +221,7 @@ def test_while_nothing_may_begin_nobody_is_suspected_and_the_turn_is_the_others(
     desk: Desk, life: Life, slot: WorkerSlot, turns: Turns, look: Callable[[], bytes],
     kind: dict[str, Any], held_by: str,
 ):  # fmt: skip
-    """A host that is lost in such a wait must not be charged to a message that never began."""
+    """A host lost during such a wait must not be charged to a message that never started."""
     is_held, settings = HOLDS[held_by]
     runs: list[str] = []
     seen: list[tuple[bytes, bool]] = []
@@ -292,7 +292,7 @@ def test_a_pause_that_comes_right_behind_the_mark_waits_for_the_run(
     kind: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Else the message would be suspected as long as the pause lasts, and then run in no turn."""
+    """Else the message would be suspected during the whole pause, and then run without a turn."""
     shared: list[tuple[str, bool]] = []
     worker = accused(desk, life, max_messages=3, **kind)
     true_begin = Quarantine.begin
@@ -324,7 +324,7 @@ def test_a_pause_that_comes_right_behind_the_mark_waits_for_the_run(
 def test_a_held_message_that_has_ended_is_suspected_no_more(
     desk: Desk, life: Life, turns: Turns, look: Callable[[], bytes], kind: dict[str, Any]
 ):
-    """Although its worker is still full, and still lists what is pending."""
+    """This holds even while its worker is full and still lists pending entries."""
     desk.add("4-0", "payload", "x" * 10_000, "key", "another")
     desk.fetch(1)
     runs: list[tuple[str, bytes]] = []
@@ -364,7 +364,7 @@ def test_the_rest_of_a_round_that_a_rate_holds_back_has_no_mark_and_no_turn(
     desk: Desk, life: Life, slot: WorkerSlot, turns: Turns, look: Callable[[], bytes],
     kind: dict[str, Any], alone: str, started: list[str], first_mark: bytes,
 ):  # fmt: skip
-    """A batch of two has one start left, which is one too few."""
+    """The rate has one start left, but the batch needs two."""
     if alone:
         desk.do("HSET", desk.fence, "accused", alone)
     runs: list[tuple[str, bytes]] = []
@@ -427,7 +427,7 @@ def test_a_member_that_is_held_leaves_the_mark_and_the_turn_to_those_that_run(
 def test_a_suspect_that_was_kept_is_alone_when_it_runs_again(
     desk: Desk, life: Life, keys: Keys, turns: Turns, kind: dict[str, Any]
 ):
-    """Although the entry that was begun last is no suspect."""
+    """This holds even if the last started entry is not a suspect."""
     desk.do("HSET", keys.attempts(*desk.unit), "m:1-0:c", "1")
     shared: list[tuple[str, bool]] = []
 
@@ -473,7 +473,7 @@ def test_who_has_had_turns_for_long_lets_others_go_first(
 def test_where_nothing_can_be_locked_it_goes_on_and_says_so_once(
     desk: Desk, life: Life, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """As on a network file system without a lock manager."""
+    """For example on a network file system without a lock manager."""
 
     def flock(_file: int, _operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

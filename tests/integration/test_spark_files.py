@@ -1,4 +1,4 @@
-"""The archive's stream without Spark: what it plans, writes and reports, on a real server."""
+"""The archive's stream without Spark: its plans, files and reports, on a real server."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Shop:
         return made
 
     def batch(self, reader: Any) -> bool:
-        """Do one batch as Spark would; return whether there was one."""
+        """Run one batch like Spark. Return True if there was one."""
         start = {"batch": 0}
         end = reader.latestOffset(start, LIMIT)
         if end == start:
@@ -103,7 +103,7 @@ def test_batch_after_batch_everything_once(shop: Shop) -> None:
     shop.fill(0, 1, 30)
     shop.fill(1, 1, 10)
     reader = shop.reader(maxOffsetsPerTrigger=16)
-    shop.fill(0, 31, 40)  # after it began: not of this run
+    shop.fill(0, 31, 40)  # after the start, so not part of this run
     count = 0
     while shop.batch(reader):
         count += 1
@@ -162,7 +162,7 @@ def test_a_second_try_of_a_task_is_not_in_the_table(shop: Shop) -> None:
 
 
 def test_a_task_that_fails_removes_its_files(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first file is whole, its second one begun, when the disk is full."""
+    """The disk becomes full after its first file, within the second."""
     shop.add(0, "1-0", "86400000-0")
     group = parts.OpenFile._write_group
 
@@ -181,7 +181,7 @@ def test_a_task_that_fails_removes_its_files(shop: Shop, monkeypatch: pytest.Mon
 def test_redis_is_told_nothing_of_a_stream_that_was_made_anew(
     shop: Shop, ids: tuple[str, ...]
 ) -> None:
-    """What is told as archived may be trimmed: these entries are in no table."""
+    """Entries reported as archived may be trimmed, but these are in no table."""
     from streamqd.spark.pipelines.archive import Archiver
 
     if shop.server.version < (7,) and len(ids) > 1:
@@ -200,11 +200,11 @@ def test_redis_is_told_nothing_of_a_stream_that_was_made_anew(
 
 
 def test_after_a_restore_redis_is_told_again_where_the_table_ends(shop: Shop) -> None:
-    """As the guide has it: without its watermark Redis keeps all until the next run tells it."""
+    """As in the guide: without a watermark, Redis keeps all entries until a run reports one."""
     from streamqd.spark.pipelines.archive import Archiver
 
     class SparkError(Exception):
-        """Nothing is asked of Spark here."""
+        """A stand-in, because no Spark runs here."""
 
     def spark() -> Any:
         raise SparkError
@@ -241,7 +241,7 @@ def test_after_a_restore_redis_is_told_again_where_the_table_ends(shop: Shop) ->
 def test_an_object_store_is_refused_before_anything_is_written(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
-    """T2: `--checkpoint s3a://bucket/ck` ended with 0 and a local folder named `s3a:`."""
+    """T2: `--checkpoint s3a://bucket/ck` exited with 0 and created a local folder `s3a:`."""
     monkeypatch.setenv("STREAMQ_REDIS__URL", shop.server.url)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -297,7 +297,7 @@ def test_a_table_that_cannot_be_compacted_stops_no_other(shop: Shop, tmp_path: P
 
 
 def test_a_message_is_looked_up_in_the_archive_without_spark(shop: Shop) -> None:
-    """U13: `trace --archive` names the file that holds a message, and says when none does."""
+    """U13: `trace --archive` prints the file that contains a message, or reports that none does."""
     from streamqd.spark.pipelines.lookup import look
 
     shop.add(0, "1000-0", "1001-0", "1003-0", "1004-0")

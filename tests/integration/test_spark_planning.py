@@ -1,4 +1,4 @@
-"""How far the batches of a streaming read go, on a real server and without a JVM."""
+"""The bounds of the batches of a streaming read, on a real server and without a JVM."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def shop(server: Server, link: Connection, keys: Keys) -> Shop:
 
 
 def at(*ids: str) -> dict[str, Any]:
-    """The offset of a reader that has read every entry up to these, written 1-0, 2-0 …"""
+    """Return the offset of a reader that has read up to these entries, with ids 1-0, 2-0 …"""
     return {
         "access": {str(number): each for number, each in enumerate(ids)},
         "#": {"access": {str(n): int(each.partition("-")[0]) for n, each in enumerate(ids)}},
@@ -186,7 +186,7 @@ def test_a_loss_is_counted_and_then_left_behind(shop: Shop, link: Connection, ke
 
 
 def test_entries_are_read_though_the_counts_are_equal(shop: Shop) -> None:
-    """P2: a new stream that has issued as many as were read, and goes on behind that place."""
+    """P2: a new stream has issued as many entries as were read, and continues after that place."""
     shop.fill(0, 6, 15)
     start = at("10-0", "0-0")
     reader = shop.reader()
@@ -196,7 +196,7 @@ def test_entries_are_read_though_the_counts_are_equal(shop: Shop) -> None:
 
 
 def test_what_others_remove_lets_nothing_be_skipped(shop: Shop) -> None:
-    """P2, N: not where the server does not count (Redis 6.2) either, and nothing comes twice."""
+    """P2, N: this also holds without counts (Redis 6.2), and no entry is read twice."""
     key = shop.keys.stream("access", 0)
     shop.fill(0, 1, 10)
     reader = lenient(shop, maxOffsetsPerTrigger=4)
@@ -233,7 +233,7 @@ def lenient(shop: Shop, **given: object) -> Any:
 
 
 def goes_on(caplog: pytest.LogCaptureFixture, reader: Any, start: Any, end: Any) -> list[str]:
-    """What a lenient query reads; it says once what it has lost."""
+    """Return the entries of a lenient query, and assert that it reports its loss once."""
     caplog.clear()
     found = rows(reader, start, end)
     assert [each.levelname for each in caplog.records] == ["WARNING"], caplog.text
@@ -271,14 +271,14 @@ def test_a_topic_that_is_gone_is_a_loss(
     caplog.clear()
     assert rows(reader, end, reader.latestOffset(end, ALL)) == []
     assert "is gone" not in caplog.text
-    # One of that name that comes later is read from its first entry on.
+    # A later topic with this name is read from its first entry.
     topics.create(Store(shop.link, shop.keys), "access", config.Topic(partitions=1))
     shop.fill(0, 1, 3)
     assert len(rows(reader, end, reader.latestOffset(end, ALL))) == 3
 
 
 def test_partitions_that_are_gone_are_a_loss(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    """P2: the topic was made again with fewer."""
+    """P2: the topic was recreated with fewer partitions."""
     start = at("0-0", "7-0")
     topics_deletion.delete(Store(shop.link, shop.keys), "access", force=True)
     topics.create(Store(shop.link, shop.keys), "access", config.Topic(partitions=1))
@@ -321,7 +321,7 @@ def test_a_stream_made_anew_is_a_loss(
 def test_a_stream_made_anew_with_smaller_ids_and_more_entries(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """P2: by counts it might be the one that was read before."""
+    """P2: its counts would also fit the old stream."""
     shop.link.execute("XADD", shop.keys.stream("access", 0), "5000-0", "payload", "x")
     start = shop.reader().latestOffset(at("0-0", "0-0"), ALL)
     shop.link.execute("DEL", shop.keys.stream("access", 0))
@@ -334,7 +334,7 @@ def test_a_stream_made_anew_with_smaller_ids_and_more_entries(
 
 
 def test_a_stream_made_anew_in_portions(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    """P2: limits and a fixed end hold for the new one too; what had been seen is told."""
+    """P2: limits and a fixed end hold for the new stream too, and the loss is reported."""
     shop.fill(0, 1, 100)
     reader = lenient(shop, maxOffsetsPerTrigger=40)
     limit = reader.getDefaultReadLimit()
@@ -355,7 +355,7 @@ def test_a_stream_made_anew_in_portions(shop: Shop, caplog: pytest.LogCaptureFix
 def test_a_stream_that_is_made_anew_after_the_batch_was_planned(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """P2: nothing of the new one is read twice, and nothing is left out."""
+    """P2: no entry of the new stream is read twice or left out."""
     shop.fill(0, 1, 100)
     start = at("0-0", "0-0")
     reader = lenient(shop)
@@ -369,7 +369,7 @@ def test_a_stream_that_is_made_anew_after_the_batch_was_planned(
 
 
 def test_a_stream_that_is_made_anew_while_it_is_read(shop: Shop) -> None:
-    """P2: the task says that its entries are gone."""
+    """P2: the task reports that its entries are gone."""
     shop.fill(0, 1, 100)
     start = at("0-0", "0-0")
     for options in ({}, {"minPartitions": 2}):
@@ -385,7 +385,7 @@ def test_a_stream_that_is_made_anew_while_it_is_read(shop: Shop) -> None:
 
 
 def test_a_topic_that_never_was_is_a_mistake(shop: Shop) -> None:
-    """A word in the options that means nothing, also beside a checkpoint."""
+    """An unknown name in the options is a mistake, even with a checkpoint."""
     reader = shop.reader(subscribe="access,nowhere")
     with pytest.raises(TopicMissing, match="the topic nowhere does not exist"):
         reader.initialOffset()
@@ -402,7 +402,7 @@ def test_a_batch_can_be_cut_into_pieces(shop: Shop) -> None:
 
 
 def test_a_stream_that_is_gone_before_its_pieces_are_read(shop: Shop) -> None:
-    """N: not told as late as in the next batch."""
+    """N: the loss is reported in this batch, not only in the next."""
     shop.fill(0, 1, 100)
     reader = shop.reader(minPartitions=2)
     planned = reader.partitions(at("0-0", "0-0"), reader.latestOffset(at("0-0", "0-0"), ALL))
@@ -414,7 +414,7 @@ def test_a_stream_that_is_gone_before_its_pieces_are_read(shop: Shop) -> None:
 
 
 class Trimmer:
-    """Trims partition 0 behind the back of the first walk."""
+    """Trims partition 0 during the first walk."""
 
     def __init__(self, shop: Shop, monkeypatch: pytest.MonkeyPatch, keep_from: str) -> None:
         self.trims = [("XTRIM", shop.keys.stream("access", 0), "MINID", keep_from)]
@@ -430,7 +430,7 @@ class Trimmer:
 def test_a_batch_that_is_trimmed_while_it_is_counted(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """N: the count of its end is that of the stream, so the next batch finds no loss."""
+    """N: the count at its end equals the stream's, so the next batch finds no loss."""
     if shop.server.version < (7,):
         pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
     shop.fill(0, 1, 100)
@@ -444,7 +444,7 @@ def test_a_batch_that_is_trimmed_while_it_is_counted(
 def test_a_first_offset_that_is_trimmed_while_it_is_counted(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """N: what went behind it is told, as it is when it went before."""
+    """N: a later loss is reported like an earlier one."""
     if shop.server.version < (7,):
         pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
     shop.fill(0, 1, 100)
@@ -460,7 +460,7 @@ def test_a_first_offset_that_is_trimmed_while_it_is_counted(
 
 
 def test_a_partition_that_nothing_reads_is_refused(shop: Shop) -> None:
-    """N: in the options; a checkpoint goes before them."""
+    """N: the options name it, but a checkpoint has priority."""
     places = '{"access": {"0": "1-0", "1": "1-0", "7": "1-0"}}'
     text = "Offsets names access partition 7, which is not read: it does not exist"
     reader = shop.reader(startingOffsets=places)

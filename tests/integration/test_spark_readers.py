@@ -1,4 +1,4 @@
-"""Readers that are not Spark, while an archive grows, is compacted, and its writer is killed."""
+"""Readers other than Spark, while an archive grows, is compacted, and its writer is killed."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def test_every_reader_sees_whole_batches_once(tmp_path: Path) -> None:
                 assert len(seen) >= most
                 most, before = len(seen), batch()
             for _ in range(chance.randrange(2000)):
-                pass  # somewhere in the midst
+                pass  # in the middle of a run
             running.kill()
     table = archive.table("access")
     assert table is not None
     assert len(by_pyarrow(folder)) == ROWS * table.note.batch
-    assert len(table.files()) < table.note.batch / 2, "it was compacted meanwhile"
+    assert len(table.files()) < table.note.batch / 2, "it was compacted during the reads"
     table.verify(table.files())

@@ -1,4 +1,4 @@
-"""What tasks and driver of the Spark sink do, on a real server and without Spark."""
+"""The tasks and the driver of the Spark sink, on a real server and without Spark."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Shop:
         return write_options({name.lower(): str(value) for name, value in every.items()}, {})
 
     def stage(self, rows: Any, *, batch: int = 3, task: int = 0, **given: object) -> Any:
-        """What a task does; returns its message."""
+        """Stage rows like a task and return its message."""
         options = self.options(batchRows=4, **given)
         stage = staging.Stage(options, QUERY, batch)
         return stage.message(sink.deliver(rows, options, task, stage.send))
 
     def publish(self, parts: list[Any], *, batch: int = 3, **given: object) -> None:
-        """What the driver does."""
+        """Publish a batch like the driver."""
         staging.Publisher(self.options(**given), QUERY).commit(batch, parts)
 
     def batch(self, tasks: list[Any], *, batch: int = 3) -> None:
@@ -55,11 +55,11 @@ class Shop:
         self.publish(parts, batch=batch)
 
     def staged(self) -> list[bytes]:
-        """The keys of staged streams, emptied ones too."""
+        """Return the keys of staged streams, including empty ones."""
         return sorted(self.link.execute("KEYS", f"{self.keys.control}:sink:{{out:*"))
 
     def left_over(self) -> list[bytes]:
-        """The keys of streams with staged rows."""
+        """Return the keys of streams with staged rows."""
         return [key for key in self.staged() if self.link.execute("XLEN", key)]
 
     def forget(self, *, written: bool = True) -> None:
@@ -84,7 +84,7 @@ def shop(server: Server, link: Connection, keys: Keys) -> Shop:
 
 
 def rows(*values: str, key: bool = True) -> list[Any]:
-    """Rows with their value as their key, or without a key."""
+    """Return rows whose key is their value, or rows without a key."""
     made = []
     for value in values:
         raw = value.encode()
@@ -102,7 +102,7 @@ def in_tasks(made: list[Any], count: int) -> list[list[Any]]:
 
 @pytest.mark.parametrize("key", [True, False])
 def test_a_batch_in_another_layout_is_written_once(shop: Shop, key: bool) -> None:
-    """P1: four tasks staged it, the driver died before it published; one task stages it again."""
+    """P1: four tasks staged it and the driver died before publishing. One task stages it again."""
     made = rows(*LETTERS, key=key)
     for task, part in enumerate(in_tasks(made, 4)):
         shop.stage(part, task=task)
@@ -128,9 +128,9 @@ def test_the_rows_of_a_task_keep_their_order(shop: Shop) -> None:
 def test_a_driver_that_dies_anywhere_in_the_commit(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P1: after each exchange with Redis; the batch comes again with other tasks and rows.
+    """P1: after any exchange with Redis. The batch is repeated with other tasks and rows.
 
-    It is published as it was decided: once the first row is out, no row of the second try is.
+    The decided rows are published: after the first row is out, no row of the second try is.
     """
     first, second = rows(*LETTERS, key=False), rows(*LETTERS[::-1], "other", key=False)
     monkeypatch.setattr(staging, "CALLS", 1)
@@ -165,11 +165,11 @@ def test_a_driver_that_dies_anywhere_in_the_commit(
 
 
 class DeadError(Exception):
-    """What happens to the driver."""
+    """The death of the driver."""
 
 
 def dying_after(exchanges: int) -> Callable[..., Any]:
-    """The function `persist`, that ends after so many exchanges; the last one was executed."""
+    """Return `persist` that fails after a number of exchanges. The last one is executed."""
     left = [exchanges]
 
     def persist(connection: Any, work: Callable[[Connection], Any], **given: Any) -> Any:
@@ -183,7 +183,7 @@ def dying_after(exchanges: int) -> Callable[..., Any]:
 
 
 def test_two_drivers_publish_the_same_batch(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P1: the second begins while the first is at work; each row is there once."""
+    """P1: the second starts while the first is active, and each row is there once."""
     monkeypatch.setattr(staging, "CALLS", 1)
     monkeypatch.setattr(store, "ROWS_MAX", 3)
     mine = [shop.stage(part) for part in in_tasks(rows(*LETTERS), 2)]
@@ -204,7 +204,7 @@ def test_two_drivers_publish_the_same_batch(shop: Shop, monkeypatch: pytest.Monk
 
 
 def test_speculation_and_tasks_that_were_tried_again(shop: Shop) -> None:
-    """P1: only the attempts that Spark names count; what the others staged is removed."""
+    """P1: only the attempts that Spark names count, and rows of the others are removed."""
     made = rows(*LETTERS)
     shop.stage(made[:13], task=0)  # its executor was lost
     shop.stage(made[13:20], task=1)  # a second copy that was too slow
@@ -215,7 +215,7 @@ def test_speculation_and_tasks_that_were_tried_again(shop: Shop) -> None:
 
 
 def test_a_copy_that_stages_on_after_the_batch(shop: Shop) -> None:
-    """What it adds is gone with the next batch, and expires in any case."""
+    """Its rows are removed with the next batch, and they also expire."""
     late = staging.Stage(shop.options(), QUERY, 3)
     sink.deliver(rows("x"), shop.options(), 0, late.send)
     shop.batch([rows("a")])
@@ -247,9 +247,9 @@ def test_batches_without_rows(shop: Shop) -> None:
 
 
 def test_partitions_that_were_added_in_between(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """N: the rows of a key would go to its former partition, behind what is in the new one.
+    """N: the rows of a key would go to its old partition, after rows in the new one.
 
-    What is decided by then goes where it was staged for: each row is there once.
+    Decided rows keep the partition for which they were staged, and each row is there once.
     """
     made = rows(*LETTERS)
     parts = [shop.stage(made)]
@@ -268,7 +268,7 @@ def test_partitions_that_were_added_in_between(shop: Shop, monkeypatch: pytest.M
 
 
 def only_decided(shop: Shop, monkeypatch: pytest.MonkeyPatch, parts: list[Any]) -> None:
-    """The driver dies before it moves a row."""
+    """Let the driver die before it moves a row."""
 
     def dying(*_: object) -> None:
         raise DeadError
@@ -282,7 +282,7 @@ def only_decided(shop: Shop, monkeypatch: pytest.MonkeyPatch, parts: list[Any]) 
 def half_published(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, made: list[Any], *, batch: int = 3
 ) -> None:
-    """The driver dies after it has decided a batch and moved three rows of each partition."""
+    """Let the driver die after it has decided a batch and moved three rows of each partition."""
     parts = [shop.stage(made, batch=batch)]
     with monkeypatch.context() as patch:
         patch.setattr(staging, "CALLS", 1)
@@ -308,7 +308,7 @@ def test_an_old_checkpoint_is_refused(shop: Shop) -> None:
 def test_other_rows_of_a_batch_that_is_done_are_told(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """P1: a checkpoint that was copied, or brought back by one batch."""
+    """P1: for example after a checkpoint was copied or set back by one batch."""
     shop.batch([rows("a", "b")], batch=0)
     shop.batch([rows("b", "a")], batch=0)
     assert caplog.text == ""
@@ -322,7 +322,7 @@ def test_other_rows_of_a_batch_that_is_done_are_told(
 
 
 class Task:
-    """What a task of Spark knows of itself."""
+    """The context of a Spark task."""
 
     run = "5b0c9a3e-run"
 
@@ -335,7 +335,7 @@ class Task:
 
 
 def test_a_task_that_fails_leaves_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P5: memory that is full would stay full, at every attempt more so."""
+    """P5: full memory would stay full, and each attempt would add more."""
     monkeypatch.setattr(sink, "_task", Task)
     writer = sink.TopicStreamWriter(shop.options(batchRows=4, maxStagedBytes=1000))
     staged: list[int] = []
@@ -354,7 +354,7 @@ def test_a_task_that_fails_leaves_nothing(shop: Shop, monkeypatch: pytest.Monkey
 
 
 def test_a_batch_that_is_given_up_leaves_nothing(shop: Shop) -> None:
-    """P5: what tasks staged that came to their end before another failed."""
+    """P5: this includes rows of tasks that finished before another task failed."""
     parts = [shop.stage(part) for part in in_tasks(rows(*LETTERS), 2)]
     sink.TopicStreamWriter(shop.options()).abort([*parts, None], 3)
     assert shop.left_over() == []
@@ -364,7 +364,7 @@ def test_a_batch_that_is_given_up_leaves_nothing(shop: Shop) -> None:
 def test_what_is_decided_stays_when_the_commit_failed(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P1: Spark calls abort then too."""
+    """P1: Spark calls abort in this case too."""
     parts = [shop.stage(rows(*LETTERS))]
     only_decided(shop, monkeypatch, parts)
     sink.TopicStreamWriter(shop.options()).abort([*parts, shop.stage(rows("x"))], 3)
@@ -376,7 +376,7 @@ def test_what_is_decided_stays_when_the_commit_failed(
 def test_what_is_staged_expires_from_its_first_row_on(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P5: the task ends in the midst of a chunk."""
+    """P5: the task dies in the middle of a chunk."""
     real = Connection.pipeline
 
     def cut_off(link: Connection, commands: Any) -> Any:
@@ -395,7 +395,7 @@ def test_what_is_staged_expires_from_its_first_row_on(
 
 
 def test_the_slower_of_two_drivers_is_told_no_loss(shop: Shop) -> None:
-    """P1: the faster one has removed what it did not publish."""
+    """P1: the faster driver has removed the unpublished rows."""
     mine, theirs = shop.stage(rows(*LETTERS)), shop.stage(rows(*LETTERS))
     shop.publish([theirs])
     shop.link.execute("DEL", *(shop.left_over() or ["none"]))
@@ -414,7 +414,7 @@ def test_staged_rows_that_redis_lost(shop: Shop) -> None:
 
 
 def test_what_was_decided_and_is_gone_is_told(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P1: never half a batch without a word; the message says how to go on."""
+    """P1: a half batch is always reported, and the message contains the remedy."""
     parts = [shop.stage(rows(*LETTERS))]
     only_decided(shop, monkeypatch, parts)
     shop.link.execute("DEL", *shop.left_over())
@@ -429,7 +429,7 @@ def test_what_was_decided_and_is_gone_is_told(shop: Shop, monkeypatch: pytest.Mo
 
 
 def test_a_batch_of_which_nothing_is_known(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    """P1: its record has expired: whether it was cut off nobody can say, so it is said."""
+    """P1: its record has expired, so the error reports that its completion is unknown."""
     shop.batch([rows("a")], batch=0)
     shop.batch([rows("b")], batch=1)
     assert caplog.text == ""
@@ -451,7 +451,7 @@ def test_a_plan_that_nobody_could_read_again(shop: Shop, monkeypatch: pytest.Mon
 
 
 def test_a_record_that_is_none_is_named(shop: Shop) -> None:
-    """S6: key and field."""
+    """S6: the error names key and field."""
     parts = [shop.stage(rows("a"))]
     shop.link.execute("HSET", shop.keys.sink(QUERY), "batch", "3", "plan", "[]", "attempt:x", "y")
     with pytest.raises(BadValue, match="plan of"):
@@ -460,7 +460,7 @@ def test_a_record_that_is_none_is_named(shop: Shop) -> None:
 
 @pytest.mark.parametrize("junk", ["9" * 5000, "-1", "x"])
 def test_a_number_that_is_none_harms_no_batch(shop: Shop, junk: str) -> None:
-    """S6: of an attempt; it is not looked for."""
+    """S6: a bad number of an attempt is skipped."""
     shop.link.execute("HSET", shop.keys.sink(QUERY), "attempt:x:out", junk)
     shop.batch([rows(*LETTERS)])
     assert shop.all_written() == BODIES
@@ -480,7 +480,7 @@ def test_an_answer_that_was_lost_does_not_write_twice(shop: Shop) -> None:
 
 
 def test_rows_come_twice_to_the_server_and_are_staged_once(shop: Shop) -> None:
-    """The answer was lost after the rows were there."""
+    """The answer was lost after the rows were written."""
     stage = staging.Stage(shop.options(), QUERY, 3)
     twice = streams.persist
 
@@ -496,7 +496,7 @@ def test_rows_come_twice_to_the_server_and_are_staged_once(shop: Shop) -> None:
 
 
 def test_memory_is_full(shop: Shop) -> None:
-    """Staging is refused; what is staged is published, because that needs no more."""
+    """Staging is refused. Staged rows are still published, which needs no more memory."""
     parts = [shop.stage(rows(*LETTERS))]
     shop.link.execute("CONFIG", "SET", "maxmemory", "1")
     try:
@@ -515,7 +515,7 @@ def test_memory_is_full(shop: Shop) -> None:
 def test_a_deleted_topic_holds_up_no_other(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, again: bool
 ) -> None:
-    """N: a plan is open, and its rows for one of two topics went with that."""
+    """N: an open plan has lost its rows for the deleted one of two topics."""
     topics.create(Store(shop.link, shop.keys), "other", config.Topic(partitions=1))
     mixed = rows(*LETTERS) + [row._replace(topic="other") for row in rows(*LETTERS)]
     half_published(shop, monkeypatch, mixed)
@@ -539,7 +539,7 @@ def test_a_deleted_topic_holds_up_no_other(
 
 
 def test_rows_for_a_partition_that_is_no_more(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """N: the topic was made again with fewer: nobody reads a stream behind them."""
+    """N: the topic was recreated with fewer partitions, and streams beyond have no reader."""
     half_published(shop, monkeypatch, rows(*LETTERS))
     before = shop.written()
     shop.grow(1)
@@ -557,7 +557,7 @@ def test_rows_for_a_partition_that_is_no_more(shop: Shop, monkeypatch: pytest.Mo
 def test_rows_that_are_staged_after_their_topic_was_deleted(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """N: a task goes on with the number of partitions it knows; the stream would have no reader."""
+    """N: a task continues with its known partition count, and the stream would have no reader."""
     late = staging.Stage(shop.options(), QUERY, 3)
     counts = sink.deliver(rows(*LETTERS), shop.options(), 0, late.send)
     topics_deletion.delete(Store(shop.link, shop.keys), "out", force=True)
@@ -571,7 +571,7 @@ def test_rows_that_are_staged_after_their_topic_was_deleted(
 
 
 def test_a_failover_during_the_commit(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """N: the replica that takes over does not know of the last moves; nothing is lost or twice."""
+    """N: the new master lacks the last moves. No row is lost or duplicated."""
     parts = [shop.stage(part) for part in in_tasks(rows(*LETTERS), 3)]
     keys = [key.decode() for key in shop.left_over()] + [shop.keys.stream("out", n) for n in (0, 1)]
     before = {key: shop.link.execute("DUMP", key) for key in keys}
@@ -595,7 +595,7 @@ def test_a_failover_during_the_commit(shop: Shop, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_proof_that_a_batch_is_published_stays_for_another(shop: Shop) -> None:
-    """N: in a cluster another node has the record, and its replica may not know of the end."""
+    """N: in a cluster another node has the record, and its replica may lack the end."""
     shop.batch(in_tasks(rows(*LETTERS), 2))
     proofs = shop.staged()
     assert proofs
@@ -610,7 +610,7 @@ def test_the_proof_that_a_batch_is_published_stays_for_another(shop: Shop) -> No
 def test_rows_of_a_killed_driver_go_when_the_query_starts(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """N: not as late as at the end of the batch, and never those of a task of the same run."""
+    """N: they go before the end of the batch. Rows of a task of the same run stay."""
     monkeypatch.setattr(sink, "_task", Task)
     writer = sink.TopicStreamWriter(shop.options())
     writer.write(iter([batch(value=["killed"])]))

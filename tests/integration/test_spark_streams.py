@@ -1,4 +1,4 @@
-"""The Redis side of the Spark source on a real server, without Spark: what a task would see."""
+"""The Redis side of the Spark source on a real server, without Spark: the view of a task."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Shop:
         self.link.pipeline([("XADD", key, each, "payload", b"x" * size) for each in ids])
 
     def trim(self, keep_from: str) -> None:
-        """Trim as the housekeeper does, to the entry: a foreign XTRIM would leave no record."""
+        """Trim like the housekeeper, exactly. A foreign XTRIM would leave no record."""
         self.link.execute("XTRIM", self.keys.stream("access", 0), "MINID", "=", keep_from)
 
     def span(self, catalog: Catalog) -> Span:
@@ -65,7 +65,7 @@ def ids_of(options: ReadOptions, span: Span) -> list[str]:
     return [entry[0].decode() for batch in EntryReader(options, span).batches() for entry in batch]
 
 
-# --- what there is --------------------------------------------------------------------------------
+# --- places and facts -----------------------------------------------------------------------------
 
 
 def test_places(shop: Shop, store: Store) -> None:
@@ -151,7 +151,7 @@ def test_reads_all_in_order_whatever_the_fetch(shop: Shop, size: int) -> None:
 
 
 def test_fetches_are_bounded_by_bytes(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the first, small fetch none asks for more than fits."""
+    """After the first, small fetch, no fetch requests more than fits."""
     shop.add(*(f"{n}-0" for n in range(1, 301)), size=1000)
     asked: list[int] = []
     fetch = EntryReader._fetch
@@ -169,7 +169,7 @@ def test_fetches_are_bounded_by_bytes(shop: Shop, monkeypatch: pytest.MonkeyPatc
 
 
 def test_large_entries_behind_small_ones(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A count that fitted small entries is far too many: what comes is cut off, and asked anew."""
+    """A count that fitted small entries is far too high. The rest is requested again."""
     shop.add(*(f"{n}-0" for n in range(1, 1001)), size=10)
     shop.add(*(f"{n}-0" for n in range(1001, 1101)), size=20_000)
     shop.add(*(f"{n}-0" for n in range(1101, 1201)), size=10)
@@ -193,7 +193,7 @@ def test_large_entries_behind_small_ones(shop: Shop, monkeypatch: pytest.MonkeyP
     ids = [entry[0].decode() for batch in batches for entry in batch]
     assert ids == [f"{n}-0" for n in range(1, 1201)]
     assert refused > 0
-    assert max(came) < 4 * 50_000 + (1 << 18), "what is allowed, and the last piece that came"
+    assert max(came) < 4 * 50_000 + (1 << 18), "the allowed bytes and the last piece"
     heaviest = max(sum(len(entry[1][1]) for entry in batch) for batch in batches)
     assert heaviest <= 5 * 50_000
 
@@ -216,7 +216,7 @@ def test_a_limited_read_says_where_it_ended(shop: Shop, limit: int) -> None:
 
 
 def test_a_limited_read_that_trimming_overtook_goes_to_the_end(shop: Shop) -> None:
-    """How many entries a stream had issued is known there only."""
+    """Only there is the number of issued entries known."""
     if shop.server.version < (7,):
         pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
     shop.add(*(f"{n}-0" for n in range(1, 101)))
@@ -292,7 +292,7 @@ def test_what_is_gone_before_the_batch_is_planned(
 def test_what_goes_while_it_is_read(
     shop: Shop, caplog: pytest.LogCaptureFixture, known: bool
 ) -> None:
-    """Noticed by the count of rows, and where that is not known, because the thread is cut."""
+    """The loss is found by the count of rows, or without a count by the gap in the ids."""
     if shop.server.version < (7,):
         pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
 

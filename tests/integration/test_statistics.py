@@ -60,7 +60,7 @@ def test_a_partition_in_full(desk: Desk, server: Server) -> None:
 
 
 def test_the_position_of_a_spark_query(desk: Desk, server: Server) -> None:
-    """P7: how far it is, and when it was last seen, beside what the partition says of itself."""
+    """P7: its position and the time of its last report, next to the partition's figures."""
     for number in range(1, 6):
         desk.add(f"{number}-0")
     desk.groups()
@@ -73,7 +73,7 @@ def test_the_position_of_a_spark_query(desk: Desk, server: Server) -> None:
 
 
 def test_groups_that_only_look_like_queries_make_no_figures(desk: Desk) -> None:
-    """Each would be a series of the metrics, and anybody who reaches Redis can make them."""
+    """Each would be a series of the metrics, and any client of Redis could create them."""
     desk.add("1-0")
     for name in (b"spark:", b"spark:..", b"spark:a b", b"spark:\xff", b"spark:" + b"x" * 65):
         desk.do("XGROUP", "CREATE", desk.stream, name, "0")
@@ -87,7 +87,7 @@ def test_groups_that_only_look_like_queries_make_no_figures(desk: Desk) -> None:
 
 
 def test_added_counts_what_was_trimmed(desk: Desk, server: Server) -> None:
-    """Redis 7 counts by itself; before that the record of trimming has to say it."""
+    """Redis 7 counts them. For older servers, the record of trimming has the number."""
     desk.groups()
     for number in range(1, 6):
         desk.add(f"{number}-0")
@@ -168,7 +168,7 @@ def test_measuring_changes_nothing_even_when_memory_is_full(desk: Desk) -> None:
 
 
 def test_the_greatest_id_is_as_late_as_we_can_tell(desk: Desk) -> None:
-    """S3: what the housekeeper publishes of it, every view can read."""
+    """S3: every view can parse the value that the housekeeper publishes."""
     desk.groups()
     desk.add("18446744073709551615-18446744073709551615")
     assert of_unit(desk).oldest_unread_unix_ms() == INTEGER_MAX

@@ -1,4 +1,4 @@
-"""The verbs that steer: what they write, what they refuse, and what they show of it."""
+"""The control commands: the directives that they write, their refusals and their output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAIRS = [["orders", "bill"]]
 
 @pytest.fixture(autouse=True)
 def orders(link: Connection, store: Store, keys: Keys) -> None:
-    """A topic orders of three partitions, that the group bill reads."""
+    """Create the topic orders with three partitions, read by the group bill."""
     topics.create(store, "orders", config.Topic(partitions=3))
     for number in range(3):
         Desk(link, keys, Unit("orders", number, "bill")).groups()
@@ -39,7 +39,7 @@ def orders(link: Connection, store: Store, keys: Keys) -> None:
 
 @pytest.fixture
 def beat(link: Connection, keys: Keys) -> Beat:
-    """Let an instance be seen as living."""
+    """Write a heartbeat of an instance."""
 
     def say(name: str, **info: object) -> None:
         told = {"offers": PAIRS, "weight": 1, "cap": 0, "started": time.time(), **info}
@@ -51,7 +51,7 @@ def beat(link: Connection, keys: Keys) -> Beat:
 
 @pytest.fixture
 def own(link: Connection, keys: Keys) -> Callable[[int, str], None]:
-    """Let an instance own a partition."""
+    """Make an instance the owner of a partition."""
 
     def take(partition: int, owner: str) -> None:
         unit = Unit("orders", partition, "bill")
@@ -203,7 +203,7 @@ def test_moves_that_cannot_be(run: Run, beat: Beat, own: Any, link: Connection, 
     assert "numbered 0 to 2" in run("move", "orders/7/bill", "--to", "a", code=8).stderr
     run("move", "orders/bill", "--to", "a", code=2)
 
-    run("move", "orders/1/bill", "--to", "full")  # what it owns it may keep
+    run("move", "orders/1/bill", "--to", "full")  # it may keep its units
     run("move", str(unit), "--to", "a", "-r", "hot")
     assert {u: order.to for u, order in ordered(link, keys).moves.items()} == {
         unit: "a",
@@ -238,7 +238,7 @@ def test_a_drain_tells_what_will_wait(run: Run, beat: Beat, link: Connection, ke
     assert "DRAINED a for " in run("status").stdout
     assert "orders/bill: its partitions will wait" in run("drain", "b").stdout
     link.execute("ZREM", keys.members("default"), "a")
-    run("drain", "a", "--undo")  # it may be undone for one that is away
+    run("drain", "a", "--undo")  # undoing works for an absent instance
     assert list(ordered(link, keys).drains) == ["b"]
     run("drain", "b", "--undo")
     assert "was not drained" in run("drain", "b", "--undo").stdout
@@ -249,7 +249,7 @@ def test_a_drain_tells_what_will_wait(run: Run, beat: Beat, link: Connection, ke
 def test_what_may_not_be_forgotten(
     run: Run, beat: Beat, own: Any, link: Connection, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """U11: neither a run that came back meanwhile, nor one whose leases last, nor a junk entry."""
+    """U11: refused for a run that has returned, for one with valid leases, and for a junk entry."""
     beat("a", ttl=0.2)
     run("drain", "a")
     own(1, "a")
@@ -296,7 +296,7 @@ def test_a_reload_of_some_and_of_all(run: Run, beat: Beat, link: Connection, key
     beat("a", reloaded=order)
     beat("b", reloaded=order, reload_problem="handlers: no module named x")
     link.execute("ZREM", keys.members("default"), "b")
-    run("reload", "a")  # orders to instances that are gone are taken out
+    run("reload", "a")  # directives for removed instances are deleted
     assert set(ordered(link, keys).reloads) == {"*", "a"}
 
 
@@ -326,7 +326,7 @@ def test_orders_are_listed_and_cleared(run: Run, beat: Beat, link: Connection, k
 def test_a_group_is_stopped_and_started(
     run: Run, beat: Beat, own: Any, link: Connection, keys: Keys
 ) -> None:
-    """U11: one command stops a group; what is owned is waited for, and a move is refused."""
+    """U11: one command stops a group, waits for its owned partitions, and rejects moves."""
     beat("a")
     own(0, "a")
     words = ("group", "stop", "orders", "bill", "-r", "wrong prices")
@@ -359,7 +359,7 @@ def test_a_group_is_stopped_and_started(
 def test_an_order_that_all_have_obeyed_is_listed_no_more(
     run: Run, beat: Beat, link: Connection, keys: Keys
 ) -> None:
-    """U11: a reload long obeyed is not shown as an order that holds."""
+    """U11: a finished reload is not listed as an active directive."""
     beat("a")
     beat("b")
     at = document(run("reload", "--json"))["at_unix_ms"]
@@ -388,7 +388,7 @@ def test_an_order_that_all_have_obeyed_is_listed_no_more(
 
 @pytest.mark.parametrize("name", ["stop:orders/1/bill", "stop:orders/*/*", "stop:orders", "stop:"])
 def test_a_stop_that_names_no_group_is_strange(link: Connection, keys: Keys, name: str) -> None:
-    """U11: an order to stop is for all partitions of one group, or it is not obeyed."""
+    """U11: a stop directive that does not cover all partitions of one group is ignored."""
     told = json.dumps({"version": 1, "at_unix_ms": 5, "by": "x", "why": ""})
     link.execute("HSET", keys.orders("default"), name, told)
     found = ordered(link, keys)
@@ -415,7 +415,7 @@ def test_a_foreign_group_is_adopted_while_nobody_of_ours_owns_it(
             desk.add(f"{entry}-0")
         desk.fetch(300, f"celery-{number}")
     link.execute("XGROUP", "CREATE", desks[0].retry, "other", "0", "MKSTREAM")
-    link.execute("XGROUP", "CREATE", desks[1].stream, b"\xff\xfe", "0")  # no name of ours
+    link.execute("XGROUP", "CREATE", desks[1].stream, b"\xff\xfe", "0")  # not one of our names
     seen = document(run("group", "adopt", "orders", "bill", "--dry-run", "--json"))
     assert (seen["entries"], seen["dry_run"]) == (900, True)
     assert {each["consumer"] for each in seen["consumers"]} == {f"celery-{n}" for n in range(3)}

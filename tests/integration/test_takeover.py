@@ -1,4 +1,4 @@
-"""A worker looks through what foreign consumers hold page by page, and reads on meanwhile."""
+"""A worker scans foreign pending entries page by page, and keeps reading during the scan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamqd.worker import ExitCode
 from tests.contract.desk import Desk
 from tests.support.life import Life
 
-FRESH = 3 * 512 + 100  # pages of what is not idle
+FRESH = 3 * 512 + 100  # pages of entries that are not idle
 UNREAD = 40
 
 
@@ -20,7 +20,7 @@ UNREAD = 40
 def test_reading_goes_on_while_a_long_list_is_looked_through(
     desk: Desk, life: Life, slot: WorkerSlot, kind: dict[str, Any]
 ):
-    """Two idle entries, one at each end, among many that their consumer works on."""
+    """Two idle entries, first and last, among many that their consumer is handling."""
     desk.link.pipeline([("XADD", desk.stream, f"1-{n + 1}", "payload", "x") for n in range(FRESH)])
     desk.fetch(FRESH, consumer="someone")
     group = desk.unit.group
@@ -40,7 +40,7 @@ def test_reading_goes_on_while_a_long_list_is_looked_through(
     assert ids[0] == "1-1"
     assert len(ids) == UNREAD + 2
     between = ids.index(idle[1])
-    assert 4 < between < UNREAD, "it was read meanwhile, and the walk did not wait for its end"
+    assert 4 < between < UNREAD, "it was read during the scan"
     assert (slot.counter("reclaimed"), slot.reclaim_done) == (2, 1)
     held = desk.do("XPENDING", desk.stream, group)
     assert held[3] == [[b"someone", str(FRESH - 2).encode()]]

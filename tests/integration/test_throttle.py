@@ -1,7 +1,7 @@
-"""A worker keeps to its rate, whatever kind it is, and hears its supervisor meanwhile.
+"""Every kind of worker keeps to its rate, and obeys its supervisor during the waits.
 
-When a run began is what the worker itself has noted in its slot. The bound is arithmetic on these
-times: a slow machine makes the distances longer, never shorter.
+The start times come from the worker's slot. The bound is arithmetic on these times: a slow
+machine makes the intervals longer, never shorter.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def fill(desk: Desk, count: int) -> None:
 
 
 def within(starts: Sequence[int], per_second: float, burst: int) -> bool:
-    """Whether no stretch of time saw more starts than the rate and the burst allow."""
+    """Return True if no period has more starts than the rate and the burst allow."""
     interval = SECOND / per_second
     return all(
         last - first < burst + (starts[last] - starts[first]) / interval
@@ -39,7 +39,7 @@ def within(starts: Sequence[int], per_second: float, burst: int) -> bool:
 
 
 class Journal:
-    """The instants at which runs began, as the slot has them."""
+    """The start times of runs, as recorded in the slot."""
 
     def __init__(self, slot: WorkerSlot) -> None:
         self.slot = slot
@@ -73,7 +73,7 @@ def test_runs_begin_no_faster_than_the_rate_and_retries_are_runs(
 
 
 def test_the_next_worker_goes_on_where_the_last_one_was(desk: Desk, life: Life, journal: Journal):
-    """Also one that follows on a crash: the state is not the worker's."""
+    """This also holds after a crash, because the state is outside of the worker."""
     fill(desk, 12)
     for _ in range(4):
         worker = life.worker("t1", rate="20/s", rate_burst=2, max_messages=3)
@@ -139,7 +139,7 @@ def test_several_at_once_share_one_rate(desk: Desk, life: Life, slot: WorkerSlot
 
     def work(message: Message) -> None:
         place = b"m:" + message.id_bytes
-        while message.id_bytes not in begun:  # a look is empty while the next batch is written
+        while message.id_bytes not in begun:  # a reading is empty while the next batch is written
             with lock:
                 places = {entry.place: entry.started_ns for entry in slot.running}
             if place in places:
@@ -173,7 +173,7 @@ def test_no_more_is_fetched_than_the_rate_lets_run_soon(
 def test_lanes_that_the_rate_keeps_free_take_nothing_into_hand(
     desk: Desk, life: Life, slot: WorkerSlot, order: str
 ):
-    """A message for each of eight lanes would be eight hours of work that nobody else can begin."""
+    """One message per lane would be eight hours of work that no other worker can start."""
     fill(desk, 100)
 
     def stop_when_held() -> None:
@@ -209,7 +209,9 @@ def test_a_stop_does_not_wait_for_the_rate(
     thread.join()
     assert runs == ["1-0"]
     rows = desk.do("XPENDING", desk.stream, UNIT.group, "-", "+", 9)
-    assert b"1-0" not in [row[0] for row in rows], "what has ended is acknowledged before the wait"
+    assert b"1-0" not in [row[0] for row in rows], (
+        "finished messages are acknowledged before the wait"
+    )
 
 
 def test_a_pause_and_its_end_come_through_while_the_rate_holds(

@@ -1,4 +1,4 @@
-"""topic settings, describe and delete on a real server, and that looking writes nothing."""
+"""topic settings, describe and delete on a real server. Reading commands write nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.verbs import At, Run, document
 
 
 def fill(at: At, *, everywhere: bool = True) -> None:
-    """Something under every key that a topic can have."""
+    """Write a value to every key that a topic can have."""
     for number in range(3 if everywhere else 1):
         desk = at(number)
         bury(desk, "1-0")
@@ -195,7 +195,7 @@ def test_every_key_of_a_partition_is_known_to_the_deletion(keys: Keys) -> None:
     fleetwide |= {"duplicate", "schedule_index", "schedule_places"}
     # `source` is `stream` or `dlq`, by the group.
     rest = public - fleetwide - {"control", "streams", "meta", "partitions", "source"}
-    # A key that is new belongs into the pattern, or into this list of those that do not.
+    # A new key belongs in the pattern, or in this list of exceptions.
     assert len(rest) == len(built), sorted(rest)
 
 
@@ -226,7 +226,7 @@ def test_an_interrupted_deletion_is_finished_by_the_same_command(
 def test_producers_that_go_on_leave_no_half_a_topic(
     run: Run, at: At, link: Connection, store: Store, keys: Keys, server: Server
 ) -> None:
-    """One of them creates the topic anew, as a whole; the other says that it is gone."""
+    """One producer recreates the whole topic, the other reports that it is gone."""
     with Producer(server.url) as first, Producer(server.url, create=False) as second:
         for each in (first, second):
             for number in range(3):
@@ -246,7 +246,7 @@ def test_producers_that_go_on_leave_no_half_a_topic(
     assert link.execute("XLEN", keys.stream("access", 0)) == 1
 
 
-# --- looking --------------------------------------------------------------------------------------
+# --- reading commands -----------------------------------------------------------------------------
 
 LOOKS = (
     ("status",),
@@ -291,7 +291,7 @@ def test_looking_writes_nothing(
 
 
 def test_growing_to_the_present_number_changes_nothing(run: Run, at: At) -> None:
-    """U10: it asked for a confirmation, and warned that a topic cannot shrink."""
+    """U10: the command asked for a confirmation and warned that a topic cannot shrink."""
     at(0)
     said = run("topic", "grow", "access", "3").stdout
     assert said == "access already has 3 partitions; nothing was changed\n"

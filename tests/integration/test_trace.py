@@ -1,4 +1,4 @@
-"""`trace`: what became of one message, in every state that it can be in."""
+"""`trace`: the history of one message, in every possible state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FAILED = {
 
 @pytest.fixture
 def handed_out(at: At) -> Desk:
-    """The message is in the hand of an owner; others lie around it."""
+    """Deliver the message to an owner, with others around it."""
     desk = at(0)
     desk.groups()
     for entry_id in ("999-0", "1000-0", "1001-0"):
@@ -80,7 +80,7 @@ def test_unread_pending_acknowledged(run: Run, at: At) -> None:
 
 
 def test_running(run: Run, handed_out: Desk, link: Connection, keys: Keys) -> None:
-    """U13: what its owner says that it runs is running."""
+    """U13: a message that its owner reports as running is shown as running."""
     link.run(members.beat(keys, "default", "west-1", "n1", {"offers": [["access", "hits"]]}, 15.0))
     unit = {"topic": "access", "partition": 0, "group": "hits", "owned": True, "state": "ready"}
     unit |= {"running": "m:1000-0", "longest_run_seconds": 12.0, "epoch": 1}
@@ -93,7 +93,7 @@ def test_running(run: Run, handed_out: Desk, link: Connection, keys: Keys) -> No
 
 
 def test_kept_in_its_place(run: Run, handed_out: Desk) -> None:
-    """U13: a message that blocks its partition is pending, and runs again at a time."""
+    """U13: a message that blocks its partition is pending, with the time of its next run."""
     desk = handed_out
     due = desk.now_unix_ms() + 90_500
     desk.do("HSET", desk.attempts, "m:1000-0:f", "2", "m:1000-0:due", due, "m:1000-0:c", "zz")
@@ -105,9 +105,9 @@ def test_kept_in_its_place(run: Run, handed_out: Desk) -> None:
 
 
 def test_waiting_ready_and_run_again(run: Run, handed_out: Desk) -> None:
-    """U13: its retries are found, also under the ids that they have in the retry stream."""
+    """U13: its retries are found, even by their ids in the retry stream."""
     desk = handed_out
-    # The fields that a worker writes, whose letter alone has the class and the message apart.
+    # The fields of a worker. Only its letters have class and message in separate fields.
     told = {b"originalId": b"1000-0", b"retryCount": b"2", b"crashCount": b"1"}
     told[LAST_ERROR] = b"BankError: the card was\x1b[31m declined"
     call = messages.retry(desk.keys, desk.leased("t1"), [(b"m:1000-0", 60.0, told)])
@@ -160,7 +160,7 @@ def test_dead_replayed_and_dead_again(run: Run, handed_out: Desk) -> None:
 
 
 def test_trimmed_archived_missing(run: Run, handed_out: Desk) -> None:
-    """U13: an entry that is gone is said to be gone, and where to look."""
+    """U13: a removed entry is reported as gone, with the place to look next."""
     desk = handed_out
     trim = desk.keys.trim("access", 0)
     desk.do("XACK", desk.stream, "hits", "999-0", "1000-0")
@@ -173,7 +173,7 @@ def test_trimmed_archived_missing(run: Run, handed_out: Desk) -> None:
     said = run("trace", UID).stdout
     assert "not in the partition: trimmed, or never written" in said
     assert "archived: pass --archive DIR to find the file" in said
-    # U2: nothing tells whether the partition ever contained it.
+    # U2: it is unknown if the partition ever contained it.
     between = document(run("trace", "access/0/1000-7", "--json"))
     assert (between["where"], between["written"]) == ("trimmed", None)
     assert [each["state"] for each in between["groups"]] == ["gone"]
@@ -188,7 +188,7 @@ def test_trimmed_archived_missing(run: Run, handed_out: Desk) -> None:
 
 
 def test_a_message_that_was_never_written_is_not_found(run: Run, handed_out: Desk) -> None:
-    """U2: retention alone proves nothing; where nothing was removed, a wrong digit is refused."""
+    """U2: retention alone proves nothing. If nothing was removed, a wrong digit is refused."""
     desk = handed_out
     desk.do("XACK", desk.stream, "hits", "999-0", "1000-0", "1001-0")
     desk.do("HSET", desk.keys.trim("access", 0), "first", "999-0")
@@ -242,7 +242,7 @@ def test_a_delayed_send(run: Run, at: At, link: Connection, keys: Keys) -> None:
 
 
 def test_a_delayed_send_that_was_due_is_found_by_its_uid(run: Run, at: At) -> None:
-    """U2: what sending it returned names the message for good."""
+    """U2: the value from the send always identifies the message."""
     desk = at(0)
     desk.groups()
     desk.add("1000-0", "payload", "hello", "sendId", "abc123")
@@ -322,7 +322,7 @@ def test_the_work_is_bounded_and_it_is_said(
 
 @need("pyarrow", "deltalake")
 def test_an_archive_that_is_none_is_refused(run: Run, handed_out: Desk, tmp_path: Any) -> None:
-    """U13: looking into an archive starts no Spark, and says when there is none."""
+    """U13: reading an archive starts no Spark, and a missing archive is reported."""
     refused = run("trace", UID, "--archive", str(tmp_path), code=8).stderr
     assert "is not an archive" in refused
 

@@ -1,7 +1,7 @@
-"""A lease that ends while a worker waits for Redis: nothing begins before it is renewed.
+"""A lease that expires while a worker waits for Redis: no run starts before its renewal.
 
-What is settled between two messages may take as long as the server lets it; by then another owner
-may have the partition.
+Settling between two messages takes as long as the server needs. By then another owner may have
+the partition.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def test_a_lease_that_ends_while_redis_is_slow_to_settle(
 
     def work(message: Message) -> None:
         begun.append(message.id)
-        worker.settler.since_ns = LONG_AGO  # it took so long that it is settled before the next
+        worker.settler.since_ns = LONG_AGO  # a long run, settled before the next
 
     def await_trust() -> int:
         looks.set()

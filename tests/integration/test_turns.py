@@ -1,6 +1,6 @@
-"""Tasks of the housekeeper that have much to do: small writes, turns, and nobody is kept waiting.
+"""Housekeeper tasks with much work: small writes, short turns, and no task is starved.
 
-Everything is counted. A turn of no time at all is one write.
+The tests only count. A turn without any time makes one write.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def board(units: list[Unit]) -> Scoreboard:
 
 @pytest.fixture
 def counted(meter: Meter, server: Server) -> Iterator[Connection]:
-    """A link whose round trips the meter counts."""
+    """Return a connection whose round trips the meter counts."""
     link = connect(users.acting(server.settings, "daemon"), timeout=10.0, name="counted")
     with closing(link):
         yield link
@@ -80,7 +80,7 @@ def settings(server: Server, topic: Topic, **changes: object) -> Settings:
 
 
 def fill(link: Connection, streams: list[str], count: int) -> None:
-    """Write so many old entries into each."""
+    """Write a number of old entries to each stream."""
     for stream in streams:
         link.pipeline([("XADD", stream, f"1-{n + 1}", "payload", "x") for n in range(count)])
 
@@ -90,7 +90,7 @@ def lengths(link: Connection, streams: list[str]) -> list[int]:
 
 
 def cost_of(run: Callable[[], object], meter: Meter, times: int) -> list[Cost]:
-    """What each of some turns costs."""
+    """Return the cost of each turn."""
     costs = []
     for _ in range(times):
         with meter.measuring() as cost:
@@ -100,7 +100,7 @@ def cost_of(run: Callable[[], object], meter: Meter, times: int) -> list[Cost]:
 
 
 def turns(run: Callable[[], float | None], meter: Meter) -> list[Cost]:
-    """Run until nothing is left to do at once; the cost of each turn."""
+    """Run until no work is due and return the cost of each turn."""
     costs: list[Cost] = []
     sooner: float | None = 0.0
     while sooner == 0.0:
@@ -130,7 +130,7 @@ def test_letters_expire_in_small_writes_and_all_places_in_turn(
     assert lengths(link, streams) == [1] * PLACES, "each had its share before one had a second"
     rest = turns(undertaker.run, meter)
     assert lengths(link, streams) == [0] * PLACES
-    for cost in [*first[2:], *rest[:-1]]:  # before, settings are read and scripts are learnt
+    for cost in [*first[2:], *rest[:-1]]:  # first, settings are read and scripts are loaded
         assert (cost.trips, cost.scripts) == (1, batch.WORKS_MAX)
     assert sum(view.tally("expired").values()) == PLACES * (letters.PAGE + 1)
 
@@ -184,7 +184,7 @@ def test_a_bad_key_is_told_once_all_others_have_had_their_turn(
 
 
 def delayed(link: Connection, keys: Keys, unit: Unit, due_unix_ms: int, count: int) -> None:
-    """Set so many entries aside, as a worker does."""
+    """Delay a number of entries like a worker."""
     due = [part for n in range(count) for part in (due_unix_ms, f"m:{n + 1}-0")]
     items = [part for n in range(count) for part in (f"m:{n + 1}-0", b"\x92\xa7payload\xa1x")]
     link.execute("ZADD", keys.retry(*unit), *due)
@@ -210,7 +210,7 @@ def test_a_unit_with_many_due_retries_keeps_no_other_waiting(
     while not link.execute("XLEN", keys.retry_stream(*few)):
         assert retries.run(hints) == 0.0
         ran += 1
-    assert ran <= 2, "those that have had their turn come behind it"
+    assert ran <= 2, "units that had their turn come later"
     assert link.execute("ZCARD", keys.retry(*many[0])) > 0
     while retries.run(hints) == 0.0:
         pass
@@ -301,12 +301,12 @@ def test_every_task_tells_that_it_begins(board: Scoreboard, keeper: Housekeeper)
     assert sorted(set(told)) == told
 
 
-# --- what foreign consumers hold ------------------------------------------------------------------
+# --- entries of foreign consumers -----------------------------------------------------------------
 
 
 @pytest.fixture
 def foreign(link: Connection, keys: Keys, units: list[Unit]) -> Desk:
-    """A consumer holds three pages of fresh entries, and one more."""
+    """Give a consumer three pages of fresh entries and one more."""
     desk = Desk(link, keys, units[0])
     fill(link, [desk.stream], 3 * reclaimer.PAGE + 1)
     desk.fetch(3 * reclaimer.PAGE + 1, "by-hand")
@@ -321,7 +321,7 @@ def test_an_idle_entry_behind_many_fresh_ones_is_found_page_by_page(
     slot = view.board.slots()[0]
     last = f"1-{3 * reclaimer.PAGE + 1}"
     summaries = 2 * len(list(view.owned()))  # of both streams of each partition, once
-    for page in range(4):  # the beginning, and three pages behind it
+    for page in range(4):  # the first page and three more
         with meter.measuring() as cost:
             sooner = looks.run(view.owned())
         assert cost.commands["xpending"] == 1 + (0 if page else summaries)
@@ -335,7 +335,7 @@ def test_an_idle_entry_behind_many_fresh_ones_is_found_page_by_page(
     assert slot.reclaim_requested == 1
     with meter.measuring() as cost:
         looks.run(view.owned())
-    assert cost.commands["xpending"] == summaries, "no page: the flag says it all"
+    assert cost.commands["xpending"] == summaries, "no page, because the flag is enough"
 
 
 def test_the_beginning_of_a_long_list_is_looked_at_between_its_pages(

@@ -1,4 +1,4 @@
-"""What people type and what a terminal of theirs shows: wrong words, short options, colours."""
+"""Typed commands and their output in a terminal: wrong words, short options, colors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 @pytest.fixture
 def typed(file: Path, tmp_path: Path) -> Typed:
-    """Run the command in a terminal of 80 columns; `keys` are typed when `until` is shown."""
+    """Run the command in a terminal of 80 columns. `keys` are typed when `until` is shown."""
 
     def invoke(*args: str, code: int = 0, until: str = "", keys: str = "", **env: str) -> Terminal:
         command = [sys.executable, "-m", "streamqd", "--config", str(file), *args]
@@ -53,7 +53,7 @@ def typed(file: Path, tmp_path: Path) -> Typed:
     return invoke
 
 
-# --- words that cannot match ----------------------------------------------------------------------
+# --- values that cannot match ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verb", ["list", "stats", "replay", "purge", "export"])
@@ -76,7 +76,7 @@ def test_a_filter_that_cannot_match_is_a_mistake(
 
 
 def test_every_reason_is_on_the_page_and_can_be_asked_for(run: Run, at: At) -> None:
-    """U9: the words that --reason takes are those that the wire format names."""
+    """U9: `--reason` accepts exactly the words of the wire format."""
     page = (ROOT / "docs" / "reference" / "wire-format.md").read_text()
     table = page.partition("| Reason |")[2].partition("\n\n")[0]
     assert sorted(re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE)) == sorted(REASONS)
@@ -85,7 +85,7 @@ def test_every_reason_is_on_the_page_and_can_be_asked_for(run: Run, at: At) -> N
 
 
 def test_a_narrow_terminal_shows_what_a_message_died_of(typed: Typed, at: At) -> None:
-    """U9: at 80 columns the message of the error is not cut away, and no module stands before."""
+    """U9: at 80 columns, the message of the error is shown, without the module of its class."""
     text = "the invoice 4711 of customer 17 has no positions, so there is no sum"
     bury(at(1), "1763640000000-0", errorClass="shop.billing.errors.InvoiceError", errorMessage=text)
     bury(at(1), "1763640000001-0", errorClass="shop.billing.errors.Short", errorMessage="no sum")
@@ -98,7 +98,7 @@ def test_a_narrow_terminal_shows_what_a_message_died_of(typed: Typed, at: At) ->
 
 
 def test_tries_count_runs_that_ended_with_their_process(run: Run, at: At) -> None:
-    """U9: a dead letter that took down two processes and failed once was tried three times."""
+    """U9: a dead letter that killed two processes and failed once has three tries."""
     bury(at(0), "1-0", reason="crashes", attempts="1", crashes="2", errorMessage="signal SIGSEGV")
     head, row = run("dlq", "list", "access").stdout.splitlines()
     at_ = head.index("TRIES")
@@ -106,7 +106,7 @@ def test_tries_count_runs_that_ended_with_their_process(run: Run, at: At) -> Non
 
 
 def test_what_a_retry_waits_because_of_fits_80_columns(typed: Typed, at: At) -> None:
-    """U1, U9: the error of a retry is read whole in a terminal, not cut to its class."""
+    """U1, U9: a terminal shows the whole error of a retry, not only its class."""
     desk = at(0)
     desk.groups()
     desk.add("1795379457027-0", "payload", "x", "key", "customer-4711")
@@ -121,7 +121,7 @@ def test_what_a_retry_waits_because_of_fits_80_columns(typed: Typed, at: At) -> 
 
 
 def test_the_state_of_a_group_is_shown_in_80_columns(typed: Typed, at: At) -> None:
-    """U8: what a group does is never what a narrow terminal has no room for."""
+    """U8: a narrow terminal always shows the state of a group."""
     at(0, "invoices-of-the-north").groups()
     shown = typed("status").shown
     assert re.search(r"access/invoices-of-the-north .* no owner", shown.replace("\n", " ")), shown
@@ -150,14 +150,14 @@ def test_the_state_of_a_group_is_shown_in_80_columns(typed: Typed, at: At) -> No
 def test_what_cannot_be_read_ends_alike_everywhere(
     run: Run, at: At, words: tuple[str, ...]
 ) -> None:
-    """U9: malformed input is wrong usage, exit code 2, whichever verb reads it."""
+    """U9: malformed input is wrong usage (exit code 2) for every command."""
     at(0).groups()
     result = run(*words, code=2)
     assert "Error: " in result.stderr
 
 
 def test_a_partition_that_is_not_there_is_refused(run: Run, at: At) -> None:
-    """U9: a partition beyond the last can match nothing, and every verb says so."""
+    """U9: every command rejects a partition beyond the last."""
     at(0).groups()
     for words in (
         ("tail", "access"),
@@ -172,7 +172,7 @@ def test_a_partition_that_is_not_there_is_refused(run: Run, at: At) -> None:
 
 
 def test_without_a_terminal_the_word_is_named(run: Run, at: At, link: Connection) -> None:
-    """U9: what would ask says which option answers."""
+    """U9: a command that would ask names the option that answers."""
     bury(at(0), "1-0")
     assert "not a terminal; pass --yes" in run("dlq", "purge", "access", "--all", code=8).stderr
     assert link.execute("XLEN", at(0).dlq) == 1
@@ -190,7 +190,7 @@ def payloads(
 
 
 def test_a_payload_is_an_argument(run: Run, at: At, link: Connection, keys: Keys) -> None:
-    """U12: `produce TOPIC PAYLOAD` sends one message, whatever is in it."""
+    """U12: `produce TOPIC PAYLOAD` sends one message with any content."""
     at(0)
     run("produce", "access", '{"id": 1}\n\nend', "--key", "k", "--format", "lines")
     run("produce", "access", "")
@@ -210,7 +210,7 @@ def test_standard_input_is_the_default(run: Run, at: At, link: Connection, keys:
 def test_a_slip_creates_no_topic(
     run: Run, at: At, link: Connection, store: Store, keys: Keys
 ) -> None:
-    """U11: without a terminal a topic that is new needs --create, and the near one is told."""
+    """U11: without a terminal, a new topic needs `--create`, and a similar name is suggested."""
     at(0)
     told = run("produce", "acess", "x", code=8).stderr
     assert "acess does not exist (did you mean access?); not a terminal: pass --create" in told
@@ -231,7 +231,7 @@ def test_a_slip_creates_no_topic(
 def test_what_the_configuration_names_is_no_slip(
     run: Run, file: Path, server: Server, link: Connection, keys: Keys, section: dict[str, object]
 ) -> None:
-    """U11: a topic that the configuration names is created by the first message, as ever."""
+    """U11: the first message creates a topic that the configuration names."""
     file.write_text(file.read_text() + "\n" + toml(section))
     run("produce", "orders", "x")
     assert payloads(link, keys, "orders", 2) == [b"x"]
@@ -251,7 +251,7 @@ def test_a_terminal_is_asked(
 def test_lines_are_typed_into_a_terminal(
     typed: Typed, at: At, link: Connection, keys: Keys
 ) -> None:
-    """U12: on a terminal the lines are typed, and Ctrl-D ends them."""
+    """U12: in a terminal, lines are read until Ctrl-D."""
     at(0)
     typed("produce", "access", until="Ctrl-D ends", keys="one\ntwo\n\x04")
     assert payloads(link, keys) == [b"one", b"two"]
@@ -261,7 +261,7 @@ def test_lines_are_typed_into_a_terminal(
 
 
 def test_tail_since(run: Run, at: At, link: Connection) -> None:
-    """U13: `tail --since` shows all that was written since then, the oldest first."""
+    """U13: `tail --since` shows all messages written since then, the oldest first."""
     now = server_unix_ms(link)
     for number in range(250):
         at(number % 3).add(f"{now - 1_000_000 + number}-0", "payload", f"new {number}")
@@ -290,7 +290,7 @@ def test_tail_since_and_follow(typed: Typed, at: At, link: Connection) -> None:
 
 
 def test_move_takes_the_instance_as_drain_does(run: Run, at: At) -> None:
-    """U12: the instance is an argument of both; --to says the same."""
+    """U12: both take the instance as an argument, and `--to` is equivalent."""
     at(0).groups()
     unit = "access/0/hits"
     as_argument = run("move", unit, "web-9", code=8).stderr
@@ -301,7 +301,7 @@ def test_move_takes_the_instance_as_drain_does(run: Run, at: At) -> None:
     assert "once" in run("move", unit, "web-9", "--to", "web-9", code=2).stderr
 
 
-# --- colours --------------------------------------------------------------------------------------
+# --- colors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_move_takes_the_instance_as_drain_does(run: Run, at: At) -> None:
 def test_a_terminal_gets_colours(
     typed: Typed, at: At, options: tuple[str, ...], env: dict[str, str], coloured: bool
 ) -> None:
-    """U12: colour where there is a terminal, unless NO_COLOR or --no-color say otherwise."""
+    """U12: a terminal gets colors, unless NO_COLOR or `--no-color` is set."""
     at(0)
     assert bool(COLOUR.search(typed(*options, "topic", "list", **env).raw)) == coloured
     refused = typed(*options, "topic", "describe", "nope", code=8, **env).raw
@@ -328,7 +328,7 @@ def test_a_terminal_gets_colours(
 def test_no_pipe_and_no_document_gets_colours(
     run: Run, typed: Typed, at: At, options: tuple[str, ...]
 ) -> None:
-    """U12: pipes and JSON are never coloured."""
+    """U12: pipes and JSON never have colors."""
     at(0)
     assert "\x1b" not in run(*options, "topic", "list").stdout
     assert "\x1b" not in run(*options, "topic", "describe", "nope", code=8).stderr
@@ -340,7 +340,7 @@ def test_no_pipe_and_no_document_gets_colours(
 
 @pytest.fixture
 def complete(file: Path, tmp_path: Path) -> Callable[..., list[str]]:
-    """What a shell offers for the last of the words, by `shell`; nothing may be said beside."""
+    """Return the completions that `shell` offers for the last word. No other output is allowed."""
 
     def ask(*words: str, shell: str = "bash", config: Path = file) -> list[str]:
         line = ["streamqd", "--config", str(config), *words]
@@ -365,13 +365,13 @@ def complete(file: Path, tmp_path: Path) -> Callable[..., list[str]]:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_are_answered(complete: Callable[..., list[str]], at: At, shell: str) -> None:
-    """U12: topics complete in bash, zsh and fish, by the process that the shell starts."""
+    """U12: topics complete in bash, zsh and fish, through the process that the shell starts."""
     at(0)
     assert complete("tail", "ac", shell=shell) == ["access"]
 
 
 def test_names_are_completed(file: Path, at: At, link: Connection, keys: Keys) -> None:
-    """U10, U12: topics, groups and instances complete; what is no name never reaches the shell.
+    """U10, U12: topics, groups and instances complete. Invalid names never reach the shell.
 
     U10: `why` completed nothing.
     """
@@ -413,7 +413,7 @@ def test_names_are_completed(file: Path, at: At, link: Connection, keys: Keys) -
 
 
 def test_completion_never_holds_a_shell(complete: Callable[..., list[str]], tmp_path: Path) -> None:
-    """U12: a server that takes the connection and is silent, or none, completes nothing in time."""
+    """U12: with a silent or missing server, completion returns nothing within its time limit."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -423,7 +423,7 @@ def test_completion_never_holds_a_shell(complete: Callable[..., list[str]], tmp_
         assert complete("prod", config=file) == ["produce"]
         started = time.monotonic()
         assert complete("tail", "", config=file) == []
-        # What it takes beside the answer of the server, the start of Python above all, is the same.
+        # The other time, mostly the start of Python, is the same.
         assert time.monotonic() - started < 2 * (started - plain) + 1.0 + 5.0
     assert complete("tail", "", config=file) == []
     assert complete("tail", "", config=tmp_path / "none.toml") == []

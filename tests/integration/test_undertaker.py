@@ -1,4 +1,4 @@
-"""Dead letters that are older than their topic keeps them."""
+"""Dead letters that exceed the retention of their topic."""
 
 from __future__ import annotations
 

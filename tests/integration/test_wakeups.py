@@ -1,4 +1,4 @@
-"""A worker that waits for messages hears at once that it is wanted for something else."""
+"""A worker in a long poll reacts immediately to other requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_entries_of_a_foreign_consumer_do_not_wait_for_the_long_poll(
     kind: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(turns, "BLOCK_SECONDS", 600.0)  # far beyond the life's patience
+    monkeypatch.setattr(turns, "BLOCK_SECONDS", 600.0)  # longer than the timeout of the life
     desk = Desk(link, keys)
     desk.groups()
     desk.own("t1")
@@ -64,7 +64,7 @@ def test_entries_of_a_foreign_consumer_do_not_wait_for_the_long_poll(
 def test_what_foreign_consumers_have_read_ends_one_poll(
     link: Connection, keys: Keys, life: Life, slot: WorkerSlot, kind: dict[str, Any], retried: bool
 ):
-    """The poll knows what was read here: it must not end each time for what was read elsewhere."""
+    """The poll must not return each time because of entries that other consumers have read."""
     desk = Desk(link, keys)
     desk.groups()
     desk.own("t1")
@@ -85,7 +85,7 @@ def test_what_foreign_consumers_have_read_ends_one_poll(
             link.execute("EXEC")
             wait_until(waits, what="it waits again")
         unread.append(slot.counter("round_trips") - before)
-        link.execute("CLIENT", "UNBLOCK", waits(), "ERROR")  # as a server that becomes a replica
+        link.execute("CLIENT", "UNBLOCK", waits(), "ERROR")  # like a server that becomes a replica
         wait_until(waits, what="it waits after all")
         desk.add("9-0", "payload", "x", stream=stream)
 
@@ -100,7 +100,7 @@ def test_what_foreign_consumers_have_read_ends_one_poll(
 
 
 def test_a_supervisor_that_is_woken_listens_on(link: Connection, server: Server) -> None:
-    """What was published is no reason to connect again."""
+    """A published wake-up must not cause a reconnect."""
     listener = PubSubListener(connect(server.settings, timeout=5.0, name="test:wakes"), "wake")
     listener.listen(time.monotonic(), 5.0)
     assert not listener.drain()
@@ -117,18 +117,18 @@ def test_a_wake_up_that_comes_with_the_answer_to_the_subscription_is_heard(
     server = new_server()
     with contextlib.closing(connect(server.settings, timeout=5.0, name="test:other")) as other:
         other.open()
-        # The server may read the other connection first: then nobody gets the wake-up.
+        # The server may read the other connection first. Then the wake-up reaches no subscriber.
         tries = (subscribed_while_published(server, other) for _ in range(20))
         assert next(heard for got, heard in tries if got) is True
 
 
 def subscribed_while_published(server: ProcessServer, other: Connection) -> tuple[int, bool]:
-    """How many got a wake-up that was sent behind a subscription, and whether it was heard."""
+    """Publish a wake-up right after a subscription. Return its receivers and if it was heard."""
     listener = PubSubListener(connect(server.settings, timeout=5.0, name="test:wakes"), "wake")
     listener.link.open()
 
     def unread() -> int:
-        """Bytes of the listener that the server has not read yet."""
+        """Return the number of the listener's bytes that the server has not read."""
         size = array.array("i", [0])
         fcntl.ioctl(listener.link.node.socket(), termios.TIOCOUTQ, size)
         return size[0]
@@ -149,7 +149,7 @@ def subscribed_while_published(server: ProcessServer, other: Connection) -> tupl
 
 
 def test_an_instance_looks_at_the_fleet_once_it_listens(server: Server, link: Connection) -> None:
-    """Nothing was heard before."""
+    """Earlier wake-ups were missed."""
     settings = Settings(
         redis=server.settings,
         daemon=Daemon(instance="west-1", lease_ttl=60.0),

@@ -1,4 +1,4 @@
-"""One worker by itself on a real server: the supervisor's part is played by hand."""
+"""A single worker on a real server. The tests act as its supervisor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.waiting import wait_until
 
 TTL = 60.0
 
-# What a payload says is done; what happened is written into a list in Redis.
+# The handler executes its payload and records the events in a Redis list.
 HANDLER = """
 import os, threading, time
 from pathlib import Path
@@ -71,7 +71,7 @@ def go(message):
 
 
 class Bench:
-    """A unit with its group, a lease, a slot, and at most one worker."""
+    """A unit with a group, a lease, a slot, and at most one worker."""
 
     def __init__(self, desk: Desk, server: Server, folder: Path) -> None:
         self.desk = desk
@@ -138,14 +138,14 @@ class Bench:
         return [line.decode() for line in self.desk.do("LRANGE", "told", 0, -1)]
 
     def runs(self, *words: str) -> list[str]:
-        """Ids of the runs that began, in order."""
+        """Return the ids of started runs, in order."""
         known = ("ok", "gate", "fail", "dead", "exit", "crawl")
         return [line.split()[1] for line in self.told() if line.split()[0] in (words or known)]
 
     def wait_told(self, start: str) -> None:
         wait_until(
             lambda: any(line.startswith(start) for line in self.told()),
-            what=f"the handler says {start!r} in {self.told()}",
+            what=f"the handler reports {start!r} in {self.told()}",
         )
 
     def wait_idle(self) -> None:
@@ -185,7 +185,7 @@ def bench(link: Connection, keys: Keys, server: Server, tmp_path: Path) -> Itera
 
 
 def add(bench: Bench, *words: str, first: int = 1, stream: str = "") -> list[str]:
-    """Write messages with the ids 1-1, 2-1 …; return the ids."""
+    """Write messages with the ids 1-1, 2-1 …, and return the ids."""
     ids = [f"{number}-1" for number in range(first, first + len(words))]
     for entry_id, word in zip(ids, words, strict=True):
         bench.desk.add(entry_id, "payload", word, stream=stream)
@@ -215,7 +215,7 @@ def test_it_handles_what_comes_and_leaves_when_told(bench: Bench):
 
 def test_a_stop_ends_the_current_message_and_releases_the_rest(bench: Bench):
     ids = add(bench, "gate", *["ok"] * 20)
-    # Fetched together: the group has read them before.
+    # Fetched together, because the group has read them before.
     bench.desk.fetch(30)
     bench.start()
     bench.wait_told("gate")
@@ -248,7 +248,7 @@ def test_nothing_begins_while_the_lease_is_not_trusted(bench: Bench):
     (entry,) = add(bench, "ok")
     bench.start(trusted=False)
     wait_until(lambda: bench.pending() == [entry], what="it is fetched")
-    # It looks at the time every 50 ms; it must see some moments of distrust.
+    # It checks the time every 50 ms and must see an untrusted lease several times.
     seen = now_ns()
     wait_until(lambda: now_ns() - seen > 200e6, what="some looks")
     assert bench.runs() == []
@@ -315,7 +315,7 @@ def test_after_an_unclean_end_each_inherited_entry_is_marked_before_it_runs(benc
     ids = add(bench, "gate", "ok")
     bench.desk.fetch(10)
     bench.desk.do("DEL", bench.desk.lease)
-    bench.own("t2")  # without a release of t1
+    bench.own("t2")  # without a release by t1
     bench.start()
     bench.wait_told("gate")
     fence = dict(zip(*[iter(bench.desk.do("HGETALL", bench.desk.fence))] * 2, strict=True))
@@ -382,7 +382,7 @@ def test_ghosts_are_settled_and_counted(bench: Bench):
 
 
 def test_a_foreign_acknowledgement_while_it_runs_harms_nobody(bench: Bench):
-    """Q35: it is run all the same, and acknowledges nothing."""
+    """Q35: the message still runs, and acknowledges nothing."""
     (entry,) = add(bench, "gate")
     bench.start()
     bench.wait_told("gate")
@@ -425,7 +425,7 @@ def test_a_superseded_worker_changes_nothing_and_ends(bench: Bench, word: str):
     bench.desk.fetch(10)
     bench.start(trusted=False)
     wait_until(lambda: bench.slot.in_hand == 4, what="it has listed them")
-    # It has them in hand and waits; by the time it may go on, somebody else owns them.
+    # It holds them and waits. When it may continue, another instance owns them.
     call = leases.refence(bench.desk.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", [])
     assert bench.link.run(call).word == "OK"
     before = {key: value for key, value in bench.desk.dump().items() if key != b"told"}
@@ -464,7 +464,7 @@ def test_a_missing_group_ends_it_with_a_code_of_its_own(bench: Bench, which: str
 
 
 def test_a_hook_that_refuses_is_a_failed_boot(bench: Bench):
-    """U10: errors of on_start lacked file and line."""
+    """U10: errors of `on_start` lacked the file and the line."""
     (bench.folder / "refuse").touch()
     add(bench, "ok")
     bench.start()
@@ -498,7 +498,7 @@ def test_a_soft_limit_is_an_exception_in_the_run_that_it_is_meant_for(bench: Ben
     bench.start(timeout="1s", max_attempts=1)
     bench.wait_told("crawl")
     assert bench.child is not None
-    # The supervisor names the run; a signal for another one is ignored.
+    # The supervisor names the run, and a signal for another run is ignored.
     bench.slot.soft_kill_seq = bench.slot.run_seq + 1
     bench.child.signal(signal.SIGUSR1)
     assert [entry.place for entry in bench.slot.running] == [b"m:" + ids[0].encode()]

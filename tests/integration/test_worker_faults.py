@@ -1,4 +1,4 @@
-"""What handlers, servers and strangers do to a worker, and what must not come of it.
+"""Faults of handlers, servers and other clients, and a worker's protection against them.
 
 Workers run here in the test's own process: see tests/support/life.py.
 """
@@ -30,12 +30,12 @@ from tests.support.life import Life
 from tests.support.proxy import FaultProxy
 from tests.support.waiting import wait_until
 
-WIDE = 4500  # fields; with as many values more than a script can pass to one command
+WIDE = 4500  # fields, which with their values exceed a script's limit for one command
 
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The events that are logged, in order."""
+    """Return the logged events, in order."""
     names: list[str] = []
     monkeypatch.setattr(logs, "_log", lambda name, *_rest: names.append(name))
     return names
@@ -47,7 +47,7 @@ def add_wide(desk: Desk, entry_id: str) -> None:
 
 
 def letters(desk: Desk) -> dict[bytes, dict[str, bytes]]:
-    """Dead letters by the id of what died."""
+    """Return dead letters by the id of their message."""
     found = desk.state().get("dlq")
     return {letter["originalId"]: letter for letter in found.entries.values()} if found else {}
 
@@ -80,7 +80,7 @@ def test_an_entry_that_is_too_wide_dies_with_what_is_known_of_it(desk: Desk, lif
 
 @pytest.mark.parametrize("body", ["hash", "none"])
 def test_a_wide_entry_without_its_body_becomes_a_dead_letter(desk: Desk, life: Life, body: str):
-    """B2: the fields that replace a body fit into one call, however many the entry has."""
+    """B2: the fields that replace a body fit into one call, for any number of fields."""
     add_wide(desk, "1-0")
     desk.add("2-0")
     life.run(life.worker("t1", max_messages=2, max_attempts=1, dlq_body=body), fail_bad)
@@ -129,7 +129,7 @@ class Quits(Exception):  # noqa: N818
 
 class Hurried(Retry):
     def __init__(self) -> None:
-        """Forget what `Retry` needs."""
+        """Skip the attributes that `Retry` needs."""
 
 
 class Vague(Retry):
@@ -140,7 +140,7 @@ class Vague(Retry):
 
 class Hidden(Retry):
     def __init__(self) -> None:
-        """Have an attribute that cannot be read."""
+        """Set an attribute that cannot be read."""
 
     @property
     def after(self) -> float:  # type: ignore[override]
@@ -364,7 +364,7 @@ def test_inherited_entries_that_are_parked_do_not_pile_up(desk: Desk, life: Life
 
 @pytest.mark.fault("F21")
 def test_acknowledgements_go_out_although_there_is_no_room(desk: Desk, life: Life):
-    """T18: nothing else can free the memory that is waited for."""
+    """T18: only the acknowledgements can free the missing memory."""
     desk.add("1-0", "payload", "bad", stream=desk.retry)
     desk.add("1-0")
     worker = life.worker("t1", prefetch_max=1)
@@ -419,7 +419,7 @@ def test_a_session_that_is_not_the_last_means_a_new_connection_not_a_lost_unit(
     def work(message: Message) -> None:
         runs.append(message.id)
         if message.id == "1-0":
-            # A copy of an earlier recover arrives late.
+            # A copy of an earlier `recover` arrives late.
             desk.do("HSET", desk.fence, "session", "late")
 
     assert life.run(life.worker("t1", max_messages=3), work) == ExitCode.RECYCLE
@@ -456,7 +456,7 @@ def test_the_servers_clock_is_read_again_when_the_reading_is_old(desk: Desk, lif
 def test_a_message_that_is_trimmed_while_it_runs_is_settled_before_the_worker_ends(
     desk: Desk, life: Life, attempts: int
 ):
-    """Its body is in this process only: whoever comes next would find a ghost."""
+    """Only this process has its body. A successor would find a missing entry."""
     desk.add("1-0", "payload", "precious")
 
     def work(message: Message) -> None:
@@ -497,7 +497,7 @@ def test_what_has_ended_is_settled_over_a_new_connection_when_the_old_one_takes_
     concurrency: int,
     end: Exception | None,
 ):
-    """A failure would run again at the next owner, and would not have been counted."""
+    """A lost failure would run again at the next owner without being counted."""
     desk.add("1-0")
     life = new_life(proxy.url)
     worker = life.worker("t1", max_messages=1, concurrency=concurrency)
@@ -519,7 +519,7 @@ def test_what_has_ended_is_settled_over_a_new_connection_when_the_old_one_takes_
 def test_a_server_that_cannot_be_reached_is_not_asked_twice_at_the_end(
     new_life: Callable[[str], Life], proxy: FaultProxy
 ):
-    """The end of a worker would take twice as long as a connection may take to open."""
+    """The exit of a worker would take twice the timeout of a connection."""
     settler = new_life(proxy.url).worker("t1").settler
     settler.ack(b"1-0", 0, 1, retried=False, has_counters=False)
     proxy.refusing = True
@@ -533,7 +533,7 @@ def test_a_server_that_cannot_be_reached_is_not_asked_twice_at_the_end(
 
 
 def test_inherited_entries_run_in_order_over_all_pages(desk: Desk, life: Life):
-    """Q26: both streams merged by id, however many there are."""
+    """Q26: both streams are merged by id, for any number of entries."""
     main = [f"{2 * number}-0" for number in range(1, 201)]
     retried = [f"{number}-0" for number in (3, 5, 301, 303, 399, 900)]
     for entry_id in main:
@@ -585,7 +585,7 @@ def test_a_soft_limit_is_raised_once_in_a_run(desk: Desk, life: Life, slot: Work
 def test_a_soft_limit_at_the_last_moment_of_a_run_does_not_reach_beyond_it(
     desk: Desk, life: Life, slot: WorkerSlot
 ):
-    """The first instruction of `finally` may be where it is raised."""
+    """The exception may be raised at the first instruction of `finally`."""
     desk.add("1-0", "payload", "bad")
     worker = life.worker("t1", max_messages=1, timeout=1.0)
     flags = [True]
@@ -621,7 +621,7 @@ def test_a_soft_limit_at_the_last_moment_of_a_run_does_not_reach_beyond_it(
     assert flags[-1] is False
 
 
-# --- what a handler logs --------------------------------------------------------------------------
+# --- log records of a handler ---------------------------------------------------------------------
 
 
 def test_what_a_handler_logs_names_the_message_that_it_handles(
