@@ -549,7 +549,7 @@ def test_the_fleet_at_a_glance(link: Connection, store: Store, keys: Keys, at: A
     units[0] |= {"in_hand": 7, "longest_run_seconds": 1.5, "rates": {"acked": 12.5}}
     summary = {"instance": "west-1", "state": "working", "redis_up": True, "units": units}
     link.execute("SET", keys.instance("default", "west-1"), json.dumps(summary))
-    # The last report of a silent instance is not what it owns.
+    # The last report of a silent instance does not show its present units.
     stale = {"instance": "east-1", "state": "working", "units": units}
     link.execute("SET", keys.instance("default", "east-1"), json.dumps(stale))
     bury(at(2), "1-0")

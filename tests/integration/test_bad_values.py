@@ -224,7 +224,7 @@ def test_every_verb_is_well_before(surgery: Surgery, invoke: Callable[[str], Res
 
 @pytest.mark.parametrize("bad", BAD, ids=[each.name[:60] for each in BAD])
 def test_one_bad_value(surgery: Surgery, invoke: Callable[[str], Result], bad: Bad) -> None:
-    """S6, S7, C1: no command crashes, each one that reads the value names it, doctor has a fix."""
+    """S6, S7, C1: no command crashes, every reader of the value names it, doctor has a fix."""
     surgery.do(*bad.command)
     for verb, codes in VERBS.items():
         for form in ("", " --json"):

@@ -416,7 +416,7 @@ def test_a_line_that_is_too_long(run: Run, file: Path, link: Connection, keys: K
 def test_produce_sends_a_whole_file_as_one_message(
     run: Run, link: Connection, keys: Keys, tmp_path: Path
 ) -> None:
-    """U11: all bytes of a binary file (even one that looks like gzip) or of standard input."""
+    """U11: all bytes of a binary file (even if it looks like gzip) or of standard input."""
     raw = b"\x1f\x8b\x00\r\n\xff\n\n"
     (tmp_path / "cat.png").write_bytes(raw)
     run("produce", "images", "--create", "--from", str(tmp_path / "cat.png"), "--format", "file")
@@ -484,7 +484,7 @@ def test_a_lost_connection_is_told_with_numbers(
     result = run("produce", "orders", "--from", "-", "--json", typed=text, code=4)
 
     sent = document(result)
-    # A chunk is one transaction: all of it or nothing was written.
+    # A chunk is one transaction, so it is written completely or not at all.
     assert (sent["sent"], sent["unknown"]) == (20, 10)
     assert "may or may not have been written" in sent["error"]
     assert "may or may not have been written" in result.stderr

@@ -419,7 +419,7 @@ def test_threads_leave_an_interpreter_that_can_be_traced(desk: Desk, life: Life,
     worker = life.worker("t1", max_messages=4, timeout=1.0, **SEVERAL)
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert interrupted == ["2-0"]
-    # Where raising is impossible, there is no interruption.
+    # If raising is impossible, the run is not interrupted.
     tracing = get_context("fork").Process(target=trace)
     tracing.start()
     tracing.join(10)

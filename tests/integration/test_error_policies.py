@@ -52,7 +52,7 @@ def noted(desk: Desk) -> dict[str, bytes]:
 
 
 def failing(runs: Runs, times: dict[str, int]) -> Callable[[Message], None]:
-    """Return a handler that fails each of these messages a given number of times."""
+    """Return a handler that fails each message a given number of times."""
 
     def work(message: Message) -> None:
         runs.append((message.id, message.attempt))
@@ -323,7 +323,9 @@ def test_in_solo_mode_a_held_key_goes_on_when_its_mark_is_lost(
     def work(message: Message) -> None:
         runs.append((message.id, message.attempt))
         if len(runs) == 1:
-            proxy.arm(Fault.CUT_BEFORE, command="EVALSHA")  # that nobody is suspected
+            proxy.arm(
+                Fault.CUT_BEFORE, command="EVALSHA"
+            )  # loses the mark that clears all suspects
             raise ValueError
 
     worker = new_life(proxy.url).worker("t1", max_messages=3, **policy)

@@ -297,7 +297,7 @@ def test_a_circuit_without_a_message_to_try_stays_open(
         wait_until(lambda: now_ns() > due + 100_000_000, what="a probe would be due")
         seen.append(waits.read().kind)
         desk.add("4-0")
-        wait_until(lambda: slot.counter("acked"), what="what has come is tried")
+        wait_until(lambda: slot.counter("acked"), what="the new message is tried")
         life.stop()
 
     player = threading.Thread(target=play)
@@ -332,7 +332,7 @@ def test_another_class_neither_opens_the_circuit_nor_closes_it(
 
     worker = life.worker("t1", max_messages=20, **OPENS)
     assert life.run(worker, work) == ExitCode.RECYCLE
-    assert slot.counter("dead") == 9, "whoever is to blame is"
+    assert slot.counter("dead") == 9, "only messages with other errors are dead"
     assert done == list(range(13, 21))
     assert slot.waits.read().opened == 1
 

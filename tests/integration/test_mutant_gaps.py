@@ -261,7 +261,7 @@ def test_a_group_of_an_emptied_server_comes_back_at_the_oldest(desk: Desk):
 
 @pytest.fixture
 def started() -> Iterator[Callable[[support.Daemon], support.Daemon]]:
-    """Start daemons, and stop all of them after the test."""
+    """Start daemons, and stop them after the test."""
     made: list[support.Daemon] = []
 
     def start(daemon: support.Daemon) -> support.Daemon:

@@ -62,7 +62,7 @@ def in_step(producer: Producer, link: Connection, keys: Keys, topic: str = "acce
         assert fields == [b"payload", text]
 
 
-# --- what is made ahead ---------------------------------------------------------------------------
+# --- chunks made ahead ----------------------------------------------------------------------------
 
 
 def test_one_chunk_is_made_while_redis_works_and_none_is_sent(proxy, link, keys):

@@ -104,7 +104,7 @@ def turns(life: Life) -> Turns:
     return Turns(life)
 
 
-# --- a turn ends ----------------------------------------------------------------------------------
+# --- the end of a turn ----------------------------------------------------------------------------
 
 
 @KINDS
@@ -129,7 +129,7 @@ def test_what_a_handler_leaves_behind_keeps_no_turn(
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_child_has_no_part_in_the_turn(desk: Desk, life: Life, turns: Turns):
-    """The turn ends with the worker, even after a kill, and not with the child."""
+    """The worker's exit releases the turn, even after a kill. The child does not keep it."""
     told, tell = os.pipe()
 
     def work(_message: Message) -> None:

@@ -28,7 +28,7 @@ SCHEMA = types.StructType([types.StructField("id", types.StringType())])
 
 
 class Shop:
-    """A topic of two partitions, and a streaming reader of it."""
+    """A topic of two partitions, and its streaming reader."""
 
     def __init__(self, server: Server, link: Connection, keys: Keys) -> None:
         self.server, self.link, self.keys = server, link, keys

@@ -29,7 +29,7 @@ PLACE: TopicPartition = ("access", 0)
 
 
 class Shop:
-    """A topic of two partitions, and readers of it."""
+    """A topic of two partitions, and its readers."""
 
     def __init__(self, server: Server, link: Connection, keys: Keys) -> None:
         self.server, self.link, self.keys = server, link, keys

@@ -310,7 +310,7 @@ def test_a_pause_while_redis_is_away_is_a_pause(
     assert desk.state()["stream"].groups == {"hits": ("2-0", {})}
 
 
-# --- as much in hand as there is room for ---------------------------------------------------------
+# --- limits of held messages ----------------------------------------------------------------------
 
 
 def test_foreign_entries_come_into_hand_only_as_far_as_there_is_room(
@@ -529,7 +529,7 @@ def test_a_server_that_cannot_be_reached_is_not_asked_twice_at_the_end(
     assert settler.owed == 1
 
 
-# --- order and size of what is read ---------------------------------------------------------------
+# --- order and size of reads ----------------------------------------------------------------------
 
 
 def test_inherited_entries_run_in_order_over_all_pages(desk: Desk, life: Life):

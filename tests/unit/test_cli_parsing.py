@@ -661,7 +661,9 @@ def test_check_says_that_the_address_of_the_pages_is_in_use(
         assert told["level"] == "problem"
         assert "is in use by another process" in told["text"]
     found = json.loads(process("check", "--json").stdout)["findings"]
-    assert "http.bind" not in [each["about"] for each in found], "a stale socket is no obstacle"
+    assert "http.bind" not in [each["about"] for each in found], (
+        "a stale socket does not block the address"
+    )
     if kind == "unix":
         assert Path("pages.sock").is_socket(), "and the file stays"
 

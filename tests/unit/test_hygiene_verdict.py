@@ -14,7 +14,7 @@ import pytest
 from tests.support.hygiene import WAVERS, Sample, grown, odd_ones
 from tests.support.waiting import wait_until
 
-# The leader of a session with one child of each kind, none of them collected.
+# The leader of a session with one uncollected child of each kind.
 LEADER = """
 import ctypes, os, signal, sys
 sort = sys.argv[1]

@@ -114,7 +114,7 @@ def test_a_drain_without_progress_is_not_waited_for(watched: Watched) -> None:
 
 
 def settings_of(text: str) -> list[str]:
-    """Return the settings of a unit, without those that an installation adapts."""
+    """Return the settings of a unit, except the settings that an installation adapts."""
     before, _, rest = text.partition("# ---- adapt from here ")
     after = rest.partition("# ---- to here ")[2]
     lines = (before + after).splitlines()

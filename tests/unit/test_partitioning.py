@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from streamqd.policy.partitioning import crc32_partition, round_robin_partition
 
 # CRC-32/ISO-HDLC, the CRC of zlib, gzip and PNG. "123456789" is the check value of the catalogue
-# of parametrised CRC algorithms; the others are published with the algorithm's descriptions.
+# of parametrised CRC algorithms. The others are published with the algorithm's descriptions.
 PUBLISHED = {
     b"": 0x00000000,
     b"123456789": 0xCBF43926,

@@ -213,7 +213,7 @@ def test_an_idle_worker_keeps_its_place_and_its_pace_is_forgotten() -> None:
 
 @given(since=st.lists(st.sampled_from([0.0, 50.0, 99.0]), min_size=3, max_size=3))
 def test_what_cannot_be_started_is_planned_twice_and_noted_once(since: list[float]) -> None:
-    """C2: all refused partitions are released together after one of them has waited long enough."""
+    """C2: all refused partitions are released together after one has waited long enough."""
     fleet, capacity = Fleet(), Capacity()
     partitions = list(fleet.partitions.values())
     for partition, refused in zip(partitions, since, strict=True):

@@ -140,7 +140,7 @@ def test_what_has_a_bound_is_left_alone(call: str) -> None:
 
 
 def sources() -> dict[str, str]:
-    """Return each file of lua/ without comments, by its name; shared blocks by theirs."""
+    """Return each file of lua/ and each shared block, without comments, by name."""
     return {path.stem: re.sub(r"--[^\n]*", "", path.read_text()) for path in LUA.glob("*.lua")}
 
 

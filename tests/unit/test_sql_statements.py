@@ -1,4 +1,4 @@
-"""The ends of statements, and passwords in statements."""
+"""Splitting statements, and finding their passwords."""
 
 from __future__ import annotations
 

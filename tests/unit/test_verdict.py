@@ -17,7 +17,7 @@ NO_LETTERS: dict[str, set[str]] = {G: set()}
 
 
 class Story:
-    """Writes a ledger. Message n goes to partition 0 with the id `n-0`; epoch = pid."""
+    """Writes a ledger. Message n goes to partition 0 with the id `n-0`. Its epoch is the pid."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -428,7 +428,7 @@ def test_each_repetition_needs_its_own_cause(story: Story):
         ("kill worker", 0.5, 1, True),  # it had not started
         ("drop reply", 1.5, 1, True),  # kills no process
         ("stop host", 1.5, 1, False),  # over its time limit when it continues
-        ("kill supervisor", 1.5, 1, True),  # no record of it is left
+        ("kill supervisor", 1.5, 1, True),  # no record is left
     ],
 )
 def test_a_message_is_charged_with_what_hit_its_runs(

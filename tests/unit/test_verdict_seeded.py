@@ -138,7 +138,7 @@ def repeat(soak: Soak) -> None:
 
 
 def repeat_two(soak: Soak) -> None:
-    """Repeat the run before the one that a strike hit and explains."""
+    """Repeat the run before the explained run that a strike hit."""
     strike = soak.chance.choice(soak.strikes)
     own = [each for each in soak.of("start") if each.pid in strike.pids]
     begin(soak, own[-2], pid=99_999, epoch=99_999, at=strike.ended + 100 * LONG)
