@@ -147,7 +147,7 @@ def test_the_later_release_holds_while_both_run(store: Store) -> None:
     assert one(store).hash == digest
 
 
-def test_a_schedule_that_nobody_declares_stops_and_comes_back(store: Store) -> None:
+def test_undeclared_schedule_stops_and_comes_back(store: Store) -> None:
     reconcile(store, schedule())
     tick = hour_ago(store)
     make_due(store, tick)
@@ -204,7 +204,7 @@ def test_a_line_of_the_index_that_cannot_be_read_harms_its_own(store: Store) -> 
 
 
 @pytest.mark.parametrize("kind", ["field", "type"])
-def test_what_cannot_be_read_of_one_schedule_hinders_no_other(store: Store, kind: str) -> None:
+def test_unreadable_schedule_does_not_block_others(store: Store, kind: str) -> None:
     """One bad value stopped the declaration of all schedules, orphaned 10 minutes later."""
     reconcile(store, schedule(), schedule("a"), schedule("z"), schedule("other", topic="others"))
     if kind == "field":
@@ -403,7 +403,7 @@ STEPS = ("hold", "declare", "drop")
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("paused", [False, True])
-def test_a_move_that_is_interrupted_goes_on(
+def test_interrupted_move_is_finished(
     store: Store, monkeypatch: pytest.MonkeyPatch, step: str, paused: bool
 ) -> None:
     """After a kill at any step of a move, no tick is sent twice and none is lost."""

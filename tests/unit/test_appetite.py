@@ -17,7 +17,7 @@ def settled(size: int, spent_ns: int = 1000) -> PrefetchController:
     return prefetch
 
 
-def test_the_first_read_trusts_nobody():
+def test_first_read_is_small():
     assert PrefetchController(CONSUMER, MIB, 256).count == 4
     assert PrefetchController(CONSUMER, 64 * MIB, 256).count == 1
     assert PrefetchController(CONSUMER, 1024, 256).count == 16
@@ -33,13 +33,13 @@ def test_it_doubles_up_to_its_bound():
     assert counts == [8, 16, 32, 64, 100, 100]
 
 
-def test_bytes_and_work_in_hand_are_bounded():
+def test_held_bytes_and_work_are_bounded():
     assert settled(64 * 1024).count == 64
     assert settled(1, spent_ns=100_000_000).count == 10
     assert settled(100 * MIB).count == 1
 
 
-def test_after_a_read_that_was_too_large_it_trusts_nobody():
+def test_appetite_is_small_after_an_oversized_read():
     """Q40: one oversized read counts although the mean size is still small."""
     prefetch = settled(100)
     assert prefetch.count == 256

@@ -48,7 +48,7 @@ def moved(before: Mapping[Unit, str], now: Mapping[Unit, str]) -> list[Unit]:
 # --- simple expectations --------------------------------------------------------------------------
 
 
-def test_nobody_and_nothing() -> None:
+def test_assign_without_members_or_units_is_empty() -> None:
     assert assign([], units_of({A: 2}), {}) == {}
     assert assign([member("a")], [], {}) == {}
 
@@ -133,7 +133,7 @@ def test_caps_are_kept_and_the_rest_goes_to_others() -> None:
     assert loads(members, assign(members, units_of({A: 9}), {})) == {"a": 1, "b": 4, "c": 4}
 
 
-def test_what_nobody_has_room_for_is_left_out_evenly() -> None:
+def test_units_beyond_all_caps_are_left_out_evenly() -> None:
     members = [member("a", cap=2), member("b", cap=2)]
     units = units_of({A: 4, B: 4})
     wanted = assign(members, units, {})
@@ -141,7 +141,7 @@ def test_what_nobody_has_room_for_is_left_out_evenly() -> None:
     assert assign(members, units, wanted) == wanted
 
 
-def test_a_lowered_cap_sheds_only_what_is_over() -> None:
+def test_lowered_cap_sheds_only_the_excess() -> None:
     units = units_of({A: 4, B: 4})
     before = dict.fromkeys(units, "a")
     now = assign([member("a", cap=6)], units, before)
@@ -348,9 +348,7 @@ def test_no_chain_of_moves_would_be_more_even(fleet: Fleet) -> None:
 
 
 @given(fleets(any_offers), st.lists(st.integers(0, 9), min_size=7, max_size=7))
-def test_what_is_owned_elsewhere_counts_as_if_it_could_not_move(
-    fleet: Fleet, elsewhere: list[int]
-) -> None:
+def test_units_owned_elsewhere_count_as_immovable(fleet: Fleet, elsewhere: list[int]) -> None:
     members, units, owners = fleet
     members = [replace(each, cap=0) for each in members]
     elsewhere = elsewhere[: len(members)]

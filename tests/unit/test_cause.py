@@ -270,7 +270,7 @@ def test_the_first_cause(word: str, moves: bool, known: WaitFacts, part: str) ->
     assert first.advice or moves
 
 
-def test_what_hides_others_comes_first_and_the_others_stay() -> None:
+def test_dominant_cause_comes_first_and_others_stay() -> None:
     known = facts(
         pause=PAUSE,
         worker=worker(longest_run_seconds=75.0),
@@ -283,7 +283,7 @@ def test_what_hides_others_comes_first_and_the_others_stay() -> None:
     assert words == ["paused", "slow-handler", "foreign-client"]
 
 
-def test_of_a_stopped_group_only_other_clients_are_named_beside() -> None:
+def test_stopped_group_lists_only_other_clients_too() -> None:
     known = facts(**FREE, stop=STOP, pause=PAUSE, members=(), foreign={"bob": 1, "eve": 2, "": 3})
 
     found = causes(known)

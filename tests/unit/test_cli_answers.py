@@ -74,7 +74,7 @@ def test_an_error_cannot_control_a_terminal(
         ("sql", "SELECT 1"),
     ],
 )
-def test_bad_settings_are_told_before_java_is_started(
+def test_bad_settings_are_reported_before_java_starts(
     words: tuple[str, ...],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -205,7 +205,7 @@ def test_the_version(invoke: Invoke) -> None:
     assert invoke("--version").stdout.startswith(f"streamqd {__version__} (Python 3.")
 
 
-def test_completion_is_told(invoke: Invoke) -> None:
+def test_completion_is_printed(invoke: Invoke) -> None:
     assert "_STREAMQD_COMPLETE=bash_source" in invoke("--help").stdout
 
 
@@ -261,7 +261,7 @@ def test_wrong_usage_ends_with_2_and_a_sentence(invoke: Invoke, args: tuple[str,
 # --- configuration --------------------------------------------------------------------------------
 
 
-def test_all_problems_of_the_configuration_are_told(invoke: Invoke) -> None:
+def test_all_configuration_problems_are_printed(invoke: Invoke) -> None:
     Path("streamq.toml").write_text('[redis]\nurll = "x"\n[daemon]\nlease_ttl = "soon"\n')
 
     result = invoke("status")
@@ -381,9 +381,7 @@ def test_only_names_a_consumer(invoke: Invoke, started: list[dict[str, Any]], on
 
 
 @pytest.mark.parametrize("args", [("status", "--log-level", "info"), ("produce", "access", "-q")])
-def test_a_global_option_behind_the_verb_is_told_where_it_belongs(
-    invoke: Invoke, args: tuple[str, ...]
-) -> None:
+def test_misplaced_global_option_names_its_place(invoke: Invoke, args: tuple[str, ...]) -> None:
     result = invoke(*args)
 
     assert result.exit_code == 2
@@ -428,7 +426,7 @@ def test_check_sees_a_state_directory_that_cannot_be_written(
         (KeyboardInterrupt(), 130, "\n"),
     ],
 )
-def test_what_goes_wrong_is_a_sentence(
+def test_failure_is_one_sentence(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, text: str
 ) -> None:
     def fail(*_args: object, **_options: object) -> int:
@@ -468,7 +466,7 @@ def test_a_refused_start_is_json_where_the_log_is(invoke: Invoke) -> None:
 # --- init -----------------------------------------------------------------------------------------
 
 
-def test_init_writes_what_works(invoke: Invoke) -> None:
+def test_init_writes_a_working_configuration(invoke: Invoke) -> None:
     result = invoke("init", "new/project")
 
     assert result.exit_code == 0
@@ -607,7 +605,7 @@ def test_redis_does_not_answer(invoke: Invoke) -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_check_tells_all_that_it_finds(invoke: Invoke) -> None:
+def test_check_prints_all_findings(invoke: Invoke) -> None:
     Path("streamq.toml").write_text(GOOD)
 
     result = process("check", "--json")
@@ -644,7 +642,7 @@ def test_one_module_that_cannot_be_imported_is_one_error(
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
-def test_check_says_that_the_address_of_the_pages_is_in_use(
+def test_check_reports_an_http_address_in_use(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """U10: the daemon would start without a reachable metrics endpoint."""

@@ -237,7 +237,7 @@ def test_a_file_of_absurd_size(place: Place) -> None:
     assert "is it the right file?" in place.problem("#" * (5 << 20))
 
 
-def test_a_file_that_everybody_may_write(place: Place) -> None:
+def test_file_writable_by_all_users_is_refused(place: Place) -> None:
     assert "any user may write it" in place.problem(mode=0o666)
 
 
@@ -539,7 +539,7 @@ def test_unknown_variables(place: Place, name: str, said: str) -> None:
     assert said in found
 
 
-def test_other_variables_are_nobody_s_business(place: Place) -> None:
+def test_other_environment_variables_are_ignored(place: Place) -> None:
     place.load(environ={"STREAMQD": "1", "PATH": "/bin", "MY_STREAMQ_X": "1"})
 
 
@@ -719,9 +719,7 @@ def runtime() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_a_deep_state_dir_has_its_socket_elsewhere_for_everybody(
-    place: Place, runtime: Path
-) -> None:
+def test_deep_state_dir_has_the_same_short_socket_for_all(place: Place, runtime: Path) -> None:
     settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
     claimed = config.claim_socket_path(settings, {"XDG_RUNTIME_DIR": str(runtime)})
     assert claimed.is_relative_to(runtime)
@@ -755,9 +753,7 @@ def _made_over(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["directory", "link"])
-def test_clients_connect_to_no_server_of_somebody_else(
-    place: Place, runtime: Path, case: str
-) -> None:
+def test_clients_refuse_a_server_of_another_user(place: Place, runtime: Path, case: str) -> None:
     """S8: with a long state_dir, another user could create the short directory first."""
     settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
     claimed = config.claim_socket_path(settings, {"XDG_RUNTIME_DIR": str(runtime)})
@@ -775,7 +771,7 @@ def test_clients_connect_to_no_server_of_somebody_else(
         config.redis_url(settings)
 
 
-def test_clients_guess_no_place_for_a_server_that_was_never_started(place: Place) -> None:
+def test_clients_use_no_socket_before_the_first_start(place: Place) -> None:
     """S8: any user could create the missing directory in /tmp."""
     settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
     for prepare in (lambda: None, lambda: (place.directory / ("deep/" * 30)).mkdir(parents=True)):
@@ -847,7 +843,7 @@ def test_no_password_of_a_url_is_shown_or_passed_on(
 
 
 @pytest.mark.parametrize("url", ["redis://me@h/0", "unix:///a:b@c", "redis://h:1/0", "embedded:"])
-def test_what_has_no_password_is_left_as_it_is(url: str) -> None:
+def test_url_without_a_password_is_unchanged(url: str) -> None:
     assert secrets.masked_url(url) == url
     assert not secrets.has_password(url)
 

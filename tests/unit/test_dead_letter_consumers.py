@@ -75,7 +75,7 @@ def test_code_declares_one_beside_the_reader_of_the_topic(tmp_path: Path):
 # --- keys ---------------------------------------------------------------------------------------
 
 
-def test_what_a_unit_reads_and_what_is_its_own():
+def test_dead_letter_unit_shares_the_stream_and_has_own_keys():
     keys = Keys()
     assert keys.source(*UNIT) == keys.dlq("access", 3)
     assert keys.source("access", 3, "hits") == keys.stream("access", 3)
@@ -116,7 +116,7 @@ def message(fields: dict[bytes, bytes], unit: Unit = UNIT, *, retried: bool = Fa
     return Message(delivery, b"1763640009500-0", flat, retried=retried)
 
 
-def test_a_letter_tells_how_its_message_ended():
+def test_dead_letter_contains_the_failure_of_its_message():
     found = message(FIELDS)
     assert found.letter == DeadLetter(
         group="hits",
@@ -137,19 +137,19 @@ def test_a_letter_tells_how_its_message_ended():
     assert (found.group, found.payload) == ("hits@dlq", b"x")
 
 
-def test_its_own_attempts_begin_anew_and_replays_stay():
+def test_attempts_restart_and_the_replay_count_stays():
     first, third = message(FIELDS), message(FIELDS | {b"retryCount": b"2"}, retried=True)
     assert (first.attempt, first.crash_count, first.replay_count) == (1, 0, 2)
     assert (third.attempt, third.letter, third.replay_count) == (3, first.letter, 2)
 
 
-def test_a_message_of_the_topic_is_no_letter_whatever_its_fields_say():
+def test_message_of_the_topic_is_never_a_dead_letter():
     plain = message(FIELDS, Unit("access", 3, "hits"))
     assert plain.letter is None
     assert plain.replay_count == 0
 
 
-def test_fields_that_nobody_has_written_are_empty():
+def test_missing_fields_are_empty():
     found = message({b"payload": b"x", b"attempts": b"many", b"failedAt": b"9" * 19}).letter
     assert found is not None
     assert (found.attempts, found.failed_at, found.exit_code) == (0, 0.0, None)

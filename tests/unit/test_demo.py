@@ -97,7 +97,7 @@ def test_unfinished_work_is_seen(tally: DemoTally, unsettled: int | None):
     assert wrong(tally) == ["nothing is unread, pending or waiting any more"]
 
 
-def test_the_folder_is_made_anew_at_each_run(tmp_path: Path):
+def test_folder_is_recreated_for_each_run(tmp_path: Path):
     folder = Folder(tmp_path / "demo")
     assert folder.prepare() == 10_000
     left_over = folder.path / "left-over"
@@ -109,7 +109,7 @@ def test_the_folder_is_made_anew_at_each_run(tmp_path: Path):
     assert f"127.0.0.1:{folder.port}" in folder.config.read_text()
 
 
-def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path):
+def test_foreign_folder_is_not_touched(tmp_path: Path):
     mine = tmp_path / "thesis.txt"
     mine.touch()
 

@@ -50,7 +50,7 @@ def test_a_connection_is_dead_when_the_server_answers_another(ends) -> None:
     assert prober.asked == 1
 
 
-def test_what_is_there_already_is_taken_without_asking(ends) -> None:
+def test_answer_that_is_there_is_read_without_a_probe(ends) -> None:
     """C3: a process that was stopped for a while reads the answer that has arrived."""
     ends[1].send(b"+OK")
     prober = Prober(True)
@@ -77,16 +77,14 @@ def test_an_answer_right_behind_that_of_the_probe_is_in_time(ends) -> None:
     assert 1.0 <= one.patience() <= 1.0 * 9 / 8
 
 
-def test_what_was_learnt_is_forgotten(ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learnt_patience_expires(ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doubt, "LEARNT_SECONDS", 0.0)
     one = Doubt(SOON, Prober())
     one.learn(1.0)
     assert one.patience() <= SOON * 9 / 8
 
 
-def test_a_server_that_answers_nobody_is_waited_for_with_few_probes(
-    ends, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_server_gets_few_probes(ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """C3: pauses bound the number of connections, and the late answer is still read."""
     monkeypatch.setattr(doubt, "PAUSE_SECONDS", (0.1, 0.4))
     prober = Prober()

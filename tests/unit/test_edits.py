@@ -55,7 +55,7 @@ def test_a_file_that_is_deleted_is_an_edit_and_so_is_its_return(edits: Edits, co
     assert [edits.look(), edits.look()] == ["", str(code)]
 
 
-def test_a_new_module_is_an_edit_and_what_editors_leave_beside_it_is_not(edits: Edits, code: Path):
+def test_new_module_is_an_edit_but_editor_files_are_not(edits: Edits, code: Path):
     for name in (".#work.py", ".work.py.swp", "work.py~", "4913", "notes.txt"):
         (code.parent / name).write_text("draft")
     (code.parent / ".#other.py").symlink_to("nobody@nowhere")
@@ -74,7 +74,7 @@ def test_an_equal_size_and_time_do_not_hide_another_file(edits: Edits, code: Pat
     assert [edits.look(), edits.look()] == ["", str(code)]
 
 
-def test_a_link_is_what_it_leads_to(tmp_path: Path, edits: Edits, code: Path):
+def test_edit_of_a_link_target_is_found(tmp_path: Path, edits: Edits, code: Path):
     target = tmp_path / "elsewhere"
     target.mkdir()
     (target / "real.py").write_text("1")
@@ -84,7 +84,7 @@ def test_a_link_is_what_it_leads_to(tmp_path: Path, edits: Edits, code: Path):
     assert [edits.look(), edits.look()] == ["", str(code.parent / "link.py")]
 
 
-def test_what_was_saved_after_it_was_read_and_before_it_is_watched_is_an_edit(code: Path):
+def test_file_saved_between_import_and_watch_is_an_edit(code: Path):
     read = time.time_ns()
     later = (read + 1_000_000) / 1e9
     os.utime(code, (later, later))

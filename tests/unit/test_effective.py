@@ -15,7 +15,7 @@ def topic_of(folder: Path, text: str) -> Topic:
     return config.load(file, {}, {}).topics["access"]
 
 
-def test_what_is_registered_is_what_differs(tmp_path: Path) -> None:
+def test_only_differing_settings_are_registered(tmp_path: Path) -> None:
     stated = topic_of(
         tmp_path,
         "[topics.access]\n"
@@ -38,13 +38,13 @@ def test_the_file_wins_setting_by_setting(tmp_path: Path) -> None:
     assert config.effective(stated, stored).archive == "off"
 
 
-def test_what_code_builds_wins_where_it_is_not_the_default() -> None:
+def test_settings_of_code_win_if_not_the_default() -> None:
     built = Topic(retention=Retention(max_length=100))
     found = config.effective(built, {"retention": {"max_age": 60, "max_length": 5}})
     assert found.retention == Retention(max_age=60.0, max_length=100)
 
 
-def test_what_cannot_be_read_is_passed_over() -> None:
+def test_unreadable_setting_is_skipped() -> None:
     stored = {
         "archive": "sometimes",
         "partitions": 9,

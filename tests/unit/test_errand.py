@@ -23,7 +23,7 @@ def test_the_result_comes_back_whatever_its_size():
     assert ended(errand) == TaskResult({"list": list(range(100_000))}, "")
 
 
-def test_polling_does_not_block_and_a_killed_child_is_told():
+def test_polling_does_not_block_and_reports_a_killed_child():
     errand = SubprocessTask(lambda: threading.Event().wait(), title="errand", timeout=30.0)
     assert errand.poll() is None
     os.killpg(errand.pid, 9)

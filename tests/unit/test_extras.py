@@ -70,7 +70,7 @@ def test_every_hint_in_the_code_is_the_one() -> None:
         *(("report", package) for package in ("jinja2",)),
     ],
 )
-def test_a_pipeline_without_its_packages_says_so(verb: str, package: str, tmp_path: Path) -> None:
+def test_pipeline_without_its_packages_names_them(verb: str, package: str, tmp_path: Path) -> None:
     """U6: `pipeline archive` without pyarrow raised ModuleNotFoundError, or started its work."""
     (tmp_path / "archive").mkdir()
     (tmp_path / "archive" / "_archive.json").write_text('{"format": 1, "id": "0"}')

@@ -36,12 +36,12 @@ def test_with_a_share_of_nothing_only_the_number_counts():
     assert [flood.died(0.0, 1), flood.died(1.0, 10**9)] == [False, True]
 
 
-def test_after_a_flood_counting_begins_anew():
+def test_count_restarts_after_a_flood():
     flood = DeadLetterRate(letters=2, window=10.0, share=0.5)
     assert [flood.died(0.0, n) for n in range(1, 7)] == [False, True] * 3
 
 
-def test_the_next_watch_goes_on_where_this_one_was():
+def test_next_watch_continues_the_count():
     one = DeadLetterRate(letters=3, window=10.0, share=0.5)
     assert one.memory == NOTHING
     one.died(1.0, 7)

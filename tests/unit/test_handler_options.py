@@ -51,7 +51,7 @@ def test_every_setting_is_an_option(section: type, options: type):
 
 
 @pytest.mark.parametrize(("section", "options"), SECTIONS)
-def test_an_option_takes_what_its_setting_takes(section: type, options: type):
+def test_option_accepts_the_values_of_its_setting(section: type, options: type):
     hints = get_type_hints(options)
     for name in options.__annotations__:
         found, setting = hints[name], settings_of(section)[name]

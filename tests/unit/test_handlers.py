@@ -72,7 +72,7 @@ def test_a_function_is_found_with_the_hooks_of_its_module(write: Write, folder: 
         ("return ''", ""),
     ],
 )
-def test_a_module_says_what_of_an_error_is_kept(write: Write, folder: Path, code: str, kept: str):
+def test_redact_error_decides_the_kept_error_text(write: Write, folder: Path, code: str, kept: str):
     """Any result of a hook keeps the failure recorded, without text that it did not return."""
     name = f"r{len(code)}"
     write(name, f"def go(m): return 7\ndef redact_error(text):\n    {code}\n")
@@ -121,7 +121,7 @@ def test_a_method_of_a_class_and_one_with_defaults(write: Write, folder: Path):
         ("raise KeyboardInterrupt", "h3:go", "cannot import h3: KeyboardInterrupt"),
     ],
 )
-def test_what_cannot_be_used_is_said_in_one_sentence(
+def test_unusable_handler_is_refused_in_one_sentence(
     write: Write, folder: Path, text: str, reference: str, sentence: str
 ):
     write("h3", text)
@@ -130,7 +130,7 @@ def test_what_cannot_be_used_is_said_in_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_a_module_that_is_nowhere_is_told_where_it_was_looked_for(folder: Path):
+def test_missing_module_error_names_the_searched_path(folder: Path):
     with pytest.raises(HandlerLoadError, match="no module named nowhere: it is looked for beside"):
         handlers.load("nowhere:go", folder)
 
@@ -160,7 +160,7 @@ def test_an_option_that_is_no_setting_is_a_problem_with_its_place(
 # --- probing in a child ---------------------------------------------------------------------------
 
 
-def test_a_probe_finds_what_is_declared_and_leaves_this_process_clean(write: Write, folder: Path):
+def test_probe_finds_declarations_without_importing_here(write: Write, folder: Path):
     write(
         "h4",
         """
@@ -365,7 +365,7 @@ def misspelt() -> BaseException:
         *("no text", "lines", "unspeakable", "of main", "key", "exit", "import", "misspelt"),
     ],
 )
-def test_a_traceback_is_what_python_would_write(error: BaseException):
+def test_traceback_equals_that_of_python(error: BaseException):
     trace = error.__traceback__.tb_next if error.__traceback__ else None  # without our own call
     for _ in range(2):  # on the second call its stack is in the cache
         written = handlers.failure_of(error, "traceback").traceback
@@ -403,7 +403,7 @@ def test_whatever_is_raised_is_a_failure(error: BaseException):
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_what_decides_is_the_same_without_the_texts(error: BaseException, detail: str):
+def test_decision_is_the_same_without_error_texts(error: BaseException, detail: str):
     whole, brief = (of(raised(error), detail) for of in (handlers.outcome_of, handlers.brief_of))
     without = {"message": "", "traceback": ""}
     if isinstance(whole, Failed):
@@ -414,7 +414,7 @@ def test_what_decides_is_the_same_without_the_texts(error: BaseException, detail
         assert brief == whole
 
 
-def test_a_class_that_does_not_tell_its_module_is_named_all_the_same():
+def test_class_without_a_module_is_still_named():
     class Meta(type):
         @property
         def __module__(cls) -> str:  # type: ignore[override]
@@ -475,7 +475,7 @@ def test_the_fingerprint_is_the_same_for_the_same_failure_only():
     assert handlers.Description(RefusalError("never raised")).fingerprint("h:go") != one
 
 
-def test_a_retry_policy_gives_its_settings_and_what_is_written_out_wins(write: Write, folder: Path):
+def test_explicit_settings_override_a_retry_policy(write: Write, folder: Path):
     write(
         "h12",
         """

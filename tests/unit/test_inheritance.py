@@ -42,7 +42,7 @@ def seen_by_child(target: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_child_does_not_see_what_is_the_supervisors(tmp_path: Path, frozen: bool) -> None:
+def test_child_does_not_inherit_supervisor_variables(tmp_path: Path, frozen: bool) -> None:
     mine = dict(os.environ)
     if frozen:
         fork_hygiene.freeze()
@@ -70,7 +70,7 @@ def test_the_collector_looks_less_often() -> None:
 
 
 @pytest.mark.parametrize("said", [(123, 4, 5), (0, 10, 10), (50_000, 5, 5)])
-def test_how_often_it_looks_is_the_users_to_say(said: tuple[int, int, int]) -> None:
+def test_user_may_set_the_collector_thresholds(said: tuple[int, int, int]) -> None:
     gc.set_threshold(*said)
     fork_hygiene.freeze()
     assert gc.get_threshold() == said

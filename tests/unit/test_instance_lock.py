@@ -68,7 +68,7 @@ def test_another_user_cannot_take_it(lock: InstanceLock) -> None:
 
 
 @as_root
-def test_a_file_that_somebody_else_has_put_there_is_refused(lock: InstanceLock) -> None:
+def test_lock_file_of_another_user_is_refused(lock: InstanceLock) -> None:
     """S9: the owner of the file could open it for other users again."""
     lock.path.touch()
     os.chown(lock.path, NOBODY, NOBODY)
@@ -85,7 +85,7 @@ def test_a_link_is_refused(folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere").read_text() == "kept"
 
 
-def test_it_still_tells_who_has_it(lock: InstanceLock, folder: Path) -> None:
+def test_lock_file_still_names_its_holder(lock: InstanceLock, folder: Path) -> None:
     assert lock.acquire() is None
     code = (
         "import sys; from pathlib import Path; from streamqd.startup import InstanceLock;"

@@ -22,7 +22,7 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "ledger")
 
 
-def test_one_run_of_each_message_is_what_is_wanted(ledger: Ledger):
+def test_one_run_of_each_message_passes(ledger: Ledger):
     for uid in ("a", "b"):
         ledger.sent(uid, "text")
         with ledger.run(Run(uid)):
@@ -37,7 +37,7 @@ def test_one_run_of_each_message_is_what_is_wanted(ledger: Ledger):
     ]
 
 
-def test_what_never_ended_well_is_lost(ledger: Ledger):
+def test_message_without_a_successful_run_is_lost(ledger: Ledger):
     for uid in ("never", "raised", "other"):
         ledger.sent(uid, "text")
     with pytest.raises(ValueError, match="no"), ledger.run(Run("raised")):
@@ -48,7 +48,7 @@ def test_what_never_ended_well_is_lost(ledger: Ledger):
     assert ledger.audit("g") == Audit(lost=["never", "other", "raised"])
 
 
-def test_what_began_twice_is_repeated_and_what_was_not_sent_is_unexpected(ledger: Ledger):
+def test_repeated_and_unexpected_runs_are_found(ledger: Ledger):
     ledger.sent("a", "text")
     for uid in ("a", "a", "b"):
         with ledger.run(Run(uid)):

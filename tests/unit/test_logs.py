@@ -355,7 +355,7 @@ sink.write("5" * 50)
 """
 
 
-def test_a_record_after_one_that_a_full_disk_has_cut_begins_a_line(tmp_path: Path) -> None:
+def test_record_after_a_cut_one_starts_a_new_line(tmp_path: Path) -> None:
     """C4: two records shared one line, so no reader could parse the second."""
     file = tmp_path / "log"
     subprocess.run([sys.executable, "-c", _FULL_DISK, str(file)], check=True)
@@ -530,7 +530,7 @@ def test_a_forked_child_leaves_the_parents_buffer_alone() -> None:
 # --- episodes -------------------------------------------------------------------------------------
 
 
-def test_an_episode_is_told_twice(pipe: tuple[int, int]) -> None:
+def test_episode_is_logged_at_start_and_end(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     logs.setup(role="supervisor", style="json", fd=writer)
     episode = logs.Episode("redis.lost", "redis.back")

@@ -46,7 +46,7 @@ def test_every_named_test_exists() -> None:
         ("gone.py", "one", "gone.py is gone"),
     ],
 )
-def test_a_mutant_that_has_drifted_says_so(tmp_path: Path, path: str, old: str, said: str) -> None:
+def test_drifted_mutant_raises(tmp_path: Path, path: str, old: str, said: str) -> None:
     (tmp_path / "code.py").write_text("one\ntwo\none\n")
     drifted = mutant("name", "claim", path, (old, "else"), tests={})
     with pytest.raises(DoesNotApply, match=said):

@@ -68,14 +68,14 @@ def test_a_status_cannot_add_assignments(manager: tuple[socket.socket, str]) -> 
     assert listening.recv(4096) == b"STATUS=fine MAINPID=1 READY=1"
 
 
-def test_nothing_raises_or_blocks_when_nobody_listens(tmp_path: Path) -> None:
+def test_notify_without_a_listener_neither_raises_nor_blocks(tmp_path: Path) -> None:
     assert not Notifier({}).ready()
     assert not Notifier({"NOTIFY_SOCKET": "vsock:2:1234"}).enabled
     assert not Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).ready()
     assert not Notifier({"NOTIFY_SOCKET": "/" + "x" * 300}).ready()
 
 
-def test_a_manager_that_does_not_read_blocks_nobody(tmp_path: Path) -> None:
+def test_manager_that_does_not_read_never_blocks_notify(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(str(tmp_path / "notify"))
         notifier = Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify")})

@@ -277,7 +277,7 @@ def test_a_flood_of_lines_is_held_back_and_counted(clock: list[float]) -> None:
     assert told == [("a/0/11-0", 8), ("a/0/12-0", None)]
 
 
-def test_what_was_held_back_is_told_without_another_message(clock: list[float]) -> None:
+def test_held_back_count_is_logged_without_another_message(clock: list[float]) -> None:
     with LogLines() as lines:
         limit = logs.Limit("message.dead", logging.WARNING, per_second=2)
         for _ in range(5):
@@ -296,7 +296,7 @@ def test_what_was_held_back_is_told_without_another_message(clock: list[float]) 
     assert told == [(None, 3), ("a/0/2-0", None)]
 
 
-def test_who_asks_first_whether_a_line_is_held_back_has_it_counted(clock: list[float]) -> None:
+def test_line_checked_first_is_still_counted(clock: list[float]) -> None:
     with LogLines() as lines:
         limit = logs.Limit("message.dead", logging.WARNING, per_second=2)
         for number in range(5):
@@ -310,7 +310,7 @@ def test_who_asks_first_whether_a_line_is_held_back_has_it_counted(clock: list[f
     assert told == [("a/0/0-0", None), ("a/0/1-0", None), ("a/0/5-0", 3)]
 
 
-def test_lines_that_nobody_wants_are_not_suppressed(clock: list[float]) -> None:
+def test_lines_below_the_level_are_not_counted(clock: list[float]) -> None:
     with LogLines() as lines:
         logging.getLogger("streamqd").setLevel("INFO")
         limit = logs.Limit("message.retry", logging.DEBUG, per_second=1)
@@ -520,7 +520,7 @@ def test_the_image_and_the_manifests_agree() -> None:
     assert entry == ["/opt/streamqd/bin/streamqd"]
 
 
-def test_the_image_is_made_of_what_is_there() -> None:
+def test_image_copies_only_existing_files() -> None:
     lines = (DOCKER / "Dockerfile").read_text().splitlines()
     copied = {
         name

@@ -74,7 +74,7 @@ def test_a_key_behind_a_slow_one_does_not_wait():
     assert one(ordering) == behind
 
 
-def test_what_waits_behind_an_entry_can_be_surrendered():
+def test_entries_waiting_for_a_key_can_be_surrendered():
     ordering: Ordering[Entry] = ByKey()
     for number, key in enumerate((b"a", b"a", b"b", b"a", None)):
         ordering.add([Entry(number, key)])

@@ -117,7 +117,7 @@ def test_a_root_behind_a_link_is_as_good(tmp_path: Path) -> None:
     assert below(tmp_path / "linked", "a", "b") == tmp_path / "linked" / "a" / "b"
 
 
-def test_what_cannot_be_removed_is_told(tmp_path: Path) -> None:
+def test_failed_removal_is_reported(tmp_path: Path) -> None:
     """S1: each error of a removal is reported."""
     (tmp_path / "file").touch()
     with pytest.raises(Refused, match=r"file cannot be removed \(Not a directory\)"):

@@ -28,7 +28,7 @@ def test_the_jitter_is_half_a_pause_each_way() -> None:
     assert NodeBackoff(1.0, 1.0, lambda: 1.0).begin("a", 0.0) == 1.5
 
 
-def test_nodes_that_nobody_asks_any_more_are_forgotten() -> None:
+def test_unused_nodes_are_forgotten() -> None:
     pauses = NodeBackoff(1.0, 1.0, lambda: 0.5)
     first, second = pauses.begin("a", 0.0), pauses.begin("b", 2.0)
     assert pauses.end_of("a") == first

@@ -21,7 +21,7 @@ def test_all_that_ran_once_is_neither_lost_nor_doubled() -> None:
     }
 
 
-def test_what_never_ran_is_counted_without_the_one_that_was_struck() -> None:
+def test_lost_count_excludes_the_struck_message() -> None:
     runs = [Run(number, DIED_NS + number * MS) for number in range(VICTIM)]
 
     found = outcome(runs, DIED_NS)

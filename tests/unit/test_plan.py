@@ -63,7 +63,7 @@ def test_partitions_do_not_compete_and_forks_come_last() -> None:
 @pytest.mark.parametrize(
     "beside", [InterruptRun(UNIT, 3), PauseWorker(UNIT, True), WakeWorker(UNIT, (1, 0))]
 )
-def test_what_is_said_to_a_worker_goes_with_any_other_action(beside: Action) -> None:
+def test_worker_command_combines_with_any_other_action(beside: Action) -> None:
     assert merge([StopWorker(UNIT, "drain"), beside]) == [beside, StopWorker(UNIT, "drain")]
     assert merge([AdoptStandby(UNIT), beside]) == [beside, AdoptStandby(UNIT)]
 

@@ -99,7 +99,7 @@ def test_an_exception_is_printed_and_is_code_1(spawn: Start, capfd, monkeypatch)
     assert "ValueError: out of the blue" in capfd.readouterr().err
 
 
-def test_a_signal_is_told_from_a_code(spawn: Start):
+def test_signal_is_distinguished_from_an_exit_code(spawn: Start):
     child = parked(spawn)
     assert child.reap() is None, "it lives"
     child.signal(signal.SIGKILL)
@@ -252,7 +252,7 @@ def test_connections_are_forgotten_before_anything_else(spawn: Start):
     theirs.close()
 
 
-def test_what_belongs_to_the_supervisor_alone_is_not_inherited(spawn: Start, monkeypatch):
+def test_supervisor_state_is_not_inherited(spawn: Start, monkeypatch):
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/notify")
     monkeypatch.setenv("WATCHDOG_USEC", "1")
     monkeypatch.setenv("MINE", "1")
@@ -274,7 +274,7 @@ def test_standard_input_is_empty(spawn: Start):
     assert heard(spawn(run)) == b"[]"
 
 
-def test_what_a_child_starts_can_be_terminated(spawn: Start):
+def test_programs_of_a_child_can_be_terminated(spawn: Start):
     """An ignored signal would stay ignored in every program that a handler starts."""
 
     def run(control: socket.socket) -> int:
@@ -386,7 +386,7 @@ def test_a_process_with_threads_is_not_forked():
 # --- signals and orphans --------------------------------------------------------------------------
 
 
-def test_of_a_pause_and_its_end_that_came_together_the_end_wins():
+def test_resume_wins_over_a_simultaneous_pause():
     signals = SignalQueue()
     try:
         for number in (signal.SIGCONT, signal.SIGHUP, signal.SIGTSTP):

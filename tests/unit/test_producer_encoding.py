@@ -55,7 +55,7 @@ def encode(item: Outgoing) -> Encoded:
         (Model(customer="Ann", when=NOON_UTC), b'{"customer":"Ann","when":"2030-01-01T12:00:00Z"}'),
     ],
 )
-def test_a_typed_value_is_what_a_typed_handler_reads(value: Any, payload: bytes) -> None:
+def test_typed_value_is_decoded_by_a_typed_handler(value: Any, payload: bytes) -> None:
     assert encode(Outgoing(value)).fields == [b"payload", payload]
 
     handler = decoder(type(value), "json", "a handler") if not isinstance(value, list) else None
@@ -131,7 +131,7 @@ def test_an_expiry_is_a_span_or_an_instant(expires: Any, fields: list[bytes]) ->
         ),
     ],
 )
-def test_what_cannot_be_sent_is_said_in_a_sentence(
+def test_unsendable_value_raises_one_sentence(
     item: Outgoing, error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text) as caught:
@@ -163,7 +163,7 @@ def test_a_batch_is_of_one_kind() -> None:
     assert cut(items) == [[b"1"], [b"2"], [b"3", b"4"], [b"5"]]
 
 
-def test_an_error_comes_behind_what_was_before_it() -> None:
+def test_error_follows_the_items_before_it() -> None:
     def items() -> Iterator[object]:
         yield b"1"
         yield b"2"

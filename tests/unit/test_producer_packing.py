@@ -25,7 +25,7 @@ class Padded(bytes):
         return self[:] + b" and more"
 
 
-def test_what_is_measured_is_what_is_written() -> None:
+def test_measured_size_equals_the_written_size() -> None:
     with pytest.raises(MessageTooLarge):
         envelope_of(Padded(b"x" * 5), 5)
     found = envelope_of(Padded(b"x"), 1000)

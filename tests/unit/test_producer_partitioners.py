@@ -42,7 +42,7 @@ def test_jump_agrees_with_the_published_values(number: int, count: int, partitio
     assert jump(number, count) == partition
 
 
-def test_the_consistent_choice_is_fixed_for_ever() -> None:
+def test_consistent_choice_never_changes() -> None:
     """Recorded values, because other values would reorder existing topics."""
     assert [jump_partition(key, 16) for key in (b"", b"a", b"customer-3")] == [5, 11, 15]
 
@@ -126,7 +126,7 @@ def test_a_function_gets_the_key_and_the_number() -> None:
 
 
 @pytest.mark.parametrize("answer", [4, -1, True, 1.0, None])
-def test_a_function_that_answers_no_partition_is_told_so(answer: Any) -> None:
+def test_partitioner_with_an_invalid_result_is_refused(answer: Any) -> None:
     with pytest.raises(ValueError, match="none of the 4 partitions"):
         chosen(lambda _key, _count: answer, [b"a"])
 

@@ -85,7 +85,7 @@ def test_every_field_is_a_setting_with_a_sentence(section: type) -> None:
 # --- config show ---------------------------------------------------------------------------------
 
 
-def test_what_is_shown_loads_as_the_same_settings(tmp_path: Path) -> None:
+def test_shown_configuration_loads_as_the_same_settings(tmp_path: Path) -> None:
     settings = load(
         tmp_path,
         """

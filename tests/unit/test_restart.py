@@ -43,7 +43,7 @@ def handling(at: float, lived: float = 0.1, settled: int = 0) -> WorkerExit:
 NOW = Restart(0.0)
 
 
-def test_a_worker_that_never_ended_starts_now() -> None:
+def test_first_worker_starts_immediately() -> None:
     assert after([]) == NOW
 
 

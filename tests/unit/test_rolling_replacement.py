@@ -128,7 +128,7 @@ class Fleet:
         st.tuples(st.sampled_from(STEPS), st.sampled_from(UNITS), st.booleans()), max_size=60
     ),
 )
-def test_a_plan_is_a_function_of_what_was_seen(
+def test_plan_depends_only_on_the_observed_state(
     handover: str, steps: list[tuple[str, Unit, bool]]
 ) -> None:
     """The plan depends only on the observed state, even if the previous plan was not applied."""
@@ -142,7 +142,7 @@ def test_a_plan_is_a_function_of_what_was_seen(
         assert sum(each.standby is not None for each in fleet.partitions.values()) <= 1
 
 
-def test_a_stop_that_lost_is_wished_again_and_one_that_was_told_is_not() -> None:
+def test_stop_is_repeated_only_until_the_worker_has_it() -> None:
     fleet = Fleet()
     fleet.replacement.request(UNITS[0], "max_rss")
     fleet.apply(fleet.tick())
@@ -154,7 +154,7 @@ def test_a_stop_that_lost_is_wished_again_and_one_that_was_told_is_not() -> None
     assert fleet.tick() == []
 
 
-def test_a_reload_leaves_no_standby_with_the_code_of_before_to_a_worker_that_has_ended() -> None:
+def test_reload_dismisses_the_old_standby_of_an_exited_worker() -> None:
     """The old standby would be adopted, and the roll skips a partition without a worker."""
     fleet = Fleet()
     fleet.replacement.request(UNITS[0], "max_rss")
@@ -167,7 +167,7 @@ def test_a_reload_leaves_no_standby_with_the_code_of_before_to_a_worker_that_has
     assert fleet.tick() == [DismissStandby(UNITS[0])]
 
 
-def test_a_reload_does_not_use_the_standby_that_was_being_made_for_the_same_worker() -> None:
+def test_reload_does_not_use_a_standby_with_old_code() -> None:
     """The standby has the old code, and would run it as the reloaded worker."""
     fleet = Fleet()
     fleet.replacement.request(UNITS[0], "max_rss")
@@ -212,7 +212,7 @@ def test_an_idle_worker_keeps_its_place_and_its_pace_is_forgotten() -> None:
 
 
 @given(since=st.lists(st.sampled_from([0.0, 50.0, 99.0]), min_size=3, max_size=3))
-def test_what_cannot_be_started_is_planned_twice_and_noted_once(since: list[float]) -> None:
+def test_refused_start_is_planned_twice_and_noted_once(since: list[float]) -> None:
     """C2: all refused partitions are released together after one has waited long enough."""
     fleet, capacity = Fleet(), Capacity()
     partitions = list(fleet.partitions.values())

@@ -95,7 +95,7 @@ def test_only_poison_is_charged_and_found(count: int, together: int, bad: int, c
 
 
 @pytest.mark.parametrize("poisons", [1, 2])
-def test_128_at_once_with_poison_start_nobody_more_than_eight_times(poisons: int):
+def test_each_of_128_messages_starts_at_most_eight_times(poisons: int):
     """The bound of the promise is 9."""
     worst = 0
     for seed in range(300):

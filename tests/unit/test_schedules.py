@@ -151,9 +151,7 @@ def test_ticks_only_grow_wherever_one_begins(cron: str, zone: str, start: int) -
 
 
 @given(period=st.integers(1_000, 10**9), after=st.integers(0, 10**13), ticks_=st.integers(0, 50))
-def test_the_newest_of_a_period_are_those_that_one_would_count(
-    period: int, after: int, ticks_: int
-) -> None:
+def test_newest_ticks_equal_counted_ticks(period: int, after: int, ticks_: int) -> None:
     of = schedule(every=period / 1000)
     first = next_tick(of, after)
     assert first is not None
@@ -268,7 +266,7 @@ def test_steps_always_end_behind_now(misfire: str, cron: str | None, tick: int, 
     every=st.integers(1_000, 10**9),
     key=st.none() | st.just("customer ü"),
 )
-def test_what_is_kept_is_read_back(payload: Any, every: int, key: str | None) -> None:
+def test_stored_record_is_read_back(payload: Any, every: int, key: str | None) -> None:
     table = {"name": "a", "topic": "t", "every": every / 1000, "payload": payload}
     [of] = declared([table | ({"key": key} if key else {})])
     assert record.read(record.text_of(of)) == of
@@ -316,7 +314,7 @@ def test_a_record_that_others_wrote_is_refused(text: str, clause: str) -> None:
         record.read(text)
 
 
-def test_a_message_has_the_key_of_its_schedule_and_says_when_it_was_due() -> None:
+def test_message_has_the_key_and_due_time_of_its_schedule() -> None:
     of = dataclasses.replace(schedule(every=60.0), payload='{"kind":"full"}')
     assert record.message_of(of, 60_000) == [
         *("payload", b'{"kind":"full"}', "key", b"nightly"),

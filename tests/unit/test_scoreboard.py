@@ -67,7 +67,7 @@ def test_the_longest_names_fit(board: Scoreboard):
     assert board.allot(unit).unit == unit
 
 
-def test_a_full_board_says_so(board: Scoreboard):
+def test_full_board_raises(board: Scoreboard):
     for number in range(4):
         board.allot(Unit("a", number, "g"))
     with pytest.raises(ValueError, match="all 4 slots"):
@@ -105,7 +105,7 @@ def in_a_child(work) -> int:
     return os.waitpid(pid, 0)[1]
 
 
-def test_the_parent_sees_what_a_killed_child_had_in_hand(slot: WorkerSlot):
+def test_parent_reads_the_batch_of_a_killed_child(slot: WorkerSlot):
     def work() -> None:
         slot.post_batch(PLACES)
         slot.states[0] = CLEARED
@@ -346,7 +346,7 @@ def test_the_words_of_a_slot_do_not_overlap():
     assert max(kept) < len(waits)
 
 
-def test_bucket_bounds_are_what_the_shift_computes():
+def test_bucket_bounds_equal_the_shifted_values():
     for seconds in (0.0, 5e-7, 1.023e-6, 1.025e-6, 0.003, 1.0, 20.0, 5000.0):
         index = min((int(seconds * 1e9) >> 10).bit_length(), len(BUCKETS))
         assert index == len(BUCKETS) or seconds < BUCKETS[index]

@@ -119,7 +119,7 @@ def test_no_script_lists_without_a_bound() -> None:
         "redis.call(command, stream, '-', '+')",
     ],
 )
-def test_what_has_no_bound_is_found(call: str) -> None:
+def test_unbounded_calls_are_found(call: str) -> None:
     assert len(unbounded(f"local rows = {call}\n")) == 1
 
 
@@ -135,7 +135,7 @@ def test_what_has_no_bound_is_found(call: str) -> None:
         "redis.call('HGET', key, field)",
     ],
 )
-def test_what_has_a_bound_is_left_alone(call: str) -> None:
+def test_bounded_calls_are_accepted(call: str) -> None:
     assert unbounded(f"local rows = {call}\n") == []
 
 
@@ -296,7 +296,7 @@ FEEDERS: dict[str, list[int]] = {
 }
 
 
-def test_every_limit_of_a_call_takes_what_callers_send() -> None:
+def test_every_call_limit_accepts_the_largest_part() -> None:
     """B1, B2: no caller makes parts that are larger than a call accepts."""
     assert checked_limits() == FEEDERS.keys(), "a limit without its callers"
     for name, sizes in FEEDERS.items():

@@ -73,7 +73,7 @@ def test_redirections(text: str, found: Redirect | None) -> None:
     assert redirect_of(text, A) == found
 
 
-def test_a_map_tells_the_master_of_each_slot() -> None:
+def test_map_returns_the_master_of_each_slot() -> None:
     reply = [
         [5461, 10922, [b"10.0.0.1", 7001, b"id"], [b"10.0.0.9", 7005, b"id", []]],
         [0, 5460, [b"", 7000, b"id"]],

@@ -59,7 +59,7 @@ def test_an_id_is_read_back_as_it_was_written(entry_id: offsets.Id) -> None:
 @pytest.mark.parametrize(
     "text", ["", "5", "5-", "-1", "a-1", "1-1-1", "18446744073709551616-0", " 1-1", "\u0661-1"]
 )
-def test_what_is_no_id_is_refused(text: str) -> None:
+def test_invalid_id_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not an entry id"):
         offsets.read_id(text)
 
@@ -136,7 +136,7 @@ def test_a_time_begins_at_its_first_entry_that_is_left(
     assert offsets.lost(position, stream.facts()) is None
 
 
-def test_a_group_begins_behind_what_it_has_settled() -> None:
+def test_group_start_follows_its_settled_entries() -> None:
     facts = Stream([(1, 0), (2, 0), (3, 0)]).facts()
     assert offsets.resolve(Bound("group", "hits"), facts, (2, 0)) == Position((2, 0))
     assert offsets.resolve(Bound("group", "hits"), facts, (3, 0)) == Position((3, 0), 3)
@@ -186,7 +186,7 @@ def test_trimming_just_up_to_the_reader_is_no_loss() -> None:
     assert offsets.lost(just_before, stream.facts()) is None
 
 
-def test_a_stream_that_began_anew_is_noticed() -> None:
+def test_restarted_stream_is_detected() -> None:
     new = Stream([(90, 0), (91, 0)]).facts()
     assert offsets.lost(Position((50, 0), 4711), new) == Loss("replaced", None)
     assert offsets.after_loss(Position((50, 0), 4711), new).id == (50, 0)
@@ -194,7 +194,7 @@ def test_a_stream_that_began_anew_is_noticed() -> None:
 
 
 @given(STREAMS, STREAMS, st.data())
-def test_a_stream_made_anew_is_noticed(
+def test_recreated_stream_is_detected(
     old: list[offsets.Id], new: list[offsets.Id], data: st.DataObject
 ) -> None:
     """P2: for any position in the old stream and any number of entries in the new one.
@@ -230,7 +230,7 @@ def test_a_stream_that_is_trimmed_is_still_the_same(
     assert not offsets.replaced(stream.position(data.draw(st.integers(0, count))), stream.facts())
 
 
-def test_what_had_been_seen_is_told() -> None:
+def test_known_number_of_lost_entries_is_reported() -> None:
     """P2: the number of lost entries is reported where it is known."""
     new = StreamFacts(length=3, added=3, first=(100, 0), last=(102, 0))
     assert offsets.lost(Position((50, 0), 20), new, 520) == Loss("replaced", 500)
@@ -267,7 +267,9 @@ def test_dead_letters_are_never_lost() -> None:
 
 
 @given(STREAMS, st.integers(0, 12), st.integers(0, 12))
-def test_a_backlog_is_what_is_there(ids: list[offsets.Id], trimmed: int, read: int) -> None:
+def test_backlog_counts_the_remaining_entries(
+    ids: list[offsets.Id], trimmed: int, read: int
+) -> None:
     stream = Stream(ids, trimmed)
     start = stream.position(min(read, len(stream.ids)))
     assert offsets.backlog(start, stream.facts()) == len(stream.behind(start))
@@ -284,7 +286,9 @@ def test_an_estimated_backlog_is_nought_only_when_there_is_none(
 
 
 @given(st.dictionaries(PLACES, st.integers(0, 10_000), min_size=1), st.integers(1, 20_000))
-def test_shares_add_up_and_leave_nobody_out(waiting: dict[offsets.Place, int], most: int) -> None:
+def test_shares_add_up_and_include_every_partition(
+    waiting: dict[offsets.Place, int], most: int
+) -> None:
     given_out = offsets.shares(waiting, most, sorted(waiting))
     hungry = [place for place, count in waiting.items() if count]
     assert sum(given_out.values()) == min(most, sum(waiting.values()))
@@ -343,7 +347,7 @@ def test_a_split_is_even_in_time() -> None:
     assert [part.rows for part in parts] == [None] * 4
 
 
-def test_a_whole_span_keeps_what_it_knows() -> None:
+def test_whole_span_keeps_its_row_count() -> None:
     whole = Span(PLACE, (1, 0), (9, 0), 7, 0)
     assert offsets.split(whole, 1) == [whole]
     assert offsets.narrow([whole], offsets.ZERO, (20, 0)) == [whole]
@@ -356,7 +360,7 @@ def test_counted_pieces_know_their_rows() -> None:
 
 
 @given(STREAMS, IDS, IDS)
-def test_narrowing_keeps_what_lies_inside(
+def test_narrowing_keeps_the_entries_inside(
     ids: list[offsets.Id], low: offsets.Id, high: offsets.Id
 ) -> None:
     stream = Stream(ids)
@@ -391,7 +395,7 @@ def test_a_span_of_nothing_is_none() -> None:
     ("first", "last", "other"),
     [((9, 0), (120, 0), False), ((100, 0), (120, 0), False), ((101, 0), (120, 0), True)],
 )
-def test_without_a_count_of_the_server_ids_tell_whether_a_stream_is_another(
+def test_ids_identify_a_stream_without_a_server_count(
     first: offsets.Id, last: offsets.Id, other: bool
 ) -> None:
     """N: on Redis 6.2 another client may have removed entries. A new stream has no old ids."""
@@ -409,7 +413,7 @@ def test_a_stream_that_others_have_emptied_is_the_same() -> None:
     assert offsets.replaced(Position((90, 0), 90), facts)
 
 
-def test_the_lag_is_what_waits_behind_a_batch() -> None:
+def test_lag_counts_entries_after_the_batch() -> None:
     """P7: all entries of a new partition are waiting. A partition without a count is left out."""
     places = [("access", number) for number in range(4)]
     end = {

@@ -181,7 +181,7 @@ def test_what_is_wrong_is_said(options: dict[str, object], sentence: str) -> Non
     assert any(sentence in problem for problem in problems(**options)), problems(**options)
 
 
-def test_all_that_is_wrong_is_said_at_once() -> None:
+def test_all_wrong_options_are_reported_together() -> None:
     found = problems(subscribe=None, url="", retries="x", nonsense=1)
     assert len(found) == 4
 
@@ -286,7 +286,7 @@ def test_options_of_a_write() -> None:
         ({"batchRows": 1001}, "1 to 1000"),
     ],
 )
-def test_what_is_wrong_with_a_write_is_said(options: dict[str, object], sentence: str) -> None:
+def test_wrong_write_option_is_reported(options: dict[str, object], sentence: str) -> None:
     with pytest.raises(OptionsError, match=sentence):
         write(**options)
 

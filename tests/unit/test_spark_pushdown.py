@@ -39,7 +39,7 @@ def test_places_are_chosen_without_spark() -> None:
     assert narrowing.spans([WHOLE, WHOLE._replace(place=("access", 1))]) == [WHOLE]
 
 
-def test_what_is_not_understood_is_left_to_spark() -> None:
+def test_unsupported_filter_is_left_to_spark() -> None:
     offered = [
         made("GreaterThan", "partition", 1),
         made("EqualTo", "value", b"x"),

@@ -120,7 +120,7 @@ def test_long_files_are_divided(tmp_path: Path) -> None:
     assert [each.rows for each in writer.finish()] == [10] * 10
 
 
-def test_what_is_held_back_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffered_rows_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "GROUP_BYTES", 1000)
     writer = PartWriter(tmp_path, 0)
     for number in range(1, 101):
@@ -253,7 +253,7 @@ def test_other_programs_may_compact_and_vacuum(archive: Archive) -> None:
     assert seen(archive) == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_after_a_restore_the_archive_goes_on_from_there(archive: Archive) -> None:
+def test_archive_continues_from_a_restored_version(archive: Archive) -> None:
     made = opened(archive)
     for low in (0, 3, 6):
         add(made, low, low + 3)
@@ -315,7 +315,7 @@ def test_a_restore_that_is_not_understood_is_never_passed_over(
     assert opened(archive).positions == {PLACE: Position((3, 0), 3)}
 
 
-def test_a_table_with_features_that_change_what_files_mean_is_refused(archive: Archive) -> None:
+def test_table_with_unsupported_features_is_refused(archive: Archive) -> None:
     made = opened(archive)
     protocol: dict[str, Any] = {"minReaderVersion": 3, "minWriterVersion": 7}
     protocol |= {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
@@ -358,7 +358,7 @@ def test_column_mapping_of_the_older_kind_is_refused_too(archive: Archive, mode:
         opened(archive)
 
 
-def test_what_a_killed_run_leaves_when_it_makes_a_table_is_no_table(tmp_path: Path) -> None:
+def test_files_of_a_killed_creation_are_not_a_table(tmp_path: Path) -> None:
     root = tmp_path / "archive"
     root.mkdir()
     (root / "_archive.json.tmp").write_text("{")
@@ -408,7 +408,7 @@ def test_a_table_of_another_kind_is_left_alone(archive: Archive) -> None:
     assert deltalake.DeltaTable(str(archive.folder("access"))).count() == 1
 
 
-def test_what_cannot_be_read_is_a_sentence(archive: Archive) -> None:
+def test_unreadable_table_raises_one_sentence(archive: Archive) -> None:
     made = opened(archive)
     log = made.folder / "_delta_log"
     for spoilt in ('{"commitInfo":{"streamqd":"junk"}}', "junk"):
@@ -542,7 +542,7 @@ def test_small_files_of_many_dates_become_few_in_one_commit(archive: Archive) ->
     assert len(seen(archive)) == dates * compact.FAN_IN
 
 
-def test_a_reader_that_has_begun_ends_well_until_the_grace_is_over(archive: Archive) -> None:
+def test_started_reader_finishes_within_the_grace(archive: Archive) -> None:
     made = opened(archive)
     for low in range(3):
         add(made, low, low + 1)
@@ -558,7 +558,7 @@ def test_a_reader_that_has_begun_ends_well_until_the_grace_is_over(archive: Arch
     assert opened(archive).positions == {PLACE: Position((3, 0), 3)}
 
 
-def test_what_is_not_a_file_of_the_table_is_never_purged(archive: Archive, tmp_path: Path) -> None:
+def test_foreign_files_are_never_purged(archive: Archive, tmp_path: Path) -> None:
     """S1: targets of links and files of other programs in the folder stay."""
     made = opened(archive)
     [file] = add(made, 0, 1)
@@ -641,7 +641,7 @@ def test_the_log_does_not_grow_with_age(archive: Archive, monkeypatch: pytest.Mo
 # --- power loss -----------------------------------------------------------------------------------
 
 
-def test_what_a_command_has_committed_is_on_the_disk(
+def test_committed_files_are_synced_to_disk(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files, commits and the log's checkpoint are synced before Redis gets the new position."""

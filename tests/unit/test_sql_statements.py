@@ -119,7 +119,7 @@ def test_the_url_of_a_table_is_a_literal(option: str) -> None:
         "SELECT 'unix:///run/redis:1@.sock'",
     ],
 )
-def test_what_is_no_password_is_allowed(statement: str) -> None:
+def test_statement_without_a_password_is_allowed(statement: str) -> None:
     check(statement)
 
 

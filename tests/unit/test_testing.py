@@ -98,7 +98,7 @@ def test_the_end_of_a_run_is_a_verdict(
     assert (found.letter is not None) is (verdict == "dead")
 
 
-def test_the_message_is_what_a_producer_has_sent() -> None:
+def test_message_equals_that_of_a_producer() -> None:
     run(obey, {"a": "ü"}, key="k", headers={"x": "1"}, age=60, attempt=2)
     [msg] = seen
     assert (msg.json(), msg.key, msg.headers, msg.attempt) == ({"a": "ü"}, b"k", {"x": "1"}, 2)
@@ -108,7 +108,7 @@ def test_the_message_is_what_a_producer_has_sent() -> None:
     assert (seen[1].payload, seen[1].key, seen[1].attempt) == (b"\xff\x00", b"k2", 1)
 
 
-def test_what_cannot_be_sent_cannot_be_tested() -> None:
+def test_unsendable_message_cannot_be_tested() -> None:
     with pytest.raises(MessageTooLarge):
         run(obey, b"x" * (1 << 20 | 1))
     with pytest.raises(TypeError):
@@ -126,7 +126,7 @@ def test_the_last_attempt_makes_a_letter_as_the_daemon_writes_it() -> None:
     assert run(obey, "fail", attempt=3, dlq_error="class").letter.error == ""  # type: ignore[union-attr]
 
 
-def test_a_message_that_is_too_old_is_dead_and_one_that_has_expired_is_not_run() -> None:
+def test_too_old_message_is_dead_and_expired_one_not_run() -> None:
     assert run(obey, "fail", age=3600, retry_max_age="1h").reason == "too-old"
     assert run(obey, "fail", age=3599, retry_max_age="1h").verdict == "retry"
     seen.clear()
@@ -242,7 +242,7 @@ def test_without_a_key_hold_key_has_no_order_to_keep() -> None:
     assert not run_to_end(obey, "fail", on_error="hold-key")[0].in_place
 
 
-def test_what_has_no_end_is_said() -> None:
+def test_endless_retries_are_reported() -> None:
     with pytest.raises(AssertionError, match="neither done nor dead after 5 runs"):
         run_to_end(obey, "release", runs_max=5)
 
@@ -387,7 +387,7 @@ def test_every_kind_of_handler_may_end_its_process() -> None:
     assert [each.verdict for each in run_batch(leave_batch, ["a", "b"])] == ["crash", "crash"]
 
 
-def test_what_ends_no_process_is_left_alone(tmp_path: Path) -> None:
+def test_harmless_signals_and_children_are_not_crashes(tmp_path: Path) -> None:
     """U5: handled signals, children of the handler and the test process are not affected."""
 
     def forks(msg: Message) -> None:
@@ -419,7 +419,7 @@ class Interrupted(BaseException):
     """The waiting process was interrupted."""
 
 
-def test_a_process_that_nobody_waits_for_any_more_is_ended(tmp_path: Path) -> None:
+def test_abandoned_process_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "pid"
 
     def interrupt(msg: Message) -> None:
@@ -439,7 +439,7 @@ def test_a_process_that_nobody_waits_for_any_more_is_ended(tmp_path: Path) -> No
     assert not psutil.pid_exists(int(path.read_text()))
 
 
-def test_who_ends_the_tests_ends_them() -> None:
+def test_interrupt_of_the_tests_is_raised() -> None:
     def interrupted(msg: Message) -> None:
         raise KeyboardInterrupt
 
@@ -455,7 +455,7 @@ def test_steps_are_counted_of_python_only() -> None:
 # --- idempotency ----------------------------------------------------------------------------------
 
 
-def test_what_a_second_run_changes_is_found() -> None:
+def test_change_by_a_second_run_is_found() -> None:
     total: list[str] = []
     with pytest.raises(
         AssertionError, match=r"the second run made a difference.*\['x'\].*'x', 'x'"

@@ -79,7 +79,7 @@ def test_a_frame_fills_its_screen_exactly(width: int, height: int, chosen: Shown
     assert {columns_of(line) for line in lines} == {width}
 
 
-def test_the_head_tells_the_fleet_and_its_sums() -> None:
+def test_head_shows_the_fleet_and_its_sums() -> None:
     shown = text(frame(view([unit()]), Shown(), 80, 24))
 
     assert "streamqd fleet default  11:06:40Z  instances: 1 working" in shown
@@ -89,7 +89,7 @@ def test_the_head_tells_the_fleet_and_its_sums() -> None:
     assert "lag 7+  pending 2" in text(frame(view([unit()], totals=more), Shown(), 80, 24))
 
 
-def test_the_age_of_what_is_shown_is_told_while_redis_is_away() -> None:
+def test_age_of_the_data_is_shown_while_redis_is_unavailable() -> None:
     shown = text(frame(view([unit()]), Shown(), 80, 24, trouble="no reply from h:1", old=83.0))
 
     assert "REDIS AWAY, data 1m23s old" in shown
@@ -126,7 +126,7 @@ def test_a_handler_that_hangs_is_named() -> None:
     assert " RUN 1m35s " in shown, "U8: the truth is that it runs, and for how long"
 
 
-def test_an_open_circuit_is_told_once_for_its_group() -> None:
+def test_open_circuit_is_shown_once_per_group() -> None:
     """U12: an open breaker takes one line per group instead of one per partition."""
     units = [unit(n, state="halted") for n in range(7)] + [unit(8, state="probing"), unit(9)]
     lines = text(frame(view(units), Shown(), 100, 40)).splitlines()
@@ -156,7 +156,7 @@ def test_dead_letters_are_those_of_the_group() -> None:
     }
 
 
-def test_sums_are_of_partitions_whoever_reads_them() -> None:
+def test_sums_count_partitions_without_an_owner() -> None:
     """U8: a unit without an owner does not hide the dead letters of its partition."""
     told = unit(0, dead_letters=7, arriving=2.0)
     stray = unit(0, owner="", state="free", group="zoo")
@@ -185,7 +185,7 @@ def test_a_message_that_runs_is_the_state() -> None:
         ("gone", "worker gone: access/3/hits"),
     ],
 )
-def test_what_stands_in_capitals_is_named_above(state: str, told: str) -> None:
+def test_uppercase_conditions_are_explained_above_the_table(state: str, told: str) -> None:
     """`status` and `top` call one condition by one name."""
     lines = text(frame(view([unit(3, state=state)]), Shown(), 80, 24)).splitlines()
     assert lines[2] == f"! {told}"
@@ -208,7 +208,7 @@ def test_what_stands_in_capitals_is_named_above(state: str, told: str) -> None:
         ({"at_unix_ms": None, "started_unix_ms": NOW - 5_000}, ""),
     ],
 )
-def test_what_is_wrong_with_an_instance_is_named(more: dict[str, Any], told: str) -> None:
+def test_problems_of_an_instance_are_named(more: dict[str, Any], told: str) -> None:
     west = replace(view().instances[0], **more)
     lines = text(frame(view([unit()], instances=[west]), Shown(), 120, 24)).splitlines()
     assert [told in line for line in lines if line.startswith("!")] == ([True] if told else [])
@@ -257,7 +257,7 @@ def test_more_columns_on_a_wider_screen() -> None:
     assert "123456" in widest
 
 
-def test_what_others_have_written_cannot_harm_the_terminal() -> None:
+def test_foreign_values_cannot_control_the_terminal() -> None:
     evil = unit(owner="a\x1b[2Jb", topic="t\x07")
     failures = [LiveFailure("x\x1b]0;y\x07 z", 1, 1.0, "t", 0, "g", "w")]
     shown = text(frame(view([evil], fleet="f\x1b", failures=failures), Shown(), 80, 24))
@@ -354,7 +354,7 @@ def press(chosen: Shown, keys: str, rows: int = 100, room: int = 10) -> Shown | 
     return chosen
 
 
-def test_what_keys_do() -> None:
+def test_keys_change_the_view() -> None:
     assert press(Shown(), "q") is None
     assert press(Shown(), "s") == Shown(order="name")
     assert press(Shown(), "sS") == Shown()
@@ -401,7 +401,7 @@ def test_durations_stay_short(value: float | None, shown: str) -> None:
     assert words.short(value) == shown
 
 
-def test_styles_only_underline_what_words_say() -> None:
+def test_styles_carry_no_information_without_words() -> None:
     """Without color the same words appear, so no information depends on a style."""
     lines = frame(view([replace(unit(), paused=True)]), Shown(), 80, 24)
     styled = [cell for line in lines for cell in line if cell.style in ("warn", "bad")]
@@ -410,7 +410,7 @@ def test_styles_only_underline_what_words_say() -> None:
     assert all(cell.text.strip() for cell in styled)
 
 
-def test_what_cannot_be_read_stands_above_the_table() -> None:
+def test_unreadable_values_are_listed_above_the_table() -> None:
     """S7: one value by name, then the number of others. Other problems keep their room."""
     rows = [Unreadable(f"key-{n}", "epoch", "'abc'", "a whole number") for n in range(5)]
     shown = text(frame(view(unreadable=rows), Shown(), 200, None))

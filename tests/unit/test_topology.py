@@ -41,7 +41,7 @@ from streamqd.config.topology import Address, Topology
         ("embedded:", Topology("embedded:", False)),
     ],
 )
-def test_what_a_url_says(url: str, found: Topology) -> None:
+def test_url_is_parsed(url: str, found: Topology) -> None:
     assert topology.parse(url) == found
     assert url_fault(url) is None
 
@@ -64,7 +64,7 @@ def test_what_a_url_says(url: str, found: Topology) -> None:
         ("rediss+cluster://me:s3cret@h:7000/nine", "no databases but 0"),
     ],
 )
-def test_what_is_wrong_with_a_url(url: str, said: str) -> None:
+def test_invalid_url_is_refused(url: str, said: str) -> None:
     fault = url_fault(url) or ""
     assert said in fault
     assert "s3cret" not in fault

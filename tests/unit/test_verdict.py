@@ -75,20 +75,20 @@ def test_a_clean_run_has_nothing_wrong(story: Story):
 
 
 @pytest.mark.parametrize("end", ["", "raise"])
-def test_what_was_confirmed_and_never_ended_well_is_lost(story: Story, end: str):
+def test_confirmed_message_without_success_is_lost(story: Story, end: str):
     story.send(1)
     story.run(1, end=end)
     assert story.judged().lost == ["1 of g"]
 
 
-def test_what_was_never_begun_is_lost_and_what_is_dead_is_not(story: Story):
+def test_unstarted_message_is_lost_but_a_dead_one_is_not(story: Story):
     story.send(1)
     story.send(2, "dead")
     story.run(2, end="raise")
     assert story.judged({G: {"2"}}).lost == ["1 of g"]
 
 
-def test_what_one_group_has_handled_another_may_not_miss(story: Story):
+def test_message_must_be_handled_by_every_group(story: Story):
     story.send(1, kind="unknown")
     story.run(1)
     report = story.judged({G: set(), "other": set()})
@@ -104,14 +104,14 @@ def test_an_unknown_outcome_that_was_handled_is_recovered(story: Story, kind: st
     assert (report.unknown, report.recovered, report.lost) == (2, ["2"], [])
 
 
-def test_what_was_refused_or_never_sent_is_unexpected(story: Story):
+def test_run_of_an_unsent_message_is_unexpected(story: Story):
     story.send(1, kind="refused")
     for number in (1, 2):
         story.run(number, at=float(number))
     assert story.judged().unexpected == ["1", "2"]
 
 
-def test_what_was_written_twice_is_unexpected(story: Story):
+def test_second_entry_of_a_message_is_unexpected(story: Story):
     story.send(1)
     story.run(1)
     story.run(1, at=2.0, uid="t/0/7-0", pid=101)
@@ -134,7 +134,7 @@ def test_a_duplicate_without_a_cause_is_unexplained(story: Story):
     assert (found.number, found.pids) == ("1", (100, 101))
 
 
-def test_what_a_killed_worker_ran_is_explained(story: Story):
+def test_running_message_of_a_killed_worker_is_explained(story: Story):
     again(story)
     story.strike("kill worker", 100, at=1.5)
     report = story.judged()
@@ -187,7 +187,7 @@ def test_a_cause_explains_one_duplicate_of_a_process(story: Story):
     assert report.causes() == {"kill worker: running": 1}
 
 
-def test_what_had_ended_well_long_before_its_worker_was_killed_is_not_explained(story: Story):
+def test_message_finished_long_before_a_kill_is_unexplained(story: Story):
     again(story, end="end")
     story.strike("kill worker", 100, at=1.9)
     assert len(story.judged().unexplained) == 1
@@ -210,7 +210,7 @@ of_instances = pytest.mark.parametrize("kind", INSTANCES)
     ("ended_at", "explained"),
     [(2.99, True), (3.0 - ACK_DELAY - SLACK + 0.01, True), (3.0 - ACK_DELAY - SLACK - 0.01, False)],
 )
-def test_an_instance_repeats_what_it_had_not_acknowledged(
+def test_instance_repeats_its_unacknowledged_messages(
     story: Story, kind: str, ended_at: float, *, explained: bool
 ):
     """An acknowledgement older than 20 ms is written before the next run starts."""
@@ -228,7 +228,7 @@ def test_an_instance_repeats_what_it_had_not_acknowledged(
 
 @of_instances
 @pytest.mark.parametrize(("took", "explained"), [(0.019, True), (0.021, False)])
-def test_what_ran_for_long_was_acknowledged_before_the_next_began(
+def test_long_run_is_acknowledged_before_the_next_start(
     story: Story, kind: str, took: float, *, explained: bool
 ):
     story.send(1)
@@ -242,7 +242,7 @@ def test_what_ran_for_long_was_acknowledged_before_the_next_began(
     assert [each.number for each in report.unexplained] == ([] if explained else ["1"])
 
 
-def test_the_most_that_one_strike_repeats_is_told_by_process_and_way(story: Story):
+def test_largest_repetition_of_a_strike_is_reported(story: Story):
     for number in range(1, 7):
         story.send(number)
     for first, pid in ((1, 100), (4, 200)):
@@ -262,9 +262,7 @@ def test_the_most_that_one_strike_repeats_is_told_by_process_and_way(story: Stor
 
 @of_instances
 @pytest.mark.parametrize("end", ["end", "raise"])
-def test_a_process_that_had_ended_its_last_run_long_before_had_nothing_in_hand(
-    story: Story, kind: str, end: str
-):
+def test_idle_process_had_no_unacknowledged_messages(story: Story, kind: str, end: str):
     """An idle process settles, so neither this run nor earlier ones are explained."""
     for number, at in ((1, 1.0), (2, 1.015)):
         story.send(number)
@@ -287,7 +285,7 @@ def test_a_process_that_had_ended_its_last_run_long_before_had_nothing_in_hand(
         ("redis", -9.0, 0.5, False),  # but not that late
     ],
 )
-def test_nobody_settles_while_redis_is_away(
+def test_no_process_settles_while_redis_is_unavailable(
     story: Story, kind: str, whom: str, at: float, lasting: float, *, explained: bool
 ):
     again(story, end="end")
@@ -299,7 +297,7 @@ def test_nobody_settles_while_redis_is_away(
 
 
 @pytest.mark.parametrize("kind", ["kill worker", *INSTANCES])
-def test_who_went_on_after_the_strike_had_lost_nothing(story: Story, kind: str):
+def test_process_that_continued_has_lost_nothing(story: Story, kind: str):
     story.send(1)
     story.send(2)
     story.run(1, at=1.0, end="")
@@ -310,7 +308,7 @@ def test_who_went_on_after_the_strike_had_lost_nothing(story: Story, kind: str):
 
 
 @pytest.mark.parametrize("kind", ["kill worker", "stop worker", *INSTANCES])
-def test_what_began_long_after_the_strike_was_not_hit_by_it(story: Story, kind: str):
+def test_run_started_long_after_a_strike_was_not_hit(story: Story, kind: str):
     story.send(1)
     story.strike(kind, 100, at=1.0, lasting=1.0)
     story.run(1, at=2.0 + 2 * SLACK, end="")
@@ -319,7 +317,7 @@ def test_what_began_long_after_the_strike_was_not_hit_by_it(story: Story, kind: 
 
 
 @pytest.mark.parametrize("kind", ["kill worker", "stop worker"])
-def test_what_a_worker_alone_had_done_well_is_in_the_scoreboard(story: Story, kind: str):
+def test_finished_runs_of_a_killed_worker_are_not_repeated(story: Story, kind: str):
     for number, end in ((1, "end"), (2, "")):
         story.send(number)
         story.run(number, at=1.0 + number / 100, end=end, took=0.001)
@@ -329,7 +327,7 @@ def test_what_a_worker_alone_had_done_well_is_in_the_scoreboard(story: Story, ki
     assert [each.number for each in story.judged().unexplained] == ["1"]
 
 
-def test_only_an_old_owner_is_about_to_begin_what_another_had(story: Story):
+def test_only_a_former_owner_may_start_a_run_late(story: Story):
     story.send(1)
     story.run(1, pid=99, at=1.1)
     story.run(1, pid=100, at=2.01)
@@ -338,7 +336,7 @@ def test_only_an_old_owner_is_about_to_begin_what_another_had(story: Story):
 
 
 @pytest.mark.parametrize("kind", ["kill worker", *INSTANCES])
-def test_only_a_later_owner_repeats_what_was_in_hand(story: Story, kind: str):
+def test_only_a_later_owner_repeats_pending_messages(story: Story, kind: str):
     story.send(1)
     story.run(1, at=1.0, end="")
     story.strike(kind, 100, at=1.005)
@@ -376,7 +374,7 @@ def test_the_time_in_which_it_stood_still_does_not_count(story: Story):
     }
 
 
-def test_who_stood_still_in_the_middle_of_a_run_was_not_about_to_begin(story: Story):
+def test_process_stopped_within_a_run_starts_no_late_run(story: Story):
     for number in (1, 2):
         story.send(number)
     story.run(1, at=1.0, took=4.0)
@@ -396,7 +394,7 @@ def test_who_stood_still_in_the_middle_of_a_run_was_not_about_to_begin(story: St
         ("cut off", 2.01, False),  # it was not stopped, and sees that its lease has expired
     ],
 )
-def test_what_a_process_was_about_to_begin_when_it_stood_still_is_explained_once(
+def test_run_started_late_by_a_stopped_process_is_explained(
     story: Story, kind: str, began_at: float, *, explained: bool
 ):
     for number in (1, 2):
@@ -431,7 +429,7 @@ def test_each_repetition_needs_its_own_cause(story: Story):
         ("kill supervisor", 1.5, 1, True),  # no record is left
     ],
 )
-def test_a_message_is_charged_with_what_hit_its_runs(
+def test_message_is_charged_for_strikes_on_its_runs(
     story: Story, kind: str, at: float, crashes: int, *, over: bool
 ):
     story.send(1)
@@ -510,7 +508,7 @@ def test_the_charged_message_is_the_one_that_was_running(
         ("dead", (1,), True),
     ],
 )
-def test_attempts_are_what_the_failures_make_them(
+def test_attempts_follow_from_the_failures(
     story: Story, work: str, attempts: tuple[int, ...], *, dead: bool
 ):
     def told(attempts: list[int], *, dead: bool) -> list[str]:

@@ -63,7 +63,7 @@ def test_messages_read_them(vector: dict[str, Any]) -> None:
 
 
 @each("retried")
-def test_a_retried_copy_carries_what_has_happened(vector: dict[str, Any]) -> None:
+def test_retried_copy_contains_its_history(vector: dict[str, Any]) -> None:
     first = message(vector)
     changed = carried(first, retries=vector["failures"], crashes=vector["crashes"])
     copy = message(vector, "copy", "retry")
