@@ -78,7 +78,7 @@ def as_user(server: Server, name: str) -> config.Redis:
 
 
 @pytest.mark.parametrize(("name", "parts"), [("daemon", DAEMON), ("admin", OPERATOR)])
-def test_a_user_may_do_what_its_code_does_and_no_more(
+def test_user_has_exactly_the_commands_of_its_code(
     known: set[str], name: str, parts: tuple[str, ...]
 ) -> None:
     used, allowed = used_by(known, *parts), users.read(name).commands
@@ -87,7 +87,7 @@ def test_a_user_may_do_what_its_code_does_and_no_more(
     assert allowed - used - BESIDE.keys() == set(), f"nothing needs them: etc/acl/{name}.acl"
 
 
-def test_a_producer_may_do_what_it_sends_and_no_more(known: set[str]) -> None:
+def test_producer_has_exactly_the_commands_it_sends(known: set[str]) -> None:
     sent = used_by(known, "producer") | usage.of_scripts(PUBLISHING)
     plain, with_scripts = users.read("producer").commands, users.read("producer-scripts").commands
 
@@ -103,7 +103,7 @@ def test_the_users_of_redis_6_2_have_the_same_commands(name: str) -> None:
     assert users.read(name, older=True).commands == users.read(name).commands
 
 
-def test_nobody_may_change_the_server_or_forget_what_others_stored() -> None:
+def test_no_user_may_change_the_server_or_delete_foreign_data() -> None:
     """S2: CONFIG GET shows `requirepass`, so no user may run it."""
     dangerous = re.compile(r"acl|config|debug|failover|flush|function|keys|module|replicaof")
     for name in users.NAMES:
@@ -386,7 +386,7 @@ MAY_NOT = {
 
 
 @pytest.mark.parametrize("name", users.NAMES)
-def test_what_each_user_can_do_at_worst(
+def test_each_user_is_limited_as_documented(
     server: Server, link: Connection, granted: None, topic: str, name: str
 ) -> None:
     """S2: each cell of the table in docs/SECURITY.md holds, shown by trying it."""

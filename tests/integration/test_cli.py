@@ -79,11 +79,11 @@ def process(file: Path, *args: str, **options: Any) -> Iterator[subprocess.Popen
     ],
     ids=" ".join,
 )
-def test_an_empty_server_says_so(run: Run, args: tuple[str, ...], text: str) -> None:
+def test_empty_server_is_reported(run: Run, args: tuple[str, ...], text: str) -> None:
     assert run(*args).stdout == text
 
 
-def test_an_empty_topic_says_so(run: Run, at: At) -> None:
+def test_empty_topic_is_reported(run: Run, at: At) -> None:
     assert run("partitions").stdout == "no group reads access\n"
     at(0).groups()
     assert run("dlq", "list", "access").stdout == "no dead letters in access\n"
@@ -206,7 +206,7 @@ def test_tables_fit_into_80_columns(run: Run, at: At) -> None:
         assert max(widths) <= 80, args
 
 
-def test_pending_goes_on_at_the_cursor(run: Run, at: At) -> None:
+def test_pending_continues_at_the_cursor(run: Run, at: At) -> None:
     at(0).pending("1-0", "3-0")
     at(1).pending("2-0")
 
@@ -234,7 +234,7 @@ def test_pending_asks_for_the_group_when_there_are_several(run: Run, at: At) -> 
     run("pending", "access", "--group", "hits")
 
 
-def test_status_of_nobody(run: Run, at: At) -> None:
+def test_status_without_an_instance(run: Run, at: At) -> None:
     shown = run("status").stdout
 
     assert shown.startswith("fleet default: no instances, no groups\n")
@@ -459,14 +459,14 @@ def test_a_partition_and_a_delay(run: Run, link: Connection, keys: Keys) -> None
     assert "no partition 3" in refused.stderr
 
 
-def test_a_topic_is_not_created_when_told_so(run: Run, store: Store) -> None:
+def test_no_create_prevents_a_new_topic(run: Run, store: Store) -> None:
     refused = run("produce", "orders", "--from", "-", "--no-create", typed="a\n", code=8)
 
     assert "streamqd topic create orders" in refused.stderr
     assert topics.registered(store) == []
 
 
-def test_a_lost_connection_is_told_with_numbers(
+def test_lost_connection_is_reported_with_counts(
     run: Run,
     proxy: FaultProxy,
     file: Path,
@@ -622,7 +622,7 @@ def test_letters_that_stay_are_a_refusal(run: Run, at: At) -> None:
     assert "not replayed: 1 dead letter: its group does not exist any more" in result.stderr
 
 
-def test_what_cannot_be_undone_is_not_done_without_yes(run: Run, at: At) -> None:
+def test_irreversible_command_needs_yes(run: Run, at: At) -> None:
     name = bury(at(0), "1-0")
     before = at(0).dump()
 

@@ -67,9 +67,7 @@ def test_a_node_that_answers_later_is_no_reason_to_forget_the_others(
         spinning.close()
 
 
-def test_every_master_is_taught_also_one_that_was_a_replica(
-    cluster: Cluster, link: Connection
-) -> None:
+def test_scripts_are_loaded_into_a_promoted_replica_too(cluster: Cluster, link: Connection) -> None:
     teacher = ScriptLoader(link)
     teacher.run()
     assert all(map(knows, cluster.masters))
@@ -124,7 +122,7 @@ def test_a_script_loaded_between_two_calls_doubles_no_message(
     assert [each.id for each in sent] == [page[0][0].decode() for page in written]
 
 
-def test_when_no_node_answers_that_is_told(cluster: Cluster, link: Connection) -> None:
+def test_unreachable_nodes_are_reported(cluster: Cluster, link: Connection) -> None:
     teacher = ScriptLoader(link)
     teacher.run()
     living = [node for node in cluster.nodes if node.running]

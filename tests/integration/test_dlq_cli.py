@@ -43,7 +43,7 @@ def write(desk: Desk, count: int, **fields: str) -> None:
 TRACE = 'Traceback (most recent call last):\n  File "/srv/bank.py", line 1, in pay\nE: x\n'
 
 
-def test_what_died_tonight_and_why(dlq: Run, at: At, link: Connection) -> None:
+def test_stats_show_recent_dead_letters_by_cause(dlq: Run, at: At, link: Connection) -> None:
     yesterday = server_unix_ms(link) - 30 * 3_600_000
     at(0).add(f"{yesterday}-0", "payload", "x", "group", "hits", stream=at(0).dlq)
     for number in range(3):
@@ -146,7 +146,7 @@ def test_replaying_by_filter_and_target(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_a_mistake_is_told(dlq: Run, at: At, args: tuple[str, ...], words: str) -> None:
+def test_mistake_is_reported(dlq: Run, at: At, args: tuple[str, ...], words: str) -> None:
     assert words in " ".join(dlq(*args, code=2).stderr.split())
 
 
@@ -239,7 +239,7 @@ def test_an_export_that_fails_leaves_the_old_file(
     ]
 
 
-def test_a_replay_without_redis_says_how_far_it_came(
+def test_replay_without_redis_reports_its_progress(
     dlq: Run, at: At, file: Path, proxy: FaultProxy, link: Connection, store: Store
 ) -> None:
     write(at(1), 1)
@@ -289,7 +289,7 @@ def test_ctrl_c_ends_a_replay_in_order(file: Path, at: At, link: Connection, sto
     assert dead_letters.total(store, "access") == 60 - done["replayed"]
 
 
-def test_the_audit_trail_tells_who_did_what(dlq: Run, at: At) -> None:
+def test_audit_trail_names_user_and_command(dlq: Run, at: At) -> None:
     assert dlq("audit", "access").stdout == "nothing in the audit trail of access\n"
     assert "did you mean access" in dlq("audit", "acces", code=8).stderr
     write(at(0), 2)
@@ -323,7 +323,7 @@ def test_the_audit_trail_tells_who_did_what(dlq: Run, at: At) -> None:
     ],
     ids=" ".join,
 )
-def test_a_group_that_nobody_knows_is_a_slip(dlq: Run, at: At, words: tuple[str, ...]) -> None:
+def test_unknown_group_is_refused(dlq: Run, at: At, words: tuple[str, ...]) -> None:
     at(0).groups()
     bury(at(0), "1-0")
     verb, *rest = words

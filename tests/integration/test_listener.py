@@ -51,7 +51,7 @@ def watched(link: Connection, keys: Keys) -> Watched:
     return Watched(link, keys)
 
 
-def test_who_does_not_hear_of_an_entry_is_told(watched: Watched) -> None:
+def test_worker_that_misses_an_entry_is_woken(watched: Watched) -> None:
     """C3: the first check finds the worker, the second confirms it."""
     for unit in UNITS:
         watched.wait(unit)
@@ -63,7 +63,7 @@ def test_who_does_not_hear_of_an_entry_is_told(watched: Watched) -> None:
     assert (watched.look(), watched.wakes) == (None, 1), "once is enough"
 
 
-def test_who_hears_of_it_meanwhile_is_left_alone(watched: Watched) -> None:
+def test_worker_that_hears_in_time_is_not_woken(watched: Watched) -> None:
     one, other = UNITS[:2]
     watched.wait(one)
     watched.wait(other)
@@ -94,7 +94,7 @@ def test_the_newest_id_is_no_other_one(watched: Watched) -> None:
     assert watched.look() is None
 
 
-def test_a_key_that_is_no_stream_hides_nobody_else(watched: Watched) -> None:
+def test_key_of_a_wrong_type_hides_no_other_worker(watched: Watched) -> None:
     bad, good = UNITS[0], UNITS[2]
     watched.link.execute("SET", watched.keys.retry_stream(*bad), "x")
     watched.wait(bad)

@@ -310,9 +310,7 @@ def test_an_answer_given_up_in_an_inner_use_is_not_read_on_another_connection(pr
 # --- what changes in between ----------------------------------------------------------------------
 
 
-def test_a_chunk_that_was_made_before_the_topic_grew_is_routed_anew(
-    server, link, store: Store, keys
-):
+def test_chunk_made_before_a_growth_is_routed_again(server, link, store: Store, keys):
     topics.create(store, "access", Topic(partitions=2))
     routed = 0
 

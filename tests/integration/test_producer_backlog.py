@@ -52,7 +52,7 @@ def test_a_full_partition_holds_up_no_other_and_keeps_its_order(server, link, ke
     assert payloads(link, keys) == [b"first", b"second", b"third"]
 
 
-def test_what_waits_too_long_is_refused_and_what_is_behind_it_too(server, link, keys):
+def test_expired_wait_refuses_the_message_and_later_ones(server, link, keys):
     crowd(link, keys, server.url)
     with BufferedProducer(server.url, linger=0, max_backlog=1, backlog_wait="50ms") as producer:
         receipts = [producer.send("access", b"x", partition=0) for _ in range(20)]
@@ -61,7 +61,7 @@ def test_what_waits_too_long_is_refused_and_what_is_behind_it_too(server, link, 
     assert payloads(link, keys) == [b"first"]
 
 
-def test_closing_gives_up_what_waits_for_room(server, link, keys):
+def test_close_fails_messages_that_wait_for_room(server, link, keys):
     crowd(link, keys, server.url)
     producer = BufferedProducer(server.url, linger=0, max_backlog=1, backlog_wait="1h")
     receipt = producer.send("access", b"x", partition=0)
@@ -72,7 +72,7 @@ def test_closing_gives_up_what_waits_for_room(server, link, keys):
     wait_until(lambda: "streamqd-producer" not in {each.name for each in threading.enumerate()})
 
 
-def test_nothing_overtakes_what_waits_when_the_topic_grows(server, link, keys):
+def test_growth_keeps_the_order_of_waiting_messages(server, link, keys):
     crowd(link, keys, server.url)
     with BufferedProducer(
         server.url, linger=0, max_backlog=1, backlog_wait="20s", partitioner={"access": moving}
@@ -115,7 +115,7 @@ def test_tasks_do_not_wait_for_a_partition_that_is_not_theirs(server, link, keys
     assert payloads(link, keys) == [b"first", b"second", b"third"]
 
 
-def test_a_look_for_room_costs_in_proportion_to_what_waits(server, link, keys, monkeypatch):
+def test_check_for_room_is_linear_in_waiting_messages(server, link, keys, monkeypatch):
     """B6: a check does not compare 300 waiting sends of one partition with one another."""
     crowd(link, keys, server.url)
     compared, tried = [0], [0]

@@ -128,7 +128,7 @@ def test_a_full_partition_refuses_until_there_is_room(server, link, keys):
     assert payloads(link, keys) == [b"1", b"2", b"3", b"5"]
 
 
-def test_many_messages_say_which_found_room(server, link, keys):
+def test_send_many_reports_which_messages_found_room(server, link, keys):
     create(link, keys, 2)
     with Producer(server.url, max_backlog=2) as producer:
         items = [Outgoing(b"%d" % n, partition=n % 2 if n < 4 else 0) for n in range(6)]
@@ -185,7 +185,7 @@ def test_a_lost_answer_is_unknown_with_a_limit_too(proxy, link, keys):
     assert payloads(link, keys) == [b"warm", b"1", b"2"]
 
 
-def test_a_limit_needs_the_right_to_run_scripts_and_says_so(server, link, keys):
+def test_backlog_limit_without_script_permission_is_an_error(server, link, keys):
     create(link, keys, 1)
     rights = ["+xadd", "+hget", "+client", "~stream:*", "~streaming:*", "+watch", "+multi", "+exec"]
     link.execute("ACL", "SETUSER", "sender", "reset", "on", "nopass", *rights)

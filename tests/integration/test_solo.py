@@ -108,10 +108,10 @@ def turns(life: Life) -> Turns:
 
 
 @KINDS
-def test_what_a_handler_leaves_behind_keeps_no_turn(
+def test_leaked_lock_descriptor_keeps_no_turn(
     desk: Desk, life: Life, turns: Turns, kind: dict[str, Any]
 ):
-    """For example, a process forked without Python's fork hooks."""
+    """For example, in a process forked without Python's fork hooks."""
     runs, copies = [], []
 
     def work(message: Message) -> None:
@@ -255,7 +255,7 @@ def test_while_nothing_may_begin_nobody_is_suspected_and_the_turn_is_the_others(
 
 
 @KINDS
-def test_a_lease_that_ends_during_the_marks_exchange_suspects_nobody(
+def test_lease_expiry_during_marking_suspects_no_message(
     desk: Desk, life: Life, slot: WorkerSlot, turns: Turns, look: Callable[[], bytes],
     kind: dict[str, Any],
 ):  # fmt: skip
@@ -321,7 +321,7 @@ def test_a_pause_that_comes_right_behind_the_mark_waits_for_the_run(
 @pytest.mark.parametrize(
     "kind", [ONE, SEVERAL | {"order": "key"}], ids=["one at a time", "four at a time"]
 )
-def test_a_held_message_that_has_ended_is_suspected_no_more(
+def test_finished_held_message_is_no_longer_suspected(
     desk: Desk, life: Life, turns: Turns, look: Callable[[], bytes], kind: dict[str, Any]
 ):
     """This holds even while its worker is full and still lists pending entries."""
@@ -451,7 +451,7 @@ def test_a_suspect_that_was_kept_is_alone_when_it_runs_again(
     assert [name for name, _ in shared] == ["1-0", "1-0", "2-0", "3-0"]
 
 
-def test_who_has_had_turns_for_long_lets_others_go_first(
+def test_worker_with_many_turns_yields_to_others(
     desk: Desk, life: Life, turns: Turns, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("streamqd.worker.quarantine.SHARE_SECONDS", 0.0)
@@ -470,7 +470,7 @@ def test_who_has_had_turns_for_long_lets_others_go_first(
     assert order == ["1-0", "another's turn", "2-0", "another's turn", "3-0"]
 
 
-def test_where_nothing_can_be_locked_it_goes_on_and_says_so_once(
+def test_missing_locks_are_logged_once_and_work_continues(
     desk: Desk, life: Life, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """For example on a network file system without a lock manager."""

@@ -17,7 +17,7 @@ UNREAD = 40
 
 
 @pytest.mark.parametrize("kind", [{}, {"concurrency": 4, "order": "none"}])
-def test_reading_goes_on_while_a_long_list_is_looked_through(
+def test_reading_continues_during_a_long_scan(
     desk: Desk, life: Life, slot: WorkerSlot, kind: dict[str, Any]
 ):
     """Two idle entries, first and last, among many that their consumer is handling."""

@@ -218,7 +218,7 @@ def test_a_gap_in_the_kept_part_of_a_partition_was_never_written(
     assert "not in the partition: deleted, or never written" in said
 
 
-def test_a_message_that_killed_its_process_tells_how_often(run: Run, handed_out: Desk) -> None:
+def test_trace_counts_crashed_runs(run: Run, handed_out: Desk) -> None:
     """U13: runs that crashed are attempts too."""
     desk = handed_out
     letter = FAILED | {b"group": b"hits", b"reason": b"crashes", b"attempts": b"0"}
@@ -305,9 +305,7 @@ def test_a_key_of_a_wrong_type_harms_its_own_group_only(run: Run, at: At) -> Non
     assert "WRONGTYPE" in said
 
 
-def test_the_work_is_bounded_and_it_is_said(
-    run: Run, at: At, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trace_is_bounded_and_reports_it(run: Run, at: At, monkeypatch: pytest.MonkeyPatch) -> None:
     """U13: a long stream is not read to its end."""
     monkeypatch.setattr(admin, "CALLS_MAX", 1)
     desk = at(0)

@@ -136,7 +136,7 @@ def test_letters_expire_in_small_writes_and_all_places_in_turn(
 
 
 @pytest.mark.usefixtures("one_write_each")
-def test_what_is_dropped_over_many_turns_is_counted_to_the_last(
+def test_drops_over_many_turns_are_counted_exactly(
     link: Connection,
     keys: Keys,
     units: list[Unit],
@@ -166,7 +166,7 @@ def test_what_is_dropped_over_many_turns_is_counted_to_the_last(
 
 
 @pytest.mark.usefixtures("one_write_each")
-def test_a_bad_key_is_told_once_all_others_have_had_their_turn(
+def test_bad_key_is_reported_after_the_other_turns(
     link: Connection, keys: Keys, units: list[Unit], view: MetricsView, server: Server
 ) -> None:
     streams = [keys.dlq("access", unit.partition) for unit in units]
@@ -217,7 +217,7 @@ def test_a_unit_with_many_due_retries_keeps_no_other_waiting(
     assert [link.execute("ZCARD", keys.retry(*unit)) for unit in many] == [0] * 4
 
 
-def test_what_is_due_at_one_unit_costs_nothing_at_the_others(
+def test_due_retries_of_one_unit_cost_others_nothing(
     link: Connection, keys: Keys, units: list[Unit], view: MetricsView, meter: Meter
 ) -> None:
     retries = retry_promoter(Store(link, keys), view)
@@ -292,7 +292,7 @@ def test_retries_are_promoted_and_progress_is_told_while_many_letters_expire(
     assert rounds > 5
 
 
-def test_every_task_tells_that_it_begins(board: Scoreboard, keeper: Housekeeper) -> None:
+def test_every_task_reports_its_start(board: Scoreboard, keeper: Housekeeper) -> None:
     told: list[int] = []
     for task in keeper._tasks:
         task.run = lambda: told.append(board.housekeeper_progress_ns)  # type: ignore[func-returns-value]

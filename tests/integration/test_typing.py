@@ -84,7 +84,7 @@ def test_every_reason_is_on_the_page_and_can_be_asked_for(run: Run, at: At) -> N
         assert run("dlq", "list", "access", "--reason", reason).stdout == "nothing matches\n"
 
 
-def test_a_narrow_terminal_shows_what_a_message_died_of(typed: Typed, at: At) -> None:
+def test_narrow_terminal_shows_the_error_of_a_dead_letter(typed: Typed, at: At) -> None:
     """U9: at 80 columns, the message of the error is shown, without the module of its class."""
     text = "the invoice 4711 of customer 17 has no positions, so there is no sum"
     bury(at(1), "1763640000000-0", errorClass="shop.billing.errors.InvoiceError", errorMessage=text)
@@ -97,7 +97,7 @@ def test_a_narrow_terminal_shows_what_a_message_died_of(typed: Typed, at: At) ->
     assert all(len(line) <= 80 for line in shown.split("\n"))
 
 
-def test_tries_count_runs_that_ended_with_their_process(run: Run, at: At) -> None:
+def test_tries_include_crashed_runs(run: Run, at: At) -> None:
     """U9: a dead letter that killed two processes and failed once has three tries."""
     bury(at(0), "1-0", reason="crashes", attempts="1", crashes="2", errorMessage="signal SIGSEGV")
     head, row = run("dlq", "list", "access").stdout.splitlines()
@@ -105,7 +105,7 @@ def test_tries_count_runs_that_ended_with_their_process(run: Run, at: At) -> Non
     assert row[at_ : at_ + 5].strip() == "3"
 
 
-def test_what_a_retry_waits_because_of_fits_80_columns(typed: Typed, at: At) -> None:
+def test_error_of_a_retry_fits_80_columns(typed: Typed, at: At) -> None:
     """U1, U9: a terminal shows the whole error of a retry, not only its class."""
     desk = at(0)
     desk.groups()
@@ -147,7 +147,7 @@ def test_the_state_of_a_group_is_shown_in_80_columns(typed: Typed, at: At) -> No
         ("move", "nope", "--to", "x"),
     ],
 )
-def test_what_cannot_be_read_ends_alike_everywhere(
+def test_malformed_input_has_one_exit_code_everywhere(
     run: Run, at: At, words: tuple[str, ...]
 ) -> None:
     """U9: malformed input is wrong usage (exit code 2) for every command."""
@@ -228,7 +228,7 @@ def test_a_slip_creates_no_topic(
         {"consumers": [{"topic": "orders", "group": "bill", "handler": "shop:bill"}]},
     ],
 )
-def test_what_the_configuration_names_is_no_slip(
+def test_configured_topic_is_created(
     run: Run, file: Path, server: Server, link: Connection, keys: Keys, section: dict[str, object]
 ) -> None:
     """U11: the first message creates a topic that the configuration names."""

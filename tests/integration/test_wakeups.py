@@ -61,7 +61,7 @@ def test_entries_of_a_foreign_consumer_do_not_wait_for_the_long_poll(
 
 @pytest.mark.parametrize("retried", [False, True])
 @pytest.mark.parametrize("kind", [{}, {"concurrency": 4, "order": "none"}])
-def test_what_foreign_consumers_have_read_ends_one_poll(
+def test_foreign_reads_interrupt_only_one_poll(
     link: Connection, keys: Keys, life: Life, slot: WorkerSlot, kind: dict[str, Any], retried: bool
 ):
     """The poll must not return each time because of entries that other consumers have read."""

@@ -14,7 +14,7 @@ from streamqd.store.members import Heartbeat
 PROBLEM = "Too many open files"
 
 
-def test_a_refusal_sets_the_limit_to_what_runs():
+def test_refused_start_sets_the_limit_to_running_workers():
     """C2: an instance does not take partitions again that it cannot start."""
     capacity = Capacity()
     assert capacity.room(7) is None

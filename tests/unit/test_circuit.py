@@ -91,14 +91,14 @@ def test_a_message_that_fails_again_while_others_succeed_counts_once():
     assert one.state is CircuitState.OPEN
 
 
-def test_alone_it_opens_the_circuit_for_nothing_tells_it_from_an_outage():
+def test_single_failing_message_opens_the_circuit():
     one = circuit(failures=3)
     for at in (0.0, 1.0, 2.0):
         one.failed("a", at, 7)
     assert one.state is CircuitState.OPEN
 
 
-def test_the_next_circuit_goes_on_where_this_one_was():
+def test_next_circuit_continues_with_the_kept_state():
     one = circuit()
     assert one.memory == NOTHING
     one.failed("a", 1.0, 0)
@@ -117,7 +117,7 @@ def test_the_next_circuit_goes_on_where_this_one_was():
     assert last.memory == CircuitMemory(0, 0.0, 16.0, False)
 
 
-def test_of_a_circuit_before_all_failures_are_as_old_as_the_oldest():
+def test_restored_failures_have_the_age_of_the_oldest():
     after = Circuit(3, 10.0, 5.0, CircuitMemory(2, 1.0))
     after.failed("c", 11.1, 0)
     assert after.state is CircuitState.CLOSED
@@ -134,7 +134,7 @@ def test_a_message_that_was_forgiven_by_another_circuit_pays():
     assert one.failed("a", 10.0, 0, forgiven=None)
 
 
-def test_what_is_remembered_is_bounded():
+def test_circuit_state_is_bounded():
     one = circuit(failures=2 * REMEMBERED, window=1e9)
     for number in range(REMEMBERED + 1):
         assert not one.failed(str(number), 0.0, 0)

@@ -31,7 +31,7 @@ from streamqd.admin.condition import condition, gravity, in_words
         ("owned", "ready", 12.0, "stopped", "running"),
     ],
 )
-def test_one_word_says_it(
+def test_one_word_describes_a_unit(
     lease: str, worker: str, run: float | None, orders: str, word: str
 ) -> None:
     """U8: the word combines the directives, the owner and the worker. Running is not ready."""

@@ -21,7 +21,7 @@ def seen(
     return MemberView(Member(name, 1, cap, frozenset(offers)), 0, False, frozenset(broken))
 
 
-def test_the_others_share_what_it_owned() -> None:
+def test_others_share_the_units_of_a_leaver() -> None:
     owners = dict.fromkeys(HITS, "a")
 
     taken = takers("a", [seen("b"), seen("c")], HITS, owners, {})
@@ -30,13 +30,13 @@ def test_the_others_share_what_it_owned() -> None:
     assert {why for _, why in taken.values()} == {""}
 
 
-def test_only_its_own_units_are_told() -> None:
+def test_only_units_of_the_leaver_are_listed() -> None:
     owners = {HITS[0]: "a", HITS[1]: "b", HITS[2]: "b"}
 
     assert takers("a", [seen("b")], HITS, owners, {}) == {HITS[0]: ("b", "")}
 
 
-def test_what_nobody_else_offers_is_left() -> None:
+def test_units_that_no_other_offers_are_left() -> None:
     owners = {HITS[0]: "a", MAIL: "a"}
 
     taken = takers("a", [seen("b")], [*HITS, MAIL], owners, {})
@@ -44,7 +44,7 @@ def test_what_nobody_else_offers_is_left() -> None:
     assert taken == {HITS[0]: ("b", ""), MAIL: ("", "no-offer")}
 
 
-def test_what_does_not_fit_under_the_caps_is_left() -> None:
+def test_units_beyond_all_caps_are_left() -> None:
     owners = {HITS[0]: "a", HITS[1]: "a", HITS[2]: "b", HITS[3]: "b"}
 
     taken = takers("a", [seen("b", cap=3)], HITS, owners, {})
@@ -52,7 +52,7 @@ def test_what_does_not_fit_under_the_caps_is_left() -> None:
     assert sorted(taken.values()) == [("", "caps-full"), ("b", "")]
 
 
-def test_what_is_broken_elsewhere_is_left() -> None:
+def test_units_broken_elsewhere_are_left() -> None:
     owners = dict.fromkeys(HITS, "a")
 
     taken = takers("a", [seen("b", broken=(HITS[2],))], HITS, owners, {})
@@ -69,7 +69,7 @@ def test_a_move_that_was_ordered_is_kept_to() -> None:
     assert {to for to, _ in taken.values()} == {"c"}
 
 
-def test_nobody_is_left() -> None:
+def test_last_instance_leaves_all_units() -> None:
     assert takers("a", [], HITS, {HITS[0]: "a"}, {}) == {HITS[0]: ("", "no-offer")}
 
 

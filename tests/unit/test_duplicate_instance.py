@@ -14,7 +14,7 @@ def twin() -> SilenceDetector:
     return SilenceDetector("me", TTL, INTERVAL)
 
 
-def test_one_that_beats_twice_while_we_watch_stays(twin: SilenceDetector) -> None:
+def test_duplicate_that_beats_twice_stays(twin: SilenceDetector) -> None:
     """U5: detection took a ttl and an interval (18 s). One heartbeat may be a late packet."""
     lives, stays = [], []
     for number in range(3):
@@ -27,7 +27,7 @@ def test_one_that_beats_twice_while_we_watch_stays(twin: SilenceDetector) -> Non
     assert not twin.duplicate_stays
 
 
-def test_one_that_is_leaving_is_waited_for(twin: SilenceDetector) -> None:
+def test_leaving_duplicate_is_waited_for(twin: SilenceDetector) -> None:
     """U5: a draining run is waited for without a limit, because it frees the name."""
     for number in range(20):
         assert not twin.duplicate_seen(1000 + number, 3.0 * number, leaving=number > 1)
@@ -35,14 +35,14 @@ def test_one_that_is_leaving_is_waited_for(twin: SilenceDetector) -> None:
     assert not twin.duplicate_lives
 
 
-def test_one_that_does_not_beat_for_a_ttl_is_dead(twin: SilenceDetector) -> None:
+def test_duplicate_silent_for_a_ttl_is_dead(twin: SilenceDetector) -> None:
     for number in range(6):
         assert not twin.duplicate_seen(1000, 100.0 + 3.0 * number)
     assert twin.duplicate_seen(1000, 118.0)
     assert not twin.duplicate_stays
 
 
-def test_one_that_beats_once_more_and_dies_is_dead_and_does_not_stay(
+def test_duplicate_that_beats_once_and_dies_is_dead(
     twin: SilenceDetector,
 ) -> None:
     dead = [twin.duplicate_seen(1000 if number < 3 else 1001, 3.0 * number) for number in range(10)]
@@ -50,7 +50,7 @@ def test_one_that_beats_once_more_and_dies_is_dead_and_does_not_stay(
     assert not twin.duplicate_stays
 
 
-def test_who_has_not_asked_for_a_while_has_not_seen_who_beats(twin: SilenceDetector) -> None:
+def test_silence_counts_only_while_observed(twin: SilenceDetector) -> None:
     """The server was paused for both runs, and the other run may beat next."""
     twin.duplicate_seen(1000, 0.0)
     assert not twin.duplicate_seen(1000, 60.0)
@@ -60,7 +60,7 @@ def test_who_has_not_asked_for_a_while_has_not_seen_who_beats(twin: SilenceDetec
     assert twin.duplicate_seen(1000, 78.0)
 
 
-def test_the_next_one_is_another_matter(twin: SilenceDetector) -> None:
+def test_next_duplicate_is_judged_afresh(twin: SilenceDetector) -> None:
     for number in range(8):
         twin.duplicate_seen(1000 + number, 3.0 * number)
     twin.duplicate_gone()

@@ -15,7 +15,7 @@ def topic_of(folder: Path, text: str) -> Topic:
     return config.load(file, {}, {}).topics["access"]
 
 
-def test_only_differing_settings_are_registered(tmp_path: Path) -> None:
+def test_registered_settings_restore_the_topic(tmp_path: Path) -> None:
     stated = topic_of(
         tmp_path,
         "[topics.access]\n"

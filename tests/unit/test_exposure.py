@@ -98,7 +98,7 @@ def test_pages_that_other_hosts_reach_need_a_token(file: Path, tmp_path: Path) -
 # --- secrets --------------------------------------------------------------------------------------
 
 
-def test_a_secret_of_somebody_else_is_none(
+def test_secret_file_of_another_user_is_refused(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = tmp_path / "secret"
@@ -149,7 +149,7 @@ def test_dead_letters_do_not_show_passwords() -> None:
     assert failure.traceback
 
 
-def test_what_children_inherit_has_no_password() -> None:
+def test_inherited_environment_has_no_password() -> None:
     environ = {"STREAMQ_REDIS__URL": URL, "STREAMQ_URL": "redis://:p@h", "DATABASE_URL": URL}
     secrets.scrub(environ)
     assert environ == {
@@ -179,7 +179,7 @@ def test_no_text_takes_long_to_mask(text: str) -> None:
 # --- code -----------------------------------------------------------------------------------------
 
 
-def test_code_that_everybody_may_change_is_not_run(
+def test_code_writable_by_all_users_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.path", list(__import__("sys").path))
@@ -197,7 +197,7 @@ def test_code_that_everybody_may_change_is_not_run(
     assert handlers.probe([], ["opened:handle"], tmp_path, 30.0).problems == []
 
 
-def test_as_root_there_is_a_word_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_as_root_logs_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert "runs as root" in "".join(config.as_root())
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

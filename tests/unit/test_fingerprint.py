@@ -55,7 +55,7 @@ def test_the_innermost_frame_of_user_code_counts() -> None:
     assert innermost([]) == ""
 
 
-def test_a_letter_tells_its_fingerprint_or_gets_one() -> None:
+def test_dead_letter_has_or_gets_a_fingerprint() -> None:
     told = {b"errorClass": b"ValueError", b"handler": b"orders:pay", b"traceback": TEXT.encode()}
 
     assert of_letter(told) == fingerprint("ValueError", "bank.py:charge", "orders:pay")
@@ -65,7 +65,7 @@ def test_a_letter_tells_its_fingerprint_or_gets_one() -> None:
     assert of_letter({b"reason": b"decode"}) == fingerprint("decode", "", "")
 
 
-def test_a_letter_without_one_gets_the_one_that_the_worker_would_have_written() -> None:
+def test_computed_fingerprint_equals_that_of_the_worker() -> None:
     def handler() -> None:
         json.loads("{")
 

@@ -123,7 +123,9 @@ def test_taken_now_or_by_a_call_whose_reply_was_lost(desk: Desk, word: str):
 @pytest.mark.parametrize(
     ("word", "rest"), [("HELD", (b"900", b"9", b"east-1")), ("MOVED", (b"9",))]
 )
-def test_somebody_was_quicker(desk: Desk, word: str, rest: tuple[bytes, ...]):
+def test_unit_taken_by_another_instance_is_not_owned(
+    desk: Desk, word: str, rest: tuple[bytes, ...]
+):
     desk.holding.take(seen_epoch=5)
     assert desk.answer(word, *rest) == ""
     assert desk.holding.phase is Phase.FREE
@@ -298,7 +300,7 @@ def test_an_orderly_end_is_no_crash(desk: Desk, code: ExitCode):
     assert desk.script() == "lease_refence", "a successor is to follow"
 
 
-def test_a_worker_that_missed_its_group_has_it_made_anew_before_the_next(desk: Desk):
+def test_missing_group_is_recreated_before_the_next_worker(desk: Desk):
     desk.hold().run().quiet()
     desk.holding.ended(Exit(ExitCode.NO_GROUP, None))
     desk.answer("OK", b"8", 0)
@@ -306,19 +308,19 @@ def test_a_worker_that_missed_its_group_has_it_made_anew_before_the_next(desk: D
     assert desk.holding.wants_exchange
 
 
-def test_a_worker_that_was_fenced_says_so_and_the_unit_is_lost(desk: Desk):
+def test_fenced_worker_loses_the_unit(desk: Desk):
     desk.hold().run().quiet()
     assert desk.holding.ended(Exit(ExitCode.FENCED, None)).lost
     assert desk.holding.phase is Phase.FREE
     assert desk.wish() is None
 
 
-def test_a_unit_that_was_lost_before_its_worker_ended_is_not_lost_again(desk: Desk):
+def test_unit_lost_before_the_worker_exit_is_lost_once(desk: Desk):
     desk.hold().run().quiet().holding.become_free()
     assert not desk.holding.ended(Exit(ExitCode.FENCED, None)).lost
 
 
-def test_a_worker_that_is_told_to_stop_and_reaches_a_limit_is_recycled_once(desk: Desk):
+def test_stopped_worker_at_its_limit_is_recycled_once(desk: Desk):
     desk.slot.add("recycled", 3)
     desk.hold().run().quiet()
     desk.holding.stop_reason = "recycle"
@@ -351,7 +353,7 @@ def test_the_end_of_a_process_of_a_lost_unit_settles_nothing(desk: Desk):
     assert desk.holding.phase is Phase.FREE
 
 
-def test_what_such_a_process_left_is_not_settled_by_a_later_token_either(desk: Desk):
+def test_entries_of_a_lost_unit_are_not_settled_later(desk: Desk):
     desk.hold().run().mark(DONE, RUNNING)
     desk.holding.become_free()
     desk.holding.ended(KILLED)
@@ -400,7 +402,7 @@ def test_settled_counts_the_present_process_only(desk: Desk):
 # --- a worker with a warm successor ---------------------------------------------------------------
 
 
-def test_a_quiet_worker_is_gone_on_without_before_it_has_ended(desk: Desk):
+def test_quiet_worker_is_replaced_before_its_exit(desk: Desk):
     desk.hold().run().mark(DONE, CLEARED, CLEARED, CLEARED)
     desk.holding.stop_reason = "recycle"
     assert not desk.holding.is_quiet
@@ -438,7 +440,7 @@ def test_a_worker_that_does_not_end_is_killed_and_has_not_crashed(desk: Desk):
     assert desk.places() == [b"m:1-0"], "the finished entry is acknowledged"
 
 
-def test_a_standby_is_warm_when_it_has_said_so_itself(desk: Desk):
+def test_standby_is_warm_after_its_own_report(desk: Desk):
     desk.hold().run()
     assert not desk.holding.standby_is_warm
     desk.holding.standby = Child(4712, -1, None, "", -1)  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ def test_a_held_key_is_due_in_its_time_and_its_line_is_in_order():
     assert holds.line("a", 1) == [first]
 
 
-def test_what_fails_again_stays_the_first():
+def test_entry_that_fails_again_stays_first():
     holds: KeyBlocker[One] = KeyBlocker()
     holds.hold("a", One(1, "a"), 1.0)
     holds.behind("a", One(2, "a"))
@@ -66,7 +66,7 @@ def test_keys_come_in_the_order_in_which_they_are_due():
     assert [holds.take(9.0) for _ in range(4)] == ["b", "c", "a", None]
 
 
-def test_what_was_about_to_run_is_due_again_but_not_what_runs():
+def test_taken_entry_is_due_again_but_a_running_one_is_not():
     holds: KeyBlocker[One] = KeyBlocker()
     for key in "abc":
         holds.hold(key, One(0, key), 1.0)

@@ -35,7 +35,7 @@ def test_every_entry_comes_out_as_it_went_in(changes: list[dict[bytes, bytes]]) 
     assert read(listed(entries), heads=2) == entries
 
 
-def test_what_all_have_alike_is_there_once() -> None:
+def test_shared_values_occur_once() -> None:
     entries = [((b"m:%d-0" % n,), {b"id": b"%d" % n, b"traceback": b"long"}) for n in (1, 2, 3)]
     assert listed(entries) == [
         *(4, b"id", b"1", b"traceback", b"long"),

@@ -155,7 +155,7 @@ def test_the_position_of_a_spark_query(view: MetricsView) -> None:
     assert scrape(view)["streamqd_query_idle_seconds"] == {labels: 1.5}
 
 
-def test_age_is_told_by_the_servers_clock(view: MetricsView) -> None:
+def test_age_uses_the_clock_of_the_server(view: MetricsView) -> None:
     age = value(view, "streamqd_oldest_unread_age_seconds", **HERE)
     assert age == pytest.approx(90, abs=5)
     view.units = {UNIT: figures(oldest="")}
@@ -168,7 +168,7 @@ def test_an_unknown_lag_is_absent(view: MetricsView) -> None:
     assert value(view, "streamqd_pending", **HERE) == 5
 
 
-def test_what_the_instance_owns(view: MetricsView, slot: WorkerSlot) -> None:
+def test_owned_partitions_are_exposed(view: MetricsView, slot: WorkerSlot) -> None:
     owned = scrape(view)["streamqd_partitions_owned"]
     assert owned == {
         frozenset({"topic": "access", "group": "hits", **ME}.items()): 1,
@@ -324,7 +324,7 @@ def test_one_module_imports_prometheus_client() -> None:
     assert set(_importers("prometheus_client")) == {"metrics/__init__.py"}
 
 
-def test_what_a_worker_waits_for_is_told(view: MetricsView, slot: WorkerSlot):
+def test_wait_of_a_worker_is_exposed(view: MetricsView, slot: WorkerSlot):
     waits = slot.waits
     slot.pid = 4711
     waits.hold(12, 3)
@@ -347,7 +347,7 @@ def test_what_a_worker_waits_for_is_told(view: MetricsView, slot: WorkerSlot):
     assert value(view, "streamqd_flood_stops_total", **HERE, **ME) == 1
 
 
-def test_a_rate_and_what_it_holds_up_are_told(view: MetricsView, slot: WorkerSlot):
+def test_rate_and_its_waits_are_exposed(view: MetricsView, slot: WorkerSlot):
     assert value(view, "streamqd_rate_limit", **HERE, **ME) is None, "there is no limit"
     slot.rate_micro = 1_500_000
     slot.add("throttled_ns", 250_000_000)

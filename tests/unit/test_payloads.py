@@ -235,7 +235,7 @@ def test_more_threads_than_128_are_refused_in_one_sentence():
     ],
 )
 @pytest.mark.parametrize("codec", ["json", "msgpack"])
-def test_a_payload_becomes_what_is_asked_for(kind: Any, value: object, codec: str):
+def test_payload_is_decoded_to_the_annotated_type(kind: Any, value: object, codec: str):
     form = msgspec.msgpack if codec == "msgpack" else msgspec.json
     raw = value.model_dump() if isinstance(value, Model) else value
     assert decoder(kind, codec, "h:go")(form.encode(raw)) == value
@@ -249,7 +249,7 @@ def test_a_class_that_is_no_data_is_refused_before_any_message(kind: Any):
         decoder(kind, "json", "h:go")
 
 
-def test_what_a_payload_need_not_have_may_be_anything():
+def test_optional_parts_of_a_payload_may_have_any_type():
     tree = decoder(Tree, "json", "h:go")(b'{"value": {"a": 1}, "branches": []}')
     assert (tree.value, tree.branches) == ({"a": 1}, [])
     assert decoder(dict[str, Hashable], "json", "h:go")(b'{"a": 1}') == {"a": 1}
@@ -272,7 +272,7 @@ def test_bytes_and_texts_are_the_payload_itself():
         (Model, b"{", "no Model: payload: Invalid JSON"),
     ],
 )
-def test_what_does_not_fit_is_said_without_the_value(kind: Any, payload: bytes, sentence: str):
+def test_decoding_error_does_not_contain_the_value(kind: Any, payload: bytes, sentence: str):
     with pytest.raises(Undecodable, match=sentence) as caught:
         decoder(kind, "json", "h:go")(payload)
     assert "secret" not in str(caught.value)
@@ -282,7 +282,7 @@ def test_what_does_not_fit_is_said_without_the_value(kind: Any, payload: bytes, 
     assert found.failure.error_class == "streamqd.handlers.Undecodable"
 
 
-def test_without_msgspec_it_is_said_what_to_install():
+def test_error_without_msgspec_names_the_package():
     code = (
         "import sys; sys.modules['msgspec'] = None\n"
         "from streamqd.handlers.payloads import decoder\n"
@@ -298,7 +298,7 @@ def test_without_msgspec_it_is_said_what_to_install():
 # --- verdicts -------------------------------------------------------------------------------------
 
 
-def test_what_is_returned_may_be_a_verdict():
+def test_return_value_may_be_a_verdict():
     assert error_of(Result.ACK) is None
     assert error_of(0) is None
     assert isinstance(error_of(Result.RETRY), Retry)
@@ -309,18 +309,18 @@ def test_what_is_returned_may_be_a_verdict():
     assert outcome_of(Release(), "class") == ReleaseAsked()
 
 
-def test_a_coroutine_that_nobody_awaits_is_no_success():
+def test_unawaited_coroutine_is_a_failure():
     async def forgotten() -> None: ...
 
     assert isinstance(error_of(forgotten()), TypeError)
 
 
-def test_a_generator_that_nobody_runs_is_no_success():
+def test_returned_generator_is_a_failure():
     for each in (generator(message()), async_generator(message()), (n for n in range(3))):
         assert isinstance(error_of(each), TypeError)
 
 
-def test_the_end_of_a_batch_is_told_for_each_message():
+def test_batch_result_has_an_outcome_per_message():
     one, two, three = batch = [message(1), message(2), message(3)]
     error = ValueError()
     assert errors_of(None, batch) == [None] * 3

@@ -112,7 +112,7 @@ def test_a_topic_that_is_no_text_is_refused_at_the_call(topic: Any):
                 call()
 
 
-def test_an_unknown_partition_count_is_said_once():
+def test_unknown_partition_count_is_one_error():
     with Producer(NOWHERE) as producer, pytest.raises(RedisUnavailable) as caught:
         producer.send("access", b"x")
     assert str(caught.value).count("the partition count of access is not known") == 1

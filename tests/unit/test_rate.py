@@ -76,7 +76,7 @@ def test_several_that_begin_together_count_as_many():
     assert clock.run(2) == 2 * SECOND // 10
 
 
-def test_what_a_lower_rate_has_left_behind_does_not_hold_a_higher_one():
+def test_state_of_a_lower_rate_does_not_delay_a_higher_one():
     slow = Clock(Rate(1 / 3600))
     slow.run()
     fast = Clock(Rate(100.0), slow.now)
@@ -144,7 +144,7 @@ def test_a_rate_is_read_from_a_file_and_from_a_declaration(
 
 
 @pytest.mark.parametrize("text", ['"100"', '"0/s"', '"0.0/m"', '"10/day"', '"-1/s"', '"1e3/s"'])
-def test_a_rate_that_cannot_be_meant_is_refused_with_what_to_write(tmp_path: Path, text: str):
+def test_invalid_rate_error_shows_the_format(tmp_path: Path, text: str):
     with pytest.raises(ConfigError) as raised:
         loaded(tmp_path, f"{WORK}rate = {text}")
     (problem,) = raised.value.problems

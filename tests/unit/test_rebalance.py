@@ -154,13 +154,13 @@ class Leases:
 
 
 @pytest.mark.parametrize("tick", [0.0, 1.0], ids=["a clock that stands", "a clock that goes"])
-def test_a_lease_of_the_dead_is_over_when_nobody_has_renewed_it_for_two_ttls(tick: float):
+def test_lease_of_a_dead_member_is_over_after_two_ttls(tick: float):
     leases = Leases()
     over = [leases.look(n * BEAT, 3600.0 - tick * n * BEAT) for n in range(13)]
     assert over == [False] * 11 + [True] * 2
 
 
-def test_a_lease_that_somebody_may_still_renew_is_not_over():
+def test_lease_that_may_be_renewed_is_not_over():
     renewed, slipping, taken, untold, owned, gone = (Leases() for _ in range(6))
     untold.ttl = None
     for n in range(40):
@@ -173,7 +173,7 @@ def test_a_lease_that_somebody_may_still_renew_is_not_over():
         assert not gone.look(at, 3600.0, owner="nobody")
 
 
-def test_what_happens_while_nobody_looks_proves_nothing_of_a_lease():
+def test_unobserved_time_does_not_expire_a_lease():
     rare, often = Leases(), Leases()
     assert not any(rare.look(n * 3 * BEAT, 3600.0) for n in range(20)), (
         "renewed in between, perhaps"
@@ -185,7 +185,7 @@ def test_what_happens_while_nobody_looks_proves_nothing_of_a_lease():
     assert seldom.look(20 * BEAT, 3600.0)
 
 
-def test_i_am_alive_whatever_the_server_says_of_me():
+def test_own_instance_is_always_alive():
     silence = SilenceDetector("me", TTL, BEAT)
     for number in range(5):
         live = silence.live(number * BEAT, 10**9, [member("me", beat_unix_ms=1)])
@@ -315,7 +315,7 @@ def test_a_partition_stays_for_its_hold_time():
     assert min(sheds) - acquired >= 10 * BEAT
 
 
-def test_who_leaves_keeps_what_it_has_until_it_releases_it():
+def test_leaving_member_keeps_its_units_until_their_release():
     fleet = Fleet("a", "b")
     fleet.beat()
     fleet.leaving.add("b")
@@ -373,14 +373,14 @@ def test_a_unit_is_not_sent_where_its_worker_crashes_in_a_loop():
     assert brain.decide(BEAT, broken, UNITS, mine, 0, {}, room=0).shed == []
 
 
-def test_a_lowered_cap_hands_over_what_is_too_much():
+def test_lowered_cap_hands_over_the_excess():
     brain = Rebalancer("a", 60.0, 60.0, 1, patience=2 * BEAT)
     mine = {unit: float(number) for number, unit in enumerate(UNITS[:4])}
     decision = brain.decide(0.0, [member("a")], UNITS[:4], mine, 0, {}, room=-3)
     assert decision.shed == UNITS[1:4]
 
 
-def test_a_live_lease_is_never_taken_whoever_holds_it():
+def test_live_lease_is_never_taken():
     brain = Rebalancer("a", 0.0, 0.0, 4, patience=0.0)
     views = {UNITS[0]: PartitionView(3, "gone", leased=True)}
     assert brain.decide(99.0, [member("a")], UNITS[:1], {}, 0, views, room=8).acquire == []
@@ -399,7 +399,7 @@ def test_a_free_unit_is_left_to_the_member_it_belongs_to_for_a_while_only():
     assert brain.decide(2 * BEAT, live, units, mine, 0, views, room=8).acquire == [other]
 
 
-def test_patience_begins_anew_when_somebody_has_owned_it_meanwhile():
+def test_patience_restarts_after_another_owner():
     brain = Rebalancer("a", 3.0, 10.0, 4, patience=2 * BEAT)
     live = [member("a"), member("b")]
     units = UNITS[:2]
@@ -435,7 +435,7 @@ def test_free_units_are_taken_a_few_at_a_time():
     assert now < 2.0
 
 
-def test_what_a_member_owns_elsewhere_counts_for_its_share():
+def test_units_owned_elsewhere_count_for_the_share():
     """The member looked idle, got units, and gave them back with its own full view, in a loop."""
     brain = Rebalancer("a", 0.0, 0.0, 4, patience=0.0)
     mine = dict.fromkeys(UNITS[:6], 0.0)
@@ -467,7 +467,7 @@ def test_moves_under_way_count_against_the_limit():
     assert brain.decide(3.0, live, UNITS, mine, 4, {}, room=0).shed == []
 
 
-def test_what_i_do_not_offer_any_more_goes_to_who_offers_it_and_stays_when_nobody_does():
+def test_unit_no_longer_offered_goes_to_a_member_that_offers_it():
     brain = Rebalancer("a", 0.0, 0.0, 4, patience=0.0)
     me, mine = MemberView(Member("a", 1, 0, frozenset()), 0, False), {UNITS[0]: 0.0}
     assert brain.decide(9.0, [me], UNITS[:1], mine, 0, {}, room=8).shed == []
@@ -533,7 +533,7 @@ def test_an_ordered_move_happens_at_once_and_is_not_undone():
     assert fleet.shares() == {"a": 3, "b": 5}
 
 
-def test_an_ordered_move_to_nobody_is_placed_like_any_other_until_its_instance_comes():
+def test_move_to_an_absent_instance_waits_for_its_return():
     fleet = Fleet("a", "b", delay=1000.0, hold=1000.0)
     ordered(fleet, UNITS[0], "c")
     fleet.settle(3)
@@ -563,7 +563,7 @@ def test_a_move_to_an_instance_that_cannot_have_it_is_no_move(target: MemberView
     assert brain.decide(1.0, live, UNITS[:1], mine, 0, {}, room=8, constraints=chosen).shed == []
 
 
-def test_ordered_moves_stay_within_the_cap_and_the_rest_gets_what_is_left():
+def test_ordered_moves_respect_the_cap():
     members = [member("a"), member("b", cap=2)]
     moves = dict.fromkeys(UNITS[:3], "b")
     wanted = place(members, UNITS, {}, moves)
@@ -591,7 +591,7 @@ def test_a_drained_instance_hands_over_everything_at_once_and_takes_nothing():
     assert fleet.shares()["b"] == 8
 
 
-def test_a_stopped_group_is_given_back_at_once_and_taken_by_nobody():
+def test_stopped_group_is_released_and_not_taken():
     """U11: no instance owns a partition of a stopped group, and no other partition moves."""
     fleet = Fleet("a", "b", delay=1000.0, hold=1000.0, moves=1)
     fleet.settle(3)
@@ -607,7 +607,7 @@ def test_a_stopped_group_is_given_back_at_once_and_taken_by_nobody():
     assert set(fleet.owned) == set(UNITS)
 
 
-def test_what_is_given_back_with_its_group_makes_room_below_the_cap():
+def test_units_of_a_stopped_group_make_room_below_the_cap():
     """U11: an instance over its cap keeps its other partitions if the stop makes enough room."""
     other = Unit("t2", 0, "g")
     units = [*UNITS[:2], other]

@@ -37,12 +37,12 @@ def test_no_word_is_of_two_kinds() -> None:
 
 
 @pytest.mark.parametrize("code", TRANSIENT)
-def test_what_passes_by_itself_is_transient(code: str) -> None:
+def test_passing_errors_are_transient(code: str) -> None:
     assert RedisRefused(code, "x").transient
 
 
 @pytest.mark.parametrize("code", [*LASTING, "DELETING", "", "oom"])
-def test_nothing_else_is_transient(code: str) -> None:
+def test_other_errors_are_not_transient(code: str) -> None:
     assert not RedisRefused(code, "x").transient
 
 

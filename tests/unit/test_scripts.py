@@ -226,7 +226,7 @@ def test_every_script_is_there_and_short() -> None:
         scripts.get("nothing_such")
 
 
-def test_builders_refuse_what_scripts_must_never_get() -> None:
+def test_builders_refuse_invalid_arguments() -> None:
     keys, unit = Keys(), Unit("access", 0, "hits")
     calls: tuple[Callable[[], Call], ...] = (
         lambda: leases.renew(keys, Lease(unit, ""), 15.0),

@@ -108,12 +108,12 @@ def test_one_attempt_means_no_retry() -> None:
     assert verdict(FAILED, attempt=1, policy=once) == DeadVerdict("attempts")
 
 
-def test_zero_attempts_mean_for_ever() -> None:
+def test_zero_max_attempts_retries_forever() -> None:
     ever = dataclasses.replace(POLICY, max_attempts=0)
     assert verdict(FAILED, attempt=10**9, policy=ever) == RetryVerdict(300.0)
 
 
-def test_zero_crashes_mean_for_ever() -> None:
+def test_zero_max_crashes_retries_forever() -> None:
     ever = dataclasses.replace(POLICY, max_crashes=0)
     assert before_run(10**9, ever) is None
     assert isinstance(verdict(FAILED, crashes=10**9, policy=ever), RetryVerdict)
@@ -160,7 +160,7 @@ def test_a_class_is_named_by_any_of_its_lineage(name: str) -> None:
     assert isinstance(verdict(FAILED, policy=retried), RetryVerdict)
 
 
-def test_what_retry_on_does_not_name_is_dead_at_once() -> None:
+def test_error_outside_retry_on_is_dead_immediately() -> None:
     policy = dataclasses.replace(POLICY, retry_on=("KeyError",))
     assert verdict(FAILED, policy=policy) == DeadVerdict("not-retried")
 
@@ -170,7 +170,7 @@ def test_part_of_a_name_does_not_match() -> None:
     assert isinstance(verdict(FAILED, policy=policy), RetryVerdict)
 
 
-def test_of_several_classes_the_nearest_one_decides() -> None:
+def test_nearest_class_of_the_lineage_decides() -> None:
     policy = dataclasses.replace(POLICY, retry_on=("OSError",), dead_on=("PaymentError",))
     assert verdict(FAILED, policy=policy) == DeadVerdict("not-retried")
     policy = dataclasses.replace(POLICY, retry_on=("PaymentError",), dead_on=("OSError",))
@@ -179,7 +179,7 @@ def test_of_several_classes_the_nearest_one_decides() -> None:
     assert verdict(FAILED, policy=policy) == DeadVerdict("not-retried")
 
 
-def test_what_only_dead_on_could_name_is_retried_when_it_does_not() -> None:
+def test_error_outside_dead_on_is_retried() -> None:
     policy = dataclasses.replace(POLICY, dead_on=("KeyError",))
     assert isinstance(verdict(FAILED, policy=policy), RetryVerdict)
 
@@ -200,7 +200,7 @@ def test_a_time_limit_is_retried_unless_dead_on_names_it() -> None:
 
 
 @pytest.mark.parametrize("outcome", [FAILED, TIMED_OUT, RetryAsked(7.0, FAILED)])
-def test_what_is_tried_again_waits_where_on_error_says(outcome: Outcome) -> None:
+def test_retried_message_waits_in_the_place_of_on_error(outcome: Outcome) -> None:
     delay = 7.0 if isinstance(outcome, RetryAsked) else 1.0
     for on_error, keyed, expected in (
         (REQUEUE, True, RetryVerdict(delay)),

@@ -57,7 +57,7 @@ def test_more_partitions_than_entries_to_give() -> None:
     assert [each.place[1] for each in planned] == [0, 1]
 
 
-def test_what_is_gone_altogether_is_passed_over() -> None:
+def test_fully_removed_entries_are_skipped() -> None:
     """The missing entries are counted once."""
     facts = {("t", 0): stream(0, removed=9)}
     gone = stretch(("t", 0), facts["t", 0])._replace(begin=Position((9, 0), 9))

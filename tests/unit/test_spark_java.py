@@ -101,7 +101,7 @@ def test_an_old_shim_is_replaced(tmp_path: Path, bundled: Path) -> None:
 
 
 @pytest.mark.usefixtures("nothing_bundled")
-def test_without_any_java_it_is_said_how_to_get_one(tmp_path: Path) -> None:
+def test_error_without_java_names_the_installation(tmp_path: Path) -> None:
     with pytest.raises(JavaMissingError) as caught:
         ensure_java({"PATH": str(tmp_path)})
     assert str(caught.value) == (
@@ -115,7 +115,7 @@ def test_without_any_java_it_is_said_how_to_get_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nothing_bundled")
-def test_without_pyspark_it_is_said_how_to_get_it() -> None:
+def test_error_without_pyspark_names_the_installation() -> None:
     with pytest.raises(spark.SparkMissingError, match=re.escape(extras.hint("spark"))):
         spark.session("x")
     with pytest.raises(spark.SparkMissingError, match="pyspark and pyarrow cannot be imported"):

@@ -110,7 +110,7 @@ JSON = st.recursive(
 
 @settings(max_examples=examples(100))
 @given(st.dictionaries(st.text(), JSON))
-def test_what_json_writes_is_one(document: dict[str, Any]) -> None:
+def test_json_output_is_accepted(document: dict[str, Any]) -> None:
     assert fault(json.dumps(document).encode()) is None
 
 
@@ -186,7 +186,7 @@ def test_a_file_for_each_stretch_of_a_date(tmp_path: Path) -> None:
     assert [each for each in tmp_path.rglob("*") if each.is_file()] == []
 
 
-def test_a_task_that_fails_removes_what_it_has_written(tmp_path: Path) -> None:
+def test_failed_task_removes_its_files(tmp_path: Path) -> None:
     day = dt.date(2025, 1, 1)
     good, bad = parsed_columns().remove(0), quarantine_columns().remove(0)
     good = good.append(pa.field("a", pa.int64()))
@@ -251,7 +251,7 @@ def at(ms: int) -> dict[tuple[str, int], Position]:
     return {("orders", 0): Position((ms, 0))}
 
 
-def test_what_is_owed_is_paid_when_the_pair_is_opened(archive: Archive) -> None:
+def test_owed_files_are_committed_when_the_pair_is_opened(archive: Archive) -> None:
     table, quarantine = made(archive)
     for number in (1, 2):
         files = unfit(quarantine, f"{number}-0")
@@ -267,7 +267,7 @@ def test_what_is_owed_is_paid_when_the_pair_is_opened(archive: Archive) -> None:
     assert again.quarantine.version == quarantine.version, "it is paid once"
 
 
-def test_what_is_owed_and_gone_is_told(archive: Archive) -> None:
+def test_missing_owed_file_is_reported(archive: Archive) -> None:
     table, quarantine = made(archive)
     (file,) = unfit(quarantine, "1-0")
     table.append([], at(1), owed=Owed(0, (file,)))
@@ -289,7 +289,7 @@ def test_a_quarantine_that_was_deleted_alone_is_refused(archive: Archive) -> Non
         opened(archive, "orders")
 
 
-def test_a_table_of_results_whose_log_is_broken_is_told(archive: Archive) -> None:
+def test_broken_log_of_a_result_table_is_reported(archive: Archive) -> None:
     table = archive.derived("even", RESULTS, pa.schema([("a", pa.int64())]))
     assert table is not None
     table.append([], {}, of=("query", 0))
@@ -323,7 +323,7 @@ def test_a_table_grows_and_never_changes(archive: Archive) -> None:
             table.grow(pa.schema([wrong]))
 
 
-def test_chunks_go_on_in_each_partition_and_never_back(
+def test_chunks_advance_in_each_partition(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A partition far ahead of the dates of a chunk keeps its position."""
@@ -359,7 +359,7 @@ def test_chunks_go_on_in_each_partition_and_never_back(
     assert list(parsed._chunks(raw, raw)) == []
 
 
-def test_a_partition_that_was_made_anew_and_is_empty_stops_no_other(archive: Archive) -> None:
+def test_empty_recreated_partition_does_not_stop_others(archive: Archive) -> None:
     raw = archive.table("orders", create=True)
     assert raw is not None
     table, _ = made(archive)

@@ -36,7 +36,7 @@ CALLING = "An error occurred while calling z:org.apache.spark.api.python.PythonR
         (f"{LOST} {CRASHED}\nstreamqd.errors.RedisRefused: WRONGTYPE x\n", "WRONGTYPE x"),
     ],
 )
-def test_what_made_spark_fail_is_a_sentence(raised: str, told: str) -> None:
+def test_spark_failure_becomes_one_sentence(raised: str, told: str) -> None:
     assert sentence(Exception(raised)) == told
 
 

@@ -123,7 +123,7 @@ def test_lag_is_judged_by_the_age_of_the_oldest(seconds: int, severity: list[str
     assert [each["severity"] for each in found] == severity
 
 
-def test_a_condition_says_where_and_why() -> None:
+def test_condition_names_its_place_and_reason() -> None:
     broken = replace(GROUP, condition="circuit-open", condition_partitions=2, reason="OSError")
     assert wrong(living(broken), topic()) == [
         "problem: orders/billing: circuit open in 2 of 4 partitions: OSError"
@@ -184,7 +184,7 @@ def document(seen: StatusView, *topics: dict[str, Any]) -> dict[str, Any]:
     return made | compared(None, made)
 
 
-def test_changes_are_told_the_worst_first() -> None:
+def test_worst_changes_come_first() -> None:
     before = document(living(GROUP), topic("orders", 5), topic("gone", 3))
     grown = replace(GROUP, lag=70, delayed=0)
     dying = topic("orders", 5, letters=4, causes=[cause(4, error_class="KeyError")])
@@ -356,7 +356,7 @@ def test_a_chart_has_separators_years_and_a_tooltip() -> None:
     assert "<title>2025-11-20 00:53:20: 1,234,567</title>" in drawn
 
 
-def test_a_window_without_entries_is_said() -> None:
+def test_empty_window_is_reported() -> None:
     """T14: the page listed "Nothing." under its findings for an empty window."""
     made = document(living(), topic("orders", 0)) | {"since_unix_ms": NOW, "until_unix_ms": None}
     words = " ".join(Reader(page(made)).words.split())
@@ -396,7 +396,7 @@ def test_a_report_is_written_and_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"format": "another"}', "[" * 100_000, '{"format": 7}', "\xff"]
 )
-def test_what_is_no_report_is_never_replaced(tmp_path: Path, text: str) -> None:
+def test_folder_without_a_report_is_never_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / "report.json").write_text(text, "latin-1")
     with pytest.raises(Refused, match="is not of a report"):
         reports._last(tmp_path)

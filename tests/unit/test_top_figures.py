@@ -78,7 +78,7 @@ def test_a_burst_is_no_growth() -> None:
     assert drift.of("a") == -50.0
 
 
-def test_what_grows_steadily_is_growth_from_the_third_look_on() -> None:
+def test_steady_growth_is_reported_from_the_third_look() -> None:
     drift = Drift(7)
     found = []
     for second in range(20):

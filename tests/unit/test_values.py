@@ -46,7 +46,7 @@ def test_durations_are_read(written: object, seconds: float) -> None:
     ],
     ids=lambda written: repr(written)[:20],
 )
-def test_what_is_no_duration_says_how_to_write_one(written: object) -> None:
+def test_invalid_duration_error_shows_the_format(written: object) -> None:
     with pytest.raises(ValueError, match=r"is not a (possible )?duration: write a number"):
         parse_duration(written)
 
@@ -104,7 +104,7 @@ def test_sizes_are_read(written: object, size: int) -> None:
 @pytest.mark.parametrize(
     "written", ["", "MiB", "4M", "4mib", "4Mb", "-1B", "1e3", -1, 1.5, True, None, [4]]
 )
-def test_what_is_no_size_says_how_to_write_one(written: object) -> None:
+def test_invalid_size_error_shows_the_format(written: object) -> None:
     with pytest.raises(ValueError, match="is not a size: write a whole number of bytes"):
         parse_size(written)
 

@@ -34,7 +34,7 @@ def test_it_is_read_as_it_was_written(slot: WorkerSlot):
     assert waits.read() == Waiting(Wait.NOTHING, 0, 5, 2, 1, 2)
 
 
-def test_a_new_worker_waits_for_nothing_and_goes_on_counting(slot: WorkerSlot):
+def test_new_worker_waits_for_nothing_and_keeps_the_counts(slot: WorkerSlot):
     waits = slot.waits
     waits.begin(Wait.FULL, 9)
     waits.hold(5, 2)
@@ -59,9 +59,7 @@ def test_a_word_of_a_later_version_is_no_trouble(slot: WorkerSlot):
         (Wait.FLOODED, "flooded"),
     ],
 )
-def test_the_state_of_a_ready_worker_says_what_it_waits_for(
-    slot: WorkerSlot, kind: Wait, word: str
-):
+def test_state_of_a_ready_worker_names_its_wait(slot: WorkerSlot, kind: Wait, word: str):
     slot.waits.begin(kind)
     assert worker_state(slot) == word
     slot.state = WorkerState.PAUSED
@@ -82,7 +80,7 @@ def test_a_ready_worker_with_suspects_left_is_recovering_unless_it_waits(slot: W
 
 
 @pytest.mark.parametrize("other", [Wait.OPEN, Wait.PROBING, Wait.RATED])
-def test_that_held_keys_fill_the_hand_is_said_when_nothing_else_is(slot: WorkerSlot, other: Wait):
+def test_held_keys_are_the_last_reason_for_a_wait(slot: WorkerSlot, other: Wait):
     waits = slot.waits
     report_full(waits, 9.0)
     assert waits.read()[:2] == (Wait.FULL, 9)
