@@ -76,7 +76,6 @@ NEED_NO_SCENE = {
     "info": LOOKS,
     "latency|latest": LOOKS,
     "slowlog|get": LOOKS,
-    "type": LOOKS,
     "discard": "ends the doctor's trial of rights, in which nothing was executed",
     "expire": "the life of a figure that a person sees while Spark reads; each report renews it",
     "hvals": "reads that figure",
