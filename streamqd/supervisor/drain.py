@@ -128,7 +128,7 @@ class BurstCheck:
             return None
         self._next_at = now + CHECK_SECONDS
         broken = [unit for unit, partition in partitions.items() if partition.broken_until > now]
-        busy = any(h.child is not None and not h.ready for h in partitions.values())
+        busy = any(each.worker and not each.is_ready for each in partitions.values())
         unsettled = None if busy else self._unsettled(list(partitions))
         if unsettled is None or unsettled - set(broken):
             self._passed = 0

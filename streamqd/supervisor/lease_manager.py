@@ -198,7 +198,7 @@ class LeaseManager:
         self, partition: PartitionState, sent_ns: int, reply: Reply | RedisRefused
     ) -> None:
         now = time.monotonic()
-        before, found = partition.phase, partition.resumable
+        before, found = partition.phase, partition.resumed
         word = partition.answered(reply, now)
         self.news |= partition.phase is not before
         if partition.owned and not isinstance(reply, RedisRefused):

@@ -20,10 +20,11 @@ from streamqd import logs
 from streamqd.cgroups import CONTROL_GROUPS, memory_file
 from streamqd.isolate import Isolate, directly
 from streamqd.model import Unit
-from streamqd.process import Child, Exit
+from streamqd.process import Exit
 from streamqd.scoreboard import RunningEntry, WorkerState, now_ns
 from streamqd.supervisor.partition import PartitionState
 from streamqd.supervisor.plan import Action, InterruptRun, KillWorker
+from streamqd.supervisor.running_worker import RunningWorker
 
 MEASURE_SECONDS = 2.0
 LOOK_SECONDS = 0.25  # until an exceeded limit is noticed
@@ -80,13 +81,14 @@ class Limits:
         if measure:
             self._measured_at = now
         for partition in partitions:
-            if partition.child is None or partition.kill is not None:
+            worker = partition.worker
+            if worker is None or worker.kill is not None:
                 continue
             found = self._isolate(
                 partition.unit,
                 self._look,
                 partition,
-                partition.child,
+                worker,
                 now,
                 boot_timeout,
                 measure=measure,
@@ -100,7 +102,7 @@ class Limits:
     def _look(
         self,
         partition: PartitionState,
-        child: Child,
+        worker: RunningWorker,
         now: float,
         boot_timeout: float,
         *,
@@ -110,37 +112,37 @@ class Limits:
         later = now + MEASURE_SECONDS
         actions: list[Action] = []
         replacements: list[Replacement] = []
-        _note_ready(partition, child, now)
+        _note_ready(partition, worker, now)
         running = partition.slot.running
         self._note_run(partition, now, running=bool(running))
         if not running:
-            actions, idle = self._idle_trouble(partition, child, now, boot_timeout)
+            actions, idle = self._idle_trouble(partition, worker, now, boot_timeout)
             if not idle:
                 return LimitsExceeded(actions, replacements, later)
-        if partition.ready_at:
+        if worker.ready_at:
             if measure:
-                replacements += self._memory(partition, child, now)
-            replacements += self._life(partition, now)
-        found, due = self._time(partition, running, now)
+                replacements += self._memory(partition, worker, now)
+            replacements += self._life(partition, worker, now)
+        found, due = self._time(partition, worker, running, now)
         return LimitsExceeded(actions + found, replacements, due)
 
     def _idle_trouble(
-        self, partition: PartitionState, child: Child, now: float, boot_timeout: float
+        self, partition: PartitionState, worker: RunningWorker, now: float, boot_timeout: float
     ) -> tuple[list[Action], bool]:
         """Check a worker that runs no handler: its boot time, its progress and its control socket.
 
         Also return True if the worker is ready and may start a run at any moment.
         """
         if partition.slot.state == WorkerState.BOOTING:
-            late = now > partition.started + boot_timeout
+            late = now > worker.started + boot_timeout
             return [KillWorker(partition.unit, "boot")] if late else [], False
-        if not partition.ready_at or partition.is_quiet:
+        if not worker.ready_at or worker.is_quiet:
             return [], False  # it has become ready since it was observed, or it exits
         progress = max(partition.slot.progress_ns, self._frozen[-1][1] if self._frozen else 0)
         silent = (now_ns() - progress) / 1e9
         # A worker publishes its progress once per batch, which may hold many long messages.
-        silent = min(silent, now - self._ran[partition.slot.index][1], now - partition.ready_at)
-        deaf = child.deaf_at and now - child.deaf_at > DEAF_SECONDS
+        silent = min(silent, now - self._ran[partition.slot.index][1], now - worker.ready_at)
+        deaf = worker.child.deaf_at and now - worker.child.deaf_at > DEAF_SECONDS
         if deaf or silent > STALLED_SECONDS:
             return [KillWorker(partition.unit, "stalled")], False
         return [], True
@@ -150,45 +152,57 @@ class Limits:
         if running or self._ran.get(index, (-1, 0.0))[0] != sequence:
             self._ran[index] = (sequence, now)
 
-    def _memory(self, partition: PartitionState, child: Child, now: float) -> list[Replacement]:
-        rss = partition.slot.rss = _rss(child.pid)
+    def _memory(
+        self, partition: PartitionState, worker: RunningWorker, now: float
+    ) -> list[Replacement]:
+        rss = partition.slot.rss = _rss(worker.child.pid)
         limit = partition.consumer.max_rss
         if not limit or rss - partition.slot.rss_baseline <= limit:
             return []
-        return self._replace(partition, "max_rss", now, rss)
+        return self._replace(partition, worker, "max_rss", now, rss)
 
-    def _life(self, partition: PartitionState, now: float) -> list[Replacement]:
+    def _life(
+        self, partition: PartitionState, worker: RunningWorker, now: float
+    ) -> list[Replacement]:
         """Request to replace a worker that is too old or close to `max_messages`."""
         found: list[Replacement] = []
         age, messages = partition.consumer.max_age, partition.consumer.max_messages
         # Workers that started together should not stop together.
-        if age and now - partition.ready_at > age * (1 + partition.spread / 10):
-            found = self._replace(partition, "max_age", now)
+        if age and now - worker.ready_at > age * (1 + worker.spread / 10):
+            found = self._replace(partition, worker, "max_age", now)
         if messages:
             pace = partition.pace_of(now)
-            if pace and partition.remaining_of(messages) / pace < AHEAD_SECONDS:
+            if pace and worker.remaining_of(messages) / pace < AHEAD_SECONDS:
                 found.append(Replacement(partition, MAX_MESSAGES))
         return found
 
     def _replace(
-        self, partition: PartitionState, reason: str, now: float, rss: int | None = None
+        self,
+        partition: PartitionState,
+        worker: RunningWorker,
+        reason: str,
+        now: float,
+        rss: int | None = None,
     ) -> list[Replacement]:
         """Request to replace a worker that has worked, or that was idle for `IDLE_SECONDS`.
 
         No worker is replaced before it starts a message, so a limit that is too tight slows work
         down but never stops it.
         """
-        worked = partition.has_worked or now - partition.ready_at > IDLE_SECONDS
-        if partition.child is None or partition.stop_reason or not worked:
+        worked = worker.has_worked or now - worker.ready_at > IDLE_SECONDS
+        if worker.stop_reason or not worked:
             return []
         return [Replacement(partition, reason, rss)]
 
     def _time(
-        self, partition: PartitionState, running: list[RunningEntry], now: float
+        self,
+        partition: PartitionState,
+        worker: RunningWorker,
+        running: list[RunningEntry],
+        now: float,
     ) -> tuple[list[Action], float]:
         """Return the actions for exceeded time limits, and when to look again."""
-        consumer = partition.works_by or partition.consumer
-        soft, hard = consumer.timeout, consumer.hard_timeout
+        soft, hard = worker.consumer.timeout, worker.consumer.hard_timeout
         if not soft and not hard:
             return [], now + MEASURE_SECONDS
         if not running:
@@ -207,7 +221,7 @@ class Limits:
             return [], now + 0.01
         over = max((run for run, seconds in elapsed.items() if soft and seconds > soft), default=0)
         actions: list[Action] = []
-        if over > partition.soft_limited:
+        if over > worker.soft_limited:
             actions.append(InterruptRun(partition.unit, over))
         remaining = [
             limit - seconds
@@ -233,11 +247,11 @@ class Limits:
         return (now_ns() - started_ns - frozen) / 1e9
 
 
-def _note_ready(partition: PartitionState, child: Child, now: float) -> None:
-    if partition.ready and not partition.ready_at:
+def _note_ready(partition: PartitionState, worker: RunningWorker, now: float) -> None:
+    if worker.is_ready and not worker.ready_at:
         # This includes a worker that already runs a handler: under load it does at every look.
-        partition.became_ready(now, _rss(child.pid))
-        logs.event("worker.ready", unit=partition.unit, child=child.pid)
+        worker.became_ready(now, _rss(worker.child.pid))
+        logs.event("worker.ready", unit=partition.unit, child=worker.child.pid)
 
 
 def _rss(pid: int) -> int:

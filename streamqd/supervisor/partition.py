@@ -36,6 +36,7 @@ from streamqd.scoreboard import Batch, WorkerSlot, WorkerState, now_ns
 from streamqd.store import leases
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
+from streamqd.supervisor.running_worker import Kill, RunningWorker
 from streamqd.supervisor.scoreboard_file import ResumablePartition
 from streamqd.worker import ExitCode
 
@@ -50,13 +51,6 @@ class Phase(enum.Enum):
     HELD = "held"
     REFENCING = "refencing"  # this word appears in the log
     RELEASING = "releasing"
-
-
-class Kill(NamedTuple):
-    """A SIGKILL sent by the supervisor: its reason and the run that caused it."""
-
-    reason: str  # hard-limit | boot | stalled | on_stop | deadline | quit | unstarted
-    run_seq: int
 
 
 class Blame(NamedTuple):
@@ -84,6 +78,13 @@ class ExitAssessment(NamedTuple):
     narrowed: bool = False  # it crashed in a round of several suspects and finished no message
 
 
+class Acquisition(NamedTuple):
+    """The arguments of an acquire. `dead_token` belongs to a predecessor proven dead."""
+
+    dead_token: str = ""
+    resumed: ResumablePartition | None = None  # the record of a killed supervisor
+
+
 class Refence(NamedTuple):
     """The arguments of a refence, which acknowledges messages and charges one."""
 
@@ -92,14 +93,7 @@ class Refence(NamedTuple):
     charged: bytes | None = None
     context: bytes = b""  # JSON, how the process of the charged message ended
     release_after: bool = False  # release the lease after the reply
-
-
-class ProcessStart(NamedTuple):
-    """The counters of the slot when the present process started."""
-
-    settled: int = 0
-    recycled: int = 0
-    run_seq: int = 0
+    resumed: ResumablePartition | None = None  # the record of a killed supervisor
 
 
 @dataclass
@@ -112,12 +106,8 @@ class PartitionState:
     phase: Phase = Phase.FREE
     since: float = 0.0  # monotonic time at which this instance acquired the lease
     renew_at: float = 0.0
-    child: Child | None = None
-    works_by: Consumer | None = None  # the settings of the child, unchanged by a reload
-    standby: Child | None = None  # the successor of the child, booting or booted
-    stop_reason: str = ""  # reason of the stop command: shed, drain, reload, recycle, lost
-    kill: Kill | None = None
-    killed_at: float = 0.0
+    worker: RunningWorker | None = None
+    standby: Child | None = None  # the successor of the worker, booting or booted
     groups_ready: bool = False
     start_at: float = 0.0  # monotonic, earliest time of the next fork
     refused_since: float = 0.0  # monotonic, when the first fork in a row was refused, 0 = none
@@ -126,26 +116,18 @@ class PartitionState:
     suspects_complete: bool = False
     uncharged: int = 0  # processes in a row that crashed while no message ran
     exits: list[restart.WorkerExit] = field(default_factory=list)
-    ready_at: float = 0.0  # monotonic, 0 = not booted yet
-    quiet_at: float = 0.0  # monotonic, when the process was first seen quiet, 0 = it works
     broken_until: float = 0.0
     last_exit: str = ""
     refusal: str = ""  # code of the repeated error reply, which is logged once
     refused: str = ""  # the phase of the refused call, or `group`
-    started: float = 0.0
-    soft_limited: int = 0  # sequence number of the last run interrupted at its soft limit
     relayed: tuple[int, int] = (0, 0)  # `housekeeping` when the worker was woken last
     pace: float = 0.0  # messages per second that the previous process finished
-    spread: float = 0.0  # random, 0 to 1, drawn for each process
-    _dead_token: str = ""  # argument of the acquire
-    # The record of a killed supervisor, until Redis replies to the refence.
-    resumable: ResumablePartition | None = None
+    # The arguments of the acquire or refence in progress, which is repeated with equal ones.
+    _call: Acquisition | Refence | None = None
 
     def __post_init__(self) -> None:
         # Until the lease is acquired, its epoch is the last one seen in Redis.
         self.lease = Lease(self.unit, "")
-        self._refence = Refence()  # empty except in REFENCING
-        self._at_start = ProcessStart()
 
     # --- intents ---
 
@@ -159,16 +141,15 @@ class PartitionState:
         suspects. Finished messages are acknowledged.
         """
         assert self.phase is Phase.FREE
-        self.resumable = found
         if not (alone or found.next_token):
             self.slot.restore(found.done, found.running)
             self.slot.note_lease(found.lease)
-            self.take(found.lease.epoch, found.lease.token)
+            self.take(found.lease.epoch, found.lease.token, found)
             self._suspect(found.running)
             self.suspects_complete = True
             return
         self.lease = found.lease
-        refence = Refence(found.next_token or secrets.token_hex(16), found.done)
+        refence = Refence(found.next_token or secrets.token_hex(16), found.done, resumed=found)
         if len(found.running) == 1:
             context = json.dumps({"what": "the death of its supervisor"}).encode()
             refence = refence._replace(charged=found.running[0], context=context)
@@ -178,28 +159,30 @@ class PartitionState:
         self.slot.restore(found.done, found.running)
         self.slot.note_lease(self.lease, refence.new_token)
 
-    def take(self, seen_epoch: int, dead_token: str = "") -> None:
+    def take(
+        self, seen_epoch: int, dead_token: str = "", resumed: ResumablePartition | None = None
+    ) -> None:
         """Plan to acquire the lease. `dead_token` belongs to a predecessor proven dead."""
         assert self.phase is Phase.FREE
         self.phase = Phase.ACQUIRING
         self.lease = Lease(self.unit, secrets.token_hex(16), seen_epoch)
-        self._dead_token = dead_token
+        self._call = Acquisition(dead_token, resumed)
         self.suspects_complete = False
 
     def give_up(self) -> None:
         """Plan to release the lease. The process must have exited."""
-        assert self.child is None
+        assert self.worker is None
         self.refused_since = 0.0
-        if self.phase is Phase.REFENCING:
-            self._refence = self._refence._replace(release_after=True)
+        if isinstance(self._call, Refence):
+            self._call = self._call._replace(release_after=True)
         elif self.phase is Phase.HELD:
             self._release()
         elif self.phase is Phase.ACQUIRING:
             # Redis may have executed the acquire. A release with its token covers both cases.
-            self.phase = Phase.RELEASING
+            self.phase, self._call = Phase.RELEASING, None
 
     def _start_refence(self, refence: Refence) -> None:
-        self.phase, self._refence = Phase.REFENCING, refence
+        self.phase, self._call = Phase.REFENCING, refence
 
     def _release(self) -> None:
         self.phase = Phase.RELEASING
@@ -207,14 +190,12 @@ class PartitionState:
 
     def intent(self, keys: Keys, ttl: float, owner: str) -> Call | None:
         """Return the call to make now, the same one until Redis replies, or None."""
-        if self.phase is Phase.ACQUIRING:
-            return leases.acquire(keys, self.lease, ttl, owner, self._dead_token)
-        if self.phase is Phase.REFENCING:
-            token, done, charged, context, _ = self._refence
-            return leases.refence(keys, self.lease, token, ttl, charged, context, done)
-        if self.phase is Phase.RELEASING:
-            return leases.release(keys, self.lease)
-        return None
+        match self._call:
+            case Acquisition(dead_token):
+                return leases.acquire(keys, self.lease, ttl, owner, dead_token)
+            case Refence(token, done, charged, context):
+                return leases.refence(keys, self.lease, token, ttl, charged, context, done)
+        return leases.release(keys, self.lease) if self.phase is Phase.RELEASING else None
 
     # --- answers ---
 
@@ -223,27 +204,29 @@ class PartitionState:
         if isinstance(reply, RedisRefused):
             # Redis changed nothing. The next exchange repeats the call.
             return ""
-        if self.phase is Phase.ACQUIRING:
-            return self._acquired(reply, now)
-        if self.phase is Phase.REFENCING:
-            return self._refenced(reply, now)
+        match self._call:
+            case Acquisition() as acquisition:
+                return self._acquired(acquisition, reply, now)
+            case Refence() as refence:
+                return self._refenced(refence, reply, now)
         if self.phase is Phase.RELEASING:
             self.become_free()
             return "released"
         return ""
 
-    def _acquired(self, reply: Reply, now: float) -> str:
+    def _acquired(self, acquisition: Acquisition, reply: Reply, now: float) -> str:
+        self._call = None
         if reply.word not in ("OK", "MINE"):
             self.phase = Phase.FREE
             self._drop_token()
-            self.resumable = None
             return ""
         self.phase = Phase.HELD
         self.lease = self.lease._replace(epoch=int(reply.rest[0]))
-        if self.resumable is not None:
-            done, new_token = self.resumable.done, secrets.token_hex(16)
-            self._start_refence(Refence(new_token, done))
-            self.slot.restore(done, [])  # the acquire has already charged the messages
+        resumed = acquisition.resumed
+        if resumed is not None:
+            new_token = secrets.token_hex(16)
+            self._start_refence(Refence(new_token, resumed.done, resumed=resumed))
+            self.slot.restore(resumed.done, [])  # the acquire has already charged the messages
             self.slot.note_lease(self.lease, new_token)
             return "acquired"
         self.slot.forget_batch()  # it belongs to an earlier process
@@ -260,11 +243,10 @@ class PartitionState:
         if self.slot.state == WorkerState.GONE:
             self.slot.state = WorkerState.BOOTING  # the fork of its process follows
 
-    def _refenced(self, reply: Reply, now: float) -> str:
+    def _refenced(self, refence: Refence, reply: Reply, now: float) -> str:
+        self._call = None
         # Clear the batch ahead of the token: under the new token it would be charged again.
         self.slot.forget_batch()
-        resumed, self.resumable = self.resumable is not None, None
-        refence, self._refence = self._refence, Refence()
         if reply.word != "OK":
             self.become_free()
             return "lost"
@@ -274,7 +256,7 @@ class PartitionState:
         else:
             self.slot.note_lease(self.lease)
         charged = "charged" if refence.charged is not None else ""
-        if resumed:
+        if refence.resumed is not None:
             self._owns_from(now)
             charged = "resumed"
         if refence.charged is not None:
@@ -287,8 +269,7 @@ class PartitionState:
         """Note that this instance no longer owns the assignment."""
         self.phase = Phase.FREE
         self._drop_token()
-        self._refence = Refence()
-        self.resumable = None
+        self._call = None
         self.slot.forget_lease()
         self.slot.owned = 0
         self.slot.trusted_until_ns = 0
@@ -300,9 +281,11 @@ class PartitionState:
 
     def ended(self, exit_: Exit) -> ExitAssessment:
         """Take the exit of the process: find the suspects and plan the next call."""
-        lived, settled = self.lived(time.monotonic()), self.settled()
+        worker, now = self.worker, time.monotonic()
+        assert worker is not None
+        lived, settled = worker.lived(now), worker.settled()
         batch, held = self.slot.batch(), self.phase is Phase.HELD
-        blame = self._blame(exit_, batch)
+        blame = self._blame(exit_, worker.kill, batch)
         if not held:
             # Another owner handles the pending messages, which this token cannot charge.
             blame = blame._replace(suspects=[], charged=None)
@@ -310,25 +293,25 @@ class PartitionState:
         self._note_blame(blame, idle=not batch.running and exit_.code != ExitCode.BOOT_FAILED)
         refence = Refence(secrets.token_hex(16), batch.done, blame.charged)
         if blame.charged is not None:
-            refence = refence._replace(context=self._crash_context(exit_, self.kill))
+            refence = refence._replace(context=_crash_context(exit_, worker))
         if blame.crashed:
-            self._count_crash(exit_)
-        uncounted = self.slot.counter("recycled") == self._at_start.recycled
-        if self.stop_reason == "recycle" and uncounted:
-            self.slot.add("recycled")  # else the worker has counted its own limit
-        self._follow_on(exit_, refence, orderly=blame.orderly)
+            self._count_crash(exit_, worker.kill)
+        if worker.stop_reason == "recycle" and not worker.has_recycled:
+            self.slot.add("recycled")
+        self._follow_on(exit_, worker, refence, orderly=blame.orderly)
         lost = held and self.phase is Phase.FREE
-        self._forget_process(blame.suspects)
+        self.pace = self.pace_of(now)
+        self.worker = None
+        self._clear_slot(blame.suspects)
         cause = restart.ExitCause.ORDERED
         if blame.crashed and batch.running:
             cause = restart.ExitCause.HANDLING
         elif blame.crashed:
-            cause = restart.ExitCause.IDLE if self.ready_at else restart.ExitCause.BOOT
+            cause = restart.ExitCause.IDLE if worker.ready_at else restart.ExitCause.BOOT
         return ExitAssessment(blame.crashed, cause, blame.charged, lived, settled, lost, narrowed)
 
-    def _blame(self, exit_: Exit, batch: Batch) -> Blame:
+    def _blame(self, exit_: Exit, kill: Kill | None, batch: Batch) -> Blame:
         """Judge the exit of the process by its code, its kill and the running messages."""
-        kill = self.kill
         # A handler can exit with any code. A worker that exits as planned turns quiet first.
         quiet = self.slot.state == WorkerState.QUIET and not batch.running
         unordered = kill is None and not (quiet and exit_.code in ORDERLY)
@@ -355,22 +338,18 @@ class PartitionState:
     def _suspect(self, running: list[bytes]) -> None:
         self.suspects = rounds.after_crash(self.suspects, running, ENTRIES_MAX)
 
-    def _count_crash(self, exit_: Exit) -> None:
-        how = f"{self.kill.reason}: {exit_}" if self.kill else str(exit_)
+    def _count_crash(self, exit_: Exit, kill: Kill | None) -> None:
+        how = f"{kill.reason}: {exit_}" if kill else str(exit_)
         self.last_exit = f"{how}: {exit_.problem}" if exit_.problem else how
         self.slot.add("crashes")
         self.slot.failures.note(f"process ended by {how}", now_ns())
 
-    def _forget_process(self, suspects: list[bytes]) -> None:
+    def _clear_slot(self, suspects: list[bytes]) -> None:
         """Clear the slot, but keep the fetched messages if a refence has to settle them."""
-        self.child = None
-        self.kill = None
-        self.stop_reason = ""
-        self.soft_limited = 0
-        if self.phase is Phase.REFENCING:
+        if isinstance(self._call, Refence):
             # The fetched messages stay in the slot until Redis replies.
             self.slot.acquit(suspects)
-            self.slot.note_lease(self.lease, self._refence.new_token)
+            self.slot.note_lease(self.lease, self._call.new_token)
             self.slot.vacate()
         else:
             self.slot.clear()
@@ -406,8 +385,8 @@ class PartitionState:
 
         `unexplained`: the reason of its exit is unknown. Its group may be missing.
         """
-        child = self.child
-        assert child is not None
+        assert self.worker is not None
+        child = self.worker.child
         if unexplained:
             self.groups_ready = False
         return child, self.ended(Exit(ExitCode.STOPPED, None))
@@ -419,9 +398,7 @@ class PartitionState:
         acknowledged or charged. Only the new token keeps the process out. Return the process,
         which the caller collects later.
         """
-        child, self.child = self.child, None
-        self.kill = None
-        self.stop_reason = ""
+        child, self.worker = self.child, None
         if self.phase is Phase.HELD:
             # The slot still belongs to the process, so another instance takes the assignment.
             self._start_refence(Refence(secrets.token_hex(16), release_after=True))
@@ -434,8 +411,8 @@ class PartitionState:
         The caller has removed its processes. No message is acknowledged or charged: all pending
         messages run again.
         """
-        assert self.child is self.standby is None
-        self.kill, self.stop_reason = None, ""
+        assert self.worker is None
+        assert self.standby is None
         self.broken_until = self.start_at = until
         self.last_exit, self.exits = problem, []
         self.suspects, self.uncharged = {}, 0
@@ -447,64 +424,23 @@ class PartitionState:
         self.slot.standby_pid = self.slot.warm_pid = 0
         self.slot.state = WorkerState.FAILED
 
-    def became_ready(self, now: float, rss: int) -> None:
-        """Note that the process has booted, with `rss` bytes of memory."""
-        self.ready_at = now
-        self.slot.rss_baseline = rss
-
-    def note_quiet(self, now: float) -> None:
-        """Note the time at which the process turned quiet."""
-        self.quiet_at = (self.quiet_at or now) if self.is_quiet else 0.0
-
     def standby_ended(self) -> None:
         """Note that the standby has exited."""
         self.standby = None
         self.slot.standby_pid = 0
 
-    def lived(self, now: float) -> float:
-        """Return the seconds since the process was ready, 0 before that."""
-        return now - self.ready_at if self.ready_at else 0.0
-
-    @property
-    def has_worked(self) -> bool:
-        """True if the present process has started to handle a message."""
-        return self.slot.run_seq != self._at_start.run_seq
-
     def pace_of(self, now: float) -> float:
-        """Return the messages per second of the present process.
-
-        Until it has finished a message, return the pace of the previous process.
-        """
-        settled = self._settled_total() - self._at_start.settled
-        return settled / max(0.001, self.lived(now)) if settled else self.pace
-
-    def remaining_of(self, limit: int) -> int:
-        """Return how many more of `limit` messages the present process may finish."""
-        return limit - (self._settled_total() - self._at_start.settled)
-
-    def settled(self) -> int:
-        """Return the number of messages that the present process finished, successfully or not.
-
-        Messages dead-lettered for earlier crashes do not count, because no handler ran.
-        """
-        return self._settled_total() - self._at_start.settled + len(self.slot.batch().done)
+        """Return the messages per second of the worker, or of the last one that finished any."""
+        return (self.worker.pace(now) if self.worker is not None else 0.0) or self.pace
 
     def started_as(self, child: Child, now: float) -> None:
         """Record the process that was forked or adopted. `now` is a monotonic time."""
-        self.pace = self.pace_of(now)
-        self.child, self.works_by = child, self.consumer
-        self.started = now
-        self.ready_at = self.quiet_at = 0.0
-        self.stop_reason = ""
-        self._at_start = ProcessStart(
-            self._settled_total(), self.slot.counter("recycled"), self.slot.run_seq
-        )
+        self.worker = RunningWorker(child, self.slot, self.consumer, now)
         self.slot.pid = child.pid
 
-    def _settled_total(self) -> int:
-        return self.slot.counter("acked") + self.slot.counter("failed")
-
-    def _follow_on(self, exit_: Exit, refence: Refence, *, orderly: bool) -> None:
+    def _follow_on(
+        self, exit_: Exit, worker: RunningWorker, refence: Refence, *, orderly: bool
+    ) -> None:
         """Plan the call that follows the exit of the process, mostly `refence`."""
         if self.phase is not Phase.HELD:
             return  # the lease was lost while the process ran, so its token settles no message
@@ -513,23 +449,36 @@ class PartitionState:
             return
         if orderly and exit_.code == ExitCode.NO_GROUP:
             self.groups_ready = False
-        leaving = self.stop_reason in ("shed", "drain")
-        if leaving and not refence.done and refence.charged is None and self.kill is None:
+        leaving = worker.stop_reason in ("shed", "drain")
+        if leaving and not refence.done and refence.charged is None and worker.kill is None:
             self._release()
             return
         self._start_refence(refence._replace(release_after=leaving))
 
-    def _crash_context(self, exit_: Exit, kill: Kill | None) -> bytes:
-        what = "a hard time limit" if kill else str(exit_)
-        return json.dumps(
-            {
-                "what": what,
-                "signal": exit_.signal_name or None,
-                "exitCode": exit_.code,
-                "rss": self.child.peak_rss if self.child else None,
-                "pid": self.child.pid if self.child else None,
-            }
-        ).encode()
+    @property
+    def child(self) -> Child | None:
+        """The process of the worker."""
+        return self.worker.child if self.worker is not None else None
+
+    @property
+    def stop_reason(self) -> str:
+        """Why the worker was told to stop, "" if it was not."""
+        return self.worker.stop_reason if self.worker is not None else ""
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if the worker has reported that it handles no more messages."""
+        return self.worker is not None and self.worker.is_quiet
+
+    @property
+    def is_ready(self) -> bool:
+        """True if the worker has booted and works or is paused."""
+        return self.worker is not None and self.worker.is_ready
+
+    @property
+    def resumed(self) -> ResumablePartition | None:
+        """The record of a killed supervisor, until Redis replies to the refence."""
+        return self._call.resumed if self._call is not None else None
 
     @property
     def housekeeping(self) -> tuple[int, int]:
@@ -549,12 +498,12 @@ class PartitionState:
     @property
     def release_after(self) -> bool:
         """True if the lease is released after the reply to the refence in progress."""
-        return self._refence.release_after
+        return isinstance(self._call, Refence) and self._call.release_after
 
     @property
     def releasable(self) -> bool:
         """True if `give_up` is possible and would change the phase or the plan."""
-        if self.child is not None:
+        if self.worker is not None:
             return False
         refencing = self.phase is Phase.REFENCING and not self.release_after
         return refencing or self.phase in (Phase.ACQUIRING, Phase.HELD)
@@ -562,17 +511,12 @@ class PartitionState:
     @property
     def startable(self) -> bool:
         """True if a process may be forked, apart from `start_at`."""
-        return self.phase is Phase.HELD and self.child is None and self.groups_ready
+        return self.phase is Phase.HELD and self.worker is None and self.groups_ready
 
     @property
     def standby_is_warm(self) -> bool:
-        """True if the standby has booted and can replace the child."""
+        """True if the standby has booted and can replace the worker."""
         return self.standby is not None and self.slot.warm_pid == self.standby.pid
-
-    @property
-    def is_quiet(self) -> bool:
-        """True if the process has reported that it handles no more messages."""
-        return self.child is not None and self.slot.state == WorkerState.QUIET and not self.kill
 
     @property
     def wants_exchange(self) -> bool:
@@ -588,13 +532,18 @@ class PartitionState:
         of_a_key = kind_of(self.refusal) is RefusalKind.OF_A_KEY
         return of_a_key and self.refused == self.phase.value
 
-    @property
-    def ready(self) -> bool:
-        """True if the process has booted and works or is paused."""
-        return self.child is not None and self.slot.state in (
-            WorkerState.READY,
-            WorkerState.PAUSED,
-        )
+
+def _crash_context(exit_: Exit, worker: RunningWorker) -> bytes:
+    """Return how the process of a charged message ended, as JSON."""
+    return json.dumps(
+        {
+            "what": "a hard time limit" if worker.kill else str(exit_),
+            "signal": exit_.signal_name or None,
+            "exitCode": exit_.code,
+            "rss": worker.child.peak_rss,
+            "pid": worker.child.pid,
+        }
+    ).encode()
 
 
 _KILLED_FOR_FAILING = ("hard-limit", "boot", "stalled")

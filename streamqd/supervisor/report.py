@@ -58,8 +58,8 @@ class StatusReporter:
             partition for partition in partitions.values() if partition.phase is not Phase.FREE
         ]
         # Check before the count, so that a worker that boots in between is counted.
-        starting = any(not partition.ready and not partition.exits for partition in wanted)
-        running = sum(1 for partition in owned if partition.ready)
+        starting = any(not partition.is_ready and not partition.exits for partition in wanted)
+        running = sum(1 for partition in owned if partition.is_ready)
         flags = InstanceFlags.STARTED
         for condition, flag in (
             (redis_ok, InstanceFlags.REDIS_OK),

@@ -196,12 +196,13 @@ class RollingReplacement:
         unit = next((unit for unit in ready if self._wanted[unit] == "reload"), ready[0])
         partition = partitions[unit]
         reason = self._wanted.pop(unit)
-        if partition.child is None or partition.stop_reason or partition.phase is not Phase.HELD:
+        worker = partition.worker
+        if worker is None or worker.stop_reason or partition.phase is not Phase.HELD:
             return  # it exits anyway, and its successor is the replacement
-        if reason == MAX_MESSAGES and not partition.ready_at:
+        if reason == MAX_MESSAGES and not worker.ready_at:
             return  # this is the successor: the worker at `max_messages` has exited
-        cold = partition.consumer.handover == "cold" or not partition.ready_at
-        self._current = _Replacing(partition, reason, partition.child.pid, cold)
+        cold = partition.consumer.handover == "cold" or not worker.ready_at
+        self._current = _Replacing(partition, reason, worker.child.pid, cold)
         self._deaths = []
         self._failed.pop(unit, None)
 
@@ -306,22 +307,23 @@ def _step(replacing: _Replacing, now: float, boot_timeout: float) -> list[Action
 
 def _end_of_quiet(partition: PartitionState, now: float) -> list[Action]:
     """Dismiss or kill a worker that turned quiet but does not exit."""
-    if not partition.is_quiet:
+    worker = partition.worker
+    if worker is None or not worker.is_quiet:
         return []
-    since = now - partition.quiet_at
+    since = now - worker.quiet_at
     if partition.consumer.handover == "cold" or partition.slot.leaving_pid:
         return [KillWorker(partition.unit, "on_stop")] if since > ON_STOP_SECONDS else []
     if since > QUIET_SECONDS:
-        return [DismissWorker(partition.unit, unexplained=not partition.stop_reason)]
+        return [DismissWorker(partition.unit, unexplained=not worker.stop_reason)]
     return []
 
 
 def _is_over(replacing: _Replacing, given: Circumstances) -> bool:
     """Return True if the replacement is done, or is no longer possible or needed."""
     partition = replacing.partition
-    if partition.child is not None and not replacing.old_works:
+    if partition.worker is not None and not replacing.old_works:
         # `ready_at`, not the live state: `worker.ready` must be logged first.
-        return bool(partition.ready_at)
+        return bool(partition.worker.ready_at)
     leaving = partition.stop_reason in LEAVING or partition.release_after
     free = partition.phase not in (Phase.HELD, Phase.REFENCING)
     return (

@@ -261,7 +261,8 @@ class Supervisor:
             reason=found.reason,
             rss=found.rss,
         )
-        if found.rss is not None and partition.settled() == 0:
+        worker = partition.worker
+        if found.rss is not None and worker is not None and worker.settled() == 0:
             logs.event(
                 "worker.tight_limit",
                 logging.WARNING,
@@ -618,27 +619,27 @@ class Supervisor:
     def _reap_children(self, partition: PartitionState, now: float) -> None:
         self._reap_worker(partition, now)
         self._reap_standby(partition, now)
-        partition.note_quiet(now)
+        if partition.worker is not None:
+            partition.worker.note_quiet(now)
 
     def _reap_worker(self, partition: PartitionState, now: float) -> None:
-        child = partition.child
-        exit_ = child.reap() if child is not None else None
-        if child is None or exit_ is None:
+        worker = partition.worker
+        exit_ = worker.child.reap() if worker is not None else None
+        if worker is None or exit_ is None:
             return
-        if partition.kill is None:  # else we sent the signal
+        if worker.kill is None:  # else we sent the signal
             exit_ = self.oom_monitor.explain(exit_)
-        reason = partition.stop_reason
         found = partition.ended(exit_)
         logs.event(
             "worker.crashed" if found.crashed else "worker.exited",
             logging.WARNING if found.crashed else logging.INFO,
             unit=partition.unit,
-            child=child.pid,
+            child=worker.child.pid,
             how=str(exit_),
-            reason=reason or None,
+            reason=worker.stop_reason or None,
             charged=found.charged.decode() if found.charged else None,
         )
-        logs.stack(exit_.stack, unit=partition.unit, child=child.pid)
+        logs.stack(exit_.stack, unit=partition.unit, child=worker.child.pid)
         self._follow_up(partition, now, found)
 
     def _reap_standby(self, partition: PartitionState, now: float) -> None:

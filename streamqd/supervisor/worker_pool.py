@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from random import random
 
 from streamqd import housekeeper, logs, process
 from streamqd.config import Settings
@@ -20,7 +19,8 @@ from streamqd.isolate import Isolate, directly
 from streamqd.model import Lease, Unit
 from streamqd.process import Child
 from streamqd.scoreboard import Scoreboard, WorkerCommand, WorkerState, now_ns
-from streamqd.supervisor.partition import ON_STOP_SECONDS, ORDERLY, Kill, PartitionState
+from streamqd.supervisor.partition import ON_STOP_SECONDS, ORDERLY, PartitionState
+from streamqd.supervisor.running_worker import Kill
 from streamqd.worker import STOP, Assignment, live
 
 UNKILLABLE_SECONDS = 5.0
@@ -82,7 +82,6 @@ class WorkerPool:
         """Fork the worker of an owned partition. Return False if the system refuses it."""
         assignment = self._assignment(partition)
         self._clear_for_next(partition, paused=paused)
-        partition.spread = random()
         child = self._fork_worker(partition, assignment)
         if child is None:
             # No process or descriptor is left: running workers continue, and this fork is retried.
@@ -172,7 +171,6 @@ class WorkerPool:
         """Hand an owned partition without a worker to its warm standby."""
         child, partition.standby = partition.standby, None
         assert child is not None
-        partition.spread = random()
         self._clear_for_next(partition, paused=paused)
         partition.started_as(child, time.monotonic())
         partition.slot.standby_pid = partition.slot.warm_pid = 0
@@ -335,21 +333,23 @@ class WorkerPool:
 
     def stop(self, partition: PartitionState, reason: str) -> None:
         """Command a worker to finish its current message and exit."""
-        if partition.child is None:
+        worker = partition.worker
+        if worker is None:
             return
-        if not partition.stop_reason or reason in ("drain", "shed"):
-            partition.stop_reason = reason
+        if not worker.stop_reason or reason in ("drain", "shed"):
+            worker.stop_reason = reason
         partition.slot.command = WorkerCommand.STOP
-        partition.child.send(b"stop")
+        worker.child.send(b"stop")
         if partition.slot.state == WorkerState.BOOTING:
             # It would read the command before its first message, so it has fetched nothing.
             self.kill(partition, "unstarted")
 
     def interrupt(self, partition: PartitionState, run_seq: int) -> None:
         """Interrupt the run `run_seq` of a worker and the runs that started before it."""
-        if partition.child is not None:
-            partition.soft_limited = partition.slot.soft_kill_seq = run_seq
-            partition.child.signal(signal.SIGUSR1)
+        worker = partition.worker
+        if worker is not None:
+            worker.soft_limited = partition.slot.soft_kill_seq = run_seq
+            worker.child.signal(signal.SIGUSR1)
 
     def wake(self, partition: PartitionState, wanted: tuple[int, int]) -> None:
         """Wake a worker that waits for messages. `wanted` is the request of the housekeeper."""
@@ -365,13 +365,14 @@ class WorkerPool:
 
     def kill(self, partition: PartitionState, reason: str, run_seq: int | None = None) -> None:
         """Kill a worker and its whole process group, because of the run `run_seq`."""
-        if partition.child is None or partition.kill is not None:
+        worker = partition.worker
+        if worker is None or worker.kill is not None:
             return
-        partition.kill = Kill(reason, partition.slot.run_seq if run_seq is None else run_seq)
-        partition.killed_at = time.monotonic()
+        run_seq = partition.slot.run_seq if run_seq is None else run_seq
+        worker.kill = Kill(reason, run_seq, time.monotonic())
         if reason != "unstarted":
-            self._log_killed(partition, partition.child, reason)
-        partition.child.kill_group()
+            self._log_killed(partition, worker.child, reason)
+        worker.child.kill_group()
 
     def _log_killed(self, partition: PartitionState, child: Child, reason: str) -> None:
         logs.event(
@@ -393,7 +394,8 @@ class WorkerPool:
             del self.unkillable[unit]
 
     def _abandon(self, partition: PartitionState, now: float) -> None:
-        if partition.kill is None or now - partition.killed_at < UNKILLABLE_SECONDS:
+        kill = partition.worker.kill if partition.worker is not None else None
+        if kill is None or now - kill.at < UNKILLABLE_SECONDS:
             return
         child = partition.abandon()
         if child is not None:
@@ -408,7 +410,7 @@ class WorkerPool:
         children = [each for each in (partition.child, partition.standby) if each is not None]
         if children:
             self.unkillable.setdefault(partition.unit, []).extend(children)
-        partition.child = partition.standby = None
+        partition.worker = partition.standby = None
         for child in children:
             with contextlib.suppress(OSError):
                 child.kill_group()

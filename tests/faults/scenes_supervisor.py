@@ -54,7 +54,8 @@ class Talk:
         """A process has one entry done and one running, and is killed."""
         holding = self.holding
         holding.started_as(Child(os.getpid(), -1, None, "", -1), self.now)  # type: ignore[arg-type]
-        holding.ready_at = self.now
+        assert holding.worker is not None
+        holding.worker.ready_at = self.now
         holding.slot.state = WorkerState.READY
         holding.slot.post_batch([b"m:1-0", b"m:2-0", b"m:3-0"])
         holding.slot.states[0] = DONE

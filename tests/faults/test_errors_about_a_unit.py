@@ -91,7 +91,7 @@ class Life:
         )
 
     def fail(self) -> None:
-        site = Site("supervisor", "supervisor.partition:PartitionState.note_quiet")
+        site = Site("supervisor", "supervisor.supervisor:Supervisor._reap_worker")
         self.places.arm(site, VICTIM, first=True)
         self.daemon.wait_for(lambda: not self.places.first_path.exists(), what="the first strike")
 

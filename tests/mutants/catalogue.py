@@ -142,8 +142,8 @@ LOST_AND_LATE = (
             "Lease(self.unit, self.lease.token or secrets.token_hex(16), seen_epoch)",
         ),
         (
-            "self.phase = Phase.FREE\n        self._drop_token()\n        self._refence",
-            "self.phase = Phase.FREE\n        self._refence",
+            "self.phase = Phase.FREE\n        self._drop_token()\n        self._call",
+            "self.phase = Phase.FREE\n        self._call",
         ),
         tests={"unit/test_holding.py": "test_every_taking_has_a_token_of_its_own"},
     ),

@@ -93,9 +93,9 @@ def subject(value: object) -> tuple[str, int, str] | None:
         place, _, group = title.removeprefix("streamqd: worker ").rpartition(" ")
         topic, _, partition = place.rpartition("/")
         return topic, int(partition), group
-    for name in ("unit", "partition"):
+    for name in ("unit", "partition", "slot"):
         found = getattr(value, name, None)
-        if isinstance(found, Unit) or (name == "partition" and hasattr(found, "unit")):
+        if isinstance(found, Unit) or (name != "unit" and hasattr(found, "unit")):
             return subject(found)
     return None
 

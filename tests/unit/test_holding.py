@@ -18,7 +18,8 @@ from streamqd.process import Child, Exit
 from streamqd.scoreboard import CLEARED, DONE, FAILED, RUNNING, WAITING, Scoreboard, WorkerState
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
-from streamqd.supervisor.partition import Kill, PartitionState, Phase
+from streamqd.supervisor.partition import PartitionState, Phase
+from streamqd.supervisor.running_worker import Kill, RunningWorker
 from streamqd.worker import ExitCode
 
 UNIT = Unit("access", 0, "hits")
@@ -66,7 +67,7 @@ class Desk:
         """Start a process that works on four entries."""
         child = Child(4711, -1, None, "", -1)  # type: ignore[arg-type]
         self.holding.started_as(child, now=101.0)
-        self.holding.ready_at = 102.0
+        self.worker.ready_at = 102.0
         self.slot.state = WorkerState.READY
         self.slot.post_batch(PLACES)
         return self
@@ -75,6 +76,11 @@ class Desk:
         for index, state in enumerate(states):
             self.slot.states[index] = state
         return self
+
+    @property
+    def worker(self) -> RunningWorker:
+        assert self.holding.worker is not None
+        return self.holding.worker
 
     def quiet(self) -> Desk:
         self.slot.state = WorkerState.QUIET
@@ -170,7 +176,7 @@ def test_a_release_is_wanted_until_it_is_answered_whatever_the_answer(desk: Desk
 
 def test_a_worker_that_leaves_clean_is_released_without_a_refence(desk: Desk):
     desk.hold().run().mark(CLEARED, CLEARED).quiet()
-    desk.holding.stop_reason = "drain"
+    desk.worker.stop_reason = "drain"
     verdict = desk.holding.ended(Exit(ExitCode.STOPPED, None))
     assert (verdict.crashed, verdict.charged) == (False, None)
     assert desk.script() == "lease_release"
@@ -179,7 +185,7 @@ def test_a_worker_that_leaves_clean_is_released_without_a_refence(desk: Desk):
 def test_a_worker_that_leaves_with_unconfirmed_acks_is_refenced_then_released(desk: Desk):
     """The connection may have lost its acknowledgements, so the refence repeats them."""
     desk.hold().run().mark(CLEARED, DONE).quiet()
-    desk.holding.stop_reason = "shed"
+    desk.worker.stop_reason = "shed"
     desk.holding.ended(Exit(ExitCode.STOPPED, None))
     assert desk.script() == "lease_refence"
     assert desk.places() == [PLACES[1]]
@@ -253,7 +259,7 @@ def test_several_running_entries_charge_nobody(desk: Desk):
 @pytest.mark.parametrize("reason", ["quit", "deadline"])
 def test_a_kill_that_was_ordered_charges_nobody(desk: Desk, reason: str):
     desk.hold().run().mark(DONE, RUNNING)
-    desk.holding.kill = Kill(reason, desk.slot.run_seq)
+    desk.worker.kill = Kill(reason, desk.slot.run_seq, 103.0)
     verdict = desk.holding.ended(KILLED)
     assert (verdict.crashed, verdict.charged) == (False, None)
     assert desk.places() == [PLACES[0]]
@@ -262,7 +268,7 @@ def test_a_kill_that_was_ordered_charges_nobody(desk: Desk, reason: str):
 @pytest.mark.fault("F4")
 def test_a_hard_limit_charges_the_run_it_was_decided_for(desk: Desk):
     desk.hold().run().mark(DONE, RUNNING)
-    desk.holding.kill = Kill("hard-limit", desk.slot.run_seq)
+    desk.worker.kill = Kill("hard-limit", desk.slot.run_seq, 103.0)
     verdict = desk.holding.ended(KILLED)
     assert (verdict.crashed, verdict.charged) == (True, PLACES[1])
     assert json.loads(str(desk.argument("context"), "ascii"))["what"] == "a hard time limit"
@@ -271,7 +277,7 @@ def test_a_hard_limit_charges_the_run_it_was_decided_for(desk: Desk):
 def test_a_hard_limit_that_comes_too_late_charges_nobody(desk: Desk):
     """T11: when the signal arrives, the next entry is already running."""
     desk.hold().run().mark(DONE, RUNNING)
-    desk.holding.kill = Kill("hard-limit", desk.slot.run_seq)
+    desk.worker.kill = Kill("hard-limit", desk.slot.run_seq, 103.0)
     desk.slot.run_seq += 1
     assert desk.holding.ended(KILLED).charged is None
 
@@ -323,7 +329,7 @@ def test_unit_lost_before_the_worker_exit_is_lost_once(desk: Desk):
 def test_stopped_worker_at_its_limit_is_recycled_once(desk: Desk):
     desk.slot.add("recycled", 3)
     desk.hold().run().quiet()
-    desk.holding.stop_reason = "recycle"
+    desk.worker.stop_reason = "recycle"
     desk.slot.add("recycled")  # as the worker itself counts it
     desk.holding.ended(Exit(ExitCode.RECYCLE, None))
     assert desk.slot.counter("recycled") == 4
@@ -359,7 +365,7 @@ def test_entries_of_a_lost_unit_are_not_settled_later(desk: Desk):
     desk.holding.ended(KILLED)
     desk.hold(epoch=12).run().quiet()
     desk.slot.post_batch([])
-    desk.holding.kill = Kill("quit", 0)
+    desk.worker.kill = Kill("quit", 0, 103.0)
     assert desk.holding.abandon() is not None
     assert desk.script() == "lease_refence"
     assert desk.argument("charged") == b""
@@ -394,9 +400,9 @@ def test_settled_counts_the_present_process_only(desk: Desk):
     desk.hold().run()
     desk.slot.add("acked", 3)
     desk.slot.add("failed", 2)
-    assert desk.holding.settled() == 5
+    assert desk.worker.settled() == 5
     desk.run()
-    assert desk.holding.settled() == 0
+    assert desk.worker.settled() == 0
 
 
 # --- a worker with a warm successor ---------------------------------------------------------------
@@ -404,7 +410,7 @@ def test_settled_counts_the_present_process_only(desk: Desk):
 
 def test_quiet_worker_is_replaced_before_its_exit(desk: Desk):
     desk.hold().run().mark(DONE, CLEARED, CLEARED, CLEARED)
-    desk.holding.stop_reason = "recycle"
+    desk.worker.stop_reason = "recycle"
     assert not desk.holding.is_quiet
     desk.quiet()
     assert desk.holding.is_quiet
@@ -422,7 +428,7 @@ def test_quiet_worker_is_replaced_before_its_exit(desk: Desk):
 def test_a_unit_that_was_just_acquired_boots_and_is_not_gone(desk: Desk):
     desk.hold()
     assert desk.slot.state == WorkerState.BOOTING
-    assert not desk.holding.ready
+    assert not desk.holding.is_ready
     desk.run()
     desk.holding.ended(KILLED)
     assert desk.slot.state == WorkerState.GONE, "this worker has exited"
@@ -432,7 +438,7 @@ def test_a_worker_that_does_not_end_is_killed_and_has_not_crashed(desk: Desk):
     """Only `on_stop` took too long, so no handler is to blame."""
     desk.hold().run().mark(DONE, CLEARED, CLEARED, CLEARED)
     desk.quiet()
-    desk.holding.kill = Kill("on_stop", 0)
+    desk.worker.kill = Kill("on_stop", 0, 103.0)
     verdict = desk.holding.ended(Exit(None, signal.SIGKILL))
     assert (verdict.crashed, verdict.charged) == (False, None)
     assert desk.slot.counter("crashes") == 0

@@ -145,7 +145,8 @@ def test_a_worker_keeps_the_limits_that_it_was_started_with(limit: str) -> None:
 def test_a_worker_between_two_long_runs_is_not_taken_for_stuck() -> None:
     """A worker reports progress once per batch, and this batch has already taken long."""
     scene = Scene()
-    scene.holding.ready_at = now = 1_000.0
+    assert scene.holding.worker is not None
+    scene.holding.worker.ready_at = now = 1_000.0
     scene.look(now + 100)
     scene.slot.states[0] = DONE
     scene.look(now + 101)
@@ -158,7 +159,8 @@ def test_a_worker_between_two_long_runs_is_not_taken_for_stuck() -> None:
 
 def test_a_worker_that_does_nothing_at_all_is_replaced() -> None:
     scene = Scene()
-    scene.holding.ready_at = now = 1_000.0
+    assert scene.holding.worker is not None
+    scene.holding.worker.ready_at = now = 1_000.0
     scene.slot.states[0] = DONE
     scene.look(now + 100)
     assert not scene.child.killed

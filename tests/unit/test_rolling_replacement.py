@@ -63,14 +63,16 @@ class Fleet:
 
     def start(self, partition: PartitionState, child: Child | None = None) -> None:
         partition.started_as(child or self.process(), self.now)
-        partition.ready_at = self.now
+        assert partition.worker is not None
+        partition.worker.ready_at = self.now
         partition.slot.state = WorkerState.READY
 
     def tick(self) -> list[Action]:
         """Make one tick and return its plan."""
         self.now += 0.5
         for partition in self.partitions.values():
-            partition.note_quiet(self.now)
+            if partition.worker is not None:
+                partition.worker.note_quiet(self.now)
         given = Circumstances(self.now, self.daemon, False, frozenset(), 0)
         self.replacement.observe(self.partitions, given)
         return twice(
@@ -91,7 +93,8 @@ class Fleet:
                 case KillStandby():
                     self.strike("die", action.unit)
                 case StopWorker(_, reason):
-                    partition.stop_reason = partition.stop_reason or reason
+                    assert partition.worker is not None
+                    partition.worker.stop_reason = partition.stop_reason or reason
                 case DismissWorker(_, unexplained):
                     assert partition.is_quiet, "two would run one message"
                     partition.dismiss(unexplained=unexplained)
@@ -218,7 +221,7 @@ def test_refused_start_is_planned_twice_and_noted_once(since: list[float]) -> No
     partitions = list(fleet.partitions.values())
     for partition, refused in zip(partitions, since, strict=True):
         partition.refused_since = refused
-        partition.child = None if refused else partition.child
+        partition.worker = None if refused else partition.worker
     now = 50.0 + GIVE_UP_SECONDS
     process_capacity.observe(capacity, now, partitions, "Too many open files")
     wishes = twice(lambda: list(process_capacity.wishes(now, partitions)), capacity, partitions)

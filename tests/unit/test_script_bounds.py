@@ -17,7 +17,7 @@ from streamqd.config import Consumer
 from streamqd.housekeeper import dead_letter_expirer, promoter, retention_enforcer, trimmer
 from streamqd.model import ENTRIES_MAX, Lease, Unit
 from streamqd.policy import silence
-from streamqd.process import Exit
+from streamqd.process import Child, Exit
 from streamqd.scoreboard import DONE, Scoreboard, entries_of
 from streamqd.store import (
     dead,
@@ -332,6 +332,8 @@ def test_limits_that_belong_together_agree() -> None:
     slot.open_table(largest("concurrency"))
     slot.put(0, *[b"m:%d-0" % number for number in range(ENTRIES_MAX)])
     slot.states[:] = bytes([DONE]) * ENTRIES_MAX
+    child = Child(4711, -1, None, "", -1)  # type: ignore[arg-type]
+    partition.started_as(child, 1.0)
     partition.ended(Exit(None, 9))
     call = partition.intent(Keys("streaming:mq", "stream:topic"), 10.0, "one")
     assert call is not None, "a refence takes a full table"

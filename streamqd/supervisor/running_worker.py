@@ -1,0 +1,108 @@
+"""The worker process of an assignment, from its fork or handover until its exit.
+
+A value without I/O: the supervisor records in it what it observed and commanded. The counters of
+the slot continue from one process to the next, so `RunningWorker` keeps those at its start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import random
+from typing import NamedTuple
+
+from streamqd.config import Consumer
+from streamqd.process import Child
+from streamqd.scoreboard import WorkerSlot, WorkerState
+
+
+class Kill(NamedTuple):
+    """A SIGKILL sent by the supervisor: its reason, the run that caused it, when it was sent."""
+
+    reason: str  # hard-limit | boot | stalled | on_stop | deadline | quit | unstarted
+    run_seq: int
+    at: float  # monotonic
+
+
+class Counters(NamedTuple):
+    """Some counters of a slot: messages finished, workers recycled, runs started."""
+
+    settled: int
+    recycled: int
+    run_seq: int
+
+    @classmethod
+    def of(cls, slot: WorkerSlot) -> Counters:
+        """Read them now."""
+        settled = slot.counter("acked") + slot.counter("failed")
+        return cls(settled, slot.counter("recycled"), slot.run_seq)
+
+
+@dataclass
+class RunningWorker:
+    """One worker process. Times are monotonic."""
+
+    child: Child
+    slot: WorkerSlot
+    consumer: Consumer  # the settings at its start, unchanged by a reload
+    started: float
+    ready_at: float = 0.0  # 0 = not booted yet
+    quiet_at: float = 0.0  # when it was first seen quiet, 0 = it works
+    stop_reason: str = ""  # reason of the stop command: shed, drain, reload, recycle, lost
+    kill: Kill | None = None
+    soft_limited: int = 0  # sequence number of the last run interrupted at its soft limit
+    spread: float = field(default_factory=random)  # 0 to 1, so that ages differ
+
+    def __post_init__(self) -> None:
+        self._at_start = Counters.of(self.slot)
+
+    def became_ready(self, now: float, rss: int) -> None:
+        """Note that the process has booted, with `rss` bytes of memory."""
+        self.ready_at = now
+        self.slot.rss_baseline = rss
+
+    def note_quiet(self, now: float) -> None:
+        """Note the time at which the process turned quiet."""
+        self.quiet_at = (self.quiet_at or now) if self.is_quiet else 0.0
+
+    def lived(self, now: float) -> float:
+        """Return the seconds since the process was ready, 0 before that."""
+        return now - self.ready_at if self.ready_at else 0.0
+
+    def pace(self, now: float) -> float:
+        """Return the messages per second that it finished, 0 before the first."""
+        settled = self._settled_since_start()
+        return settled / max(0.001, self.lived(now)) if settled else 0.0
+
+    def remaining_of(self, limit: int) -> int:
+        """Return how many more of `limit` messages it may finish."""
+        return limit - self._settled_since_start()
+
+    def settled(self) -> int:
+        """Return the number of messages that it finished, successfully or not.
+
+        Messages dead-lettered for earlier crashes do not count, because no handler ran.
+        """
+        return self._settled_since_start() + len(self.slot.batch().done)
+
+    def _settled_since_start(self) -> int:
+        return Counters.of(self.slot).settled - self._at_start.settled
+
+    @property
+    def has_worked(self) -> bool:
+        """True if it has started to handle a message."""
+        return self.slot.run_seq != self._at_start.run_seq
+
+    @property
+    def has_recycled(self) -> bool:
+        """True if it has counted its own exit at a limit."""
+        return self.slot.counter("recycled") != self._at_start.recycled
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if it has reported that it handles no more messages."""
+        return self.slot.state == WorkerState.QUIET and not self.kill
+
+    @property
+    def is_ready(self) -> bool:
+        """True if it has booted and works or is paused."""
+        return self.slot.state in (WorkerState.READY, WorkerState.PAUSED)
