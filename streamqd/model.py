@@ -53,6 +53,26 @@ class Uid(str):
         """The entry ID, such as `1700000000000-0`, or the send ID of a delayed send."""
         return self.split("/", 2)[2]
 
+    @property
+    def is_duplicate(self) -> bool:
+        """True if this send wrote nothing, because its `dedup_id` was used before.
+
+        The uid is then that of the earlier message. After a lost reply the producer repeats the
+        send, so the earlier message can also be from its own first attempt.
+        """
+        return isinstance(self, _DuplicateUid)
+
+
+class _DuplicateUid(Uid):
+    """A type of its own: an attribute would cost each uid memory and time."""
+
+    __slots__ = ()
+
+
+def duplicate_uid(uid: str) -> Uid:
+    """Return the uid of an earlier message, for a send that wrote nothing."""
+    return _DuplicateUid(uid)
+
 
 class Unit(NamedTuple):
     """The unit of ownership: one partition of a topic, or its dead letters, for one group.

@@ -59,9 +59,10 @@ class Produced:
     """The result of `produce`.
 
     `sent` counts confirmed messages. `unknown` counts messages that may or may not be written,
-    because the connection was lost. `lines` counts the lines that were read, and `empty` the
-    skipped ones. `without_key` counts sent messages for which no key was found. `error` is the
-    reason if it stopped early, otherwise null.
+    because the connection was lost. `duplicate` is the uid of the earlier message with the same
+    --dedup-id, if nothing was sent because of it, otherwise null. `lines` counts the lines that
+    were read, and `empty` the skipped ones. `without_key` counts sent messages for which no key
+    was found. `error` is the reason if it stopped early, otherwise null.
     """
 
     topic: str
@@ -70,6 +71,7 @@ class Produced:
     lines: int = 0
     empty: int = 0
     without_key: int = 0
+    duplicate: str | None = None
     seconds: float = 0.0
     error: str | None = None
 
@@ -179,6 +181,8 @@ def produce(
     done.error = _sentence(failure)
     if as_json:
         emit(done)
+    elif done.duplicate:
+        session.note(f"not sent again: this --dedup-id was used for {done.duplicate}")
     elif done.sent or not failure:
         _summarise(session, done)
     if isinstance(failure, BadInputError):
@@ -239,7 +243,10 @@ def _send(
             )
         position = 0
         for ids in chunks:
-            done.sent += len(ids)
+            if ids[0].is_duplicate:  # a --dedup-id is for one message
+                done.duplicate = ids[0]
+            else:
+                done.sent += len(ids)
             if bar is not None:
                 bar.update(lines.position - position)
                 position = lines.position

@@ -86,7 +86,8 @@ class Producer:
         A bytes value is written unchanged, a str as UTF-8, and any other value as JSON. Messages
         with the same key go to the same partition. A message without a key is routed by its
         `dedup_id`; without both, partitions take turns. If the `dedup_id` was used before within
-        the window, the message is not written again, and the uid of the first one is returned.
+        the window, the message is not written again, and the uid of the first one is returned, with
+        `is_duplicate` True.
 
         With `delay` (seconds or timedelta) or `at` (unix seconds or a datetime with a time zone),
         the message becomes readable later. Pass its uid to `cancel` or `streamqd delayed`. After

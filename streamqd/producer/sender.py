@@ -32,7 +32,7 @@ from streamqd.errors import (
     RefusalKind,
     UnknownOutcome,
 )
-from streamqd.model import Uid
+from streamqd.model import Uid, duplicate_uid
 from streamqd.producer.chunk import NOT_YET, Ahead, Chunk, Result
 from streamqd.producer.encoding import (
     Encoded,
@@ -643,8 +643,9 @@ def _result(
             " more; the message was not sent"
         )
     send_id = expanded(envelope).send_id
-    written = send_id if send_id and reply.word == "OK" else reply.rest[0].decode()
-    return Uid(f"{topic}/{partition}/{written}")
+    if reply.word == "DUP":
+        return duplicate_uid(f"{topic}/{partition}/{reply.rest[0].decode()}")
+    return Uid(f"{topic}/{partition}/{send_id or reply.rest[0].decode()}")
 
 
 def _uids(chunk: Chunk, entry_ids: Sequence[bytes]) -> list[Result]:

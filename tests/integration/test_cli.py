@@ -335,6 +335,7 @@ def test_standard_input_may_be_gzipped(run: Run, pack: Any) -> None:
         "lines": 2,
         "empty": 0,
         "without_key": 0,
+        "duplicate": None,
         "error": None,
     }
 
@@ -432,8 +433,15 @@ def test_produce_sends_a_whole_file_as_one_message(
 
 def test_produce_passes_on_when_and_how_often(run: Run, link: Connection, keys: Keys) -> None:
     """U11: `--at`, `--expires` and `--dedup-id` work as in `send`. Mistakes exit with code 2."""
-    for _ in range(2):
-        run("produce", "images", "x", "--create", "--dedup-id", "x-1", "--expires", "1h")
+    again = ("produce", "images", "x", "--create", "--dedup-id", "x-1", "--expires", "1h")
+    assert "1 message sent to images" in run(*again).stdout
+    second = run(*again)
+    [(place, _)] = link.execute("XRANGE", keys.stream("images", 0), "-", "+")
+    uid = f"images/0/{place.decode()}"
+    assert second.stdout == ""
+    assert second.stderr == f"not sent again: this --dedup-id was used for {uid}\n"
+    found = document(run(*again, "--json"))
+    assert (found["sent"], found["duplicate"]) == (0, uid)
     [(_, fields)] = link.execute("XRANGE", keys.stream("images", 0), "-", "+")
     assert fields == [b"payload", b"x", b"expiresAfter", b"3600000"]
     run("produce", "images", "y", "--at", "2040-01-01T12:00:00.5")

@@ -203,9 +203,11 @@ def test_a_named_partition_is_used_or_refused(producer, link, keys):
 def test_equal_dedup_ids_without_a_key_meet_in_one_partition(producer, link, keys):
     create(link, keys, "access", 8)
 
-    ids = {producer.send("access", b"x", dedup_id="order-7") for _ in range(5)}
+    first, *others = [producer.send("access", b"x", dedup_id="order-7") for _ in range(5)]
 
-    assert len(ids) == 1
+    assert set(others) == {first}
+    assert not first.is_duplicate
+    assert all(each.is_duplicate for each in others)
     assert sum(len(entries(link, keys, "access", n)) for n in range(8)) == 1
 
 
@@ -335,6 +337,7 @@ def test_delay_and_dedup_go_together(producer, link, keys):
     second = producer.send("access", b"y", delay=60, dedup_id="a")
 
     assert first == second
+    assert (first.is_duplicate, second.is_duplicate) == (False, True)
     assert link.execute("ZCARD", keys.scheduled("access", 0)) == 1
 
 
