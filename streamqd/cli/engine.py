@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _BAR = 24
 _EXIT_SECONDS = 5.0  # seconds that a JVM with broken connections may take to exit
+_BROKEN = "Exception while sending command."  # logged by py4j with a traceback, as the root logger
 _FIXED = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.execution.arrow.maxBytesPerBatch": "16m",
@@ -51,10 +52,8 @@ class Engine:
 
             with self._starting():
                 self._spark = session(*self._start, _FIXED | self._conf, light=light)
-            # PySpark prints a traceback when the JVM dies. `ended` returns a sentence instead.
-            server = getattr(self._spark.sparkContext, "_accumulatorServer", None)
-            if server is not None and not self._verbose:
-                server.handle_error = lambda *_: None
+            if not self._verbose:
+                _hush_tracebacks(self._spark)
         return self._spark
 
     def light(self) -> SparkSession:
@@ -69,6 +68,13 @@ class Engine:
         try:
             with contextlib.nullcontext() if self._verbose else _hushed():
                 yield
+        except Exception as error:
+            if _is_early_exit(error):
+                raise SparkError(
+                    "Spark's JVM exited before it was ready; run the command with -v to see what"
+                    " the JVM printed"
+                ) from error
+            raise
         finally:
             if not self._quiet:
                 _line("")  # further output starts on an empty line
@@ -106,6 +112,22 @@ class Engine:
             with warnings.catch_warnings(), contextlib.suppress(Py4JError, OSError):
                 warnings.simplefilter("ignore", RuntimeWarning)
                 self._spark.stop()
+
+
+def _hush_tracebacks(spark: SparkSession) -> None:
+    """Drop the tracebacks that PySpark prints when the JVM dies: `Engine.ended` has a sentence."""
+    server = getattr(spark.sparkContext, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda *_: None
+    logging.getLogger().addFilter(lambda record: record.msg != _BROKEN)
+
+
+def _is_early_exit(error: Exception) -> bool:
+    from pyspark.errors import PySparkRuntimeError
+
+    if not isinstance(error, PySparkRuntimeError):
+        return False
+    return error.getCondition() == "JAVA_GATEWAY_EXITED"
 
 
 def _is_broken(error: BaseException | None) -> bool:

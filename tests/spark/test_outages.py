@@ -66,3 +66,21 @@ def test_every_run_retries_an_outage_and_names_a_dead_jvm(
     )
     assert "Traceback" not in said(tmp_path)
     assert "-v prints the traceback" not in said(tmp_path)
+
+
+def test_a_jvm_that_cannot_start_is_named_too(
+    link: Connection, store: Store, keys: Keys, server: Server, tmp_path: Path
+) -> None:
+    """P1: Spark said `JAVA_GATEWAY_EXITED … before sending its port number`."""
+    need_spark()
+    topics.create(store, "orders", config.Topic(partitions=1))
+    link.execute("XADD", keys.stream("orders", 0), "*", "payload", b"x")
+    file = tmp_path / "streamq.toml"
+    file.write_text(f"[redis]\nurl = {json.dumps(server.url)}\n", "utf-8")
+    memory = ["--conf", "spark.driver.memory=1k"]
+    with pipeline(tmp_path, file, "report", "--out", str(tmp_path / "out"), *memory) as running:
+        assert running.wait(60) == 1, said(tmp_path)
+    assert "Error: Spark's JVM exited before it was ready; run the command with -v" in said(
+        tmp_path
+    )
+    assert "Traceback" not in said(tmp_path)
