@@ -1,7 +1,7 @@
 """Check the protocol with Spin:  python -m tests.protocol [--full] [--write]
 
 Every variant of the protocol must hold, and every mutation must be found. `--full` adds the larger
-scopes; `--write` writes the result to docs/internals/protocol-model.md.
+scopes. `--write` writes the result to docs/internals/protocol-model.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "internals" / "protocol-model.md"
 
 
 def main() -> int:
-    """Run the checker; return 0 when everything is as it must be."""
+    """Run the checker. Return 0 if every variant has the expected result."""
     parser = argparse.ArgumentParser(prog="python -m tests.protocol", description=__doc__)
     parser.add_argument("--full", action="store_true", help="the larger scopes too")
     parser.add_argument("--write", action="store_true", help="write the page")
@@ -34,7 +34,7 @@ def main() -> int:
     variants = [*known.SMALL, *large, *known.SCHEDULE, *mutations]
     results: list[Checked] = []
     wrong = 0
-    # The checker is a process of its own; two of them keep two cores busy.
+    # Each check is a process, so two threads keep two cores busy.
     with ThreadPoolExecutor(2) as pool:
         for result in pool.map(check, variants):
             results.append(result)

@@ -1,4 +1,4 @@
-"""One run of Spin: generate the checker, compile it, run it, read the counterexample."""
+"""One run of Spin: generate, compile and run the checker, and read the counterexample."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECONDS_MAX = 900
 
 
 class Checked(NamedTuple):
-    """What a run found. `violated` is the number of the invariant, '' when all hold."""
+    """The result of a run. `violated` is the number of the invariant, '' if all hold."""
 
     variant: Variant
     states: int
@@ -27,12 +27,12 @@ class Checked(NamedTuple):
 
     @property
     def expected(self) -> bool:
-        """Whether the protocol holds, or the mutation is found, as it must be."""
+        """True if the protocol holds or, for a mutation, the mutation was found."""
         return self.violated in self.variant.breaks.split(" or ")
 
 
 def check(variant: Variant) -> Checked:
-    """Explore every state of a variant. Raises CalledProcessError when a tool fails."""
+    """Explore every state of a variant. Raises CalledProcessError if a tool fails."""
     model = MODELS[variant.model]
     with tempfile.TemporaryDirectory(prefix="sq-model-") as folder:
         _run(["spin", *variant.flags, "-a", str(model)], folder)
@@ -42,7 +42,7 @@ def check(variant: Variant) -> Checked:
             ["gcc", "-O2", "-w", "-DSAFETY", *search, "-DVECTORSZ=2048", "-o", "pan", "pan.c"],
             folder,
         )
-        # A state in which all processes wait is no error as such: the model asks itself (7).
+        # A state in which all processes wait is not an error in itself: invariant 7 covers it.
         printed = _run(["./pan", "-m200000", "-E", "-n"], folder)
         if "max search depth too small" in printed or "errors:" not in printed:
             raise RuntimeError(f"{variant.title}: the search did not end:\n{printed}")
@@ -58,7 +58,7 @@ def check(variant: Variant) -> Checked:
 
 
 def _invariant(replayed: str) -> str:
-    """The number of the invariant that the replay ends with."""
+    """Return the number of the invariant that the last step of the replay breaks."""
     broken = re.findall(r"^\s*broken (\d)$", replayed, re.MULTILINE)
     if not broken:
         raise RuntimeError(f"the replay ends without a broken invariant:\n{replayed[-2000:]}")
@@ -79,7 +79,7 @@ def _run(command: list[str], folder: str) -> str:
         stderr=subprocess.STDOUT,
         timeout=SECONDS_MAX,
     )
-    # The checker ends with 1 in some versions when it has found an error.
+    # Some versions of the checker exit with 1 after they have found an error.
     if done.returncode not in (0, 1):
         raise RuntimeError(f"{command[0]} failed ({done.returncode}):\n{done.stdout}")
     return done.stdout

@@ -102,7 +102,7 @@ counts, half a minute later. Now the script compares the session, as the read an
 
 
 def line(result: Checked) -> str:
-    """One line for a terminal."""
+    """Return one line for a terminal."""
     variant = result.variant
     ending = f"invariant {result.violated} breaks" if result.violated else "all hold"
     verdict = "" if result.expected else "   <-- wrong"
@@ -111,7 +111,7 @@ def line(result: Checked) -> str:
 
 
 def scope(result: Checked) -> str:
-    """The bounds of a run."""
+    """Return the bounds of a run."""
     defines = {"N": 0 if result.variant.model == "schedule" else 2, **result.variant.defines}
     if defines.get("PARTITIONS") == 2:
         defines["N"] = 2 * (defines["N"] or 0)
@@ -145,7 +145,7 @@ def digest() -> str:
 
 
 def render(results: list[Checked]) -> str:
-    """The page."""
+    """Return the page."""
     holding = [
         f"| {each.variant.title} | {scope(each)} | {each.states:,} | {each.transitions:,} |\n"
         for each in results

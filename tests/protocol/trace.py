@@ -1,4 +1,4 @@
-"""A counterexample in sentences, from what the model prints when Spin replays it."""
+"""A counterexample in sentences, from the output of the model in a replay by Spin."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def told_of_rounds(replayed: str) -> list[str]:
 
 
 def told(replayed: str) -> list[str]:
-    """Return the steps, one sentence each; all other lines of the replay are passed over."""
+    """Return the steps, one sentence each. Other lines of the replay are skipped."""
     sentences = []
     for line in replayed.splitlines():
         word, *numbers = line.split() or [""]

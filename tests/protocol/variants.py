@@ -1,4 +1,4 @@
-"""What is checked: the protocol in several scopes, and the protocol with one rule taken out."""
+"""The variants to check: the protocol in several scopes, and the protocol without one rule."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Variant(NamedTuple):
-    """One run of the checker. `breaks` is '' for the protocol itself: then all must hold.
+    """One run of the checker. `breaks` is '' for the protocol itself, which must hold.
 
     `defines` are the scope (messages, faults, acquisitions …) and the mutation's name. `model` is
     the file of the model.
@@ -15,12 +15,12 @@ class Variant(NamedTuple):
     title: str
     defines: dict[str, int | None]
     breaks: str = ""
-    rule: str = ""  # what the mutation takes out, and what stands for it in the code
+    rule: str = ""  # the rule that the mutation removes, and its place in the code
     model: str = "partition"
 
     @property
     def flags(self) -> list[str]:
-        """The -D options of the preprocessor."""
+        """Return the -D options of the preprocessor."""
         return [
             f"-D{name}" if value is None else f"-D{name}={value}"
             for name, value in self.defines.items()

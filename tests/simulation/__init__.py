@@ -1,1 +1,1 @@
-"""A whole fleet in one process: the real decisions, a virtual clock, seeded chance."""
+"""A whole fleet in one process: real decisions, a virtual clock, and a seeded random generator."""

@@ -1,6 +1,6 @@
-"""`make verify NAME=simulation`: every scenario with 500 instances and 10,000 partitions; the page.
+"""`make verify NAME=simulation`: run all scenarios with 500 instances and 10,000 partitions.
 
-Takes about an hour and a half of one core; a tenth of each takes two minutes.
+Also writes the page. Takes about 90 minutes on one core; at a tenth of the size, two minutes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "internals" / "simulation.md"
 MARK = "<!-- figures -->\n"
 
-Result = tuple[str, Figures | None, int, float]  # None: what must hold did not
+Result = tuple[str, Figures | None, int, float]  # None: a check failed
 
 COLUMNS = {
     "owned_seconds": "all owned, s",
@@ -42,7 +42,7 @@ COLUMNS = {
 
 
 def main() -> None:
-    """Run and write."""
+    """Run the scenarios and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--members", type=int, default=LARGE.members)
@@ -54,7 +54,7 @@ def main() -> None:
     wanted = set(arguments.only or IN_TURN | ALONE)
     context = get_context("fork")
     results: SimpleQueue[Result] = context.SimpleQueue()
-    # Fleets know nothing of each other: each is simulated in a process of its own.
+    # Fleets are independent: each is simulated in its own process.
     for name in ["cold start", *ALONE]:
         if wanted & ({name} if name in ALONE else IN_TURN.keys()):
             context.Process(
@@ -79,9 +79,9 @@ def main() -> None:
 def begin(
     scope: Scope, seed: int, name: str, wanted: set[str], results: SimpleQueue[Result]
 ) -> None:
-    """Let a new fleet start; what befalls one that has started befalls a copy of it each time."""
+    """Start a new fleet. Each scenario for a running fleet gets its own copy."""
     fleet = new(scope, seed)
-    gc.freeze()  # what lives as long as the fleet need not be looked through again and again
+    gc.freeze()  # spare the garbage collector the objects that live as long as the fleet
     gc.set_threshold(100_000)
     happen(fleet, [name], results)
     if name not in ALONE:
@@ -91,7 +91,7 @@ def begin(
 
 
 def happen(fleet: Fleet, names: Iterable[str], results: SimpleQueue[Result]) -> None:
-    """Let scenarios happen to one fleet. Tells figures, decisions and seconds of the processor."""
+    """Run scenarios on one fleet. Put figures, decisions and CPU seconds into `results`."""
     for name in names:
         started, decided = time.process_time(), fleet.decided
         try:
@@ -103,7 +103,7 @@ def happen(fleet: Fleet, names: Iterable[str], results: SimpleQueue[Result]) -> 
 
 
 def report(scope: Scope, seed: int, results: dict[str, Figures], decided: int, spent: float) -> str:
-    """The part of the page that is written anew."""
+    """Return the generated part of the page."""
     rows = [["scenario", *COLUMNS.values(), "of note"], ["---", *["---:"] * len(COLUMNS), "---"]]
     for name, figures in results.items():
         notes = [f"{k.replace('_', ' ')} {v}" for k, v in figures.items() if k not in COLUMNS]
@@ -121,12 +121,12 @@ def report(scope: Scope, seed: int, results: dict[str, Figures], decided: int, s
 
 
 def number(value: Any) -> str:
-    """A figure as text."""
+    """Return a figure as text."""
     return "" if value is None else f"{value:,}"
 
 
 def seconds_of_one(scope: Scope) -> float:
-    """What one look at a fleet at rest costs an instance, of processor time: the best of five."""
+    """Return the CPU seconds of one look at a fleet at rest: the best of five."""
     members = [MemberView(scope.member(n), 0, leaving=False) for n in range(scope.members)]
     offers = members[0].member.offers
     units = [unit for unit in scope.units if (unit.topic, unit.group) in offers]

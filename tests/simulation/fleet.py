@@ -1,4 +1,4 @@
-"""Instances, a server and a virtual clock; every run of one seed is the same."""
+"""Instances, a server and a virtual clock. Runs with the same seed are identical."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from streamqd.policy.rebalance import MemberView
 from tests.simulation.instance import EXCHANGE_SECONDS, Held, Instance
 from tests.simulation.server import Server
 
-LATENCY = (0.0002, 0.005)  # seconds from an instance to the server, and back
-STOP = (0.02, 1.0)  # seconds that a worker takes to finish its messages
+LATENCY = (0.0002, 0.005)  # seconds of a round trip between instance and server
+STOP = (0.02, 1.0)  # seconds that a worker needs to finish its messages
 TICK_SECONDS = 1e-6
 
 
 class Fleet:
-    """The simulation: events in the order of their time, then of their making."""
+    """The simulation: events ordered by time, then by creation."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Fleet:
         self.lost_replies = lost_replies
         self.now = 0.0
         self.decided = self.shed = self.stolen = 0
-        self.blind = 0.0  # share of the members that each instance does not see, for now
+        self.blind = 0.0  # share of the members that each instance cannot see at present
         self.server = Server(self.units, ttl)
         self.instances = {member.id: Instance(self, member) for member in members}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -47,16 +47,16 @@ class Fleet:
     # --- the clock ---
 
     def at(self, seconds: float, event: Callable[[], None]) -> None:
-        """Let something happen so many seconds from now."""
+        """Schedule an event in a number of seconds."""
         self.at_time(self.now + seconds, event)
 
     def at_time(self, when: float, event: Callable[[], None]) -> None:
-        """Let something happen at a time, exactly: who waits for it compares with the clock."""
+        """Schedule an event at an exact time, because its receiver compares it with the clock."""
         self._made += 1
         heapq.heappush(self._events, (max(when, self.now + TICK_SECONDS), self._made, event))
 
     def run(self, seconds: float) -> None:
-        """Let so much time pass."""
+        """Advance the clock by a number of seconds."""
         end = self.now + seconds
         while self._events and self._events[0][0] <= end:
             self.now, _, event = heapq.heappop(self._events)
@@ -64,7 +64,7 @@ class Fleet:
         self.now = end
 
     def run_until(self, condition: Callable[[], bool], limit: float, step: float = 0.5) -> float:
-        """Let time pass until something holds; return how long it took. Fails at the limit."""
+        """Advance the clock until a condition holds. Return the seconds. Fails at the limit."""
         begun = self.now
         while not condition():
             assert self.now - begun < limit, f"not within {limit} s: {self.picture()}"
@@ -76,7 +76,7 @@ class Fleet:
     def exchange(
         self, instance: Instance, calls: list[tuple[str, Unit | None, Held | None]]
     ) -> None:
-        """Carry calls to the server and the answers back; late or lost ones have their effect."""
+        """Send calls to the server and return the answers. Late or lost ones still take effect."""
         sent, run = self.now, instance.run
         arrives = max(self.now + self.chance.uniform(*LATENCY), self.server.paused_until)
         lost = arrives - sent > EXCHANGE_SECONDS or self.chance.random() < self.lost_replies
@@ -107,23 +107,23 @@ class Fleet:
                 instance.beat_soon()
 
     def visible(self, name: str, seen: list[MemberView]) -> list[MemberView]:
-        """The members that an instance gets to see."""
+        """Return the members that an instance can see."""
         if not self.blind:
             return seen
         return [e for e in seen if e.member.id == name or self.chance.random() >= self.blind]
 
     def token(self) -> str:
-        """A token that nobody else has."""
+        """Return a unique token."""
         return f"{self.chance.getrandbits(64):016x}"
 
     def stop_seconds(self) -> float:
-        """How long a worker takes to stop."""
+        """Return the seconds that a worker needs to stop."""
         return self.chance.uniform(*STOP)
 
-    # --- what must hold ---
+    # --- checks ---
 
     def check_takeover(self, now: float, unit: Unit, owner: str, token: str) -> None:
-        """A unit has got a new owner: the old one must not trust its lease any more."""
+        """Check that the previous owner of a unit no longer trusts its lease."""
         before = self.instances.get(owner)
         if before is None or not before.alive or not token:
             return
@@ -134,19 +134,19 @@ class Fleet:
 
     @property
     def beat(self) -> float:
-        """Seconds from beat to beat."""
+        """The seconds between two heartbeats."""
         return self.ttl / 5
 
     def offers_differ(self) -> bool:
-        """Whether some instances offer what others do not."""
+        """True if not all instances offer the same topics."""
         return len({each.member.offers for each in self.instances.values()}) > 1
 
     def living(self) -> list[Instance]:
-        """The instances that run and do not leave."""
+        """The instances that run and are not leaving."""
         return [each for each in self.instances.values() if each.alive and not each.leaving]
 
     def free(self) -> int:
-        """How many units nobody living owns, and knows that it does."""
+        """The number of units without a live owner that knows of its lease."""
         held = sum(
             self.server.fences[unit].token == mine.token
             and self.server.fences[unit].until > self.now
@@ -156,24 +156,24 @@ class Fleet:
         return len(self.units) - held
 
     def loads(self) -> list[int]:
-        """How many units each living instance owns, sorted."""
+        """The number of units of each live instance, sorted."""
         return sorted(self.server.owned[each.member.id] for each in self.living())
 
     def even(self) -> bool:
-        """Whether everything is owned, and no two instances differ by more than one."""
+        """True if every unit is owned, and no two instances differ by more than one unit."""
         loads = self.loads()
         return bool(loads) and loads[-1] - loads[0] <= 1 and self.free() == 0
 
     def still(self) -> bool:
-        """Whether every instance holds what it holds, and nothing is on its way."""
+        """True if no unit is being acquired or handed over."""
         return all(h.phase == "held" for each in self.living() for h in each.held.values())
 
     def moves(self) -> tuple[int, int, int]:
-        """Acquisitions, hand-overs begun, and releases so far."""
+        """The number of acquisitions, started hand-overs and releases so far."""
         return len(self.server.acquired), self.shed, self.server.released
 
     def picture(self) -> dict[str, Any]:
-        """What there is to say when it goes wrong."""
+        """Return the state of the fleet for the message of a failure."""
         loads = self.loads()
         return {
             "now": round(self.now, 1),

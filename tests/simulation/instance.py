@@ -1,7 +1,7 @@
-"""One instance as its supervisor works: exchanges with Redis, and the real decisions on answers.
+"""One instance, as its supervisor works: exchanges with Redis, and real decisions on the answers.
 
-The policies are called as streamqd/supervisor does; workers are nothing but the time that it takes
-to stop one, and crashes where a unit is poisonous.
+The policies are called as streamqd/supervisor calls them. A worker is only the time that it needs
+to stop, and a crash if its unit is poisonous.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from tests.simulation.fleet import Fleet
 
 EXCHANGE_SECONDS = 1.0
-CRASH_SECONDS = 0.3  # from the start of a worker to its crash, where it always crashes
+CRASH_SECONDS = 0.3  # from the start of a worker of a poisonous unit to its crash
 CRASH_LOOP, CRASH_COOLDOWN = 5, 20.0
 
 
 @dataclass
 class Held:
-    """A unit that this instance owns or is about to own."""
+    """A unit that this instance owns or acquires."""
 
     token: str
     phase: str  # acquiring | held | stopping | releasing
@@ -38,7 +38,7 @@ class Held:
 
 @dataclass
 class Instance:
-    """One member. `poison` are the units whose worker crashes here whenever it starts."""
+    """One member. `poison` are the units whose workers crash here at every start."""
 
     fleet: Fleet
     member: Member
@@ -49,10 +49,10 @@ class Instance:
     broken_until: dict[Unit, float] = field(default_factory=dict)
     exits: dict[Unit, list[restart.WorkerExit]] = field(default_factory=dict)
     crashes: int = 0
-    run: int = 0  # counts starts: what was under way at a kill means nothing to the next run
+    run: int = 0  # counts starts, so that events of a killed run are ignored
 
     def start(self) -> None:
-        """Begin with nothing but what Redis knows, as after a boot."""
+        """Start with only the data in Redis, as after a boot."""
         damping, name = self.fleet.damping, self.member.id
         self.run += 1
         self.alive, self.leaving = True, False
@@ -65,18 +65,18 @@ class Instance:
         self.backoff = 0.1
         self.busy = self.look_due = False
         self.notices = 0
-        self.fleet.server.leave(name)  # the lock of the host proves that a predecessor is dead
+        self.fleet.server.leave(name)  # the lock on the host proves that the predecessor is dead
         self.seen: list[MemberView] = []
         self.server_unix_ms = 0
         self.soon()
 
     def kill(self) -> None:
-        """Die at once, with all workers."""
+        """Die immediately, with all workers."""
         self.alive = False
         self.run += 1
 
     def drain(self) -> None:
-        """Leave as after SIGTERM: hand everything over, then end."""
+        """Leave as after SIGTERM: hand all units over, then exit."""
         self.leaving = True
         for unit in list(self.held):
             self._stop(unit)
@@ -101,7 +101,7 @@ class Instance:
     # --- one tick ---
 
     def tick(self) -> None:
-        """Say what is due, as Exchange.tick."""
+        """Send the calls that are due, as Exchange.tick."""
         now = self.fleet.now
         if self.busy or now < self.retry_at:
             return
@@ -118,7 +118,7 @@ class Instance:
         if not calls and self.notices:
             self.notices = 0
             self.fleet.wake()
-            # The event for what is due next may have been that of a unit which is gone.
+            # The scheduled event may belong to a unit that is gone.
             self.fleet.at_time(self.next_at(), self._tick_of(self.run))
         if calls:
             self.busy = True
@@ -129,7 +129,7 @@ class Instance:
             self.fleet.wake()
 
     def next_at(self) -> float:
-        """When there is something to say again."""
+        """Return when the next call is due."""
         if self.look_due or self.notices:
             return 0.0
         unsaid = any(h.phase in ("acquiring", "releasing") for h in self.held.values())
@@ -137,7 +137,7 @@ class Instance:
         return max(0.0 if unsaid else min([self.beat_at, *renewals]), self.retry_at)
 
     def execute(self, now: float, call: tuple[str, Unit | None, Held | None]) -> Any:
-        """Let the server do one call."""
+        """Execute one call on the server."""
         kind, unit, held = call
         server, name = self.fleet.server, self.member.id
         if kind == "beat":
@@ -164,7 +164,7 @@ class Instance:
         return server.release(now, unit, held.token)
 
     def failed(self) -> None:
-        """No answer in time, as Exchange._failed."""
+        """Note that no answer came in time, as Exchange._failed."""
         now, chance = self.fleet.now, self.fleet.chance
         self.busy = False
         self.retry_at = now + self.backoff * (0.5 + chance.random())
@@ -209,7 +209,7 @@ class Instance:
     # --- decisions ---
 
     def _decide(self, now: float, views: dict[Unit, PartitionView]) -> None:
-        """As the supervisor does with a fresh view."""
+        """Decide as the supervisor does with a new view."""
         if self.leaving:
             return
         live = self.silence.live(now, self.server_unix_ms, self.seen)
@@ -217,7 +217,7 @@ class Instance:
         tokens: dict[Unit, str] = {}
         me = self.member.id
         for unit in [unit for unit, view in views.items() if view.owner == me]:
-            # A predecessor's, whose lock we hold.
+            # It belongs to a predecessor, whose lock we hold.
             tokens[unit] = self.fleet.server.fences[unit].token
             views[unit] = PartitionView(views[unit].epoch, "", leased=False)
         for unit, until in self.broken_until.items():
@@ -280,5 +280,5 @@ class Instance:
             self.fleet.at(decision.after + CRASH_SECONDS, lambda: self._crashed(unit, held))
 
     def describe(self, **changed: Any) -> None:
-        """Change weight, cap or offers, as a new configuration does."""
+        """Change weight, cap or offers, as a reload does."""
         self.member = replace(self.member, **changed)

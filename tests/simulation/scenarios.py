@@ -1,4 +1,4 @@
-"""What happens to a fleet, and what must hold of it afterwards. Every scenario returns figures."""
+"""Events in the life of a fleet, and the checks after each. Every scenario returns figures."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from streamqd.policy.rebalance import ACQUIRES_AT_ONCE, ACQUIRES_PER_SECOND
 from tests.simulation.fleet import Fleet
 from tests.simulation.instance import CRASH_COOLDOWN
 
-START_SECONDS = 2.0  # within which instances start that start together
-# In a large fleet whose offers overlap in part, the last of them find their place one by one, each
+START_SECONDS = 2.0  # between the first and the last of instances that start together
+# In a large fleet whose offers overlap partly, the last units find their place one by one, each
 # after rebalance_delay and rebalance_hold: 80 s with 60 instances, 110 s with 250.
 EVEN_LIVES = 20
-REST_BEATS = 6  # longer than rebalance_delay and rebalance_hold together
+REST_BEATS = 6  # longer than the sum of rebalance_delay and rebalance_hold
 Figures = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Scope:
-    """How large: `offered` of the topics are offered by each instance."""
+    """The size of a fleet. Each instance offers `offered` of the topics."""
 
     members: int
     topics: int
@@ -32,16 +32,16 @@ class Scope:
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Every (topic, group)."""
+        """Return every (topic, group)."""
         return [(f"t{number:02}", "g") for number in range(self.topics)]
 
     @property
     def units(self) -> list[Unit]:
-        """Every unit."""
+        """Return every unit."""
         return [Unit(t, p, g) for t, g in self.pairs for p in range(self.partitions)]
 
     def member(self, number: int, weight: int = 1, cap: int = 0) -> Member:
-        """One of the instances; their offers go round."""
+        """Return one of the instances. Their offers rotate."""
         offers = (self.pairs[(number + n) % self.topics] for n in range(self.offered))
         return Member(f"m{number:03}", weight, cap, frozenset(offers))
 
@@ -52,7 +52,7 @@ LARGE = Scope(members=500, topics=20, partitions=500, offered=8)
 
 
 def new(scope: Scope, seed: int, **options: Any) -> Fleet:
-    """A fleet of which nothing runs yet."""
+    """Return a fleet in which no instance runs yet."""
     return Fleet([scope.member(n) for n in range(scope.members)], scope.units, seed=seed, **options)
 
 
@@ -64,7 +64,7 @@ def start(fleet: Fleet, names: list[str], within: float = START_SECONDS) -> None
 
 
 class Watch:
-    """What a fleet does from now on."""
+    """Observes a fleet from its creation on."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -73,7 +73,7 @@ class Watch:
         self.shed = fleet.shed
 
     def until_even(self, limit: float) -> Figures:
-        """Let everything find its place, then see that nothing moves any more."""
+        """Wait until the fleet is even, then check that no unit moves."""
         fleet = self.fleet
         fleet.run_until(lambda: fleet.free() == 0, limit)
         owned = fleet.now - self.begun
@@ -91,7 +91,7 @@ class Watch:
         return figures | rest(fleet) | self.peaks()
 
     def until_quiet(self, limit: float) -> float:
-        """Let time pass until nothing has moved for a while; when that began, from the start."""
+        """Wait until nothing has moved for a while. Return the seconds until the last move."""
         fleet, window = self.fleet, REST_BEATS * self.fleet.beat
         since, before, end = fleet.now, fleet.moves(), fleet.now + limit
         while fleet.now - since < window or not fleet.still():
@@ -102,7 +102,7 @@ class Watch:
         return since - self.begun
 
     def peaks(self) -> Figures:
-        """The busiest seconds of the server since the beginning."""
+        """Return the busiest seconds of the server since the beginning."""
         return {
             f"{kind}s_per_second": max(
                 (n for at, n in counts.items() if at >= int(self.begun)), default=0
@@ -112,7 +112,7 @@ class Watch:
 
 
 def rest(fleet: Fleet) -> Figures:
-    """See that nothing is acquired, handed over or lost in a steady fleet."""
+    """Check that nothing is acquired, handed over or lost in a steady fleet."""
     before = fleet.moves()
     fleet.run(REST_BEATS * fleet.beat)
     assert fleet.moves() == before, f"moves in steady state: {before}, {fleet.picture()}"
@@ -120,30 +120,30 @@ def rest(fleet: Fleet) -> Figures:
 
 
 def spare_moves(fleet: Fleet, least: int) -> int:
-    """Moves that are too many, and allowed: one of each instance, more when offers differ.
+    """Return the number of allowed surplus moves: one per instance, more if offers differ.
 
-    Then each knows only what it offers itself, and some find a better place later.
+    With different offers, an instance knows only its own, so some units move again later.
     """
     each = len(fleet.instances)
     return max(each, least // 2) if fleet.offers_differ() else each
 
 
-# --- what happens to it ---------------------------------------------------------------------------
+# --- events ---------------------------------------------------------------------------------------
 
 
 def cold_start(fleet: Fleet) -> Figures:
-    """All start within two seconds; nobody owns anything."""
+    """All instances start within two seconds, and no unit is owned."""
     watch = Watch(fleet)
     start(fleet, list(fleet.instances))
     figures = watch.until_even(EVEN_LIVES * fleet.ttl)
-    # No instance asks for more than it may, whatever it finds free.
+    # No instance asks for more than its share, even if more units are free.
     each = ACQUIRES_AT_ONCE + ACQUIRES_PER_SECOND
     assert figures["acquires_per_second"] <= len(fleet.instances) * each
     return figures
 
 
 def mass_restart(fleet: Fleet) -> Figures:
-    """All are killed at once, and started again within two seconds."""
+    """All instances are killed at once, and restarted within two seconds."""
     watch = Watch(fleet)
     for instance in fleet.instances.values():
         instance.kill()
@@ -152,7 +152,7 @@ def mass_restart(fleet: Fleet) -> Figures:
 
 
 def loss_of_a_third(fleet: Fleet) -> Figures:
-    """A third of the hosts are gone at once."""
+    """A third of the hosts fail at once."""
     gone = fleet.chance.sample(fleet.living(), len(fleet.living()) // 3)
     lost = {unit for each in gone for unit in each.held}
     watch = Watch(fleet)
@@ -164,14 +164,14 @@ def loss_of_a_third(fleet: Fleet) -> Figures:
         taken.setdefault(unit, at - watch.begun)
     # Not until nothing at all is free: of a large fleet something is always on its way.
     figures["owned_seconds"] = round(max(taken[unit] for unit in lost), 1)
-    # Two beats more when offers differ: then instances may not agree on who takes a free one.
+    # Two heartbeats more if offers differ: instances may disagree on who takes a free unit.
     assert figures["owned_seconds"] <= fleet.ttl + (5 if fleet.offers_differ() else 3) * fleet.beat
     assert figures["acquired"] <= len(lost) + spare_moves(fleet, len(lost))
     return {"lost": len(lost)} | figures
 
 
 def growth(fleet: Fleet) -> Figures:
-    """Those that are gone come, or come back."""
+    """Missing instances start, or restart."""
     names = [name for name, each in fleet.instances.items() if not each.alive]
     least = len(fleet.units) * len(names) // len(fleet.instances)
     watch = Watch(fleet)
@@ -182,7 +182,7 @@ def growth(fleet: Fleet) -> Figures:
 
 
 def server_pause(fleet: Fleet) -> Figures:
-    """The server stands still for two lives of a lease, and every hundredth reply is lost."""
+    """The server hangs for two lease TTLs, and every hundredth reply is lost."""
     watch, late = Watch(fleet), fleet.server.late
     fleet.lost_replies = 0.01
     fleet.server.paused_until = fleet.now + 2 * fleet.ttl
@@ -196,7 +196,7 @@ def server_pause(fleet: Fleet) -> Figures:
 
 
 def outage(fleet: Fleet) -> Figures:
-    """The network is gone for two lives of a lease, and with it what was sent meanwhile."""
+    """The network fails for two lease TTLs. Everything sent in that time is lost."""
     fleet.server.unreachable = True
     figures = server_pause(fleet)
     fleet.server.unreachable = False
@@ -204,7 +204,7 @@ def outage(fleet: Fleet) -> Figures:
 
 
 def rolling_restart(fleet: Fleet) -> Figures:
-    """Ten instances, one after the other, are drained and started again 5 s later."""
+    """Ten instances, one after the other, are drained and restarted 5 s later."""
     watch, worst = Watch(fleet), 0
     for instance in list(fleet.instances.values())[:10]:
         instance.drain()
@@ -221,7 +221,7 @@ def rolling_restart(fleet: Fleet) -> Figures:
 
 
 def divergence(fleet: Fleet) -> Figures:
-    """For 30 s nobody sees more than two thirds of the others; a tenth of the fleet dies then."""
+    """For 30 s no instance sees more than two thirds of the others, and a tenth of them die."""
     watch = Watch(fleet)
     fleet.blind = 1 / 3
     gone = fleet.chance.sample(fleet.living(), max(1, len(fleet.living()) // 10))
@@ -234,7 +234,7 @@ def divergence(fleet: Fleet) -> Figures:
 
 
 def crash_loop(fleet: Fleet) -> Figures:
-    """The workers of all topics but one crash at every start on one instance."""
+    """On one instance, the workers of all topics but one crash at every start."""
     bad = fleet.instances["m000"]
     offered = sorted(bad.member.offers)
     bad.poison = frozenset(u for u in fleet.units if (u.topic, u.group) in offered[1:])
@@ -242,7 +242,7 @@ def crash_loop(fleet: Fleet) -> Figures:
     start(fleet, list(fleet.instances))
     fleet.run(2 * CRASH_COOLDOWN)
     tried = [u for _, u, _, owner in fleet.server.acquired if owner == "m000" and u in bad.poison]
-    # Each is tried once, and once more after every cool-down at most.
+    # Each is tried once, and at most once more after every cooldown.
     assert tried
     assert max(tried.count(unit) for unit in tried) <= 3
     # Not until nothing at all is free: of a large fleet something is always on its way.
@@ -259,11 +259,11 @@ def crash_loop(fleet: Fleet) -> Figures:
 
 
 def unequal(fleet: Fleet) -> Figures:
-    """Weights, caps and offers differ from instance to instance."""
+    """Weights, caps and offers differ between instances."""
     chance = fleet.chance
     pairs = sorted({(unit.topic, unit.group) for unit in fleet.units})
     for number, instance in enumerate(fleet.instances.values()):
-        # The first offers all and has no cap, so that nothing is left out.
+        # The first instance offers all topics without a cap, so every unit has an owner.
         offers = pairs if number == 0 else chance.sample(pairs, len(pairs) // 2)
         cap = 0 if number < len(fleet.instances) // 2 else chance.choice([0, 3, 40])
         instance.describe(weight=chance.choice([1, 1, 2, 3]), cap=cap, offers=frozenset(offers))
@@ -284,7 +284,7 @@ def unequal(fleet: Fleet) -> Figures:
 
 
 Scenario = Callable[[Fleet], Figures]
-# What may befall a fleet that has started, and what goes on where that has ended.
+# Events for a running fleet, and those that continue in its final state.
 BEFALLS: list[dict[str, Scenario]] = [
     {"server pause": server_pause, "network outage": outage},
     {"loss of a third": loss_of_a_third, "growth": growth},
@@ -292,9 +292,9 @@ BEFALLS: list[dict[str, Scenario]] = [
     {"divergent views": divergence, "growth again": growth},
     {"rolling restart": rolling_restart},
 ]
-# All that befalls a fleet, from its start.
+# All events, from the start of a fleet.
 IN_TURN: dict[str, Scenario] = {"cold start": cold_start} | dict(
     chain.from_iterable(each.items() for each in BEFALLS)
 )
-# These begin with a fleet of which nothing runs yet.
+# These start with a fleet in which no instance runs.
 ALONE: dict[str, Scenario] = {"crash loop": crash_loop, "unequal instances": unequal}

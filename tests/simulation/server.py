@@ -1,6 +1,6 @@
-"""What Redis knows of a fleet: beats, fences, leases. One call is one atomic step, as a script is.
+"""Redis as a fleet sees it: heartbeats, fences, leases. A call is atomic, like a script.
 
-The rules are those of lua/lease_*.lua and lua/member_beat.lua, in as far as they say who owns what.
+The rules of ownership are those of lua/lease_*.lua and lua/member_beat.lua.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ START_UNIX_MS = 1_800_000_000_000
 
 @dataclass
 class Fence:
-    """Who owns a unit. `until` is when the lease expires."""
+    """The owner of a unit. `until` is the time at which the lease expires."""
 
     token: str = ""
     owner: str = ""
@@ -27,17 +27,18 @@ class Fence:
 
 
 class Server:
-    """Fences and beats by the virtual clock; `paused_until` is when it answers again."""
+    """Fences and heartbeats by the virtual clock. `paused_until`: it answers from then on."""
 
     def __init__(self, units: list[Unit], ttl: float) -> None:
         self.ttl = ttl
         self.paused_until = 0.0
-        self.unreachable = False  # then what is sent in a pause is not executed after it
+        self.unreachable = False  # True: calls sent during a pause are lost
         self.fences = {unit: Fence() for unit in units}
         self.views = dict.fromkeys(units, NOBODY)
         self.beats: dict[str, tuple[float, MemberView]] = {}
         self.owned: Counter[str] = Counter()
-        self.acquired: list[tuple[float, Unit, str, str]] = []  # when, what, from whom, by whom
+        # time, unit, previous owner, new owner
+        self.acquired: list[tuple[float, Unit, str, str]] = []
         self.released = 0
         self.late = 0
         self.calls: Counter[str] = Counter()
@@ -53,7 +54,7 @@ class Server:
             self.per_second[kind][int(now)] += amount
 
     def beat(self, now: float, seen: MemberView) -> list[MemberView]:
-        """Say that a member lives; return all members."""
+        """Record the heartbeat of a member. Return all members."""
         self.count("beat", now)
         name = seen.member.id
         self.beats[name] = now, seen._replace(beat_unix_ms=self.unix_ms(now))
@@ -66,7 +67,7 @@ class Server:
         return START_UNIX_MS + int(now * 1000)
 
     def look(self, now: float, count: int) -> dict[Unit, PartitionView]:
-        """What is known of every unit; `count` of them are asked for."""
+        """Return the state of every unit. The query names `count` of them."""
         self.count("look", now, count)
         while self._expiries and self._expiries[0][0] <= now:
             _, unit = heapq.heappop(self._expiries)
@@ -80,7 +81,7 @@ class Server:
     def acquire(
         self, now: float, unit: Unit, token: str, owner: str, seen_epoch: int, dead_token: str
     ) -> str:
-        """OK, MINE, HELD or MOVED."""
+        """Return OK, MINE, HELD or MOVED."""
         self.count("acquire", now)
         fence = self.fences[unit]
         if fence.until > now and fence.token not in (token, dead_token):
@@ -99,7 +100,7 @@ class Server:
         return "OK"
 
     def renew(self, now: float, unit: Unit, token: str) -> str:
-        """OK, LATE or FENCED."""
+        """Return OK, LATE or FENCED."""
         self.count("renew", now)
         fence = self.fences[unit]
         if fence.token != token:
@@ -110,7 +111,7 @@ class Server:
         return word
 
     def release(self, now: float, unit: Unit, token: str) -> str:
-        """OK or FENCED."""
+        """Return OK or FENCED."""
         self.count("release", now)
         fence = self.fences[unit]
         if fence.token != token:
@@ -123,7 +124,7 @@ class Server:
         return "OK"
 
     def leave(self, name: str) -> None:
-        """Take a member out of the fleet."""
+        """Remove a member from the fleet."""
         self.beats.pop(name, None)
 
     def _lease(self, now: float, unit: Unit, fence: Fence) -> None:

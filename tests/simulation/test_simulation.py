@@ -1,4 +1,4 @@
-"""The decisions of a whole fleet over minutes, in a second: it comes to rest, evenly, in few moves.
+"""Minutes in the life of a fleet, simulated in a second: it settles evenly, with few moves.
 
 `make verify NAME=simulation` runs the same scenarios with 500 instances and 10,000 partitions, and
 writes docs/internals/simulation.md. SIMULATION_SEEDS=n runs more seeds.
@@ -32,7 +32,7 @@ SCOPES = {"same offers": SMALL, "different offers": PARTIAL}
 @pytest.mark.fault("F9", "F28")
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("scope", SCOPES.values(), ids=SCOPES)
-def test_a_fleet_comes_to_rest_after_whatever_happens(scope: Scope, seed: int) -> None:
+def test_a_fleet_settles_after_each_event(scope: Scope, seed: int) -> None:
     fleet = new(scope, seed)
     for name, scenario in IN_TURN.items():
         print(f"{name}: {scenario(fleet)}")
@@ -41,26 +41,26 @@ def test_a_fleet_comes_to_rest_after_whatever_happens(scope: Scope, seed: int) -
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("scenario", ALONE.values(), ids=ALONE)
-def test_a_fleet_of_odd_instances_comes_to_rest(scenario: Scenario, seed: int) -> None:
+def test_a_fleet_of_unequal_instances_settles(scenario: Scenario, seed: int) -> None:
     print(scenario(new(SMALL, seed)))
 
 
 @pytest.mark.fault("F28")
 @pytest.mark.parametrize("seed", range(1, 4))
-def test_a_cold_start_is_no_herd(seed: int) -> None:
+def test_a_cold_start_causes_no_stampede(seed: int) -> None:
     fleet = new(SMALL, seed)
     figures = cold_start(fleet)
-    # Every free partition is asked for about once, whoever else wants it too.
+    # About one request per free partition, although many instances could take it.
     asked = fleet.server.calls["acquire"]
     assert asked <= figures["acquired"] + len(fleet.instances) * len(SMALL.units) / 10
-    # A third is where it belongs from the beginning; 190 of 200 move if the first takes all.
+    # A third is in its final place from the start. If the first took all, 190 of 200 would move.
     assert figures["handed_over"] <= 140
-    # Wake-ups of everybody, because of everybody's hand-overs, are bounded for the whole fleet.
+    # The number of wake-ups after hand-overs is bounded for the whole fleet.
     most = 1.5 * heartbeats.WOKEN_PER_SECOND + len(fleet.instances) / fleet.beat
     assert figures["beats_per_second"] <= 2 * most
 
 
-def test_the_first_of_many_leaves_something_for_the_others() -> None:
+def test_the_first_of_many_instances_leaves_units_for_the_others() -> None:
     fleet = new(SMALL, 1)
     first = next(iter(fleet.instances))
     start(fleet, [first], within=0.05)
@@ -68,7 +68,7 @@ def test_the_first_of_many_leaves_something_for_the_others() -> None:
     fleet.run_until(lambda: fleet.free() == 0, 20.0)
 
 
-def test_one_seed_is_one_run() -> None:
+def test_equal_seeds_give_equal_runs() -> None:
     runs = [new(PARTIAL, 7) for _ in range(2)]
     runs.append(new(PARTIAL, 8))
     for fleet in runs:

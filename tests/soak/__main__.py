@@ -1,7 +1,7 @@
 """Run long tests and write their results:  python -m tests.soak [NAME …]; without a name, all.
 
-The environment says how much, as `MINUTES=60 python -m tests.soak nemesis`: see `SOAKS`. SEED
-repeats a run, RESULT names another file than that of the docs, PYTEST_ARGS is given to pytest.
+Set the amount in the environment: `MINUTES=60 python -m tests.soak nemesis`, see `SOAKS`. SEED
+repeats a run, RESULT replaces the result file in docs/, and PYTEST_ARGS is passed to pytest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RESULTS = Path("docs/internals/soak")
 
 
 class Soak(NamedTuple):
-    """A file of tests/soak, the variable that says how much, and what it is by default."""
+    """A file in tests/soak, the variable that sets the amount, and its default."""
 
     file: str
     variable: str
@@ -37,7 +37,7 @@ SOAKS = {
 
 
 def main() -> int:
-    """Run the named ones, all in spite of a failure; return how many have failed."""
+    """Run the named soaks, also after a failure. Return the number that failed."""
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
     parser.add_argument("name", nargs="*", metavar="NAME", help=f"of {', '.join(SOAKS)}")
     names = parser.parse_args().name or [*SOAKS]
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def _run(soak: Soak) -> bool:
-    """Run one; return whether it has failed."""
+    """Run one soak. Return True if it failed."""
     defaults = {soak.variable: str(soak.amount), "RESULT": str(RESULTS / soak.result)}
     given = {name: text for name, text in os.environ.items() if text}
     more = shlex.split(os.environ.get("PYTEST_ARGS", ""))

@@ -1,7 +1,6 @@
-"""Ten thousand workers come and go under a storm of signals, and nothing is left of them.
+"""Ten thousand workers start and exit under a storm of signals, and leave nothing behind.
 
-Skipped unless COUNT says how many: `make soak NAME=hygiene`. RESULT names a file for
-what came of it.
+Skipped unless COUNT sets their number: `make soak NAME=hygiene`. RESULT names the result file.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def test_recycles_leave_nothing_behind(
 
 
 def write_result(storm: hygiene.Storm, recycles: int, seconds: float, server: str) -> None:
-    """Print the figures, and leave them where RESULT says."""
+    """Print the figures, and write them to the file that RESULT names."""
     document = {
         "what": "every worker handles one message and is replaced, under a storm of signals; each"
         " message ran once, no zombie, no orphan, no process left at the end",

@@ -1,8 +1,8 @@
-"""Every crash point of supervisor, housekeeper and commands, killed and paused, again and again.
+"""Kill and pause supervisor, housekeeper and commands at every crash point, many times.
 
-The default suite has half of these pairs, and all of the workers and the producers; here are all of
-the others. Skipped unless ROUNDS says how often: `make soak NAME=kill-points`. RESULT names a file
-for what came of it.
+The default suite tests half of these pairs, and all pairs of workers and producers. This soak tests
+the rest. Skipped unless ROUNDS sets the repetitions: `make soak NAME=kill-points`. RESULT names the
+result file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROUNDS = int(os.environ.get("ROUNDS") or "1")
 
 
 class Kind(NamedTuple):
-    """Processes of one kind: what each strike has for itself, where it comes, and how."""
+    """Processes of one kind: the fixtures of a strike, its crash points, and how it strikes."""
 
     make: Callable[..., Any]
     where: Sequence[Any]
@@ -55,7 +55,7 @@ def test_every_point_killed_and_paused(link: Connection, server: Server, tmp_pat
     struck, began = Counter[str](), time.monotonic()
 
     def strike(kind: Kind, where: Sequence[Any], act: str) -> None:
-        """Strike side by side, in databases of their own, on a server with nothing else."""
+        """Run strikes in parallel, each in its own database, on a server of their own."""
         link.execute("FLUSHALL")
         folder = tmp_path / str(struck.total())
         folder.mkdir()

@@ -1,9 +1,9 @@
-"""Steady memory: many more messages than are kept go through, and nobody grows.
+"""Steady memory: many more messages pass through than are retained, and no process grows.
 
-A producer writes messages of random sizes, a daemon handles them and trims; the memory of the
-server, and of each process of the daemon, is looked at all the time. Skipped unless MESSAGES says
-how many, 2 million or more: `MESSAGES=10_000_000 pytest tests/soak/test_memory.py`. With
-RESULT=FILE it leaves its figures there.
+A producer writes messages of random sizes, and a daemon handles and trims them. The memory of the
+server and of each process of the daemon is sampled throughout. Skipped unless MESSAGES sets their
+number, at least 2 million: `MESSAGES=10_000_000 pytest tests/soak/test_memory.py`. RESULT names the
+result file.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ MESSAGES = int(os.environ.get("MESSAGES", "0"))
 SEED = int(os.environ.get("SEED", "1"))
 PARTITIONS = 2
 KEPT = 50_000  # entries retained per partition
-AHEAD = 100_000  # the producer waits while so many are not settled
-WRITE = 1_000  # messages of one write
+AHEAD = 100_000  # unsettled messages at which the producer waits
+WRITE = 1_000  # messages per write
 SAMPLES = 200
 KINDS = ("supervisor", "housekeeper", "worker")
-PROCESS_GROWTH = 1 << 20  # bytes that a process may gain: 10 million messages leave 0.2 each
+PROCESS_GROWTH = 1 << 20  # bytes that a process may grow: 0.2 per message with 10 million
 CODE = "def obey(message):\n    pass\n"
 
 
 def memory(link: Connection) -> int:
-    """Bytes that the data of the server takes, by its own account."""
+    """Return the bytes that the server reports for its data."""
     for line in link.execute("INFO", "memory").decode().splitlines():
         if line.startswith("used_memory:"):
             return int(line.partition(":")[2])
-    raise AssertionError("INFO memory tells no used_memory")
+    raise AssertionError("INFO memory has no used_memory")
 
 
 def processes(daemon: Daemon) -> dict[str, dict[str, int]]:
-    """PSS and RSS of each process of the daemon by its kind, in bytes; of workers the largest."""
+    """Return PSS and RSS in bytes by kind of process; for workers, those of the largest."""
     found: dict[str, dict[str, int]] = {kind: {"pss": 0, "rss": 0} for kind in KINDS}
     for title, pid in daemon.titles().items():
         info = psutil.Process(pid).memory_full_info()
@@ -77,7 +77,7 @@ def sample(daemon: Daemon, sent: int, began: float) -> dict[str, Any]:
 
 
 def unsettled(daemon: Daemon) -> int:
-    """How far the group is behind; exact, and cheap at any length."""
+    """Return the exact lag of the group. Cheap at any length."""
     behind = 0
     for number in range(PARTITIONS):
         (flat,) = daemon.link.execute("XINFO", "GROUPS", daemon.keys.stream(TOPIC, number))
@@ -88,7 +88,7 @@ def unsettled(daemon: Daemon) -> int:
 
 def test_memory_is_steady(server: Server, tmp_path: Path) -> None:
     if server.version < (7, 0):
-        pytest.skip("Redis 6.2 does not tell how far a group is behind")
+        pytest.skip("Redis 6.2 does not report the lag of a group")
     assert MESSAGES >= 2_000_000, "fewer are not enough to see it"
     chance = random.Random(SEED)
     bodies = [chance.randbytes(chance.randrange(20, 400)) for _ in range(997)]
@@ -110,7 +110,7 @@ def test_memory_is_steady(server: Server, tmp_path: Path) -> None:
             if sent % (20 * WRITE) == 0:
                 wait_until(lambda: unsettled(daemon) < AHEAD, timeout=300, every=0.02)
         wait_until(lambda: unsettled(daemon) == 0, timeout=300, every=0.1)
-        # Whole nodes go: a node more than asked for may stay in each.
+        # Trimming removes whole nodes, so each stream may keep one node more.
         most = PARTITIONS * (KEPT + 100)
         wait_until(lambda: sample(daemon, sent, began)["entries"] <= most, timeout=60, every=0.2)
         samples.append(sample(daemon, sent, began))
@@ -122,7 +122,7 @@ def test_memory_is_steady(server: Server, tmp_path: Path) -> None:
     print(f"server: {max(each_takes)} bytes at most for each entry")
     assert grown(each_takes) < 0.15 * statistics.median(each_takes)
     for kind in KINDS:
-        # RSS, which sharing with a process that ends does not change.
+        # RSS: unlike PSS, it does not change when a process that shares pages exits.
         sizes = [each["processes"][kind]["rss"] for each in samples]
         growth = grown(sizes)
         print(f"{kind}: {growth / 1024:+,.0f} KiB, {max(sizes) / 1024:,.0f} at most")
@@ -131,14 +131,14 @@ def test_memory_is_steady(server: Server, tmp_path: Path) -> None:
 
 
 def grown(sizes: list[int]) -> float:
-    """How much more the last sixth takes than the second one: the first is for warming up."""
+    """Return the growth from the second sixth of the samples to the last. The first is warm-up."""
     sixth = len(sizes) // 6
     late, early = sizes[-sixth:], sizes[sixth : 2 * sixth]
     return statistics.median(late) - statistics.median(early)
 
 
 def report(server: Server, samples: list[dict[str, Any]]) -> None:
-    """Leave the figures where RESULT says."""
+    """Write the figures to the file that RESULT names."""
     if "RESULT" not in os.environ:
         return
     document = {

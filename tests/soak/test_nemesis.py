@@ -1,7 +1,7 @@
-"""A long soak under a nemesis of chance: nothing lost, every duplicate with its cause.
+"""A long soak under random faults: nothing is lost, and every duplicate has a known cause.
 
-Skipped unless MINUTES says how long: `make soak NAME=nemesis`. SEED repeats the plan of a run;
-RESULT names a file for what came of it, and beside it goes the same as text.
+Skipped unless MINUTES sets its length: `make soak NAME=nemesis`. SEED repeats the plan of a run.
+RESULT names the result file; a text version is written next to it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 MINUTES = float(os.environ.get("MINUTES") or "10")
 SEED = int(os.environ.get("SEED") or secrets.randbelow(1 << 32))
 INSTANCES, PARTITIONS = "abc", 8
-PEACEFUL_PART = 0.2  # of the time, without faults
+PEACEFUL_PART = 0.2  # share of the time without faults
 
 
 def test_a_nemesis_of_chance(new_server: Any, tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_nemesis_of_chance(new_server: Any, tmp_path: Path) -> None:
 
 
 def soak(server: ProcessServer, folder: Path, kinds: tuple[str, ...], seconds: float) -> Outcome:
-    """Run one part to its end."""
+    """Run one part to the end."""
     folder.mkdir()
     peaceful = kinds is PEACE
     planned = plan(SEED, seconds, every=1.5, lasting=(0.5, 6.0), kinds=kinds)
@@ -74,7 +74,7 @@ def soak(server: ProcessServer, folder: Path, kinds: tuple[str, ...], seconds: f
 
 
 def write_result(parts: dict[str, Outcome]) -> None:
-    """Print the report, and leave it where RESULT says."""
+    """Print the report, and write it to the file that RESULT names."""
     document = {
         "command": f"make soak NAME=nemesis MINUTES={MINUTES:g} SEED={SEED}",
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
@@ -96,7 +96,7 @@ def write_result(parts: dict[str, Outcome]) -> None:
 
 
 def described(outcome: Outcome) -> dict[str, Any]:
-    """The outcome of one part as plain values; times count from the first strike."""
+    """Return the outcome of one part as plain values. Times are relative to the first strike."""
     report = outcome.report
     zero = outcome.strikes[0].began if outcome.strikes else 0.0
     return {
@@ -132,12 +132,12 @@ def described(outcome: Outcome) -> dict[str, Any]:
 
 
 def wrong_of(outcome: Outcome) -> list[tuple[str, list[object]]]:
-    """What is wrong, by name."""
+    """Return the names of the checks that failed."""
     return [(name, list(faults)) for name, faults in outcome.wrong().items()]
 
 
 def readable(document: dict[str, Any]) -> str:
-    """The document for people, without its log."""
+    """Return the document as text, without its log."""
     cpu = document["machine"]
     size = ", ".join(f"{document[name]} {name}" for name in ("instances", "partitions", "groups"))
     units = document["partitions"] * document["groups"]

@@ -1,10 +1,10 @@
-"""SIGKILL of Spark pipelines: of drivers, executors and Python workers, at moments of chance.
+"""Kill drivers, executors and Python workers of Spark pipelines at random moments.
 
-An archive, the parsed tables beside it, a query between two topics and a replay of the archive,
-each run with another number of cores. After every kill nothing is lost and nothing is there twice,
-by a checker (tests/support/row_ledger.py) that knows nothing of streamqd. Skipped unless KILLS says
-how often: `make soak NAME=spark`. SEED repeats a run's choices; RESULT names a file for what came
-of it.
+The pipelines are an archive with its parsed tables, a query between two topics, and a replay of the
+archive. The number of cores changes with every run. After every kill, an independent checker
+(tests/support/row_ledger.py) finds no lost and no duplicate row. Skipped unless KILLS sets the
+number of kills: `make soak NAME=spark`. SEED repeats the random choices. RESULT names the result
+file.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ SEED = int(os.environ.get("SEED") or secrets.randbelow(1 << 32))
 PARTITIONS = 3
 PATIENCE = 300
 STOPPED = 1  # exit code of a pipeline that Spark could not finish
-MARK = "STREAMQD_SOAK"  # in the environment of all that is started here
-# Whose process is killed. The driver: the Python process alone, or with all that it has started.
-# A point: the driver as well, at a named point of publishing a batch.
+MARK = "STREAMQD_SOAK"  # in the environment of all processes of this test
+# The process to kill. For the driver: its Python process alone, or all of its processes.
+# `point`: also the driver, at a named point while it publishes a batch.
 STRIKES = {
     "archive": ("driver", "tree", "point", "executor", "python"),
     "parsed": ("driver", "tree", "executor", "python"),
@@ -70,13 +70,13 @@ CLUSTERS = [(1, 2), (2, 1), (1, 3), (2, 2)]  # executors, cores of each
 
 @dataclass(frozen=True)
 class Kill:
-    """What was killed. `executors` is 0 where tasks run in the driver's own JVM."""
+    """One kill. `executors` is 0 if tasks run in the JVM of the driver."""
 
     work: str
     strike: str
     executors: int
     cores: int
-    rows: int  # written by then
+    rows: int  # rows written before it
 
 
 class Soak:
@@ -113,17 +113,17 @@ class Soak:
             each.write(self.chance.randrange(most // 4, most))
 
     def trim(self) -> None:
-        """Let retention take of some partitions what Redis was told to be archived."""
+        """Trim some partitions up to the position that is marked as archived in Redis."""
         for partition in range(PARTITIONS):
             ms, seq = row_ledger.order(row_ledger.told(self.client, "logs", partition))
             if ms and self.chance.random() < 0.5:
                 stream = row_ledger.stream("logs", partition)
                 self.trimmed += self.client.xtrim(stream, minid=f"{ms}-{seq + 1}")
 
-    # --- what must hold ---
+    # --- checks ---
 
     def check(self, *, whole: bool = False) -> None:
-        """Nobody sees a row twice, and none is in neither; with `whole`, each is everywhere."""
+        """Check that no row is lost or duplicated. `whole`: each row must be in every table."""
         logs, orders = map(row_ledger.read_ledger, self.ledgers.values())
         table = row_ledger.in_table(self.table)
         stream = row_ledger.in_stream(self.client, "logs", PARTITIONS)
@@ -165,7 +165,7 @@ class Soak:
         return [*given[work], *archive, *QUICK]
 
     def master(self, work: str, kind: str) -> tuple[int, int, list[str]]:
-        """Executors, cores of all, arguments: never with as many cores as the run before."""
+        """Return executors, total cores and arguments. The cores differ from the previous run."""
         shapes = {"executor": CLUSTERS, "python": LOCAL + CLUSTERS}.get(kind, LOCAL)
         others = [each for each in shapes if max(1, each[0]) * each[1] != self._cores.get(work)]
         number, each = self.chance.choice(others)
@@ -176,13 +176,13 @@ class Soak:
         return number, cores, ["--master", cluster, "--conf", "spark.executor.memory=512m"]
 
     def finish(self, work: str) -> None:
-        """Run it until all is done that is there."""
+        """Run the pipeline until it has handled all rows."""
         *_, master = self.master(work, "")
         with pipeline(self.folder, self.config, *self.command(work), *master) as running:
             assert running.wait(PATIENCE) == 0, said(self.folder)
 
     def kill(self, work: str, kind: str) -> Kill | None:
-        """Run it and kill; None when it was done before that."""
+        """Run the pipeline and kill it. Return None if it was done before."""
         number, cores, master = self.master(work, kind)
         command = [*self.command(work), *master]
         killed = self._at_a_point(command) if kind == "point" else self._struck(work, kind, command)
@@ -215,7 +215,7 @@ class Soak:
                     each.kill()
                     struck += 1
             code = running.wait(PATIENCE)
-            # A worker costs its task, which is tried again where there are executors.
+            # The death of a Python worker fails its task, which executors retry.
             allowed = {"python": (0, STOPPED), "executor": (0,)}.get(kind, (0, -signal.SIGKILL))
             assert code in allowed, f"{work}, {kind}: {code}\n{said(self.folder)}"
             if code == STOPPED:
@@ -235,11 +235,11 @@ class Soak:
         return [self.chance.choice(there)] if isinstance(there, list) else []
 
     def _sign(self, work: str) -> Callable[[], bool]:
-        """Whether a run that begins now has begun to write."""
+        """Return a function that tells whether a run started from now on has written."""
         if work in ("archive", "parsed"):
             began = time.time_ns()
             folder = self.table if work == "archive" else self.archive / "parsed"
-            # What a killed run has left there is older.
+            # Files of a killed run are older.
             return lambda: any(
                 each.stat().st_ctime_ns > began for each in folder.rglob("*.parquet")
             )
@@ -247,13 +247,13 @@ class Soak:
         return lambda: self._added() > before
 
     def _added(self) -> int:
-        """How often anything was added to a stream of the server."""
+        """Return the number of XADD calls of the server."""
         stats = self.client.info("commandstats")
         return int(stats.get("cmdstat_xadd", {}).get("calls", 0))
 
 
 def pythons(pid: int) -> list[psutil.Process]:
-    """What runs Python below a driver, without the driver."""
+    """Return the Python processes below a driver, without the driver."""
     found = []
     for each in family(pid)[1:]:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -263,7 +263,7 @@ def pythons(pid: int) -> list[psutil.Process]:
 
 
 def marked(mark: str) -> Iterator[psutil.Process]:
-    """All processes that were started here, by themselves or by others of them."""
+    """Return all processes that this test started, directly or indirectly."""
     for each in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if each.pid != os.getpid() and each.environ().get(MARK) == mark:
@@ -304,7 +304,7 @@ def test_killed_again_and_again(
         soak.check()
         told = f"{len(kills)}/{KILLS} after {work} {kind}"
         print(f"{told}, {time.monotonic() - began:.0f} s: {killed}", flush=True)
-    # What belongs to a killed driver ends by itself.
+    # The processes of a killed driver exit without help.
     wait_until(lambda: not list(marked(mark)), timeout=60, every=0.2, what="no process is left")
     for work in STRIKES:
         soak.finish(work)
@@ -314,7 +314,7 @@ def test_killed_again_and_again(
 
 
 def _compare_by_spark(soak: Soak) -> None:
-    """See that SQL over archive and stream finds all, with some that are in Redis only."""
+    """Check that SQL over archive and stream finds all rows, also those only in Redis."""
     soak.add()
     query = (
         "SELECT partition, count(*) AS entries, sum(crc32(CAST(id AS BINARY))) AS ids"
