@@ -1,1 +1,1 @@
-"""Known mistakes, put into the code on purpose: for each a named test must turn red."""
+"""Known mistakes, introduced on purpose. For each, a named test must fail."""

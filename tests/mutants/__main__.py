@@ -1,6 +1,7 @@
-"""`python -m tests.mutants [WORDS]`: break the code on purpose and see the tests turn red.
+"""`python -m tests.mutants [WORDS]`: break the code on purpose, and check that the tests fail.
 
-WORDS choose the mutants whose name or file has them all. Ends with 1 unless all are killed.
+WORDS select the mutants whose name or file contains all of them. The exit code is 1 unless all are
+killed.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from tests.mutants.runner import KILLED, Result, judge
 
 
 def main() -> int:
-    """Judge, print, and return the exit code."""
+    """Judge the mutants, print the results, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("words", nargs="*", help="judge only the mutants that these words name")
     parser.add_argument("--jobs", type=int, default=2, help="so many at a time (default: 2)")
-    parser.add_argument("--list", action="store_true", help="say what there is, judge nothing")
-    parser.add_argument("--why", action="store_true", help="say why each mutant was killed")
+    parser.add_argument("--list", action="store_true", help="list the mutants without judging them")
+    parser.add_argument("--why", action="store_true", help="print why each mutant was killed")
     given = parser.parse_args()
     chosen = [
         one for one in MUTANTS if all(word in f"{one.name} {one.path}" for word in given.words)

@@ -1,7 +1,7 @@
-"""The mistakes, and the tests that must notice them.
+"""The mistakes, and the tests that must detect them.
 
-T and Q numbers are the traps and questions of the protocol. A mistake that nobody notices means
-that the tests promise more than they check: mend the tests, not this list.
+T and Q numbers are the traps and questions of the protocol. If no test
+detects a mistake, the tests promise more than they check: fix the tests, not this list.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from tests.mutants.mutant import Mutant, mutant
 
 _FENCE = ("if refusal then", "if false then")
 
-# --- the fence: who has lost the unit changes nothing ---------------------------------------------
+# --- the fence: a former owner changes nothing ----------------------------------------------------
 
 FENCE = (
     mutant(
@@ -36,7 +36,7 @@ FENCE = (
     ),
     mutant(
         "a recovery without the fence",
-        "a superseded token learns nothing and opens no session",
+        "a superseded token gets no entries and opens no session",
         "lua/message_recover.lua",
         _FENCE,
         tests={"contract/test_message_recover.py": "test_a_superseded_token_is_refused"},
@@ -50,7 +50,7 @@ FENCE = (
     ),
     mutant(
         "a read that does not watch the fence",
-        "no entry moves into the hands of a worker that has lost the unit",
+        "no entry is delivered to a worker that has lost the unit",
         "streamqd/store/fetch.py",
         ('_pack("WATCH", fence)', '_pack("TYPE", fence)'),
         tests={
@@ -60,8 +60,8 @@ FENCE = (
         },
     ),
     mutant(
-        "a worker that goes on although the fence carries another token",
-        "no entry moves into the hands of a worker that has lost the unit",
+        "a worker that continues although the fence has another token",
+        "no entry is delivered to a worker that has lost the unit",
         "streamqd/worker/reader.py",
         ("if not fetched.mine:", "if fetched.mine is None:"),
         tests={
@@ -76,8 +76,8 @@ FENCE = (
 
 LOST_AND_LATE = (
     mutant(
-        "a new connection that does not list what is pending",
-        "what a lost read has moved is handled (T1)",
+        "a new connection that does not list pending entries",
+        "entries that a lost read delivered are handled (T1)",
         "streamqd/worker/worker.py",
         (
             "                self._attach()\n                self._serve()",
@@ -97,7 +97,7 @@ LOST_AND_LATE = (
     ),
     mutant(
         "a recovery that opens no session",
-        "a read that executes late, after the list was made, moves nothing (T1)",
+        "a read that executes after the listing delivers nothing (T1)",
         "lua/message_recover.lua",
         ("if open == '1' then", "if open == 'never' then"),
         tests={
@@ -120,8 +120,8 @@ LOST_AND_LATE = (
         },
     ),
     mutant(
-        "a renewal that gives an expired lease up",
-        "a pause of the server that is longer than the lease costs no ownership",
+        "a renewal that gives up an expired lease",
+        "a server pause longer than the lease TTL costs no ownership",
         "lua/lease_renew.lua",
         (
             "redis.call('SET', lease, token, 'PX', ttl_ms)\nreturn {'LATE'}",
@@ -134,7 +134,7 @@ LOST_AND_LATE = (
         },
     ),
     mutant(
-        "a token that is used again after its release",
+        "a token that is reused after its release",
         "a late release does not free the unit under its next owner (T13)",
         "streamqd/supervisor/partition.py",
         (
@@ -166,7 +166,7 @@ LOST_AND_LATE = (
 DEATH = (
     mutant(
         "a death after which only the running entry counts",
-        "what had finished is acknowledged, not run again (T3)",
+        "finished messages are acknowledged, not run again (T3)",
         "streamqd/supervisor/partition.py",
         ("secrets.token_hex(16), batch.done, blame", "secrets.token_hex(16), [], blame"),
         tests={
@@ -177,8 +177,8 @@ DEATH = (
         },
     ),
     mutant(
-        "a long run whose end waits for the end of the next one",
-        "when a host is lost what ran for long does not run again beside what was running",
+        "a long run that is settled only after the next run",
+        "after the loss of a host, a long finished run is not repeated",
         "streamqd/worker/runs.py",
         ("elapsed > quick_ns or now - settler", "now - settler"),
         tests={
@@ -188,7 +188,7 @@ DEATH = (
         },
     ),
     mutant(
-        "a lane that begins anew before its end is acknowledged",
+        "a lane that starts again before its last run is acknowledged",
         'with ack = "each" a lost host repeats one message of each lane',
         "streamqd/worker/concurrent.py",
         ("if self._ack_each and self._settler.since_ns:", "if False:"),
@@ -227,7 +227,7 @@ DEATH = (
         tests={"unit/test_rounds.py": "test_a_crash_narrows_only_among_known_suspects"},
     ),
     mutant(
-        "an accused message that shares its turn",
+        "an accused message that runs next to others",
         "an accused message runs alone on its instance, so that its charge is exact",
         "streamqd/worker/quarantine.py",
         ("entry.crash_count > 0 or entry.place in self.accused", "entry.crash_count > 0"),
@@ -249,7 +249,7 @@ DEATH = (
         },
     ),
     mutant(
-        "a scoreboard that acquits what an earlier loss left",
+        "a scoreboard that acquits the messages of an earlier loss",
         "after a loss in a marked round, all pending messages are suspects",
         "streamqd/worker/recovery.py",
         ("(self._quarantine.accused or not self._complete)", "not self._complete"),
@@ -271,7 +271,7 @@ DEATH = (
         },
     ),
     mutant(
-        "a held message that takes the mark of those that run",
+        "a held message that replaces the mark of the running ones",
         "the mark names every message that runs when a host is lost",
         "streamqd/worker/quarantine.py",
         ("if self._session and not self._runs:", "if self._session:"),
@@ -282,7 +282,7 @@ DEATH = (
         },
     ),
     mutant(
-        "a batch that waits for its rate behind its mark",
+        "a batch that is marked before it waits for its rate",
         "no message is accused for a wait",
         "streamqd/worker/gates.py",
         ("trusted and not self.held_ns(now, runs) and", "trusted and"),
@@ -317,7 +317,7 @@ DEATH = (
     ),
     mutant(
         "a held message that a lane runs again without a mark",
-        "what a lost host has left runs one by one, each under a mark",
+        "the pending messages of a lost host run one by one, each under a mark",
         "streamqd/worker/concurrent.py",
         ("            held.begin_again(entry)\n", ""),
         tests={
@@ -327,8 +327,8 @@ DEATH = (
         },
     ),
     mutant(
-        "a death that is charged as often as it is told",
-        "charges <= true crashes, whatever replies are lost (T4)",
+        "a death that is charged with every repetition of the call",
+        "charges <= real crashes, regardless of lost replies (T4)",
         "lua/lease_refence.lua",
         (
             "if held[1] == new then\n",
@@ -345,7 +345,7 @@ DEATH = (
     ),
     mutant(
         "a refence that is repeated with another token",
-        "a wish is repeated with equal arguments until it is answered (T4)",
+        "a call is repeated with equal arguments until it is answered (T4)",
         "streamqd/supervisor/partition.py",
         ("self.lease, token, ttl,", "self.lease, secrets.token_hex(16), ttl,"),
         tests={
@@ -356,7 +356,7 @@ DEATH = (
     ),
     mutant(
         "a successor with the token of its predecessor",
-        "packets of a dead child bounce, and its death is charged once",
+        "packets of a dead child are rejected, and its death is charged once",
         "streamqd/supervisor/partition.py",
         (
             "        self._start_refence(refence._replace(release_after=leaving))",
@@ -376,7 +376,7 @@ DEATH = (
         tests={"contract/test_traps.py": "test_t15_a_mark_is_charged_once"},
     ),
     mutant(
-        "a crash that charges all that was in hand",
+        "a crash that charges all fetched messages",
         "the running message is charged, its neighbours are not",
         "lua/lease_refence.lua",
         (
@@ -398,7 +398,7 @@ DEATH = (
     ),
     mutant(
         "a crash that charges the first of several running",
-        "nobody is charged on suspicion",
+        "no message is charged on suspicion",
         "streamqd/supervisor/partition.py",
         ("suspects[0] if len(suspects) == 1 else None", "suspects[0] if suspects else None"),
         tests={"unit/test_holding.py": "test_several_running_entries_charge_nobody"},
@@ -435,7 +435,7 @@ LIMITS = (
         },
     ),
     mutant(
-        "a hard limit that charges whatever runs when the signal arrives",
+        "a hard limit that charges the message that runs when the signal arrives",
         "only the run for which the kill was decided is charged (T11)",
         "streamqd/supervisor/partition.py",
         ("suspects = self.slot.running_in(kill.run_seq)", "suspects = batch.running"),
@@ -456,8 +456,8 @@ LIMITS = (
         },
     ),
     mutant(
-        "a soft limit that hits whatever runs",
-        "the run after the one that was over its limit is left alone (Q23)",
+        "a soft limit that interrupts any run",
+        "the run after a run over its limit is not interrupted (Q23)",
         "streamqd/worker/soft_limit.py",
         (
             "self.in_handler and self.slot.soft_kill_seq == self.slot.words[WORD_RUN_SEQ]:",
@@ -483,7 +483,7 @@ LIMITS = (
     ),
     mutant(
         "a drain that counts as a crash",
-        "who is killed because the daemon stops is not charged",
+        "a message is not charged when the daemon stops its worker",
         "streamqd/supervisor/partition.py",
         ("unordered = kill is None and not (", "unordered = not ("),
         tests={
@@ -524,7 +524,7 @@ LIMITS = (
     ),
     mutant(
         "an embedded server that is stopped first",
-        "the embedded server outlives everything that is still to be settled",
+        "the embedded server runs until every message is settled",
         "streamqd/supervisor/supervisor.py",
         (
             "            self.drain.signalled(number, timeout)\n",
@@ -537,15 +537,15 @@ LIMITS = (
         tests={"integration/test_mutant_gaps.py": "test_the_embedded_server_outlives_the_drain"},
     ),
     mutant(
-        "an embedded server that a terminal's Ctrl-C ends",
-        "the embedded server outlives everything that is still to be settled",
+        "an embedded server that Ctrl-C in a terminal stops",
+        "the embedded server runs until every message is settled",
         "streamqd/embedded.py",
         ("                    start_new_session=True,\n", ""),
         tests={"integration/test_embedded.py": "test_ctrl_c_does_not_reach_it"},
     ),
     mutant(
         "a housekeeper that takes any signal for the supervisor's death",
-        "a signal that an operator sends to all processes of a daemon ends none of them",
+        "a signal to all processes of a daemon stops none of them",
         "streamqd/process.py",
         (
             "        if os.getppid() == parent_pid:\n            return",
@@ -559,7 +559,7 @@ LIMITS = (
     ),
     mutant(
         "a dump that looks at threads while they run",
-        "to ask where a worker stands does not kill it",
+        "asking for the stack of a worker does not kill it",
         "streamqd/process.py",
         (
             "STACK_OF_THREAD, descriptor, all_threads=False)",
@@ -588,7 +588,7 @@ SETTLING = (
         },
     ),
     mutant(
-        "settling what is not pending",
+        "settling an entry that is not pending",
         "each message is in exactly one place, also when the call is repeated",
         "lua/_judge.lua",
         (
@@ -617,7 +617,7 @@ SETTLING = (
     ),
     mutant(
         "a failed message that stops the worker while memory is full",
-        "who cannot settle one message goes on with the others (T18)",
+        "a worker that cannot settle one message handles the others (T18)",
         "streamqd/worker/settler.py",
         ("                    deferred += items\n", "                    raise reply\n"),
         tests={
@@ -648,8 +648,8 @@ SETTLING = (
         },
     ),
     mutant(
-        "a batch that goes on behind a key that is held",
-        "with on_error = hold-key no message of a key overtakes one that has failed",
+        "a batch that runs messages behind a held key",
+        "with on_error = hold-key, no message overtakes a failed one of its key",
         "streamqd/worker/runs.py",
         (
             "if self._failed(failed, error) and counts.handled != limit:",
@@ -691,7 +691,7 @@ SETTLING = (
         tests={"contract/test_message_promote.py": "test_moves_what_is_due"},
     ),
     mutant(
-        "a replay that keeps the letter",
+        "a replay that keeps the dead letter",
         "a dead letter is replayed once",
         "lua/dead_replay.lua",
         ("redis.call('XDEL', dlq, letter_id)\n", ""),
@@ -703,14 +703,14 @@ SETTLING = (
         },
     ),
     mutant(
-        "a moving letter that is replayed as well",
+        "a dead letter in transit that is also replayed",
         "a dead letter is replayed once",
         "lua/dead_replay.lua",
         ("if mark then\n", "if false then\n"),
         tests={"contract/test_dead.py": "test_a_moving_letter_is_replayed_nowhere_else"},
     ),
     mutant(
-        "a letter that arrives twice",
+        "a dead letter that arrives twice",
         "a resumed move writes nothing again",
         "lua/dead_deliver.lua",
         ("if earlier then\n", "if false then\n"),
@@ -721,7 +721,7 @@ SETTLING = (
     ),
     mutant(
         "a dead-letter stream that is trimmed",
-        "no dead letter goes unless somebody purges or replays it (T9)",
+        "a dead letter stays until it is purged or replayed (T9)",
         "lua/settle_dead.lua",
         ("'XADD', dlq, '*', 'failedAt'", "'XADD', dlq, 'MAXLEN', '~', 1000, '*', 'failedAt'"),
         tests={"contract/test_mutant_gaps.py": "test_dead_letters_stay_however_many_there_are"},
@@ -743,7 +743,7 @@ AROUND = (
     ),
     mutant(
         "a trim floor behind the first pending entry",
-        "what is pending is never trimmed (T16)",
+        "pending entries are never trimmed (T16)",
         "lua/_floors.lua",
         (
             "return redis.call('XPENDING', stream, group['name'], '-', '+', 1)[1][1]",
@@ -758,7 +758,7 @@ AROUND = (
     ),
     mutant(
         "a bound of length or bytes that does not look at the floor",
-        "nothing that somebody needs is removed by a policy",
+        "a policy removes only entries that no group needs",
         "lua/stream_trim.lua",
         (
             "remove_nodes(stream, info, floor, room",
@@ -772,29 +772,29 @@ AROUND = (
         },
     ),
     mutant(
-        "an archive that holds nothing",
-        "what must be archived stays until it is",
+        "an archive that retains nothing",
+        "entries stay until they are archived, if that is required",
         "lua/stream_trim.lua",
         ("archive == '1' and (not floor", "archive == '2' and (not floor"),
         tests={"contract/test_stream_trim.py": "test_the_archive_holds_the_floor"},
     ),
     mutant(
-        "a loss that counts what was read",
-        "what is dropped is counted, exactly",
+        "a loss that also counts entries that were read",
+        "dropped entries are counted exactly",
         "lua/stream_drop.lua",
         ("removed - unread[at][1] - unread[at][2]", "removed - unread[at][1]"),
         tests={"contract/test_stream_drop.py": "test_of_each_group_it_counts_what_it_had_not_read"},
     ),
     mutant(
-        "ghosts settled while their entry is there",
-        "only what was dropped is settled for its group",
+        "ghosts that are settled while their entry exists",
+        "only dropped entries are settled for their group",
         "lua/ghost_settle.lua",
         ("first and '(' .. first[1] or '+'", "first and first[1] or '+'"),
         tests={"contract/test_ghost_settle.py": "test_settles_what_is_older_than_the_first_entry"},
     ),
     mutant(
         "trimming by the file alone",
-        "nothing goes while the registered settings cannot be read",
+        "nothing is trimmed while the registered settings cannot be read",
         "streamqd/housekeeper/topics.py",
         (
             "return self._known[name][0] if name in self._known else None",
@@ -807,7 +807,7 @@ AROUND = (
         },
     ),
     mutant(
-        "a lost group that comes back at the latest",
+        "a lost group that is recreated at the last entry",
         "a lost group skips nothing (T12)",
         "streamqd/registration.py",
         ('consumer.start == "latest" and new else', 'consumer.start == "latest" else'),
@@ -818,8 +818,8 @@ AROUND = (
         },
     ),
     mutant(
-        "a group that comes back at the latest after the server was emptied",
-        "an emptied server is no reason to skip what was sent since (T12)",
+        "a group that is recreated at the last entry after the server was emptied",
+        "messages sent since the server was emptied are not skipped (T12)",
         "streamqd/registration.py",
         ("new = not seen_before and not emptied", "new = not seen_before"),
         tests={
@@ -829,7 +829,7 @@ AROUND = (
         },
     ),
     mutant(
-        "a lost group that comes back at its floor",
+        "a lost group that is recreated at its floor",
         "a lost group skips nothing: positions are exclusive (T12)",
         "lua/group_ensure.lua",
         ("is_id(floor) and predecessor(floor) or start", "is_id(floor) and floor or start"),
@@ -842,7 +842,7 @@ AROUND = (
     ),
     mutant(
         "a housekeeper that claims",
-        "nothing comes into a worker's hands behind its back (T5)",
+        "a worker gets no entry that it did not request (T5)",
         "streamqd/housekeeper/reclaimer.py",
         (
             "            _raise_flag(slot, walk.unit, walk.name)\n",
@@ -859,7 +859,7 @@ AROUND = (
         },
     ),
     mutant(
-        "a task that does not give way",
+        "a task that does not yield",
         "retries are promoted while a million letters expire",
         "streamqd/housekeeper/batch.py",
         ("            if time.monotonic() >= until:", "            if False:"),
@@ -871,7 +871,7 @@ AROUND = (
     ),
     mutant(
         "a reclaim that asks for idle entries alone",
-        "a foreign consumer with a million fresh entries keeps nobody from the server",
+        "a foreign consumer with a million new entries does not block the server",
         "lua/_after.lua",
         ("group, '(' .. id,", "group, 'IDLE', 1000, '(' .. id,"),
         tests={"unit/test_script_bounds.py": "test_no_script_lists_without_a_bound"},
@@ -895,14 +895,14 @@ AROUND = (
         tests={"unit/test_partitioning.py": ["test_fixed_vectors", "test_agrees_with_librdkafka"]},
     ),
     mutant(
-        "a dedup id that nobody looks at",
+        "a dedup id that is ignored",
         "a message with a dedup id is written once",
         "lua/message_publish.lua",
         ("  if earlier then\n", "  if false then\n"),
         tests={"contract/test_publishing.py": "test_the_same_dedup_id_is_written_once"},
     ),
     mutant(
-        "a topic that has grown is written to by the old count",
+        "writes by the old partition count after a topic has grown",
         "a message never goes to a partition that its key has left",
         "lua/_routed.lua",
         ("if present ~= partitions and", "if not present and"),
@@ -912,7 +912,7 @@ AROUND = (
         },
     ),
     mutant(
-        "messages go to a topic that is gone",
+        "messages are sent to a deleted topic",
         "nothing is sent to a retired or deleted topic",
         "lua/_routed.lua",
         ("~= tonumber(partitions) then", "~= tonumber(partitions) and present then"),
@@ -934,7 +934,7 @@ AROUND = (
 SCHEDULES = (
     mutant(
         "a tick that does not compare the due time",
-        "each tick is sent once, whoever tries",
+        "each tick is sent once, even if several housekeepers try",
         "lua/schedule_fire.lua",
         (
             "if not number or tonumber(text(number)) ~= tonumber(step.due) then",
@@ -949,7 +949,7 @@ SCHEDULES = (
     ),
     mutant(
         "a tick that leaves its due time",
-        "each tick is sent once, whoever tries",
+        "each tick is sent once, even if several housekeepers try",
         "lua/schedule_fire.lua",
         (
             "redis.call('ZADD', due, step.following, name)",
@@ -972,7 +972,7 @@ SCHEDULES = (
         tests={"contract/test_schedules.py": "test_the_server_decides_whether_it_is_time"},
     ),
     mutant(
-        "an orphan that goes on",
+        "an orphaned schedule that continues",
         "a schedule that no instance declares stops",
         "lua/schedule_fire.lua",
         ("elseif seen and now - (whole(seen) or 0) > orphan_ms then", "elseif false then"),
@@ -986,7 +986,7 @@ SCHEDULES = (
         tests={"contract/test_schedules.py": "test_a_topic_of_another_size_fires_nothing"},
     ),
     mutant(
-        "an overlap that is not looked at",
+        "an overlap setting that is ignored",
         "with overlap, one message of a schedule is unfinished at most",
         "lua/schedule_fire.lua",
         ("if busy then", "if false then"),
@@ -1005,7 +1005,7 @@ SCHEDULES = (
         tests={"contract/test_schedules.py": "test_a_tick_that_was_sent_is_not_sent_again"},
     ),
     mutant(
-        "a deploy that touches what is the same",
+        "a deploy that changes an unchanged schedule",
         "an unchanged schedule keeps its due time",
         "lua/schedule_declare.lua",
         ("if known_hash == hash then", "if false then"),
@@ -1013,7 +1013,7 @@ SCHEDULES = (
     ),
     mutant(
         "an older file that replaces a newer one",
-        "of two releases, the file that was read later holds",
+        "of two releases, the file that was read later wins",
         "lua/schedule_declare.lua",
         ("if not newer and now - seen <= takeover_ms then", "if false then"),
         tests={
@@ -1050,7 +1050,7 @@ SCHEDULES = (
         tests={"contract/test_schedules.py": "test_a_held_schedule_keeps_its_time"},
     ),
     mutant(
-        "a message by hand that names a tick again",
+        "a manual run that repeats the headers of a tick",
         "x-schedule and x-scheduled-for never repeat together",
         "lua/schedule_run.lua",
         ("whole(tick or nil) or 0, whole(ran or nil) or 0", "whole(ran or nil) or 0, 0"),

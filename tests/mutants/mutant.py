@@ -1,4 +1,4 @@
-"""What a mutant is: a mistake in one file, and the tests that must notice it."""
+"""A mutant: a mistake in one file, and the tests that must detect it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 
 class DoesNotApply(Exception):  # noqa: N818 - named after what is reported
-    """The text to be changed is not there, or not as often as it should be."""
+    """The text to change does not occur, or not the expected number of times."""
 
 
 class Change(NamedTuple):
-    """Text that must occur exactly `times` times, and what takes its place."""
+    """Text that must occur exactly `times` times, and its replacement."""
 
     old: str
     new: str
@@ -19,13 +19,13 @@ class Change(NamedTuple):
 
 
 class Mutant(NamedTuple):
-    """One mistake in one file. Each of its tests must turn red."""
+    """One mistake in one file. Each of its tests must fail."""
 
     name: str
-    breaks: str  # what the code promises and this mistake takes away
+    breaks: str  # the promise of the code that this mistake breaks
     path: str
     changes: tuple[Change, ...]
-    tests: tuple[str, ...]  # pytest node ids; without [..] any of its cases may be the red one
+    tests: tuple[str, ...]  # pytest node ids; without [..], any case may be the one that fails
 
     def applied(self, root: Path) -> str:
         """Return the text of the file with the mistake in it. Raises DoesNotApply."""
@@ -43,7 +43,7 @@ class Mutant(NamedTuple):
 
     @property
     def guard(self) -> str:
-        """The test that must stay green, '' for none: a script that does not compile fails all."""
+        """A test that must still pass, '' for none: a script that does not compile fails all."""
         if not self.path.startswith("lua/"):
             return ""
         test = "test_script_compiles_and_its_name_is_the_hash_of_its_source"
@@ -55,7 +55,7 @@ class Mutant(NamedTuple):
 def mutant(
     name: str, breaks: str, path: str, *changes: tuple[str, str], tests: dict[str, list[str] | str]
 ) -> Mutant:
-    """Write a mutant down. `tests` maps files below tests/ to the names of their tests."""
+    """Return a mutant. `tests` maps files in tests/ to the names of their tests."""
     nodes = tuple(
         f"tests/{file}::{test}"
         for file, named in tests.items()

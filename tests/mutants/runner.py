@@ -1,6 +1,6 @@
-"""Judges mutants: each in a copy of the repository of its own, by its own tests, two at a time.
+"""Judges mutants two at a time, each in its own copy of the repository, by its own tests.
 
-First every named test runs once in an unchanged copy: a test that is red there proves nothing.
+First, every named test runs once in an unchanged copy: a test that fails there proves nothing.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tests.mutants.witness import REPORT
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("streamqd", "lua", "tests", "pyproject.toml")
 KILLED = "killed"
-TEST_SECONDS = 30  # of one test
-RUN_SECONDS = 90.0  # of the tests of one mutant
-FIRST_RUN_SECONDS = 240.0  # of all tests, once
+TEST_SECONDS = 30  # per test
+RUN_SECONDS = 90.0  # for the tests of one mutant
+FIRST_RUN_SECONDS = 240.0  # for one run of all tests
 
 
 @dataclass
 class Result:
-    """How one mutant fared. `word` is `killed`, or what is wrong."""
+    """The result of one mutant. `word` is `killed`, or the problem."""
 
     mutant: Mutant
     word: str
@@ -43,7 +43,7 @@ class Result:
 
 @dataclass
 class Run:
-    """One pytest in a folder, in a session of its own, so that nothing of it can stay behind."""
+    """One pytest in a folder, in its own session, so that all of its processes can be killed."""
 
     folder: Path
     tests: Sequence[str]
@@ -68,7 +68,7 @@ class Run:
                     *(f"--timeout={TEST_SECONDS}", *self.tests),
                 ],
                 cwd=self.folder,
-                # First on the path of every process that a test starts, before any installation.
+                # First in the path of every process that a test starts, ahead of any installation.
                 env=clean | {"PYTHONPATH": str(self.folder), REPORT: str(self.report)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -79,7 +79,7 @@ class Run:
 
     @property
     def ended(self) -> bool:
-        """Whether it is over; it is killed when its time is."""
+        """Return True if it has exited. After its time limit it is killed."""
         if self.process.poll() is not None:
             return True
         if time.monotonic() - self.began > self.patience:
@@ -88,14 +88,14 @@ class Run:
         return self.overdue
 
     def end(self) -> None:
-        """Kill what is left of it."""
+        """Kill its remaining processes."""
         if self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
     def outcome(self, test: str) -> str:
-        """passed, failed, error, skipped, or '' when it did not run. The worst of its cases."""
+        """Return passed, failed, error, skipped, or '' if it did not run: its worst case."""
         cases = [
             outcome
             for node, outcome in self.outcomes().items()
@@ -104,17 +104,17 @@ class Run:
         return next((one for one in ("failed", "error", "skipped", "passed") if one in cases), "")
 
     def outcomes(self) -> dict[str, str]:
-        """Node id -> outcome."""
+        """Return the outcome by node id."""
         found: dict[str, str] = self._read().get("outcomes", {})
         return found
 
     def said(self) -> str:
-        """What each red test said."""
+        """Return the message of each failed test."""
         found: dict[str, str] = self._read().get("said", {})
         return "\n".join(f"{node}: {text}" for node, text in found.items())
 
     def doubt(self) -> str:
-        """Why its outcomes cannot be believed, '' when they can."""
+        """Return why its outcomes cannot be trusted, '' if they can."""
         if self.overdue:
             return f"not over after {self.patience:g} s"
         report = self._read()
@@ -125,7 +125,7 @@ class Run:
         return ""
 
     def tail(self, lines: int = 15) -> str:
-        """The end of what it printed."""
+        """Return the end of its output."""
         return "\n".join(self.output.read_text(errors="replace").splitlines()[-lines:])
 
     def _read(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class Run:
 
 
 def judge(mutants: Sequence[Mutant], jobs: int, tell: Callable[[Result], None]) -> list[Result]:
-    """Judge mutants, `jobs` at a time; `tell` each result as soon as it is known."""
+    """Judge mutants, `jobs` at a time. Pass each result to `tell` as soon as it is known."""
     with _folder() as folder:
         pristine = _copy(ROOT, folder / "pristine")
         red = _red_without(pristine, mutants, folder)
@@ -168,7 +168,7 @@ def judge(mutants: Sequence[Mutant], jobs: int, tell: Callable[[Result], None]) 
 def _red_without(
     pristine: Path, mutants: Sequence[Mutant], folder: Path
 ) -> dict[str, tuple[str, str]]:
-    """Run every named test unchanged; return those that are not green: test -> (why, output)."""
+    """Run every named test unchanged. Return those that did not pass: test -> (why, output)."""
     wanted = {test: None for one in mutants for test in (*one.tests, one.guard) if test}
     run = Run(pristine, list(wanted), FIRST_RUN_SECONDS)
     try:
@@ -187,7 +187,7 @@ def _red_without(
 def _begin(
     one: Mutant, red: dict[str, tuple[str, str]], pristine: Path, folder: Path
 ) -> Run | Result:
-    """Start the tests of a mutant, unless something is wrong already."""
+    """Start the tests of a mutant, unless there is a problem already."""
     try:
         text = one.applied(pristine)
     except DoesNotApply as error:
@@ -198,7 +198,7 @@ def _begin(
             return Result(one, "test is red without the patch", f"{test}: {why}\n{output}")
     path = _copy(pristine, folder) / one.path
     path.write_text(text)
-    # Its compiled form would be taken for current if size and second of writing were the same.
+    # With equal size and modification second, its compiled form would count as current.
     for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
         compiled.unlink()
     return Run(folder, [*one.tests, *filter(None, [one.guard])], RUN_SECONDS)
@@ -219,7 +219,7 @@ def _verdict(one: Mutant, run: Run) -> Result:
 
 
 def _copy(source: Path, target: Path) -> Path:
-    """Copy what tests need. Times are kept, so that compiled files stay valid."""
+    """Copy the files that tests need. Times are preserved, so compiled files stay valid."""
     ignored = shutil.ignore_patterns(".mypy_cache", "report.json", "output.txt")
     target.mkdir()
     for name in COPIED:

@@ -1,7 +1,7 @@
-"""A pytest plugin: writes down how each test ended and which code was tested.
+"""A pytest plugin that records the outcome of each test and the code that was tested.
 
-A mutant is judged in a copy of the repository. If an installed streamqd were imported instead, or
-scripts of another folder were sent, every judgement would be worthless and look like any other.
+A mutant is judged in a copy of the repository. If a test imported an installed streamqd instead, or
+sent scripts from another folder, its result would be worthless without any sign of it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-REPORT = "MUTANT_REPORT"  # in the environment: the file to be written
+REPORT = "MUTANT_REPORT"  # environment variable with the file to write
 _WORST_LAST = ("passed", "skipped", "error", "failed")
 
 _outcomes: dict[str, str] = {}

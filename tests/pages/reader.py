@@ -1,26 +1,25 @@
-"""A reader who does what a page says: types its commands, writes its files, compares what it sees.
+"""A reader that follows a page: types its commands, writes its files, and compares the output.
 
-The words behind the language of a fence are for this reader; Markdown shows the language alone.
+The words after the language of a fence are for this reader. Markdown shows only the language.
 
     ```sh                       the commands are typed in the terminal `first`, one after the other
-    ```sh second                in another terminal, which begins in the folder of the first
-    ```sh until="ready"         the last one goes on; it is waited for until it has said this
-    ```sh press="Ctrl-C"        a key is pressed before; what runs in the terminal must then end
-    ```sh answer="y"            what is typed when the last one asks
-    ```sh code=8                the exit code of the last one; code=01: 0 or 1; others end with 0
-    ```sh needs="promtool"      left out where there is no such program; so may be what it prints
-    ```sh setup                 not typed: it makes the environment that the tests run in
-    ```python file=weblog.py    the file is written; without, its first line may say `# weblog.py`
-    ```python spark             left to the tests of Spark, which have a session
-    ```text                     what the last commands have printed, all of it
+    ```sh second                in another terminal, which starts in the folder of the first
+    ```sh until="ready"         the last one keeps running; wait until it has printed this
+    ```sh press="Ctrl-C"        press a key first; the running command must then exit
+    ```sh answer="y"            the answer to the question of the last one
+    ```sh code=8                the exit code of the last one (01: 0 or 1); others exit with 0
+    ```sh needs="promtool"      skipped without this program, and so is its output
+    ```sh setup                 not typed: it creates the environment of the tests
+    ```python file=weblog.py    a file to write; the first line `# weblog.py` may name it too
+    ```python spark             run by the Spark tests, which have a session
+    ```text                     the whole output of the last commands
     ```text first               lines that a running command prints, in any order
-    ```text folder=/data        files that are in this folder now
+    ```text folder=/data        files that are now in this folder
     ```                         a picture
 
-In what is printed `…` stands for anything in its line, and for any lines when alone in one. Ids,
-times, the width of columns and empty lines are not compared. The id of a dead letter that a page
-has shown stands, in later commands, for the one that was printed there: a reader takes it from the
-screen.
+In output, `…` matches any text in its line, and on a line of its own any lines. IDs, times, column
+widths and empty lines are not compared. If a page has shown the ID of a dead letter, later commands
+use the ID that was printed there, as a reader copies it from the screen.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ FILE = re.compile(r"^# ([\w./-]+\.\w+)$")
 
 @dataclass(frozen=True)
 class Fence:
-    """One block of code of a page. `line` is where it begins."""
+    """One code block of a page. `line` is its first line."""
 
     language: str
     words: list[str]
@@ -54,13 +53,13 @@ class Fence:
 
     @property
     def file(self) -> str:
-        """The name of the file that this is, or ''."""
+        """The name of the file that the block contains, or ''."""
         named = FILE.match(self.text.partition("\n")[0])
         return self.options.get("file") or (named[1] if named else "")
 
 
 def fences(page: Path) -> Iterator[Fence]:
-    """The blocks of code of a page, in order."""
+    """Return the code blocks of a page, in order."""
     text = page.read_text()
     for found in FENCE.finditer(text):
         language, info, body = found.groups()
@@ -71,20 +70,20 @@ def fences(page: Path) -> Iterator[Fence]:
 
 
 class Reader:
-    """Works through a page in a folder of its own, which is also the home of its terminals."""
+    """Works through a page in its own folder, which is also the home of its terminals."""
 
     def __init__(
         self,
         home: Path,
         env: Mapping[str, str],
         replaced: Mapping[str, str],
-        patience: float = 30.0,  # seconds for each thing that is waited for
+        patience: float = 30.0,  # seconds for each wait
     ) -> None:
         self._home, self._replaced, self._patience = home, dict(replaced), patience
-        self.env = {**env, "HOME": str(home)}  # of terminals that are opened from now on
+        self.env = {**env, "HOME": str(home)}  # of terminals opened from now on
         self._terminals: dict[str, Terminal] = {}
         self._last = FIRST
-        self.done = 0  # blocks that were worked through
+        self.done = 0  # number of executed blocks
 
     def __enter__(self) -> Self:
         return self
@@ -94,7 +93,7 @@ class Reader:
             each.close()
 
     def work_through(self, page: Path) -> None:
-        """Do what the page says; fail where something else comes of it."""
+        """Follow the page. Fail where the result differs."""
         for fence in fences(page):
             try:
                 self.obey(fence)
@@ -102,7 +101,7 @@ class Reader:
                 raise AssertionError(f"{page.name}:{fence.line}: {error}") from None
 
     def obey(self, fence: Fence) -> None:
-        """Do what one block says."""
+        """Execute one block."""
         text = self.mine(fence.text)
         needed = fence.options.get("needs", "bash")
         if not fence.language or {"setup", "spark"} & {*fence.words} or not shutil.which(needed):
@@ -122,13 +121,13 @@ class Reader:
         self.done += 1
 
     def mine(self, text: str) -> str:
-        """A text of a page with what stands on this machine for the page's places."""
+        """Return a text of a page with the paths and addresses of this machine."""
         for old, new in self._replaced.items():
             text = text.replace(old, new)
         return text
 
     def terminal(self, name: str) -> Terminal:
-        """The terminal of this name, which is opened where the first one is."""
+        """Return the terminal with this name. A new one opens in the folder of the first."""
         if name not in self._terminals:
             folder = self._terminals[FIRST].folder if self._terminals else self._home
             self._terminals[name] = Terminal(folder, self.env, self._patience)

@@ -1,4 +1,4 @@
-"""A terminal in which a test types, and how what it shows is compared with what was expected."""
+"""A terminal in which a test types, and the comparison of its output with the expected lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 PROMPT = re.compile(r"<done (\d+)>\n")
-# What differs from run to run, and what stands for it: order counts.
+# Patterns that differ between runs, and their replacements. The order matters.
 VOLATILE = (
     (re.compile(r"\x1b\[[0-9;?]*[A-Za-z]"), ""),
     (re.compile(r"\b\d{13}(-\d+)?\b"), "<id>"),
@@ -28,7 +28,7 @@ VOLATILE = (
 
 
 def same(line: str) -> str:
-    """A line without what differs from run to run, and as it stays on the screen at last."""
+    """Return a line as it finally stands on the screen, without parts that differ between runs."""
     line = line.rstrip("\r").rpartition("\r")[2]
     for pattern, word in VOLATILE:
         line = pattern.sub(word, line)
@@ -36,12 +36,12 @@ def same(line: str) -> str:
 
 
 def seen(text: str) -> list[str]:
-    """The lines of a text that are not empty."""
+    """Return the lines of a text that are not empty."""
     return [line for line in text.split("\n") if same(line)]
 
 
 def matches(expected: list[str], printed: list[str]) -> bool:
-    """Whether lines are those that a page shows."""
+    """Return True if lines match those of a page."""
     if not expected:
         return not printed
     if expected[0].strip() == "…":
@@ -50,13 +50,13 @@ def matches(expected: list[str], printed: list[str]) -> bool:
 
 
 def alike(expected: str, printed: str) -> bool:
-    """Whether a line is the one that a page shows."""
+    """Return True if a line matches the line of a page."""
     parts = (re.escape(same(part)) for part in expected.split("…"))
     return re.fullmatch(r"\s*.*?\s*".join(parts), same(printed)) is not None
 
 
 class Terminal:
-    """One bash in a terminal of its own."""
+    """One bash in its own terminal."""
 
     def __init__(self, folder: Path, env: Mapping[str, str], patience: float) -> None:
         self._patience = patience
@@ -73,22 +73,22 @@ class Terminal:
         )
         os.close(slave)
         self._said = ""
-        self._from = 0  # what is before was printed by earlier commands
+        self._from = 0  # output before this position belongs to earlier commands
         self.runs = True
         self.ended()
 
     @property
     def folder(self) -> Path:
-        """Where it is."""
+        """The current folder of the shell."""
         return Path(f"/proc/{self._bash.pid}/cwd").readlink()
 
     @property
     def new(self) -> str:
-        """What was printed since the last commands were typed."""
+        """The output since the last commands were typed."""
         return self._said[self._from :]
 
     def run(self, command: str, answer: str = "") -> int:
-        """Type a command, and what it asks for; wait for its end and return its exit code."""
+        """Type a command and its answers. Wait for its exit and return its exit code."""
         self.type(command + "\n" + (answer + "\n" if answer else ""))
         return self.ended()
 
@@ -98,7 +98,7 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def ended(self) -> int:
-        """Wait for the end of what runs; return its exit code and take the prompt away."""
+        """Wait until the command exits, remove the prompt, and return the exit code."""
         self.wait(lambda: PROMPT.search(self.new), "a command ends")
         found = PROMPT.search(self._said, self._from)
         assert found is not None
@@ -107,7 +107,7 @@ class Terminal:
         return int(found[1])
 
     def take(self, expected: list[str]) -> None:
-        """Wait until lines like these are there, and be done with all that came before the last."""
+        """Wait for lines like these, and drop the output before the last of them."""
 
         def places() -> list[int]:
             lines, found = self.new.split("\n")[:-1], list[int]()
@@ -120,12 +120,12 @@ class Terminal:
         self._from += len("\n".join(self.new.split("\n")[: max(places()) + 1])) + 1
 
     def forget(self) -> None:
-        """From now on, `new` is what is printed from now on."""
+        """Drop the output so far from `new`."""
         self._read(0.0)
         self._from = len(self._said)
 
     def wait(self, condition: Callable[[], object], what: str) -> None:
-        """Read what is printed until the condition is true."""
+        """Read the output until the condition is true."""
         deadline = time.monotonic() + self._patience
         while not condition():
             over = time.monotonic() > deadline or PROMPT.search(self.new)
@@ -138,7 +138,7 @@ class Terminal:
             seconds = 0.0
 
     def close(self) -> None:
-        """End the shell and everything in it, if need be by force."""
+        """Stop the shell and its processes, if necessary with SIGKILL."""
         family = [psutil.Process(self._bash.pid)]
         family += family[0].children(recursive=True)
         for each in reversed(family):

@@ -1,9 +1,9 @@
-"""Make the pictures of docs/images from a live run: `make docs NAME=shots`.
+"""Take the screenshots in docs/images from a live run: `make docs NAME=shots`.
 
     python -m tests.pages.shots [FOLDER]
 
-`streamqd top` as it stands in tmux, the status page and the report as Chromium shows them. What a
-machine has no program for is left out, and said.
+Shows `streamqd top` in tmux, and the status page and the report in Chromium. A picture is skipped
+with a note if its program is missing.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ COLUMNS, LINES = 80, 24
 
 
 def run(*command: str | Path, **env: str) -> str:
-    """Run a command to its end; return what it printed."""
+    """Run a command and return its output."""
     words = [str(word) for word in command]
     whole = dict(os.environ) | env
     return subprocess.run(words, check=True, text=True, stdout=subprocess.PIPE, env=whole).stdout
 
 
 def ours(daemon: Daemon, *arguments: str | Path) -> list[str]:
-    """The words of a command of streamqd about this daemon."""
+    """Return the arguments of a streamqd command for this daemon."""
     config = str(daemon.config_path)
     return [sys.executable, "-m", "streamqd", "--config", config, *map(str, arguments)]
 
 
 def shoot_top(daemon: Daemon, picture: Path) -> None:
-    """Draw the screen of `streamqd top`, with its colours."""
+    """Draw the screen of `streamqd top` in color."""
     tmux = ["tmux", "-L", f"shots-{os.getpid()}"]
     command = shlex.join(ours(daemon, "top"))
     env = {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
@@ -66,31 +66,31 @@ def shoot_top(daemon: Daemon, picture: Path) -> None:
     paper = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True)
     paper.print(Text.from_ansi(screen))
     drawn = paper.export_svg(title="streamqd top", unique_id="top")
-    # The usual drawing fetches its font from the network; a reader's own will do.
+    # By default, the drawing fetches its font from the network. Use a font of the reader.
     drawn = re.sub(r"@font-face \{.*?\}\n", "", drawn, flags=re.DOTALL)
     picture.write_text(drawn.replace("Fira Code", "DejaVu Sans Mono"))
 
 
 def shoot_page(url: str, picture: Path, size: str) -> None:
-    """Take a picture of a page in a browser without a window."""
+    """Take a screenshot of a page in a headless browser."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
-        print(f"left out, there is no chromium: {picture.name}")
+        print(f"skipped, chromium is not installed: {picture.name}")
         return
     with tempfile.TemporaryDirectory() as profile:
         subprocess.run(
             [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
              f"--user-data-dir={profile}", f"--window-size={size}", f"--screenshot={picture}", url],
             check=True,
-            stderr=subprocess.DEVNULL,  # complaints about a desktop that is not there
+            stderr=subprocess.DEVNULL,  # complaints about a missing desktop
             timeout=120,
         )  # fmt: skip
 
 
 def shoot_report(daemon: Daemon, picture: Path) -> None:
-    """Let Spark report on the topic, and take a picture of the page."""
+    """Create the report of the topic with Spark, and take a screenshot of it."""
     if shutil.which("java") is None:
-        print(f"left out, there is no Java: {picture.name}")
+        print(f"skipped, Java is not installed: {picture.name}")
         return
     folder = daemon.folder / "report"
     run(*ours(daemon, "pipeline", "report", "--out", folder), PYTHONPATH=str(ROOT))
@@ -99,7 +99,7 @@ def shoot_report(daemon: Daemon, picture: Path) -> None:
 
 @contextmanager
 def at_work() -> Iterator[tuple[Daemon, str]]:
-    """A daemon with failures now and then and a handler that hangs; and its address."""
+    """Run a daemon with some failures and a hanging handler. Return it and its address."""
     server = servers.start("valkey", tcp=True)
     address = f"127.0.0.1:{servers.free_port()}"
     done = threading.Event()
@@ -123,13 +123,13 @@ def at_work() -> Iterator[tuple[Daemon, str]]:
 
 
 def main(images: Path) -> None:
-    """Make all pictures."""
+    """Take all screenshots."""
     images.mkdir(parents=True, exist_ok=True)
     with at_work() as (daemon, url):
         if shutil.which("tmux"):
             shoot_top(daemon, images / "top.svg")
         else:
-            print("left out, there is no tmux: top.svg")
+            print("skipped, tmux is not installed: top.svg")
         shoot_page(url, images / "status.png", "1200,540")
         shoot_report(daemon, images / "report.png")
     for picture in sorted(images.iterdir()):

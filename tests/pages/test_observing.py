@@ -1,4 +1,4 @@
-"""The modules of the page on Sentry and OpenTelemetry report what they say, run as written."""
+"""The modules on the page about Sentry and OpenTelemetry, run as written, report as promised."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(folder: Path, text: str, **environ: str) -> str:
 
 @pytest.fixture
 def sentry() -> Iterator[tuple[str, list[bytes]]]:
-    """A server that takes events, as the address and what it got."""
+    """Run a server for events. Yields its address and the received events."""
     got: list[bytes] = []
 
     class Taker(BaseHTTPRequestHandler):
@@ -70,7 +70,7 @@ def sentry() -> Iterator[tuple[str, list[bytes]]]:
     server.server_close()
 
 
-def test_sentry_is_told_of_what_a_handler_raises(
+def test_sentry_gets_the_exception_of_a_handler(
     folder: Path, sentry: tuple[str, list[bytes]]
 ) -> None:
     """U15"""
@@ -85,7 +85,7 @@ def test_sentry_is_told_of_what_a_handler_raises(
     assert b"streamqd.topic" in told
 
 
-def test_a_trace_is_linked_to_that_of_the_producer(folder: Path) -> None:
+def test_a_trace_continues_that_of_the_producer(folder: Path) -> None:
     """U15"""
     parent = f"00-{'a' * 32}-{'b' * 16}-01"
     said = run(folder, RUN.format(module="traced", function="", headers={"traceparent": parent}))

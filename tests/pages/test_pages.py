@@ -1,4 +1,4 @@
-"""What the README and the tutorials tell a reader to type works, and prints what they show."""
+"""The commands of the README and the tutorials work, and print what the pages show."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ QUESTION = re.compile(r"^\|.*\| `(streamqd [^`]+)` \|$", re.MULTILINE)
 def make_reader(
     home: Path, patience: float = 30.0, replaced: Mapping[str, str] = MappingProxyType({})
 ) -> Reader:
-    """One who has installed streamqd, has a clone in ~/streamqd, and nothing else of ours."""
+    """A reader who has installed streamqd, with a clone in ~/streamqd and nothing else of ours."""
     foreign = ("STREAMQ", "PYTHON", "COLUMNS", "LINES")
     kept = {name: text for name, text in os.environ.items() if not name.startswith(foreign)}
-    port = str(free_port())  # the usual one may be taken by a daemon of another test
+    port = str(free_port())  # the default port may be in use by a daemon of another test
     kept["STREAMQ_HTTP__BIND"] = f"127.0.0.1:{port}"
     kept["PATH"] = f"{Path(sys.executable).parent}:{kept['PATH']}"
     (home / "streamqd").symlink_to(ROOT)
@@ -45,7 +45,7 @@ def reader(state_dir: Path) -> Iterator[Reader]:
 
 
 @pytest.mark.parametrize("page", sorted(TUTORIALS.keys() - {ARCHIVE}))
-def test_a_tutorial_is_true(reader: Reader, page: str) -> None:
+def test_a_tutorial_works_as_shown(reader: Reader, page: str) -> None:
     reader.work_through(TUTORIALS[page])
 
     assert reader.done > (7 if page == "quickstart" else 10)
@@ -59,12 +59,12 @@ def test_a_project_of_a_framework_sends_and_handles(reader: Reader, framework: s
     assert reader.done > 7
 
 
-def test_the_readme_is_true(reader: Reader) -> None:
-    reader.env |= {"STREAMQ_DAEMON__INSTANCE": "web-1"}  # whom it asks about
+def test_the_readme_works_as_shown(reader: Reader) -> None:
+    reader.env |= {"STREAMQ_DAEMON__INSTANCE": "web-1"}  # the message that it asks about
 
     reader.work_through(README)
 
-    assert reader.done >= 4  # the handler and its configuration, both terminals
+    assert reader.done >= 4  # the handler, its configuration, and both terminals
     questions = QUESTION.findall(README.read_text())
     assert len(questions) > 5
     for question in questions:
@@ -72,8 +72,8 @@ def test_the_readme_is_true(reader: Reader) -> None:
         reader.obey(Fence("sh", ["second"], {"code": "01"}, asked + "\n", 0))
 
 
-def test_the_handler_of_the_readme_handles(state_dir: Path, reader: Reader) -> None:
-    """Its handler takes lines of a real log, from a file."""
+def test_the_handler_of_the_readme_works(state_dir: Path, reader: Reader) -> None:
+    """It handles lines of a real log, from a file."""
     reader.obey(Fence("sh", [FIRST], {}, "streamqd init project && cd project\n", 0))
     for fence in fences(README):
         if fence.file:

@@ -1,7 +1,7 @@
-"""S9: what the examples print of a message cannot be taken for a line of the log.
+"""S9: the output of an example about a message cannot pass for a log line.
 
-A handler's standard output goes out as it is. Whoever copies an example must not hand its terminal,
-and its journal, to whoever may send.
+The standard output of a handler is passed on unchanged. A copied example must not let senders write
+to the terminal and the journal.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SOURCES = {
         if "@handler" in path.read_text()
     },
 }
-# These import other files of their page, so they are read and not run.
+# These import other files of their page, so they are parsed and not run.
 PARTS = {
     place: code
     for place, code in SOURCES.items()
@@ -66,7 +66,7 @@ def functions(code: str, place: str) -> list[Callable[..., Any]]:
 
 
 @pytest.mark.parametrize("place", PRINTING)
-def test_what_an_example_prints_of_a_message_is_one_line(
+def test_an_example_prints_a_message_as_one_line(
     place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S9: a copied example lets senders forge lines of the log."""
@@ -86,7 +86,7 @@ def test_what_an_example_prints_of_a_message_is_one_line(
 
 @pytest.mark.parametrize("place", PARTS)
 def test_a_part_of_a_project_prints_text_as_repr(place: str) -> None:
-    """S9: of what it prints only a number may stand as it is."""
+    """S9: it may print only numbers without repr."""
     calls = (node for node in ast.walk(ast.parse(PARTS[place])) if isinstance(node, ast.Call))
     for call in calls:
         if ast.unparse(call.func) == "print":

@@ -1,4 +1,4 @@
-"""The page of the model is of the model that is there."""
+"""The page about the model describes the current model."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from tests.protocol import page
 PAGE = Path(__file__).parents[2] / "docs" / "internals" / "protocol-model.md"
 
 
-def test_the_figures_are_of_this_model() -> None:
+def test_the_figures_belong_to_the_current_model() -> None:
     assert page.digest() in PAGE.read_text(), "old: run `make verify NAME=model-full`"

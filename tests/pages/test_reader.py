@@ -1,4 +1,4 @@
-"""The reader of pages believes nothing: whatever is false on a page is noticed."""
+"""The reader of pages detects every false statement on a page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.pages.test_pages import README, ROOT, TUTORIALS, make_reader
 
 DOCS = ROOT / "docs"
 IMAGES = DOCS / "images"
-BYTES_MAX = 150_000  # of one picture, which stays in the history for good
+BYTES_MAX = 150_000  # per picture, because it stays in the history for good
 
 TRUE = r"""\
 ```sh
@@ -71,19 +71,19 @@ def work_through(folder: Path, text: str, patience: float) -> None:
         reader.work_through(page)
 
 
-def test_a_true_page_is_believed(state_dir: Path) -> None:
+def test_a_true_page_passes(state_dir: Path) -> None:
     work_through(state_dir, TRUE, 30.0)
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_lie_is_noticed(state_dir: Path, lie: str) -> None:
+def test_a_false_page_fails(state_dir: Path, lie: str) -> None:
     assert LIES[lie][0] in TRUE
 
     with pytest.raises(AssertionError, match=r"page\.md:\d+"):
         work_through(state_dir, TRUE.replace(*LIES[lie], 1), 2.0)
 
 
-def test_no_block_is_a_picture_that_holds_commands() -> None:
+def test_no_block_with_commands_counts_as_a_picture() -> None:
     commands = re.compile(r"^(streamqd|pip|make|curl|python\S*) ", re.MULTILINE)
     left_out = [
         (page.name, fence.line)
@@ -95,7 +95,7 @@ def test_no_block_is_a_picture_that_holds_commands() -> None:
     assert left_out == []
 
 
-def test_pictures_are_small_and_on_a_page() -> None:
+def test_pictures_are_small_and_used_by_a_page() -> None:
     shown = {
         (page.parent / link).resolve()
         for page in [README, *DOCS.rglob("*.md")]

@@ -15,7 +15,7 @@ from tests.pages.reader import Fence, fences
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 CHINESE = ROOT / "docs" / "README.zh-CN.md"
-ORIGIN = "与四篇原始文档的关系"  # tells readers of the seed documents what is different
+ORIGIN = "与四篇原始文档的关系"  # tells readers of the seed documents about the differences
 HANDLER_LINES_MAX = 10
 
 NOT_SHOWN = (excerpt.LIMIT, excerpt.RAW, "huey", "another")
@@ -69,7 +69,7 @@ def headings(path: Path) -> list[str]:
 
 
 def meaning(fence: Fence) -> object:
-    """What a block says to a machine: without comments, and in Python without texts."""
+    """Return a block without comments, and in Python also without strings."""
     if fence.language == "python":
         tree = ast.parse(fence.text)
         texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
@@ -122,7 +122,7 @@ def test_both_have_the_same_tables() -> None:
 
 @pytest.mark.parametrize("path", excerpt.PAGES, ids=str)
 def test_the_figures_are_the_measured_ones(path: Path) -> None:
-    """Mend it with `make bench NAME=page`."""
+    """Fix it with `make bench NAME=page`."""
     text = (ROOT / path).read_text()
 
     wanted = excerpt.wanted(path, page.read(page.RESULTS), page.read(page.SURVIVAL))
@@ -130,7 +130,7 @@ def test_the_figures_are_the_measured_ones(path: Path) -> None:
 
 
 def test_the_page_of_the_comparison_is_current() -> None:
-    """Mend it with `make bench NAME=page`."""
+    """Fix it with `make bench NAME=page`."""
     results = page.read(page.RESULTS)
     if results is None:
         assert not page.PAGE.exists()
@@ -138,13 +138,13 @@ def test_the_page_of_the_comparison_is_current() -> None:
     assert page.PAGE.read_text() == page.text(results, page.read(page.SURVIVAL))
 
 
-def test_figures_go_between_the_marks_and_nowhere_else(tmp_path: Path) -> None:
+def test_figures_are_written_only_between_the_marks(tmp_path: Path) -> None:
     for path in excerpt.PAGES:
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text((ROOT / path).read_text())
 
     excerpt.write(RESULTS, None, tmp_path)
-    excerpt.write(RESULTS, None, tmp_path)  # a second time changes nothing more
+    excerpt.write(RESULTS, None, tmp_path)  # a second run changes nothing
 
     for path in excerpt.PAGES:
         before, after = (ROOT / path).read_text(), (tmp_path / path).read_text()
@@ -156,14 +156,14 @@ def test_figures_go_between_the_marks_and_nowhere_else(tmp_path: Path) -> None:
     assert "| another (1.2) |" in page.text(RESULTS)
 
 
-def test_the_page_tells_how_each_was_tuned_and_by_which_pages() -> None:
+def test_the_page_names_the_tuning_of_each_and_its_sources() -> None:
     links = "[1](https://example.org/one), [2](https://example.org/two)"
 
     assert f"| huey | one thread for huey | late | {links} |" in page.text(RESULTS)
 
 
-def test_results_of_before_settings_were_recorded_make_a_page_too() -> None:
-    """One without a limit, as `--only celery` leaves it behind."""
+def test_results_without_recorded_settings_make_a_page_too() -> None:
+    """A result without a limit, as `--only celery` writes it."""
     about = {key: value for key, value in RESULTS["systems"]["huey"].items() if key != "tuning"}
     old = RESULTS | {"systems": {"huey": about}}
 
@@ -174,7 +174,7 @@ def test_results_of_before_settings_were_recorded_make_a_page_too() -> None:
     assert "| huey | stay pending |" in text
 
 
-def test_what_became_of_jobs_replaces_what_documentations_say_of_it() -> None:
+def test_measured_outcomes_of_jobs_replace_those_of_the_documentation() -> None:
     text = page.text(RESULTS, SURVIVAL)
 
     assert "This table quotes the documentation" not in text
@@ -184,7 +184,7 @@ def test_what_became_of_jobs_replaces_what_documentations_say_of_it() -> None:
     assert "| arq (1.2) | after 5.2 min | 0 | 5.2 min | 2 | lost |" in text
 
 
-def test_the_readme_has_a_column_more_when_workers_were_killed() -> None:
+def test_the_readme_gets_a_column_for_killed_workers() -> None:
     table = excerpt.wanted(Path("README.md"), RESULTS, SURVIVAL)
 
     assert f"| {excerpt.HEADS[-1]} | {excerpt.KILLED_HEAD} |" in table

@@ -1,6 +1,6 @@
-"""What the pages quote exists: verbs and options, settings, names of the API, metrics, log events.
+"""Everything that pages quote exists: commands, options, settings, API names, metrics, log events.
 
-README and tutorials are typed by test_pages.py; of all other pages this holds without a server.
+test_pages.py types the README and the tutorials. This covers all other pages, without a server.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ENDS = re.compile(r"[|&;<>()]+")
 ASSIGNMENT = re.compile(r"[A-Z_]+=.*")
 INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 ELLIPSIS = {"…", "..."}
-# The name of another series: it is what `rate` and the like are taken of, or a part of a histogram.
+# The name of another series: the argument of `rate` and the like, or a part of a histogram.
 PARTS = re.compile(r"_(bucket|sum|count|created)$")
 EVENT = re.compile(r"[a-z]+\.(?!(?:py|acl|parquet|md|toml|lua|json|ms|bytes)$)[a-z_]+")
 
@@ -51,7 +51,7 @@ def name(page: Path) -> str:
 
 
 def blocks(*languages: str) -> list[tuple[str, Fence]]:
-    """All blocks of code in these languages, with the place where each begins."""
+    """Return all code blocks in these languages, with the position of each."""
     return [
         (f"{name(page)}:{fence.line}", fence)
         for page in PAGES
@@ -61,7 +61,7 @@ def blocks(*languages: str) -> list[tuple[str, Fence]]:
 
 
 def spans() -> Iterator[tuple[str, str]]:
-    """All code within sentences and tables, with its page."""
+    """Return all inline code of sentences and tables, with its page."""
     for page in PAGES:
         text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
         for span in INLINE.findall(text):
@@ -73,8 +73,8 @@ def report(found: Iterable[str]) -> None:
     assert told == [], "\n" + "\n".join(told)
 
 
-def test_the_pages_say_one_thing_of_a_drained_instance() -> None:
-    """U3: it is ready; `tests/acceptance/test_steering.py` asks it."""
+def test_the_pages_agree_about_a_drained_instance() -> None:
+    """U3: it is ready, as `tests/acceptance/test_steering.py` checks."""
     told = [
         f"{name(page)}: {paragraph}"
         for page in [*PAGES, ROOT / "docs/reference/metrics.md"]
@@ -90,13 +90,13 @@ def test_the_pages_say_one_thing_of_a_drained_instance() -> None:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The words behind `streamqd` of each command of a shell."""
+    """Return the arguments of each streamqd command in shell code."""
     for line in text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
         try:
             words = [*lexer, ";"]
-        except ValueError:  # a picture, or a quotation over several lines
+        except ValueError:  # a picture, or a quoted string of several lines
             continue
         command: list[str] = []
         for word in words:
@@ -108,7 +108,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def ours(command: list[str]) -> Iterator[list[str]]:
-    """What is said to streamqd, when a simple command is one of it."""
+    """Return the arguments if a simple command is one of streamqd."""
     for at, word in enumerate(command):
         if word.rpartition("/")[2] == "streamqd":
             before = command[at - 1] if at else "--"
@@ -118,7 +118,7 @@ def ours(command: list[str]) -> Iterator[list[str]]:
 
 
 def complaint(words: list[str], *, whole: bool) -> str:
-    """What the command line has against these words; '' when nothing. Nothing is run."""
+    """Return the error of the command line for these arguments, or ''. Nothing is run."""
     stop = next((at for at, word in enumerate(words) if word in ELLIPSIS), None)
     whole, words = whole and stop is None, words[:stop]
     try:
@@ -139,7 +139,7 @@ def complaint(words: list[str], *, whole: bool) -> str:
     return ""
 
 
-def test_every_command_of_the_pages_can_be_said() -> None:
+def test_every_command_of_the_pages_parses() -> None:
     said = [(at, words) for at, fence in blocks(*SHELL) for words in commands(fence.text)]
     assert len(said) > 120
 
@@ -164,7 +164,7 @@ def test_every_command_within_a_sentence_exists() -> None:
 @pytest.mark.parametrize(
     "lie", ["statsu", "status --jsno", "dlq shwo access 1", "drain", "dlq stats access --since x"]
 )
-def test_what_cannot_be_said_is_noticed(lie: str) -> None:
+def test_an_invalid_command_is_detected(lie: str) -> None:
     found = [complaint(words, whole=True) for words in commands(f"sudo streamqd {lie}")]
 
     assert len(found) == 1
@@ -184,7 +184,7 @@ def test_every_configuration_of_the_pages_loads(tmp_path: Path) -> None:
         for secret in re.findall(r'_file = "(?!/)(.+?)"', fence.text):
             (tmp_path / secret).write_text("secret-of-a-page")
             (tmp_path / secret).chmod(0o600)
-        # A part of a file leaves to the handlers' module what its decorators say.
+        # A part of a file relies on the decorators of the handler module.
         declared = {} if "handlers" in fence.text else {"daemon.handlers": "weblog"}
         try:
             config.load(file, declared, environ={})
@@ -202,7 +202,7 @@ def test_every_table_and_list_of_the_pages_parses() -> None:
 
 
 def uses(tree: ast.AST) -> Iterator[str]:
-    """What a piece of Python wants of streamqd and cannot have."""
+    """Return the names that a piece of Python uses and streamqd does not have."""
     known: dict[str, Any] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -227,7 +227,7 @@ def uses(tree: ast.AST) -> Iterator[str]:
 
 
 def unknown(called: Callable[..., Any] | None, given: list[str]) -> list[str]:
-    """The named arguments that a function or class does not take."""
+    """Return the named arguments that a function or class does not accept."""
     if called is None or (inspect.isclass(called) and called.__init__ is Exception.__init__):
         return []
     parameters = inspect.signature(called).parameters
@@ -236,7 +236,7 @@ def unknown(called: Callable[..., Any] | None, given: list[str]) -> list[str]:
     return [word for word in given if word not in parameters]
 
 
-def test_the_python_of_the_pages_uses_what_there_is() -> None:
+def test_the_python_of_the_pages_uses_existing_names() -> None:
     found = blocks("python")
     assert len(found) > 30
 
@@ -258,7 +258,7 @@ def test_every_example_is_used_by_a_page_and_a_test() -> None:
         )
 
 
-def test_every_metric_that_is_named_exists() -> None:
+def test_every_named_metric_exists() -> None:
     known = {metric.name for metric in METRICS} | {*dir(pytest_plugin)}
     files = [*PAGES, ROOT / "etc" / "alerts.yml", ROOT / "etc" / "grafana.json"]
     named = {
@@ -275,8 +275,8 @@ def test_every_metric_that_is_named_exists() -> None:
     )
 
 
-def test_every_log_event_and_setting_that_is_named_exists() -> None:
-    """A word like `worker.crashed`, where what is before the point is known."""
+def test_every_named_log_event_and_setting_exists() -> None:
+    """A word like `worker.crashed` whose first part is known."""
     settings = {f"{each}.{key}" for each, kind in SECTIONS.items() for key in settings_of(kind)}
     others = {"config.topology", "message.letter"}  # a module, an attribute
     known = settings | {*logs.EVENTS} | others
