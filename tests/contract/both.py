@@ -1,4 +1,4 @@
-"""Each call made twice, on the server and in the model: both must answer alike."""
+"""Makes each call twice, on the server and in the model, which must give equal answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.contract.picture import Fields, paired
 
 
 class Both:
-    """A server and the model of it. Each method is a script; it returns the word answered."""
+    """A server and its model. Each method is a script and returns the word of the answer."""
 
     def __init__(self, desks: dict[str, Desk], model: Model) -> None:
         self.desks = desks
@@ -87,7 +87,7 @@ class Both:
 
     def retry(self, name: str, token: str, items: tuple[tuple[str, bool, Fields], ...]) -> str:
         sent = [(p.encode(), 0.0 if now else 3600.0, _raw(f)) for p, now, f in items]
-        # What is said of their neighbours is often wrong here, and must not matter.
+        # The hints about adjacent entries are often wrong here, which must not matter.
         call = messages.retry(
             self.keys, Lease(self.desks[name].unit, token), sent, adjacent=len(sent) > 1
         )

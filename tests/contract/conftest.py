@@ -19,7 +19,7 @@ def desk(link: Connection, keys: Keys) -> Desk:
 
 @pytest.fixture
 def large_nodes(link: Connection) -> Iterator[int]:
-    """Let a node of a stream hold so many entries, whatever their bytes: many times the default."""
+    """Let a stream node contain many times the default number of entries, of any size."""
     names = ("stream-node-max-entries", "stream-node-max-bytes")
     before = {name: link.execute("CONFIG", "GET", name)[1] for name in names}
     for name, value in zip(names, (2500, 0), strict=True):

@@ -1,7 +1,7 @@
-"""What contract tests work at: one unit on an empty server, seeded by hand, compared as a whole.
+"""The setup of contract tests: one unit on an empty server, seeded by hand, compared as a whole.
 
-`expect` runs a call, demands its word, and after a refusal demands that every key is byte for byte
-what it was. `state` reads the whole keyspace in a form that a test can write down.
+`expect` runs a call and checks its word. After a refusal it checks that no byte of any key has
+changed. `state` reads the whole keyspace in a form that a test can spell out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
-# Whoever answers one of these has written nothing.
+# A script with one of these answers has written nothing.
 REFUSALS = frozenset(
     (
         *("CHANGED", "DELETING", "MISSING", "OWNED", "UNSETTLED"),
@@ -47,7 +47,7 @@ TTL = 15.0
 
 
 class Stream(NamedTuple):
-    """A stream as a test writes it: entries by id, and of each group position and pending."""
+    """A stream as a test spells it: entries by id, and position and pending entries per group."""
 
     entries: dict[str, dict[str, bytes]]
     groups: dict[str, tuple[str, dict[str, str]]]  # name -> (last delivered, id -> consumer)
@@ -88,7 +88,7 @@ class Desk:
         return Store(self.link, self.keys)
 
     def expect(self, script: str, word: str, call: Call) -> list[Any]:
-        """Run a call of that script, which must answer that word; return what came with it."""
+        """Run a call of a script, which must answer the word. Return the rest of the answer."""
         assert call.script.name == script
         before = self.dump()
         reply = self.link.run(call)
@@ -98,7 +98,7 @@ class Desk:
         return reply.rest
 
     def expect_entries(self, script: str, words: list[str], call: Call) -> messages.SettledReply:
-        """Run a call to settle that must answer these words for its entries."""
+        """Run a call that settles entries and must answer these words for them."""
         before = self.dump()
         rest = self.expect(script, "OK", call)
         settled = messages.SettledReply.parse(Reply("OK", rest))
@@ -108,7 +108,7 @@ class Desk:
         return settled
 
     def expect_words(self, script: str, words: list[str], call: Call) -> None:
-        """Run a call that must answer these words for what is in it, of a script of schedules."""
+        """Run a call of a script of schedules, which must answer these words for its schedules."""
         [found, *_] = self.expect(script, "OK", call)
         assert [each.decode() for each in found] == words
 
@@ -127,14 +127,14 @@ class Desk:
 
     @contextmanager
     def instant(self) -> Iterator[Instant]:
-        """Bound a time that the server writes inside the block."""
+        """Yield an Instant that spans the server's clock during the block."""
         taken = Instant(self.now_unix_ms(), 0)
         yield taken
         taken.last = self.now_unix_ms()
 
     @contextmanager
     def full_memory(self) -> Iterator[None]:
-        """Let the server refuse every command that may need memory."""
+        """Make the server refuse every command that may need memory."""
         self.do("CONFIG", "SET", "maxmemory", "1")
         try:
             yield
@@ -142,37 +142,37 @@ class Desk:
             self.do("CONFIG", "SET", "maxmemory", "0")
 
     def leased(self, token: str, epoch: int = 0) -> Lease:
-        """The unit's lease, as who has that token holds it."""
+        """Return the lease of the unit with a token."""
         return Lease(self.unit, token, epoch)
 
     # --- seeding ---
 
     def groups(self) -> None:
-        """Make the unit's group, from the first message."""
+        """Create the group of the unit, from the first message on."""
         self.link.run(messages.ensure_group(self.keys, self.unit, "0"))
 
     def own(self, token: str = "t1", *, seen_epoch: int = 0, owner: str = OWNER) -> int:
-        """Make the token the unit's owner; return the epoch."""
+        """Make a token the owner of the unit. Return the epoch."""
         call = leases.acquire(self.keys, self.leased(token, seen_epoch), TTL, owner)
         reply = self.link.run(call)
         assert reply.word == "OK", reply
         return int(reply.rest[0])
 
     def add(self, entry_id: str, *fields: str | bytes, stream: str = "") -> bytes:
-        """Write an entry under an id; return its place."""
+        """Write an entry with an id. Return its place."""
         key = stream or self.stream
         self.do("XADD", key, entry_id, *(fields or ("payload", f"body of {entry_id}")))
         return (b"r:" if key == self.retry else b"m:") + entry_id.encode()
 
     def fetch(self, count: int = 10, consumer: str = "w", stream: str = "") -> list[bytes]:
-        """Read as the unit's group; return the ids."""
+        """Read as the group of the unit. Return the ids."""
         key = stream or self.stream
         group = self.unit.group
         got = self.do("XREADGROUP", "GROUP", group, consumer, "COUNT", count, "STREAMS", key, ">")
         return [entry[0] for entry in got[0][1]] if got else []
 
     def pending(self, *ids: str) -> list[bytes]:
-        """Make the group, write entries 1-0, 2-0 … to the partition and read them."""
+        """Create the group, write entries 1-0, 2-0 … to the partition, and read them."""
         self.groups()
         places = [self.add(entry_id) for entry_id in ids]
         assert len(self.fetch(len(ids) or 1)) == len(ids)
@@ -184,17 +184,17 @@ class Desk:
         assert len(self.fetch(len(ids), stream=self.retry)) == len(ids)
         return places
 
-    # --- looking ---
+    # --- reading the keyspace ---
 
     def dump(self) -> dict[bytes, tuple[object, bool]]:
-        """Every key, byte for byte, and whether it expires."""
+        """Return the bytes of every key, and whether it expires."""
         return {
             key: (self._bytes(key), self.do("PTTL", key) >= 0)
             for key in sorted(self.do("KEYS", "*"))
         }
 
     def _bytes(self, key: bytes) -> object:
-        """All bytes of a key. Reading a hash or a set may reorder its table, and so its DUMP."""
+        """Return all bytes of a key. Not by DUMP: a read may reorder the table of a hash or set."""
         kind = self.do("TYPE", key)
         if kind == b"hash":
             found = self.do("HGETALL", key)
@@ -202,7 +202,7 @@ class Desk:
         return {*self.do("SMEMBERS", key)} if kind == b"set" else self.do("DUMP", key)
 
     def state(self) -> dict[str, Any]:
-        """Every key by its short name, as plain values."""
+        """Return every key by its short name, as plain values."""
         found = {}
         for raw in sorted(self.do("KEYS", "*")):
             key = raw.decode()
@@ -210,7 +210,7 @@ class Desk:
         return found
 
     def changes(self, before: dict[str, Any]) -> dict[str, Any]:
-        """What differs from a state read before: the new values, None for keys that went."""
+        """Return the changes since an earlier state: new values, None for deleted keys."""
         after = self.state()
         return {
             name: after.get(name)
@@ -219,7 +219,7 @@ class Desk:
         }
 
     def unpacked(self, key: str, member: str | bytes) -> dict[str, bytes]:
-        """A packed field list of one of the item hashes."""
+        """Unpack a field list of an item hash."""
         script = "return cmsgpack.unpack(redis.call('HGET', KEYS[1], ARGV[1]))"
         return _paired(self.do("EVAL", script, 1, key, member))
 

@@ -1,4 +1,4 @@
-"""What the lease scripts answer, as their contracts say it."""
+"""The answers of the lease scripts, by their contracts."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from streamqd.store.scripts import Reply
 
 
 class Refenced(NamedTuple):
-    """What a replaced token is worth, and how often the charged entry has crashed so far."""
+    """The epoch of the new token, and the crashes of the charged entry so far."""
 
     epoch: int
     crashes: int
 
     @classmethod
     def parse(cls, reply: Reply) -> Refenced:
-        """Read OK."""
+        """Parse OK."""
         return cls(int(reply.rest[0]), reply.rest[1])
 
 
 class Holder(NamedTuple):
-    """Who holds a unit, as a refusal says it."""
+    """The owner of a unit, as a refusal names it."""
 
     epoch: int
     owner: str
 
     @classmethod
     def parse(cls, reply: Reply) -> Holder:
-        """Read HELD, MOVED or FENCED, whichever script answered it."""
+        """Parse HELD, MOVED or FENCED of any script."""
         match reply.word:
             case "HELD":
                 _, epoch, owner = reply.rest

@@ -1,7 +1,7 @@
-"""A model of one partition in plain Python: what each script must do to the keyspace.
+"""A model of one partition in plain Python: the effect of each script on the keyspace.
 
-It mirrors the protocol, not the Lua: a message of a group is in exactly one place, and each
-operation moves it to one other or does nothing.
+It follows the protocol, not the Lua code: a message of a group is in exactly one place, and each
+operation moves it to another place or does nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from tests.contract.picture import Fields, Group, Picture, order
 
 
 class Model:
-    """The expected picture. Each method is a script; it returns the word that must be answered."""
+    """The expected picture. Each method is a script and returns the expected word."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.now = Picture({}, {}, {name: Group() for name in names})
@@ -40,7 +40,7 @@ class Model:
         return "OK"
 
     def _suspect(self, name: str, marked: list[str]) -> None:
-        """Charge the entry that ran alone when the owner was lost, or accuse the entries marked."""
+        """Charge the entry that ran alone when the owner was lost, or accuse the marked entries."""
         group = self.now.groups[name]
         if len(marked) > 1:
             earlier = " ".join(group.accused)
@@ -186,10 +186,10 @@ class Model:
             group.solo, group.accused = False, []
         return "OK"
 
-    # --- no owner needed ---
+    # --- without an owner ---
 
     def promote(self, name: str, count: int, written: dict[str, Fields]) -> None:
-        """Move due entries to the ids under which they were found; any of the due may be first."""
+        """Move due entries to the ids that the server gave them. Any due entry may be first."""
         group = self.now.groups[name]
         assert len(written) == min(count, len(self.due[name]))
         for new_id, fields in written.items():
@@ -220,13 +220,13 @@ class Model:
         return self.body(name, place)["payload"]
 
     def unread(self, name: str) -> list[str]:
-        """Places that were written and not delivered."""
+        """Return the places that were written and not delivered."""
         group = self.now.groups[name]
         main = [f"m:{i}" for i in self.now.stream if order(i) > order(group.last_main)]
         return main + [f"r:{i}" for i in group.retry if order(i) > order(group.last_retry)]
 
     def trim(self) -> None:
-        """All goes when nobody has anything to do with any of it; fewer than a node stay else."""
+        """Remove all entries if no group needs any, otherwise all but less than one node."""
         ids = set(self.now.stream)
         waiting = any(
             self.unread_main(name) or any(p[0] == "m" for p in group.pending)

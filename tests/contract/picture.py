@@ -12,7 +12,7 @@ Fields = dict[str, bytes]
 
 @dataclass
 class Group:
-    """All that belongs to one group. Places are `m:<id>` and `r:<id>`."""
+    """The data of one group. Places are `m:<id>` and `r:<id>`."""
 
     token: str = ""
     epoch: int = 0
@@ -39,7 +39,7 @@ class Picture:
 
 
 def observe(desks: dict[str, Desk]) -> Picture:
-    """Read the keyspace of the partition; a key that it does not know fails."""
+    """Read the keyspace of the partition. Fails for an unknown key."""
     first = next(iter(desks.values()))
     commands: list[tuple[Any, ...]] = [
         ("XRANGE", first.stream, "-", "+"),
@@ -107,7 +107,7 @@ def order(entry_id: str) -> tuple[int, int]:
 
 
 def where(picture: Picture, bodies: dict[str, Fields], name: str) -> dict[bytes, list[str]]:
-    """For each payload the places in which a group has it, by the picture alone."""
+    """Return the places of each payload in a group, from the picture alone."""
     group = picture.groups[name]
     found: dict[bytes, list[str]] = {}
 
@@ -132,7 +132,7 @@ def where(picture: Picture, bodies: dict[str, Fields], name: str) -> dict[bytes,
 
 
 def unpacked(packed: bytes) -> Fields:
-    """Read what cmsgpack wrote: one array of byte strings."""
+    """Decode an array of byte strings that cmsgpack wrote."""
     first, at = packed[0], 1
     if first & 0xF0 == 0x90:
         count = first & 0x0F

@@ -1,9 +1,9 @@
-"""A play: scripts drawn at random, made against a server and against the model.
+"""A play: random scripts, run against a server and against the model.
 
 Two owners, two groups, one partition. Every step compares the whole keyspace with the model and
 checks, from the server's picture alone: each message of a group is in exactly one place; charges
-are exact. Calls made before are executed again, late, with their old arguments, which is what
-packets of a closed connection do.
+are exact. Earlier calls are executed again, late, with their old arguments, as late packets of a
+closed connection are.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OWNERS = ("A", "B")
 
 @dataclass
 class Actor:
-    """What one owner knows of one group; it may be out of date."""
+    """The possibly outdated knowledge of one owner about one group."""
 
     token: str = ""
     session: str = ""
@@ -39,7 +39,7 @@ class Actor:
 
 @dataclass(frozen=True)
 class Op:
-    """One script with its arguments, to be made now and perhaps again."""
+    """One script with its arguments, to run now and perhaps again."""
 
     kind: str
     group: str
@@ -47,7 +47,7 @@ class Op:
 
 
 class Play:
-    """Draws calls, makes them, and lets the model make them too."""
+    """Draws calls, and runs them on the server and in the model."""
 
     def __init__(self, desk: Desk, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -64,13 +64,13 @@ class Play:
             unit.groups()
 
     def run(self, steps: int) -> None:
-        """Make so many steps, each followed by the comparison."""
+        """Run a number of steps, each followed by the comparison."""
         for _ in range(steps):
             self.draw.choices(list(ACTIONS), list(ACTIONS.values()))[0](self)
             self.compare()
 
     def actor(self, *, with_hand: bool = False) -> tuple[str, Actor] | None:
-        """Draw a group and who acts for it: mostly its owner, sometimes one that was it."""
+        """Draw a group and an actor for it: mostly its owner, sometimes a former one."""
         name = self.draw.choice(GROUPS)
         known = [self.actors[owner, name] for owner in OWNERS]
         able = [a for a in known if a.token and (a.hand or not with_hand)]
@@ -138,7 +138,7 @@ class Play:
             actor.hand = {p: (self.model.body(name, p), crashes[p]) for p in own}
 
     def fetch(self) -> None:
-        """What the transaction under WATCH does: read both streams if the fence has my token."""
+        """Read both streams if the fence has the token, as the transaction under WATCH does."""
         if not (chosen := self.actor()):
             return
         name, actor = chosen
@@ -262,7 +262,7 @@ class Play:
             latest = self.history[-30:] if self.draw.random() < 0.7 else self.history
             self.make(self.draw.choice(latest), again=True)
 
-    # --- making calls ---
+    # --- calls ---
 
     def make(self, op: Op, *, again: bool = False) -> str:
         if not again:
@@ -271,14 +271,14 @@ class Play:
         self.met[f"{op.kind} {word}"] += 1
         return word
 
-    # --- small things ---
+    # --- helpers ---
 
     def fresh(self, letter: str) -> str:
         self.made += 1
         return f"{letter}{self.made}"
 
     def take(self, actor: Actor) -> dict[str, tuple[Fields, int]]:
-        """Choose some entries in hand; the owner thinks that it is done with them."""
+        """Choose some fetched entries, which the owner considers done."""
         held = sorted(actor.hand)
         chosen = self.draw.sample(held, self.draw.randint(1, min(3, len(held))))
         return {place: actor.hand.pop(place) for place in chosen}
@@ -300,7 +300,7 @@ class Play:
         self.model.fetch(name, consumer, got)
         return got
 
-    # --- what must hold after each step ---
+    # --- checks after each step ---
 
     def compare(self) -> None:
         picture = observe(self.desks)
@@ -327,7 +327,7 @@ def _flat(fields: Fields) -> list[Any]:
     return [part for pair in fields.items() for part in pair]
 
 
-# What is drawn, and how often.
+# The operations, and their weights.
 ACTIONS: dict[Callable[[Play], None], int] = {
     Play.acquire: 7,
     Play.renew: 4,

@@ -1,6 +1,6 @@
-"""For each script a state in which it does all that it can, with every key of it in use.
+"""For each script, a state in which it has all of its effects and uses all of its keys.
 
-`test_every_script` breaks each in turn: a key of a wrong type, a server whose memory is full.
+`test_every_script` breaks each of them: a key of a wrong type, a server with full memory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def lease_acquire(desk: Desk) -> Call:
 
 
 def lease_acquire_retried(desk: Desk) -> Call:
-    """The same, the entry is in the retry stream."""
+    """The same, with an entry of the retry stream."""
     desk.pending("1-0")
     place = desk.pending_retry("1-0")[0]
     epoch = desk.own("old")
@@ -82,7 +82,7 @@ def lease_refence(desk: Desk) -> Call:
 
 
 def lease_refence_uncharged(desk: Desk) -> Call:
-    """A child was dismissed, nobody is to blame."""
+    """A child was dismissed, and no message is charged."""
     main = desk.pending("1-0")
     retried = desk.pending_retry("1-0")
     desk.own("old")
@@ -198,7 +198,7 @@ def message_promote(desk: Desk) -> Call:
 
 
 def message_promote_orphan(desk: Desk) -> Call:
-    """The first that is due has lost its item: it is removed before anything is written."""
+    """The first due entry has lost its item, and is removed before anything is written."""
     call = message_promote(desk)
     desk.do("ZADD", desk.delayed, 0, "m:0-1")
     return call
@@ -351,7 +351,7 @@ def growth_end(desk: Desk) -> Call:
 
 
 def group_reset(desk: Desk) -> Call:
-    """Taken from its owner, with all that it has."""
+    """A group with all kinds of data is taken from its owner."""
     _with_everything(desk)
     return groups.reset(
         desk.keys, desk.unit, "0-0", drop_retries=True, force=True, keeper="grow", token="t9"
@@ -464,7 +464,7 @@ def query_position_new(desk: Desk) -> Call:
 
 
 def pipeline_lease_take(desk: Desk) -> Call:
-    """Also what gives it a new life, but without a lease there is nothing to break."""
+    """The key could also be extended, but without a lease there is nothing to break."""
     desk.link.run(archives.take_lease(desk.keys, desk.unit.topic, "archive", "t1", TTL))
     desk.do("PERSIST", desk.keys.pipeline(desk.unit.topic, "archive"))
     return archives.take_lease(desk.keys, desk.unit.topic, "archive", "t1", TTL)
@@ -485,7 +485,7 @@ def pipeline_lease_drop(desk: Desk) -> Call:
 
 
 def trim_all(desk: Desk, **changed: object) -> Call:
-    """Trim all that every group has acknowledged."""
+    """Trim all entries that every group has acknowledged."""
     arguments = {
         "keep_from": "",
         "max_length": None,
@@ -523,13 +523,13 @@ def staged(desk: Desk) -> None:
 
 
 def sink_begin(desk: Desk) -> Call:
-    """The batch before is published."""
+    """The previous batch is published."""
     desk.do("HSET", desk.keys.sink("q"), "batch", "3", "attempt:a:access", "4")
     return spark.begin(desk.keys, "q", 4, {"a": {"access": [0]}}, 60, 2)
 
 
 def sink_publish(desk: Desk) -> Call:
-    """A row is in the partition already."""
+    """A row is already in the partition."""
     staged(desk)
     desk.add("1-0")
     return spark.publish(desk.keys, *desk.unit[:2], "q", "a", 60)
@@ -552,7 +552,7 @@ TICK = 1_700_000_000_000
 
 
 def kept_schedule(desk: Desk, due: int = TICK, origin: str = timed.FILE) -> tuple[str, int]:
-    """Keep a schedule that is due; return its place."""
+    """Store a schedule that is due. Return its place."""
     place = desk.unit.topic, desk.unit.partition
     call = timed.declare(
         desk.keys, place, "tick", "h1", "{}", origin=origin, since_unix_ms=1, next_unix_ms=due
@@ -562,7 +562,7 @@ def kept_schedule(desk: Desk, due: int = TICK, origin: str = timed.FILE) -> tupl
 
 
 def tick(due: int = TICK, following: int | None = TICK + 1_000, **more: Any) -> timed.DueTick:
-    """One that is due, of that schedule."""
+    """Return a due tick of a schedule."""
     plain = timed.DueTick("tick", "h1", due, due, following, 0, ["payload", "x"])
     return plain._replace(**more)
 
@@ -622,7 +622,7 @@ def schedule_drop(desk: Desk) -> Call:
     return timed.drop(desk.keys, place, "tick")
 
 
-# What happens to each when memory is full: those that must not wait for memory are accepted.
+# The outcome of each with full memory: scripts that must not wait for memory are accepted.
 WHEN_FULL: dict[Scenario, str] = {
     message_fetch: "OK",
     lease_acquire: "OK",
@@ -700,7 +700,7 @@ WHEN_FULL: dict[Scenario, str] = {
     pipeline_lease_keep: "OK",
     pipeline_lease_drop: "OK",
 }
-# Keys that a scenario names and leaves alone, or does without.
+# Keys that a scenario names but does not change, or does not need.
 UNTOUCHED: set[tuple[Scenario, str]] = {
     (stream_trim_retry, "trim"),
     (lease_acquire, "retry"),

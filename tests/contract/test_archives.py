@@ -1,4 +1,4 @@
-"""archive_advance: stored -> free to be trimmed; pipeline_lease_*: one run at a time."""
+"""archive_advance: stored -> trimmable; pipeline_lease_*: one run at a time."""
 
 from __future__ import annotations
 

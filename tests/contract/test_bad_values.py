@@ -1,4 +1,4 @@
-"""Scripts on values that somebody else has written: they go on without, or name key and field."""
+"""Scripts with values that another client wrote: they work without them, or name key and field."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_ID = ["abc", "", "5", "1-", LAST + "1"]
 
 @pytest.mark.parametrize("epoch", NO_NUMBER)
 def test_an_epoch_that_is_none_is_named(desk: Desk, epoch: str) -> None:
-    """C1, S6: by its key and field; nothing is written, and once it is gone the unit goes on."""
+    """C1, S6: by key and field. Nothing is written, and after its removal the unit works again."""
     desk.groups()
     desk.do("HSET", desk.fence, "epoch", epoch)
     call = leases.acquire(desk.keys, desk.leased("t1", 0), TTL, OWNER)
@@ -43,7 +43,7 @@ def test_an_epoch_that_is_none_is_named(desk: Desk, epoch: str) -> None:
 
 
 def test_a_reset_heals_an_epoch(desk: Desk) -> None:
-    """C1: it writes the epoch anew when it takes several calls."""
+    """C1: it writes a new epoch if it takes several calls."""
     desk.pending("1-0", "2-0")
     desk.do("HSET", desk.fence, "epoch", "zzz")
     call = groups.reset(
@@ -77,7 +77,7 @@ def test_counters_that_are_none_count_as_none(desk: Desk, count: str) -> None:
 
 
 def test_a_charge_of_a_lost_host_counts_on(desk: Desk) -> None:
-    """S6: also where the count is none."""
+    """S6: also if the count is not a number."""
     (place,) = desk.pending("1-0")
     epoch = desk.own("t1")
     desk.do("HSET", desk.fence, "mark", place, "accused", place)
@@ -89,7 +89,7 @@ def test_a_charge_of_a_lost_host_counts_on(desk: Desk) -> None:
 
 @pytest.mark.parametrize("last", [*NO_NUMBER, 2**53 - 1, 2**53, 2**63])
 def test_orders_are_obeyed_whatever_the_last_time_says(desk: Desk, last: object) -> None:
-    """S6: with `last` = 2^53, `pause` said "is paused" and nobody could read the order."""
+    """S6: with `last` = 2^53, `pause` printed "is paused" and no member read the directive."""
     key = desk.keys.orders("default")
     desk.do("HSET", key, "last", last)
     for _ in range(2):
@@ -101,7 +101,7 @@ def test_orders_are_obeyed_whatever_the_last_time_says(desk: Desk, last: object)
 
 @pytest.mark.parametrize("floor", NO_ID)
 def test_a_floor_that_is_none_is_named_when_it_is_needed(desk: Desk, floor: str) -> None:
-    """S6: where the group is there it is not needed."""
+    """S6: it is not needed while the group exists."""
     desk.do("HSET", desk.trim, f"floor:{desk.unit.group}", floor)
     call = messages.ensure_group(desk.keys, desk.unit, "0")
     error = desk.expect_error("BADVALUE", call)
@@ -122,7 +122,7 @@ def trim(desk: Desk, *, archive: bool = False, shrink: float | None = None) -> o
 
 @pytest.mark.parametrize("junk", NO_ID)
 def test_trimming_goes_on_with_a_junk_record(desk: Desk, junk: str) -> None:
-    """S6: counts begin anew; only a mark of the archive that is none stops it, by name."""
+    """S6: counts start again at 0. Only a bad archive mark stops it, and is named."""
     desk.pending("1-0")
     record = ("removed", "first", "size", "shrunk", "shrink_from", "shrink_next", "floor:hits")
     for field in record:
@@ -144,7 +144,7 @@ def test_trimming_goes_on_with_a_junk_record(desk: Desk, junk: str) -> None:
 
 
 def test_a_junk_mark_of_a_move_and_of_a_sink(desk: Desk) -> None:
-    """S6: the mark of a move has just been made; the number of a batch that is none is named."""
+    """S6: the mark of a move counts as new, and a bad batch number is named."""
     topic, partition, _ = desk.unit
     desk.add("1-0", stream=desk.dlq)
     for mark in ("junk", "9" * 400 + " there"):
@@ -175,7 +175,7 @@ def test_a_score_without_end(desk: Desk, score: str) -> None:
 
 
 def test_an_item_that_holds_anything(desk: Desk) -> None:
-    """S6: a page of delayed retries shows the others."""
+    """S6: a page of delayed retries shows the other items."""
     code = "redis.call('HSET', KEYS[1], ARGV[1], cmsgpack.pack({'payload', 5, 7, 8}))"
     desk.do("EVAL", code, 1, desk.items, "m:1-0")
     code = "redis.call('HSET', KEYS[1], ARGV[1], cmsgpack.pack({'payload', {1}, {2}, 8}))"
@@ -187,7 +187,7 @@ def test_an_item_that_holds_anything(desk: Desk) -> None:
 
 
 def test_the_last_id_of_all(desk: Desk) -> None:
-    """S3: a partition and a retry stream that somebody has filled up can be measured and read."""
+    """S3: a partition and a retry stream whose ids are exhausted can be measured and read."""
     desk.groups()
     topic, partition, group = desk.unit
     desk.add("5-0")
@@ -215,7 +215,7 @@ def test_the_last_id_of_all(desk: Desk) -> None:
 
 
 def test_what_foreigners_hold_of_a_full_stream(desk: Desk) -> None:
-    """S3: pages of it end."""
+    """S3: its pages come to an end."""
     desk.groups()
     desk.add(LAST)
     desk.fetch(consumer="stranger")

@@ -1,4 +1,4 @@
-"""The shared blocks: arithmetic on ids, lists and numbers, where Lua's own would be wrong."""
+"""The shared blocks: arithmetic on ids, lists and numbers that Lua's own operators get wrong."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_order(desk: Desk) -> None:
 
 
 def test_what_is_an_id(desk: Desk) -> None:
-    """S6: a record may hold anything where an id belongs."""
+    """S6: a record may contain anything in place of an id."""
     code = "local found = {} for at, raw in ipairs(ARGV) do found[at] = is_id(raw) and 1 or 0 end"
     good = ["0-0", "1-5", f"{LAST}-{LAST}"]
     bad = ["", "5", "junk", "1-", "-1", "1-5-", f"{LAST + 1}-0", f"0-{LAST + 1}", "1 - 5", "0x1-1"]
@@ -64,7 +64,7 @@ def test_what_is_an_id(desk: Desk) -> None:
 
 
 def test_whole_numbers(desk: Desk) -> None:
-    """S6: Lua's own conversion takes hex and infinity, and answers nothing for the rest."""
+    """S6: Lua's own conversion accepts hex and infinity, and returns nothing for the rest."""
     code = "local found = {} for at, raw in ipairs(ARGV) do found[at] = whole(raw) or 'none' end"
     good = [0, 7, 2**53 - 1]
     bad = ["", "abc", "-1", "1e308", "inf", "nan", "0x10", " 7", "7.5", 2**53, "9" * 26]
@@ -74,7 +74,7 @@ def test_whole_numbers(desk: Desk) -> None:
 
 
 def test_a_counter_that_is_none_begins_anew(desk: Desk) -> None:
-    """S6: it is counted after the effects, when nothing can be refused any more."""
+    """S6: counting comes after the effects, when it is too late for an error."""
     source = (LUA / "_numbers.lua").read_text("utf-8") + "\nreturn count_on(KEYS[1], 'f', 2)"
     for before, after in (("5", 7), ("abc", 2), ("9" * 26, 2), (2**63 - 1, 2)):
         desk.do("HSET", "h", "f", before)
@@ -95,7 +95,7 @@ def test_an_id_may_be_a_time_alone(desk: Desk) -> None:
 
 
 def test_numbers_go_out_whole(desk: Desk) -> None:
-    """Lua's own conversion answers 1.7890000000012e+12."""
+    """Lua's own conversion gives 1.7890000000012e+12."""
     code = "return {text(1789000000001234), text(now_unix_ms())}"
     with desk.instant() as now:
         found = evaluate(desk, "_clock", code)

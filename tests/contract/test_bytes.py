@@ -1,4 +1,4 @@
-"""What one call copies is bounded in bytes: nobody else is served while a script runs."""
+"""The bytes that one call copies are bounded, because the server runs nothing else meanwhile."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.contract.scenarios import drop_all, trim_all
 from tests.support import costs
 
 BODY = b"x" * (BYTES_MAX // 4)
-PER_CALL = 4  # bodies that take more than BYTES_MAX together with what is around them
+PER_CALL = 4  # bodies that exceed BYTES_MAX together with their overhead
 COUNT = 10
 
 
 @pytest.fixture
 def ids(desk: Desk) -> list[str]:
-    """Large entries of the partition, nobody's."""
+    """Write large entries that no consumer has read. Return their ids."""
     desk.groups()
     names = [f"{number}-0" for number in range(1, 1 + COUNT)]
     for name in names:
@@ -31,7 +31,7 @@ def ids(desk: Desk) -> list[str]:
 
 
 def set_aside(desk: Desk, ids: list[str]) -> None:
-    """Let them be delayed retries that are due now."""
+    """Turn them into delayed retries that are due now."""
     desk.fetch()
     desk.own("t1")
     items = [(f"m:{each}".encode(), 0.0, {b"retryCount": b"1"}) for each in ids]
@@ -126,7 +126,7 @@ def test_reclaiming(desk: Desk, ids: list[str]) -> None:
 
 
 def test_counting(desk: Desk, ids: list[str]) -> None:
-    """Up to four entries are read at once, one and two at first."""
+    """Up to four entries are read at once; first one, then two."""
     call = spark.step(desk.stream, "0-0", "9-0", 100)
     assert desk.expect("stream_step", "OK", call) == [7, b"7-0", 1]
     call = spark.step(desk.stream, "7-0", "9-0", 100)
@@ -187,7 +187,7 @@ def test_freeing_says_whether_there_is_more(desk: Desk) -> None:
 
 @pytest.mark.parametrize("large", [16 << 10, 256 << 10, 1 << 20])
 def test_freeing_what_differs_in_size(desk: Desk, large: int) -> None:
-    """The first entry tells nothing of those behind it."""
+    """The size of the first entry says nothing about the next ones."""
     desk.groups()
     for count, size in ((150, 10), ((64 << 20) // large, large), (3000, 10)):
         costs.backlog(desk, count, "x" * size)
@@ -197,13 +197,13 @@ def test_freeing_what_differs_in_size(desk: Desk, large: int) -> None:
         before = desk.do("MEMORY", "USAGE", desk.stream, "SAMPLES", 0)
         assert desk.link.run(trim_all(desk, limit=10_000)).rest[0]
         freed.append(before - desk.do("MEMORY", "USAGE", desk.stream, "SAMPLES", 0))
-    # Of the smallest, a node of the servers' default is as large as a few of them.
+    # The smallest ones: a few of them are as large as a default node.
     assert max(freed) <= (16 << 20) + 2 * large
     assert len(freed) <= 12, "and goes on"
 
 
 def test_freeing_without_the_right_to_ask(desk: Desk) -> None:
-    """Whoever may not ask for the size is careful."""
+    """Without the permission for MEMORY USAGE, the parts are small."""
     desk.groups()
     costs.backlog(desk, 250, "x" * 100_000)
     desk.do("XGROUP", "SETID", desk.stream, UNIT.group, "$")

@@ -1,4 +1,4 @@
-"""The check of conservation on a real server: every place is seen, every planted violation too."""
+"""The conservation check on a real server: it sees every place and every planted violation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Run(NamedTuple):
 
 
 class Scene:
-    """A unit with messages 1 to 5, sent and noted, of which 1 to 4 were read."""
+    """A unit with messages 1 to 5, sent and recorded, of which 1 to 4 were read."""
 
     def __init__(self, desk: Desk, path: Path, **options: Any) -> None:
         self.desk = desk
@@ -63,7 +63,7 @@ class Scene:
         return dict(sorted(seen[self.desk.unit].places.items()))
 
     def blamed(self) -> list[str]:
-        """The sentences of one more check, without the name of the unit."""
+        """Run another check. Return its sentences without the name of the unit."""
         self.conservation.check()
         return [each.partition(": ")[2] for each in self.conservation.violations]
 
@@ -172,7 +172,7 @@ def test_a_group_that_is_gone_is_seen(scene: Scene):
         scene.conservation.check()
 
 
-# --- charges, and what is lost on purpose ---------------------------------------------------------
+# --- charges, and deliberate losses ---------------------------------------------------------------
 
 
 def test_a_crash_is_seen_beside_the_entry_and_in_its_fields(scene: Scene):

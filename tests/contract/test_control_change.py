@@ -1,4 +1,4 @@
-"""control_change: what operators want is written down, and members read it as they beat."""
+"""control_change: directives of operators are stored, and read with each heartbeat."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_replays_for_everyone(desk: Desk) -> None:
 
 
 def test_the_second_finds_no_letter(desk: Desk) -> None:
-    """Q31: replay against replay, against purge: the loser is told."""
+    """Q31: replay against replay or purge: the loser gets GONE."""
     letter = die(desk, "1-0")[0]
     desk.expect("dead_replay", "OK", replay(desk, letter))
     desk.expect("dead_replay", "GONE", replay(desk, letter))

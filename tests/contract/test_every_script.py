@@ -1,4 +1,4 @@
-"""What holds for every script: its header, wrong types, full memory, a test of every word."""
+"""Checks of every script: its header, wrong types, full memory, and a test for every word."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_wrong_type_is_found_before_the_first_write(
 @pytest.mark.fault("F21")
 @pytest.mark.parametrize("scenario", CASES)
 def test_full_memory(desk: Desk, scenario: Scenario) -> None:
-    """T14: a child can be replaced, read, acknowledge and trim; T18: what cannot waits, whole."""
+    """T14: replacing a child, reading, acknowledging and trimming work. T18: the rest waits."""
     call = scenario(desk)
     before = desk.dump()
     with desk.full_memory():
@@ -91,7 +91,7 @@ def test_full_memory(desk: Desk, scenario: Scenario) -> None:
         assert desk.dump() == before
 
 
-# How a server is made to take no writes, and to take them again.
+# How to make a server refuse writes, and accept them again.
 REFUSALS = {
     "NOREPLICAS": (
         ("CONFIG", "SET", "min-replicas-to-write", 1),
@@ -104,7 +104,7 @@ REFUSALS = {
 
 @pytest.fixture(scope="module")
 def failed_snapshot(server: Server) -> Iterator[None]:
-    """The server's last snapshot failed; it minds when it is told to make some."""
+    """Make the last snapshot of the server fail. It refuses writes if snapshots are enabled."""
     if not isinstance(server, ProcessServer):
         pytest.skip("needs the folder of a server")
     link = connect(server.settings, timeout=10.0, name="test:snapshot")
@@ -132,7 +132,7 @@ def failed_snapshot(server: Server) -> Iterator[None]:
 @pytest.mark.parametrize("code", REFUSALS)
 @pytest.mark.parametrize("scenario", CASES)
 def test_no_writes(desk: Desk, scenario: Scenario, code: str) -> None:
-    """A server that takes none refuses a script as a whole, or it has nothing to write."""
+    """A script is refused as a whole, unless it has nothing to write."""
     call = scenario(desk)
     desk.do("SCRIPT", "LOAD", call.script.source)
     before = desk.dump()
@@ -150,7 +150,7 @@ def test_no_writes(desk: Desk, scenario: Scenario, code: str) -> None:
 
 
 def test_every_word_has_a_test() -> None:
-    """Each word of each header is demanded somewhere by `expect("script", "WORD", …)`."""
+    """Some test expects each word of each header, by `expect("script", "WORD", …)`."""
     demanded: set[tuple[str, str]] = set()
     in_entries: set[tuple[str, str]] = set()
     for path in HERE.glob("test_*.py"):
@@ -166,7 +166,7 @@ def test_every_word_has_a_test() -> None:
                 demanded.add((script, "OK"))
     for script in scripts.load().values():
         if script.name.endswith("_measure"):
-            continue  # read models, tested where their figures are
+            continue  # read models, tested with their figures
         for word in script.words:
             assert (script.name, word) in demanded
         for word in script.entry_returns:

@@ -35,7 +35,7 @@ def bury(desk: Desk, *letters: tuple[str, str]) -> None:
 
 
 def test_copies_come_without_their_bodies(desk: Desk) -> None:
-    """U13: the copies of a message are found by the id that it was first written under."""
+    """U13: the copies of a message are found by its first id."""
     assert find(desk) == ([], "")
     bury(desk, ("1-0", "hits"), ("2-0", "hits"), ("1-0", "agents"))
     desk.do("XADD", desk.dlq, "*", "originalId", "1-0", "headers", "h", "traceback", "t")
@@ -72,7 +72,7 @@ def test_a_search_goes_on_where_it_stopped(desk: Desk) -> None:
 
 
 def test_the_greatest_id_ends_a_search_and_a_count(desk: Desk) -> None:
-    """S3: nothing is behind the greatest id, and nothing raises."""
+    """S3: nothing comes after the greatest id, and no error is raised."""
     for number in range(7):
         desk.do("XADD", desk.dlq, f"{number + 1}-0", "originalId", "1-0", "group", "hits")
     desk.do("XADD", desk.dlq, GREATEST, "originalId", "1-0", "group", "hits")
@@ -84,7 +84,7 @@ def test_the_greatest_id_ends_a_search_and_a_count(desk: Desk) -> None:
 
 
 def test_a_page_has_the_entries_between_its_ends(desk: Desk) -> None:
-    """S2: rows, ends and order are those of XRANGE and XREVRANGE."""
+    """S2: rows, bounds and order are those of XRANGE and XREVRANGE."""
     for number in range(1, 8):
         desk.add(f"{number}-0", "payload", str(number))
 
@@ -121,7 +121,7 @@ def test_letters_are_counted_by_group_and_only_new_ones_again(desk: Desk) -> Non
 
 
 def test_many_letters_are_counted_in_turns(desk: Desk) -> None:
-    """U8: one call counts a bounded number; until all are counted, nothing is known."""
+    """U8: one call counts a bounded number. Until all are counted, the result is unknown."""
     for at in range(0, statistics.LETTERS_AT_ONCE + 100, 100):
         desk.link.pipeline(
             [("XADD", desk.dlq, f"{at + n + 1}-0", "group", "hits") for n in range(100)]
@@ -133,7 +133,7 @@ def test_many_letters_are_counted_in_turns(desk: Desk) -> None:
 
 
 def test_more_groups_than_there_can_be_are_not_counted(desk: Desk) -> None:
-    """U8: what a stranger writes into the dead letters stays bounded."""
+    """U8: foreign entries among the dead letters cost a bounded amount."""
     names = [(f"{n}-0", f"g{n}") for n in range(statistics.GROUPS_MAX + 1)]
     bury(desk, *names)
     known = LetterCount()

@@ -41,7 +41,7 @@ def test_what_is_there_is_left_alone(desk: Desk) -> None:
 
 
 def test_so_many_at_a_time(desk: Desk) -> None:
-    """More than `unpack` takes at once, too."""
+    """Also more than `unpack` can return at once."""
     count = 1_200
     desk.groups()
     desk.link.pipeline([("XADD", desk.stream, f"{n + 1}-0", "payload", n) for n in range(count)])

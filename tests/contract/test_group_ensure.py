@@ -45,7 +45,7 @@ def test_mends_the_retry_side_alone(desk: Desk) -> None:
 
 
 def test_the_retry_side_begins_with_what_is_there(desk: Desk) -> None:
-    """Promotion may have written to the stream before its group was made again."""
+    """Promotion may have written to the stream before its group was recreated."""
     desk.add("3-0", stream=desk.retry)
     desk.expect("group_ensure", "CREATED", ensure(desk, "$"))
     assert desk.fetch(stream=desk.retry) == [b"3-0"]
@@ -64,7 +64,7 @@ def test_the_retry_side_begins_with_what_is_there(desk: Desk) -> None:
     ],
 )
 def test_a_lost_group_comes_back_before_its_floor(desk: Desk, floor: str, at: bytes) -> None:
-    """T12: created at the floor it would skip the first message that it had not finished."""
+    """T12: created at the floor, it would skip the first unfinished message."""
     desk.add("6-0")
     desk.do("HSET", desk.trim, "floor:hits", floor, "floor:audit", "9-0")
     assert desk.expect("group_ensure", "CREATED", ensure(desk, "$")) == [at]

@@ -22,7 +22,7 @@ def destroy(desk: Desk, stream: str) -> None:
 
 
 def test_it_goes_on_with_what_was_in_hand(desk: Desk) -> None:
-    """C4: what was acknowledged is not read again, and what was not is pending as before."""
+    """C4: acknowledged entries are not read again, and the others are pending as before."""
     _, second, third = desk.pending("1-0", "2-0", "3-0")
     retried, _ = desk.pending_retry("1-0", "2-0")
     desk.own("t1")
@@ -41,7 +41,7 @@ def test_it_goes_on_with_what_was_in_hand(desk: Desk) -> None:
 
 
 def test_many_in_hand(desk: Desk) -> None:
-    """C4: more than one command can name."""
+    """C4: more entries than one command can name."""
     places = desk.pending(*(f"{n}-0" for n in range(1, 1_203)))
     desk.own("t1")
     before = desk.state()
@@ -72,7 +72,7 @@ def test_a_stream_that_is_another_is_read_from_its_first_entry(desk: Desk) -> No
 
 
 def test_nothing_is_settled_in_a_group_that_is_gone(desk: Desk) -> None:
-    """C4: the answer was GONE, as if somebody had settled it: a failed message was lost."""
+    """C4: the answer was GONE, as for a settled entry, so a failed message was lost."""
     items = desk.pending("1-0", "2-0")
     desk.own("t1")
     destroy(desk, desk.stream)

@@ -80,7 +80,7 @@ def test_on_to_the_end(busy: Desk) -> None:
 
 
 def test_a_position_beyond_the_end_is_the_end(busy: Desk) -> None:
-    """What is still to come must not be skipped."""
+    """New entries must not be skipped."""
     assert busy.expect("group_reset", "OK", reset(busy, "99-0"))[1] == b"3-0"
     busy.add("4-0")
     assert busy.fetch() == [b"4-0"]
@@ -114,7 +114,7 @@ def test_the_keeper_is_left_alone_by_force_too(busy: Desk) -> None:
     assert busy.expect("group_reset", "OWNED", reset(busy, "0-0", force=True))[0] == b"topic-grow"
     assert busy.state() == before
 
-    busy.do("DEL", busy.lease)  # a growth that has ended keeps nothing
+    busy.do("DEL", busy.lease)  # a finished growth keeps nothing
     busy.expect("group_reset", "OK", reset(busy, "0-0", force=True))
 
 
@@ -135,7 +135,7 @@ def test_by_force_the_owner_loses_it(busy: Desk) -> None:
 
 
 def test_an_owner_that_has_not_renewed_is_fenced_too(busy: Desk) -> None:
-    """It may be paused; when it comes back it must not settle what is read anew."""
+    """It may be paused. When it resumes, it must not settle entries that are read again."""
     busy.own("t1")
     busy.do("DEL", busy.lease)
 
@@ -163,12 +163,12 @@ def test_another_group_is_not_touched(busy: Desk) -> None:
     assert positions(busy, "stream") == {"agents": ("1-0", {})}
 
 
-# --- much in hand ---------------------------------------------------------------------------------
+# --- many pending entries -------------------------------------------------------------------------
 
 
 @pytest.fixture
 def full_hands(desk: Desk) -> Desk:
-    """Five entries in hand, one to come, three retries in hand."""
+    """Five pending entries, one unread entry, three pending retries."""
     desk.pending(*(f"{n}-0" for n in range(1, 6)))
     desk.add("6-0")
     desk.pending_retry("7-0", "8-0", "9-0")
@@ -230,7 +230,7 @@ def test_meanwhile_nobody_else_has_it(full_hands: Desk) -> None:
 
 
 def test_left_in_the_middle_nothing_is_lost(full_hands: Desk) -> None:
-    """Whoever comes next handles what was not forgotten, and all that is behind the position."""
+    """The next owner handles the remaining entries, and all after the position."""
     full_hands.expect("group_reset", "MORE", reset(full_hands, "0-0", limit=2))
     full_hands.do("DEL", full_hands.lease)  # it has expired
     epoch = int(full_hands.do("HGET", full_hands.fence, "epoch"))

@@ -15,7 +15,7 @@ def begin(desk: Desk, *, to: int = 4, seen: int = 2, token: str = "t1") -> Any:
 
 
 def begun(desk: Desk) -> growth.Growth:
-    """What whoever asks again is told."""
+    """Return the answer to a repeated call."""
     call = begin(desk, seen=topics.partition_count(desk.store, "access") or 0, token="tx")
     return growth.Growth.parse(desk.link.run(call))
 

@@ -16,7 +16,7 @@ def take(desk: Desk, token: str, seen_epoch: int, owner: str = OWNER, dead: str 
 
 
 def lose(desk: Desk, mark: bytes = b"") -> int:
-    """An owner that is gone without a release, its lease expired."""
+    """Lose the owner without a release, and let its lease expire."""
     epoch = desk.own("old")
     if mark:
         desk.do("HSET", desk.fence, "mark", mark, "session", "s1")
@@ -94,7 +94,7 @@ def test_an_unclean_takeover_charges_the_accused_entry_once(desk: Desk) -> None:
     number = str(acquired.epoch).encode()
     fence = {"token": b"t2", "epoch": number, "owner": b"east-1", "since": number, "solo": b"1"}
     fence["accused"] = places[1]
-    # The clock may stand still between two epochs; since is the time, the epoch is one more.
+    # The clock may stand still between two epochs: `since` is the time, the epoch is one more.
     fence["since"] = desk.state()["fence"]["since"]
     assert desk.changes(before) == {
         "fence": fence,
@@ -106,7 +106,7 @@ def test_an_unclean_takeover_charges_the_accused_entry_once(desk: Desk) -> None:
 
 
 def test_a_lost_entry_that_nobody_accused_is_accused_and_not_charged(desk: Desk) -> None:
-    """It may have run beside the messages of other partitions."""
+    """Messages of other partitions may have run at the same time."""
     places = desk.pending("1-0", "2-0")
     seen = lose(desk, mark=places[1])
     assert desk.expect("lease_acquire", "OK", take(desk, "t2", seen))[1:] == [1, b""]

@@ -1,4 +1,4 @@
-"""lease_refence: held -> held by the successor of a child that has ended."""
+"""lease_refence: held -> held by the successor of a child that has exited."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_replaces_the_token_and_the_lease(desk: Desk) -> None:
 
 @pytest.mark.fault("F2")
 def test_acknowledges_and_charges_in_the_same_step(desk: Desk) -> None:
-    """T3, T4: what is done is done, who was running is charged, once."""
+    """T3, T4: finished entries are acknowledged, and the running one is charged once."""
     main = desk.pending("1-0", "2-0", "3-0")
     retried = desk.pending_retry("1-0", "2-0")
     desk.own("t1")
@@ -83,7 +83,7 @@ def test_does_not_charge_what_is_no_longer_pending(desk: Desk) -> None:
 
 
 def test_a_child_is_replaced_although_the_group_is_gone(desk: Desk) -> None:
-    """FLUSHALL of a stream or a destroyed group must not leave a unit without a worker."""
+    """A deleted stream or group must not leave a unit without a worker."""
     desk.own("t1")
     call = refence(desk, charged=b"m:1-0", context=b"signal 9", done=[b"m:2-0", b"r:2-0"])
     assert desk.expect("lease_refence", "OK", call)[1] == 0
@@ -123,7 +123,7 @@ def test_many_places(desk: Desk) -> None:
 def test_forgets_what_was_counted_of_the_places_done_and_of_no_other(
     desk: Desk, others: int
 ) -> None:
-    """A small hash and a large one are gone through in different ways."""
+    """Small and large hashes are traversed in different ways."""
     main = desk.pending(*(f"{n}-0" for n in range(1, 513)))
     desk.own("t1")
     for place in main[:200]:
@@ -153,7 +153,7 @@ def test_what_is_not_a_place_is_refused(desk: Desk) -> None:
 
 
 def test_acknowledges_a_full_table_in_one_step(desk: Desk) -> None:
-    """B1: what one worker can hold is what one call takes, counters included."""
+    """B1: one call takes as many entries as one worker can hold, counters included."""
     ids = [f"{number}-0" for number in range(1, ENTRIES_MAX + 1)]
     done = desk.pending(*ids)
     desk.own("t1")

@@ -1,4 +1,4 @@
-"""member_beat and member_leave: who lives in a fleet."""
+"""member_beat and member_leave: the live members of a fleet."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def present(desk: Desk, call: Call) -> Present:
 
 
 def silent_for(desk: Desk, instance: str, seconds: float) -> int:
-    """Set back the last beat of an instance; return it."""
+    """Set back the last heartbeat of an instance. Return it."""
     at = desk.now_unix_ms() - round(seconds * 1000)
     desk.do("ZADD", desk.keys.members("default"), at, instance)
     return at
@@ -85,7 +85,7 @@ def test_a_predecessor_that_is_proven_dead_is_taken_out_first(desk: Desk) -> Non
 
 
 def test_a_description_that_cannot_be_read_is_no_twin(desk: Desk) -> None:
-    """S6: who beats writes its own again; it did not for a ttl, and others took it for dead."""
+    """S6: each heartbeat writes it again. Without that, others took the member for dead."""
     for garbage in ("not json", "7", "[]", "{}", '{"nonce":5}', "[" * 5_000):
         present(desk, beat(desk))
         desk.do("HSET", desk.keys.info("default"), "west-1", garbage)

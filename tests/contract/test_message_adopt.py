@@ -1,4 +1,4 @@
-"""message_adopt: in-flight at foreign clients -> in-flight at streamqd, while nobody owns it."""
+"""message_adopt: in-flight at foreign clients -> in-flight at streamqd, without an owner."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_nothing_to_read(desk: Desk) -> None:
 
 
 def test_a_copy_from_an_earlier_connection_is_refused(desk: Desk) -> None:
-    """T1: it would move entries that nobody looks for any more."""
+    """T1: it would deliver entries that no listing finds any more."""
     open_session(desk)
     desk.add("1-0")
     desk.do("HSET", desk.fence, "session", "s2")

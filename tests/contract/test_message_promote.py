@@ -63,7 +63,7 @@ def test_moves_so_many_at_a_time_the_earliest_first(desk: Desk) -> None:
 def test_a_write_that_the_server_refuses_halfway_leaves_each_message_in_one_place(
     desk: Desk,
 ) -> None:
-    """A retry stream at the last possible id takes one more entry, and not two."""
+    """A retry stream at the last possible id takes one more entry, not two."""
     desk.groups()
     delay(desk, ("m:1-0", 1), ("m:2-0", 2), ("m:3-0", 3))
     desk.add("18446744073709551615-18446744073709551614", stream=desk.retry)
@@ -83,7 +83,7 @@ def test_a_member_without_an_item_goes(desk: Desk) -> None:
 
 
 def test_reaches_only_the_group_that_failed(desk: Desk) -> None:
-    """A retry is written to the group's own stream; the others never see it."""
+    """A retry is written to the stream of its group. Other groups never see it."""
     other = Desk(desk.link, desk.keys, Unit("access", 0, "audit"))
     desk.groups()
     other.groups()

@@ -9,7 +9,7 @@ from streamqd.store.messages import BEGIN, Cursor, Reclaimed
 from streamqd.store.scripts import Call, Reply
 from tests.contract.desk import Desk
 
-LOOKED_MAX = 512  # as the script says
+LOOKED_MAX = 512  # the limit in the script
 
 
 def reclaim(
@@ -30,13 +30,13 @@ def left_by(desk: Desk, consumer: str, *ids: str, stream: str = "") -> None:
 
 
 def held_by(desk: Desk, consumer: str, count: int) -> None:
-    """Let a consumer hold so many fresh entries, 1-1 and so on."""
+    """Give a consumer a number of new pending entries, 1-1 and so on."""
     desk.link.pipeline([("XADD", desk.stream, f"1-{n + 1}", "payload", "x") for n in range(count)])
     desk.fetch(count, consumer)
 
 
 def pages(desk: Desk, idle: float, count: int = 10) -> list[Reclaimed]:
-    """Walk to the end."""
+    """Call until the end. Return the pages."""
     found = [reclaimed(desk, reclaim(desk, idle=idle, count=count))]
     while found[-1].next:
         found.append(reclaimed(desk, reclaim(desk, idle=idle, count=count, page=found[-1].next)))
@@ -66,7 +66,7 @@ def test_takes_what_foreign_consumers_left(desk: Desk) -> None:
 
 
 def test_leaves_the_owners_own_entries(desk: Desk) -> None:
-    """T5: they are idle too, and a handler is at work on them."""
+    """T5: they are idle too, but a handler is working on them."""
     desk.pending("1-0")
     own(desk)
     before = desk.dump()
@@ -94,7 +94,7 @@ def test_takes_so_many_at_a_time_and_the_rest_next(desk: Desk) -> None:
 
 
 def test_looks_at_a_page_and_finds_an_idle_entry_behind_many_fresh_ones(desk: Desk) -> None:
-    """All together they would keep the server from others for as long as it takes to pass them."""
+    """Looking at all of them at once would block the server."""
     desk.groups()
     held_by(desk, "foreign-a", 3 * LOOKED_MAX)
     own(desk)
@@ -126,7 +126,7 @@ def test_a_page_goes_on_with_the_next_consumer_and_leaves_out_the_owner(desk: De
 
 
 def test_many_consumers_make_several_pages(desk: Desk) -> None:
-    """Of each at least one entry is looked at, and the walk comes to its end."""
+    """At least one entry of each is examined, and the pages come to an end."""
     desk.groups()
     count = LOOKED_MAX + 40
     desk.link.pipeline([("XADD", desk.stream, f"{n + 1}-0", "payload", "x") for n in range(count)])
@@ -188,7 +188,7 @@ def test_another_token_is_refused(desk: Desk) -> None:
 
 
 def test_another_session_is_refused(desk: Desk) -> None:
-    """A late copy would take entries that nobody lists any more: they would be stuck."""
+    """A late copy would take entries that no listing finds any more, so they would be stuck."""
     desk.groups()
     left_by(desk, "foreign", "1-0")
     own(desk, session="s2")
@@ -204,12 +204,12 @@ def test_a_missing_group_is_the_servers_error(desk: Desk) -> None:
 
 
 def give_up(desk: Desk, *ids: str) -> None:
-    """Leave entries to the consumer '', as XNACK of Redis 8.8 does (no server here has that)."""
+    """Give entries to the consumer '', as XNACK of Redis 8.8 does (no server here has that)."""
     desk.do("XCLAIM", desk.stream, "hits", "", 0, *ids, "JUSTID")
 
 
 def test_takes_what_no_consumer_has(desk: Desk) -> None:
-    """S11: it is idle for ever, however short its idle time, and our own entries stay."""
+    """S11: such an entry counts as idle regardless of its idle time, and our own entries stay."""
     desk.groups()
     left_by(desk, "w", "1-0", "2-0", "3-0")
     give_up(desk, "2-0")
@@ -224,7 +224,7 @@ def test_takes_what_no_consumer_has(desk: Desk) -> None:
 
 
 def test_what_no_consumer_has_lies_behind_much_of_ours(desk: Desk) -> None:
-    """S11: a page looks at a bounded number of entries, and the next one goes on behind it."""
+    """S11: a page examines a bounded number of entries, and the next page continues there."""
     desk.groups()
     held_by(desk, "w", 3 * LOOKED_MAX)
     give_up(desk, "1-5", f"1-{3 * LOOKED_MAX - 1}", f"1-{3 * LOOKED_MAX}")

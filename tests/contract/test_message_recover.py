@@ -146,7 +146,7 @@ def test_a_missing_group_is_the_servers_error(desk: Desk, lost: str) -> None:
 def test_a_fetch_of_an_earlier_connection_is_refused_or_listed(
     desk: Desk, new_link: Callable[..., Connection]
 ) -> None:
-    """T1: a read that executes late, after the reconcile, moves nothing behind anyone's back."""
+    """T1: a read that executes late, after the listing, delivers nothing unnoticed."""
     desk.groups()
     desk.add("1-0")
     desk.own("t1")

@@ -1,4 +1,4 @@
-"""Random sequences of scripts against the model. A run is told by its seed."""
+"""Random sequences of scripts against the model. The seed reproduces a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.contract.play import Play
 
 SEEDS = range(12)
 STEPS = 600
-# What the sequences must lead to, each many times, or they show little.
+# The outcomes that the sequences must reach many times, or they prove little.
 ANSWERS = {
     *("acquire OK", "acquire MINE", "acquire HELD", "acquire MOVED"),
     *("renew OK", "renew LATE", "renew FENCED"),
@@ -42,7 +42,7 @@ def test_the_sequences_meet_every_answer(desk: Desk) -> None:
     assert {answer for answer, times in met.items() if times >= 5} >= ANSWERS
 
 
-# One line of one script changed: what the model is there to find.
+# One changed line of one script, which the model must detect.
 MUTATIONS = {
     "acquire without comparing epochs": (
         "lease_acquire",

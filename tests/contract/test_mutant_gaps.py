@@ -9,7 +9,7 @@ WHY = {b"group": b"hits", b"reason": b"attempts"}
 
 
 def test_dead_letters_stay_however_many_there_are(desk: Desk) -> None:
-    """T9: nothing but a purge or a replay removes one."""
+    """T9: only a purge or a replay removes one."""
     desk.groups()
     desk.own("t1")
     total, batch = 2560, 256

@@ -93,13 +93,13 @@ def test_a_figure_of_the_server_cannot_stop_producers_for_ever(desk: Desk) -> No
 
 
 def test_what_the_server_does_not_count_is_estimated(desk: Desk) -> None:
-    """A group that begins in the middle: no version of the server knows how much it has unread."""
+    """A group that starts in the middle: no server version knows how much it has unread."""
     fill(desk, 100)
     desk.do("XGROUP", "CREATE", desk.stream, "hits", "75-0")
     [waiting] = desk.expect("message_publish", "FULL", publish(desk, "", 20))
     assert 25 <= waiting <= 27
     desk.expect("message_publish", "OK", publish(desk, "", 30))
-    # The entry of now makes the others ancient. What is read to the end is known again.
+    # The new entry makes the others old. A group that has read everything is known again.
     desk.do("XACK", desk.stream, "hits", *desk.fetch(1000))
     desk.expect("message_publish", "OK", publish(desk, "", 1))
 
@@ -170,7 +170,7 @@ def test_append_of_more_values_than_lua_unpacks_writes_all(desk: Desk) -> None:
 
 @pytest.mark.parametrize(("present", "said"), [(4, b"4"), (1, b"1"), ("x", b"x"), (None, b"")])
 def test_a_topic_that_has_changed_gets_nothing(desk: Desk, present: object, said: bytes) -> None:
-    """B10: the script compares the count, where a WATCH for each send did so before."""
+    """B10: the script compares the count. Before, each send needed a WATCH."""
     if present is not None:
         register(desk, present)
     routed: Any = {"partitions": 2, "meta": desk.keys.meta("access")}
@@ -258,7 +258,7 @@ def test_a_dedup_id_is_scheduled_once(desk: Desk) -> None:
     assert desk.expect("message_schedule", "DUP", schedule(desk, "send-2", "order-1")) == [
         b"send-1"
     ]
-    # A repetition of the very same send is told when it is due, not that it was late.
+    # A repetition of the same send gets its due time, not the answer that it was late.
     assert desk.expect("message_schedule", "OK", schedule(desk, "send-1", "order-1")) == due
 
 

@@ -1,4 +1,4 @@
-"""query_position: how far a Spark query has read, and what it keeps from being trimmed."""
+"""query_position: the position of a Spark query, and the entries that it retains."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def stand(desk: Desk) -> Stand:
 
 
 def fill(desk: Desk, *entries: str) -> None:
-    """Each entry in a node of its own: then a trim removes exactly what it may."""
+    """Write each entry into its own node, so that a trim removes exactly what it may."""
     desk.do("CONFIG", "SET", "stream-node-max-entries", 1)
     try:
         for entry in entries:
@@ -41,7 +41,7 @@ def fill(desk: Desk, *entries: str) -> None:
 
 
 def test_a_position_is_shown_as_a_group_with_its_lag(desk: Desk) -> None:
-    """P7: what a query has read, and how much is left, where groups are shown."""
+    """P7: its progress and its lag are shown with those of groups."""
     fill(desk, "1-0", "2-0", "3-0")
     assert desk.expect("query_position", "OK", position(desk, "1-0", 1)) == [b"1-0"]
     assert group(desk)["last-delivered-id"] == b"1-0"
@@ -59,7 +59,7 @@ def test_a_position_goes_where_the_query_goes_also_back(desk: Desk) -> None:
 
 
 def test_a_position_beyond_the_last_entry_hides_nothing(desk: Desk) -> None:
-    """After a failover, or a stream made anew, what comes next counts as unread."""
+    """After a failover, or in a recreated stream, new entries count as unread."""
     fill(desk, "5-0")
     assert desk.expect("query_position", "OK", position(desk, "9-0", 7)) == [b"5-0"]
     assert group(desk)["last-delivered-id"] == b"5-0"
@@ -92,7 +92,7 @@ def test_a_query_that_no_longer_asks_lets_go(desk: Desk) -> None:
 
 
 def test_a_query_that_keeps_nothing_is_nobody_who_reads(desk: Desk) -> None:
-    """A topic without groups is trimmed only where that is wanted: so it is beside such a query."""
+    """A topic without groups is trimmed only on request, also if such a query reads it."""
     fill(desk, "1-0", "2-0")
     desk.expect("query_position", "OK", position(desk, "2-0", 2))
     desk.expect("stream_trim", "NO_GROUPS", trim_all(desk, expected=[]))

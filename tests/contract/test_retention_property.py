@@ -1,7 +1,7 @@
-"""Whatever groups do and whatever retention asks for: nothing that somebody needs is removed.
+"""Retention never removes an entry that a group or an archive needs.
 
-Random histories on a real server: writes, reads, acknowledgements out of order, groups that come
-and go, an archive that follows; between them every bound that there is, alone and together.
+Random histories on a real server: writes, reads, acknowledgements out of order, new and deleted
+groups, and an archive, interleaved with every bound, alone and combined.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ GROUPS = ("hits", "audit", "mail")
 
 
 class History:
-    """One partition, what its groups have still to settle, and what was ever written."""
+    """One partition, the unsettled entries of its groups, and all entries ever written."""
 
     def __init__(self, desk: Desk, chance: random.Random) -> None:
         self.desk = desk
         self.chance = chance
         self.written: list[str] = []
         self.needed: dict[str, set[str]] = {}
-        self.archived = 0  # so many of the written ones
+        self.archived = 0  # number of written entries that are archived
         self.gone: set[str] = set()
 
     def write(self) -> None:
@@ -78,7 +78,7 @@ class History:
             )
 
     def settle(self) -> None:
-        """Acknowledge some, in any order; sometimes nearly all."""
+        """Acknowledge some entries in any order, sometimes nearly all."""
         for name, needed in self.needed.items():
             rows = self.desk.do("XPENDING", self.desk.stream, name, "-", "+", 10_000)
             pending = [row[0].decode() for row in rows]
@@ -117,7 +117,7 @@ class History:
             self.look(Trimmed.parse(reply), kept)
 
     def look(self, trimmed: Trimmed, kept: set[str]) -> None:
-        """The answer and the record agree with what is there."""
+        """Check the answer and the record against the stream."""
         record = self.desk.state()["trim"]
         ordered = sorted(kept, key=self.order)
         assert int(record["size"]) == len(kept)
@@ -142,7 +142,7 @@ def test_nothing_that_somebody_needs_is_removed(desk: Desk, seed: int) -> None:
     for _ in range(STEPS):
         history.chance.choice(acts if history.chance.random() < 0.85 else rare)()
     assert len(history.written) > 500
-    # With everything settled nothing is left, whatever went before.
+    # When everything is settled, nothing is left.
     desk.do("HSET", desk.trim, "archived", history.written[-1])
     for name in history.needed:
         desk.do("XGROUP", "SETID", desk.stream, name, "$")
@@ -155,7 +155,7 @@ def test_nothing_that_somebody_needs_is_removed(desk: Desk, seed: int) -> None:
 
 
 def test_the_ghosts_of_a_drop_are_all_that_it_settles(desk: Desk) -> None:
-    """What is still in the partition stays in the group's hands."""
+    """Entries that are still in the partition stay pending."""
     chance = random.Random(7)
     history = History(desk, chance)
     history.join()

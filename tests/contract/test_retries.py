@@ -1,4 +1,4 @@
-"""retry_page, retry_hasten, retry_cancel: what becomes of delayed retries."""
+"""retry_page, retry_hasten, retry_cancel: pages of delayed retries, and changes to them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONTEXT = {b"reason": b"cancelled", b"group": b"hits", b"originalId": b"1-0"}
 
 
 def set_aside(desk: Desk, *ids: str, delay: float = 60.0) -> None:
-    """Let entries of the partition fail as a worker does."""
+    """Let entries of the partition fail, as a worker does."""
     desk.pending(*ids)
     if not desk.do("EXISTS", desk.lease):
         desk.own("t1")
@@ -54,7 +54,7 @@ def test_an_item_that_cannot_be_read_is_listed(desk: Desk) -> None:
 
 @pytest.mark.parametrize("vanish", [False, True], ids=["stays", "goes"])
 def test_pages_fit_together(desk: Desk, vanish: bool) -> None:
-    """Also when many are due at once, and when the row that ended a page has gone meanwhile."""
+    """Also if many are due at once, and if the last row of a page has been removed since."""
     chance = random.Random(5)
     wanted = sorted((chance.choice((7, 8, 9)), f"m:{number}-0") for number in range(200))
     for due, place in wanted:

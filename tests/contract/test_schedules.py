@@ -1,4 +1,4 @@
-"""The scripts of schedules: a tick is written and moved on in one step, or nothing happens."""
+"""The scripts of schedules: a tick is written and the due time advanced in one step, or neither."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def entries(desk: Desk) -> list[dict[str, bytes]]:
 
 
 def fire(desk: Desk, *ticks: DueTick, group: str = "", partitions: int | None = None) -> list[str]:
-    """Fire; return the words. What moves nothing has written nothing."""
+    """Fire and return the words. Check that a refused tick writes nothing."""
     before = desk.dump()
     call = calls.fire(desk.keys, PLACE, ticks, group=group, partitions=partitions)
     words, _now = desk.expect("schedule_fire", "OK", call)
@@ -74,7 +74,7 @@ def test_a_tick_fires_once_whoever_tries_again(desk: Desk) -> None:
 
 @pytest.mark.parametrize("later", [0, 1_000])
 def test_a_tick_that_was_sent_is_not_sent_again(desk: Desk, later: int) -> None:
-    """Its due time was computed before it was sent, and written after: an edit at that moment."""
+    """An edit computed its due time before it was sent, and wrote it after."""
     kept_schedule(desk)
     assert fire(desk, tick(TICK, TICK + 5_000)) == ["FIRED"]
     desk.do("HSET", desk.keys.schedules_last(*PLACE), "tick:tick", TICK + later)
@@ -130,7 +130,7 @@ def test_another_specification_fires_nothing(desk: Desk) -> None:
 
 
 def test_the_server_decides_whether_it_is_time(desk: Desk) -> None:
-    """The clock of a host that runs ahead fires nothing early."""
+    """A host clock that runs ahead fires nothing early."""
     at = desk.now_unix_ms() + 60_000
     kept_schedule(desk, at)
     assert fire(desk, tick(at, at + 1_000)) == ["EARLY"]
@@ -186,7 +186,7 @@ def test_counts_that_are_none_begin_again(desk: Desk) -> None:
 
 
 def test_a_call_answers_each_tick(desk: Desk) -> None:
-    """Several schedules in one call: each is judged alone."""
+    """Several schedules in one call are judged separately."""
     at = desk.now_unix_ms() + 60_000
     place = PLACE
     for name in ("a", "b", "c", "d", "e", "f", "g", "h"):
@@ -214,7 +214,7 @@ def test_a_call_answers_each_tick(desk: Desk) -> None:
 
 
 def fired_before(desk: Desk, *, read: bool) -> str:
-    """Fire a message; let the group read it, or not. Returns its id."""
+    """Fire a message, and let the group read it or not. Return its id."""
     kept_schedule(desk)
     desk.groups()
     assert fire(desk, tick(), group="hits") == ["FIRED"]
@@ -249,7 +249,7 @@ def test_a_message_that_waits_for_its_retry_is_not_finished(desk: Desk) -> None:
 
 
 def test_its_copy_in_the_retry_stream_is_not_finished_either(desk: Desk) -> None:
-    """Unread, then pending, then set aside again: until it is acknowledged."""
+    """Unread, then pending, then delayed again, until it is acknowledged."""
     entry = fired_before(desk, read=True)
     desk.own()
     settle_retry(desk, [f"m:{entry}"], entry)
@@ -357,7 +357,7 @@ def test_a_file_that_was_read_earlier_does_not(desk: Desk) -> None:
 
 
 def test_a_release_that_is_gone_gives_way(desk: Desk) -> None:
-    """A roll back: the file was read earlier, and nobody declares the later one any more."""
+    """A rollback: the file was read earlier, and no instance declares the later one any more."""
     kept_schedule(desk)
     old = desk.now_unix_ms() - calls.TAKEOVER_MS - 1
     desk.do("HSET", desk.keys.schedules(*PLACE), "tick:seen", old)

@@ -59,7 +59,7 @@ def test_counters_of_charged_entries_go_with_them(desk: Desk) -> None:
 
 
 def test_without_counters_the_attempts_key_is_not_named(desk: Desk) -> None:
-    """A key that may be missing answers TRYAGAIN while its slot moves."""
+    """While its slot moves, a missing key causes TRYAGAIN."""
     call = ack(desk, [b"m:1-0"])
     assert desk.attempts not in call.argv
     assert call.argv[3] == call.argv[0] == desk.fence

@@ -40,7 +40,7 @@ def test_writes_a_letter(desk: Desk) -> None:
 
 
 def test_many_at_once_from_both_streams(desk: Desk) -> None:
-    """T6: equal ids of the two streams are two letters."""
+    """T6: equal ids of the two streams are two dead letters."""
     desk.pending("1-0", "2-0")
     desk.pending_retry("1-0")
     desk.own("t1")
@@ -56,7 +56,7 @@ def test_many_at_once_from_both_streams(desk: Desk) -> None:
 
 
 def test_letters_of_a_crowd_are_those_of_one_by_one(desk: Desk) -> None:
-    """What all have alike is sent once, and neighbours are found together."""
+    """Common values are sent once, and adjacent entries are found together."""
     ids = ("1-0", "2-0", "3-0")
     whys = [
         {b"originalId": each.encode(), b"group": b"hits", b"errorMessage": f"no {each}".encode()}
@@ -117,7 +117,7 @@ def test_a_ghost_dies_with_the_fields_that_the_worker_has(desk: Desk, how: str) 
 def test_a_write_that_the_server_refuses_halfway_leaves_each_entry_in_one_place(
     desk: Desk,
 ) -> None:
-    """A dead-letter stream at the last possible id takes one more letter, and not two."""
+    """A dead-letter stream at the last possible id takes one more entry, not two."""
     desk.pending("1-0", "2-0")
     desk.own("t1")
     desk.add("18446744073709551615-18446744073709551614", stream=desk.dlq)

@@ -17,7 +17,7 @@ def note(desk: Desk, *notes: tuple[bytes, int], delay: float = 3600.0) -> Call:
 
 
 def counts(desk: Desk) -> dict[str, bytes]:
-    """What is noted, but for the due times."""
+    """Return the notes without the due times."""
     noted = desk.state().get("attempts", {})
     return {name: value for name, value in noted.items() if not name.endswith(":due")}
 

@@ -71,7 +71,7 @@ def test_the_earliest_due_time_may_be_of_an_earlier_call(desk: Desk) -> None:
 
 
 def test_the_counters_end_with_the_entry(desk: Desk) -> None:
-    """T8: the crash count travels on in the fields; what stays would be charged to nobody."""
+    """T8: the crash count moves with the fields. A leftover counter would belong to no message."""
     desk.pending("1-0", "2-0")
     desk.own("t1")
     desk.do("HSET", desk.attempts, "m:1-0:c", 1, "m:1-0:f", 1, "m:1-0:last", "x", "m:2-0:c", 1)
@@ -108,7 +108,7 @@ def test_a_place_named_twice_moves_once(desk: Desk) -> None:
 
 
 def test_neighbours_are_found_together(desk: Desk) -> None:
-    """In both streams; a look for each would go through a node of the stream for each."""
+    """In both streams. Separate lookups would each traverse a stream node."""
     ids = [f"{number}-0" for number in range(1, 9)]
     desk.pending(*ids)
     desk.pending_retry("3-0", "4-0")
@@ -126,7 +126,7 @@ def test_neighbours_are_found_together(desk: Desk) -> None:
 
 
 def test_who_is_no_neighbour_is_found_alone(desk: Desk) -> None:
-    """Whatever the caller says: others are between, gone, or before; and some are named twice."""
+    """Despite the hint: entries between them, missing, out of order, or named twice."""
     desk.pending("1-0", "2-0", "3-0", "4-0", "5-0", "6-0", "7-0")
     desk.own("t1")
     desk.do("XACK", desk.stream, "hits", "3-0")
@@ -150,7 +150,7 @@ def test_without_its_group_no_neighbour_is_settled(desk: Desk) -> None:
 
 
 def test_each_gets_its_own_fields_of_those_that_all_have(desk: Desk) -> None:
-    """The first tells the values; others have others, fewer names, and more."""
+    """The first entry sets the values. Others have different values, or fewer or more names."""
     desk.groups()
     for entry_id in ("1-0", "2-0", "3-0"):
         desk.add(entry_id, "payload", f"body of {entry_id}", "own", "field", "more", "of it")
@@ -182,7 +182,7 @@ def test_never_delivered_and_never_written_are_gone(desk: Desk) -> None:
 
 
 def test_without_its_group_an_entry_is_not_settled(desk: Desk) -> None:
-    """C4: its owner makes the group again, and settles it then."""
+    """C4: its owner recreates the group, and then settles it."""
     desk.pending("1-0")
     desk.own("t1")
     desk.do("XGROUP", "DESTROY", desk.stream, "hits")
@@ -210,7 +210,7 @@ def test_a_ghost_is_moved_with_the_fields_that_the_worker_has(desk: Desk, how: s
 
 
 def test_an_entry_with_thousands_of_fields_is_moved_as_a_ghost(desk: Desk) -> None:
-    """Somebody's XADD by hand must not hold up promotion, which cannot carry so many."""
+    """A manual XADD with that many fields must not block promotion, which cannot move them."""
     desk.groups()
     desk.add("1-0", "payload", "x", *(part for n in range(4000) for part in (f"f{n}", "v")))
     desk.fetch()
@@ -241,7 +241,7 @@ def test_nearly_as_many_fields_travel_all_the_way(desk: Desk) -> None:
 
 
 def test_another_token_is_refused(desk: Desk) -> None:
-    """Q24: a dead child's packet after the refence changes nothing."""
+    """Q24: a late packet of a dead child changes nothing after the refence."""
     desk.pending("1-0")
     desk.own("t1")
     desk.link.run(leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, None, b"", []))

@@ -44,7 +44,7 @@ def expires(desk: Desk, key: str) -> bool:
 
 
 def test_the_first_decision_stays(desk: Desk) -> None:
-    """P1: a batch that comes again with other tasks is told which ones count."""
+    """P1: a repeated batch with other tasks gets the ids of the tasks that count."""
     assert desk.expect("sink_begin", "OK", begin(desk, 0)) == [b""]
     assert expires(desk, desk.keys.sink(QUERY))
     at, raw = desk.expect("sink_begin", "BEGUN", begin(desk, 0, {"c": {"access": [1]}}))
@@ -92,7 +92,7 @@ def test_rows_are_moved_in_their_order(desk: Desk) -> None:
 
 
 def test_the_emptied_stream_is_the_proof(desk: Desk) -> None:
-    """A repeated call finds it and writes nothing; without it nobody knows."""
+    """A repeated call finds it and writes nothing. Without it, the outcome would be unknown."""
     key = stage(desk, b"a")
     desk.expect("sink_publish", "OK", publish(desk))
     assert desk.expect("sink_publish", "OK", publish(desk)) == [0, 0]
@@ -122,7 +122,7 @@ def test_a_wide_row(desk: Desk) -> None:
 
 
 def test_what_the_partition_takes_is_moved_and_nothing_else(desk: Desk) -> None:
-    """S3: a partition with room for one more id."""
+    """S3: a partition with one free id."""
     key = stage(desk, b"a", b"b")
     last = 2**64 - 1
     desk.do("XADD", desk.stream, f"{last}-{last - 1}", "payload", "x")

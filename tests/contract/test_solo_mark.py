@@ -90,7 +90,7 @@ def test_the_same_call_again_changes_nothing(desk: Desk) -> None:
 
 
 def test_a_copy_of_an_earlier_connection_is_refused(desk: Desk) -> None:
-    """T15: a late mark would name an entry that nobody is running."""
+    """T15: a late mark would name an entry that does not run."""
     main = desk.pending("1-0", "2-0")
     inherit(desk)
     desk.link.run(messages.recover(desk.keys, desk.leased("t1"), "s2", True, "", "", 10))

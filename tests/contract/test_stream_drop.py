@@ -12,7 +12,7 @@ from tests.contract.desk import Desk
 from tests.contract.scenarios import drop_all, trim_all
 from tests.support.costs import Meter
 
-NODE = 100  # entries of a whole node of a stream, by the servers' defaults
+NODE = 100  # entries of a whole stream node, by the default of the servers
 
 
 def dropped(desk: Desk, **changed: object) -> Dropped:
@@ -20,7 +20,7 @@ def dropped(desk: Desk, **changed: object) -> Dropped:
 
 
 def fill(desk: Desk, count: int, *, read: int = 0) -> None:
-    """Write entries 1-0 to count-0; the group reads the first."""
+    """Write entries 1-0 to count-0, and let the group read the first ones."""
     desk.groups()
     desk.link.pipeline([("XADD", desk.stream, f"{n}-0", "payload", n) for n in range(1, count + 1)])
     if read:
@@ -74,7 +74,7 @@ def test_of_each_group_it_counts_what_it_had_not_read(desk: Desk) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_counts_are_exact_whatever_was_read(desk: Desk, seed: int) -> None:
-    """By age, by length and in pages, with groups that have read up to any point of a node."""
+    """By age, by length and in pages, with groups that have read to any point of a node."""
     chance = random.Random(seed)
     total = chance.randrange(150, 900)
     fill(desk, total)
@@ -106,7 +106,7 @@ def test_the_counts_are_exact_whatever_was_read(desk: Desk, seed: int) -> None:
 def test_they_are_exact_where_a_node_holds_more_than_one_call_may_copy(
     desk: Desk, large_nodes: int, seed: int
 ) -> None:
-    """Groups have read up to any point of it, and everything goes, a bounded part at a time."""
+    """Groups have read to any point of the node, and it is removed in bounded parts."""
     chance = random.Random(seed)
     total = chance.randrange(400, large_nodes)
     desk.groups()
@@ -144,7 +144,7 @@ def test_they_are_exact_where_a_node_holds_more_than_one_call_may_copy(
 def test_what_is_just_beyond_a_bound_is_not_counted_at_each_call(
     desk: Desk, bounds: dict[str, object]
 ) -> None:
-    """Part of a node stays, and a group has read far ahead of it."""
+    """Part of a node stays, and a group has read far beyond it."""
     fill(desk, 2000, read=2000)
     call = drop_all(desk, **{"max_length": None, **bounds})
     desk.link.run(call)

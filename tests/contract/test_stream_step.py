@@ -1,4 +1,4 @@
-"""stream_step: how far so many entries reach."""
+"""stream_step: the id that a number of entries reaches."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from streamqd.store.scripts import Reply
 from tests.contract.desk import Desk
 from tests.contract.scenarios import trim_all
 
-NODE = 100  # entries of a whole node of a stream, by the servers' defaults
+NODE = 100  # entries of a whole stream node, by the default of the servers
 
 
 def answered(desk: Desk, **changed: object) -> Trimmed:
@@ -30,7 +30,7 @@ def trimmed(desk: Desk, **changed: object) -> Short:
 
 
 def fill(desk: Desk, count: int, *, acked: int, stream: str = "") -> None:
-    """Write entries 1-0 to count-0, read all, acknowledge the first."""
+    """Write entries 1-0 to count-0, read all, and acknowledge the first ones."""
     key = stream or desk.stream
     desk.groups()
     desk.link.pipeline([("XADD", key, f"{n}-0", "payload", n) for n in range(1, count + 1)])
@@ -56,7 +56,7 @@ def test_removes_what_every_group_has_acknowledged(desk: Desk) -> None:
 
 
 def test_the_floor_is_the_smallest_id_that_must_stay(desk: Desk) -> None:
-    """T16: not the last delivered one, which would keep an acknowledged entry for ever."""
+    """T16: not the last delivered id, which would retain an acknowledged entry forever."""
     fill(desk, 2, acked=2)
     desk.add("3-0")
     assert trimmed(desk).floor == "2-1"
@@ -196,7 +196,7 @@ def test_without_groups_it_refuses(desk: Desk) -> None:
 
 
 def test_an_expected_group_must_be_there(desk: Desk) -> None:
-    """T12: before every group is made, nothing may go."""
+    """T12: nothing may be trimmed before every group exists."""
     fill(desk, 3, acked=3)
     call = trim_all(desk, expected=["hits", "audit"])
     assert desk.expect("stream_trim", "MISSING_GROUP", call) == [b"audit"]
@@ -221,7 +221,7 @@ def test_an_empty_partition(desk: Desk, expected: list[str]) -> None:
 
 
 def test_a_retry_stream_keeps_no_record(desk: Desk) -> None:
-    """Its ids in the partition's record would make a lost group skip messages."""
+    """With its ids in the record of the partition, a lost group would skip messages."""
     desk.groups()
     fill(desk, 3, acked=2, stream=desk.retry)
     before = desk.state()
@@ -236,7 +236,7 @@ def test_a_retry_stream_keeps_no_record(desk: Desk) -> None:
 
 
 def test_full_memory_is_freed(desk: Desk) -> None:
-    """T14: the trim is accepted when memory is full, its record too."""
+    """T14: with full memory, the trim and its record are accepted."""
     fill(desk, 350, acked=350)
     with desk.full_memory():
         assert trimmed(desk).removed == 350

@@ -1,4 +1,4 @@
-"""topic_create: absent -> present; and what is read of a topic."""
+"""topic_create: absent -> present; and the data that is read of a topic."""
 
 from __future__ import annotations
 

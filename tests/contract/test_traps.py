@@ -1,6 +1,6 @@
-"""The traps of the protocol, as the traces that show them.
+"""The traps of the protocol, each as a trace that shows it.
 
-Each is something that goes wrong without one line of one script. T1 is in test_message_recover,
+Each goes wrong if one line of one script is removed. T1 is in test_message_recover,
 T14 and T18 in test_every_script, T5 in test_message_reclaim, T7 in test_message_promote.
 """
 
@@ -31,7 +31,7 @@ def test_t2_a_late_acquire_does_not_put_an_old_token_back(desk: Desk) -> None:
     desk.expect("settle_ack", "OK", messages.ack(desk.keys, desk.leased("b"), places[:1]))
     desk.expect("lease_acquire", "HELD", late)
     desk.expect("lease_release", "OK", leases.release(desk.keys, desk.leased("b")))
-    # A copy of A's call comes out of a socket that was closed long ago.
+    # A copy of A's call arrives from a socket that was closed long ago.
     desk.expect("lease_acquire", "MOVED", late)
     desk.expect("settle_ack", "FENCED", messages.ack(desk.keys, desk.leased("a"), places[1:]))
 
@@ -44,7 +44,7 @@ def test_t4_a_death_is_charged_once_however_often_it_is_told(desk: Desk) -> None
     )
     for _ in range(3):
         assert desk.expect("lease_refence", "OK", told)[1] == 1
-    # The next child dies of the same entry; then the first call arrives once more.
+    # The next child dies of the same entry. Then the first call arrives once more.
     again = leases.refence(desk.keys, desk.leased("t2"), "t3", TTL, places[1], b"signal 11", [])
     assert desk.expect("lease_refence", "OK", again)[1] == 2
     desk.expect("lease_refence", "FENCED", told)
@@ -121,7 +121,7 @@ def test_t15_a_mark_is_charged_once(desk: Desk) -> None:
     pending_now(desk, "t1")
     mark = messages.solo_mark(desk.keys, desk.leased("t1"), "of t1", place, [])
     desk.expect("solo_mark", "OK", mark)
-    # The child dies in it: charged by the refence. Then the whole host is lost.
+    # The child dies while it runs it: charged by the refence. Then the whole host is lost.
     desk.expect(
         "lease_refence",
         "OK",
@@ -133,7 +133,7 @@ def test_t15_a_mark_is_charged_once(desk: Desk) -> None:
     taken = leases.acquire(desk.keys, desk.leased("t3", epoch), TTL, "B")
     assert desk.expect("lease_acquire", "OK", taken)[2] == b""
     assert [entry.crashes for entry in pending_now(desk, "t3")] == [1]
-    # A mark that its owner wrote and did not clear is charged, once, by the takeover.
+    # A mark that its owner did not clear is charged once, by the takeover.
     desk.expect(
         "solo_mark", "OK", messages.solo_mark(desk.keys, desk.leased("t3"), "of t3", place, [])
     )

@@ -1,4 +1,4 @@
-"""The published vectors of the wire format, as the scripts write them."""
+"""The published vectors of the wire format match what the scripts write."""
 
 from __future__ import annotations
 
