@@ -1,1 +1,1 @@
-"""The fault battery: the table of faults, which tests show each row, and the page about both."""
+"""The fault battery: the table of faults, the tests of each row, and the page about both."""

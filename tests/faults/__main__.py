@@ -1,10 +1,9 @@
 """Run the fault battery and write its page:  python -m tests.faults [--page] [-k WORD] [SERVER …]
 
-Runs every marked test on the first server, and on the others (default: valkey redis7 redis62) those
-that talk to a server; writes the outcomes to docs/internals/faults.json and the page to
-docs/internals/fault-battery.md. With `-k` it runs only the tests that pytest selects by it, and
-keeps the outcomes of the others. With `--page` it runs nothing and writes the page from the
-outcomes of the last run.
+Runs every marked test on the first server, and those that use a server also on the others
+(default: valkey redis7 redis62). Writes the outcomes to docs/internals/faults.json and the page to
+docs/internals/fault-battery.md. `-k` runs only the tests that pytest selects, and keeps the
+outcomes of the others. `--page` runs nothing and writes the page from the outcomes of the last run.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ PROCESSES = "3"  # most tests wait for events most of the time
 
 
 def main() -> int:
-    """Run, record, write; return 0 when no marked test has failed."""
+    """Run the tests, and write outcomes and page. Return 0 if no marked test failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--page", action="store_true", help="only write the page")
     parser.add_argument("-k", metavar="WORD", default="", help="only the tests that match")
@@ -62,16 +61,16 @@ def main() -> int:
 
 
 class BrokenRunError(Exception):
-    """pytest itself did not come to its end; its own words are above."""
+    """pytest itself failed. Its message is above."""
 
 
 def current_page() -> str:
-    """The page as it must be now."""
+    """Return the page for the current table and outcomes."""
     return page.render(rows_of_tests(), last_results())
 
 
 def last_results() -> dict[str, Any]:
-    """The outcomes of the last run; none when there was no run."""
+    """Return the outcomes of the last run, empty if there was none."""
     if not RESULTS.exists():
         return {"outcomes": {}}
     found: dict[str, Any] = json.loads(RESULTS.read_text())
@@ -110,7 +109,7 @@ def run(words: Sequence[str], only: str = "") -> dict[str, Any]:
 
 
 def _run_one(word: str, only: str, *, everything: bool) -> dict[str, Any]:
-    """Run the marked tests on one server. Each line that pytest prints says how far it is."""
+    """Run the marked tests on one server. Each line of pytest shows the progress."""
     command = [
         *(sys.executable, "-m", "pytest", "-m", "fault", "-p", recorder.__name__),
         *("--server", word, "-n", PROCESSES, "--dist", "loadfile", "-v", "--durations=10"),

@@ -1,4 +1,4 @@
-"""Fixtures of the fault battery: daemons on servers of their own, random numbers with a seed."""
+"""Fixtures of the fault battery: daemons on their own servers, and seeded random numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.servers import ProcessServer
 
 __all__ = ["chance", "new_daemon"]
 
-# What fails in a scene is explained as in a test.
+# Assertions in scenes are explained like those in tests.
 _SCENES = ("admin", "housekeeper", "producer", "spark", "supervisor", "worker")
 pytest.register_assert_rewrite(
     "tests.faults.rehearsal", *(f"tests.faults.scenes_{role}" for role in _SCENES)
@@ -22,6 +22,6 @@ pytest.register_assert_rewrite(
 
 @pytest.fixture
 def make(fresh_server: ProcessServer, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
-    """Configure daemons on a server of this test's own: `make(name="b", redis_url=proxy.url)`."""
+    """Configure daemons on a server for this test only: `make(name="b", redis_url=proxy.url)`."""
     with daemons(tmp_path, fresh_server.url) as make:
         yield make

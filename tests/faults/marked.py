@@ -1,4 +1,4 @@
-"""Which tests are marked with which rows: read from the sources, so that it needs no server."""
+"""The rows that each test is marked with, read from the sources, so no server is needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def rows_of_tests() -> dict[str, tuple[str, ...]]:
-    """Test id without parameters -> the rows that it is marked with, in the order of the files."""
+    """Return the rows of each test, by test id without parameters, in the order of the files."""
     found = {}
     for path in sorted(TESTS.rglob("test_*.py")):
         text = path.read_text()
@@ -30,7 +30,7 @@ def _marked(tree: ast.Module) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _rows_of_module(node: ast.stmt) -> list[str]:
-    """What `pytestmark = pytest.mark.fault(...)`, alone or in a list, marks."""
+    """Return the rows in `pytestmark = pytest.mark.fault(...)`, alone or in a list."""
     if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) != "pytestmark":
         return []
     marks = node.value.elts if isinstance(node.value, ast.List) else [node.value]

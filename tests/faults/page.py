@@ -34,13 +34,13 @@ the server can be reached again. At 0.0, no window of 0.5 s shows a loss of 20%.
 
 
 def render(tests: Mapping[str, tuple[str, ...]], results: Mapping[str, Any]) -> str:
-    """The page. `tests` are the marked ones with their rows; `results` the last run."""
+    """Return the page. `tests` are the marked tests with their rows, `results` the last run."""
     parts = [_HEAD, _run(results), _speeds(tests, results)]
     return "\n".join([*parts, *(_section(row, tests, results) for row in ROWS)])
 
 
 def _speeds(tests: Mapping[str, tuple[str, ...]], results: Mapping[str, Any]) -> str:
-    """The table of all faults, with the time until full speed."""
+    """Return the table of all faults with the time until full speed."""
     lines = [
         "## Time until full speed",
         "",

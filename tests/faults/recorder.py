@@ -1,14 +1,14 @@
-"""A pytest plugin that writes down how the marked tests ended: `-p tests.faults.recorder`.
+"""A pytest plugin that records the outcomes of the marked tests: `-p tests.faults.recorder`.
 
-The file that FAULT_OUTCOMES names gets one object:
+The file named by FAULT_OUTCOMES gets one object:
 
     outcomes   server -> test id -> passed | failed | skipped, the worst of all parameters
-    on_server  ids of those that talk to the server of the run, or to others of its binary
+    on_server  ids of tests that use the server of the run, or others of its binary
     full_speed server -> test id -> seconds until full speed, the most of all parameters
 
-A test that starts servers of another binary, as those of TLS do, is told of that one. With
-FAULT_SCOPE=server only those are run that talk to the server of the run: the others need not be
-shown once more.
+A test that starts servers of another binary, such as the TLS tests, is recorded for that binary.
+With FAULT_SCOPE=server, only tests that use the server of the run are executed, because the others
+need not be repeated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support import servers
 VARIABLE = "FAULT_OUTCOMES"
 SCOPE = "FAULT_SCOPE"
 _FIXTURES = ("server", "new_server", "binary")
-_PROPERTY = "servers"  # of a report: the words of those that the test had
+_PROPERTY = "servers"  # in a report: the names of the servers that the test used
 _outcomes: dict[str, dict[str, str]] = {}
 _full_speed: dict[str, dict[str, float]] = {}
 _on_server: set[str] = set()
@@ -50,7 +50,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when != "call" and report.outcome == "passed":
-        return  # set-up and clean-up count when they fail or skip
+        return  # setup and teardown count if they fail or skip
     test = report.nodeid.partition("[")[0]
     properties = dict(report.user_properties)
     words = properties[_PROPERTY].split()
@@ -66,7 +66,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput"):
-        # What has no server at all is told with the run.
+        # A test without any server is recorded for that of the run.
         without = _outcomes.pop("", {})
         _outcomes.setdefault(session.config.getoption("--server"), {}).update(without)
         found = {"outcomes": _outcomes, "on_server": sorted(_on_server)}
@@ -75,13 +75,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _of_the_run(item: pytest.Item) -> bool:
-    """Whether it talks to the server of the run: a module's own fixture of that name is another."""
+    """True if it uses the server of the run, not a fixture of its module with the same name."""
     known = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
     return any(known[name][-1].baseid == "tests" for name in _FIXTURES if name in known)
 
 
 def _words(item: pytest.Item) -> set[str]:
-    """The servers that it talks to, or would have: of those it has started, else of the run."""
+    """Return the servers that it uses or would use: those it started, else that of the run."""
     had = getattr(item, "funcargs", {}).values()
     binaries = {each.binary for each in had if isinstance(each, servers.ProcessServer)}
     binaries |= servers.started

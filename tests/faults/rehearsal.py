@@ -1,9 +1,9 @@
-"""Every command of a scene, lost once: the first, the second and the last of each kind.
+"""Lose every command of a scene once: the first, the second and the last of each kind.
 
-A scene makes a state, acts on it through a proxy as a role of streamqd does, with the role's own
-handling of lost connections, and may judge what came of it. It is rehearsed once without a fault;
-then it is played again for each kind of command that the rehearsal has shown, with that command
-lost. Whatever is lost, the server must end in the state of the rehearsal.
+A scene creates a state, acts on it through a proxy as a role of streamqd, with that role's handling
+of lost connections, and may check the result. It is rehearsed once without a fault. Then it is
+played again for each kind of command in the rehearsal, with that command lost. The final state of
+the server must be that of the rehearsal.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ WHOLE = (Fault.DROP_REPLY, Fault.CUT_BEFORE)
 FAULTS = (*WHOLE, Fault.CUT_REPLY)
 BY_SOURCE = "EVAL "
 _SCRIPTS = {script.sha.encode(): name for name, script in scripts.load().items()}
-_MOMENT = re.compile(r"\d{13}(-\d+)?(\.\d+)?")  # a time in ms, or an id made by the server
+_MOMENT = re.compile(r"\d{13}(-\d+)?(\.\d+)?")  # a time in ms, or an id from the server
 _RANDOM = re.compile(r"\b[0-9a-f]{32}\b")  # a token, or the id of a scheduled send
 
 
 class Strike(NamedTuple):
-    """Which command is lost: the nth of its kind."""
+    """The command to lose: the nth of its kind."""
 
     kind: str
     nth: int
@@ -39,7 +39,7 @@ class Strike(NamedTuple):
 
 @dataclass
 class Stage:
-    """What a scene has: the server behind a proxy, and a desk at the server itself."""
+    """The setup of a scene: the server behind a proxy, and a desk with a direct connection."""
 
     server: ProcessServer
     desk: Desk
@@ -49,7 +49,7 @@ class Stage:
 
     @property
     def link(self) -> Connection:
-        """A connection that nothing happens to."""
+        """A connection without faults."""
         return self.desk.link
 
     @property
@@ -61,20 +61,20 @@ class Stage:
         return Store(self.link, self.keys)
 
     def shaky(self, name: str = "test:shaky") -> Connection:
-        """A connection that is cut when the strike comes."""
+        """A connection that the strike cuts."""
         return connect(self.proxy.settings, timeout=5.0, name=name)
 
     def server_link(self) -> Connection:
-        """One more connection that nothing happens to."""
+        """Return another connection without faults."""
         return connect(self.server.settings, timeout=5.0, name="test:beside")
 
     @property
     def struck(self) -> bool:
-        """Whether the command that is to be lost has been."""
+        """True if the command has been lost."""
         return self.trigger is not None and self.trigger.hit
 
     def sent(self, kind: str) -> bool:
-        """Whether a command of a kind has come to the server, or was lost on its way."""
+        """Return True if a command of a kind was sent, whether it arrived or not."""
         return self.struck or any(kind_of(command) == kind for command in self.proxy.commands)
 
 
@@ -82,7 +82,7 @@ Scene = Callable[[Stage], None]
 
 
 def kind_of(command: list[bytes]) -> str:
-    """The name of a script, or of a plain command."""
+    """Return the name of a script or plain command."""
     name = command[0].decode().upper()
     if name == "EVALSHA":
         return _SCRIPTS.get(command[1], name)
@@ -92,7 +92,7 @@ def kind_of(command: list[bytes]) -> str:
 
 
 class Rehearsal:
-    """Plays one scene, with and without faults."""
+    """Plays a scene with and without faults."""
 
     def __init__(
         self,
@@ -112,11 +112,11 @@ class Rehearsal:
         link.pipeline([("SCRIPT", "LOAD", script.source) for script in scripts.load().values()])
 
     def kinds(self) -> Counter[str]:
-        """Play without a fault; return how often each kind of command was sent."""
+        """Play without faults. Return how often each kind of command was sent."""
         return Counter(kind_of(command) for command in self._play(None, None).commands)
 
     def survive(self, fault: Fault) -> int:
-        """Play with each command lost in turn; return how many were. Fails with the first."""
+        """Play once per command, with it lost. Return their number. Fails at the first."""
         kinds = Counter(kind_of(command) for command in self._play(None, None).commands)
         expected = normal(self._desk.state())
         count = 0
@@ -134,7 +134,7 @@ class Rehearsal:
         return count
 
     def survive_cuts(self, direction: str, count: int) -> int:
-        """Play with a connection cut at each of so many bytes; return how many cuts there were."""
+        """Play with the connection cut at each byte position. Return the number of cuts."""
         played = self._play(None, None)
         expected = normal(self._desk.state())
         total = played.passed[0 if direction == "requests" else 1]
@@ -173,14 +173,14 @@ class Played(NamedTuple):
 
 
 def strikes(kinds: Counter[str], fault: Fault) -> Iterator[Strike]:
-    """The first, second and last of each kind; of replies that are cut in half the first."""
+    """Return the first, second and last of each kind, and for half replies only the first."""
     for kind, count in sorted(kinds.items()):
         for nth in [1] if fault is Fault.CUT_REPLY else sorted({1, min(2, count), count}):
             yield Strike(kind, nth)
 
 
 def normal(value: Any) -> Any:
-    """A state without what differs from run to run: times, tokens, ids that are made."""
+    """Return a state without values that differ between runs: times, tokens, generated ids."""
     if isinstance(value, dict):
         return sorted(((normal(key), normal(each)) for key, each in value.items()), key=repr)
     if isinstance(value, tuple | list):
@@ -197,7 +197,7 @@ def normal(value: Any) -> Any:
 
 
 def differences(found: list[Any], expected: list[Any]) -> str:
-    """What a state has that the other has not."""
+    """Return the differences between two states."""
     more = [each for each in found if each not in expected]
     less = [each for each in expected if each not in found]
     return f"instead of\n  {less}\nthere is\n  {more}"

@@ -1,11 +1,11 @@
-"""What the last run of the battery has shown: read from its outcomes, row by row. Pure.
+"""The results of the last run of the battery by row, from its outcomes. Pure.
 
     {"outcomes": {server: {test: passed | failed | skipped}}, "on_server": [test, …],
      "full_speed": {server: {test: seconds}}, …}
 
-A row is shown on a server when all of its tests that talk to one have passed there, and none of the
-others has failed. Rows without such tests are shown everywhere when one of theirs has passed. A row
-with a test that has not been run at all is shown nowhere.
+A row is shown on a server if all of its tests that use a server have passed there, and none of the
+others has failed. A row without such tests is shown everywhere if one of its tests has passed. A
+row with a test that was never run is shown nowhere.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 _WORST = ("passed", "skipped", "failed")
 SERVERS = ("valkey", "redis7", "redis62")
-FULL_SPEED = "full_speed"  # of a test: the seconds from its fault until full speed
+FULL_SPEED = "full_speed"  # by test: seconds from its fault until full speed
 Results = Mapping[str, Any]
 Outcomes = Mapping[str, Mapping[str, str]]
 
 
 def shown_on(tests: Sequence[str], results: Results) -> list[str]:
-    """The servers on which the last run has shown a row that has these tests."""
+    """Return the servers on which the last run has shown a row with these tests."""
     outcomes = results.get("outcomes", {})
     there = {test for test in tests if test in results.get("on_server", ())}
     anywhere = any(each.get(test) == "passed" for each in outcomes.values() for test in tests)
@@ -47,12 +47,12 @@ def full_speed_after(tests: Sequence[str], results: Results) -> dict[str, float]
 
 
 def worst(*outcomes: str) -> str:
-    """The outcome of several: one that failed is the outcome of all."""
+    """Return the combined outcome: failed if any of them failed."""
     return max(outcomes, key=_WORST.index)
 
 
 def joined(one: Outcomes, other: Outcomes) -> dict[str, dict[str, str]]:
-    """The outcomes of two runs, the worst of each test on each server."""
+    """Return the outcomes of two runs, the worse one of each test and server."""
     found = {server: dict(tests) for server, tests in one.items()}
     for server, tests in other.items():
         of_server = found.setdefault(server, {})
@@ -62,7 +62,7 @@ def joined(one: Outcomes, other: Outcomes) -> dict[str, dict[str, str]]:
 
 
 def merged(old: Results, new: Results) -> dict[str, Any]:
-    """The outcomes of a run of all tests, with those of a later run of some of them."""
+    """Return the outcomes of a full run, updated with those of a later partial run."""
     outcomes = {server: dict(found) for server, found in old.get("outcomes", {}).items()}
     for server, found in new["outcomes"].items():
         outcomes.setdefault(server, {}).update(found)

@@ -1,4 +1,4 @@
-"""Scenes of an operator: every verb that changes something, given again until it is done."""
+"""Scenes of an operator: every command that changes data, repeated until it succeeds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEGACY = Unit(TOPIC, 0, "legacy")
 PARTITIONS = 2
 TRIES = 5
 PAUSED = "pause:access/*/hits"
-FAR = 9_000_000_000_000  # unix ms of a time that does not come
+FAR = 9_000_000_000_000  # unix ms, far in the future
 DONE, PROBLEMS, REDIS, REFUSED = 0, 1, 4, 8
 
 VERBS = (
@@ -82,7 +82,7 @@ READING = (
 
 
 def seed(stage: Stage) -> None:
-    """Two topics, a living instance, and a group with messages in every place."""
+    """Create two topics, a live instance, and a group with messages in every place."""
     link, keys = stage.link, stage.keys
     topics.create(Store(link, keys), "idle", config.Topic(partitions=PARTITIONS))
     topics.create(Store(link, keys), TOPIC, config.Topic(partitions=PARTITIONS))
@@ -116,7 +116,7 @@ def scene_of(
     prepare: Callable[[Stage], None] = lambda _stage: None,
     judge: Callable[[Stage], None] = lambda _stage: None,
 ) -> Scene:
-    """The scene of one verb, which ends with a good code when nothing is lost."""
+    """Return the scene of one command, which succeeds without faults."""
 
     def scene(stage: Stage) -> None:
         seed(stage)
@@ -129,11 +129,11 @@ def scene_of(
                 result = CliRunner().invoke(cli, ["--config", str(path), *line.split()])
                 assert "Traceback" not in result.stderr
                 codes.append(result.exit_code)
-        # Who repeats what was done already may be told that nothing is left to do.
+        # A repetition of a completed command may report that nothing is left to do.
         allowed = good if stage.trigger is None else (*good, REFUSED)
         assert codes[-1] in allowed, f"{line}: {codes} {result.output}"
         judge(stage)
-        # The trail tells of each try.
+        # The audit trail contains each attempt.
         for topic in (TOPIC, "idle"):
             stage.link.execute("DEL", stage.keys.audit(topic))
 
@@ -142,7 +142,7 @@ def scene_of(
 
 
 def sent_by_hand(stage: Stage) -> None:
-    """Each try that Redis received sent a message, with the time of its own run."""
+    """Each attempt that reached Redis sent a message, with the time of its own run."""
     streams = [stage.keys.stream("idle", number) for number in range(PARTITIONS)]
     assert sum(stage.link.execute("XLEN", each) for each in streams) in (1, 2)
     stage.link.execute("DEL", *streams)

@@ -1,4 +1,4 @@
-"""A scene of a housekeeper: all its tasks, round after round, until nothing is left to do."""
+"""A scene of a housekeeper: all of its tasks, in rounds, until nothing is left to do."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from tests.contract.desk import UNIT, Desk
 from tests.faults.rehearsal import Stage
 
 ROUNDS = 30
-FAR = 9_000_000_000_000  # unix ms of a time that does not come
+FAR = 9_000_000_000_000  # unix ms, far in the future
 PACKED = b"\x92\xa7payload\xa1x"
 
 
 def seed(desk: Desk) -> None:
-    """Something to do for every task."""
+    """Create work for every task."""
     desk.groups()
     desk.own("t1")
-    # To be promoted: two retries and two sends that are due, one of each that is not.
+    # For promotion: two retries and two sends that are due, and one of each that is not.
     for number, due in enumerate((1, 2, FAR)):
         desk.do("ZADD", desk.delayed, due, f"m:{number}-1")
         desk.do("HSET", desk.items, f"m:{number}-1", PACKED)
         desk.do("ZADD", desk.scheduled, due, f"send-{number}")
         desk.do("HSET", desk.scheduled_items, f"send-{number}", PACKED)
-    # To be trimmed, dropped, and settled because it was dropped, in nodes of ten.
+    # For trimming, dropping, and settling after the drop, in nodes of ten.
     for number in range(1, 71):
         desk.add(f"{number}-0", "payload", "x")
     desk.do("XACK", desk.stream, UNIT.group, *desk.fetch(30))
@@ -51,7 +51,7 @@ def everything_that_is_due(stage: Stage) -> None:
 
 
 def tend(stage: Stage) -> None:
-    """Be the housekeeper of one instance."""
+    """Act as the housekeeper of one instance."""
     desk = stage.desk
     board = Scoreboard(2)
     slot = board.allot(UNIT)
@@ -67,7 +67,7 @@ def tend(stage: Stage) -> None:
     )
     board.flags = InstanceFlags.MEMBER
     ours, theirs = socket.socketpair()
-    # No task ends its turn because the machine is busy: a round without trouble has done it all.
+    # No task stops early on a busy machine: a round without errors has done everything.
     with ours, theirs, mock.patch.object(batch, "TURN_SECONDS", 60.0):
         housekeeper = Housekeeper(board, settings, theirs)
         try:
@@ -87,7 +87,7 @@ def tend(stage: Stage) -> None:
 
 
 def keep_house(housekeeper: Housekeeper) -> None:
-    """Let every task run until three rounds in a row had no trouble."""
+    """Run every task until three rounds in a row had no error."""
     good = 0
     for _ in range(ROUNDS):
         for task in housekeeper._tasks:

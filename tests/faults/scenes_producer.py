@@ -1,4 +1,4 @@
-"""Scenes of producers: what an application does about an outcome that it does not know."""
+"""Scenes of producers: how an application handles an unknown outcome."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _scheduled(stage: Stage) -> int:
 
 
 def _once(stage: Stage, payload: bytes, send: Callable[[], object]) -> None:
-    """Send what has no dedup id: whoever must know looks, and sends again only what is missing."""
+    """Send without dedup ids. After an unknown outcome, look, and send only what is missing."""
     for _ in range(TRIES):
         waiting = _scheduled(stage)
         try:
@@ -48,12 +48,12 @@ def _once(stage: Stage, payload: bytes, send: Callable[[], object]) -> None:
             if payload in _written(stage) or _scheduled(stage) > waiting:
                 return
         except RedisUnavailable:
-            continue  # it has not left this process
+            continue  # it never left this process
     raise AssertionError(f"{payload!r} cannot be sent")
 
 
 def _repeated(send: Callable[[], object]) -> None:
-    """Send what has a dedup id: again, until it is confirmed."""
+    """Send with dedup ids: repeat until it is confirmed."""
     for _ in range(TRIES):
         with contextlib.suppress(RedisUnavailable):
             send()
@@ -82,7 +82,7 @@ def single_messages(stage: Stage) -> None:
 
 
 def many_messages(stage: Stage) -> None:
-    """Pipelined and buffered sends, and one with a bound of what may wait."""
+    """Pipelined and buffered sends, and one with `max_backlog`."""
     topics.create(stage.store, TOPIC, config.Topic(partitions=2))
     wanted = [b"%d" % number for number in range(40)]
     with _hurried():
@@ -116,7 +116,7 @@ def many_messages(stage: Stage) -> None:
 
 
 def the_first_message_of_a_topic(stage: Stage) -> None:
-    """It registers the topic; another send finishes a registration that was interrupted."""
+    """It registers the topic. Another send completes an interrupted registration."""
     with _hurried():
         for _ in range(TRIES):
             with Producer(stage.proxy.url) as producer, contextlib.suppress(RedisUnavailable):

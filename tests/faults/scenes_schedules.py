@@ -1,4 +1,4 @@
-"""A scene of the schedules of an instance: declared, declared again, moved by a growth, fired."""
+"""A scene of the schedules of an instance: declared twice, moved when the topic grows, fired."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from tests.contract.desk import UNIT
 from tests.faults.rehearsal import Stage
 
 TRIES = 5
-ROUNDS = 6  # a move is finished in the third at the latest
+ROUNDS = 6  # a move is finished in the third turn at the latest
 PARTITIONS = 4
 YEARLY = Schedule(name="annual", topic=UNIT.topic, cron="0 0 1 1 *")
 NEW_YEAR = round(datetime(datetime.now(UTC).year, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
 
 def schedules_of_an_instance(stage: Stage) -> None:
-    """Whatever is lost, the tick is sent once, to the partition that the topic has now."""
+    """Whichever command is lost, the tick is sent once, to the new partition."""
     store, keys = stage.store, stage.keys
     link = stage.shaky()
     shaky = Store(link, keys)
     topics.create(store, UNIT.topic, Topic(partitions=1))
-    for since in (1, 2):  # a second release declares what it finds
+    for since in (1, 2):  # a second release declares the same schedules
         until_done(Reconciler(shaky, "default", (YEARLY,), since, {}).run)
     number = partition_of(YEARLY, PARTITIONS)
     assert number, "the growth moves it"
@@ -45,14 +45,14 @@ def schedules_of_an_instance(stage: Stage) -> None:
             until_done(Firer(shaky, set, lambda _outcome: None).turn)
     assert store.execute("XLEN", stream) == 1
     assert not store.execute("EXISTS", keys.stream(UNIT.topic, 0))
-    # A time, and the time of the release that declared it, which a move may forget.
+    # A time, and the time of the declaring release, which a move may forget.
     store.execute("HDEL", keys.schedules_last(UNIT.topic, number), f"{YEARLY.name}:late")
     store.execute("HDEL", keys.schedules(UNIT.topic, number), f"{YEARLY.name}:since")
     link.close()
 
 
 def until_done(act: Callable[[], object]) -> None:
-    """Act again, as the next turn of a housekeeper does, until Redis has answered."""
+    """Repeat, as the next turn of a housekeeper does, until Redis has answered."""
     for _ in range(TRIES):
         try:
             act()

@@ -1,4 +1,4 @@
-"""Scenes of Spark's tasks and pipelines, without Spark: what they write to Redis."""
+"""Scenes of Spark tasks and pipelines without Spark: their writes to Redis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TRIES = 5
 
 
 def a_task_that_writes_rows(stage: Stage) -> None:
-    """A batch is written once, however often its task is tried, and its commit; another ends it."""
+    """A batch is written once, despite repeated tasks and commits. Another driver finishes it."""
     from streamqd.spark import sink, staging
     from streamqd.spark.options import write_options
     from streamqd.spark.outgoing import Row
@@ -41,7 +41,7 @@ def a_task_that_writes_rows(stage: Stage) -> None:
 
 
 def an_archive_that_goes_on(stage: Stage) -> None:
-    """One run holds the lease, moves the watermark forward, and gives the lease back."""
+    """One run holds the lease, advances the watermark, and releases the lease."""
     from streamqd.spark.pipelines import lease
 
     keys = stage.keys
@@ -52,7 +52,7 @@ def an_archive_that_goes_on(stage: Stage) -> None:
             held.__enter__()
             break
         except RedisUnavailable:
-            # Its token may have been written; it is waited out.
+            # Its token may have been written. Wait until it expires.
             wait_until(
                 lambda: not stage.link.execute("EXISTS", keys.pipeline("access", "archive")),
                 what="the lease of the try before is over",
@@ -73,7 +73,7 @@ def an_archive_that_goes_on(stage: Stage) -> None:
     finally:
         link.close()
         held.__exit__(None, None, None)
-    # Giving it back is not repeated: it expires.
+    # A lost release is not repeated: the lease expires.
     wait_until(
         lambda: not stage.link.execute("EXISTS", keys.pipeline("access", "archive")),
         what="the lease is free",
@@ -82,7 +82,7 @@ def an_archive_that_goes_on(stage: Stage) -> None:
 
 
 def a_stream_that_shows_its_position(stage: Stage) -> None:
-    """A trigger shows how far the query is; a later one corrects what a lost reply left unknown."""
+    """A trigger publishes the position of the query. A later one corrects a lost reply."""
     from streamqd.spark.offsets import Position
     from streamqd.spark.options import read_options
     from streamqd.spark.streams import Catalog

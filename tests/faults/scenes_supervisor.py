@@ -1,4 +1,4 @@
-"""Scenes of a supervisor: its talk with Redis over the life of a unit, tick by tick."""
+"""Scenes of a supervisor: its calls to Redis over the life of a unit, tick by tick."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ TRIES = 60
 
 
 class Talk:
-    """An exchange with one holding, whose clock goes on as fast as it is asked."""
+    """A lease manager with one partition, whose clock advances with each tick."""
 
     def __init__(self, stage: Stage) -> None:
         consumer = Consumer(topic=UNIT.topic, group=UNIT.group, handler="work:go")
         settings = Settings(
             redis=stage.proxy.settings,
-            # So long that nothing is due but what is asked for.
+            # So long that only requested calls are due.
             daemon=Daemon(instance="west-1", lease_ttl=100_000.0),
             consumers=(consumer,),
         )
@@ -40,7 +40,7 @@ class Talk:
         self.now = time.monotonic()
 
     def until(self, what: str, phase: Phase) -> None:
-        """Renew and beat, and tick until the holding is in a phase and nothing is left to say."""
+        """Tick until the partition is in a phase and no call is due."""
         self.exchange.membership.beat_at = self.holding.renew_at = 0.0
         for _ in range(TRIES):
             self.now += 10.0
@@ -51,7 +51,7 @@ class Talk:
         raise AssertionError(f"{what}: still {self.holding.phase}")
 
     def run_until_killed(self) -> None:
-        """A process has one entry done and one running, and is killed."""
+        """Kill a process that has finished one entry and runs another."""
         holding = self.holding
         holding.started_as(Child(os.getpid(), -1, None, "", -1), self.now)  # type: ignore[arg-type]
         assert holding.worker is not None
@@ -65,9 +65,9 @@ class Talk:
 
 
 def a_unit_from_its_acquisition_to_its_release(stage: Stage) -> None:
-    """Acquire, make the group, renew, replace a killed worker, tell the fleet, release, leave."""
+    """Acquire, create the group, renew, replace a killed worker, wake the fleet, release, leave."""
     desk = stage.desk
-    # A predecessor was killed: its beat is there, and its token.
+    # A predecessor was killed. Its heartbeat and its token exist.
     info = {"nonce": "dead", "lock": LOCK}
     desk.link.run(members.beat(desk.keys, "default", "west-1", "dead", info, 15.0))
     desk.pending("1-0", "2-0", "3-0")
@@ -93,7 +93,7 @@ def a_unit_from_its_acquisition_to_its_release(stage: Stage) -> None:
         talk.exchange.leave()
     finally:
         talk.exchange.close()
-    # Leaving is not repeated: who does not hear of it sees the beat grow old.
+    # Leaving is not repeated: after a loss, the heartbeat grows old.
     desk.do("DEL", desk.keys.members("default"), desk.keys.info("default"))
     state = desk.state()
     assert "token" not in state["fence"]
@@ -101,7 +101,7 @@ def a_unit_from_its_acquisition_to_its_release(stage: Stage) -> None:
 
 
 def a_burst_that_is_over(stage: Stage) -> None:
-    """`--burst` ends when two looks in a row have found nothing to do."""
+    """`--burst` exits after two checks in a row without work."""
     desk = stage.desk
     desk.groups()
     desk.own("t1")
@@ -118,7 +118,7 @@ def a_burst_that_is_over(stage: Stage) -> None:
 
 
 def registration(stage: Stage) -> None:
-    """Topics and groups are registered before work begins; an interrupted start is repeated."""
+    """Topics and groups are registered before the work starts. An interrupted start is repeated."""
     settings = Settings(
         redis=stage.proxy.settings,
         topics={"access": Topic(partitions=3)},

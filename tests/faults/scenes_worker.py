@@ -1,4 +1,4 @@
-"""Scenes of a worker: everything that it says to Redis in one life, with a ledger of what ran."""
+"""Scenes of a worker: all of its calls to Redis in one life, with a ledger of the runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _uid(entry_id: str) -> str:
 
 @contextmanager
 def ledger() -> Iterator[Ledger]:
-    """A ledger in memory, where writing it through costs nothing."""
+    """Return a ledger in memory, where syncing costs nothing."""
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="sqf-", dir=memory if memory.is_dir() else None))
     opened = Ledger(folder / "ledger")
@@ -44,7 +44,7 @@ def ledger() -> Iterator[Ledger]:
 
 
 def seed(desk: Desk, book: Ledger) -> None:
-    """A unit that was lost while it had entries of every sort in hand, and new ones behind."""
+    """Create a unit whose owner was lost with all kinds of pending entries, and new entries."""
     desk.groups()
     desk.own("lost")
     sort = {FAILING: "fail", DYING: "dead", "15-0": "fail"}
@@ -65,7 +65,7 @@ def seed(desk: Desk, book: Ledger) -> None:
     desk.add("2-0", "payload", "ok", "originalId", "501-0", "retryCount", "1", stream=desk.retry)
     for entry_id in [*inherited[1:], "6-0", "7-0", *fresh, "500-0", "501-0", LAST]:
         book.sent(_uid(entry_id), "")
-    # Taken over without a release: what was in hand runs alone, each under a mark.
+    # Taken over without a release: the pending entries run alone, each under a mark.
     epoch = int(desk.do("HGET", desk.fence, "epoch"))
     desk.do("DEL", desk.lease)
     assert (
@@ -74,7 +74,7 @@ def seed(desk: Desk, book: Ledger) -> None:
 
 
 def play(stage: Stage, **consumer: Any) -> None:
-    """One life of a worker, and the supervisor's part after it."""
+    """Play one life of a worker, and the part of the supervisor after it."""
     desk = stage.desk
     slot = Scoreboard(1).allot(UNIT)
     slot.reclaim_requested = 1
@@ -93,7 +93,7 @@ def play(stage: Stage, **consumer: Any) -> None:
                     life.stop()
 
         def send_the_last() -> None:
-            # It comes when the worker is idle and has compared the number of pending entries.
+            # It arrives when the worker is idle and has compared the number of pending entries.
             wait_until(lambda: stage.sent("XPENDING"), what="the worker is idle")
             desk_again.execute("XADD", desk.stream, LAST, "payload", "stop")
 
@@ -103,14 +103,14 @@ def play(stage: Stage, **consumer: Any) -> None:
         life.run(life.worker("t1", reclaim_idle=0.0, **consumer), work)
         sender.join()
         desk_again.close()
-        # What the worker could not acknowledge any more is in its slot.
+        # Entries that the worker could not acknowledge any more are in its slot.
         done = slot.batch().done
         desk.link.run(leases.refence(desk.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", done))
         judge(desk, book)
 
 
 def judge(desk: Desk, book: Ledger) -> None:
-    """Everything ran once, and is where it belongs."""
+    """Check that every message ran once and is in its place."""
     unhandled = sorted(_uid(each) for each in (FAILING, "15-0", DYING, BURIED))
     assert book.audit(UNIT.group) == Audit(lost=unhandled)
     state = desk.state()
@@ -124,7 +124,7 @@ def judge(desk: Desk, book: Ledger) -> None:
 
 @contextmanager
 def _hurried() -> Iterator[None]:
-    """Waits of a worker that this cannot wait for."""
+    """Shorten waits of a worker."""
     waits = mock.patch.multiple(turns, BLOCK_SECONDS=0.02, DEFER_SECONDS=0.02)
     pauses = {"RECONNECT_SECONDS": (0.001, 0.01), "IDLE_CHECK_SECONDS": 0.0}
     with waits, mock.patch.multiple(worker, **pauses):
@@ -137,12 +137,12 @@ def one_at_a_time(stage: Stage) -> None:
 
 
 def several_at_once(stage: Stage) -> None:
-    """A worker with threads, whose settlements come in any order."""
+    """A worker with threads, which settles in any order."""
     play(stage, concurrency=3, order="none")
 
 
 def on_a_full_server(stage: Stage) -> None:
-    """Memory is full: what is read and acknowledged goes through scripts."""
+    """Memory is full: reads and acknowledgements use scripts."""
     desk = stage.desk
     slot = Scoreboard(1).allot(UNIT)
     with ledger() as book, lives(slot) as make, _hurried():
@@ -170,7 +170,7 @@ def on_a_full_server(stage: Stage) -> None:
 
 
 def in_place(stage: Stage) -> None:
-    """A message fails in place, at the head of the line: each attempt counts once."""
+    """A message at the head of its partition fails in place: each attempt counts once."""
     desk = stage.desk
     slot = Scoreboard(1).allot(UNIT)
     backoff = Backoff("fixed", 0.001, 0.001, "none")
@@ -200,13 +200,13 @@ def in_place(stage: Stage) -> None:
             _uid(each) for each in ("1-0", "3-0", LAST)
         ]
         state = desk.state()
-        assert "dlq" in state, "the message is no letter"
+        assert "dlq" in state, "the message is not a dead letter"
         assert [each["originalId"] for each in state["dlq"].entries.values()] == [b"2-0"]
         assert "attempts" not in state
 
 
 def a_group_that_is_destroyed(stage: Stage) -> None:
-    """Somebody destroys the group while it works: its owner makes it again, where it was."""
+    """The group is destroyed while the worker runs. Its owner recreates it at its position."""
     desk = stage.desk
     slot = Scoreboard(1).allot(UNIT)
     with ledger() as book, lives(slot) as make, _hurried():
@@ -235,12 +235,12 @@ def a_group_that_is_destroyed(stage: Stage) -> None:
                 if word == "stop":
                     life.stop()
 
-        # Few in hand: the stop is read when the group is there again.
+        # Few entries: the stop is read when the group exists again.
         code = life.run(life.worker("t1", prefetch_max=2), work)
         unknown = code == ExitCode.NO_GROUP
         if unknown:
-            # The connection was lost before it knew of the group: what it had read is in doubt, and
-            # it begins at its floor. What is lost later does not lead here.
+            # The connection was lost before it knew of the group, so its reads are in doubt, and
+            # it starts at its floor. Later losses do not lead here.
             assert stage.struck
             assert stage.strike is not None
             assert stage.strike.kind not in ("group_restore", "message_recover")

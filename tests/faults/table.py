@@ -1,6 +1,6 @@
 """The rows of the fault table: each fault and the required behavior.
 
-A test that shows the required behavior of a row, or a part of it, is marked with it:
+A test of the required behavior of a row, or of a part, is marked with the row:
 
     @pytest.mark.fault("F12")
 

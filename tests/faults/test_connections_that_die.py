@@ -1,7 +1,7 @@
-"""A connection dies without a word, as behind a proxy that swallows or a NAT that forgets.
+"""A connection dies silently, as behind a proxy or a NAT that drops packets.
 
-New connections work all the time. The server sees nothing of it: what waited there goes on waiting,
-and reads for the old connection when the next message comes.
+New connections keep working. The server does not notice: a blocked read keeps waiting, and delivers
+the next message to the old connection.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tests.support.servers import ProcessServer
 pytestmark = pytest.mark.promise
 
 Make = Callable[..., Daemon]
-BUSY_SECONDS, IDLE_SECONDS = 3.0, 2.0  # what docs/explanation/promises.md promises
+BUSY_SECONDS, IDLE_SECONDS = 3.0, 2.0  # the bounds in docs/explanation/promises.md
 DEFAULT_TTL = {"lease_ttl": "15s"}
-MANY = 8  # partitions whose connections die together
-WITHIN_SECONDS = 2.5  # of three losses
+MANY = 8  # partitions whose connections die at the same time
+WITHIN_SECONDS = 2.5  # for three losses
 
 _PLAIN = """
 from streamqd import Message
@@ -51,7 +51,7 @@ def obey(batch: list[Message]) -> None:
 """
 _ASYNC = _PLAIN.replace("def obey", "async def obey")
 
-# The handler, and the settings of its consumer.
+# The handlers, with the settings of their consumers.
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": (_PLAIN, {}),
     "batch": (_BATCH, {}),
@@ -70,7 +70,7 @@ def proxy(fresh_server: ProcessServer) -> Iterator[FaultProxy]:
 def both(
     make: Make, proxy: FaultProxy, shape: str, partitions: int = 1
 ) -> Iterator[tuple[Daemon, Daemon]]:
-    """A daemon behind the proxy that has handled a message, and one that only sends."""
+    """Return a daemon behind the proxy that has handled a message, and another that only sends."""
     code, consumer = SHAPES[shape]
     sender = make(name="sender", code=code, consumer=consumer, partitions=partitions)
     made = make(
@@ -97,9 +97,9 @@ def wait_idle(daemon: Daemon, sender: Daemon) -> None:
 
 
 def lose_logins(daemon: Daemon, proxy: FaultProxy) -> float:
-    """Reset all connections, and swallow the login of the next one of each worker.
+    """Reset all connections, and drop the login of the next connection of each worker.
 
-    Returns when the network was healthy again (monotonic).
+    Return the time at which the network was healthy again (monotonic).
     """
     wanted = {f"streamqd:{TOPIC}/{partition}/{GROUP}" for partition in range(daemon.partitions)}
     with proxy.swallowing() as lost:
@@ -111,7 +111,7 @@ def lose_logins(daemon: Daemon, proxy: FaultProxy) -> float:
 
 @contextmanager
 def feeding(sender: Daemon, every: float) -> Iterator[None]:
-    """Send a message to each partition again and again meanwhile."""
+    """Send messages to each partition continuously during the block."""
     over = threading.Event()
 
     def feed() -> None:
@@ -128,7 +128,7 @@ def feeding(sender: Daemon, every: float) -> Iterator[None]:
 
 
 def wait_progress(daemon: Daemon, since: float, count: int = 10) -> None:
-    """Wait until so many messages have been begun after an instant."""
+    """Wait until a number of messages have started after an instant."""
     daemon.wait_for(
         lambda: sum(each.at > since for each in daemon.ledger.records("start")) >= count,
         what=f"{count} messages are begun",
@@ -138,12 +138,12 @@ def wait_progress(daemon: Daemon, since: float, count: int = 10) -> None:
 
 
 def wait_until_after(daemon: Daemon, instant: float) -> None:
-    """Wait until a moment of the monotonic clock is over."""
+    """Wait until a time of the monotonic clock has passed."""
     daemon.wait_for(lambda: time.monotonic() > instant, what="the pause is over", every=0.01)
 
 
 def standstill(daemon: Daemon, since: float) -> float:
-    """The longest time without a start in a partition that began at an instant or later."""
+    """Return the longest time without a start in a partition, from an instant on."""
     longest = 0.0
     records = daemon.ledger.records("start")
     for partition in range(daemon.partitions):
@@ -160,7 +160,7 @@ def standstill(daemon: Daemon, since: float) -> float:
 def test_a_busy_partition_goes_on_after_three_seconds(
     make: Make, proxy: FaultProxy, shape: str, whose: str
 ):
-    """C3: its worker waits for an answer, or for a message, on a connection that is dead."""
+    """C3: its worker waits for an answer or a message on a dead connection."""
     with both(make, proxy, shape) as (daemon, sender):
         workers = daemon.pids()
         with feeding(sender, 0.02):
@@ -185,9 +185,9 @@ def test_a_busy_partition_goes_on_after_three_seconds(
 def test_an_idle_partition_begins_a_message_within_two_seconds(
     make: Make, proxy: FaultProxy, shape: str, whose: str
 ):
-    """C3: nothing is overdue for a worker that waits for messages; the housekeeper looks."""
+    """C3: a worker that waits for messages has no deadline, so the housekeeper checks."""
     with both(make, proxy, shape) as (daemon, sender):
-        for _ in range(2):  # the second one comes at another instant between two looks
+        for _ in range(2):  # the second one comes at another time between two checks
             struck = time.monotonic()
             assert proxy.silence(whose) > 0
             (uid,) = sender.send(["ok"])
@@ -206,7 +206,7 @@ def test_an_idle_partition_begins_a_message_within_two_seconds(
 def test_busy_partitions_outlive_connections_lost_at_login(
     make: Make, proxy: FaultProxy, losses: int
 ):
-    """C1: a login without an answer had the whole time of a reply, 10 s, before another try."""
+    """C1: an unanswered login waited 10 s, the time limit of a reply, before the next attempt."""
     with both(make, proxy, "plain", MANY) as (daemon, sender):
         with feeding(sender, 0.05):
             for number in range(losses):
@@ -228,7 +228,7 @@ def test_busy_partitions_outlive_connections_lost_at_login(
 def test_idle_partitions_outlive_connections_lost_at_login(
     make: Make, proxy: FaultProxy, losses: int
 ):
-    """C1: the same, for workers that have nothing to do."""
+    """C1: the same for idle workers."""
     with both(make, proxy, "plain", MANY) as (daemon, sender):
         for number in range(losses):
             healthy = lose_logins(daemon, proxy)
@@ -250,7 +250,7 @@ def test_idle_partitions_outlive_connections_lost_at_login(
 def test_a_server_that_stands_still_is_waited_for_with_few_probes(
     make: Make, proxy: FaultProxy, fresh_server: ProcessServer, shape: str
 ):
-    """C3: no new connection is answered either, so the silence is the server's."""
+    """C3: new connections get no answer either, so the server is silent."""
     with both(make, proxy, shape) as (daemon, sender):
         with feeding(sender, 0.02):
             wait_progress(daemon, time.monotonic())
@@ -263,8 +263,8 @@ def test_a_server_that_stands_still_is_waited_for_with_few_probes(
         made = proxy.connections - before
         fresh_server.resume()
         print(f"{shape}: {made} connections")
-        # The supervisor's ends with each exchange, and it listens again; the worker and the
-        # housekeeper only probe.
+        # The supervisor's connection is replaced with each exchange. Worker and housekeeper only
+        # probe.
         assert made < 40
         (uid,) = sender.send(["ok"])
         daemon.wait_run(uid, "end", timeout=30.0)

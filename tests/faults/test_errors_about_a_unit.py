@@ -1,7 +1,7 @@
-"""B3: an internal error about one unit harms that unit alone, wherever it comes from.
+"""B3: an internal error about one unit harms only that unit, whichever call raises it.
 
-The calls that the supervisor makes for a unit are found by watching a daemon through a life with
-everything in it. So a new call that is not isolated fails here.
+The test finds the calls that the supervisor makes for a unit by watching a daemon through a life
+with all kinds of events. So a new call without isolation fails here.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from tests.support.unit_errors import Places, Site
 NewDaemon = Callable[..., Daemon]
 PARTITIONS = 3
 VICTIM = Unit(TOPIC, 1, GROUP)
-OTHERS_SECONDS = 2.0  # in which the others must have handled a message
+OTHERS_SECONDS = 2.0  # until the others must have handled a message
 MISSED_MAX = 5
-STEP_SECONDS = 1.5  # after which another way is taken to a call
+STEP_SECONDS = 1.5  # before the next step is tried
 FAST = {"kind": "fixed", "base": "50ms", "jitter": "none"}
-# Where an error is not logged: in the log, and in what lets a unit go after an error.
+# Calls whose errors are not logged: the log itself, and those that give up a unit.
 SILENT: set[str] = {"logs:event"}
 TOLD = {"supervisor": "assignment.given_up", "housekeeper": "housekeeper.failed"}
 
 
 class Life:
-    """A daemon under watch, and the steps of a life with everything in it."""
+    """A watched daemon, and the steps of a life with all kinds of events."""
 
     def __init__(self, new_daemon: NewDaemon, folder: Path) -> None:
-        self.missed: list[Site] = []  # calls that are made only where two processes race
+        self.missed: list[Site] = []  # calls that happen only in a race of two processes
         self.daemon = new_daemon(
             partitions=PARTITIONS,
             daemon={"crash_backoff": FAST, "crash_loop": 1000, "lease_ttl": "5s"},
@@ -47,7 +47,7 @@ class Life:
                 "backoff": FAST,
             },
         )
-        # Two of each partition: behind the first there is always one that can be read ahead.
+        # Two per partition: after the first, there is always a second one to prefetch.
         self.daemon.write_config(
             schedules=[
                 {"name": f"{name}{at}", "topic": TOPIC, "partition": at, "every": every}
@@ -96,7 +96,7 @@ class Life:
         self.daemon.wait_for(lambda: not self.places.first_path.exists(), what="the first strike")
 
     def strike(self, site: Site, step: Callable[[], None]) -> None:
-        """Let a call raise, in a step in which it is made, or as the unit gets going again."""
+        """Make a call raise, in a step that includes it, or when the unit resumes."""
         self.places.arm(site, VICTIM)
         step()
         deadline = time.monotonic() + STEP_SECONDS
@@ -104,7 +104,9 @@ class Life:
             time.sleep(0.01)
         if not self.places.struck:
             self.fail()
-        deadline = time.monotonic() + 4 * STEP_SECONDS  # what is done every 5 s is done then
+        deadline = (
+            time.monotonic() + 4 * STEP_SECONDS
+        )  # tasks with an interval of 5 s have run by then
         while not self.places.struck and time.monotonic() < deadline:
             time.sleep(0.01)
         if not self.places.struck:
@@ -112,9 +114,9 @@ class Life:
             self.missed.append(site)
 
     def strike_at(self, site: Site, step: Callable[[], None]) -> float:
-        """Strike once, and see that all units work; return how long the others took."""
+        """Strike once, and check that all units work. Return the seconds that the others took."""
         if site.role == "housekeeper":
-            self.replace_housekeeper()  # one that leaves no unit alone yet
+            self.replace_housekeeper()  # a strike after which no unit has been given up
         mark = self.daemon.mark()
         self.strike(site, step)
         took = self.others_work(str(site), retried=site.role == "housekeeper")
@@ -132,9 +134,9 @@ class Life:
         self.daemon.wait_event("housekeeper.started", after=mark)
 
     def others_work(self, after: str, *, retried: bool) -> float:
-        """Send a message to each of the other units; return how long all of them took.
+        """Send a message to each of the other units. Return the seconds until all are handled.
 
-        `retried`: one that fails once, so that the housekeeper must bring it back.
+        `retried`: each fails once, so the housekeeper must promote its retry.
         """
         payload, runs = ("fail", 2) if retried else ("ok", 1)
         began = time.monotonic()
@@ -162,7 +164,7 @@ def life(new_daemon: NewDaemon, tmp_path: Path) -> Iterator[Life]:
         yield made
 
 
-# A strike mostly waits, so the calls are shared out over lives that run side by side.
+# A strike mostly waits, so the calls are divided among lives that run in parallel.
 SHARES = {"supervisor": 4, "housekeeper": 3}
 
 

@@ -1,7 +1,7 @@
-"""How long after a fault the throughput is back. Times are recorded for the page, not asserted.
+"""The time from a fault until full throughput. Times are recorded for the page, not asserted.
 
-One scene per row: a partition with a backlog, or one for each of two instances, eight runs at a
-time, and one strike. Other tests show what else the row requires.
+One scene per row: a partition with a backlog, or one for each of two instances, eight concurrent
+runs, and one strike. Other tests cover the other requirements of the row.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def test_after_a_worker_is_killed(make: Make, record_property: Record) -> None:
 
 @pytest.mark.fault("F6")
 def test_after_a_supervisor_is_killed(make: Make, record_property: Record) -> None:
-    """Its successor starts as soon as its processes are gone, as systemd starts one."""
+    """Its successor starts when its processes have exited, as systemd does it."""
     with working(make) as (daemon, load):
         killed_at = time.monotonic()
         daemon.kill()
@@ -72,9 +72,9 @@ def test_after_a_supervisor_is_killed(make: Make, record_property: Record) -> No
 
 @pytest.mark.fault("F7")
 def test_after_a_host_is_lost(make: Make, record_property: Record) -> None:
-    """Nothing proves its death, so that its lease of 5 s has to expire."""
+    """Nothing proves its death, so its lease of 5 s must expire."""
     with two_working(make) as (first, _second, load):
-        freeze(first)  # it has no time to release anything
+        freeze(first)  # no time to release anything
         lost_at = time.monotonic()
         first.kill()
         record_property(FULL_SPEED, load.seconds_until_full(lost_at))
@@ -82,7 +82,7 @@ def test_after_a_host_is_lost(make: Make, record_property: Record) -> None:
 
 @pytest.mark.fault("F8")
 def test_after_an_instance_has_paused(make: Make, record_property: Record) -> None:
-    """It pauses for longer than its lease of 5 s; the other instance takes its partition over."""
+    """It pauses for longer than its lease of 5 s, and another instance takes its partition over."""
     with two_working(make) as (first, _second, load):
         paused_at = time.monotonic()
         freeze(first)
@@ -148,7 +148,7 @@ def test_after_all_connections_are_reset(
 def test_after_a_server_is_killed(
     make: Make, fresh_server: ProcessServer, record_property: Record
 ) -> None:
-    """It has its append-only file; the time counts from when it accepts commands again."""
+    """With an append-only file. The time counts from when it accepts commands again."""
     with working(make) as (daemon, load):
         mark = daemon.mark()
         fresh_server.kill()

@@ -1,6 +1,6 @@
-"""Whatever command of whatever role is lost, nothing is lost and nothing happens twice.
+"""If any command of any role is lost, no effect is lost or doubled.
 
-The scenes drive the real roles in this process; see rehearsal.py for what is lost in them.
+The scenes drive the real roles in this process. See rehearsal.py for the lost commands.
 """
 
 from __future__ import annotations
@@ -45,38 +45,38 @@ ROLES: tuple[Scene, ...] = (
     scenes_spark.a_stream_that_shows_its_position,
 )
 SCENES = (*ROLES, *scenes_admin.CHANGING, *scenes_admin.LOOKING)
-# For a verb a cut reply is a lost one; and one that only looks has nothing to double.
+# For a command, a cut reply is a lost one, and a read-only command has no effect to double.
 CASES = [
     *((scene, fault) for scene in ROLES for fault in FAULTS),
     *((scene, fault) for scene in scenes_admin.CHANGING for fault in FAULTS if fault in WHOLE),
     *((scene, Fault.DROP_REPLY) for scene in scenes_admin.LOOKING),
 ]
-# On servers that refuse to queue a read while their memory is full, a scene of the worker has it.
+# A scene of the worker covers it on servers that refuse to queue a read with full memory.
 FULL_MEMORY_ONLY = {"message_fetch"}
-# Those whose roles call single scripts, which are taught when they are first needed.
+# Scenes whose roles call single scripts, which are loaded at first use.
 UNTAUGHT = (
     scenes_worker.in_place,
     scenes_supervisor.a_unit_from_its_acquisition_to_its_release,
     scenes_producer.single_messages,
     scenes_spark.a_task_that_writes_rows,
 )
-# What says commands, and of those that no scene says why their loss needs none.
+# The sources of commands, and why the loss of some commands needs no scene.
 PARTS = (
     *("startup.py", "registration.py", "inspection.py", "supervisor", "worker", "housekeeper"),
     *("admin", "cli", "spark", "producer", "store"),
 )
 NO_COMMANDS = {"keys"}  # a word in the headers of scripts
 LOOKS = "the start checks and the doctor look at a server with it, and change nothing"
-OPENS = "said while a connection is made; one that fails is made anew"
+OPENS = "sent while a connection is opened; a failed one is replaced"
 NEED_NO_SCENE = {
-    "asking": "said before a command, which is then repeated with it (test_cluster_link.py)",
+    "asking": "sent before a command and repeated with it (test_cluster_link.py)",
     **dict.fromkeys(("auth", "select", "client|setname", "hello"), OPENS),
     "cluster|slots": "reads the map of a cluster, which is asked for again",
     "config|get": LOOKS,
     "info": LOOKS,
     "latency|latest": LOOKS,
     "slowlog|get": LOOKS,
-    "discard": "ends the doctor's trial of rights, in which nothing was executed",
+    "discard": "discards the transaction with which doctor tests permissions",
     "expire": "the life of a figure that a person sees while Spark reads; each report renews it",
     "hvals": "reads that figure",
 }
@@ -106,7 +106,7 @@ def test_no_lost_command_loses_or_doubles_anything(
 def test_no_lost_call_by_the_source_loses_or_doubles_anything(
     rehearse: Callable[..., Rehearsal], scene: Scene, fault: Fault
 ):
-    """The server knows no script: each call is answered NOSCRIPT and given again, which is lost."""
+    """The server has no script: each call gets NOSCRIPT and is repeated, which is lost."""
     rehearsal = rehearse(scene, taught=False)
     assert [kind for kind in rehearsal.kinds() if kind.startswith(BY_SOURCE)]
     print(rehearsal.survive(fault), "commands were lost")
@@ -114,7 +114,7 @@ def test_no_lost_call_by_the_source_loses_or_doubles_anything(
 
 @pytest.mark.fault("F12")
 def test_every_command_is_lost_in_some_scene(rehearse: Callable[..., Rehearsal], link: Connection):
-    """A new one belongs into the scene of the role that says it, or changes nothing by itself."""
+    """A new command needs a place in the scene of its role, unless it has no effect of its own."""
     said = {kind for scene in SCENES for kind in rehearse(scene).kinds()}
     assert scripts.load().keys() - said <= FULL_MEMORY_ONLY
 

@@ -1,7 +1,7 @@
-"""Every script is executed, its reply is lost, and the caller says the same again.
+"""Every script is executed, its reply is lost, and the caller repeats the call.
 
-The second answer is the one that its contract promises, and nothing has changed by it. How callers
-handle the loss is shown in test_lost_replies_of_callers.py.
+The second answer must be that of the contract, and nothing may have changed by it.
+test_lost_replies_of_callers.py shows how callers handle the loss.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.contract.scenarios import WHEN_FULL, Scenario
 from tests.faults.rehearsal import normal
 from tests.support.proxy import Fault, FaultProxy
 
-# What the second call answers, when it is not what the first one did.
+# Answers of a second call that differ from the first answer.
 AGAIN: dict[Scenario, str] = {
     scenarios.archive_advance: "BEHIND",
     scenarios.dead_deliver: "DUP",
@@ -44,14 +44,14 @@ AGAIN: dict[Scenario, str] = {
     scenarios.topic_configure: "CHANGED",
     scenarios.topic_create: "EXISTS",
 }
-# Each heartbeat, directive and declaration of a schedule has a time of its own.
+# Each heartbeat, directive and declaration of a schedule has its own time.
 ANOTHER_TIME = {scenarios.member_beat, scenarios.control_change, scenarios.schedule_stamp}
-# Its contract says so, and a producer never repeats it after an unknown outcome.
+# As its contract states. A producer never repeats it after an unknown outcome.
 WRITES_AGAIN = {scenarios.message_append}
 
 
 def measures(desk: Desk) -> dict[str, Call]:
-    """The scripts that only read, for which test_every_script has no scenario."""
+    """Return the read-only scripts, for which test_every_script has no scenario."""
     desk.groups()
     desk.add("1-0")
     topic, partition, _ = desk.unit
@@ -71,11 +71,11 @@ def desk(link: Connection, keys: Keys) -> Desk:
 
 
 def repeat(desk: Desk, proxy: FaultProxy, call: Call, fault: Fault) -> tuple[str, bool, bool]:
-    """Lose the reply to a call and make it again.
+    """Lose the reply to a call, and repeat the call.
 
-    Return the answer, whether anything changed, and whether anything but times did.
+    Return the answer, whether anything changed, and whether anything but times changed.
     """
-    # The server must know the script, or the first command of the call is not the one that counts.
+    # The server must have the script, or the first command of the call has no effect.
     desk.do("SCRIPT", "LOAD", call.script.source)
     shaky = connect(proxy.settings, timeout=5.0, name="test:shaky")
     shaky.open()

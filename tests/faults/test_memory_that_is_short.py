@@ -1,4 +1,4 @@
-"""The kernel kills a worker for its memory: real control groups where they can be made."""
+"""The kernel kills a worker for its memory, in real control groups where they can be created."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KILLED = Exit(None, signal.SIGKILL)
 
 @pytest.fixture
 def counter(tmp_path: Path) -> Path:
-    """A file as the kernel writes it."""
+    """Write a file as the kernel does."""
     path = tmp_path / "memory.events"
     path.write_text("low 0\nhigh 0\nmax 31\noom 7\noom_kill 3\n")
     return path
@@ -99,11 +99,11 @@ def test_the_count_is_found_where_the_kernel_keeps_it(
 def test_a_group_that_is_killed_as_one_is_found(
     tmp_path: Path, line: str, ones: list[str], found: int | None
 ):
-    """By the kernel's rule: the largest one around the process."""
+    """By the rule of the kernel: the outermost such group of the process."""
     membership, root = tmp_path / "cgroup", tmp_path / "root"
     membership.write_text(line + "\n")
     name = line.rpartition(":")[2].strip("/")
-    if ones != ["."]:  # else it is a container, which sees its own group as the root
+    if ones != ["."]:  # otherwise this is a container, which sees its own group as the root
         (root / name).mkdir(parents=True)
         (root / name / "memory.oom.group").write_text("0\n")
     for one in ones:
@@ -140,7 +140,7 @@ def test_a_start_within_a_group_that_is_killed_as_one_warns(new_daemon: NewDaemo
 
 @pytest.fixture
 def limited() -> Iterator[Path]:
-    """A control group with little memory."""
+    """Create a control group with little memory."""
     own = counter_of(Path("/proc/self/cgroup"))
     if own is None:
         pytest.skip(f"no memory controller below {CONTROL_GROUPS}")

@@ -1,4 +1,4 @@
-"""A network that swallows everything, in one direction or both, or cuts at any byte."""
+"""A network that drops everything, in one direction or both, or cuts at any byte."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def proxy(fresh_server: ProcessServer) -> Iterator[FaultProxy]:
 def test_an_owner_that_is_cut_off_begins_nothing_more_and_changes_nothing_when_it_is_back(
     make: Make, proxy: FaultProxy, direction: str
 ):
-    """What it has sent meanwhile arrives late, when another has taken over."""
+    """Its packets arrive late, after another instance has taken over."""
     a = make(name="a", partitions=2, daemon=ALONE, code=GATED, redis_url=proxy.url)
     b = make(name="b", partitions=2, daemon={**ALONE, "state_dir": "b"}, code=GATED)
     with a:
@@ -55,7 +55,7 @@ def test_an_owner_that_is_cut_off_begins_nothing_more_and_changes_nothing_when_i
             taken = min(each.at for each in a.ledger.records("start") if each.pid not in workers)
             before, epochs = keyspace(b), b.epochs()
 
-            # What ran when it was cut off comes to its end now, and so does what it had sent.
+            # The runs from before the cut finish now, and its packets arrive.
             (Path(a.folder) / "gate-a").touch()
             for uid in gated:
                 a.wait_run(uid, "end")
@@ -86,7 +86,7 @@ def test_an_owner_that_is_cut_off_begins_nothing_more_and_changes_nothing_when_i
 def test_a_worker_whose_lease_nobody_renews_stops_before_it_can_have_expired(
     make: Make, proxy: FaultProxy
 ):
-    """Its own connection is well, its supervisor's is not: only the time tells."""
+    """Its own connection works, that of its supervisor does not: only the time shows it."""
     ttl = 3.0
     settings = {"lease_ttl": f"{ttl}s", "rebalance_delay": "10m"}
     a = make(name="a", daemon=settings, redis_url=proxy.url)
@@ -95,7 +95,7 @@ def test_a_worker_whose_lease_nobody_renews_stops_before_it_can_have_expired(
         a.send("sleep 0.004" for _ in range(1200))
         (worker,) = a.pids().values()
         with b:
-            # Whatever is written in one exchange with a renewal or a beat goes with it.
+            # Everything in one exchange with a renewal or a heartbeat is lost with it.
             for nth in range(1, 200):
                 proxy.arm(
                     Fault.CUT_BEFORE,
@@ -120,6 +120,6 @@ def test_a_worker_whose_lease_nobody_renews_stops_before_it_can_have_expired(
 def test_a_connection_that_is_cut_at_any_byte_costs_nothing(
     process_server: ProcessServer, link: Connection, keys: Keys, direction: str
 ):
-    """Half a command is not executed; what was executed is found."""
+    """Half a command is not executed, and executed commands are found."""
     rehearsal = Rehearsal(process_server, link, keys, one_at_a_time)
     print(rehearsal.survive_cuts(direction, CUTS), "cuts, evenly over all bytes of a life")

@@ -1,4 +1,4 @@
-"""Hosts that are lost, signals at the worst moment, children of children, full logs, giants."""
+"""Lost hosts, signals at the worst moment, grandchildren, full logs, giant messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TTL = 2.0
 def test_after_the_loss_of_a_host_with_its_server_another_goes_on(
     make: Make, fresh_server: ProcessServer
 ):
-    """Nothing tells what ran: the inherited entries run alone, each under its mark."""
+    """Nothing shows what ran, so the inherited entries run alone, each under its mark."""
     settings = {"lease_ttl": f"{TTL}s"}
     lost = make(name="lost", partitions=2, daemon=settings)
     heir = make(name="heir", partitions=2, daemon={**settings, "state_dir": "elsewhere"})
@@ -79,7 +79,7 @@ def test_after_the_loss_of_a_host_with_its_server_another_goes_on(
 def test_a_stop_in_the_middle_of_forking_leaves_no_process_and_no_lease(
     new_daemon: NewDaemon, chance: random.Random
 ):
-    """The signal comes while workers are being forked; `wait` fails when one stays behind."""
+    """The signal comes while workers are being forked. `wait` fails if one is left over."""
     daemon = new_daemon(partitions=6)
     for count in (1, 2, 3, 4, 5, 6):
         mark = daemon.mark()
@@ -103,7 +103,7 @@ def test_a_stop_in_the_middle_of_forking_leaves_no_process_and_no_lease(
 def test_recycling_under_a_storm_of_signals_loses_and_repeats_nothing(
     new_daemon: NewDaemon, chance: random.Random
 ):
-    """A process for every few messages, and a signal for every few milliseconds."""
+    """A new process every few messages, and a signal every few milliseconds."""
     daemon = new_daemon(partitions=2, consumer={"max_messages": 5})
     with daemon:
         connection = client_ids(daemon, "streamqd:supervisor")
@@ -116,7 +116,7 @@ def test_recycling_under_a_storm_of_signals_loses_and_repeats_nothing(
         print(dict(sent), "workers:", len(daemon.events("worker.started")))
         assert daemon.ledger.audit(GROUP) == Audit()
         assert len(daemon.events("worker.started")) >= 10
-        # No child has closed or used its parent's connection.
+        # No child has closed or used the connection of its parent.
         assert client_ids(daemon, "streamqd:supervisor") == connection
         assert daemon.events("worker.crashed") == daemon.events("redis.lost") == []
         for pid in daemon.pids().values():
@@ -126,20 +126,20 @@ def test_recycling_under_a_storm_of_signals_loses_and_repeats_nothing(
 
 
 def zombies(daemon: Daemon) -> list[int]:
-    """Children of the supervisor that have ended, and that it has not waited for."""
+    """Return the exited children of the supervisor that it has not waited for."""
     every = psutil.process_iter(["pid", "ppid", "status"])
     ended = (each.info for each in every if each.info["status"] == psutil.STATUS_ZOMBIE)
     return [info["pid"] for info in ended if info["ppid"] == daemon.pid]
 
 
 def client_ids(daemon: Daemon, name: str) -> set[str]:
-    """The connections of a name, as the server numbers them."""
+    """Return the server's numbers of the connections with a name."""
     rows = daemon.link.execute("CLIENT", "LIST").decode().splitlines()
     return {row.split()[0] for row in rows if f"name={name} " in row}
 
 
 def sockets(pid: int) -> list[str]:
-    """The sockets that a process has open."""
+    """Return the open sockets of a process."""
     found = []
     for each in Path(f"/proc/{pid}/fd").iterdir():
         target = each.readlink() if each.is_symlink() else each
@@ -148,7 +148,7 @@ def sockets(pid: int) -> list[str]:
     return found
 
 
-# --- what handlers start --------------------------------------------------------------------------
+# --- processes of handlers ------------------------------------------------------------------------
 
 RUNAWAY = """
 import subprocess
@@ -216,7 +216,7 @@ GIANT = 48 << 20
 
 @pytest.mark.fault("F30")
 def test_giant_messages_come_one_by_one_and_cost_no_lease(new_daemon: NewDaemon):
-    """Written by hand: no producer of ours would send them."""
+    """Written by hand, because our producers would not send them."""
     daemon = new_daemon(
         daemon={"lease_ttl": "2s", "max_message_bytes": "64MiB"},
         code="""

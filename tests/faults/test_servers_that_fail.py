@@ -37,9 +37,9 @@ TTL = 1.0
 def test_a_clock_that_jumps_loses_nothing_and_moves_nothing(
     make: Make, fresh_server: ProcessServer, jump: int
 ):
-    """Forward all leases expire at once and all members look dead; back they live for an hour.
+    """A jump forward expires all leases and members, a jump back extends them by an hour.
 
-    Nobody takes over what another works on: he has watched him beat.
+    No instance takes over a partition of another, because it has seen its heartbeats.
     """
     clock = Clock(fresh_server)
     with pair(make, 2 * TTL) as (first, second):
@@ -69,13 +69,13 @@ def test_a_clock_that_jumps_loses_nothing_and_moves_nothing(
 def test_what_dies_before_a_clock_is_set_back_is_taken_over_all_the_same(
     make: Make, fresh_server: ProcessServer
 ):
-    """Its leases live for an hour, and so long it seems to have beaten just now."""
+    """Its leases last an hour more, and its last heartbeat looks recent for as long."""
     clock = Clock(fresh_server)
     with pair(make, 2 * TTL) as (first, second):
         first.send(["ok"] * 20)
         first.wait_settled()
         before = first.epochs()
-        freeze(first)  # it is dead to all others, and renews nothing from here on
+        freeze(first)  # it is dead for all others, and renews nothing from here on
         clock.jump_to(-HOUR)
         later = second.send(["ok"] * 20)
         killed_at = time.monotonic()
@@ -94,7 +94,7 @@ def test_what_dies_before_a_clock_is_set_back_is_taken_over_all_the_same(
 def test_who_died_before_a_clock_is_set_back_is_nobodys_twin(
     make: Make, fresh_server: ProcessServer
 ):
-    """The next run is on another host, or after a boot: no lock proves that this one is dead."""
+    """The next run is on another host, or after a boot: no lock proves the death of this one."""
     clock = Clock(fresh_server)
     settings = {"instance": "same", "lease_ttl": f"{TTL}s"}
     with make(name="east", daemon=settings) as first:
@@ -129,14 +129,14 @@ def test_a_retry_is_due_by_the_servers_clock_alone(make: Make, fresh_server: Pro
         assert [each["uid"] for each in daemon.letters()] == [uid]
 
 
-# --- it stands still ------------------------------------------------------------------------------
+# --- it hangs -------------------------------------------------------------------------------------
 
 
 @pytest.mark.fault("F9")
 def test_a_server_that_stands_still_with_many_partitions_costs_no_ownership(
     make: Make, fresh_server: ProcessServer
 ):
-    """All leases expire at once; nobody takes one, and there is no herd."""
+    """All leases expire at once, but no instance takes one, and there is no stampede."""
     with pair(make, 2 * TTL, 32) as (first, second):
         first.send(["ok"] * 64)
         first.wait_settled()
@@ -146,22 +146,22 @@ def test_a_server_that_stands_still_with_many_partitions_costs_no_ownership(
         first.wait_settled(40.0)
         assert first.epochs() == epochs
         assert_nothing_moved(marks)
-        # The renewals of an instance travel together. Where that packet lay in the server's socket,
-        # it was executed after the pause and nobody heard the answer: then none is told to be late.
+        # The renewals of an instance travel together. If that packet lay in the server's socket,
+        # it was executed after the pause and its answer was lost: then no renewal is late.
         late = sum(len(daemon.events("lease.late", mark)) for daemon, mark in marks.items())
         print(f"told to be renewed late: {late} of 32 leases")
         assert first.ledger.audit(GROUP) == Audit()
         assert first.stop() == second.stop() == 0
 
 
-# --- what it forgets ------------------------------------------------------------------------------
+# --- lost writes ----------------------------------------------------------------------------------
 
 
 @pytest.mark.fault("F14")
 def test_a_lost_tail_of_the_file_repeats_and_loses_exactly_what_was_in_it(
     make: Make, fresh_server: ProcessServer
 ):
-    """A power loss: the file ends where it was last written through."""
+    """A power loss: the file ends at its last sync."""
     folder, copy = fresh_server.folder, fresh_server.folder / "copy"
     files = ("appendonlydir", "appendonly.aof")
     with make(partitions=2, daemon={"lease_ttl": "2s"}) as daemon:
@@ -174,7 +174,7 @@ def test_a_lost_tail_of_the_file_repeats_and_loses_exactly_what_was_in_it(
             elif (folder / name).exists():
                 shutil.copy(folder / name, copy / name)
         written = time.monotonic()
-        # A new token and epoch, which the server will have forgotten.
+        # A new token and epoch, which the server will lose.
         os.kill(daemon.pids()[1], 9)
         charged = daemon.wait_event("worker.crashed").get("charged")
         daemon.wait_event("worker.ready", after=daemon.events("worker.crashed")[0]["number"])
@@ -200,7 +200,7 @@ def test_a_lost_tail_of_the_file_repeats_and_loses_exactly_what_was_in_it(
         assert audit.unexpected == []
         assert set(audit.lost) <= set(tail), "only what was sent in the lost tail"
         last = {uid: daemon.ledger.of(uid, "end")[0].at for uid in audit.repeated if uid in before}
-        # What ended just before the copy may have been acknowledged after it.
+        # Runs that finished just before the copy may have been acknowledged after it.
         own = f"{TOPIC}/1/{charged.removeprefix('m:')}" if charged else ""
         early = [uid for uid, at in last.items() if at < written - 0.5 and uid != own]
         assert early == [], "acknowledged before the tail, and run again"
@@ -213,7 +213,7 @@ def test_a_lost_tail_of_the_file_repeats_and_loses_exactly_what_was_in_it(
 
 
 def settle_after(daemon: Daemon, refuse: Callable[[], None], accept: Callable[[], None]) -> None:
-    """Let a message run while the server begins to refuse, for longer than a lease lives."""
+    """Run a message while the server starts to refuse, for longer than a lease TTL."""
     pids, epochs = daemon.pids(), daemon.epochs()
     (running,) = daemon.send(["await go"], partition=0)
     daemon.send(["ok"] * 20, partition=0)
@@ -251,7 +251,7 @@ def test_without_replicas_everything_waits_and_nothing_runs_twice(make: Make):
 
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
-    """A file system of one mebibyte."""
+    """Mount a file system of one mebibyte."""
     folder = Path(__file__).parent / f".disk-{os.getpid()}"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
@@ -287,6 +287,6 @@ def test_a_full_disk_makes_everything_wait_and_nothing_run_twice(
 
 
 def refuses(link: Connection) -> bool:
-    """Whether the server has noticed that it cannot write its file."""
+    """Return True if the server has noticed that it cannot write its file."""
     answer = link.pipeline([("SET", "probe", "x")])[0]
     return getattr(answer, "code", "") == "MISCONF"

@@ -1,4 +1,4 @@
-"""A server that lives, answers, and serves nobody for a while: LOADING, BUSY, MASTERDOWN."""
+"""A server that answers but refuses all commands for a while: LOADING, BUSY, MASTERDOWN."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.support.waiting import wait_until
 
 Make = Callable[..., Daemon]
 ENDLESS = "while true do end"
-# A server that loads looks at its clients once in two mebibytes.
+# A loading server looks at its clients once per two mebibytes.
 FILLER = "for n = 1, 400 do redis.call('SETRANGE', 'filler:' .. n, 200000, 'x') end"
-MANY = 400  # refused calls of a whole instance in three ttls: more would be a loop
+MANY = 400  # refused calls of an instance in three TTLs: more would be a busy loop
 
 
 class Refusal:
-    """A state of a server in which it answers nobody's call but says why."""
+    """A state in which a server refuses every call and names the reason."""
 
     def __init__(self, server: ProcessServer) -> None:
         self.server = server
@@ -35,22 +35,22 @@ class Refusal:
     code = ""
 
     def begin(self) -> None:
-        """Bring it about."""
+        """Start the refusal."""
 
     def end(self) -> None:
-        """Let it serve again."""
+        """End the refusal."""
 
     def holds(self) -> bool:
-        """Whether the server refuses now."""
-        # No write, and one command alone: others are refused for more than one reason.
+        """Return True if the server refuses now."""
+        # A single read command: others can be refused for other reasons.
         return answer(self.link, "EXISTS", "probe") == self.code
 
 
 class Loading(Refusal):
-    """It was killed and reads a large file at its start, as slowly as it is told to."""
+    """It was killed, and slowly loads a large file at its start."""
 
     code = "LOADING"
-    delay = 20_000  # microseconds for each of 400 keys, unless it is told to go on
+    delay = 20_000  # microseconds for each of 400 keys, until the delay is removed
 
     def begin(self) -> None:
         self.link.execute("CONFIG", "SET", "rdbcompression", "no")
@@ -64,12 +64,12 @@ class Loading(Refusal):
         return "aof_rewrite_in_progress:0" in told and "aof_rewrite_scheduled:0" in told
 
     def end(self) -> None:
-        with suppress(RedisRefused):  # 6.2 cannot be told, and is ready in the end
+        with suppress(RedisRefused):  # 6.2 has no such setting, and is ready in the end
             self.link.execute("CONFIG", "SET", "key-load-delay", "0")
 
 
 class Busy(Refusal):
-    """Somebody's script does not end."""
+    """A script of another client does not end."""
 
     code = "BUSY"
 
@@ -91,7 +91,7 @@ class Busy(Refusal):
 
 
 class MasterDown(Refusal):
-    """It was made a replica that may not serve old data, of a master that nobody can reach."""
+    """It became a replica of an unreachable master, and may not serve old data."""
 
     code = "MASTERDOWN"
 
@@ -108,7 +108,7 @@ every_refusal = pytest.mark.parametrize("kind", [Loading, Busy, MasterDown])
 
 @contextmanager
 def refusing(refusal: Refusal) -> Iterator[None]:
-    """Let the server refuse during the body, and end it whatever happens."""
+    """Make the server refuse during the block, and always end it."""
     refusal.begin()
     try:
         wait_until(refusal.holds, timeout=20.0, what=f"{refusal.code} is answered")
@@ -122,7 +122,7 @@ def refusing(refusal: Refusal) -> Iterator[None]:
 
 
 def answer(link: Connection, *command: str) -> Any:
-    """What a server replies, or the code of its refusal; '' without an answer."""
+    """Return the reply of a server, or the code of its refusal, or '' without an answer."""
     try:
         return link.execute(*command)
     except RedisRefused as error:
@@ -132,7 +132,7 @@ def answer(link: Connection, *command: str) -> Any:
 
 
 def told(link: Connection, section: str, name: str) -> int:
-    """What the server has counted under a name since it was started."""
+    """Return a statistic of the server since its start."""
     for line in link.execute("INFO", section).decode().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.partition("=")[2].partition(",")[0])
@@ -144,7 +144,7 @@ def told(link: Connection, section: str, name: str) -> int:
 def test_while_a_server_refuses_everybody_waits_and_nothing_is_charged(
     make: Make, fresh_server: ProcessServer, kind: type[Refusal]
 ):
-    """For three ttls: nothing is read, run twice, blamed or taken over, and nobody spins."""
+    """For three TTLs, nothing is read, repeated, charged or taken over, and no process spins."""
     refusal = kind(fresh_server)
     with make(partitions=2, daemon={"lease_ttl": f"{TTL}s"}) as daemon:
         state = refusing(refusal)
@@ -199,7 +199,7 @@ def test_a_daemon_that_starts_while_its_server_loads_waits_for_it(
     refusal.delay //= 2  # the daemon waits for five seconds
     with refusing(refusal):
         daemon.start()
-        # Nobody else asks for the time.
+        # No other client asks for the time.
         daemon.wait_for(
             lambda: told(refusal.link, "commandstats", "cmdstat_time") > 2, what="it has asked"
         )

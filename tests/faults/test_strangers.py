@@ -1,4 +1,4 @@
-"""Somebody else trims, moves or deletes what the daemon works with, while it works."""
+"""Another client trims, moves or deletes data while the daemon uses it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOAD = 1000
 
 
 def unread(daemon: Daemon, uids: list[str]) -> set[str]:
-    """Which of these the group has not read yet."""
+    """Return those that the group has not read yet."""
     stream = daemon.keys.stream(TOPIC, 0)
     (group,) = daemon.link.execute("XINFO", "GROUPS", stream)
     last = dict(zip(group[::2], group[1::2], strict=True))[b"last-delivered-id"].decode()
@@ -26,18 +26,18 @@ def unread(daemon: Daemon, uids: list[str]) -> set[str]:
 
 @pytest.mark.fault("F25")
 def test_a_foreign_trim_under_load_costs_only_what_it_took(new_daemon: NewDaemon):
-    """What is in hand has its body in the worker; failures are settled with that body."""
+    """Fetched entries have their body in the worker, and failures are settled with it."""
     with new_daemon(consumer={"max_attempts": 1}) as daemon:
-        daemon.send(["ok"] * 300)  # reads grow with quick work
+        daemon.send(["ok"] * 300)  # reads grow with quick handlers
         daemon.wait_settled()
         uids: list[str] = []
         gone: set[str] = set()
         for _ in range(4):
-            # A trim leaves what the worker has in hand, which on a slow machine is little.
+            # A trim spares the entries in the worker, which are few on a slow machine.
             batch = range(LOAD // 4)
             uids += daemon.send("fail" if number % 10 == 3 else "sleep 0.004" for number in batch)
             wait_progress(daemon, 30)
-            # The cut comes between two looks: what was read meanwhile is in the ledger.
+            # The cut comes between two checks: entries read in between are in the ledger.
             gone |= unread(daemon, uids)
             daemon.link.execute("XTRIM", daemon.keys.stream(TOPIC, 0), "MAXLEN", 0)
         more = daemon.send(["ok"] * 10)
@@ -59,7 +59,7 @@ def test_a_foreign_trim_under_load_costs_only_what_it_took(new_daemon: NewDaemon
 def test_deleting_the_consumer_under_load_costs_nothing_while_its_worker_lives(
     new_daemon: NewDaemon, chance: random.Random
 ):
-    """The server forgets what was pending, the worker does not."""
+    """The server forgets the pending entries, the worker does not."""
     with new_daemon() as daemon:
         daemon.send("sleep 0.002" for _ in range(LOAD))
         deleted = 0
@@ -78,7 +78,7 @@ def test_deleting_the_consumer_under_load_costs_nothing_while_its_worker_lives(
 @pytest.mark.fault("F26")
 @pytest.mark.parametrize("position", ["0", "$"])
 def test_moving_the_position_of_a_group_under_load_is_obeyed(new_daemon: NewDaemon, position: str):
-    """Back means again, on means past: nothing but that, and nobody crashes."""
+    """A position moved back repeats entries, one moved on skips some, and nothing crashes."""
     with new_daemon() as daemon:
         uids = daemon.send("sleep 0.002" for _ in range(LOAD))
         wait_progress(daemon, 100)

@@ -48,7 +48,7 @@ def test_the_page_is_current():
 
 @pytest.mark.skipif(not RESULTS.exists(), reason="not run: `make verify NAME=faults`")
 def test_the_last_run_has_shown_every_row_on_every_server():
-    """But for the servers that the row excepts. It looks at the recorded outcomes, no more."""
+    """Except on servers that the row excludes. Checks only the recorded outcomes."""
     results, tests = last_results(), rows_of_tests()
     wrong = {}
     for row in ROWS:
@@ -107,7 +107,7 @@ def test_a_row_is_shown_where_all_that_talks_to_a_server_has_passed_and_nothing_
 
 
 def test_the_worst_outcome_of_a_test_on_a_server_counts():
-    """A test that brings its own server is told of that one, by whatever run it was in."""
+    """A test that starts its own server is recorded for that server, in any run."""
     one = {"valkey": {"a": "passed"}, "redis7": {"tls": "failed", "a": "passed"}}
     other = {"redis7": {"tls": "passed", "a": "skipped", "b": "passed"}}
 
@@ -151,7 +151,7 @@ def test_a_test_is_told_of_the_server_that_it_had(
     on_run: dict[str, str],
     elsewhere: dict[str, dict[str, str]],
 ):
-    """That of TLS starts another one than the run's, and one starts none."""
+    """The TLS test starts another server than that of the run, and one starts none."""
     for word in (RUN, "redis7"):
         needed(find_binary, word)
     file = tmp_path / "outcomes.json"
