@@ -1,4 +1,4 @@
-"""One Spark session for all tests here, on a real server; skipped with a reason without Java."""
+"""One Spark session for all tests here, on a real server. Without Java, they are skipped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 DEADLINE = 90  # seconds for one query
-PATIENCE = 300  # seconds for one test: a Spark of its own starts in some, and they wait up to 240
+PATIENCE = 300  # seconds for one test: some start their own Spark, and wait up to 240
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,18 +36,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> None:
-    """The session has threads for as long as it lives, and nothing here forks."""
+    """Skip the check for threads: the session has some as long as it lives, and no test forks."""
 
 
 @pytest.fixture(scope="session")
 def event_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the one session writes down all that it does, as for Spark's history server."""
+    """The folder of the event log of the session, in the format of Spark's history server."""
     return tmp_path_factory.mktemp("events")
 
 
 @pytest.fixture(scope="session")
 def spark(event_log: Path) -> Iterator[SparkSession]:
-    """The one session. Never stop it."""
+    """The shared session. Never stop it."""
     for package in ("pyspark", "pyarrow"):
         if importlib.util.find_spec(package) is None:
             _without(f"{package} is not installed: {extras.hint('spark')}")
@@ -82,7 +82,7 @@ def _without(reason: str) -> None:
 
 
 class Shop:
-    """Topics on the server, and what Spark does with them."""
+    """Topics on the server, and Spark queries over them."""
 
     def __init__(self, spark: SparkSession, server: Server, link: Connection, keys: Keys) -> None:
         self.spark, self.server, self.link, self.keys = spark, server, link, keys
@@ -98,7 +98,7 @@ class Shop:
         self.link.execute("HSET", self.keys.meta(name), "partitionCount", partitions)
 
     def add(self, name: str, partition: int, *ids: str, **fields: bytes) -> None:
-        """Write entries under these ids; the payload says which it is."""
+        """Write entries with these ids. The payload identifies each."""
         key = self.keys.stream(name, partition)
         more = [part for pair in fields.items() for part in pair]
         self.link.pipeline(
@@ -109,7 +109,7 @@ class Shop:
         self.add(name, partition, *(f"{number}-0" for number in range(first, last + 1)))
 
     def payloads(self, name: str, partitions: int) -> list[bytes]:
-        """All payloads of a topic, sorted."""
+        """Return all payloads of a topic, sorted."""
         found = []
         for number in range(partitions):
             entries = self.link.execute("XRANGE", self.keys.stream(name, number), "-", "+")
@@ -137,7 +137,7 @@ class Shop:
         return {name: str(value) for name, value in every.items()}
 
     def take(self, frame: DataFrame, checkpoint: Path) -> list[list[tuple[Any, ...]]]:
-        """Run a streaming query until it has read what there is; return the rows by batch."""
+        """Run a streaming query until it has read all entries. Return the rows by batch."""
         batches: list[list[tuple[Any, ...]]] = []
 
         def collect(batch: DataFrame, number: int) -> None:
@@ -151,7 +151,7 @@ class Shop:
 
 
 def run(query: StreamingQuery) -> None:
-    """Wait for a query that ends by itself. Raises what it failed with."""
+    """Wait until a query stops. Raises its error."""
     try:
         assert query.awaitTermination(DEADLINE), "the query does not end"
     finally:

@@ -1,4 +1,4 @@
-"""The archive on a real Spark: everything once, whatever happens in between."""
+"""The archive on a real Spark: each entry once, despite faults in between."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from tests.support.spark_process import QUICK
 deltalake = pytest.importorskip("deltalake")
 
 ROOT = Path(__file__).parents[2]
-START = 1_763_683_195_000  # five seconds before a midnight, UTC
+START = 1_763_683_195_000  # five seconds before midnight, UTC
 Entry = tuple[str, int, str, bytes]  # topic, partition, id, value
 
 
 class KilledError(Exception):
-    """Stands in for SIGKILL where the process must live on."""
+    """Replaces SIGKILL where the process must survive."""
 
 
 class Desk:
@@ -83,7 +83,7 @@ class Desk:
         return self.spark
 
     def rows(self, topic: str) -> list[dict[str, Any]]:
-        """What a reader of Delta tables sees that knows nothing of us."""
+        """Return the rows that an independent reader of Delta tables sees."""
         table = deltalake.DeltaTable(str(Archive(self.folder).folder(topic)))
         found: list[dict[str, Any]] = table.to_pyarrow_table().to_pylist()
         return found
@@ -128,7 +128,7 @@ def desk(link: Connection, keys: Keys, server: Server, spark: Any, tmp_path: Pat
 
 def test_everything_once_over_several_runs(desk: Desk) -> None:
     desk.topic("orders", 1)
-    desk.add("access", 0, 700)  # over midnight
+    desk.add("access", 0, 700)  # across midnight
     desk.add("access", 1, 5)
     desk.add("orders", 0, 3)
     done = desk.run()
@@ -211,7 +211,7 @@ def test_what_was_trimmed_before_it_was_archived_is_told(desk: Desk) -> None:
 
 
 def test_a_task_that_fails_leaves_nothing(desk: Desk) -> None:
-    """What a task says is told in its own words, and what others had written stays in staging."""
+    """The error of a task is reported in its own words, and the files of others stay in staging."""
     desk.add("access", 0, 4)
     desk.run()
     desk.add("access", 0, 4)
@@ -219,7 +219,7 @@ def test_a_task_that_fails_leaves_nothing(desk: Desk) -> None:
     backlog = archive._Run.backlog
 
     def overtaken(self: archive._Run, *given: Any) -> int:
-        """Trim once the driver has seen that nothing is gone."""
+        """Trim after the driver has checked that nothing is gone."""
         found = backlog(self, *given)
         desk.link.execute("XTRIM", desk.keys.stream("access", 0), "MAXLEN", "=", 1)
         return found
@@ -242,7 +242,7 @@ def test_a_hostile_name_in_the_registry_harms_nothing(
     desk.run("orders")
     for name in (b"..", b".", b"../orders", b"a/../..", b"\xff", b""):
         desk.link.execute("SADD", desk.keys.registry(), name)
-    # One that an earlier version has let somebody create, with entries of its own.
+    # A topic that an earlier version allowed, with entries of its own.
     desk.link.run(topics.creation(desk.keys, "..", Topic(partitions=1)))
     desk.link.execute("XADD", desk.keys.stream("..", 0), "*", "payload", "x")
     desk.link.execute("XTRIM", desk.keys.stream("orders", 0), "MAXLEN", 0)
@@ -277,7 +277,7 @@ def test_two_runs_do_not_meet(desk: Desk) -> None:
 
 @pytest.mark.slow
 def test_killed_and_run_again(desk: Desk, server: Server, tmp_path: Path) -> None:
-    """Real kills, each run going on where the one before was killed."""
+    """Real kills. Each run continues where the previous one was killed."""
     (tmp_path / "streamq.toml").write_text(f'[redis]\nurl = "{server.url}"\n', "utf-8")
     for number, point in enumerate(POINTS):
         desk.add("access", number % 2, 5)

@@ -1,4 +1,4 @@
-"""Source, sink and SQL where tasks run in executors, which are processes of their own."""
+"""Source, sink and SQL with tasks in executors, which are separate processes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ print(executors, "executors")
 
 @contextlib.contextmanager
 def standalone(folder: Path, home: Path) -> Iterator[str]:
-    """A master and a worker of Spark as processes; the URL of the master."""
+    """Run a Spark master and worker as processes. Yield the URL of the master."""
     port = free_port()
     spark_class = [str(home / "bin" / "spark-class")]
     master = f"spark://127.0.0.1:{port}"

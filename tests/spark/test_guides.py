@@ -1,7 +1,7 @@
-"""What the guides for Spark tell a reader to type works, and prints what they show.
+"""The commands of the Spark guides work, and print what the guides show.
 
-The blocks are those of the pages, in their order, on a real server and a real Spark: shell in a
-terminal, Python and SQL in the session of the tests, settings in the configuration.
+The blocks run in the order of the pages, on a real server and a real Spark: shell in a terminal,
+Python and SQL in the session of the tests, settings in the configuration.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from tests.support import tls
 from tests.support.servers import ProcessServer, needed
 from tests.support.warm import warm
 
-# A server or a terminal is started by a fork, which Python warns of where a session has threads.
+# Servers and terminals are started by fork, and Python warns of that if a session has threads.
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning"),
 ]
 
-PATIENCE = 150.0  # seconds, for what Spark takes a few of when it has a machine for itself
+PATIENCE = 150.0  # seconds; Spark needs only a few on an idle machine
 HOW_TO, REFERENCE = ROOT / "docs" / "how-to", ROOT / "docs" / "reference"
 READ, ARCHIVE, PARSE, QUERY, REPLAY, REPORT = (
     HOW_TO / f"{name}.md"
@@ -54,7 +54,7 @@ READ, ARCHIVE, PARSE, QUERY, REPLAY, REPORT = (
 )
 OPTIONS = REFERENCE / "spark-options.md"
 SECURE = "secure = {"
-# The first line of each block that the guides below leave out, and why.
+# The first line of each skipped block, and the reason.
 LEFT_OUT = {
     "# in a clone of streamqd": "it makes the environment that the tests run in",
     SECURE: "it needs a server with TLS: see test_the_block_about_tls",
@@ -64,19 +64,19 @@ SPARK = re.compile(r"streamqd pipeline|import spark|streamqd\.spark|spark\.read"
 
 AT = 1_763_632_800_000  # 2025-11-20T10:00:00Z
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
-LETTER = "1795255351300-0"  # the id that docs/how-to/report-on-topics.md shows, in partition 2
-DELETED = "1763683205000-0"  # the id that docs/how-to/parse-payloads.md deletes, partition 3
+LETTER = "1795255351300-0"  # the id in docs/how-to/report-on-topics.md, in partition 2
+DELETED = "1763683205000-0"  # the id that docs/how-to/parse-payloads.md deletes, in partition 3
 
 
 class Guide:
-    """Does what a guide says. `names` are those of its Python, which are kept to its end."""
+    """Follows a guide. `names` are the variables of its Python code, kept until the end."""
 
     def __init__(self, shop: Shop, reader: Reader, home: Path) -> None:
         self.shop, self.reader, self.home = shop, reader, home
         self.names: dict[str, Any] = {"spark": shop.spark}
 
     def follow(self, page: Path) -> None:
-        """Work through a page; fail where something else comes of it than it says."""
+        """Follow a page. Fail where the result differs."""
         for fence in fences(page):
             if first_line(fence) in LEFT_OUT:
                 continue
@@ -86,7 +86,7 @@ class Guide:
                 raise AssertionError(f"{page.name}:{fence.line}: {error}") from error
 
     def obey(self, fence: Fence) -> None:
-        """Do what one block says."""
+        """Execute one block."""
         text = self.reader.mine(fence.text)
         if fence.language == "toml":
             with (self.home / "streamq.toml").open("a") as file:
@@ -103,7 +103,7 @@ class Guide:
             self.reader.obey(fence)
 
     def _run(self, text: str) -> None:
-        """Run a piece of Python; read each table, and let each query do what is there."""
+        """Run a piece of Python. Read each table, and let each query process all available data."""
         before = dict(self.names)
         exec(text, self.names)
         for made in [each for name, each in self.names.items() if each is not before.get(name)]:
@@ -120,11 +120,11 @@ def first_line(fence: Fence) -> str:
     return fence.text.partition("\n")[0]
 
 
-# --- what the pages speak of ----------------------------------------------------------------------
+# --- data and paths of the pages ------------------------------------------------------------------
 
 
 def places(home: Path, server: ProcessServer) -> dict[str, str]:
-    """What stands here for the folders and servers of the pages."""
+    """Return the replacements for the folders and servers of the pages."""
     return {
         "redis://localhost:6379/0": server.url,
         "redis-cli": f"redis-cli -s {server.socket_path}",
@@ -136,12 +136,12 @@ def places(home: Path, server: ProcessServer) -> dict[str, str]:
 
 
 def line(status: int) -> str:
-    """A line of a web server's log."""
+    """Return a line of a web server log."""
     return f'10.0.0.7 - - [20/Nov/2025:10:00:00 +0000] "GET / HTTP/1.1" {status} 17'
 
 
 def fill(shop: Shop) -> None:
-    """Fill `access` and `orders` with messages of two days, and dead letters."""
+    """Fill `access` and `orders` with messages of two days and with dead letters."""
     shop.topic("access", 4)
     for number in range(15):
         at = AT + number * 5 * MINUTE if number < 8 else AT + HOUR + number
@@ -186,7 +186,7 @@ def fill(shop: Shop) -> None:
 
 @contextmanager
 def visitors(shop: Shop) -> Iterator[None]:
-    """Messages that come while somebody waits for new ones, from whenever that begins."""
+    """Send messages while a query waits for new ones."""
     gone = threading.Event()
 
     def come() -> None:
@@ -205,14 +205,14 @@ def visitors(shop: Shop) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def program() -> Iterator[Path]:
-    """The folder of a `streamqd` whose commands share one Spark."""
+    """Create the folder of a `streamqd` whose commands share one Spark."""
     with tempfile.TemporaryDirectory(prefix="sqe-") as folder, warm(Path(folder)):
         yield Path(folder)
 
 
 @pytest.fixture
 def guide(shop: Shop, process_server: ProcessServer, state_dir: Path) -> Iterator[Guide]:
-    """One who begins with a guide, in a project with topics that are full."""
+    """A reader who starts a guide, in a project with filled topics."""
     fill(shop)
     (state_dir / "data").mkdir()
     (state_dir / "streamq.toml").write_text(f'[redis]\nurl = "{process_server.url}"\n')
@@ -222,7 +222,7 @@ def guide(shop: Shop, process_server: ProcessServer, state_dir: Path) -> Iterato
 
 @pytest.fixture
 def typing(guide: Guide, program: Path) -> Guide:
-    """The same with a terminal whose commands start no Spark of their own."""
+    """The same, with a terminal whose commands share one Spark."""
     guide.reader.env |= {"PATH": f"{program}:{guide.reader.env['PATH']}"}
     return guide
 
@@ -263,7 +263,7 @@ def test_the_guide_to_archives_is_true(typing: Guide) -> None:
     pytest.importorskip("duckdb")
     pytest.importorskip("polars")
 
-    for page in (ARCHIVE, PARSE, QUERY, REPLAY):  # each uses the archive of those before it
+    for page in (ARCHIVE, PARSE, QUERY, REPLAY):  # each uses the archive of the previous ones
         typing.follow(page)
 
     deleted = [
@@ -333,7 +333,7 @@ def test_every_block_is_typed_or_left_out_with_a_reason() -> None:
 
 
 def test_no_other_page_has_blocks_for_spark() -> None:
-    """test_tutorial.py types the tutorial and the README, whose code the Chinese one repeats."""
+    """test_tutorial.py covers the tutorial and the README. The Chinese one has the same code."""
     typed = {READ, ARCHIVE, PARSE, QUERY, REPLAY, REPORT, TUTORIALS["first-archive"]}
     typed |= {README, ROOT / "docs" / "README.zh-CN.md"}
     found = [

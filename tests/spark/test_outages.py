@@ -1,4 +1,4 @@
-"""An archive that runs on and on, while Redis fails over and while Spark's JVM is killed."""
+"""A repeating archive, while Redis fails over and while Spark's JVM is killed."""
 
 from __future__ import annotations
 

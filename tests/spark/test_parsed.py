@@ -1,4 +1,4 @@
-"""Parsed tables on a real Spark: each entry in one of two tables, once, whatever happens."""
+"""Parsed tables on a real Spark: each entry once in one of two tables, despite faults."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 deltalake = pytest.importorskip("deltalake")
 
 ROOT = Path(__file__).parents[2]
-START = 1_763_683_195_000  # five seconds before a midnight, UTC
+START = 1_763_683_195_000  # five seconds before midnight, UTC
 SCHEMA = "id long, amount decimal(10,2), at timestamp"
 FITS = b'{"id": %d, "amount": "1.50", "at": "2025-11-20T10:00:00Z"}'
 
 
 class KilledError(Exception):
-    """Stands in for SIGKILL where the process must live on."""
+    """Replaces SIGKILL where the process must survive."""
 
 
 class Press:
@@ -79,7 +79,7 @@ class Press:
             archiver.close()
 
     def archived(self, rows: int) -> bool:
-        """Whether the raw table has so many rows."""
+        """Return True if the raw table has this number of rows."""
         table = (
             Archive(self.folder).table("orders")
             if (self.folder / "_archive.json").exists()
@@ -88,7 +88,7 @@ class Press:
         return table is not None and sum(each.rows for each in table.files()) == rows
 
     def table(self, kind: TableKind = PARSED) -> Any:
-        """As a reader of Delta tables opens it that knows nothing of us."""
+        """Open a table as an independent reader of Delta tables."""
         return deltalake.DeltaTable(str(Archive(self.folder).folder("orders", kind)))
 
     def rows(self, kind: TableKind = PARSED) -> list[dict[str, Any]]:
@@ -139,7 +139,7 @@ def test_columns_of_payloads_by_the_date_of_the_event(press: Press) -> None:
 
 
 def test_by_the_date_of_the_entry(press: Press) -> None:
-    press.add(FITS % 1)  # 5 s behind midnight, though the event was before
+    press.add(FITS % 1)  # 5 s after midnight, although the event was before
     press.run()
     assert [row["event_date"] for row in press.rows()] == [dt.date(2025, 11, 21)]
 
@@ -232,7 +232,7 @@ def test_values_within_others_that_no_reader_knows(press: Press) -> None:
 
 
 def test_a_date_that_no_event_has(press: Press) -> None:
-    """Each date is a folder: a payload alone must not make any number of them."""
+    """Each date is a folder: payloads must not create any number of them."""
     press.add(b'{"at": "1969-12-31T23:59:59Z"}', b'{"at": "9999-01-01"}', b'{"at": "1970-01-01"}')
     press.run("at date NOT NULL", "at")
     assert [row["event_date"] for row in press.rows()] == [dt.date(1970, 1, 1)]
@@ -278,7 +278,7 @@ def test_a_schema_grows_and_rewrites_nothing(press: Press) -> None:
     found = {row["id"]: (row["who"], row["items"]) for row in press.rows()}
     assert found == {1: (None, None), 2: ("bob", None)}
     press.add(b'{"id": 3, "who": "joe"}')
-    press.run("id long")  # a column that is left out stays, and is null
+    press.run("id long")  # a removed column stays, and is null
     assert {row["id"]: row["who"] for row in press.rows()} == {1: None, 2: "bob", 3: None}
 
 
@@ -330,7 +330,7 @@ def test_the_types_that_a_refusal_names_are_accepted(shop: Shop) -> None:
 
 
 def test_a_schema_that_cannot_be_is_told_before_the_first_batch(press: Press) -> None:
-    """Archiving may take hours, and of this topic there is nothing to parse yet."""
+    """Archiving may take hours, and this topic has nothing to parse yet."""
     press.shop.topic("later", 1)
     press.add(b'{"id": 1}')
     pipelines = {"orders": Pipeline("id long"), "later": Pipeline("id lng")}
@@ -352,7 +352,7 @@ def test_a_schema_that_cannot_be_is_told_before_the_first_batch(press: Press) ->
 
 
 def struck(monkeypatch: pytest.MonkeyPatch, kind: TableKind, *, before: bool) -> Callable[[], None]:
-    """Kill the run around its commit to a table of this kind; return what ends that."""
+    """Kill the run around its commit to a table of this kind. Return a function that stops this."""
     done = ArchiveTable.append
 
     def append(self: ArchiveTable, *args: Any, **more: Any) -> None:
@@ -389,7 +389,7 @@ def test_killed_around_a_commit(
     press.add(FITS % 4, b"bad 4", partition=1)
     if again == "no schema meanwhile":
         press.run("")
-    # A row that fits no longer must not be lost between the two tables, nor one that fits now.
+    # A row that changes sides must not be lost between the two tables.
     press.run(SCHEMA + (", note int NOT NULL" if again == "another schema" else ""))
     entries = [row["entry_id"] for row in press.rows()]
     entries += [row["id"] for row in press.rows(QUARANTINE)]
@@ -406,7 +406,7 @@ def test_killed_around_a_commit(
 def test_two_runs_that_know_nothing_of_each_other(
     press: Press, monkeypatch: pytest.MonkeyPatch, kind: TableKind
 ) -> None:
-    """Without the lease, one does all of its work right before the other commits."""
+    """Without the lease, one run does all of its work just before the other commits."""
     press.add(FITS % 1, b"bad 1")
     press.run()
     press.add(FITS % 2, b"bad 2", FITS % 3)
@@ -435,7 +435,7 @@ def test_two_runs_that_know_nothing_of_each_other(
 
 
 def test_tables_of_two_states_are_refused(press: Press) -> None:
-    """T4: without the quarantine, its rows were in neither table, and nothing was said."""
+    """T4: without the quarantine, its rows were silently in neither table."""
     archive = Archive(press.folder, create=True)
     press.add(FITS % 1, b"bad")
     press.run()
@@ -447,7 +447,7 @@ def test_tables_of_two_states_are_refused(press: Press) -> None:
     with pytest.raises(Refused, match="are not of one state: restore both"):
         press.run()
     press.table().restore(0)
-    press.run()  # parses again what the restored versions do not hold
+    press.run()  # parses the rows again that the restored versions lack
     assert press.ids() == [1, 2, 3]
     assert sorted(row["value"] for row in press.rows(QUARANTINE)) == [b"bad", b"worse"]
 
@@ -468,7 +468,7 @@ def test_tables_of_two_states_are_refused(press: Press) -> None:
 
 
 def test_an_archive_from_before_its_schema(press: Press, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dates one after the other, whatever was compacted, and on after a kill between two."""
+    """Date by date, also if compacted, and continued after a kill between two dates."""
     for number in range(1, 10):
         press.add(FITS % number, partition=number % 2)
         press._next += 40_000_000
@@ -507,7 +507,7 @@ def test_a_raw_table_that_was_put_back_is_told(press: Press) -> None:
     press.run()
     table = deltalake.DeltaTable(str(Archive(press.folder).folder("orders")))
     table.restore(1)
-    press.run()  # it is archived again, and is parsed already
+    press.run()  # it is archived again, and already parsed
     assert press.ids() == [1, 2]
     table.update_incremental()
     table.restore(1)
@@ -533,7 +533,7 @@ def test_what_is_deleted_stays_deleted(press: Press) -> None:
 
 @pytest.mark.slow
 def test_killed_by_the_system_and_run_again(press: Press, tmp_path: Path) -> None:
-    """A run commits to the raw table, the parsed one and the quarantine; first what it owes."""
+    """A run commits to the raw table, the parsed table and the quarantine, missing rows first."""
     (tmp_path / "streamq.toml").write_text(
         f'[redis]\nurl = "{press.shop.server.url}"\n[pipelines.orders]\nschema = "{SCHEMA}"\n'
     )
@@ -551,7 +551,7 @@ def test_killed_by_the_system_and_run_again(press: Press, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_again_and_again_with_a_schema_that_cannot_be(press: Press, tmp_path: Path) -> None:
-    """It is told each time, entries are archived each time, and Ctrl-C ends it."""
+    """Each run reports it and archives the entries, and Ctrl-C stops the command."""
     file = tmp_path / "streamq.toml"
     file.write_text(
         f'[redis]\nurl = "{press.shop.server.url}"\n[pipelines.orders]\nschema = "id lng"\n'

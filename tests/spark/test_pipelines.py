@@ -1,4 +1,4 @@
-"""Compacting, replaying, asking and running jobs, on the one session of the Spark tests."""
+"""Compaction, replay, queries and jobs, on the shared session of the Spark tests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def settings(shop: Shop) -> config.Settings:
 
 @pytest.fixture
 def archive(shop: Shop, settings: config.Settings, tmp_path: Path) -> Archive:
-    """Entries 1-0 to 6-0 of partition 0 and 1-0 of partition 1 in three batches, all trimmed."""
+    """Archive 1-0 to 6-0 of partition 0 and 1-0 of partition 1 in three batches, and trim all."""
     shop.topic("access", 2)
     shop.fill("access", 0, 1, 6)
     shop.add("access", 1, "1-0", key=b"k1", headers=b'{"n":"1","x-replay-of":"old"}', sentAt=b"5")
@@ -109,7 +109,7 @@ def test_hot_and_cold_are_one_table_before_and_after_compaction(
 def test_what_is_archived_and_trimmed_while_it_is_planned(
     shop: Shop, settings: config.Settings, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The table is read first; should Redis have forgotten more, the table has grown."""
+    """The table is read first. If Redis has trimmed more since, the table has grown."""
     shop.fill("access", 0, 7, 9)
     facts = Catalog.facts
 
@@ -126,7 +126,7 @@ def test_what_is_archived_and_trimmed_while_it_is_planned(
     assert Counter((row.partition, row.id) for row in frame.collect()) == Counter(
         [*((0, f"{n}-0") for n in range(1, 10)), (1, "1-0")]
     )
-    # What no archive holds is a loss, or is passed over.
+    # Entries that are in no archive are a loss, or are skipped.
     shop.fill("access", 0, 10, 12)
     shop.link.execute("XTRIM", shop.keys.stream("access", 0), "MAXLEN", "=", 1)
     with pytest.raises(DataLossError, match="2 entries of access partition 0 after 9-0"):
@@ -158,7 +158,7 @@ def test_options_of_a_tier_may_be_written_in_any_case(
     given = {"archivePath": archive.root, "FAILONDATALOSS": " False"}
     left = read_topic(shop.spark, "access", url=shop.server.url, **given)
     assert left.count() == 8
-    # The address may stand in the environment, as without an archive.
+    # The address may be in the environment, as without an archive.
     monkeypatch.setenv("STREAMQ_URL", shop.server.url)
     begins = tables.starts_behind({}, "access", archive.table("access"), fail=False)
     assert json.loads(begins)["access"].keys() == {"0", "1"}
@@ -167,7 +167,7 @@ def test_options_of_a_tier_may_be_written_in_any_case(
 def test_a_source_is_registered_once(
     shop: Shop, settings: config.Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark warns of each time after the first."""
+    """Spark warns of each further registration."""
     from pyspark.sql.datasource import DataSourceRegistration
 
     register, made = DataSourceRegistration.register, list[str]()
@@ -255,7 +255,7 @@ def test_a_replay_that_a_task_could_not_end_is_told_in_a_sentence(
 
 
 def test_a_replay_with_a_rate_is_even(shop: Shop, settings: config.Settings) -> None:
-    """By the times that the server gave the messages. The machine may be slow, never too fast."""
+    """By the server times of the messages. The machine may be slow, but never too fast."""
     shop.topic("access", 2)
     shop.topic("again", 1)
     shop.fill("access", 0, 1, 40)
@@ -267,7 +267,7 @@ def test_a_replay_with_a_rate_is_even(shop: Shop, settings: config.Settings) -> 
     found = shop.link.execute("XRANGE", shop.keys.stream("again", 0), "-", "+")
     times = [int(each.partition(b"-")[0]) for each, _ in found]
     assert len(times) == 80
-    # In every window of half a second 25 are due, and what may be late by 20 ms.
+    # In every window of half a second 25 are due, plus those that are late by up to 20 ms.
     assert max(sum(begin <= each < begin + 500 for each in times) for begin in times) <= 28
     assert replay(settings, shop.spark, "access", ReplayFilter(), target="again").sent == 80
 
@@ -302,7 +302,7 @@ def test_a_statement_that_has_no_job_can_be_cancelled(
     from pyspark.sql.datasource import DataSource
 
     class SlowSource(DataSource):
-        """Its columns are known once somebody writes into a pipe; Python waits for that."""
+        """A source whose columns are known only after a write to a pipe, for which Python waits."""
 
         @classmethod
         def name(cls) -> str:
@@ -323,7 +323,9 @@ def test_a_statement_that_has_no_job_can_be_cancelled(
     os.mkfifo(tmp_path / "go")
     shop.spark.dataSource.register(SlowSource)
     prompt = Prompt(shop.spark, settings, None)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # PySpark's own calls Java
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # the handler of PySpark calls Java
     user = threading.Thread(target=interrupt)
     user.start()
     slow = f"CREATE TEMPORARY VIEW slow USING slow OPTIONS (folder '{tmp_path}')"
@@ -343,7 +345,7 @@ def test_a_statement_that_has_no_job_can_be_cancelled(
 def test_an_interrupt_is_not_lost_when_the_query_ends(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever repeats a query, as `pipeline archive --every` does, would never end."""
+    """Otherwise a repeated query, as in `pipeline archive --every`, would never stop."""
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 1)
 
@@ -354,7 +356,7 @@ def test_an_interrupt_is_not_lost_when_the_query_ends(
         os.kill(os.getpid(), signal.SIGINT)
 
     def look() -> None:
-        monkeypatch.setattr(queries, "_POLL", 60)  # the next look is behind the end
+        monkeypatch.setattr(queries, "_POLL", 60)  # the next check comes after the end
         waiting.set()
 
     writer = shop.stream("access").writeStream.foreachBatch(interrupt).trigger(availableNow=True)
@@ -457,7 +459,7 @@ def test_a_standing_query_shows_rows_and_their_changes(
     with pytest.raises(Refused, match="the query names no topic"):
         ask("SELECT 1")
 
-    with pytest.raises(BrokenPipeError):  # who reads it has gone
+    with pytest.raises(BrokenPipeError):  # its reader is gone
         standing.run(shop.spark, settings, Standing(plain), _gone)
 
 

@@ -1,4 +1,4 @@
-"""A script that is started with the Python of a virtual environment, where PATH has another."""
+"""A script started with the Python of a virtual environment, with another Python on PATH."""
 
 from __future__ import annotations
 

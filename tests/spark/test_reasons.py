@@ -1,4 +1,4 @@
-"""T1, T5: reasons from one pass are those of the slow judge, on every shape of payload."""
+"""T1, T5: the reasons of the single pass equal those of the slow judge, for all payload shapes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ VALUES: tuple[Any, ...] = (
 
 
 def shapes(schema: str) -> list[bytes]:
-    """Each value in each column, and in two columns at once."""
+    """Return each value in each column, and in two columns at once."""
     names = read_schema(schema).names
     found: list[dict[str, Any]] = [{name: value} for name in names for value in VALUES]
     chance = random.Random(7)
@@ -54,7 +54,7 @@ def shapes(schema: str) -> list[bytes]:
 
 
 def judge(spark: SparkSession, schema: str, event_time: str, payloads: list[Any]) -> list[Any]:
-    """Payload, reason and reason of the slow judge, for those that differ."""
+    """Return payload and both reasons of each payload for which they differ."""
     kind = read_schema(schema)
     moment = dt.datetime(2025, 11, 20, tzinfo=dt.UTC)
     rows = spark.createDataFrame(

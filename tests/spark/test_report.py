@@ -1,4 +1,4 @@
-"""The report on a real log: its figures against the same counted without Spark."""
+"""The report on a real log: its figures compared with counts without Spark."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tests.spark.conftest import Shop
 
 
-BEGIN, STEP = 1_763_600_000_000, 7919  # unix ms of the first entry, ms between two
+BEGIN, STEP = 1_763_600_000_000, 7919  # unix ms of the first entry, ms between entries
 PARTITIONS = 3
 GARBAGE = b"\xff\x00\x1b[31m<script>\xe2\x80\xae"
 TRACE = """Traceback (most recent call last):
@@ -45,7 +45,7 @@ ValueError: <b>no</b>
 
 
 class Sent(NamedTuple):
-    """What was written, as the test knows it."""
+    """The written messages, as the test counts them."""
 
     partition: int
     ms: int
@@ -59,7 +59,7 @@ def settings(server: Server) -> config.Settings:
 
 
 def log(count: int) -> list[Sent]:
-    """The first lines of a real access log, as a producer would send them, by client."""
+    """Return the first lines of a real access log as messages, keyed by client."""
     packed = resources.files("streamqd.examples") / "data" / "apache_access.log.gz"
     with packed.open("rb") as file, gzip.open(file) as lines:
         found = [line.rstrip(b"\n") for line in itertools.islice(lines, count)]
@@ -84,7 +84,7 @@ def write(shop: Shop, entries: list[Sent]) -> None:
 
 
 def write_other(shop: Shop) -> None:
-    """A topic with a group that fails, one of JSON, some of it broken, and one without entries."""
+    """Write a topic with a failing group, one of partly broken JSON, and one without entries."""
     shop.topic("next", 1)
     shop.topic("empty", 2)
     stream = shop.keys.stream("next", 0)
@@ -98,7 +98,7 @@ def write_other(shop: Shop) -> None:
 
 
 def bury(shop: Shop) -> list[dict[str, Any]]:
-    """Dead letters: told and untold fingerprints, retried and not, in two hours."""
+    """Write dead letters of two hours: with and without fingerprint, retried and not."""
     written = []
     for number in range(12):
         failed = BEGIN + number * 500_000
@@ -181,7 +181,7 @@ def check_entries(found: dict[str, Any], sent: list[Sent]) -> None:
     assert {each["crc32"]: each["entries"] for each in found["keys"]}.items() <= hashes.items()
     assert GARBAGE.decode("utf-8", "backslashreplace") in {each["key"] for each in found["keys"]}
     width = found["width_ms"]
-    assert width == 300_000  # for the 150 minutes until the last letter
+    assert width == 300_000  # for the 150 minutes until the last dead letter
     counted = Counter(each.ms // width * width for each in sent)
     assert {e["at_unix_ms"]: e["entries"] for e in found["timeline"] if e["entries"]} == counted
 
@@ -220,7 +220,7 @@ def check_fields(found: dict[str, Any]) -> None:
 def check_changes(
     shop: Shop, settings: config.Settings, asked: ReportScope, first: dict[str, Any], out: Path
 ) -> None:
-    """The next report in the folder says what is new."""
+    """Check that the next report in the folder shows the changes."""
     letter = ("payload", "p", "group", "hits", "errorClass", "TypeError", "attempts", 1)
     shop.link.execute("XADD", shop.keys.dlq("access", 0), "*", *letter)
     shop.link.execute("XADD", shop.keys.stream("next", 0), "*", "payload", "p")
@@ -301,7 +301,7 @@ def test_what_cannot_be_reported_is_refused_before_spark_starts(
 def test_the_command_ends_with_its_exit_code(
     server: Server, link: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without topics there is a report, and no Spark is started."""
+    """Without topics, there is a report, and Spark is not started."""
     monkeypatch.setenv("STREAMQ_REDIS__URL", server.url)
     monkeypatch.chdir(tmp_path)
     command = ("pipeline", "report", "--out", "out")

@@ -1,4 +1,4 @@
-"""Tables that pipelines make, asked by name; standing queries into tables, each row once."""
+"""Tables of pipelines, queried by name; standing queries into tables, each row once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUERY = "SELECT id, string(value) AS line, key FROM topic_orders WHERE id_ms % 2
 
 
 class KilledError(Exception):
-    """Stands in for SIGKILL where the process must live on."""
+    """Replaces SIGKILL where the process must survive."""
 
 
 class Desk:
@@ -113,7 +113,7 @@ def test_made_tables_have_names_and_are_compacted(desk: Desk) -> None:
     pipelines = {"orders": Pipeline("id long")}
     settings = replace(desk.settings, pipelines=pipelines)
     for number in range(3):
-        desk.shop.add("orders", 0, f"{number + 1}-0")  # no JSON
+        desk.shop.add("orders", 0, f"{number + 1}-0")  # not JSON
         key = desk.shop.keys.stream("orders", 0)
         desk.shop.link.execute("XADD", key, f"{number + 1}-1", "payload", b'{"id": %d}' % number)
         archiver = Archiver(settings, desk.archive.root, lambda: desk.shop.spark, lambda _: None)

@@ -1,4 +1,4 @@
-"""The prompt for SQL, in a terminal and behind a pipe."""
+"""The SQL prompt, in a terminal and in a pipe."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def piped(command: list[str], folder: Path, text: str) -> subprocess.CompletedPr
 
 def test_behind_a_pipe(shop: Shop, command: list[str], tmp_path: Path) -> None:
     statements = (
-        "CREATE TABLE orders USING streamq OPTIONS (topic 'orders');\n"  # as streamq.toml says
+        "CREATE TABLE orders USING streamq OPTIONS (topic 'orders');\n"  # as in streamq.toml
         "INSERT INTO orders (key, value) VALUES (binary('k'), binary('new')); -- one more\n"
         "SELECT string(key) AS key, string(value) AS value FROM orders WHERE key IS NOT NULL;"
         "SELECT array(1, 2) AS key, 'a\"b' AS value"

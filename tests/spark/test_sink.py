@@ -1,4 +1,4 @@
-"""Writes to topics by a real Spark: plainly, once by an id, once by the batch."""
+"""Writes to topics by a real Spark: plain, once per id, and once per batch."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_rows_with_an_id_are_written_once(shop: Shop) -> None:
 
 
 def test_a_topic_is_copied_without_loss(shop: Shop) -> None:
-    """Keys, headers and fields that nobody knows come along; other columns do not matter."""
+    """Keys, headers and unknown fields are copied. Other columns do not matter."""
     shop.topic("access", 1)
     shop.topic("out", 1)
     headers = json.dumps({"a": "b"}, separators=(",", ":")).encode()
@@ -83,7 +83,7 @@ def test_what_is_wrong_is_said(shop: Shop) -> None:
 
 
 def test_a_message_has_no_null(shop: Shop) -> None:
-    """P5: a null value is an empty message, a null key none."""
+    """P5: a null value is an empty message, and a null key is no key."""
     rows = shop.spark.sql("SELECT cast(NULL AS string) AS value, cast(NULL AS string) AS key")
     write(shop, rows, topic="out", partitions=1)
     [(_, fields)] = shop.link.execute("XRANGE", shop.keys.stream("out", 0), "-", "+")
@@ -102,21 +102,21 @@ def test_the_output_mode_update_is_refused(shop: Shop, tmp_path: Path) -> None:
 
 
 def copy(shop: Shop, rows: DataFrame, checkpoint: Path, **options: object) -> None:
-    """Write a stream into the topic out until it has read what there is."""
+    """Write a stream into the topic `out` until it has read all entries."""
     writer = rows.writeStream.format("streamq").trigger(availableNow=True)
     writer = writer.options(**shop.write_options(topic="out", **options))
     run(writer.option("checkpointLocation", str(checkpoint)).start())
 
 
 def rows_left(shop: Shop) -> list[bytes]:
-    """The streams of staged rows that are not empty."""
+    """Return the non-empty streams of staged rows."""
     keys: list[bytes] = shop.link.execute("KEYS", f"{shop.keys.control}:sink:{{out:*")
     return [key for key in keys if shop.link.execute("XLEN", key)]
 
 
 @pytest.mark.parametrize("source", ["topic", "files"])
 def test_a_stream_is_written_exactly_once(shop: Shop, tmp_path: Path, source: str) -> None:
-    """P1: the commit ends in its midst; the batch comes again in another number of tasks."""
+    """P1: the commit is interrupted, and the batch is repeated with another number of tasks."""
     shop.topic("out", 2)
     expected = sorted(b"%d:%d-0" % (p, n) for p in range(2) for n in range(1, 801))
     lines = tmp_path / "lines"
@@ -153,7 +153,7 @@ def test_a_stream_is_written_exactly_once(shop: Shop, tmp_path: Path, source: st
 
 
 def test_a_batch_that_fails_shows_nothing(shop: Shop, tmp_path: Path) -> None:
-    """P1: a row is too large, after others have been staged."""
+    """P1: a row is too large after others have been staged."""
     shop.topic("access", 2)
     shop.topic("out", 3)
     shop.fill("access", 0, 1, 300)
@@ -169,7 +169,7 @@ def test_a_batch_that_fails_shows_nothing(shop: Shop, tmp_path: Path) -> None:
 
 
 def test_what_a_killed_driver_staged_goes_when_the_query_starts(shop: Shop, tmp_path: Path) -> None:
-    """N: tasks know which run they are of, and the batch before them had another."""
+    """N: tasks know their run, and the previous batch had another one."""
     shop.topic("access", 1)
     shop.topic("out", 1)
     shop.fill("access", 0, 1, 20)

@@ -56,7 +56,7 @@ def test_every_column_of_every_row(shop: Shop) -> None:
 
 
 def test_spark_finds_the_source_by_itself(shop: Shop) -> None:
-    """A session that nobody has told: Spark looks for modules that are called pyspark_…."""
+    """Without registration: Spark looks for modules named pyspark_…."""
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 5)
     other = shop.spark.newSession()
@@ -116,7 +116,7 @@ def test_filters_are_pushed_down(shop: Shop) -> None:
     assert ids(few) == sorted(f"{p}:{n}-0" for p in (0, 2) for n in range(DAY + 90, DAY + 100))
     assert few.rdd.getNumPartitions() == 2
     assert seen.where("partition = 7").count() == 0
-    # Without the option the reader must not be one that Spark refuses where filters are off.
+    # Without the option, Spark must not refuse the reader because filters are disabled.
     shop.spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
     try:
         assert shop.read("access").where("partition = 1").count() == 100

@@ -1,4 +1,4 @@
-"""SQL over topics: tables of the catalog, views, INSERT INTO; and no password is to be seen."""
+"""SQL over topics: catalog tables, views, INSERT INTO, and no visible password."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def table(shop: Shop, name: str, **options: object) -> None:
 
 
 def said(shop: Shop, statement: str) -> str:
-    """The last line of what Spark answers to a statement that fails."""
+    """Return the last line of the error of a failing statement."""
     with pytest.raises(PySparkException) as caught:
         shop.spark.sql(statement).collect()
     return str(caught.value).strip()
@@ -57,7 +57,7 @@ def test_a_table_is_read_and_written(shop: Shop) -> None:
 
 
 def test_rows_of_one_table_go_into_the_other(shop: Shop) -> None:
-    """Tables of streamq have the same columns: what is inserted must not be taken for the table."""
+    """streamq tables have equal columns: the inserted rows must not be confused with the table."""
     shop.topic("here", 2)
     shop.topic("there", 2)
     shop.fill("here", 0, 1, 5)

@@ -1,4 +1,4 @@
-"""Streaming reads of topics by a real Spark: each entry in one batch, and none left out."""
+"""Streaming reads of topics by a real Spark: each entry is in exactly one batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def where(frame: DataFrame) -> DataFrame:
 
 
 def test_a_query_goes_on_from_its_checkpoint(shop: Shop, tmp_path: Path) -> None:
-    """Over restarts, over new partitions, in batches that are shared by backlog."""
+    """Across restarts and new partitions, in batches that are divided by backlog."""
     shop.topic("access", 2)
     shop.fill("access", 0, 1, 300)
     shop.fill("access", 1, 1, 100)
@@ -60,7 +60,7 @@ def test_a_query_goes_on_from_its_checkpoint(shop: Shop, tmp_path: Path) -> None
 
 
 def test_trimmed_under_us(shop: Shop, tmp_path: Path) -> None:
-    """What the one trimmer removed unread fails the query; with failOnDataLoss=false it goes on."""
+    """Unread trimmed entries fail the query. With failOnDataLoss=false, it continues."""
     shop.topic("access", 1)
     unit = Unit("access", 0, "hits")
     stream = shop.keys.stream("access", 0)
@@ -85,7 +85,7 @@ def test_trimmed_under_us(shop: Shop, tmp_path: Path) -> None:
     assert len(places(shop.take(strict, tmp_path))) == 300
     assert settle_and_trim() == 300
     shop.fill("access", 0, 301, 400)
-    # All that was read is gone and nothing else: that is no loss.
+    # Only read entries are gone, which is no loss.
     assert places(shop.take(strict, tmp_path)) == sorted(numbered(0, 301, 400))
 
     shop.fill("access", 0, 401, 650)
@@ -100,7 +100,7 @@ def test_trimmed_under_us(shop: Shop, tmp_path: Path) -> None:
 
 
 def test_a_query_that_runs(shop: Shop, tmp_path: Path) -> None:
-    """It begins with what comes next, sees a new partition, and tells how far behind it is."""
+    """It starts with new entries, sees a new partition, and reports its lag."""
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 10)
     seen: list[str] = []
@@ -135,14 +135,14 @@ def test_dead_letters_stream_too(shop: Shop, tmp_path: Path) -> None:
     shop.link.pipeline([("XADD", dlq, f"{n}-0", "payload", "x", "reason", "dead") for n in (1, 2)])
     frame = shop.stream("access:dlq").select("id", "reason")
     assert shop.take(frame, tmp_path) == [[("1-0", "dead"), ("2-0", "dead")]]
-    # A letter that is brought back is no loss.
+    # A replayed dead letter is no loss.
     shop.link.execute("XDEL", dlq, "1-0", "2-0")
     shop.link.execute("XADD", dlq, "3-0", "payload", "x", "reason", "attempts")
     assert shop.take(frame, tmp_path) == [[("3-0", "attempts")]]
 
 
 def test_a_topic_that_is_gone_and_a_stream_made_anew(shop: Shop, tmp_path: Path) -> None:
-    """P2: the query fails and says so, its checkpoint stays; failOnDataLoss=false goes on."""
+    """P2: the query fails and keeps its checkpoint. With failOnDataLoss=false, it continues."""
     for name in ("hits-a", "hits-b"):
         shop.topic(name, 1)
         shop.fill(name, 0, 1, 100)
@@ -167,7 +167,7 @@ def test_a_topic_that_is_gone_and_a_stream_made_anew(shop: Shop, tmp_path: Path)
 
 
 def test_a_query_shows_its_position(shop: Shop, tmp_path: Path) -> None:
-    """P7: as a group, with its lag; it keeps from retention what it has not read, if it asks."""
+    """P7: as a group with its lag. On request, it retains entries that it has not read."""
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 30)
     stream = shop.keys.stream("access", 0)
@@ -187,7 +187,7 @@ def test_a_query_shows_its_position(shop: Shop, tmp_path: Path) -> None:
 
 
 def test_a_query_tells_how_far_behind_it_is(shop: Shop, tmp_path: Path) -> None:
-    """P7: in its progress, batch by batch."""
+    """P7: in the progress of each batch."""
     shop.topic("access", 2)
     shop.fill("access", 0, 1, 30)
     shop.fill("access", 1, 1, 10)

@@ -1,4 +1,4 @@
-"""Topics over TLS, with client certificates, from Spark's tasks; and what may not be seen then."""
+"""Topics over TLS with client certificates from Spark tasks, and secrets that must stay hidden."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.spark.conftest import Shop, run
 from tests.support import tls
 from tests.support.servers import ProcessServer, needed
 
-# A server is started by a fork, which Python warns of where a session has left threads.
+# The server is started by fork, and Python warns of that if a session has left threads.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 
 USER, PASSWORD = "spark", "not-for-anybody-to-see"
@@ -28,7 +28,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def guarded(certificates: Path) -> Iterator[ProcessServer]:
-    """A server that wants TLS, a certificate and a password."""
+    """Run a server that requires TLS, a certificate and a password."""
     made = needed(tls.start, certificates)
     yield made
     made.close()
@@ -42,7 +42,7 @@ def test_tls_from_tasks_and_nothing_secret_is_seen(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    link = connect(guarded.settings, timeout=10.0, name="test")  # by its socket
+    link = connect(guarded.settings, timeout=10.0, name="test")  # through its socket
     shop = Shop(spark, guarded, link, Keys())  # type: ignore[arg-type]
     link.execute("ACL", "SETUSER", USER, "on", f">{PASSWORD}", "~*", "&*", "+@all")
     link.execute("ACL", "SETUSER", "default", "-@all", "+ping", "+acl")
@@ -95,7 +95,7 @@ def test_tls_from_tasks_and_nothing_secret_is_seen(
     seen += "".join(
         path.read_text(errors="replace") for path in event_log.rglob("*") if path.is_file()
     )
-    # What is looked through has what it should have, or it would prove nothing.
+    # The searched files must have their expected content, or the search would prove nothing.
     assert "BatchScan streamq" in seen
     assert "SparkListenerSQLExecutionStart" in seen
     assert offsets.COUNTS in seen

@@ -1,4 +1,4 @@
-"""What the README and the tutorial about the archive tell a reader to do with Spark works."""
+"""The Spark steps of the README and of the tutorial about the archive work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.spark.conftest import Shop
 from tests.support.spark_process import need_spark
 
 ADDRESS = "redis://localhost:6379/0"
-PATIENCE = 150.0  # seconds, for what Spark takes a few of when it has a machine for itself
+PATIENCE = 150.0  # seconds; Spark needs only a few on an idle machine
 
 
 @pytest.mark.timeout(600)
