@@ -1,4 +1,4 @@
-"""The daemon as a process: configured, started, watched by its log, and never left behind.
+"""The daemon as a process: configured, started, watched through its log, and always stopped.
 
 `Daemon` writes a configuration and a handler module into a folder and runs the real command there.
 Tests wait for events of its log, for records of the ledger, or for facts in Redis.
@@ -38,19 +38,19 @@ ROOT = Path(__file__).parents[2]
 OBEDIENT = Path(__file__).with_name("obedient.py")
 TOPIC, GROUP = "orders", "bill"
 KILL_SECONDS = 10.0
-UNREAD_MAX = 100_000  # more in one partition are not counted
+UNREAD_MAX = 100_000  # larger numbers in one partition are not counted
 
 Event = dict[str, Any]
 
-# A record of the daemon, and not what a message would like to be taken for one.
+# A record of the daemon, and not a message that imitates one.
 RECORD = re.compile(r'\{"event":"[a-z._]+","ts":"[^"]+","level":.*')
 
 
 class Daemon:
-    """One configured daemon; `start` may be called again after it has ended.
+    """One configured daemon. `start` may be called again after its exit.
 
-    Settings of `[redis]`, `[daemon]`, of the topic and of its consumer are given as in TOML. The
-    handler module `work` is a copy of tests/support/obedient.py unless `code` says otherwise.
+    Settings of `[redis]`, `[daemon]`, the topic and its consumer are given as in TOML. The handler
+    module `work` is `code`, by default a copy of tests/support/obedient.py.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Daemon:
         self.log_path = folder / f"{name}.log"
         self.ledger = Ledger(folder / "ledger")
         self.keys = Keys()
-        self.module = "streamqd"  # what is run, and what its environment has besides
+        self.module = "streamqd"  # the executable, and additions to its environment
         self.environment: dict[str, str] = {}
         self.within: list[str] = []  # the command that runs it
         one = {"topic": TOPIC, "handler": "work:obey", **(consumer or {})}
@@ -101,7 +101,7 @@ class Daemon:
         self._sessions: list[int] = []
         self._read_to = 0
         self._events: list[Event] = []
-        self.plain: list[str] = []  # lines that are no events: stacks, tracebacks
+        self.plain: list[str] = []  # lines that are not events: stacks, tracebacks
 
     # --- files ---
 
@@ -110,7 +110,7 @@ class Daemon:
         return Store(self.link, self.keys)
 
     def write_config(self, **changed: Any) -> None:
-        """Write the configuration; `changed` replaces whole tables, for now and later."""
+        """Write the configuration. `changed` replaces whole tables permanently."""
         self.tables |= changed
         self.config_path.write_text(toml(self.tables))
 
@@ -153,7 +153,7 @@ class Daemon:
         return {} if self.tables["redis"]["url"] == "embedded:" else users.section(name)
 
     def _acting(self) -> dict[str, str]:
-        """What makes the daemon itself work as its own user, and not as that of verbs."""
+        """Return the environment in which the daemon uses its own user, not that of commands."""
         user = self._user("daemon")
         return {"STREAMQ_REDIS__USERNAME": user["username"]} if user else {}
 
@@ -166,19 +166,19 @@ class Daemon:
             **self.environment,
             VARIABLE: str(self.ledger.path),
             "PYTHONPATH": str(ROOT),
-            # A module that is rewritten within one second must not be found as it was.
+            # A module that is rewritten within one second must not be loaded from its cache.
             "PYTHONDONTWRITEBYTECODE": "1",
         }
 
     @property
     def pid(self) -> int:
-        """Process id of the supervisor."""
+        """The pid of the supervisor."""
         assert self._process is not None, "not started"
         return self._process.pid
 
     @property
     def running(self) -> bool:
-        """Whether the supervisor lives."""
+        """True if the supervisor runs."""
         return self._process is not None and self._process.poll() is None
 
     def signal(self, number: signal.Signals) -> None:
@@ -187,7 +187,7 @@ class Daemon:
         os.kill(self.pid, number)
 
     def wait(self, timeout: float = 20.0) -> int:
-        """Wait for its end and return the exit code. Fails when a process of it stays behind."""
+        """Wait for its exit, and return the exit code. Fails if a process of it is left."""
         assert self._process is not None
         try:
             code = self._process.wait(timeout)
@@ -197,29 +197,31 @@ class Daemon:
         return code
 
     def stop(self, timeout: float = 20.0) -> int:
-        """Drain it by SIGTERM and return the exit code."""
+        """Drain it with SIGTERM, and return the exit code."""
         self.signal(signal.SIGTERM)
         return self.wait(timeout)
 
     def kill(self) -> None:
-        """Kill the supervisor, and nothing else."""
+        """Kill only the supervisor."""
         assert self._process is not None
         self._process.kill()
         self._process.wait(KILL_SECONDS)
 
     def lose_memory(self) -> None:
-        """Remove what a killed supervisor left in memory, as the loss of its host does."""
+        """Remove the shared memory of a killed supervisor, as the loss of its host does."""
         folder = scoreboard_file.folder(os.environ | self.environment, os.geteuid())
         for path in folder.glob(f"*{scoreboard_file.SUFFIX}") if folder else ():
-            with contextlib.suppress(FileNotFoundError):  # the daemon of another test swept it
-                with path.open("rb") as file:  # of hundreds of megabytes, all but its begin empty
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # the daemon of another test has removed it
+                with path.open("rb") as file:  # hundreds of megabytes, empty except at the start
                     page = file.read(scoreboard_file.BOARD_BYTES)
                 header = scoreboard_file.unpacked(page[scoreboard_file.HEADER_OFFSET :])
                 if Path(header["lock_file"]).is_relative_to(self.folder):
                     path.unlink()
 
     def wait_gone(self, timeout: float) -> None:
-        """Wait until no process of its session is left."""
+        """Wait until all processes of its session have exited."""
         try:
             wait_until(lambda: not self.session(), timeout=timeout)
         except AssertionError:
@@ -227,7 +229,7 @@ class Daemon:
             raise AssertionError(f"left after {timeout:g} s: {left}\n{self.tail()}") from None
 
     def close(self) -> None:
-        """Kill whatever is left of it, and nothing else."""
+        """Kill its remaining processes, and no others."""
         self.kill_all()
         self.link.close()
         if self._producer is not None:
@@ -235,7 +237,7 @@ class Daemon:
         self.ledger.close()
 
     def kill_all(self) -> None:
-        """Kill all of its processes, as the loss of power does."""
+        """Kill all of its processes, like a power loss."""
         if self.running:
             self.kill()
 
@@ -251,9 +253,9 @@ class Daemon:
     # --- processes ---
 
     def session(self) -> list[psutil.Process]:
-        """All living processes that it has started, whoever their parent is now.
+        """Return all live processes that it started, also those with another parent by now.
 
-        A session of its own, which it was given at its start, marks them.
+        They share the session that was created at its start.
         """
         found = []
         for pid in psutil.pids():
@@ -265,7 +267,7 @@ class Daemon:
         return found
 
     def titles(self) -> dict[str, int]:
-        """Title -> pid of the supervisor and its children."""
+        """Return the pids of the supervisor and its children by title."""
         supervisor = psutil.Process(self.pid)
         found = {}
         for one in (supervisor, *supervisor.children()):
@@ -274,7 +276,7 @@ class Daemon:
         return found
 
     def pids(self, group: str = GROUP) -> dict[int, int]:
-        """Partition -> pid of the worker that handles it for a group."""
+        """Return the pids of the workers of a group by partition."""
         titles = self.titles()
         found = {
             number: titles.get(f"streamqd: worker {TOPIC}/{number} {group}")
@@ -283,7 +285,7 @@ class Daemon:
         return {number: pid for number, pid in found.items() if pid is not None}
 
     def long_poll(self, partition: int = 0) -> str:
-        """The id of the connection on which a worker waits for messages; '' while it does not."""
+        """Return the id of the connection on which a worker waits for messages, or ''."""
         name = f" name=streamqd:{Unit(TOPIC, partition, GROUP)} "
         for line in self.link.execute("CLIENT", "LIST").decode().splitlines():
             told = dict(word.partition("=")[::2] for word in line.split())
@@ -292,7 +294,7 @@ class Daemon:
         return ""
 
     def worker_states(self) -> set[object]:
-        """What the workers are doing, asked for by a dump."""
+        """Return the states of the workers from a dump."""
         mark = self.mark()
         self.signal(signal.SIGUSR1)
         count = len(self.units())
@@ -300,14 +302,14 @@ class Daemon:
         return {each["worker"] for each in self.events("state", mark)}
 
     def pause(self) -> None:
-        """Pause all workers by SIGTSTP, and wait until they do."""
+        """Pause all workers with SIGTSTP, and wait until they pause."""
         self.signal(signal.SIGTSTP)
         self.wait_for(lambda: self.worker_states() == {WorkerState.PAUSED}, what="it pauses")
 
     # --- the log ---
 
     def events(self, name: str = "", after: int = 0, **fields: Any) -> list[Event]:
-        """Events so far, of one name and with these fields. Each has its place in `number`."""
+        """Return the events so far with a name and fields. `number` is the position of each."""
         self._read_log()
         return [
             event
@@ -317,13 +319,13 @@ class Daemon:
         ]
 
     def mark(self) -> int:
-        """The number of events so far, for `after`."""
+        """Return the number of events so far, for `after`."""
         return len(self.events())
 
     def wait_event(
         self, name: str, *, after: int = 0, timeout: float = 15.0, **fields: Any
     ) -> Event:
-        """Wait for an event and return the first one."""
+        """Wait for an event, and return the first one."""
         self.wait_for(
             lambda: self.events(name, after, **fields) or not self.running,
             timeout=timeout,
@@ -336,14 +338,14 @@ class Daemon:
     def wait_for(
         self, condition: Callable[[], object], *, timeout: float = 15.0, what: str, every=0.01
     ) -> Any:
-        """`wait_until` that shows the log when it fails."""
+        """Wait like `wait_until`, and show the log at a failure."""
         try:
             return wait_until(condition, timeout=timeout, what=what, every=every)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.tail()}") from None
 
     def tail(self, lines: int = 40) -> str:
-        """The last lines of the log, for the text of a failure."""
+        """Return the last lines of the log, for the message of a failure."""
         if not self.log_path.exists():
             return "(no log)"
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
@@ -357,7 +359,7 @@ class Daemon:
         whole = new[: new.rfind(b"\n") + 1]
         self._read_to += len(whole)
         for line in whole.decode(errors="replace").splitlines():
-            # Other processes write their stacks by pieces: a record may stand behind one of them.
+            # Other processes write stacks in pieces, so a record may follow a piece in its line.
             found = RECORD.search(line)
             if found:
                 self._events.append({**json.loads(found[0]), "number": len(self._events)})
@@ -369,12 +371,12 @@ class Daemon:
     def send(
         self, payloads: Iterable[str], partition: int | None = None, expires: float | None = None
     ) -> list[Uid]:
-        """Send messages, round robin or to one partition; note each; return the uids in order."""
+        """Send messages round robin or to one partition, and record each. Return their uids."""
         if self._producer is None:
             settings = config.load(self.config_path)
             redis = replace(settings.redis, **self._user("producer"))
             self._producer = Producer(settings=replace(settings, redis=redis))
-        if self._user("producer"):  # who may create no topic
+        if self._user("producer"):  # a user without permission to create topics
             topics.create(self.store, TOPIC, config.Topic(partitions=self.partitions))
         payloads = list(payloads)
         places = [
@@ -395,7 +397,7 @@ class Daemon:
     def wait_run(
         self, uid: str, kind: str = "start", timeout: float = 15.0, count: int = 1
     ) -> None:
-        """Wait until the ledger has records of a kind of one message."""
+        """Wait until the ledger has records of a kind for one message."""
         self.wait_for(
             lambda: len(self.ledger.of(uid, kind)) >= count,
             timeout=timeout,
@@ -404,10 +406,10 @@ class Daemon:
         )
 
     def wait_settled(self, timeout: float = 30.0) -> None:
-        """Wait until nothing is unread, in flight or waiting for a retry."""
+        """Wait until no message is unread, in flight or waiting for a retry."""
 
         def settled() -> bool:
-            # A node of several may be away just now.
+            # One of several nodes may be away just now.
             with contextlib.suppress(RedisUnavailable):
                 return self.unsettled() == 0
             return False
@@ -415,17 +417,17 @@ class Daemon:
         self.wait_for(settled, timeout=timeout, what="everything is settled", every=0.03)
 
     def unsettled(self) -> int:
-        """How many messages are not settled yet, over all groups.
+        """Return the number of unsettled messages of all groups.
 
-        Many, where they are too many to count, or the server has the group no more: nothing is
-        settled there until somebody makes it again.
+        It is a large number if they are too many to count, or if a group is missing, because
+        nothing is settled until it is recreated.
         """
         calls = [messages.snapshot(self.keys, unit, UNREAD_MAX) for unit in self.units()]
         found = [messages.Snapshot.parse(reply) for reply in self.link.run_many(calls)]
         return sum(map(_unsettled, found))
 
     def pending(self, partition: int | None = None, group: str = GROUP) -> int:
-        """How many messages were fetched and are not acknowledged."""
+        """Return the number of fetched messages that are not acknowledged."""
         wanted = range(self.partitions) if partition is None else (partition,)
         found = self.link.pipeline(
             [("XPENDING", self.keys.stream(TOPIC, number), group) for number in wanted]
@@ -433,7 +435,7 @@ class Daemon:
         return sum(one[0] for one in found)
 
     def pending_uids(self, group: str = GROUP) -> set[str]:
-        """The messages that were fetched and are not acknowledged."""
+        """Return the fetched messages that are not acknowledged."""
         found = set()
         for number in range(self.partitions):
             stream = self.keys.stream(TOPIC, number)
@@ -442,7 +444,7 @@ class Daemon:
         return found
 
     def letters(self) -> list[dict[str, str]]:
-        """All dead letters, with `uid`."""
+        """Return all dead letters, with `uid`."""
         found = []
         for number in range(self.partitions):
             for _, flat in self.link.execute("XRANGE", self.keys.dlq(TOPIC, number), "-", "+"):
@@ -452,14 +454,14 @@ class Daemon:
         return found
 
     def epochs(self) -> dict[int, int]:
-        """Partition -> epoch of its fence."""
+        """Return the epochs of the fences by partition."""
         return {
             unit.partition: int(self.link.execute("HGET", self.keys.fence(*unit), "epoch") or 0)
             for unit in self.units()
         }
 
     def traces(self) -> list[str]:
-        """Keys that say that a message has failed, crashed or been retried."""
+        """Return the keys that show a failed, crashed or retried message."""
         wanted = []
         for unit in self.units():
             wanted += [self.keys.attempts(*unit), self.keys.retry(*unit)]
@@ -468,7 +470,7 @@ class Daemon:
         return [key for key in wanted if self.link.execute("EXISTS", key)]
 
     def units(self) -> list[Unit]:
-        """Every (topic, partition, group) that it offers."""
+        """Return every (topic, partition, group) that it offers."""
         return [
             Unit(TOPIC, number, group) for group in self.groups for number in range(self.partitions)
         ]
@@ -476,9 +478,9 @@ class Daemon:
 
 @contextlib.contextmanager
 def daemons(folder: Path, redis_url: str) -> Iterator[Callable[..., Daemon]]:
-    """Configure daemons of one folder: `make(partitions=2, consumer={"timeout": "1s"})`.
+    """Configure daemons in one folder: `make(partitions=2, consumer={"timeout": "1s"})`.
 
-    `redis_url` is where they work unless one is given another. In the end all are killed.
+    `redis_url` is the default server. All daemons are killed at the end.
     """
     with contextlib.ExitStack() as made:
         yield lambda **options: made.enter_context(
@@ -487,7 +489,7 @@ def daemons(folder: Path, redis_url: str) -> Iterator[Callable[..., Daemon]]:
 
 
 def toml(tables: Mapping[str, Any]) -> str:
-    """Render tables of plain values as TOML; nested tables become inline ones."""
+    """Render tables of plain values as TOML. Nested tables become inline tables."""
     lines = []
     for name, table in tables.items():
         several = isinstance(table, list)

@@ -1,12 +1,11 @@
-"""The ledger: what really happened to each message, written down outside of streamqd.
+"""The ledger: the real fate of each message, recorded independently of streamqd.
 
-One file. The producer writes `sent` once the server has confirmed a message; a handler writes
-`start` when it is called and `end` or `raise` when it is about to return, and what it wrote is on
-the disk before it does. Each record is one write to the end of the file, so none is lost with the
-process that wrote it. Only SIGKILL can tear one, where it lies on two pages; each begins on a line
-of its own, so that does not spoil the record of another process.
+It is one file. The producer writes `sent` after the server has confirmed a message. A handler
+writes `start` when it is called, and `end` or `raise` before it returns, synced to disk. Each
+record is one appending write, so no record is lost with its process. Only SIGKILL can tear a record
+that spans two pages. Each record starts on a new line, so a torn one does not damage others.
 
-"Nothing lost" is judged by `audit`, never by what streamqd says about itself.
+`audit` decides if anything is lost, never the figures of streamqd itself.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
-VARIABLE = "LEDGER"  # tells handlers, in the environment, where the file is
+VARIABLE = "LEDGER"  # environment variable with the path, for handlers
 
 
 class Handled(Protocol):
-    """What the ledger writes down of a message."""
+    """The data of a message that the ledger records."""
 
     @property
     def uid(self) -> str: ...
@@ -36,33 +35,33 @@ class Handled(Protocol):
 
 
 class Record(NamedTuple):
-    """One line. `at` is the monotonic clock, which all processes of a host share, in seconds."""
+    """One line. `at` is in seconds of the monotonic clock, which all processes of a host share."""
 
-    kind: str  # sent | start | end | raise | note, or what `tell` was given
+    kind: str  # sent | start | end | raise | note, or the argument of `tell`
     uid: str
-    group: str  # '' for what is no run
+    group: str  # '' if it is not a run
     attempt: int
     pid: int
     at: float
-    text: str  # the payload of `sent`, the code version of a run, whatever a note says
+    text: str  # the payload of `sent`, the code version of a run, or the text of a note
 
 
 @dataclass
 class Audit:
-    """What is wrong with the runs of one group; empty when every message ran exactly once."""
+    """The errors in the runs of one group, empty if every message ran exactly once."""
 
-    lost: list[str] = field(default_factory=list)  # sent, and no run of it ever ended
-    repeated: dict[str, int] = field(default_factory=dict)  # uid -> runs that began, when > 1
+    lost: list[str] = field(default_factory=list)  # sent, but no run of it finished
+    repeated: dict[str, int] = field(default_factory=dict)  # uid -> number of started runs, if > 1
     unexpected: list[str] = field(default_factory=list)  # run, but never sent
 
 
 class Ledger:
-    """The file, for writing (producer and handlers) and for reading (the test)."""
+    """The file: producer and handlers write it, the test reads it."""
 
     def __init__(self, path: Path, version: str = "", *, durable: bool = True) -> None:
-        """`durable`: the end of a run is on the disk before the handler returns.
+        """`durable`: sync the end of a run to disk before the handler returns.
 
-        What dies with a process is safe without; what dies with its machine is not.
+        Without it, records survive the death of a process, but not that of the machine.
         """
         self.path = path
         self.version = version
@@ -73,11 +72,11 @@ class Ledger:
 
     @classmethod
     def here(cls, version: str = "", *, durable: bool = True) -> Self:
-        """The ledger that the environment names. `version` is written beside each run."""
+        """Open the ledger named in the environment. `version` is recorded with each run."""
         return cls(Path(os.environ[VARIABLE]), version, durable=durable)
 
     def close(self) -> None:
-        """Give the descriptor up."""
+        """Close the file."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -85,18 +84,18 @@ class Ledger:
     # --- writing ---
 
     def sent(self, uid: str, payload: str) -> None:
-        """Note a message that the server has confirmed."""
+        """Record a message that the server has confirmed."""
         self.tell("sent", payload, uid)
 
     def tell(self, kind: str, text: str, uid: str = "") -> None:
-        """Write down anything that is no run."""
+        """Record an event that is not a run."""
         self._write(Record(kind, uid, "", 0, os.getpid(), time.monotonic(), text))
 
     @contextmanager
     def run(self, message: Handled, text: str | None = None) -> Iterator[None]:
-        """Note a run: `start` now, `end` or `raise` when the body is over.
+        """Record a run: `start` now, and `end` or `raise` after the block.
 
-        `text` is written beside each; without one, the code version.
+        `text` is recorded with both, by default the code version.
         """
         self._note_run("start", message, text)
         try:
@@ -107,7 +106,7 @@ class Ledger:
         self._note_end("end", message, text)
 
     def note(self, message: Handled, text: str) -> None:
-        """Write down anything else that the test wants to know of a run."""
+        """Record other facts about a run for the test."""
         self._note_run("note", message, text)
 
     def _note_end(self, kind: str, message: Handled, text: str | None) -> None:
@@ -127,11 +126,11 @@ class Ledger:
     # --- reading ---
 
     def records(self, *kinds: str) -> list[Record]:
-        """All records so far, or those of some kinds, in the order of writing."""
+        """Return all records so far, or those of some kinds, in the order of writing."""
         return [each for each in self.since(0) if not kinds or each.kind in kinds]
 
     def since(self, count: int) -> list[Record]:
-        """All records so far but the first `count`."""
+        """Return all records so far, without the first `count`."""
         with self.path.open("rb") as file:
             file.seek(self._read_to)
             new = file.read()
@@ -142,19 +141,19 @@ class Ledger:
         return self._records[count:]
 
     def of(self, uid: str, *kinds: str) -> list[Record]:
-        """The records of one message."""
+        """Return the records of one message."""
         return [each for each in self.records(*kinds) if each.uid == uid]
 
     def count(self, kind: str) -> int:
-        """How many records of a kind there are."""
+        """Return the number of records of a kind."""
         return len(self.records(kind))
 
     def ended(self, group: str) -> set[str]:
-        """The messages of which a run has ended well."""
+        """Return the messages with a successful run."""
         return {each.uid for each in self.records("end") if each.group == group}
 
     def audit(self, group: str) -> Audit:
-        """Compare what was sent with what ran."""
+        """Compare the sent messages with the runs."""
         sent = {each.uid for each in self.records("sent")}
         starts = Counter(each.uid for each in self.records("start") if each.group == group)
         return Audit(

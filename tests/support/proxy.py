@@ -1,7 +1,7 @@
 """A proxy between a client and a real server that misbehaves on demand.
 
-It understands Redis frames, so "the reply of the third EVALSHA" is exact, whatever the pieces in
-which bytes arrive. Handshake commands (CLIENT, AUTH, SELECT, HELLO) are never counted.
+It parses Redis frames, so "the reply of the third EVALSHA" is exact, however the bytes are split.
+Handshake commands (CLIENT, AUTH, SELECT, HELLO) are never counted.
 
     with FaultProxy(server.socket_path) as proxy:
         link = connect(proxy.settings, timeout=1.0, name="test")
@@ -33,20 +33,22 @@ _JOIN_SECONDS = 10
 
 
 class Fault(enum.Enum):
-    """What happens to one command."""
+    """The fault of one command."""
 
     CUT_BEFORE = "the connection is reset; the server never sees the command"
     DROP_REPLY = "the server executes it; the connection is reset instead of the reply"
     CUT_AFTER = "its reply comes, then a reset"
     SWALLOW_REPLY = "the server executes it; neither this reply nor any later one comes"
     CUT_REPLY = "the server executes it; half of the reply comes, then a reset"
-    HOLD_REQUEST = "it waits in the proxy until `release`, then goes on even if the client has left"
+    HOLD_REQUEST = (
+        "it waits in the proxy until `release`; then it is sent, even if the client has left"
+    )
     HOLD_REPLY = "its reply waits in the proxy until `release`"
 
 
 @dataclass
 class Trigger:
-    """One armed fault. `hit` is set when its command came; `release` ends a HOLD_ fault."""
+    """One armed fault. `hit` is set when its command came. `release` lifts a HOLD_ fault."""
 
     fault: Fault
     wanted: Callable[[list[bytes]], bool]
@@ -59,20 +61,20 @@ class Trigger:
         return self.happened.is_set()
 
     def wait(self, timeout: float = 10.0) -> None:
-        """Wait until the command came."""
+        """Wait until the command has come."""
         assert self.happened.wait(timeout), f"{self.fault.name}: its command did not come"
 
     def release(self) -> None:
-        """Let what is held go on."""
+        """Forward the held command or reply."""
         self.let_go.set()
 
 
 class FaultProxy:
     """Listens on a unix socket (or, with `tcp`, on a loopback port) and forwards to `target`.
 
-    `target` is a unix socket's path or a (host, port) pair. While `refusing` is set, new
-    connections are closed at once. It remembers the last `remember` commands, or all. Threads of
-    its own; `close` ends them.
+    `target` is the path of a unix socket or a (host, port) pair. While `refusing` is set, new
+    connections are closed immediately. It remembers the last `remember` commands, or all. It runs
+    its own threads, which `close` stops.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class FaultProxy:
 
     @property
     def connections(self) -> int:
-        """How many connections were accepted so far."""
+        """The number of connections accepted so far."""
         with self._lock:
             return len(self._pairs)
 
@@ -129,7 +131,7 @@ class FaultProxy:
         nth: int = 1,
         wanted: Callable[[list[bytes]], bool] | None = None,
     ) -> Trigger:
-        """Have `fault` happen to the nth command from now (of this name, or that is `wanted`)."""
+        """Arm `fault` for the nth command from now: with this name, or `wanted` by the caller."""
         name = command.upper().encode()
 
         def by_name(arguments: list[bytes]) -> bool:
@@ -141,21 +143,21 @@ class FaultProxy:
         return trigger
 
     def hold(self, *, requests: bool = False, replies: bool = False) -> None:
-        """Let nothing through in a direction, as a network does that drops every packet.
+        """Block a direction, like a network that drops every packet.
 
-        What is sent meanwhile waits for `heal`, and goes on then, late.
+        Data sent in that time is delivered late, after `heal`.
         """
         for direction, held in ((self._requests, requests), (self._replies, replies)):
             if held:
                 direction.passes.clear()
 
     def heal(self) -> None:
-        """Let everything through again."""
+        """Unblock both directions."""
         self._requests.passes.set()
         self._replies.passes.set()
 
     def cut_after(self, *, requests: int = -1, replies: int = -1) -> None:
-        """Reset a connection once so many more bytes have passed in a direction, over all of them.
+        """Reset a connection after this many more bytes of all connections in a direction.
 
         The last frame is cut at that byte. It happens once.
         """
@@ -163,20 +165,20 @@ class FaultProxy:
 
     @property
     def passed(self) -> tuple[int, int]:
-        """How many bytes of requests and of replies have passed, over all connections."""
+        """The bytes of requests and of replies so far, of all connections."""
         return self._requests.count, self._replies.count
 
     def cut(self) -> None:
-        """Reset every connection that is open now."""
+        """Reset every open connection."""
         with self._lock:
             pairs = list(self._pairs)
         for pair in pairs:
             pair.reset()
 
     def deafen(self) -> None:
-        """Take nothing more from the connections that are open now: to send there is an error.
+        """Accept no more data on the open connections: sending on them is an error.
 
-        Nothing tells a client before it tries, and what it waits for still comes. Not with `tcp`.
+        A client notices only when it sends, and still gets replies. Not with `tcp`.
         """
         with self._lock:
             pairs = list(self._pairs)
@@ -184,10 +186,10 @@ class FaultProxy:
             pair.deafen()
 
     def silence(self, name: str = "") -> int:
-        """Let nothing more through the connections that are open now, without a word to anybody.
+        """Silently drop all further data of the open connections.
 
-        New connections work. The server's side stays open, and what waits there goes on waiting.
-        `name` is a part of the names of those that are meant. Returns how many they are.
+        New connections work. The side of the server stays open, so blocked reads keep waiting.
+        Only connections whose name contains `name` are affected. Returns their number.
         """
         with self._lock:
             pairs = [each for each in self._pairs if each.open and name in each.name]
@@ -197,9 +199,9 @@ class FaultProxy:
 
     @contextlib.contextmanager
     def swallowing(self) -> Iterator[Callable[[], set[str]]]:
-        """Reset all connections; those that are opened inside swallow everything, for ever.
+        """Reset all connections. New ones in the block drop everything, permanently.
 
-        Yields what returns the names of those whose login is lost.
+        Yields a function that returns the names of connections whose login was lost.
         """
         since = len(self._pairs)
         self._requests.swallows = True
@@ -210,7 +212,7 @@ class FaultProxy:
             self._requests.swallows = False
 
     def close(self) -> None:
-        """End everything; held commands are dropped."""
+        """Close all connections and threads. Held commands are dropped."""
         self._open = False
         with self._lock:
             triggers, pairs = list(self._triggers), list(self._pairs)
@@ -272,7 +274,7 @@ class FaultProxy:
         return server
 
     def _judge(self, arguments: list[bytes]) -> Trigger | None:
-        """Count a command; return the trigger that it sets off."""
+        """Count a command. Return the trigger that it fires."""
         if arguments[0].upper() in _UNCOUNTED:
             return None
         chosen = None
@@ -289,11 +291,11 @@ class FaultProxy:
 
 @dataclass
 class Direction:
-    """One direction through the proxy, of all connections together."""
+    """One direction of all connections together."""
 
     count: int = 0  # bytes
-    left: int = -1  # bytes until a connection is cut; -1 = it is not
-    swallows: bool = False  # a connection on which something is sent now is silent from then on
+    left: int = -1  # bytes until a connection is cut, -1 = never
+    swallows: bool = False  # a connection that sends data becomes silent
     passes: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -301,7 +303,7 @@ class Direction:
         self.passes.set()
 
     def let_through(self, raw: bytes) -> tuple[bytes, bool]:
-        """Wait until anything passes. Return what passes of a frame, and whether that is all."""
+        """Wait while blocked. Return the part of a frame to forward, and True if it is all."""
         self.passes.wait()
         with self.lock:
             size, cut = len(raw), 0 <= self.left < len(raw)
@@ -314,7 +316,7 @@ class Direction:
 
 
 class _Pair:
-    """One client connection and its server connection, with a thread for each direction."""
+    """A client connection and its server connection, with a thread per direction."""
 
     def __init__(
         self,
@@ -328,28 +330,28 @@ class _Pair:
         self._client = client
         self._server = server
         self._judge = judge
-        self._expected: deque[Trigger | None] = deque()  # one for each reply still to come
+        self._expected: deque[Trigger | None] = deque()  # one per outstanding reply
         self._mute = False
         self._deaf = False
         self.abandoned = False
         self.silent = False
         self.open = True
-        self.name = ""  # what CLIENT SETNAME said
+        self.name = ""  # as set by CLIENT SETNAME
 
     def reset(self) -> None:
-        """End both connections; the client sees a reset."""
+        """Close both connections. The client sees a reset."""
         _wake_and_reset(self._client)
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
 
     def deafen(self) -> None:
-        """Take nothing more from the client, which cannot know before it sends."""
+        """Accept no more data from the client, which notices only when it sends."""
         self._deaf = True
         with contextlib.suppress(OSError):
             self._client.shutdown(socket.SHUT_RD)
 
     def pump_requests(self) -> None:
-        """Carry commands to the server, until either side ends."""
+        """Forward commands to the server until either side closes."""
         with contextlib.suppress(OSError):
             for raw in _frames(self._client):
                 arguments = _arguments(raw)
@@ -371,12 +373,12 @@ class _Pair:
         self.open = False
         if self._deaf or self.silent:
             return
-        # The client has left. What it sent is with the server, which may finish it in peace.
+        # The client has left. The server may finish the commands that it has received.
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_WR)
 
     def pump_replies(self) -> None:
-        """Carry replies to the client, until the server ends; then close both sides."""
+        """Forward replies to the client until the server closes, then close both sides."""
         with self._client, self._server:
             with contextlib.suppress(OSError):
                 for raw in _frames(self._server):
@@ -397,7 +399,7 @@ class _Pair:
         if fault is Fault.HOLD_REPLY and trigger is not None:
             trigger.let_go.wait()
         if fault is Fault.CUT_AFTER:
-            # Before the reply: the client may send its next command sooner than we can reset.
+            # Before the reply, because the client may send its next command before the reset.
             self.abandoned = True
         self._to_client(raw)
         if fault is Fault.CUT_AFTER:
@@ -413,12 +415,12 @@ class _Pair:
                 self._mute = True
                 self.reset()
         except OSError:
-            # The client has left; what the server still answers is read and thrown away, because
-            # closing now could take from it what it has not read yet.
+            # The client has left. Further replies of the server are read and discarded, because
+            # closing now could drop commands that it has not read yet.
             self._mute = True
 
     def _admit(self, trigger: Trigger) -> bool:
-        """Do what happens before the server sees the command. False: it never does."""
+        """Apply the fault before the command is sent. Return False if it is never sent."""
         if trigger.fault is Fault.CUT_BEFORE:
             trigger.happened.set()
             self.reset()
@@ -430,7 +432,7 @@ class _Pair:
 
 
 def _wake_and_reset(sock: socket.socket) -> None:
-    """Have the closing of `sock` reset the connection, and wake the thread that reads it."""
+    """Make the close of `sock` reset the connection, and wake the thread that reads it."""
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     with contextlib.suppress(OSError):
@@ -451,7 +453,7 @@ def _frames(sock: socket.socket) -> Iterator[bytes]:
 
 
 def _frame_end(buffer: bytes, start: int) -> int:
-    """Return where the frame that begins at `start` ends; 0 when it is not all there."""
+    """Return the end of the frame at `start`, or 0 if the frame is incomplete."""
     line = buffer.find(b"\r\n", start)
     if line < 0:
         return 0
@@ -471,7 +473,7 @@ def _frame_end(buffer: bytes, start: int) -> int:
 
 
 def _arguments(raw: bytes) -> list[bytes]:
-    """Split a command's frame into its arguments."""
+    """Split the frame of a command into its arguments."""
     arguments: list[bytes] = []
     at = raw.index(b"\r\n") + 2
     while at < len(raw):

