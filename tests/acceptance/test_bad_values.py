@@ -1,7 +1,7 @@
-"""S6, S3, C1: one bad value in Redis harms what it is for, and nothing else.
+"""S6, S3, C1: a bad value in Redis affects only the assignment or feature that it belongs to.
 
-The promise: all other partitions are handled within 2 s. Waits are longer by a factor, for a
-machine under load.
+The promise: all other partitions are handled within 2 s. Timeouts are 10 times as long, for busy
+machines.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ UNDER_LOAD = 10
 LAST = "18446744073709551615-18446744073709551615"
 ODD = ["abc", "", "1e308", "inf", "-1", "9" * 26, "0x10", b"\xff\xfe", "[" * 5_000]
 KEYS = Keys()
-ONE = (TOPIC, 0, GROUP)  # the unit that is harmed
+ONE = (TOPIC, 0, GROUP)  # the assignment with bad values
 FLEET = "default"
 
-Plant = tuple[Any, ...]  # commands
+Plant = tuple[Any, ...]  # a Redis command
 
 
 def hashes() -> Iterator[tuple[str, str]]:
-    """Every field of every hash of the unit and of its partition that a daemon reads."""
+    """Yield the hash fields of the assignment and its partition that a daemon reads."""
     for field in ("epoch", "owner", "since", "solo", "mark", "session"):
         yield KEYS.fence(*ONE), field
     for field in ("c", "f", "due", "last"):
@@ -51,7 +51,7 @@ def info(**told: Any) -> str:
 
 
 def of_the_fleet() -> Iterator[tuple[str, list[Plant]]]:
-    """Values of keys that all instances read."""
+    """Yield bad values of keys that all instances read."""
     for number, raw in enumerate(ODD):
         for field in ("last", "pause:*/*/*", "move:orders/0/bill", "drain:one", "reload:*"):
             yield f"{field} {number}", [("HSET", KEYS.orders(FLEET), field, raw)]
@@ -59,7 +59,7 @@ def of_the_fleet() -> Iterator[tuple[str, list[Plant]]]:
             yield f"info of {name} {number}", [("HSET", KEYS.info(FLEET), name, raw)]
         yield f"registry {number}", [("SADD", KEYS.registry(), raw)]
     for field in ("weight", "cap", "owned", "reloaded", "ttl", "offers", "broken", "nonce"):
-        # No number has no end in JSON, and Python writes one all the same.
+        # JSON has no infinity, but Python writes it.
         for number, value in enumerate((10**400, "x", [[]], {}, -1, float("inf"), None)):
             told = info(**{field: value})
             plant = (
@@ -88,8 +88,8 @@ def plants() -> list[tuple[str, list[Plant]]]:
     return of_hashes + list(of_the_fleet())
 
 
-def test_a_running_fleet_lives_through_every_bad_value(new_daemon: Make) -> None:
-    """S6: one in every field of every key, one after another, and all of them at once."""
+def test_a_running_instance_survives_every_bad_value(new_daemon: Make) -> None:
+    """S6: in one field after another, until all fields of all keys are bad at the same time."""
     daemon = new_daemon(partitions=2, daemon={"lease_ttl": "2s"})
     with daemon:
         mine = daemon.titles()
@@ -101,7 +101,7 @@ def test_a_running_fleet_lives_through_every_bad_value(new_daemon: Make) -> None
                 (uid,) = daemon.send(["ok"], partition=1)
                 daemon.wait_run(uid, "end", PROMISED * UNDER_LOAD)
                 assert daemon.running, name
-        # The beats, looks, measures and trims that follow have read all of it.
+        # The next heartbeats, checks, measurements and trims read all bad values.
         mark = daemon.mark()
         for _ in range(4):
             beat = daemon.link.execute("ZSCORE", KEYS.members(FLEET), "one")
@@ -123,8 +123,8 @@ def test_a_running_fleet_lives_through_every_bad_value(new_daemon: Make) -> None
 
 
 @pytest.mark.parametrize("raw", ODD, ids=lambda raw: str(raw)[:8])
-def test_an_instance_starts_among_bad_values(new_daemon: Make, raw: Any) -> None:
-    """S6, C1: three bad counts of partitions, a junk record of trimming and a junk fence."""
+def test_an_instance_starts_despite_bad_values(new_daemon: Make, raw: Any) -> None:
+    """S6, C1: three bad partition counts, a bad trim record and a bad fence."""
     daemon = new_daemon(partitions=2, daemon={"lease_ttl": "2s"})
     bad = ["bad1", "bad2", "bad3"]
     one = daemon.tables["consumers"][0]
@@ -140,7 +140,7 @@ def test_an_instance_starts_among_bad_values(new_daemon: Make, raw: Any) -> None
             found = daemon.wait_event("redis.bad_value", key=KEYS.meta(topic))
             assert found["field"] == "partitionCount"
         assert daemon.events("redis.bad_value", topic=None) or daemon.events("redis.bad_value")
-        # What is healed is taken up, without a restart.
+        # Repaired topics and assignments are served without a restart.
         daemon.link.execute("HSET", KEYS.meta("bad1"), "partitionCount", 1)
         for key, _ in hashes():
             daemon.link.execute("DEL", key)
@@ -157,7 +157,7 @@ def test_an_instance_starts_among_bad_values(new_daemon: Make, raw: Any) -> None
 def test_a_start_names_a_fleet_key_of_a_wrong_type(
     new_daemon: Make, name: str, command: str, found: str
 ) -> None:
-    """S1: every heartbeat logged WRONGTYPE of a script's sha, and nothing named the key."""
+    """S1: every heartbeat logged WRONGTYPE with the SHA of a script, and no event named the key."""
     daemon = new_daemon(partitions=1, daemon={"lease_ttl": "1s"})
     key = getattr(KEYS, name)(FLEET)
     daemon.link.execute(command, key, "x")
@@ -181,17 +181,17 @@ def test_a_start_names_a_fleet_key_of_a_wrong_type(
 
 
 def lengths_read(daemon: Daemon) -> int:
-    """Return how often the server counted the members of a sorted set."""
+    """Return the server's count of ZCARD calls, of which a heartbeat makes three."""
     lines = daemon.link.execute("INFO", "commandstats").decode().splitlines()
     told = [line for line in lines if line.startswith("cmdstat_zcard:")]
     return int(told[0].partition("calls=")[2].partition(",")[0]) if told else 0
 
 
 @pytest.mark.parametrize(("command", "found"), [("SET", "a string"), ("RPUSH", "another type")])
-def test_other_topics_start_where_a_meta_has_a_wrong_type(
+def test_other_topics_start_if_a_meta_key_has_a_wrong_type(
     new_daemon: Make, command: str, found: str
 ) -> None:
-    """S1: the event named a script's sha."""
+    """S1: the event named the SHA of a script."""
     daemon = new_daemon(partitions=1)
     one = daemon.tables["consumers"][0]
     daemon.write_config(consumers=[one, {**one, "topic": "bad"}])
@@ -207,8 +207,8 @@ def test_other_topics_start_where_a_meta_has_a_wrong_type(
         assert daemon.stop() == 0
 
 
-def test_an_owner_that_leaves_behind_a_fence_that_nobody_can_read(new_daemon: Make) -> None:
-    """C1: the next instance goes on with all others, and with that one once it is healed."""
+def test_an_unreadable_fence_stops_only_its_partition(new_daemon: Make) -> None:
+    """C1: the next owner serves all other partitions, and this one after the fence is repaired."""
     daemon = new_daemon(partitions=3, daemon={"lease_ttl": "2s"})
     daemon.start()
     daemon.wait_event("worker.ready", partition=2)
@@ -229,8 +229,8 @@ def test_an_owner_that_leaves_behind_a_fence_that_nobody_can_read(new_daemon: Ma
         assert daemon.stop() == 0
 
 
-def test_fifty_thousand_junk_orders_take_a_few_lines(new_daemon: Make) -> None:
-    """S6: they took a line each."""
+def test_50000_junk_directives_take_a_few_log_lines(new_daemon: Make) -> None:
+    """S6: they took one line each."""
     daemon = new_daemon(partitions=1, daemon={"lease_ttl": "2s"})
     with daemon:
         for start in range(0, 50_000, 5_000):
@@ -247,8 +247,8 @@ def test_fifty_thousand_junk_orders_take_a_few_lines(new_daemon: Make) -> None:
         assert daemon.running
 
 
-def test_a_partition_that_somebody_has_filled_up(new_daemon: Make) -> None:
-    """S3: one XADD with the last id of all. The housekeeper goes on, and so do all others."""
+def test_a_partition_at_the_highest_id_stops_no_other(new_daemon: Make) -> None:
+    """S3: one XADD used the highest possible ID. The housekeeper and other partitions work."""
     daemon = new_daemon(partitions=2, daemon={"lease_ttl": "2s"})
     with daemon:
         for stream in (KEYS.stream(TOPIC, 0), KEYS.retry_stream(*ONE)):
@@ -268,13 +268,13 @@ def test_a_partition_that_somebody_has_filled_up(new_daemon: Make) -> None:
         assert daemon.stop() == 0
 
 
-def test_a_topic_whose_entry_was_deleted_is_registered_again(new_daemon: Make) -> None:
-    """C4: within seconds and with the partitions that it had; senders were refused for ever."""
+def test_a_topic_with_a_deleted_meta_key_is_registered_again(new_daemon: Make) -> None:
+    """C4: within seconds, with its former partition count. Producers were refused permanently."""
     daemon = new_daemon(partitions=3, daemon={"lease_ttl": "2s"})
     with daemon:
         for name in (KEYS.partitions(TOPIC), ""):
             mark = daemon.mark()
-            # What the configuration says now is of no matter: 3 is what there are.
+            # The current configuration does not matter: the topic has 3 partitions.
             daemon.write_config(topics={TOPIC: {}})
             daemon.link.execute("DEL", KEYS.meta(TOPIC), *filter(None, [name]))
             daemon.wait_event("topic.restored", after=mark, topic=TOPIC, partitions=3)
@@ -286,23 +286,23 @@ def test_a_topic_whose_entry_was_deleted_is_registered_again(new_daemon: Make) -
 
 
 def _crash_with_bad_epoch(daemon: Daemon) -> None:
-    """Let the rotation of the token be refused: it is due after the death of the worker."""
+    """Kill the worker, and make the token rotation that follows fail."""
     daemon.link.execute("HSET", KEYS.fence(*ONE), "epoch", "zzz")
     os.kill(daemon.pids()[0], signal.SIGKILL)
     daemon.wait_event("redis.bad_value", what="refencing")
 
 
 def _lease_of_wrong_type(daemon: Daemon) -> None:
-    """Let the release be refused: it is due when the worker has stopped."""
+    """Make the release fail, which follows the stop of the worker."""
     daemon.link.execute("DEL", KEYS.lease(*ONE))
     daemon.link.execute("HSET", KEYS.lease(*ONE), "spoiled", 1)
 
 
 @pytest.mark.parametrize("spoil", [_crash_with_bad_epoch, _lease_of_wrong_type])
-def test_drain_does_not_wait_for_a_value_that_stays_bad(
+def test_a_drain_does_not_wait_for_a_lasting_bad_value(
     new_daemon: Make, spoil: Callable[[Daemon], None]
 ) -> None:
-    """C4: it ended with 6, and only 5 s after the drain's time, with no handler running."""
+    """C4: it exited with code 6, 5 s after the drain timeout, although no handler was running."""
     daemon = new_daemon(partitions=2, daemon={"lease_ttl": "3s", "drain_timeout": "25s"})
     with daemon:
         daemon.wait_event("worker.ready", partition=0)

@@ -1,4 +1,4 @@
-"""A consumer with `source = "dlq"` handles dead letters, and never makes one of them anew."""
+"""A consumer with `source = "dlq"` handles dead letters, and never creates new ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ READER = "watch@dlq"
 PLACE = (TOPIC, 0)
 QUICK = {"kind": "fixed", "base": "20ms", "jitter": "none"}
 
-# The payload says what the reader does; the group that reads the topic gives everything up.
+# The payload controls the reader. The group of the topic dead-letters every message.
 SCRIPTED = """
 import json, os, time
 from pathlib import Path
@@ -92,7 +92,7 @@ def stand(daemon: Daemon, group: str = READER) -> messages.Snapshot | None:
 
 
 def counters(daemon: Daemon, name: str) -> dict[str, float]:
-    """What the daemon's metrics say, by group."""
+    """Return a counter of the daemon's metrics, by group."""
     with socket.socket(socket.AF_UNIX) as wire:
         wire.connect(str(daemon.folder / "http.sock"))
         wire.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
@@ -102,19 +102,19 @@ def counters(daemon: Daemon, name: str) -> dict[str, float]:
 
 
 def settled(daemon: Daemon, letters: int) -> bool:
-    """Whether so many letters are there, and the reader has neither anything before it nor wait."""
+    """Return True if `letters` dead letters exist and the reader has none unread or pending."""
     seen = stand(daemon)
     assert seen is not None
     return seen[1:6] == (0, 0, 0, 0, 0) and seen.retry_pending == 0 and seen.dead == letters
 
 
-def test_letters_are_handled_tried_again_given_up_and_stay(make: NewDaemon):
-    # One word is read at once, one at the third attempt, one never.
+def test_dead_letters_are_handled_retried_given_up_and_kept(make: NewDaemon):
+    # One letter succeeds at the first attempt, one at the third, one never.
     with make() as daemon:
         plain, twice, never = daemon.send(["plain", "twice", "never"])
         given_up = daemon.wait_event("letter.given_up")
         daemon.wait_for(lambda: settled(daemon, 3), what="all letters are done with")
-        # The reader holds nothing of the partition, and its group is not looked for there.
+        # Trimming does not wait for the reader, which has no group in the partition's stream.
         daemon.wait_for(
             lambda: daemon.link.execute("XLEN", daemon.keys.stream(*PLACE)) == 0,
             what="the partition is trimmed",
@@ -147,16 +147,16 @@ def test_letters_are_handled_tried_again_given_up_and_stay(make: NewDaemon):
         assert counters(daemon, "acked") == {GROUP: 0.0, READER: 3.0}
 
 
-def test_a_letter_is_as_old_as_its_death(make: NewDaemon):
+def test_the_age_of_a_dead_letter_counts_from_its_death(make: NewDaemon):
     with make(retry_max_age="1h") as daemon:
-        fields = ("payload", "never", "originalId", "1000-0")  # written in 1970
+        fields = ("payload", "never", "originalId", "1000-0")  # sent in 1970
         daemon.link.execute("XADD", daemon.keys.stream(*PLACE), "*", *fields)
         given_up = daemon.wait_event("letter.given_up")
         assert (given_up["uid"], given_up["reason"]) == (f"{TOPIC}/0/1000-0", "attempts")
         assert attempts(daemon, f"{TOPIC}/0/1000-0") == [1, 2, 3]
 
 
-def test_views_name_the_reader_and_its_letters_can_be_steered(make: NewDaemon):
+def test_views_name_the_reader_and_its_retries_can_be_canceled(make: NewDaemon):
     with make(max_attempts=0, backoff={**QUICK, "base": "1h", "max": "2h"}) as daemon:
         (uid,) = daemon.send(["never"])
         daemon.wait_for(lambda: (seen := stand(daemon)) and seen.delayed, what="it is tried again")
@@ -173,7 +173,7 @@ def test_views_name_the_reader_and_its_letters_can_be_steered(make: NewDaemon):
         assert (row.state, row.owner, row.lag) == ("owned", "one", 0)
         (told,) = why.answer(Fleet(daemon.store, "default", 60.0), TOPIC, 0, READER)
         assert (told.group, told.owner, told.delayed) == (READER, "one", 1)
-        # A cancelled retry is no letter anew: its letter has stayed.
+        # A canceled retry creates no dead letter, because the original is still there.
         rows = retries.chosen(daemon.store, TOPIC, READER, EVERY)
         assert [each.uid for each in rows[0]] == [uid]
         done = retries.cancel(daemon.store, TOPIC, READER, rows)
@@ -182,9 +182,7 @@ def test_views_name_the_reader_and_its_letters_can_be_steered(make: NewDaemon):
 
 
 @pytest.mark.parametrize("victim", ["worker", "daemon"])
-def test_letters_in_hand_survive_a_kill_and_one_that_kills_is_given_up(
-    make: NewDaemon, victim: str
-):
+def test_dead_letters_survive_a_kill_and_a_killer_is_given_up(make: NewDaemon, victim: str):
     daemon = make()
     with daemon:
         hold, plain, last = daemon.send(["hold", "plain", "exit"])
@@ -205,17 +203,17 @@ def test_letters_in_hand_survive_a_kill_and_one_that_kills_is_given_up(
         assert daemon.ledger.ended(READER) == {hold, plain}
         assert len(attempts(daemon, last)) == 2, "it ran as often as it may kill"
         assert attempts(daemon, hold) == [1, 1], "a crash is no failed attempt"
-        # Nothing is left that would charge a later letter.
+        # No count is left that would charge a later dead letter.
         assert not daemon.link.execute("EXISTS", daemon.keys.attempts(*PLACE, READER))
 
 
-def test_letters_purged_or_replayed_in_hand_are_ghosts(make: NewDaemon):
+def test_dead_letters_purged_or_replayed_in_flight_are_missing(make: NewDaemon):
     daemon = make()
     daemon.start("--only", f"{TOPIC}/{GROUP}")
     replayed, purged, kept = daemon.send(["replayed", "purged", "kept"])
     daemon.wait_for(lambda: len(daemon.letters()) == 3, what="all are dead")
     assert daemon.stop() == 0
-    # As a reader leaves them that was killed before it came to them.
+    # Leave them pending, like a reader that is killed before it handles them.
     link, keys, unit, dlq = daemon.link, daemon.keys, Unit(*PLACE, READER), daemon.keys.dlq(*PLACE)
     link.run(messages.ensure_group(keys, unit, "0"))
     read = link.execute("XREADGROUP", "GROUP", READER, CONSUMER, "STREAMS", dlq, ">")
@@ -225,7 +223,7 @@ def test_letters_purged_or_replayed_in_hand_are_ghosts(make: NewDaemon):
     assert link.run(dead.purge(keys, *PLACE, [ids[1]])).rest == [1, 0]
 
     daemon.start()
-    # The replayed one fails again and is a new letter.
+    # The replayed message fails again and becomes a new dead letter.
     daemon.wait_for(lambda: attempts(daemon, replayed), what="the new letter is read")
     daemon.wait_for(lambda: settled(daemon, 2), what="all letters are done with")
     assert [len(attempts(daemon, each)) for each in (replayed, purged, kept)] == [1, 0, 1]
@@ -234,7 +232,7 @@ def test_letters_purged_or_replayed_in_hand_are_ghosts(make: NewDaemon):
     assert [each["place"] for each in ghosts] == [f"m:{each}" for each in ids[:2]]
 
 
-def test_a_reader_is_reset_and_deleted_beside_the_groups_of_the_topic(make: NewDaemon):
+def test_reset_and_delete_of_a_reader_affect_no_other_group(make: NewDaemon):
     daemon = make()
     with daemon:
         sent = daemon.send(["one", "two", "three"])
@@ -246,7 +244,7 @@ def test_a_reader_is_reset_and_deleted_beside_the_groups_of_the_topic(make: NewD
 
     (row,) = groups.reset(Store(link, keys), TOPIC, READER, "earliest").partitions
     assert (row.unread, row.unread_exact, row.pending) == (3, True, 0)
-    # A letter that was taken out in the middle is not counted, whatever the server knows of it.
+    # A dead letter purged from the middle is not counted, even if the server's lag includes it.
     (_, second, _) = link.execute("XRANGE", keys.dlq(*PLACE), "-", "+")
     link.run(dead.purge(keys, *PLACE, [second[0].decode()]))
     assert groups.describe(Store(link, keys), TOPIC, READER).lag == 2
@@ -266,7 +264,7 @@ def test_a_reader_is_reset_and_deleted_beside_the_groups_of_the_topic(make: NewD
     assert not link.execute("HEXISTS", keys.meta(TOPIC), f"group:{READER}")
 
 
-def test_a_topic_grows_whatever_its_reader_has_before_it(make: NewDaemon):
+def test_a_topic_grows_while_its_reader_waits_for_a_retry(make: NewDaemon):
     with make(backoff={**QUICK, "base": "1h", "max": "2h"}) as daemon:
         with Producer(settings=config.load(daemon.config_path)) as before:
             late = before.send(TOPIC, "never")
@@ -287,7 +285,7 @@ def test_a_topic_grows_whatever_its_reader_has_before_it(make: NewDaemon):
         assert attempts(daemon, late) == [1]
 
 
-def test_letters_of_a_topic_that_does_not_exist_are_refused(make: NewDaemon):
+def test_a_reader_of_an_unknown_topic_is_refused(make: NewDaemon):
     daemon = make()
     reader = daemon.tables["consumers"][1] | {"topic": "oders"}
     daemon.write_config(consumers=[daemon.tables["consumers"][0], reader])

@@ -1,4 +1,4 @@
-"""Order over failures, a dependency that is down, code that lets all die: the whole daemon."""
+"""A real daemon keeps order across failures, and survives outages and bad code."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from tests.support.daemon import GROUP, TOPIC, Daemon
 
 NewDaemon = Callable[..., Daemon]
 
-# Writes one line for each run: what it did, the key, the number, the attempt. What a message shall
-# do is in its payload.
+# Writes one line per run: outcome, key, number, attempt. The payload controls the outcome.
 LINES = """
 import json, os
 from pathlib import Path
@@ -55,7 +54,7 @@ def obey(message: Message) -> None:
 
 
 def produce(daemon: Daemon, messages: list[tuple[str, Any]]) -> None:
-    """Send (key, payload) pairs; '' is no key."""
+    """Send (key, payload) pairs. '' means no key."""
     with Producer(settings=config.load(daemon.config_path)) as producer:
         for start in range(0, len(messages), 1000):
             part = messages[start : start + 1000]
@@ -65,7 +64,7 @@ def produce(daemon: Daemon, messages: list[tuple[str, Any]]) -> None:
 
 
 def told(daemon: Daemon) -> list[tuple[str, str, int, int]]:
-    """What the handler has done, in its order: what, key, number, attempt."""
+    """Return the runs in order: outcome, key, number, attempt."""
     path = daemon.folder / "told"
     text = path.read_text() if path.exists() else ""
     lines = [line.split(" ") for line in text[: text.rfind("\n") + 1].splitlines()]
@@ -73,7 +72,7 @@ def told(daemon: Daemon) -> list[tuple[str, str, int, int]]:
 
 
 def let_all_be_due(daemon: Daemon) -> None:
-    """Write into Redis that no message has to wait."""
+    """Set the due time of every waiting message to 0 in Redis."""
     key = daemon.keys.attempts(TOPIC, 0, GROUP)
     for name in daemon.link.execute("HKEYS", key):
         if name.endswith(b":due"):
@@ -87,7 +86,7 @@ def ask(daemon: Daemon, *words: str) -> str:
 
 
 def wait_cause(daemon: Daemon, word: str) -> dict[str, Any]:
-    """Wait until `why` names a cause first."""
+    """Wait until a cause is the first one of `why`. Return it."""
     found: list[dict[str, Any]] = []
 
     def named() -> bool:
@@ -100,7 +99,7 @@ def wait_cause(daemon: Daemon, word: str) -> dict[str, Any]:
 
 
 def wait_worker(daemon: Daemon, state: str) -> str:
-    """Wait until `status` shows the worker in a state; return what it prints."""
+    """Wait until `status` shows the worker in a state. Return its output."""
     daemon.wait_for(
         lambda: any(
             each["worker"] == state for each in json.loads(ask(daemon, "status", "--json"))["units"]
@@ -115,10 +114,10 @@ def wait_worker(daemon: Daemon, state: str) -> str:
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
-def test_random_failures_on_ten_thousand_keys_keep_the_order_of_each(
+def test_random_failures_keep_the_order_of_each_of_10000_keys(
     new_daemon: NewDaemon, chance: Any, concurrency: int
 ):
-    """Also when a worker is killed in the middle of it."""
+    """One worker is killed in between."""
     keys = [f"k{number}" for number in range(10_000)]
     sequence = keys + chance.choices(keys, k=3_000)
     numbers: Counter[str] = Counter()
@@ -143,7 +142,7 @@ def test_random_failures_on_ten_thousand_keys_keep_the_order_of_each(
         assert daemon.letters() == []
     ended: dict[str, list[int]] = defaultdict(list)
     for what, key, number, _ in seen:
-        # Of what ran when the worker was killed a run may come twice, but nothing before its time.
+        # A message that ran at the kill may finish twice, but none finishes out of order.
         if what == "end" and ended[key][-1:] != [number]:
             ended[key].append(number)
     assert len(ended) == 10_000
@@ -152,7 +151,7 @@ def test_random_failures_on_ten_thousand_keys_keep_the_order_of_each(
     print(f"{len(messages)} messages, {failed} failures, concurrency {concurrency}")
 
 
-def test_every_healthy_key_is_done_before_the_held_key_is_tried_again(new_daemon: NewDaemon):
+def test_healthy_keys_finish_before_a_held_key_is_retried(new_daemon: NewDaemon):
     healthy = [(f"k{number % 200}", [number, 0, ""]) for number in range(2000)]
     held = [("held", [1, 1, "wait"]), ("held", [2, 0, ""])]
     consumer = {"on_error": "hold-key", "max_attempts": 0}
@@ -166,7 +165,7 @@ def test_every_healthy_key_is_done_before_the_held_key_is_tried_again(new_daemon
         assert "keeps 2 messages of one held key" in cause["sentence"]
         assert "keeps 2 messages of one held key" in ask(daemon, "status")
         assert daemon.stop() == 0
-        # A new owner waits for what is left, and goes on counting.
+        # A new owner keeps the messages waiting, and continues their attempt counts.
         daemon.start()
         wait_cause(daemon, "keys-held")
         assert daemon.stop() == 0
@@ -177,7 +176,7 @@ def test_every_healthy_key_is_done_before_the_held_key_is_tried_again(new_daemon
     assert told(daemon)[2001:] == [("end", "held", 1, 2), ("end", "held", 2, 1)]
 
 
-def test_a_blocked_partition_keeps_its_order_over_a_crash_and_a_takeover(new_daemon: NewDaemon):
+def test_a_blocked_partition_keeps_order_over_crash_and_takeover(new_daemon: NewDaemon):
     messages = [("", [number, 0, ""]) for number in range(1, 61)]
     messages[19] = ("", [20, 3, "exit"])
     messages[39] = ("", [40, 1, "wait"])
@@ -197,7 +196,7 @@ def test_a_blocked_partition_keeps_its_order_over_a_crash_and_a_takeover(new_dae
         assert "ValueError" in cause["sentence"] or "Retry" in cause["sentence"]
         charged = daemon.events("worker.charged")
         assert len(charged) == 1, "the crash was charged, once"
-        daemon.close()  # all of it is killed, in the middle of the wait
+        daemon.close()  # kills every process during the wait
         daemon.link.open()
         daemon.start()
         wait_worker(daemon, "blocked")
@@ -223,7 +222,7 @@ def test_a_blocked_partition_keeps_its_order_over_a_crash_and_a_takeover(new_dae
 # --- guards ---------------------------------------------------------------------------------------
 
 
-def test_a_dependency_that_is_down_for_a_while_kills_no_message(new_daemon: NewDaemon):
+def test_an_outage_of_a_dependency_dead_letters_no_message(new_daemon: NewDaemon):
     code = LINES.replace("failing = ", 'failing = Path("down").exists() or ')
     consumer = {
         "max_attempts": 1,
@@ -253,7 +252,7 @@ def test_a_dependency_that_is_down_for_a_while_kills_no_message(new_daemon: NewD
     assert sum(what == "fail" for what, *_ in seen) <= most, "one message at a time, now and then"
 
 
-def test_a_release_that_lets_all_die_is_stopped_and_goes_on_when_it_is_mended(
+def test_the_flood_guard_pauses_a_bad_release_until_it_is_fixed(
     new_daemon: NewDaemon,
 ):
     guard = {"letters": 20, "window": "1m", "share": 0.5}
@@ -284,7 +283,7 @@ def test_a_release_that_lets_all_die_is_stopped_and_goes_on_when_it_is_mended(
 
 
 class Hook(BaseHTTPRequestHandler):
-    """Answers as the path says; the first time a server that is busy."""
+    """Answers 404 for /gone, and otherwise 503 the first time, then 200."""
 
     seen: ClassVar[Counter[str]] = Counter()
 
@@ -302,7 +301,7 @@ class Hook(BaseHTTPRequestHandler):
 
 
 class Line(socketserver.StreamRequestHandler):
-    """A service that takes lines."""
+    """A service that counts the lines it receives."""
 
     taken: ClassVar[Counter[bytes]] = Counter()
 
@@ -323,7 +322,7 @@ def serving(server: socketserver.BaseServer) -> Iterator[socketserver.BaseServer
         server.server_close()
 
 
-def test_the_examples_do_what_their_pages_say(new_daemon: NewDaemon):
+def test_the_examples_behave_as_documented(new_daemon: NewDaemon):
     daemon = new_daemon(groups=[])
     names = ("webhooks", "statements", "profiles", "gateway")
     modules = [f"streamqd.examples.{name}" for name in names]
@@ -331,7 +330,7 @@ def test_the_examples_do_what_their_pages_say(new_daemon: NewDaemon):
         topics={}, daemon=daemon.tables["daemon"] | {"handlers": modules, "state_dir": "state"}
     )
     state = daemon.folder / "state"
-    # The service has an address already, but nobody listens there yet.
+    # The service has an address, but does not listen yet.
     service = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Line, bind_and_activate=False)
     service.server_bind()
     daemon.environment["GATEWAY"] = f"127.0.0.1:{service.server_address[1]}"
@@ -342,14 +341,14 @@ def test_the_examples_do_what_their_pages_say(new_daemon: NewDaemon):
         daemon,
         Producer(settings=config.load(daemon.config_path)) as producer,
     ):
-        # gateway: the service is down, then it is not.
+        # gateway: the service is down, then available.
         producer.send_many("gateway", [f"line {number}" for number in range(50)])
         daemon.wait_event("circuit.opened")
         service.server_activate()
         with serving(service):
             daemon.wait_event("circuit.closed")
             daemon.wait_for(lambda: len(Line.taken) == 50, what="all lines have come")
-        # webhooks: one server that is busy, one that says no.
+        # webhooks: one URL is busy at first, the other is gone.
         port = hooks.server_address[1]  # type: ignore[attr-defined]
         for path in ("ok", "gone"):
             producer.send("webhooks", "{}", headers={"to": f"http://127.0.0.1:{port}/{path}"})
@@ -357,7 +356,7 @@ def test_the_examples_do_what_their_pages_say(new_daemon: NewDaemon):
         dlq = daemon.keys.dlq("webhooks", 0)
         daemon.wait_for(lambda: daemon.link.execute("XLEN", dlq), what="a letter")
         assert Hook.seen["/gone"] == 1
-        # statements: the folder is not there yet.
+        # statements: the directory does not exist yet.
         for line in ("+ 1.00", "+ 2.00", "- 3.00"):
             producer.send("statements", line)
 

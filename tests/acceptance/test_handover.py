@@ -1,7 +1,7 @@
-"""A worker is replaced by one that is warm: no gap, nothing twice, and every way it can go wrong.
+"""A warm standby replaces a worker: without a gap, without repeats, and in every failure case.
 
-Handlers tell the ledger when a process begins and ends its hooks, so what is compared is the order
-of things that really happened.
+Handlers record the start and end of their hooks in the ledger, so the tests compare the real order
+of events.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.ledger import Audit, Record
 
 NewDaemon = Callable[..., Daemon]
 
-# `boot` waits while the file `slow` is there, and fails while the file `sick` is.
+# `on_start` waits while the file `slow` exists, and fails while the file `sick` exists.
 HOOKS = """
 def on_start(context):
     ledger.tell("boot", str(context.unit.partition))
@@ -56,7 +56,7 @@ LOOP = {"crash_loop": 3, "crash_cooldown": "1h", "crash_backoff": FAST}
 
 @pytest.fixture
 def hooked(new_daemon: NewDaemon) -> NewDaemon:
-    """A daemon whose workers can be kept from becoming warm."""
+    """Configure daemons whose workers can be kept from becoming warm."""
 
     def make(**options: object) -> Daemon:
         daemon = new_daemon(**options)
@@ -75,7 +75,7 @@ def take(daemon: Daemon, name: str) -> None:
 
 
 def standbys(daemon: Daemon) -> dict[int, int]:
-    """Partition -> pid of the process that boots, or has booted, beside its worker."""
+    """Return the pid of the standby next to each worker, by partition."""
     titles = daemon.titles()
     found = {
         number: titles.get(f"streamqd: standby {TOPIC}/{number} {GROUP}")
@@ -85,13 +85,13 @@ def standbys(daemon: Daemon) -> dict[int, int]:
 
 
 def standby(daemon: Daemon) -> int:
-    """The pid of the standby, which must come."""
+    """Wait for the standby of partition 0. Return its pid."""
     pid: int = daemon.wait_for(lambda: standbys(daemon), what="a standby")[0]
     return pid
 
 
 def warm_standby(daemon: Daemon) -> int:
-    """The pid of the standby that is warm, for which the old worker was told to let go."""
+    """Wait until a standby is warm, which makes the old worker hand over. Return its pid."""
     pid: int = daemon.wait_event("worker.warm")["child"]
     return pid
 
@@ -101,7 +101,7 @@ def starts(daemon: Daemon) -> list[Record]:
 
 
 def idle_of(daemon: Daemon) -> list[float]:
-    """Milliseconds from the last end in one process to the first start in the next, reported."""
+    """Return the milliseconds between the last run of a process and the first run of the next."""
     runs = sorted(daemon.ledger.records("start", "end"), key=lambda each: each.at)
     return [round((b.at - a.at) * 1e3, 1) for a, b in pairwise(runs) if a.pid != b.pid]
 
@@ -112,7 +112,7 @@ def idle_of(daemon: Daemon) -> list[float]:
 @pytest.mark.parametrize(
     ("kind", "more"), [({}, 100), ({"concurrency": 4, "order": "none"}, 1000)], ids=["one", "four"]
 )
-def test_the_old_worker_works_until_the_new_one_is_warm_and_nothing_runs_twice(
+def test_the_old_worker_works_until_its_successor_is_warm(
     hooked: NewDaemon, kind: dict[str, object], more: int
 ):
     daemon = hooked(consumer=kind)
@@ -148,7 +148,7 @@ def test_the_old_worker_works_until_the_new_one_is_warm_and_nothing_runs_twice(
         assert sorted(each.pid for each in daemon.ledger.records("stop")) == sorted([old, new])
 
 
-def test_on_stop_of_the_old_worker_does_not_keep_the_new_one_waiting(hooked: NewDaemon):
+def test_on_stop_of_the_old_worker_does_not_delay_the_new_one(hooked: NewDaemon):
     daemon = hooked(partitions=2)
     with daemon:
         old = daemon.pids()
@@ -170,8 +170,8 @@ def test_on_stop_of_the_old_worker_does_not_keep_the_new_one_waiting(hooked: New
         assert daemon.stop() == 0
 
 
-def test_so_many_may_take_long_to_end_before_the_next_is_replaced(hooked: NewDaemon):
-    """Each still has its memory."""
+def test_lingering_workers_limit_further_replacements(hooked: NewDaemon):
+    """A dismissed worker keeps its memory until it exits, so at most `DISMISSED_MAX` may linger."""
     daemon = hooked(partitions=DISMISSED_MAX + 1)
     with daemon:
         old = daemon.pids()
@@ -181,7 +181,7 @@ def test_so_many_may_take_long_to_end_before_the_next_is_replaced(hooked: NewDae
             lambda: len(daemon.events("worker.handover")) == DISMISSED_MAX, what="some are replaced"
         )
         for _ in range(4):
-            daemon.worker_states()  # each answer is one more look at what is to be done
+            daemon.worker_states()  # each dump makes the supervisor plan again
         assert len(daemon.events("worker.standby")) == DISMISSED_MAX
         assert standbys(daemon) == {}
         take(daemon, "lingering")
@@ -191,8 +191,8 @@ def test_so_many_may_take_long_to_end_before_the_next_is_replaced(hooked: NewDae
         assert daemon.stop() == 0
 
 
-def test_workers_that_are_used_up_together_leave_no_partition_waiting(hooked: NewDaemon):
-    """Only one of them can have a warm successor; the others have nothing in hand, and linger."""
+def test_workers_recycled_together_leave_no_partition_waiting(hooked: NewDaemon):
+    """Only one of them gets a warm successor. The others hold no messages and linger in on_stop."""
     daemon = hooked(partitions=3, consumer={"max_messages": 20})
     with daemon:
         old = daemon.pids()
@@ -207,7 +207,7 @@ def test_workers_that_are_used_up_together_leave_no_partition_waiting(hooked: Ne
         assert daemon.stop() == 0
 
 
-def test_every_plan_of_a_busy_supervisor_is_made_twice_and_leaves_no_trace(hooked: NewDaemon):
+def test_planning_twice_changes_no_state_of_a_busy_supervisor(hooked: NewDaemon):
     daemon = hooked(
         partitions=3,
         consumer={"max_messages": 20, "hard_timeout": "200ms", "max_crashes": 1},
@@ -231,7 +231,7 @@ def test_every_plan_of_a_busy_supervisor_is_made_twice_and_leaves_no_trace(hooke
         assert daemon.stop() == 0
 
 
-def test_never_are_two_partitions_replaced_at_once(hooked: NewDaemon):
+def test_workers_are_replaced_one_partition_at_a_time(hooked: NewDaemon):
     daemon = hooked(partitions=3, consumer={"max_age": "1s"})
     with daemon:
         uids = daemon.send(["sleep 0.02"] * 300)
@@ -253,7 +253,7 @@ def test_never_are_two_partitions_replaced_at_once(hooked: NewDaemon):
         assert daemon.stop() == 0
 
 
-def test_a_paused_worker_is_followed_by_a_paused_one(hooked: NewDaemon):
+def test_the_successor_of_a_paused_worker_is_paused(hooked: NewDaemon):
     daemon = hooked()
     with daemon:
         old = daemon.pids()[0]
@@ -272,7 +272,7 @@ def test_a_paused_worker_is_followed_by_a_paused_one(hooked: NewDaemon):
         assert daemon.stop() == 0
 
 
-# --- what there is only one of --------------------------------------------------------------------
+# --- exclusive resources --------------------------------------------------------------------------
 
 ALONE = """
 def on_start(context):
@@ -298,10 +298,10 @@ def test_a_cold_handover_never_has_two_processes_at_once(new_daemon: NewDaemon):
         assert daemon.stop() == 0
 
 
-# --- what may go wrong ----------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------
 
 
-def test_a_new_worker_that_does_not_start_leaves_the_old_one_at_work_and_stops_the_roll(
+def test_a_standby_that_does_not_start_stops_the_reload(
     hooked: NewDaemon,
 ):
     daemon = hooked(partitions=2, daemon=LOOP)
@@ -322,7 +322,7 @@ def test_a_new_worker_that_does_not_start_leaves_the_old_one_at_work_and_stops_t
         daemon.wait_settled()
         assert {each.pid for each in starts(daemon)} == set(old.values())
 
-        # The next reload tries again, whatever rests.
+        # The next reload tries again, regardless of the cooldown.
         take(daemon, "sick")
         daemon.signal(signal.SIGHUP)
         daemon.wait_event("reload.done")
@@ -332,7 +332,7 @@ def test_a_new_worker_that_does_not_start_leaves_the_old_one_at_work_and_stops_t
         assert daemon.stop() == 0
 
 
-def test_a_limit_whose_new_worker_does_not_start_leaves_the_old_one_at_work(hooked: NewDaemon):
+def test_a_standby_that_does_not_start_keeps_an_overaged_worker(hooked: NewDaemon):
     daemon = hooked(daemon=LOOP, consumer={"max_age": "1s"})
     with daemon:
         old = daemon.pids()[0]
@@ -368,9 +368,7 @@ def test_a_standby_that_is_killed_while_it_waits_costs_nothing(hooked: NewDaemon
 
 
 @pytest.mark.parametrize("warm", [True, False])
-def test_the_old_worker_may_die_meanwhile_and_is_followed_and_charged(
-    hooked: NewDaemon, warm: bool
-):
+def test_a_worker_killed_in_a_handover_is_charged_and_replaced(hooked: NewDaemon, warm: bool):
     daemon = hooked()
     with daemon:
         old = daemon.pids()[0]
@@ -396,9 +394,7 @@ def test_the_old_worker_may_die_meanwhile_and_is_followed_and_charged(
 
 
 @pytest.mark.parametrize("warm", [True, False])
-def test_a_drain_meanwhile_ends_both_and_runs_on_stop_in_what_was_warm(
-    hooked: NewDaemon, warm: bool
-):
+def test_a_drain_in_a_handover_runs_on_stop_of_a_warm_standby(hooked: NewDaemon, warm: bool):
     daemon = hooked()
     with daemon:
         (uid,) = daemon.send(["await go"])
@@ -420,7 +416,7 @@ def test_a_drain_meanwhile_ends_both_and_runs_on_stop_in_what_was_warm(
         )
 
 
-def test_a_unit_that_is_lost_meanwhile_is_not_taken_over_by_the_standby(hooked: NewDaemon):
+def test_a_standby_does_not_take_over_a_lost_assignment(hooked: NewDaemon):
     daemon = hooked(daemon={"lease_ttl": "5s"})
     with daemon:
         uids = daemon.send(["await go"] + ["ok"] * 3)
@@ -428,7 +424,7 @@ def test_a_unit_that_is_lost_meanwhile_is_not_taken_over_by_the_standby(hooked: 
         put(daemon, "slow")
         daemon.signal(signal.SIGHUP)
         standby(daemon)
-        # Another owner, who has seen the present epoch and lets go at once.
+        # Act as another owner that read the current epoch and releases immediately.
         (unit,) = daemon.units()
         lease, fence = daemon.keys.lease(*unit), daemon.keys.fence(*unit)
         daemon.link.execute("HINCRBY", fence, "epoch", 1000)
@@ -445,8 +441,8 @@ def test_a_unit_that_is_lost_meanwhile_is_not_taken_over_by_the_standby(hooked: 
         assert daemon.stop() == 0
 
 
-def test_a_loss_that_the_worker_finds_first_is_told_once(hooked: NewDaemon):
-    daemon = hooked(daemon={"lease_ttl": "60s"})  # no renewal comes before the worker looks
+def test_a_lease_loss_found_by_the_worker_is_logged_once(hooked: NewDaemon):
+    daemon = hooked(daemon={"lease_ttl": "60s"})  # no renewal is due before the worker's read
     with daemon:
         (unit,) = daemon.units()
         lease, fence = daemon.keys.lease(*unit), daemon.keys.fence(*unit)
@@ -460,7 +456,7 @@ def test_a_loss_that_the_worker_finds_first_is_told_once(hooked: NewDaemon):
         assert len(daemon.events("lease.lost")) == 1
 
 
-def test_a_killed_supervisor_leaves_no_standby_behind(hooked: NewDaemon):
+def test_a_killed_supervisor_leaves_no_standby(hooked: NewDaemon):
     daemon = hooked()
     with daemon:
         (uid,) = daemon.send(["await go"])
@@ -471,8 +467,8 @@ def test_a_killed_supervisor_leaves_no_standby_behind(hooked: NewDaemon):
         daemon.wait_gone(5.0)
 
 
-def test_a_killed_supervisor_leaves_nothing_of_a_standby_that_was_ending(hooked: NewDaemon):
-    """The kernel ends the standby itself, but not the program that it has started."""
+def test_a_killed_supervisor_leaves_no_program_of_a_standby(hooked: NewDaemon):
+    """The kernel kills only the standby, but the program that it started must go, too."""
     daemon = hooked()
     daemon.write_code(daemon.module_path.read_text() + PROGRAM)
     with daemon:
@@ -490,7 +486,7 @@ def test_a_killed_supervisor_leaves_nothing_of_a_standby_that_was_ending(hooked:
         daemon.wait_gone(5.0)
 
 
-def test_what_was_inherited_from_a_lost_host_is_run_alone_also_by_the_next_worker(
+def test_a_successor_also_runs_messages_of_a_lost_host_alone(
     hooked: NewDaemon,
 ):
     daemon = hooked(daemon={"lease_ttl": "5s"})
@@ -519,7 +515,7 @@ def test_what_was_inherited_from_a_lost_host_is_run_alone_also_by_the_next_worke
 # --- limits ---------------------------------------------------------------------------------------
 
 
-def test_max_messages_of_one_gives_every_message_a_process_of_its_own(hooked: NewDaemon):
+def test_max_messages_of_1_gives_every_message_its_own_process(hooked: NewDaemon):
     daemon = hooked(consumer={"max_messages": 1})
     with daemon:
         daemon.send(["ok"] * 12)
@@ -533,8 +529,8 @@ def test_max_messages_of_one_gives_every_message_a_process_of_its_own(hooked: Ne
         assert daemon.stop() == 0
 
 
-def test_max_rss_below_what_one_message_takes_slows_down_and_never_stops(hooked: NewDaemon):
-    """Every worker is over the limit with its first message: each of them handles at least one."""
+def test_max_rss_below_one_message_slows_down_and_never_stops(hooked: NewDaemon):
+    """The first message puts every worker over the limit, so each handles at least one."""
     daemon = hooked(consumer={"max_rss": "1MiB"})
     with daemon:
         daemon.send(["leak 8000000", "await second", "leak 8000000", "await fourth", "ok"])
@@ -551,7 +547,7 @@ def test_max_rss_below_what_one_message_takes_slows_down_and_never_stops(hooked:
         assert daemon.stop() == 0
 
 
-def test_max_rss_says_when_the_first_message_is_over_it_already(hooked: NewDaemon):
+def test_a_first_message_over_max_rss_is_logged(hooked: NewDaemon):
     daemon = hooked(consumer={"max_rss": "1MiB"})
     fat = (
         "\n\ndef _fat(_message, path):\n    _leak(_message, 8000000)\n    _await(_message, path)\n"
@@ -567,11 +563,11 @@ def test_max_rss_says_when_the_first_message_is_over_it_already(hooked: NewDaemo
         assert daemon.stop() == 0
 
 
-def test_an_idle_worker_that_is_too_old_is_replaced_too(hooked: NewDaemon):
+def test_an_idle_worker_over_max_age_is_replaced(hooked: NewDaemon):
     daemon = hooked(consumer={"max_age": "1s"})
     with daemon:
         first = daemon.pids()[0]
-        # The new process renames itself some time after this event, so `pids` may miss it.
+        # The new process sets its title only after this event, so `pids` may miss it.
         assert daemon.wait_event("worker.handover")["child"] != first
         uids = daemon.send(["ok"] * 3)
         daemon.wait_settled()
@@ -596,7 +592,7 @@ _WORDS["stuck"] = _stuck
 
 
 @pytest.mark.fault("F4")
-def test_an_extension_that_keeps_the_interpreter_is_killed_and_only_its_message_is_blamed(
+def test_a_c_call_holding_the_interpreter_is_killed_and_charged(
     hooked: NewDaemon,
 ):
     daemon = hooked(

@@ -1,6 +1,6 @@
 """The kill-point matrix of the worker: each crash point x {SIGKILL, pause + takeover, lost reply}.
 
-Every row of tests/support/kill_matrix.py has a partition; one daemon lives through all of them.
+Each row of tests/support/kill_matrix.py has its own partition, so one daemon passes all of them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import ProcessServer
 
 NewDaemon = Callable[..., Daemon]
-PATIENCE = 30.0  # seconds that a busy machine may need for what takes two
+PATIENCE = 30.0  # seconds; 2 are enough unless the machine is busy
 IN_PLACE = kill_matrix.CONSUMER | {"on_error": "block"}
-# Where the first owner, come back, settles what a second one is about to handle.
+# Points at which the first owner, once resumed, settles messages that the second one holds.
 CONTESTED = (
     *("handler-ended", "verdict-begins", "verdict-noted", "ride-unsent"),
     *("settle_ack-calls", "settle_retry-calls", "settle_dead-calls", "settle_note-calls"),
@@ -72,12 +72,12 @@ def new_struck(new_daemon: NewDaemon, strikes: Strikes) -> NewDaemon:
 
 
 def crashes(daemon: Daemon, partition: int) -> list[Any]:
-    """Places that were charged, for each process that ended, in order."""
+    """Return the charged place of each crash of a worker, or None, in order."""
     return [each.get("charged") for each in daemon.events("worker.crashed", partition=partition)]
 
 
 def judge(daemon: Daemon, cases: dict[int, Case], costs: dict[int, Cost]) -> None:
-    """Compare all rows with the model; show every one that differs."""
+    """Compare all rows with the model. Show every difference."""
     records, letters = daemon.ledger.records(), daemon.letters()
     found = {
         f"{case.row.point} {case.row.victim}": case.verdict(costs[number], records, letters)
@@ -85,13 +85,13 @@ def judge(daemon: Daemon, cases: dict[int, Case], costs: dict[int, Cost]) -> Non
     }
     assert {name: text for name, text in found.items() if text} == {}
     assert daemon.ledger.audit(GROUP).unexpected == []
-    # Nothing of a message stays behind when it is settled.
+    # A settled message leaves no keys.
     assert [key for key in daemon.traces() if not key.startswith("stream:")] == []
 
 
 @pytest.mark.fault("F1", "F2")
 @every_way
-def test_a_worker_that_is_killed_at_any_point(
+def test_a_worker_killed_at_any_point_has_the_modeled_cost(
     new_struck: NewDaemon, strikes: Strikes, rows: list[Row], consumer: dict[str, Any]
 ):
     daemon = new_struck(partitions=len(rows), consumer=consumer)
@@ -120,7 +120,7 @@ def test_a_worker_that_is_killed_at_any_point(
 # --- rounds ---------------------------------------------------------------------------------------
 
 
-# Each step of a round, and how often it is passed before: five inherited messages are two rounds.
+# Steps of a round, and how often each is passed first. Five inherited messages make two rounds.
 STEPS = [
     *(("solo_mark-calls", 0), ("solo_mark-called", 0), ("batch-posted", 0)),
     *(("handler-begins", 0), ("handler-ended", 0), ("verdict-noted", 0)),
@@ -138,7 +138,7 @@ def many(messages: list[Message]) -> None:
 
 
 def inherit_rounds(daemon: Daemon) -> list[str]:
-    """Let an owner of each partition be lost with five messages; return all of them."""
+    """Lose an owner of each partition with five messages. Return all messages."""
     ensure_topics(daemon.link, config.load(daemon.config_path))
     uids = []
     for number in range(len(STEPS)):
@@ -148,7 +148,7 @@ def inherit_rounds(daemon: Daemon) -> list[str]:
 
 
 def judge_rounds(daemon: Daemon, uids: list[str]) -> None:
-    """Each message has ended, starts once more at most, and none is charged."""
+    """Check that each message finished, started at most twice, and none was charged."""
     starts = Counter(each.uid for each in daemon.ledger.records("start"))
     assert daemon.ledger.ended(GROUP) == {*uids}
     assert max(starts.values()) <= 2
@@ -157,7 +157,7 @@ def judge_rounds(daemon: Daemon, uids: list[str]) -> None:
 
 
 @pytest.mark.fault("F1", "F27")
-def test_a_worker_that_is_killed_at_any_step_of_a_round_charges_no_message(
+def test_a_worker_killed_at_any_step_of_a_round_charges_none(
     new_struck: NewDaemon, strikes: Strikes
 ):
     code = OBEDIENT.read_text() + BATCHES
@@ -178,9 +178,7 @@ def test_a_worker_that_is_killed_at_any_step_of_a_round_charges_no_message(
 
 
 @pytest.mark.fault("F7", "F27")
-def test_a_host_that_is_lost_at_any_step_of_a_round_charges_no_message(
-    new_struck: NewDaemon, strikes: Strikes
-):
+def test_a_host_lost_at_any_step_of_a_round_charges_none(new_struck: NewDaemon, strikes: Strikes):
     code = OBEDIENT.read_text() + BATCHES
     a, b = (
         new_struck(partitions=len(STEPS), consumer=IN_BATCHES, code=code, name=name)
@@ -206,17 +204,17 @@ def test_a_host_that_is_lost_at_any_step_of_a_round_charges_no_message(
         assert b.stop() == 0
 
 
-# --- a group that somebody destroys ---------------------------------------------------------------
+# --- a destroyed group ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("act", ["KILL", "STOP"])
 @pytest.mark.parametrize("point", kill_matrix.DESTROYED)
-def test_a_worker_that_is_struck_as_it_makes_a_destroyed_group_again(
+def test_a_worker_struck_while_restoring_a_group_loses_nothing(
     new_struck: NewDaemon, strikes: Strikes, point: str, act: str
 ):
-    """C4: nothing is lost; once the group is there, nothing that had ended runs again.
+    """C4: nothing is lost. Once the group is restored, no finished message runs again.
 
-    Before that, what a killed worker knew is gone: all that is kept is handled again.
+    If the worker is killed before that, its record is lost, and all kept messages run again.
     """
     daemon = new_struck(partitions=1)
     go = daemon.folder / "go"
@@ -249,7 +247,7 @@ def test_a_worker_that_is_struck_as_it_makes_a_destroyed_group_again(
 
 @pytest.mark.fault("F8")
 @every_way
-def test_an_instance_that_stands_still_at_any_point_and_comes_back_when_another_has_taken_over(
+def test_an_instance_paused_at_any_point_has_the_modeled_cost(
     new_struck: NewDaemon, strikes: Strikes, rows: list[Row], consumer: dict[str, Any]
 ):
     a, b = (
@@ -266,9 +264,9 @@ def test_an_instance_that_stands_still_at_any_point_and_comes_back_when_another_
     pending = a.pending_uids()
     unacked = {each.uid for each in a.ledger.records("start")} & pending
 
-    # What the first instance still wants to settle shall be in the hands of the second one.
+    # The second instance must hold the messages that the first one still wants to settle.
     contested = {number for number, row in enumerate(rows) if row.point in CONTESTED}
-    # A charged or accused message waits for its turn, alone.
+    # A charged or accused message waits until it can run alone.
     suspected = {
         number
         for number, row in enumerate(rows)
@@ -305,7 +303,7 @@ def test_an_instance_that_stands_still_at_any_point_and_comes_back_when_another_
 
 
 def unsettled(daemon: Daemon, partitions: set[int]) -> int:
-    """How many messages of some partitions are not settled yet."""
+    """Return the number of messages in some partitions that are not settled."""
     units = [unit for unit in daemon.units() if unit.partition in partitions]
     replies = daemon.link.run_many(
         [messages.snapshot(daemon.keys, unit, UNREAD_MAX) for unit in units]
@@ -321,7 +319,7 @@ def unsettled(daemon: Daemon, partitions: set[int]) -> int:
 # --- lost replies ---------------------------------------------------------------------------------
 
 
-# A reply can only be lost of what was sent: the points at which a command is with the server.
+# A reply can only be lost at points where the command has been sent.
 def sent(rows: list[Row]) -> list[Row]:
     return [
         row for row in rows if row.point in ("fetch-sent", "ride-sent") or "called" in row.point
@@ -329,7 +327,7 @@ def sent(rows: list[Row]) -> list[Row]:
 
 
 class Losses:
-    """Arms a proxy to lose, for each row, the reply of the command that the row is about."""
+    """Arms a proxy to lose the reply to the command of each row."""
 
     def __init__(self, proxy: FaultProxy, rows: list[Row]) -> None:
         self._by_sha = {script.sha.encode(): script for script in scripts.load().values()}
@@ -346,13 +344,13 @@ class Losses:
         return lambda arguments: self._names(arguments) == (name, partition)
 
     def _names(self, arguments: list[bytes]) -> tuple[str, str]:
-        """Which point a command is, and the partition that it is about."""
+        """Return the crash point of a command and its partition."""
         word, me = arguments[0].upper(), threading.get_ident()
         if word == b"EVALSHA":
             argv = arguments[3:]
             name = crash_points.name_of(self._by_sha[arguments[1]], argv)
             return name, crash_points.partition_of(argv)
-        # The answer of a read is that of the EXEC; each connection has a thread.
+        # The reply to a read is that of its EXEC. Each connection has its own thread.
         if word == b"MULTI":
             self._read[me] = ("fetch-sent", "")
         elif word == b"XACK" and me in self._read:
@@ -373,7 +371,7 @@ def proxy(fresh_server: ProcessServer) -> Iterator[FaultProxy]:
 
 @pytest.mark.fault("F12")
 @every_way
-def test_any_reply_to_a_worker_is_lost(
+def test_any_lost_reply_to_a_worker_repeats_no_message(
     new_struck: NewDaemon, fresh_server: ProcessServer, strikes: Strikes, proxy: FaultProxy,
     rows: list[Row], consumer: dict[str, Any],
 ):  # fmt: skip

@@ -1,7 +1,7 @@
-"""What an operator asks at night, and the one command that answers it: a fault, then the answer.
+"""The questions of an operator on call: each test causes a fault and runs the command for it.
 
-docs/how-to/on-call-runbook.md tells the same commands. What died and how to replay it is tested
-with the dead letters.
+docs/how-to/on-call-runbook.md lists the same commands. test_dead_letters.py covers dead letters and
+their replay.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PLACE = f"{TOPIC}/0"
 
 
 def ask(daemon: Daemon, *words: str) -> tuple[int, str]:
-    """Run a verb; return its exit code and what it prints."""
+    """Run a command. Return its exit code and output."""
     result = CliRunner().invoke(cli, ["--config", str(daemon.config_path), *words])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.output
     return result.exit_code, result.output
@@ -38,9 +38,9 @@ def document(daemon: Daemon, *words: str) -> Any:
 
 
 def wait_cause(daemon: Daemon, word: str, place: str = PLACE, *, part: str = "") -> dict[str, Any]:
-    """Wait until `why` names a cause first, with a part of its sentence; return its answer.
+    """Wait until the first cause of `why` has this word and part of a sentence. Return the answer.
 
-    What an instance publishes comes a little later than what Redis knows.
+    Instances publish their state later than it changes in Redis.
     """
 
     answer: dict[str, Any] = {}
@@ -59,7 +59,7 @@ def wait_cause(daemon: Daemon, word: str, place: str = PLACE, *, part: str = "")
 
 
 def told_lag(daemon: Daemon) -> int | None:
-    """The lag of partition 0 that its owner has published last."""
+    """Return the lag in the owner's last summary, or None. There must be one partition."""
     summary = json.loads(daemon.link.execute("GET", daemon.keys.instance("default", "one")) or "{}")
     lags = [each["lag"] for each in summary.get("units", ())]
     return lags[0] if lags else None
@@ -68,7 +68,7 @@ def told_lag(daemon: Daemon) -> int | None:
 # --- who owns partition 3? ------------------------------------------------------------------------
 
 
-def test_who_owns_partition_3(new_daemon: NewDaemon) -> None:
+def test_partitions_names_the_owner_of_partition_3(new_daemon: NewDaemon) -> None:
     with new_daemon(partitions=4) as one:
         code, said = ask(one, "partitions", TOPIC, "--partition", "3")
         assert code == 0
@@ -83,22 +83,22 @@ def test_who_owns_partition_3(new_daemon: NewDaemon) -> None:
 # --- why is it not moving? ------------------------------------------------------------------------
 
 
-def test_it_moves_or_nothing_waits(new_daemon: NewDaemon, server: Server) -> None:
+def test_why_reports_movement_or_no_waiting_messages(new_daemon: NewDaemon, server: Server) -> None:
     with new_daemon() as one:
         code, said = ask(one, "why", PLACE)
         assert code == 0
         assert said == f"{PLACE}/{GROUP}: no messages waiting.\n"
         one.wait_for(lambda: told_lag(one) == 0, what="the owner has told that there is no lag")
         one.send(["sleep 0.02"] * 1500)
-        # The lag grew by a burst once, and falls since: that is not falling behind.
+        # The lag grew once, by a burst, and has been shrinking since.
         wait_cause(one, "moving")
-        if server.version >= (7,):  # which tells the lag of a group that is behind
+        if server.version >= (7,):  # older versions report no lag of a group with unread messages
             one.wait_for(lambda: (told_lag(one) or 0) > 0, what="the owner has told of the burst")
             wait_cause(one, "moving")
         assert ask(one, "why", PLACE)[0] == 0
 
 
-def test_it_is_paused(new_daemon: NewDaemon) -> None:
+def test_why_names_a_pause_and_its_reason(new_daemon: NewDaemon) -> None:
     with new_daemon() as one:
         ask(one, "pause", f"{TOPIC}/0/{GROUP}", "--reason", "the disk", "--wait")
         one.send(["ok"])
@@ -108,17 +108,17 @@ def test_it_is_paused(new_daemon: NewDaemon) -> None:
         assert "streamqd resume" in said
 
 
-def test_the_daemon_is_paused_by_a_signal(new_daemon: NewDaemon) -> None:
+def test_why_names_a_pause_by_a_signal(new_daemon: NewDaemon) -> None:
     with new_daemon() as one:
         one.pause()
         one.send(["ok"])
         wait_cause(one, "paused")
 
 
-def test_the_handler_is_stuck_in_one_message(
+def test_why_names_a_stuck_handler_and_its_message(
     new_daemon: NewDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Ten seconds would be waited for in vain.
+    # The default of 10 s would only slow the test down.
     monkeypatch.setattr("streamqd.admin.why.STUCK_SECONDS", 0.5)
     with new_daemon() as one:
         [uid, *_] = one.send(["await gate", "ok", "ok"])
@@ -145,7 +145,7 @@ def obey(message):
 """
 
 
-def test_a_handler_that_is_stuck_may_have_said_that_it_gets_on(
+def test_why_shows_the_progress_of_a_stuck_run(
     new_daemon: NewDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streamqd.admin.why.STUCK_SECONDS", 0.2)
@@ -158,7 +158,7 @@ def test_a_handler_that_is_stuck_may_have_said_that_it_gets_on(
             (one.folder / text).touch()
 
 
-def test_the_worker_crashes_in_a_loop(new_daemon: NewDaemon) -> None:
+def test_why_names_a_crash_loop(new_daemon: NewDaemon) -> None:
     one = new_daemon(
         partitions=2,
         daemon={"crash_loop": 1, "crash_cooldown": "10m"},
@@ -170,21 +170,21 @@ def test_the_worker_crashes_in_a_loop(new_daemon: NewDaemon) -> None:
         assert ask(one, "why", PLACE)[0] == 1
 
 
-def test_every_message_fails(new_daemon: NewDaemon) -> None:
+def test_why_names_the_error_if_every_message_fails(new_daemon: NewDaemon) -> None:
     backoff = {"kind": "fixed", "base": "50ms", "jitter": "none"}
     with new_daemon(consumer={"max_attempts": 0, "backoff": backoff}) as one:
         one.send(["fail"] * 20)
         wait_cause(one, "failing", part="ValueError")
 
 
-def test_it_waits_for_its_next_attempt(new_daemon: NewDaemon) -> None:
+def test_why_names_a_wait_for_the_next_attempt(new_daemon: NewDaemon) -> None:
     backoff = {"kind": "fixed", "base": "5m", "max": "5m", "jitter": "none"}
     with new_daemon(consumer={"backoff": backoff}) as one:
         one.send(["fail"])
         assert wait_cause(one, "waiting-for-retry", part="ValueError")["delayed"] == 1
 
 
-def test_nobody_offers_it(new_daemon: NewDaemon) -> None:
+def test_why_names_a_group_that_no_instance_offers(new_daemon: NewDaemon) -> None:
     with new_daemon(groups=["bill", "mail"]) as one:
         one.send(["ok"])
         one.wait_settled()
@@ -195,21 +195,21 @@ def test_nobody_offers_it(new_daemon: NewDaemon) -> None:
         assert f"offers {TOPIC}/bill" in answer["causes"][0]["sentence"]
 
 
-def test_no_instance_is_alive(new_daemon: NewDaemon) -> None:
+def test_why_reports_that_no_instance_is_alive(new_daemon: NewDaemon) -> None:
     one = new_daemon()
     with one:
         one.stop()
     assert wait_cause(one, "no-member")["owner"] == ""
 
 
-def test_all_are_full(new_daemon: NewDaemon) -> None:
+def test_why_names_instances_at_max_partitions(new_daemon: NewDaemon) -> None:
     with new_daemon(partitions=2, daemon={"max_partitions": 1}) as one:
         one.send(["ok"], partition=1)
         answer = wait_cause(one, "caps-full", f"{TOPIC}/1")
         assert "one 1 of 1" in answer["causes"][0]["sentence"]
 
 
-def test_a_foreign_client_holds_a_message(new_daemon: NewDaemon) -> None:
+def test_why_names_another_client_that_holds_a_message(new_daemon: NewDaemon) -> None:
     one = new_daemon(consumer={"reclaim_idle": "10m"})
     with one:
         one.pause()
@@ -221,7 +221,7 @@ def test_a_foreign_client_holds_a_message(new_daemon: NewDaemon) -> None:
         assert "'bob' holds 1 message" in answer["causes"][0]["sentence"]
 
 
-def test_its_owner_is_silent(new_daemon: NewDaemon) -> None:
+def test_why_names_a_silent_owner(new_daemon: NewDaemon) -> None:
     one = new_daemon(daemon={"lease_ttl": "1s"})
     with one:
         one.send(["await gate"])
@@ -233,24 +233,24 @@ def test_its_owner_is_silent(new_daemon: NewDaemon) -> None:
 
 
 @pytest.mark.parametrize("place", ["/", "orders/", "orders/x", "/1", "orders/0/", "o/0/g/h"])
-def test_a_place_is_written_in_one_way(new_daemon: NewDaemon, place: str) -> None:
+def test_why_refuses_a_malformed_place(new_daemon: NewDaemon, place: str) -> None:
     code, said = ask(new_daemon(), "why", place)
     assert code == 2
     assert "write TOPIC, TOPIC/PARTITION, such as access/3" in said
 
 
-def test_what_does_not_exist_is_refused(new_daemon: NewDaemon) -> None:
+def test_why_refuses_an_unknown_topic_partition_or_group(new_daemon: NewDaemon) -> None:
     with new_daemon() as one:
         assert ask(one, "why", "nothing/0")[0] == 8
         assert ask(one, "why", f"{TOPIC}/7")[0] == 8
         assert ask(one, "why", f"{PLACE}/nobody")[0] == 8
 
 
-# --- how far behind are we, and since when? -------------------------------------------------------
+# --- how large is the lag, and since when? --------------------------------------------------------
 
 
-def test_how_far_behind_and_since_when(new_daemon: NewDaemon, server: Server) -> None:
-    # Redis 6.2 tells the housekeeper no lag of a group that is behind, so there is no trend.
+def test_status_shows_the_lag_and_its_start(new_daemon: NewDaemon, server: Server) -> None:
+    # Redis 6.2 reports no lag of a group with unread messages, so there is no trend.
     trend = "trend not known" if server.version < (7,) else "(steady|growing|shrinking)"
     with new_daemon(partitions=2) as one:
         one.send(["await gate"], partition=0)
@@ -264,7 +264,7 @@ def test_how_far_behind_and_since_when(new_daemon: NewDaemon, server: Server) ->
 
         told = one.wait_for(behind, what="status tells how far behind the group is")
         assert (told["topic"], told["group"], told["partitions"]) == (TOPIC, GROUP, [0])
-        # The worker holds what it has fetched; the rest is unread.
+        # The worker has fetched some messages. The rest is unread.
         assert 0 < told["lag"] <= 300
         assert told["since_unix_ms"] >= since
         said = ask(one, "status")[1]
@@ -281,7 +281,7 @@ def test_how_far_behind_and_since_when(new_daemon: NewDaemon, server: Server) ->
 # --- what happens if I stop this host? ------------------------------------------------------------
 
 
-def test_what_happens_if_i_stop_this_host(new_daemon: NewDaemon) -> None:
+def test_a_drain_dry_run_names_takers_and_stranded_groups(new_daemon: NewDaemon) -> None:
     one = new_daemon(partitions=2, groups=["bill", "mail"], name="a")
     with one:
         assert "the last instance" in ask(one, "drain", "a", "--dry-run")[1]
@@ -304,14 +304,14 @@ def test_what_happens_if_i_stop_this_host(new_daemon: NewDaemon) -> None:
         assert code == 0
         assert f"! no instance takes {TOPIC}/0/mail: no other instance offers it" in said
         assert "the longest running message has been running for" in said
-        assert document(one, "status")["orders"] == []  # nothing was ordered
+        assert document(one, "status")["orders"] == []  # the dry run wrote no directive
         (one.folder / "gate").touch()
 
 
-# --- the page ---------------------------------------------------------------------------------
+# --- the runbook ------------------------------------------------------------------------------
 
 
-def test_the_page_names_commands_that_exist() -> None:
+def test_the_runbook_names_existing_commands() -> None:
     commands = re.findall(r"^streamqd (.+?)(?: *#.*)?$", PAGE.read_text(), re.MULTILINE)
     assert len(commands) >= 6
     for line in commands:
@@ -326,5 +326,5 @@ def test_the_page_names_commands_that_exist() -> None:
         assert {word for word in line.split() if word.startswith("--")} <= options, line
 
 
-def test_the_page_is_linked() -> None:
+def test_the_runbook_is_linked() -> None:
     assert "on-call-runbook.md" in Path(ROOT / "docs" / "index.md").read_text()

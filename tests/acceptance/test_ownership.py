@@ -1,8 +1,8 @@
-"""One owner at a time: late packets change nothing, twins give way, corpses are buried at once.
+"""One owner at a time: late packets, duplicate instances and killed predecessors.
 
-The first part plays two owners by hand, with the real scripts. A packet that executes late is the
-same call, run when the server gets to it: on which connection it comes makes no difference to a
-script. A late read is one that was written to its own connection only then.
+The first part simulates two owners with the real scripts. A packet that executes late is the same
+call, run later: the connection makes no difference to a script. A late read is written to its own
+connection only then.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NewDaemon = Callable[..., Daemon]
 
 
 class Owner:
-    """What an instance and its worker say to Redis about one unit."""
+    """The calls of an instance and its worker for one assignment."""
 
     def __init__(self, name: str, desk: Desk, server: Server) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class Owner:
         self.session = ""
 
     def acquire(self) -> Call:
-        """A new token, and the epoch as it is now. Run it once, twice, or late."""
+        """Return a call with a new token and the current epoch. Run it once, twice, or late."""
         self.token = secrets.token_hex(8)
         epoch = int(self.desk.do("HGET", self.desk.fence, "epoch") or 0)
         return leases.acquire(self.keys, Lease(UNIT, self.token, epoch), TTL, self.name)
@@ -62,7 +62,7 @@ class Owner:
         return self.link.run(call).word
 
     def attach(self) -> tuple[Fetcher, list[bytes]]:
-        """What a worker does with a new connection. Returns its reader and what is pending."""
+        """Recover on a new connection, as a worker does. Return the fetcher and the pending IDs."""
         self.link.close()
         page = messages.Recovered.parse(self.link.run(self.recover()))
         fetcher = Fetcher(self.link, self.keys, Lease(UNIT, self.token))
@@ -94,21 +94,21 @@ def ids(got: FetchResult) -> list[bytes]:
 
 
 def expire(desk: Desk) -> None:
-    """The lease is over."""
+    """Delete the lease, as its expiry does."""
     assert desk.do("DEL", desk.lease) == 1
 
 
-# --- packets that execute late --------------------------------------------------------------------
+# --- late packets ---------------------------------------------------------------------------------
 
 
-def test_a_late_acquire_does_not_bring_an_old_token_back(desk: Desk, owners: tuple[Owner, Owner]):
-    """T2: sent, given up, repeated; its first copy executes when another has had the unit."""
+def test_a_late_acquire_does_not_restore_an_old_token(desk: Desk, owners: tuple[Owner, Owner]):
+    """T2: sent, abandoned, repeated. The first copy executes after another owner's lease."""
     a, b = owners
-    acquire = a.acquire()  # the first copy is on its way
-    assert a.say(acquire) == "OK"  # the repetition is answered
+    acquire = a.acquire()  # the first copy is in transit
+    assert a.say(acquire) == "OK"  # the repeated call gets its reply
     added = [desk.add(f"{number}-1") for number in range(1, 4)]
     reader, _ = a.attach()
-    assert ids(read(reader)) == [b"1-1", b"2-1", b"3-1"]  # and now it stands still
+    assert ids(read(reader)) == [b"1-1", b"2-1", b"3-1"]  # then the owner pauses
     expire(desk)
     assert b.say(b.acquire()) == "OK"
     other, inherited = b.attach()
@@ -125,8 +125,8 @@ def test_a_late_acquire_does_not_bring_an_old_token_back(desk: Desk, owners: tup
     assert desk.dump() == before
 
 
-def test_a_late_release_hits_nobody(desk: Desk, owners: tuple[Owner, Owner]):
-    """T13: the same instance, or another one, has taken the unit again meanwhile."""
+def test_a_late_release_has_no_effect(desk: Desk, owners: tuple[Owner, Owner]):
+    """T13: the same instance or another one has acquired the assignment again."""
     a, b = owners
     assert a.say(a.acquire()) == "OK"
     release = a.release()
@@ -140,7 +140,7 @@ def test_a_late_release_hits_nobody(desk: Desk, owners: tuple[Owner, Owner]):
 
 
 @pytest.mark.fault("F12")
-def test_a_lost_answer_to_an_acquire_costs_no_epoch(desk: Desk, owners: tuple[Owner, Owner]):
+def test_a_lost_reply_to_an_acquire_costs_no_epoch(desk: Desk, owners: tuple[Owner, Owner]):
     a, b = owners
     acquire = a.acquire()
     assert a.say(acquire) == "OK"
@@ -153,7 +153,7 @@ def test_a_lost_answer_to_an_acquire_costs_no_epoch(desk: Desk, owners: tuple[Ow
 
 
 def acts(owner: Owner, places: list[bytes]) -> dict[str, Call]:
-    """Everything that an owner may say, by script."""
+    """Return every call that an owner can send, by script."""
     keys, token = owner.keys, owner.token
     fields = {b"originalId": b"1-1", b"retryCount": b"1", b"crashCount": b"0"}
     return {
@@ -173,7 +173,7 @@ def acts(owner: Owner, places: list[bytes]) -> dict[str, Call]:
     }
 
 
-# Until somebody takes it, an expired lease is still its owner's.
+# An expired lease belongs to its owner until another instance acquires it.
 @pytest.mark.fault("F8")
 @pytest.mark.parametrize(
     ("ending", "heir"),
@@ -185,7 +185,7 @@ def acts(owner: Owner, places: list[bytes]) -> dict[str, Call]:
         ("refenced", "nobody"),
     ],
 )
-def test_nothing_that_an_old_owner_says_has_an_effect(
+def test_no_call_of_an_old_owner_has_an_effect(
     desk: Desk, owners: tuple[Owner, Owner], ending: str, heir: str
 ):
     a, b = owners
@@ -195,7 +195,7 @@ def test_nothing_that_an_old_owner_says_has_an_effect(
     read(reader)
     desk.add("9-1")  # something to fetch
     desk.add("8-8", stream=desk.retry)
-    assert desk.fetch(1, consumer="legacy", stream=desk.retry)  # and something to reclaim
+    assert desk.fetch(1, consumer="legacy", stream=desk.retry)  # something to reclaim
     if ending == "expired":
         expire(desk)
     elif ending == "released":
@@ -220,10 +220,10 @@ def test_nothing_that_an_old_owner_says_has_an_effect(
     assert desk.dump() == before, "the read"
 
 
-def test_a_late_read_of_an_earlier_connection_of_the_same_owner_is_refused(
+def test_a_late_read_on_an_old_connection_is_refused(
     desk: Desk, owners: tuple[Owner, Owner], server: Server
 ):
-    """T1: the token is right, but its reader has listed what is pending since, and looks away."""
+    """T1: the token is valid, but the owner has listed its pending entries since."""
     a, _ = owners
     assert a.say(a.acquire()) == "OK"
     old, _ = a.attach()
@@ -237,21 +237,21 @@ def test_a_late_read_of_an_earlier_connection_of_the_same_owner_is_refused(
     given_up.close()
 
 
-def test_a_read_that_was_executed_before_the_list_is_in_the_list(
-    desk: Desk, owners: tuple[Owner, Owner]
-):
+def test_a_read_executed_before_the_pending_list_is_listed(desk: Desk, owners: tuple[Owner, Owner]):
     a, _ = owners
     assert a.say(a.acquire()) == "OK"
     reader, _ = a.attach()
     desk.add("1-1")
     desk.add("2-1")
-    read(reader)  # and its answer is lost
+    read(reader)  # its reply is lost
     _, inherited = a.attach()
     assert inherited == [b"1-1", b"2-1"]
 
 
-def test_a_mark_from_a_connection_given_up_names_nobody(desk: Desk, owners: tuple[Owner, Owner]):
-    """T15: charged would be an entry that nobody was running."""
+def test_a_mark_from_an_abandoned_connection_accuses_no_message(
+    desk: Desk, owners: tuple[Owner, Owner]
+):
+    """T15: it would charge an entry that no worker was running."""
     a, b = owners
     assert a.say(a.acquire()) == "OK"
     place = desk.add("1-1")
@@ -265,17 +265,17 @@ def test_a_mark_from_a_connection_given_up_names_nobody(desk: Desk, owners: tupl
     assert (reply.word, leases.Acquired.parse(reply).victim) == ("OK", b"")
 
 
-# --- twins and corpses ----------------------------------------------------------------------------
+# --- duplicate instances and killed predecessors --------------------------------------------------
 
 SHORT = "1s"
-LONGER = "5s"  # several summaries of the second would be published in its life
+LONGER = "5s"  # the second instance has time for several summaries
 
 
 @pytest.mark.fault("F32")
 def test_a_duplicate_on_another_host_names_the_first_and_exits(new_daemon: NewDaemon):
-    """U5: nothing named the first, whose summary the second replaced; it exited after 19 s.
+    """U5: no event named the first, whose summary the second replaced. The second ran for 19 s.
 
-    Another state folder is another host: no lock tells that both would run.
+    Another state directory simulates another host, because no lock is shared.
     """
     first = new_daemon(name="east", daemon={"instance": "same", "lease_ttl": LONGER})
     with first:
@@ -318,7 +318,7 @@ def test_a_duplicate_on_another_host_names_the_first_and_exits(new_daemon: NewDa
 
 
 @pytest.mark.fault("F8", "F32")
-def test_who_stood_still_while_another_took_its_id_gives_way_when_it_comes_back(
+def test_a_paused_instance_whose_id_was_taken_exits(
     new_daemon: NewDaemon,
 ):
     options = {"instance": "same", "lease_ttl": SHORT}
@@ -347,7 +347,7 @@ def test_who_stood_still_while_another_took_its_id_gives_way_when_it_comes_back(
 
 
 @pytest.mark.fault("F32")
-def test_a_second_one_on_the_same_host_is_refused_at_once(new_daemon: NewDaemon):
+def test_a_second_instance_on_the_same_host_is_refused(new_daemon: NewDaemon):
     with new_daemon(name="east", daemon={"instance": "same"}) as first:
         second = new_daemon(name="west", daemon={"instance": "same"})
         second.start()
@@ -358,10 +358,10 @@ def test_a_second_one_on_the_same_host_is_refused_at_once(new_daemon: NewDaemon)
         assert first.running
 
 
-def test_without_the_memory_of_its_predecessor_an_instance_still_goes_on_at_once(
+def test_a_successor_without_a_scoreboard_resumes_immediately(
     new_daemon: NewDaemon,
 ):
-    """The lock alone proves that no process is left; what was pending runs behind a mark."""
+    """The lock alone proves that no process is left. Pending messages run in a marked round."""
     with new_daemon() as daemon:
         (uid,) = daemon.send(["await nothing"])
         daemon.wait_run(uid)
@@ -377,13 +377,13 @@ def test_without_the_memory_of_its_predecessor_an_instance_still_goes_on_at_once
 
 
 @pytest.mark.fault("F6")
-def test_the_leases_of_a_killed_predecessor_are_taken_at_once(new_daemon: NewDaemon):
-    """Holding its lock proves that no process of it is left: nobody waits for its minute."""
+def test_leases_of_a_killed_predecessor_are_taken_immediately(new_daemon: NewDaemon):
+    """The lock proves that no process of it is left, so the successor does not wait for the TTL."""
     with new_daemon(partitions=3) as daemon:
         epochs = daemon.epochs()
         uids = daemon.send(["await nothing"], partition=0) + daemon.send(["ok"] * 20, partition=1)
         daemon.wait_run(uids[0])
-        # A message of the other partition that still ran at the kill would be a second suspect.
+        # A message of partition 1 that still ran at the kill would be a second suspect.
         daemon.wait_for(
             lambda: set(uids[1:]) <= daemon.ledger.ended(GROUP) and daemon.pending() == 1,
             what="the others are done",
@@ -423,13 +423,13 @@ def slow():
 
 os.register_at_fork(before=slow)
 """
-BESIDE = 4  # forks of no worker: the housekeeper, and short tasks
+BESIDE = 4  # forks other than workers: the housekeeper and short tasks
 
 
 def test_slow_forks_are_spread_over_ticks(new_daemon: NewDaemon):
-    """C7: all forks that were due came in one tick, and no lease was renewed meanwhile.
+    """C7: all due forks came in one tick, and no lease was renewed until the last one.
 
-    A tick logs its workers after the last fork, so the log shows how many forks a tick has made.
+    A tick logs its workers after the last fork, so the log shows the number of forks per tick.
     """
     count = 24
     daemon = new_daemon(partitions=count, daemon={"lease_ttl": "3s", "preload": ["slow_forks"]})

@@ -1,4 +1,4 @@
-"""Instances come, go, and stand still: partitions follow, and nothing is lost or handled twice."""
+"""Instances join, leave and pause: partitions move, and no message is lost or handled twice."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ pytestmark = pytest.mark.promise
 NewDaemon = Callable[..., Daemon]
 
 PARTITIONS = 8
-# A renewal every 0.4 s; moves begin soon after their reason, a few at a time.
+# A renewal every 0.4 s. Moves start within 0.1 s, up to 8 at a time.
 QUICK = {
     "lease_ttl": "2s",
     "rebalance_delay": "100ms",
     "rebalance_hold": "100ms",
     "rebalance_moves": 8,
 }
-AT_ONCE = 10.0  # seconds; the aim is 1, a busy machine may need more
+AT_ONCE = 10.0  # seconds; the target is 1, but a busy machine may need more
 
 
 class Fleet:
-    """Some instances over the same partitions, on one server."""
+    """Instances that share the same partitions on one server."""
 
     def __init__(self, *members: Daemon) -> None:
         self.one = members[0]
@@ -51,7 +51,7 @@ class Fleet:
         self.members[member.tables["daemon"]["instance"]] = member
 
     def owners(self) -> dict[int, str]:
-        """Partition -> the instance that the fence names."""
+        """Return the instance that each fence names, by partition."""
         fences = [self.one.keys.fence(*unit) for unit in self.one.units()]
         held = self.one.link.pipeline([("HMGET", fence, "owner", "token") for fence in fences])
         return {
@@ -59,7 +59,7 @@ class Fleet:
         }
 
     def shares(self) -> list[int]:
-        """How many partitions each of the owners has, sorted."""
+        """Return the number of partitions of each owner, sorted."""
         return sorted(Counter(self.owners().values()).values())
 
     def wait_shares(self, *wanted: int) -> None:
@@ -81,19 +81,19 @@ class Fleet:
         self.one.wait_for(running, timeout=30.0, what="every partition has its worker")
 
     def moves(self) -> int:
-        """How often a partition has changed hands so far."""
+        """Return the number of logged lease changes of all members."""
         names = ("lease.acquired", "lease.released", "lease.lost", "rebalance.shed")
         return sum(len(m.events(name)) for m in self.members.values() for name in names)
 
     def beats(self) -> dict[str, float]:
-        """Instance -> its last beat, by the server's clock."""
+        """Return the last heartbeat of each instance, in Redis time."""
         flat = self.one.link.execute(
             "ZRANGE", self.one.keys.members("default"), 0, -1, "WITHSCORES"
         )
         return {flat[at].decode(): float(flat[at + 1]) for at in range(0, len(flat), 2)}
 
     def wait_beats(self, count: int) -> None:
-        """Wait until everybody has beaten so many times."""
+        """Wait until every instance has sent `count` heartbeats."""
         seen: dict[str, set[float]] = {}
 
         def enough() -> bool:
@@ -105,7 +105,7 @@ class Fleet:
 
 
 def run_elsewhere(fleet: Fleet, partitions: set[int], since: float) -> float:
-    """Wait until a message of each partition has begun to run since; return how long it took."""
+    """Wait until a message of each partition has started since. Return the seconds it took."""
     first: dict[int, float] = {}
 
     def all_run() -> bool:
@@ -120,7 +120,7 @@ def run_elsewhere(fleet: Fleet, partitions: set[int], since: float) -> float:
 
 
 @pytest.mark.fault("F28")
-def test_three_instances_share_eight_partitions_and_rest(new_daemon: NewDaemon):
+def test_three_instances_share_eight_partitions_and_stay_stable(new_daemon: NewDaemon):
     fleet = Fleet(*(new_daemon(name=name, partitions=PARTITIONS, daemon=QUICK) for name in "abc"))
     fleet.wait_shares(2, 3, 3)
     fleet.wait_workers()
@@ -132,7 +132,7 @@ def test_three_instances_share_eight_partitions_and_rest(new_daemon: NewDaemon):
     assert fleet.shares() == [2, 3, 3]
 
 
-def test_members_leave_and_return_one_by_one_without_any_loss_or_repetition(
+def test_instances_that_leave_and_return_lose_and_repeat_nothing(
     new_daemon: NewDaemon,
 ):
     fleet = Fleet(*(new_daemon(name=name, partitions=PARTITIONS, daemon=QUICK) for name in "abc"))
@@ -143,14 +143,14 @@ def test_members_leave_and_return_one_by_one_without_any_loss_or_repetition(
     for name, leaver in fleet.members.items():
         leaving = {p for p, owner in fleet.owners().items() if owner == name}
         assert leaving
-        # There is something to do on every partition, whatever happened to the first messages.
+        # Every partition has work, even if the first messages are all handled.
         one.send("sleep 0.005" for _ in range(800))
         signalled = time.monotonic()
         leaver.signal(signal.SIGTERM)
         drained = leaver.wait_event("drained", timeout=20.0)
         ended = time.monotonic()
         assert drained["code"] == leaver.wait() == 0
-        # What the leaver itself still finished began before its end.
+        # Messages that the leaver finished itself started before it ended.
         took.append((name, run_elsewhere(fleet, leaving, ended) + ended - signalled))
         fleet.wait_shares(4, 4)
         leaver.start()
@@ -166,9 +166,9 @@ def test_members_leave_and_return_one_by_one_without_any_loss_or_repetition(
     assert one.traces() == []
 
 
-# --- an instance that stands still ----------------------------------------------------------------
+# --- a paused instance ----------------------------------------------------------------------------
 
-# Each instance has a gate of its own, so what it does after its sleep can be arranged.
+# Each instance has its own gate, so the test controls its actions after the pause.
 GATED = """
 from pathlib import Path
 import time
@@ -196,11 +196,11 @@ def obey(message: Message) -> None:
 """
 
 STANDSTILL = {"lease_ttl": "1s", "rebalance_delay": "10m"}
-WORDS = ("ack", "fail", "dead")  # what the sleeper wants to do, by partition
+WORDS = ("ack", "fail", "dead")  # the outcome that the paused instance attempts, by partition
 
 
 def keyspace(daemon: Daemon) -> dict[bytes, bytes]:
-    """All keys that say something about messages and owners, byte for byte."""
+    """Return the dumps of all keys about messages and owners."""
     passing = (":members:", ":info:", ":instance:")
     names = sorted(daemon.link.execute("KEYS", "*"))
     kept = [name for name in names if not any(one.encode() in name for one in passing)]
@@ -208,7 +208,7 @@ def keyspace(daemon: Daemon) -> dict[bytes, bytes]:
 
 
 @pytest.mark.fault("F8")
-def test_an_instance_that_stood_still_is_taken_over_and_every_later_act_of_it_is_refused(
+def test_every_act_of_a_paused_and_replaced_instance_is_refused(
     new_daemon: NewDaemon,
 ):
     port = free_port()
@@ -240,7 +240,7 @@ def test_an_instance_that_stood_still_is_taken_over_and_every_later_act_of_it_is
     for process in asleep:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGCONT)
-    # Its handlers return, raise and ask for death; its workers end; its supervisor gives up.
+    # Its handlers return, fail and raise Dead, its workers exit, and its supervisor gives up.
     for number, uid in enumerate(gated):
         sleeper.wait_run(uid, "raise" if WORDS[number] != "ack" else "end")
         fenced = sleeper.wait_event("fenced", after=mark, partition=number)
@@ -272,7 +272,7 @@ def test_an_instance_that_stood_still_is_taken_over_and_every_later_act_of_it_is
 
 
 def refusals(port: int) -> dict[int, int]:
-    """Partition -> operations that were refused because a newer owner exists, by the metrics."""
+    """Return the operations refused because of a newer owner, by partition. Source: metrics."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10.0) as answer:
         text = answer.read().decode()
     found = {}

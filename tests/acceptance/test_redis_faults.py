@@ -1,4 +1,4 @@
-"""Redis stands still, dies, forgets, is full, or answers nobody: the daemon goes on by itself."""
+"""Redis pauses, dies, loses data, is full, or drops replies: the daemon recovers automatically."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Make = Callable[..., Daemon]
 
 @pytest.fixture
 def make(fresh_server: ProcessServer, tmp_path: Path) -> Iterator[Make]:
-    """Configure daemons on a server of this test's own, with an append-only file."""
+    """Configure daemons on a server for this test only, with an append-only file."""
     with daemons(tmp_path, fresh_server.url) as make:
         yield make
 
 
 def wait_progress(daemon: Daemon, count: int = 1) -> None:
-    """Wait until so many more messages have been handled."""
+    """Wait until `count` more messages are handled."""
     before = daemon.ledger.count("end")
     daemon.wait_for(
         lambda: daemon.ledger.count("end") >= before + count,
@@ -42,21 +42,21 @@ def wait_progress(daemon: Daemon, count: int = 1) -> None:
 
 
 def stat(link: Connection, section: str, name: str) -> int:
-    """A number that the server tells of itself."""
+    """Return a number from the server's INFO."""
     told = link.execute("INFO", section).decode().splitlines()
     (line,) = [line for line in told if line.startswith(f"{name}:")]
     return int(line.partition(":")[2].removeprefix("calls=").partition(",")[0])
 
 
 def wait_clock(daemon: Daemon, since: float, seconds: float) -> None:
-    """Wait until so much time has passed: for what nothing but the clock can tell."""
+    """Wait until `seconds` have passed since `since` (monotonic)."""
     daemon.wait_for(
         lambda: time.monotonic() - since >= seconds, what=f"{seconds} s are over", every=0.02
     )
 
 
 def wait_counted(daemon: Daemon, port: int) -> None:
-    """Wait until the metric counts all the groups that were told to be made again."""
+    """Wait until the metric equals the number of logged `group.restored` events."""
 
     def counted() -> bool:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
@@ -69,7 +69,7 @@ def wait_counted(daemon: Daemon, port: int) -> None:
 
 @contextmanager
 def pair(make: Make, ttl: float, partitions: int = 4) -> Iterator[tuple[Daemon, Daemon]]:
-    """Two instances that share some partitions and would move them at once."""
+    """Run two instances that share the partitions and rebalance without delay."""
     settings = {"lease_ttl": f"{ttl}s", "rebalance_delay": "0s", "rebalance_hold": "0s"}
     first, second = (make(name=name, partitions=partitions, daemon=settings) for name in "ab")
     with first, second:
@@ -81,15 +81,13 @@ def pair(make: Make, ttl: float, partitions: int = 4) -> Iterator[tuple[Daemon, 
         yield first, second
 
 
-# --- it stands still, or dies ---------------------------------------------------------------------
+# --- pauses and crashes ---------------------------------------------------------------------------
 
 
 @pytest.mark.promise
 @pytest.mark.fault("F9")
-def test_a_server_that_stands_still_for_three_ttls_costs_no_ownership(
-    make: Make, fresh_server: ProcessServer
-):
-    """T10 and late renewal: every lease has expired, and every member looks dead by its age."""
+def test_a_server_pause_of_three_ttls_moves_no_partition(make: Make, fresh_server: ProcessServer):
+    """T10 and late renewal: every lease has expired, and every heartbeat is older than the TTL."""
     ttl = 1.0
     with pair(make, ttl) as (first, second):
         epochs, expired = first.epochs(), stat(first.link, "stats", "expired_keys")
@@ -105,7 +103,7 @@ def test_a_server_that_stands_still_for_three_ttls_costs_no_ownership(
 
 
 def stand_still(server: ProcessServer, seconds: float, *daemons: Daemon) -> dict[Daemon, int]:
-    """Pause the server for so long, until all know that it is back; return the marks before."""
+    """Pause the server until every daemon has noticed and reconnected. Return the marks before."""
     marks = {daemon: daemon.mark() for daemon in daemons}
     server.pause()
     paused_at = time.monotonic()
@@ -119,7 +117,7 @@ def stand_still(server: ProcessServer, seconds: float, *daemons: Daemon) -> dict
 
 
 def assert_nothing_moved(marks: dict[Daemon, int]) -> None:
-    """No instance has taken, lost or given up anything since, and every lease lives."""
+    """Check that since then no lease moved and no worker exited, and that every lease is held."""
     for daemon, mark in marks.items():
         for name in ("lease.acquired", "lease.lost", "lease.released", "worker.exited"):
             assert daemon.events(name, mark) == []
@@ -131,10 +129,10 @@ def assert_nothing_moved(marks: dict[Daemon, int]) -> None:
 
 @pytest.mark.promise
 @pytest.mark.fault("F9")
-def test_a_server_that_is_killed_and_restarted_with_its_file_is_found_again(
+def test_a_killed_server_restarted_with_its_data_costs_nothing(
     make: Make, fresh_server: ProcessServer, chance: random.Random
 ):
-    """The last time it is away until every lease has run out, and no member has beaten for long."""
+    """The last outage lasts until every lease has expired and every heartbeat is overdue."""
     ttl = 3.0
     with pair(make, ttl) as (first, second):
         start = {first: first.mark(), second: second.mark()}
@@ -156,7 +154,7 @@ def test_a_server_that_is_killed_and_restarted_with_its_file_is_found_again(
         assert first.unsettled() > 0, "the load was too small"
         first.wait_settled(40.0)
 
-        # Every answered write was on the disk, and what was not answered was asked again.
+        # Every answered write was on disk, and unanswered commands were sent again.
         assert first.ledger.audit(GROUP) == Audit()
         assert [first.pids(), second.pids()] == workers, "no process of ours had to end"
         assert first.epochs() == epochs
@@ -164,9 +162,7 @@ def test_a_server_that_is_killed_and_restarted_with_its_file_is_found_again(
         assert first.stop() == second.stop() == 0
 
 
-def test_while_the_server_stands_still_children_are_collected_and_a_stop_is_obeyed(
-    make: Make, fresh_server: ProcessServer
-):
+def test_a_paused_server_delays_neither_reaping_nor_a_stop(make: Make, fresh_server: ProcessServer):
     with make(partitions=2, daemon={"drain_timeout": "2s"}) as daemon:
         daemon.send(["ok"] * 10)
         daemon.wait_settled()
@@ -179,17 +175,17 @@ def test_while_the_server_stands_still_children_are_collected_and_a_stop_is_obey
         fresh_server.resume()
         (uid,) = daemon.send(["ok"], partition=0)
         daemon.start()
-        daemon.wait_run(uid, "end", timeout=10.0)  # the lease would live for a minute
+        daemon.wait_run(uid, "end", timeout=10.0)  # seconds; the lease lasts 60
         daemon.wait_settled()
         assert daemon.ledger.audit(GROUP) == Audit()
         assert daemon.stop() == 0
 
 
-# --- it forgets -----------------------------------------------------------------------------------
+# --- lost data ------------------------------------------------------------------------------------
 
 
 @pytest.mark.fault("F20")
-def test_scripts_that_are_forgotten_under_load_are_taught_again(make: Make):
+def test_scripts_flushed_under_load_are_loaded_again(make: Make):
     with make(partitions=2, consumer={"backoff": {"base": "10ms"}}) as daemon:
         uids = daemon.send("fail" if number % 20 == 7 else "ok" for number in range(2000))
         flushes = 0
@@ -206,7 +202,7 @@ def test_scripts_that_are_forgotten_under_load_are_taught_again(make: Make):
 
 
 @pytest.mark.fault("F15")
-def test_an_emptied_server_is_furnished_again(make: Make):
+def test_an_emptied_server_is_set_up_again(make: Make):
     port = free_port()
     with make(partitions=4, http=f"127.0.0.1:{port}") as daemon:
         assert daemon.events("group.restored") == [], "new ones are no news"
@@ -237,8 +233,8 @@ def test_an_emptied_server_is_furnished_again(make: Make):
 
 
 @pytest.mark.fault("F26")
-def test_a_group_that_was_destroyed_is_made_again(make: Make):
-    """C4: its owner knows what it has read and settled: nothing is repeated, nothing lost."""
+def test_a_destroyed_group_is_created_again(make: Make):
+    """C4: the owner restores it from its own record, so nothing is repeated or lost."""
     with make(partitions=1, consumer={"max_attempts": 2}) as daemon:
         old = daemon.send(["ok"] * 20)
         daemon.wait_settled()
@@ -246,7 +242,7 @@ def test_a_group_that_was_destroyed_is_made_again(make: Make):
         for stream in (daemon.keys.stream(TOPIC, 0), daemon.keys.retry_stream(TOPIC, 0, GROUP)):
             mark = daemon.mark()
             assert daemon.link.execute("XGROUP", "DESTROY", stream, GROUP) == 1
-            (uid,) = daemon.send(["ok"])  # wakes the worker, which misses its group
+            (uid,) = daemon.send(["ok"])  # wakes the worker, which finds its group missing
             daemon.wait_run(uid, "end")
             daemon.wait_event("group.restored", after=mark)
             daemon.wait_settled()
@@ -256,10 +252,8 @@ def test_a_group_that_was_destroyed_is_made_again(make: Make):
 
 
 @pytest.mark.parametrize("lanes", [1, 4])
-def test_a_group_that_is_destroyed_under_load_repeats_nothing_that_was_acknowledged(
-    make: Make, lanes: int
-):
-    """C4: what failed is retried, what was in hand is handled, each other message once."""
+def test_a_group_destroyed_under_load_repeats_no_message(make: Make, lanes: int):
+    """C4: failures are retried, fetched messages are handled, and all others run once."""
     backoff = {"kind": "fixed", "base": "10ms"}
     concurrent = {} if lanes == 1 else {"concurrency": lanes}
     with make(consumer={"max_attempts": 2, "backoff": backoff, **concurrent}) as daemon:
@@ -283,7 +277,7 @@ def test_a_group_that_is_destroyed_under_load_repeats_nothing_that_was_acknowled
 
 
 @pytest.mark.fault("F26")
-def test_a_group_that_a_reload_finds_missing_is_made_again_and_counted(make: Make):
+def test_a_reload_creates_and_counts_a_missing_group(make: Make):
     port = free_port()
     with make(partitions=2, http=f"127.0.0.1:{port}") as daemon:
         daemon.send(["ok"] * 10)
@@ -301,10 +295,8 @@ def test_a_group_that_a_reload_finds_missing_is_made_again_and_counted(make: Mak
 
 @pytest.mark.fault("F26")
 @pytest.mark.parametrize("which", [("main",), ("retry",), ("main", "retry")], ids="-".join)
-def test_a_group_that_is_destroyed_under_load_again_and_again_loses_nothing(
-    make: Make, which: tuple[str, ...]
-):
-    """The worker reads, settles and retries when its group goes; what is left is found again."""
+def test_a_group_destroyed_repeatedly_under_load_loses_nothing(make: Make, which: tuple[str, ...]):
+    """The worker reads, settles and retries while its group disappears. The rest is found again."""
     backoff = {"kind": "fixed", "base": "10ms"}
     with make(consumer={"max_attempts": 2, "backoff": backoff}) as daemon:
         streams = {
@@ -335,13 +327,11 @@ def test_a_group_that_is_destroyed_under_load_again_and_again_loses_nothing(
         assert daemon.stop() == 0
 
 
-# --- it cuts connections --------------------------------------------------------------------------
+# --- cut connections ------------------------------------------------------------------------------
 
 
 @pytest.mark.fault("F13")
-def test_connections_killed_again_and_again_lose_and_repeat_nothing(
-    make: Make, chance: random.Random
-):
+def test_connections_killed_repeatedly_lose_and_repeat_nothing(make: Make, chance: random.Random):
     with make(partitions=3, consumer={"backoff": {"base": "10ms"}, "max_attempts": 2}) as daemon:
         failing = {number for number in range(3000) if chance.random() < 0.02}
         uids = daemon.send(
@@ -351,7 +341,7 @@ def test_connections_killed_again_and_again_lose_and_repeat_nothing(
         killed = 0
         for _ in range(25):
             wait_progress(daemon, chance.randrange(10, 60))
-            for kind in ("normal", "pubsub"):  # all but the one that asks
+            for kind in ("normal", "pubsub"):  # every connection except this one
                 killed += daemon.link.execute("CLIENT", "KILL", "TYPE", kind)
         assert daemon.unsettled() > 0, "the load was too small"
         daemon.wait_settled(40.0)
@@ -365,12 +355,12 @@ def test_connections_killed_again_and_again_lose_and_repeat_nothing(
         assert daemon.events("worker.crashed") == daemon.events("lease.lost") == []
 
 
-# --- it is full -----------------------------------------------------------------------------------
+# --- a full server --------------------------------------------------------------------------------
 
 
 @pytest.mark.fault("F21")
-def test_on_a_full_server_failures_are_parked_and_acknowledgements_go_on(make: Make):
-    """T18: what cannot be written waits; everything else is handled, and that frees memory."""
+def test_a_full_server_parks_failures_and_still_acknowledges(make: Make):
+    """T18: failures that cannot be written wait. Other messages are handled, which frees memory."""
     with make(consumer={"backoff": {"base": "10ms"}, "max_attempts": 2}) as daemon:
         worker = daemon.pids()[0]
         daemon.send(["ok"])
@@ -401,12 +391,12 @@ def test_on_a_full_server_failures_are_parked_and_acknowledgements_go_on(make: M
         assert daemon.events("lease.lost") == []
 
 
-# --- answers get lost -----------------------------------------------------------------------------
+# --- lost replies ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def proxied(make: Make, fresh_server: ProcessServer) -> Iterator[tuple[Daemon, FaultProxy]]:
-    """A running daemon behind a proxy; the test itself talks to the server directly."""
+    """A running daemon behind a proxy. The test itself uses a direct connection."""
     with FaultProxy(fresh_server.socket_path) as proxy:
         daemon = make(consumer={"backoff": {"base": "10ms"}, "max_attempts": 2})
         daemon.send(["ok"])
@@ -417,7 +407,7 @@ def proxied(make: Make, fresh_server: ProcessServer) -> Iterator[tuple[Daemon, F
 
 
 @pytest.mark.fault("F12")
-def test_answers_lost_at_random_lose_and_repeat_nothing(
+def test_replies_lost_at_random_lose_and_repeat_nothing(
     proxied: tuple[Daemon, FaultProxy], chance: random.Random
 ):
     daemon, proxy = proxied
@@ -446,7 +436,7 @@ def pause(daemon: Daemon) -> None:
     name, before = f"name=streamqd:{TOPIC}/0", process.num_fds()
 
     def has_left() -> bool:
-        # The proxy keeps the server's side of a connection for what it still holds.
+        # The proxy keeps the server side of a connection open while it holds a request.
         known = name in daemon.link.execute("CLIENT", "LIST").decode()
         return not known or process.num_fds() < before
 
@@ -455,13 +445,13 @@ def pause(daemon: Daemon) -> None:
 
 
 def reads(proxy: FaultProxy) -> list[bytes]:
-    """The reads so far; one of an idle worker begins with XREAD, the long poll."""
+    """Return the reads so far. A read of an idle worker starts with XREAD, the long poll."""
     return [one[0] for one in proxy.commands if one[0] in (b"XREAD", b"XREADGROUP")]
 
 
 def hold_a_read(daemon: Daemon, proxy: FaultProxy) -> Any:
-    """Keep the transaction of an idle worker on its way to the server; the worker waits for it."""
-    # The present round is with the server; the next carries the acknowledgement, then this one.
+    """Hold back a transaction of an idle worker, which waits for the reply."""
+    # One round is at the server. The next one carries the acknowledgment, and the third is held.
     daemon.wait_for(lambda: reads(proxy)[-2:] == [b"XREAD", b"XREADGROUP"], what="it is idle")
     trigger = proxy.arm(Fault.HOLD_REQUEST, command="XREADGROUP", nth=2)
     (uid,) = daemon.send(["ok"])
@@ -471,7 +461,7 @@ def hold_a_read(daemon: Daemon, proxy: FaultProxy) -> Any:
 
 
 @pytest.mark.fault("F12")
-def test_a_read_that_executes_after_its_reader_has_left_is_found(
+def test_a_read_executed_after_its_reader_left_is_found(
     proxied: tuple[Daemon, FaultProxy],
 ):
     daemon, proxy = proxied
@@ -489,10 +479,10 @@ def test_a_read_that_executes_after_its_reader_has_left_is_found(
 
 
 @pytest.mark.fault("F12")
-def test_a_read_that_executes_after_its_reader_has_listed_what_is_pending_is_refused(
+def test_a_read_executed_after_the_pending_list_is_refused(
     proxied: tuple[Daemon, FaultProxy],
 ):
-    """T1: it would move entries into hands that nobody looks into any more."""
+    """T1: it would leave entries pending that the worker no longer looks for."""
     daemon, proxy = proxied
     held = hold_a_read(daemon, proxy)
     pause(daemon)
@@ -502,7 +492,7 @@ def test_a_read_that_executes_after_its_reader_has_listed_what_is_pending_is_ref
         lambda: any(one[0] == b"XREAD" for one in proxy.commands[mark:]),
         what="the worker has listed what is pending, and waits again",
     )
-    # The first message ends both long polls, and keeps the worker busy; more lie unread.
+    # The first message ends both long polls and keeps the worker busy. The others stay unread.
     uids = daemon.send(["await go"])
     daemon.wait_run(uids[0])
     uids += daemon.send(["ok"] * 5)

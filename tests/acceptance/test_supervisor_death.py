@@ -1,4 +1,4 @@
-"""A killed supervisor leaves its scoreboard: what had ended is over, and what ran is charged."""
+"""A killed supervisor leaves its scoreboard, which separates finished from running messages."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def obey(messages: list[Message]) -> None:
         ledger._note_run("end", message)
 """
 WIDE = {"concurrency": 8, "order": "none"}
-# The shape of the handler, the settings of its consumer, and how many messages run at once.
+# Handler code, consumer settings, and the number of messages that run at a time.
 SHAPES = {
     "sync": (SYNC, {}, 1),
     "tasks": (TASKS, WIDE, 8),
@@ -60,13 +60,13 @@ SHAPES = {
     "batch": (BATCH, {"batch": 5}, 5),
 }
 PARTITIONS = 2
-# What is written of a file of hundreds of megabytes; the others are empty.
+# Bytes in use of a sparse file of hundreds of megabytes.
 USED = BOARD_BYTES + PARTITIONS * SLOT_BYTES
 
 
 @pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of its own in memory, so that a test sees its own file alone."""
+    """Use a private directory in memory, so that a test sees only its own file."""
     folder = scoreboard_file.folder(os.environ, os.geteuid())
     if folder is None:
         pytest.skip("no memory file system can be written")
@@ -100,7 +100,7 @@ def header_of(path: Path) -> dict[str, Any]:
 
 
 def kill_and_wait(daemon: Daemon) -> int:
-    """Kill the supervisor, wait until its children are dead, and return the number of events."""
+    """Kill the supervisor and wait until its children are gone. Return the log mark before."""
     mark = daemon.mark()
     daemon.kill()
     daemon.wait_gone(5.0)
@@ -115,8 +115,8 @@ def crashes(daemon: Daemon, uid: str) -> int:
 
 @pytest.mark.fault("F6")
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_killed_supervisor_repeats_only_what_ran(new_daemon: NewDaemon, shape: str):
-    """C5: 1,000 messages of 5 ms, three kills, at most what was running is handled again."""
+def test_a_killed_supervisor_repeats_only_running_messages(new_daemon: NewDaemon, shape: str):
+    """C5: after three kills in 1,000 messages of 5 ms, only running messages are handled again."""
     code, consumer, width = SHAPES[shape]
     daemon = new_daemon(partitions=PARTITIONS, code=COMMON + code, consumer=consumer)
     with daemon:
@@ -134,7 +134,7 @@ def test_a_killed_supervisor_repeats_only_what_ran(new_daemon: NewDaemon, shape:
             for partition in range(PARTITIONS):
                 told = daemon.wait_event("lease.resumed", after=mark, partition=partition)
                 assert len(told.get("running", [])) <= width
-            if ended == set(uids):  # a test that had to wait for a processor kills too late
+            if ended == set(uids):  # on a busy machine, the kill comes too late
                 continue
             daemon.wait_for(lambda at=before: len(daemon.ledger.records()) > at, what="it goes on")
         daemon.wait_settled(60)
@@ -149,11 +149,11 @@ def test_a_killed_supervisor_repeats_only_what_ran(new_daemon: NewDaemon, shape:
 
 
 @pytest.mark.parametrize("shape", ["tasks", "threads"])
-def test_a_message_that_only_waited_is_no_suspect(new_daemon: NewDaemon, shape: str):
-    """Three kills in a row dead-lettered messages that had only waited at the first of them.
+def test_a_message_that_only_waited_is_not_suspected(new_daemon: NewDaemon, shape: str):
+    """Three kills in a row dead-lettered messages that were only waiting at the first kill.
 
-    All that was pending ran in marked rounds, as after the loss of a host, though the scoreboard
-    names what ran. Now only the eight that ran do.
+    All pending messages ran in marked rounds, as after the loss of a host, although the scoreboard
+    names the running ones. Now only the 8 that ran are suspected.
     """
     code, consumer, width = SHAPES[shape]
     daemon = new_daemon(partitions=PARTITIONS, code=COMMON + code, consumer=consumer)
@@ -174,8 +174,8 @@ def test_a_message_that_only_waited_is_no_suspect(new_daemon: NewDaemon, shape: 
         assert daemon.stop() == 0
 
 
-def test_after_a_loss_in_a_marked_round_all_that_is_pending_is_suspected(new_daemon: NewDaemon):
-    """The scoreboard names what ran at the second kill, not what has waited since the first."""
+def test_a_loss_in_a_marked_round_suspects_all_pending_messages(new_daemon: NewDaemon):
+    """The scoreboard names the messages of the second kill, not those waiting since the first."""
     code, consumer, width = SHAPES["threads"]
     daemon = new_daemon(partitions=PARTITIONS, code=COMMON + code, consumer=consumer)
     with daemon:
@@ -187,7 +187,7 @@ def test_after_a_loss_in_a_marked_round_all_that_is_pending_is_suspected(new_dae
         kill_and_wait(daemon)
         (daemon.folder / "first").touch()
         daemon.start()
-        # The accused of one partition wait for the round of the other, which may be longer.
+        # The accused messages of one partition wait for the other's round, which may be longer.
         starts = {uids[0]: unit for unit, uids in waiting.items()}
         daemon.wait_for(
             lambda: any(daemon.ledger.of(uid, "start") for uid in starts), what="one has run"
@@ -204,7 +204,7 @@ def test_after_a_loss_in_a_marked_round_all_that_is_pending_is_suspected(new_dae
 
 
 def send_more_than_may_run(daemon: Daemon, width: int) -> dict[Unit, list[str]]:
-    """Send messages until some wait behind `width` that run; return those that wait, by unit."""
+    """Send messages until more than `width` are fetched. Return the waiting ones by assignment."""
     waiting = {}
     for partition in range(PARTITIONS):
         words = ["await first"] * width + ["await second"] * 2 * width
@@ -219,14 +219,14 @@ def send_more_than_may_run(daemon: Daemon, width: int) -> dict[Unit, list[str]]:
 
 
 def marks(daemon: Daemon, unit: Unit) -> list[bytes | None]:
-    """Return solo mode and the mark of a unit."""
+    """Return the fields `solo` and `mark` of a fence."""
     return daemon.link.execute("HMGET", daemon.keys.fence(*unit), "solo", "mark")
 
 
 @pytest.mark.fault("F6")
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_had_ended_is_acknowledged_and_what_ran_is_charged(new_daemon: NewDaemon, shape: str):
-    """C5: exactly the message that ran alone is charged; of several that ran, none is."""
+def test_finished_messages_are_acked_and_a_lone_run_is_charged(new_daemon: NewDaemon, shape: str):
+    """C5: a message that ran alone is charged. If several ran, none is."""
     code, consumer, width = SHAPES[shape]
     daemon = new_daemon(code=COMMON + code, consumer=consumer)
     with daemon:
@@ -253,10 +253,8 @@ def test_what_had_ended_is_acknowledged_and_what_ran_is_charged(new_daemon: NewD
 
 
 @pytest.mark.fault("F6")
-def test_the_successor_that_is_killed_before_redis_answers_charges_once(
-    new_daemon: NewDaemon, runtime: Path
-):
-    """C5: one death is charged once, however many supervisors try to say so."""
+def test_a_successor_killed_before_redis_replies_charges_once(new_daemon: NewDaemon, runtime: Path):
+    """C5: one death is charged once, however many supervisors report it."""
     with new_daemon(code=COMMON + SYNC) as daemon:
         (running,) = daemon.send(["await go"])
         daemon.wait_run(running)
@@ -267,7 +265,7 @@ def test_the_successor_that_is_killed_before_redis_answers_charges_once(
         daemon.wait_run(running, count=2)
         assert crashes(daemon, running) == 1
         kill_and_wait(daemon)
-        # As if that one had not come to hear the answer: its tokens are of the past.
+        # Simulate a successor that never got its reply: the tokens in the file are outdated.
         overwrite(board_of(runtime), 0, first)
         mark = daemon.mark()
         daemon.start()
@@ -280,17 +278,17 @@ def test_the_successor_that_is_killed_before_redis_answers_charges_once(
 
 
 @pytest.mark.fault("F6")
-def test_nothing_is_acknowledged_for_a_unit_that_another_has_owned_meanwhile(
+def test_nothing_is_acknowledged_after_another_owner(
     new_daemon: NewDaemon,
 ):
-    """C5: the epoch moved on while the supervisor was dead, so Redis refuses its word."""
+    """C5: the epoch increased while the supervisor was dead, so Redis refuses its report."""
     daemon = new_daemon(code=COMMON + SYNC, daemon={"lease_ttl": "1s"})
     with daemon:
         (running,) = daemon.send(["await go"])
         daemon.wait_run(running)
         mark = kill_and_wait(daemon)
         fence = daemon.keys.fence(TOPIC, 0, GROUP)
-        # Another instance has taken the partition, run nothing, and given it back.
+        # Another instance acquired the partition, ran nothing, and released it.
         daemon.link.execute("HSET", fence, "epoch", int(time.time() * 1000) + 5)
         daemon.link.execute("HDEL", fence, "token", "owner")
         daemon.link.execute("DEL", daemon.keys.lease(TOPIC, 0, GROUP))
@@ -304,7 +302,7 @@ def test_nothing_is_acknowledged_for_a_unit_that_another_has_owned_meanwhile(
         assert daemon.stop() == 0
 
 
-def test_an_emptied_redis_believes_nothing_of_the_past(new_daemon: NewDaemon):
+def test_an_emptied_redis_rejects_an_old_scoreboard(new_daemon: NewDaemon):
     """C5: another Redis, or one that lost its data, has other tokens."""
     with new_daemon(code=COMMON + SYNC) as daemon:
         (running,) = daemon.send(["await go"])
@@ -337,7 +335,7 @@ def _other_layout(header: dict[str, Any]) -> None:
 def test_a_foreign_file_is_refused_and_named(
     new_daemon: NewDaemon, runtime: Path, change: Callable[[dict[str, Any]], None]
 ):
-    """C5, B1: a file of another boot, fleet or version is named in the log and put aside."""
+    """C5, B1: the log names a file of another boot, fleet or version, which is renamed."""
 
     def tamper(path: Path) -> None:
         header = header_of(path)
@@ -384,12 +382,12 @@ def _torn_token(path: Path) -> None:
 def test_a_torn_file_is_refused_and_named(
     new_daemon: NewDaemon, runtime: Path, tamper: Callable[[Path], None]
 ):
-    """C5, B1: a torn file, or one that others could have written, is put aside unused."""
+    """C5, B1: a torn file, or one that other users could have changed, is not used."""
     refusal(new_daemon, runtime, tamper)
 
 
 def refusal(new_daemon: NewDaemon, runtime: Path, tamper: Callable[[Path], None]) -> str:
-    """Tamper with the file of a killed supervisor; return why the next one refuses it."""
+    """Tamper with the file of a killed supervisor. Return the problem that the next one logs."""
     with new_daemon(code=COMMON + SYNC) as daemon:
         (running,) = daemon.send(["await go"])
         daemon.wait_run(running)
@@ -411,9 +409,9 @@ def refusal(new_daemon: NewDaemon, runtime: Path, tamper: Callable[[Path], None]
 
 
 def named_aside(daemon: Daemon, path: Path, problem: str) -> None:
-    """Check that a file that cannot be used is renamed, and that the log and doctor name it."""
+    """Check that an unusable file is renamed, and that the log and `doctor` name it."""
     aside = path.with_suffix(scoreboard_file.REFUSED)
-    if "slot" in problem:  # the rest of the file was used
+    if "slot" in problem:  # the other slots are used, so the file is not renamed
         assert not aside.exists()
         return
     assert f"it is {aside} now; delete it" in problem
@@ -429,7 +427,7 @@ def doctor_says(daemon: Daemon) -> str:
 
 
 def test_a_full_memory_file_system_costs_no_process(new_daemon: NewDaemon, runtime: Path):
-    """C5: a page that the file system cannot give is a refusal to start, never a SIGBUS."""
+    """C5: if it has no free page, the scoreboard gets no file, and no process dies of SIGBUS."""
     full = runtime / "mount"
     full.mkdir(mode=0o700)
     daemon = new_daemon(partitions=2, code=COMMON + SYNC)
@@ -449,7 +447,7 @@ def test_a_full_memory_file_system_costs_no_process(new_daemon: NewDaemon, runti
 
 
 def test_the_file_is_private_and_gone_after_a_drain(new_daemon: NewDaemon, runtime: Path):
-    """C5: tokens are in it, so it is for its user alone; a drained instance leaves nothing."""
+    """C5: it contains tokens, so only its user may read it. A drained instance deletes it."""
     with new_daemon(partitions=2) as daemon:
         path = board_of(runtime)
         assert path.stat().st_mode & 0o777 == 0o600

@@ -244,7 +244,7 @@ DEATH = (
         ("accused or not self._complete", "accused or self._complete"),
         tests={
             "acceptance/test_supervisor_death.py": (
-                "test_a_message_that_only_waited_is_no_suspect[threads]"
+                "test_a_message_that_only_waited_is_not_suspected[threads]"
             )
         },
     ),
@@ -255,7 +255,7 @@ DEATH = (
         ("(self._quarantine.accused or not self._complete)", "not self._complete"),
         tests={
             "acceptance/test_supervisor_death.py": (
-                "test_after_a_loss_in_a_marked_round_all_that_is_pending_is_suspected"
+                "test_a_loss_in_a_marked_round_suspects_all_pending_messages"
             )
         },
     ),
