@@ -1,4 +1,4 @@
-"""Processes that die at any moment: nothing is lost, and only what ran is charged or repeated."""
+"""Processes die at any time: nothing is lost, only running messages are charged or repeated."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.promise
 
 NewDaemon = Callable[..., Daemon]
 
-TTL = 60.0  # seconds; nothing here may wait for it
-GREEDY = {"prefetch_bytes": "256MiB"}  # so that the first reads are not small for safety
-AT_ONCE = 5.0  # seconds; far below the ttl, generous for a busy machine
+TTL = 60.0  # seconds; no test may wait for it
+GREEDY = {"prefetch_bytes": "256MiB"}  # large, so that it does not limit the first reads
+AT_ONCE = 5.0  # seconds; far below the TTL, generous for a busy machine
 
 
 def uid_of(charged: str, partition: int) -> str:
-    """The uid of a message that runs for the first time, by the place that the log names."""
+    """Return the uid of a message in its first run, from its place in the log."""
     return f"{TOPIC}/{partition}/{charged.removeprefix('m:')}"
 
 
@@ -37,7 +37,7 @@ def uid_of(charged: str, partition: int) -> str:
 
 
 @pytest.mark.fault("F1")
-def test_a_killed_worker_is_replaced_at_once_and_only_the_running_message_is_charged(
+def test_a_killed_worker_is_replaced_and_only_its_run_is_charged(
     new_daemon: NewDaemon,
 ):
     gate = "go"
@@ -50,10 +50,10 @@ def test_a_killed_worker_is_replaced_at_once_and_only_the_running_message_is_cha
         daemon.wait_run(victim)
         mark = daemon.mark()
 
-        os.kill(before, signal.SIGSTOP)  # or else it might return before it is killed
+        os.kill(before, signal.SIGSTOP)  # so that the handler cannot return before the kill
         stopped = psutil.Process(before)
         daemon.wait_for(lambda: stopped.status() == psutil.STATUS_STOPPED, what="it stands still")
-        (daemon.folder / gate).touch()  # the second run of it shall return
+        (daemon.folder / gate).touch()  # lets the second run return
         os.kill(before, signal.SIGKILL)
         killed_at = time.monotonic()
         daemon.wait_run(victim, "end")
@@ -70,7 +70,7 @@ def test_a_killed_worker_is_replaced_at_once_and_only_the_running_message_is_cha
         assert started["child"] == daemon.pids()[0] != before
         assert started["epoch"] == daemon.epochs()[0] > epoch
         assert daemon.ledger.audit(GROUP) == Audit(repeated={victim: 2})
-        # A crash is no failed attempt.
+        # A crash does not count as a failed attempt.
         assert {each.attempt for each in daemon.ledger.records("start")} == {1}
         assert daemon.traces() == []
         assert daemon.stop() == 0
@@ -78,13 +78,13 @@ def test_a_killed_worker_is_replaced_at_once_and_only_the_running_message_is_cha
 
 @pytest.mark.slow
 @pytest.mark.fault("F1", "F2")
-def test_twenty_kills_at_random_moments_lose_nothing_and_repeat_only_what_ran(
+def test_random_kills_lose_nothing_and_repeat_only_charged_runs(
     new_daemon: NewDaemon, chance: random.Random
 ):
     kills, partitions = 24, 2
     daemon = new_daemon(
         partitions=partitions,
-        # A worker that is killed twice while it is idle waits before it is started again.
+        # After two kills while idle, a worker is restarted with a delay.
         daemon={"crash_backoff": {"kind": "fixed", "base": "1ms"}},
         consumer=GREEDY | {"max_crashes": 0},
     )
@@ -99,7 +99,7 @@ def test_twenty_kills_at_random_moments_lose_nothing_and_repeat_only_what_ran(
                 what="100 messages are in hand",
                 every=0.002,
             )
-            # A random moment: when so many more have begun, in whatever state it is by then.
+            # A random moment: after 0 to 39 more starts, in whatever state the worker is then.
             moment = daemon.ledger.count("start") + chance.randrange(40)
             daemon.wait_for(
                 lambda moment=moment: daemon.ledger.count("start") >= moment,
@@ -144,11 +144,11 @@ def test_twenty_kills_at_random_moments_lose_nothing_and_repeat_only_what_ran(
         ("kill", {"signal": "SIGKILL"}, "signal SIGKILL"),
     ],
 )
-def test_a_message_that_kills_its_process_is_a_dead_letter_and_its_neighbours_run_once(
+def test_a_message_that_kills_its_process_is_dead_lettered_alone(
     new_daemon: NewDaemon, payload: str, cause: dict[str, str], name: str
 ):
     with new_daemon(consumer=GREEDY | {"max_crashes": 3}) as daemon:
-        # How much a later read brings depends on how long runs have taken; the first does not.
+        # The size of the first read is fixed. Later sizes depend on the duration of runs.
         daemon.pause()
         before, behind = FIRST_COUNT // 2, 100 - FIRST_COUNT // 2
         payloads = ["await go"] + ["sleep 0.001"] * (before - 1) + [payload]
@@ -178,7 +178,7 @@ def test_a_message_that_kills_its_process_is_a_dead_letter_and_its_neighbours_ru
         assert daemon.ledger.audit(GROUP) == Audit(lost=[killer], repeated={killer: 3})
         assert daemon.ledger.ended(GROUP) == set(uids) - {killer}
         assert len(daemon.events("worker.crashed")) == 3
-        # One poison message is no crash loop: it costs no wait and opens no breaker.
+        # One poison message does not cause a crash loop, so no wait and no open breaker.
         assert daemon.events("worker.crash_loop") == []
         times = [each.at for each in daemon.ledger.of(killer, "start")]
         assert all(later - earlier < AT_ONCE for earlier, later in pairwise(times))
@@ -187,7 +187,7 @@ def test_a_message_that_kills_its_process_is_a_dead_letter_and_its_neighbours_ru
 
 
 @pytest.mark.fault("F37")
-def test_what_a_killed_worker_has_started_dies_with_it(new_daemon: NewDaemon):
+def test_child_processes_of_a_killed_worker_die_with_it(new_daemon: NewDaemon):
     daemon = new_daemon(groups=["spawns"], consumer={"max_crashes": 1})
     with daemon:
         (spawned, forked) = daemon.send(["spawn never", "fork never"])
@@ -207,7 +207,7 @@ def test_what_a_killed_worker_has_started_dies_with_it(new_daemon: NewDaemon):
 
 
 @pytest.mark.fault("F37")
-def test_what_a_handler_leaves_behind_ends_with_its_worker(new_daemon: NewDaemon):
+def test_leftover_child_processes_exit_with_their_worker(new_daemon: NewDaemon):
     with new_daemon() as daemon:
         daemon.send(["spawn", "fork", "ok"])
         daemon.wait_settled()
@@ -231,7 +231,7 @@ def _alive(pid: int) -> bool:
 
 
 @pytest.mark.fault("F6")
-def test_a_killed_supervisor_leaves_nothing_and_its_successor_goes_on_at_once(
+def test_a_successor_of_a_killed_supervisor_resumes_immediately(
     new_daemon: NewDaemon, chance: random.Random
 ):
     daemon = new_daemon(partitions=4)
@@ -263,7 +263,7 @@ def test_a_killed_supervisor_leaves_nothing_and_its_successor_goes_on_at_once(
         daemon.wait_settled()
         audit = daemon.ledger.audit(GROUP)
         assert (audit.lost, audit.unexpected) == ([], [])
-        # Repeated is what was running; what had ended and was not acknowledged yet is not.
+        # Only running messages are repeated, not those that finished without an acknowledgment.
         assert audit.repeated == dict.fromkeys(ran, 2)
         assert ran <= begun
         assert daemon.ledger.ended(GROUP) == set(uids)
@@ -272,7 +272,7 @@ def test_a_killed_supervisor_leaves_nothing_and_its_successor_goes_on_at_once(
 
 
 @pytest.mark.fault("F6")
-def test_a_killed_supervisor_takes_its_embedded_server_along_and_nothing_is_lost(
+def test_a_killed_supervisor_stops_its_server_and_loses_nothing(
     new_daemon: NewDaemon, chance: random.Random
 ):
     daemon = new_daemon(partitions=2, redis_url="embedded:")
@@ -299,7 +299,7 @@ def test_a_killed_supervisor_takes_its_embedded_server_along_and_nothing_is_lost
 
 
 @pytest.mark.fault("F6", "F37")
-def test_a_killed_supervisor_takes_along_workers_that_cannot_listen_and_what_they_started(
+def test_a_killed_supervisor_ends_stuck_workers_and_children(
     new_daemon: NewDaemon,
 ):
     daemon = new_daemon(partitions=3)
@@ -320,18 +320,18 @@ def test_a_killed_supervisor_takes_along_workers_that_cannot_listen_and_what_the
 
 
 @pytest.mark.fault("F6")
-def test_the_kernel_ends_the_workers_of_a_killed_supervisor_also_without_a_housekeeper(
+def test_workers_of_a_killed_supervisor_die_without_housekeeper(
     new_daemon: NewDaemon,
 ):
     daemon = new_daemon(partitions=3)
     with daemon:
-        for number, payload in enumerate(["hold", "await never"]):  # and one is idle
+        for number, payload in enumerate(["hold", "await never"]):  # the third worker is idle
             (uid,) = daemon.send([payload], partition=number)
             daemon.wait_run(uid)
         os.kill(daemon.titles()["streamqd: housekeeper"], signal.SIGKILL)
         daemon.wait_event("housekeeper.exited")
 
-        daemon.kill()  # before the next housekeeper is there
+        daemon.kill()  # before the next housekeeper starts
 
         daemon.wait_gone(1.0)
 
@@ -339,7 +339,7 @@ def test_the_kernel_ends_the_workers_of_a_killed_supervisor_also_without_a_house
 # --- the housekeeper ------------------------------------------------------------------------------
 
 
-def test_a_killed_housekeeper_comes_back_and_no_lease_is_lost(new_daemon: NewDaemon):
+def test_a_killed_housekeeper_is_replaced_and_no_lease_is_lost(new_daemon: NewDaemon):
     daemon = new_daemon(partitions=2, http="unix:./http.sock", daemon={"lease_ttl": "1s"})
     with daemon:
         address = daemon.folder / "http.sock"

@@ -1,4 +1,4 @@
-"""Stopping: what runs is finished or given back, whatever moment the signal finds."""
+"""Stopping: running messages are finished or released, whenever the signal arrives."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ pytestmark = pytest.mark.promise
 NewDaemon = Callable[..., Daemon]
 
 STOPS = 20
-GREEDY = {"prefetch_bytes": "256MiB"}  # so that the first reads are not small for safety
-IN_HAND = 60  # of some 160: a worker takes what is worth a second, and less on a slow machine
+GREEDY = {"prefetch_bytes": "256MiB"}  # large, so that it does not limit the first reads
+IN_HAND = 60  # of about 160: a worker fetches one second's worth, fewer on a slow machine
 DRAINED, DEADLINE = 0, 6
-BACKLOG = 2000  # messages: no stop finds that all is done, however slow the machine
+BACKLOG = 2000  # messages; too many for any stop to find them all handled
 
 
 @pytest.mark.slow
@@ -55,7 +55,7 @@ def test_twenty_stops_at_random_moments_lose_repeat_and_charge_nothing(
             stopped_at = time.monotonic()
             assert daemon.stop() == DRAINED
             took.append(time.monotonic() - stopped_at)
-            # Every lease was given back: nobody has to wait for it.
+            # Every lease was released, so no successor waits for its expiry.
             assert not any(
                 daemon.link.execute("EXISTS", daemon.keys.lease(*unit)) for unit in daemon.units()
             )
@@ -64,7 +64,7 @@ def test_twenty_stops_at_random_moments_lose_repeat_and_charge_nothing(
         left = daemon.unsettled()
         assert left > 0, "the load was too small: the last stops found nothing to do"
 
-        # What was given back runs; the rest would only take time.
+        # The released messages run. The rest would only take time.
         done = len(daemon.ledger.ended(GROUP))
         released = daemon.pending_uids()
         daemon.start()
@@ -76,7 +76,7 @@ def test_twenty_stops_at_random_moments_lose_repeat_and_charge_nothing(
         audit = daemon.ledger.audit(GROUP)
         assert (audit.repeated, audit.unexpected) == ({}, [])
         assert len(daemon.ledger.ended(GROUP)) > done
-        # Not lost: what has not run is still where it was sent to, unread or released.
+        # Not lost: messages that have not run are still in their stream, unread or released.
         assert set(audit.lost) == waiting(daemon)
         assert len(daemon.ledger.ended(GROUP)) + len(audit.lost) == len(uids)
         assert {each.attempt for each in daemon.ledger.records("start")} == {1}
@@ -88,7 +88,7 @@ def test_twenty_stops_at_random_moments_lose_repeat_and_charge_nothing(
 
 
 def waiting(daemon: Daemon) -> set[str]:
-    """The messages that the group has not read yet, or has not acknowledged."""
+    """Return the messages that the group has not read or not acknowledged."""
     found = daemon.pending_uids()
     for number in range(daemon.partitions):
         stream = daemon.keys.stream(TOPIC, number)
@@ -101,7 +101,7 @@ def waiting(daemon: Daemon) -> set[str]:
 
 
 @pytest.mark.fault("F31")
-def test_the_message_that_runs_is_finished_and_a_second_term_changes_nothing(
+def test_a_drain_finishes_the_run_and_ignores_a_second_sigterm(
     new_daemon: NewDaemon,
 ):
     daemon = new_daemon(daemon={"drain_timeout": "20s"})
@@ -132,7 +132,7 @@ def test_the_message_that_runs_is_finished_and_a_second_term_changes_nothing(
 
 @pytest.mark.fault("F31")
 @pytest.mark.parametrize("payload", ["sleep 600", "hold"])
-def test_at_the_deadline_work_is_released_and_its_message_is_not_charged(
+def test_at_the_deadline_a_running_message_is_released_uncharged(
     new_daemon: NewDaemon, payload: str
 ):
     daemon = new_daemon(daemon={"drain_timeout": "500ms"}, consumer={"max_crashes": 1})
@@ -197,7 +197,7 @@ def test_a_third_interrupt_kills(new_daemon: NewDaemon):
 
 
 @pytest.mark.fault("F31")
-def test_quit_kills_at_once_and_everything_stays_pending(new_daemon: NewDaemon):
+def test_sigquit_kills_immediately_and_messages_stay_pending(new_daemon: NewDaemon):
     daemon = new_daemon(partitions=2, daemon={"drain_timeout": "600s"})
     with daemon:
         uids = daemon.send(["await go", "hold", "ok", "ok"])
@@ -216,8 +216,8 @@ def test_quit_kills_at_once_and_everything_stays_pending(new_daemon: NewDaemon):
 
 
 @pytest.mark.fault("F31")
-def test_a_signal_to_the_workers_alone_is_not_obeyed(new_daemon: NewDaemon):
-    """A terminal and a service manager signal every process; only the supervisor decides."""
+def test_a_signal_to_the_workers_alone_is_ignored(new_daemon: NewDaemon):
+    """A terminal or service manager signals every process. Only the supervisor reacts."""
     daemon = new_daemon()
     with daemon:
         uids = daemon.send(["await go", "ok"])

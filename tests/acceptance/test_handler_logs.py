@@ -1,4 +1,4 @@
-"""What handlers log, and what the daemon says of their failures."""
+"""The log records of handlers, and the daemon's log lines about their failures."""
 
 from __future__ import annotations
 
@@ -75,15 +75,15 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def logged(daemon: Daemon, logger: str = "shop") -> list[Line]:
-    """The records of a logger of the handler in a JSON log."""
+    """Return the records of a handler's logger from the JSON log."""
     lines = daemon.log_path.read_text().splitlines()
     records = (json.loads(line) for line in lines if line.startswith("{"))
     return [record for record in records if record.get("logger") == logger]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_a_handler_logs_is_there_without_set_up(new_daemon: NewDaemon, shape: str):
-    """U2: `logging.info` is written as JSON and carries the message that it is about."""
+def test_handler_logs_are_written_without_setup(new_daemon: NewDaemon, shape: str):
+    """U2: `logging.info` is written as JSON, with the uid of its message."""
     with new_daemon(code=LOGGING, partitions=2, consumer=SHAPES[shape]) as daemon:
         uids = daemon.send([f"ok {number}" for number in range(30)])
         daemon.wait_settled()
@@ -103,8 +103,8 @@ def test_what_a_handler_logs_is_there_without_set_up(new_daemon: NewDaemon, shap
     assert not [line for line in logged(daemon) if line["level"] == "debug"]
 
 
-def test_a_batch_names_its_first_and_its_last_message(new_daemon: NewDaemon):
-    """U2: a record from a handler of batches tells which messages it is about."""
+def test_a_batch_record_names_its_first_and_last_message(new_daemon: NewDaemon):
+    """U2: a record of a batch handler identifies its messages."""
     with new_daemon(code=LOGGING, consumer={"handler": "work:batch"}) as daemon:
         uids = daemon.send(["ok"] * 40)
         daemon.wait_settled()
@@ -114,8 +114,8 @@ def test_a_batch_names_its_first_and_its_last_message(new_daemon: NewDaemon):
     assert named[-1][-1] == uids[-1]
 
 
-def test_the_level_is_that_of_the_daemons_log(new_daemon: NewDaemon):
-    """U2: `log.level` says from which level on handlers are heard."""
+def test_handler_logs_follow_log_level(new_daemon: NewDaemon):
+    """U2: `log.level` is the minimum level of handler records."""
     daemon = new_daemon(code=LOGGING, consumer={"handler": "work:plain"})
     for level, heard in (("debug", {"debug", "info"}), ("warning", {"warning"})):
         daemon.write_config(log={"format": "json", "level": level})
@@ -129,8 +129,8 @@ def test_the_level_is_that_of_the_daemons_log(new_daemon: NewDaemon):
         assert any("%d things" in line["msg"] for line in logged(daemon)), "it is not lost"
 
 
-def test_no_text_of_a_handler_begins_a_line(new_daemon: NewDaemon):
-    """U2: what a handler logs cannot be taken for a line of the daemon, nor steer a terminal."""
+def test_handler_text_cannot_start_a_log_line(new_daemon: NewDaemon):
+    """U2: a handler's record cannot imitate a line of the daemon or control a terminal."""
     daemon = new_daemon(code=LOGGING, consumer={"handler": "work:plain"})
     daemon.write_config(log={"format": "text"})
     daemon.start()
@@ -168,8 +168,8 @@ def on_start(context):
 
 
 @pytest.mark.parametrize("how", OWN)
-def test_a_handlers_own_set_up_wins(new_daemon: NewDaemon, how: str):
-    """U2: where a handler has set up logging itself, its records go there and nowhere else."""
+def test_the_logging_setup_of_a_handler_takes_precedence(new_daemon: NewDaemon, how: str):
+    """U2: if a handler configures logging itself, its records go only there."""
     code = LOGGING + "\n\n" + OWN[how] + "\n"
     with new_daemon(code=code, consumer={"handler": "work:plain"}) as daemon:
         (uid,) = daemon.send(["dead letter"])
@@ -201,8 +201,8 @@ def listed(daemon: Daemon, *options: str) -> str:
     ).stdout
 
 
-def test_the_first_failure_says_what_and_where(new_daemon: NewDaemon):
-    """U1: the log, `retry list` and its --json tell message, file and line of a failure."""
+def test_the_first_failure_shows_its_error_and_location(new_daemon: NewDaemon):
+    """U1: the log, `retry list` and its --json show the error, file and line of a failure."""
     daemon = new_daemon(code=LOGGING, consumer={"handler": "work:plain", "backoff": LATER})
     with daemon:
         failed, dead = daemon.send(["declined", "dead"])
@@ -225,8 +225,8 @@ def test_the_first_failure_says_what_and_where(new_daemon: NewDaemon):
         assert daemon.stop() == 0
 
 
-def test_a_traceback_comes_with_the_level_debug(new_daemon: NewDaemon):
-    """U1: at `log.level = "debug"` a failure comes with its whole traceback."""
+def test_log_level_debug_adds_the_traceback(new_daemon: NewDaemon):
+    """U1: with `log.level = "debug"`, a failure is logged with its complete traceback."""
     daemon = new_daemon(code=LOGGING, consumer={"handler": "work:plain", "backoff": LATER})
     daemon.write_config(log={"format": "json", "level": "debug"})
     with daemon:
@@ -243,10 +243,10 @@ def test_a_traceback_comes_with_the_level_debug(new_daemon: NewDaemon):
     ("setting", "error", "at"),
     [("none", "", False), ("class", "ValueError", True), ("redact", "ValueError: #", True)],
 )
-def test_what_must_not_be_kept_is_not_told(
+def test_errors_that_must_not_be_kept_are_not_logged(
     new_daemon: NewDaemon, setting: str, error: str, at: bool
 ):
-    """U1: `dlq_error` and `redact_error` hold for the log and for what is kept of a retry."""
+    """U1: `dlq_error` and `redact_error` apply to the log and to the stored error of a retry."""
     code, consumer = LOGGING, {"handler": "work:plain", "backoff": LATER}
     if setting == "redact":
         code += "\n\ndef redact_error(text):\n    return '#'\n"
@@ -267,8 +267,8 @@ def test_what_must_not_be_kept_is_not_told(
         assert daemon.stop() == 0
 
 
-def test_a_long_error_is_kept_in_part(new_daemon: NewDaemon):
-    """U1: what a delayed retry keeps of its error is bounded, whatever the error says."""
+def test_a_long_error_is_truncated(new_daemon: NewDaemon):
+    """U1: a delayed retry keeps at most 500 bytes of its error."""
     code = LOGGING.replace('ValueError("the card was declined")', 'ValueError("\\u00e4" * 50_000)')
     with new_daemon(code=code, consumer={"handler": "work:plain", "backoff": LATER}) as daemon:
         daemon.send(["declined"])
@@ -280,7 +280,7 @@ def test_a_long_error_is_kept_in_part(new_daemon: NewDaemon):
 
 
 def test_a_print_into_a_closed_pipe_fails_no_message(new_daemon: NewDaemon):
-    """U6: `streamqd | head -2`: the text is lost, and every message is acknowledged."""
+    """U6: with `streamqd | head -2`, the text is lost, but every message is acknowledged."""
     code = """
 def obey(message):
     print(message.text(), flush=True)

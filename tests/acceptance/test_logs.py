@@ -1,4 +1,4 @@
-"""The real log of the real daemon: bounded, without payloads, and never waited for."""
+"""The log of a real daemon: bounded, without payloads, and never blocking the daemon."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NewDaemon = Callable[..., Daemon]
 
 SECRET = "correct-horse-battery"
 
-# Every way in which a handler can fail, each with the payload in the words of its failure.
+# Every way in which a handler can fail, each with the payload in its error.
 LEAKY = """
 import ctypes, os, signal, time
 
@@ -99,7 +99,7 @@ def obey(message: Message) -> None:
 
 
 def test_every_line_on_standard_error_is_json(new_daemon: NewDaemon) -> None:
-    """U6: the fault handler wrote 40 raw lines for each SIGSEGV; a warning and a thread, too."""
+    """U6: the fault handler wrote 40 raw lines per SIGSEGV, and warnings and threads wrote more."""
     daemon = new_daemon(code=NOISY, consumer={"handler": "work:obey", "max_crashes": 1})
     with daemon:
         daemon.send(["fork", "segv", "fine"])
@@ -109,7 +109,7 @@ def test_every_line_on_standard_error_is_json(new_daemon: NewDaemon) -> None:
         assert "Segmentation fault" in child["traceback"]
         assert "in crash" in child["traceback"]
         stacks = "".join(each["traceback"] for each in daemon.events("stack.dumped"))
-        assert stacks.count("Segmentation fault") == 2  # also that of the handler's own fork
+        assert stacks.count("Segmentation fault") == 2  # includes that of the handler's own fork
         assert daemon.events("process.failed")[0]["traceback"].endswith("ValueError: Zoë")
         assert daemon.stop() == 0
     raw = daemon.log_path.read_bytes()
@@ -121,7 +121,7 @@ def test_every_line_on_standard_error_is_json(new_daemon: NewDaemon) -> None:
 
 @pytest.mark.parametrize("how", ["dlq_error", "redact_error"])
 def test_no_payload_reaches_the_log(new_daemon: NewDaemon, how: str) -> None:
-    """U1: an error that quotes its payload is not logged where the consumer forbids it."""
+    """U1: an error that quotes its payload is not logged if the consumer forbids it."""
     hook = f"\n\ndef redact_error(text):\n    return text.replace({SECRET!r}, '#')\n"
     daemon = new_daemon(
         code=LEAKY + (hook if how == "redact_error" else ""),
@@ -150,13 +150,13 @@ def test_no_payload_reaches_the_log(new_daemon: NewDaemon, how: str) -> None:
     assert SECRET not in daemon.log_path.read_text(errors="replace")
 
 
-def test_dying_messages_do_not_flood_the_log(new_daemon: NewDaemon) -> None:
+def test_dead_letters_do_not_flood_the_log(new_daemon: NewDaemon) -> None:
     count = 2000
     with new_daemon() as daemon:
         daemon.send(["dead"] * count)
         daemon.wait_settled(60.0)
 
-        # One more, a second later, tells of those that were held back.
+        # One more dead letter, a second later, logs the number of suppressed lines.
         second_over = time.monotonic() + 1.1
         wait_until(lambda: time.monotonic() > second_over, timeout=5.0, what="a second is over")
         daemon.send(["dead"])
@@ -167,14 +167,14 @@ def test_dying_messages_do_not_flood_the_log(new_daemon: NewDaemon) -> None:
     lines = daemon.events("message.dead")
     assert len({line["pid"] for line in lines}) == 1
     per_second = Counter(line["ts"].partition(".")[0] for line in lines)
-    # The seconds of the limit are not those of the clock: two of them meet in one.
+    # The seconds of the limit are not aligned to the clock, so two of them may share one.
     assert max(per_second.values()) <= 2 * logs.LINES_PER_SECOND
     assert len(lines) < count / 2
     assert len(lines) + sum(line.get("suppressed", 0) for line in lines) >= count
 
 
 class Deaf(Daemon):
-    """A daemon whose standard error is a full pipe that nobody reads."""
+    """A daemon whose standard error is a full pipe, which only `read` empties."""
 
     def start(self, *_arguments: str) -> None:
         self.reader, writer = os.pipe()
@@ -190,7 +190,7 @@ class Deaf(Daemon):
         os.close(writer)
 
     def read(self) -> str:
-        """What is in the pipe now."""
+        """Return the current content of the pipe."""
         parts = []
         with contextlib.suppress(BlockingIOError):
             while part := os.read(self.reader, 1 << 16):
@@ -214,7 +214,7 @@ def deaf(server: object, link: object, tmp_path: Path) -> Iterator[Deaf]:
 
 
 @pytest.mark.fault("F34")
-def test_a_daemon_whose_log_nobody_reads_goes_on_working(deaf: Deaf) -> None:
+def test_a_daemon_with_an_unread_log_keeps_working(deaf: Deaf) -> None:
     deaf.start()
     deaf.wait_for(lambda: len(deaf.pids()) == 2, what="both workers are there")
     uids = deaf.send(["ok", "fail", "dead", "ok"] * 10)
@@ -222,7 +222,7 @@ def test_a_daemon_whose_log_nobody_reads_goes_on_working(deaf: Deaf) -> None:
     epochs = deaf.epochs()
     pids = deaf.pids()
 
-    # Two lives of a lease: it is renewed, and messages are handled meanwhile.
+    # For more than two TTLs, leases are renewed and messages are handled.
     until = time.monotonic() + 4.5
     while time.monotonic() < until:
         uids += deaf.send(["ok", "dead"])
@@ -233,8 +233,8 @@ def test_a_daemon_whose_log_nobody_reads_goes_on_working(deaf: Deaf) -> None:
     assert (deaf.epochs(), deaf.pids()) == (epochs, pids)
     assert all(deaf.ledger.of(uid, "start") for uid in uids)
 
-    # A reader that comes late gets what was kept for it, in whole lines. An idle worker tries once
-    # per read, which may block for five seconds, and the pipe takes 4 KiB each time.
+    # A late reader gets the kept lines, each complete. An idle worker tries once per read, which
+    # may block for 5 s, and the pipe takes 4 KiB each time.
     text = deaf.read()
     deaf.send(["dead"] * 2)
 

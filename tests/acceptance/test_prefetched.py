@@ -1,7 +1,7 @@
-"""What a worker has read behind a slow message: another instance begins with it as soon as it may.
+"""Messages that a worker fetched after a slow one run elsewhere as soon as possible.
 
-A partition has one owner, and one message of it runs. So what lies behind that waits for its end,
-or for `drain_timeout` where the instance ends; then it runs at the other instance, once.
+A partition has one owner, which runs one message at a time. The others wait until the slow message
+finishes, or for `drain_timeout` if the instance stops. Then they run at the other instance, once.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tests.support.ledger import Audit
 
 NewDaemon = Callable[..., Daemon]
 
-BEHIND = 20  # messages behind the slow one, of which some are in the worker's hands
+BEHIND = 20  # messages after the slow one; the worker fetches some
 DRAINS = "300ms"
 
 
 @pytest.fixture
 def fleet(new_daemon: NewDaemon) -> Fleet:
-    """Two instances; the first one owns the only partition."""
+    """Two instances. The first one owns the only partition."""
     settings = {**CALM, "drain_timeout": DRAINS}
     one, two = (new_daemon(name=name, daemon=settings) for name in "ab")
     found = Fleet(one)
@@ -34,14 +34,14 @@ def fleet(new_daemon: NewDaemon) -> Fleet:
 
 
 def stuck(one: Daemon) -> tuple[str, list[str], int]:
-    """Let a message run for as long as it is told to; return it, those behind it, and its pid."""
+    """Start a message that waits for a gate. Return it, the messages after it, and its pid."""
     slow, *behind = one.send(["await gate", *["ok"] * BEHIND])
     one.wait_run(slow)
     assert one.pending() > 1, "nothing lies behind it in the worker's hands"
     return slow, behind, one.ledger.of(slow, "start")[0].pid
 
 
-def test_what_lies_behind_a_slow_message_moves_when_that_has_ended(fleet: Fleet):
+def test_messages_after_a_slow_one_move_when_it_finishes(fleet: Fleet):
     one, two = fleet.members["a"], fleet.members["b"]
     slow, behind, pid = stuck(one)
     verb(one, "move", f"{TOPIC}/0/{GROUP}", "--to", "b")
@@ -66,13 +66,13 @@ def test_what_lies_behind_a_slow_message_moves_when_that_has_ended(fleet: Fleet)
     assert {each.attempt for each in one.ledger.records("start")} == {1}
 
 
-def test_what_lies_behind_a_message_that_outlasts_a_drain_runs_once_elsewhere(fleet: Fleet):
+def test_messages_after_one_that_outlasts_a_drain_run_once(fleet: Fleet):
     one, two = fleet.members["a"], fleet.members["b"]
     slow, behind, pid = stuck(one)
     mark = two.mark()
     assert one.stop() != 0, "it has given up a message that ran"
     two.wait_event("lease.acquired", after=mark)
-    one.wait_run(slow, count=2)  # the oldest comes first, and is slow there too
+    one.wait_run(slow, count=2)  # the oldest message runs first, and is slow there, too
     assert {each.uid for each in one.ledger.records("start")} == {slow}
 
     (one.folder / "gate").touch()

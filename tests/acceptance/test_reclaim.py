@@ -1,4 +1,4 @@
-"""What foreign consumers left pending is taken over; what we run ourselves is left alone."""
+"""Pending entries of other clients are taken over, and the daemon's own running entries are not."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from tests.support.servers import free_port
 
 NewDaemon = Callable[..., Daemon]
 
-IDLE = {"reclaim_idle": "1s"}  # a look every second
+IDLE = {"reclaim_idle": "1s"}  # checks every second
 UNIT = Unit(TOPIC, 0, GROUP)
 
 
 def ready_for(daemon: Daemon) -> str:
-    """Make the topic and its group without the daemon; return the partition's key."""
+    """Create the topic and its group without the daemon. Return the partition's key."""
     daemon.send([])
     daemon.link.run(messages.ensure_group(daemon.keys, UNIT, "0"))
     return daemon.keys.stream(TOPIC, 0)
 
 
 def read_as(link: Connection, consumer: str, stream: str, count: int) -> list[str]:
-    """Read as some consumer of the group; return the ids."""
+    """Read as a consumer of the group. Return the IDs."""
     got = link.execute(
         "XREADGROUP", "GROUP", GROUP, consumer, "COUNT", count, "STREAMS", stream, ">"
     )
@@ -38,13 +38,13 @@ def read_as(link: Connection, consumer: str, stream: str, count: int) -> list[st
 
 
 def pending(daemon: Daemon, stream: str) -> list[tuple[str, str, int, int]]:
-    """Id, consumer, idle milliseconds and deliveries of each pending entry."""
+    """Return the ID, consumer, idle milliseconds and deliveries of each pending entry."""
     rows = daemon.link.execute("XPENDING", stream, GROUP, "-", "+", 100)
     return [(row[0].decode(), row[1].decode(), row[2], row[3]) for row in rows]
 
 
 def wait_idle(daemon: Daemon, stream: str, entry: str, seconds: float) -> None:
-    """Wait until an entry has been pending for so long without being touched."""
+    """Wait until a pending entry is idle for `seconds`."""
 
     def idle() -> bool:
         (found,) = [row for row in pending(daemon, stream) if row[0] == entry]
@@ -54,13 +54,13 @@ def wait_idle(daemon: Daemon, stream: str, entry: str, seconds: float) -> None:
 
 
 def counters(port: int) -> dict[str, int]:
-    """The counters of the one unit."""
+    """Return the counters of the only assignment."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=10.0) as answer:
         (unit,) = json.load(answer)["units"]
     return unit["counters"]
 
 
-def test_entries_of_foreign_consumers_are_claimed_and_handled(new_daemon: NewDaemon):
+def test_entries_of_other_clients_are_claimed_and_handled(new_daemon: NewDaemon):
     port = free_port()
     daemon = new_daemon(consumer=IDLE, http=f"127.0.0.1:{port}")
     stream = ready_for(daemon)
@@ -72,7 +72,7 @@ def test_entries_of_foreign_consumers_are_claimed_and_handled(new_daemon: NewDae
     assert read_as(daemon.link, "legacy-1", retry, 1) == [entry.decode()]
     with daemon:
         daemon.wait_event("reclaim.requested")
-        uids += daemon.send(["ok"])  # the worker looks at the flag when it wakes
+        uids += daemon.send(["ok"])  # the worker checks the flag when it wakes
         for uid in [*uids, f"{TOPIC}/0/5-1"]:
             daemon.wait_run(uid, "end")
         daemon.wait_settled()
@@ -87,7 +87,7 @@ def test_entries_of_foreign_consumers_are_claimed_and_handled(new_daemon: NewDae
 
 
 def looking_often(new_daemon: NewDaemon) -> Daemon:
-    """Configure a daemon that looks every second, but takes over what is idle for a minute."""
+    """Configure a daemon that checks every second, but takes over only after a minute idle."""
     daemon = new_daemon(groups=[GROUP, "other"])
     patient, hasty = daemon.tables["consumers"]
     patient |= {"reclaim_idle": "60s"}
@@ -109,19 +109,19 @@ def test_an_entry_that_is_not_idle_is_left_to_its_consumer(new_daemon: NewDaemon
         assert [row[:2] for row in pending(daemon, stream)] == [(entry, "legacy")]
 
 
-def test_our_own_long_running_entry_is_never_delivered_again(new_daemon: NewDaemon):
-    """T5: an automatic claim would take what is idle, and a running entry is idle all the time."""
+def test_a_running_entry_of_the_daemon_is_never_redelivered(new_daemon: NewDaemon):
+    """T5: an automatic claim takes idle entries, and a running entry is idle all the time."""
     daemon = new_daemon(consumer=IDLE)
     stream = ready_for(daemon)
     with daemon:
         (uid,) = daemon.send(["await done"])
         daemon.wait_run(uid)
         foreign = daemon.send(["ok"] * 3)
-        # The worker may have read them already; whatever is left is read by somebody else.
+        # The worker may have read some already. Another client reads the rest.
         left = len(read_as(daemon.link, "legacy", stream, 3))
         daemon.wait_event("reclaim.requested")
         entry = uid.rpartition("/")[2]
-        wait_idle(daemon, stream, entry, 3.2)  # and the housekeeper looks every second
+        wait_idle(daemon, stream, entry, 3.2)  # the housekeeper checks every second
 
         (ours,) = [row for row in pending(daemon, stream) if row[0] == entry]
         assert (ours[1], ours[3]) == ("w", 1), "delivered once, and still ours"
@@ -138,10 +138,8 @@ def test_our_own_long_running_entry_is_never_delivered_again(new_daemon: NewDaem
 
 @pytest.mark.fault("F25")
 @pytest.mark.parametrize("consumer", ["w", "legacy"])
-def test_pending_entries_that_were_trimmed_are_settled_and_counted(
-    new_daemon: NewDaemon, consumer: str
-):
-    """Ghosts: nobody can handle them, and they must not be pending for ever."""
+def test_trimmed_pending_entries_are_acknowledged_and_counted(new_daemon: NewDaemon, consumer: str):
+    """Missing entries cannot be handled, and must not stay pending."""
     port = free_port()
     daemon = new_daemon(consumer=IDLE, http=f"127.0.0.1:{port}")
     stream = ready_for(daemon)
@@ -161,21 +159,21 @@ def test_pending_entries_that_were_trimmed_are_settled_and_counted(
         assert daemon.events("worker.crashed") == []
 
 
-def test_an_idle_worker_is_woken_for_what_is_to_be_taken_over(new_daemon: NewDaemon):
-    """It leaves its long poll by connecting anew. One may end by itself just then, not twice."""
+def test_an_idle_worker_is_woken_to_take_over_an_entry(new_daemon: NewDaemon):
+    """It reconnects to leave its long poll. A poll may time out just then, but not twice."""
     daemon = looking_often(new_daemon)
     stream = ready_for(daemon)
     with daemon:
         woken = 0
         for _ in range(2):
             daemon.pause()
-            # A server that has not noticed yet that the poll is left would read for it.
+            # Until the server notices that the poll is gone, it would still read for it.
             daemon.wait_for(lambda: not daemon.long_poll(), what="the poll is left")
             (uid,) = daemon.send(["ok"])
             (entry,) = read_as(daemon.link, "legacy", stream, 1)
             daemon.signal(signal.SIGCONT)
             before = daemon.wait_for(daemon.long_poll, what="it waits for messages")
-            # Now, and not while it was about to wait, somebody has left it for long enough.
+            # Make the entry idle for long enough only now that the worker is waiting.
             daemon.link.execute(
                 *("XCLAIM", stream, GROUP, "legacy", 0, entry, "IDLE", 100_000, "JUSTID")
             )

@@ -1,4 +1,4 @@
-"""What fails is tried again, later and later, by its own group only, until it is dead or done."""
+"""Failed messages are retried with growing delays, by their own group only, until done or dead."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ pytestmark = pytest.mark.promise
 NewDaemon = Callable[..., Daemon]
 
 FAILING, OTHER = "bill", "ship"
-DEBUG = {"format": "json", "level": "debug"}  # one line for each retry, with its delay
+DEBUG = {"format": "json", "level": "debug"}  # one line per retry, with its delay
 
-# A payload is a list of what to do at each run, for the failing group; the last one stays. The
-# other group does nothing at all. Runs are counted over crashes too, in a file beside the ledger.
+# A payload lists the steps of the failing group's runs. The last step repeats. The other group does
+# nothing. A file next to the ledger counts the runs, including crashed ones.
 SCRIPTED = """
 import json, os
 from pathlib import Path
@@ -92,7 +92,7 @@ def notes(daemon: Daemon, uid: str, group: str) -> list[dict[str, Any]]:
 
 
 def dlq(daemon: Daemon, *arguments: str) -> dict[str, Any]:
-    """Run `streamqd dlq` and return what it says."""
+    """Run `streamqd dlq`. Return its JSON output."""
     done = start_dlq(daemon, *arguments)
     out, _ = done.communicate(timeout=30.0)
     assert done.returncode == 0, out
@@ -111,13 +111,13 @@ def start_dlq(daemon: Daemon, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-# --- waiting longer each time ---------------------------------------------------------------------
+# --- growing delays -------------------------------------------------------------------------------
 
 
-def test_delays_grow_with_jitter_and_the_other_group_sees_nothing(make: NewDaemon):
+def test_delays_grow_with_jitter_and_spare_the_other_group(make: NewDaemon):
     base, tries, total = 0.04, 5, 12
     backoff = {"kind": "exponential", "base": f"{base * 1000:.0f}ms", "max": "10s"}
-    # Four messages for each worker: of more retries than twenty a second not each gets a line.
+    # Four messages per worker: the log suppresses lines beyond 20 retries per second.
     with make(partitions=6, consumer={"backoff": backoff, "max_attempts": 9}) as daemon:
         uids = daemon.send([script(*["fail"] * (tries - 1), "ok")] * total)
         daemon.wait_settled()
@@ -153,7 +153,7 @@ def delays_of(daemon: Daemon, uid: str) -> list[float]:
 
 
 def waits(daemon: Daemon, uid: str, delays: list[float]) -> list[float]:
-    """How long after they were due the runs began; none may begin before."""
+    """Return the seconds from due time to start of each retry. None may start early."""
     runs = [each for each in daemon.ledger.of(uid, "start", "raise") if each.group == FAILING]
     late = []
     for failed, again, delay in zip(runs[1::2], runs[2::2], delays, strict=True):
@@ -163,8 +163,8 @@ def waits(daemon: Daemon, uid: str, delays: list[float]) -> list[float]:
     return late
 
 
-def test_a_retry_in_an_idle_daemon_comes_when_it_is_due(make: NewDaemon):
-    """Nothing else happens, so only the clock can bring it back."""
+def test_a_retry_in_an_idle_daemon_runs_when_due(make: NewDaemon):
+    """Nothing else happens, so only the clock can start it."""
     with make(consumer={"max_attempts": 9}) as daemon:
         (uid,) = daemon.send([script(0.4, 1.3, "ok")])
         daemon.wait_settled()
@@ -192,12 +192,12 @@ def test_a_scheduled_message_is_handled_when_due_by_every_group(make: NewDaemon)
         daemon.wait_settled()
 
 
-# --- dying ----------------------------------------------------------------------------------------
+# --- dead letters ---------------------------------------------------------------------------------
 
 QUICK = {"backoff": {"kind": "fixed", "base": "10ms"}, "max_attempts": 3}
 
 
-def test_every_way_to_die_leaves_a_letter_that_says_everything(make: NewDaemon):
+def test_dead_letters_of_every_reason_have_all_details(make: NewDaemon):
     consumer = {**QUICK, "dead_on": ["KeyError"]}
     with make(consumer=consumer) as daemon, producer(daemon) as sender:
         began = time.time()
@@ -239,8 +239,8 @@ def test_every_way_to_die_leaves_a_letter_that_says_everything(make: NewDaemon):
             assert attempts(daemon, uids[reason], OTHER) == [1]
 
 
-def test_the_crashes_of_a_message_are_counted_over_its_retries(make: NewDaemon):
-    """T8: the entry of a retry is another one; its crashes must not begin anew."""
+def test_crashes_of_a_message_are_counted_across_retries(make: NewDaemon):
+    """T8: a retry has a new entry, which must not reset the crash count."""
     with make(consumer={**QUICK, "max_crashes": 2}) as daemon:
         (uid,) = daemon.send([script("exit", "fail", "exit", "ok")])
         daemon.wait_for(daemon.letters, what="the letter")
@@ -252,7 +252,7 @@ def test_the_crashes_of_a_message_are_counted_over_its_retries(make: NewDaemon):
         daemon.wait_settled()
 
 
-def test_counts_that_a_producer_wrote_are_not_believed(make: NewDaemon):
+def test_counts_written_by_a_producer_are_ignored(make: NewDaemon):
     hostile = {"retryCount": "99", "crashCount": "99", "replayCount": "7" * 30}
     with make(consumer=QUICK) as daemon:
         flat = [part for pair in hostile.items() for part in pair]
@@ -269,10 +269,10 @@ def test_counts_that_a_producer_wrote_are_not_believed(make: NewDaemon):
         }
 
 
-# --- coming back ----------------------------------------------------------------------------------
+# --- replay ---------------------------------------------------------------------------------------
 
 
-def test_a_replayed_letter_goes_back_once_to_the_group_that_failed(make: NewDaemon):
+def test_a_replayed_dead_letter_returns_once_to_its_group(make: NewDaemon):
     with make(partitions=2, consumer=QUICK) as daemon:
         uids = daemon.send([script("dead", "fail", "ok")] * 3 + [script("ok")])
         daemon.wait_for(lambda: len(daemon.letters()) == 3, what="three letters")
@@ -285,7 +285,7 @@ def test_a_replayed_letter_goes_back_once_to_the_group_that_failed(make: NewDaem
 
         assert daemon.letters() == []
         for uid in uids[:3]:
-            # Dead at its first run; after the replay a failure, a retry, and done.
+            # Dead at the first run. After the replay: a failure, a retry, and success.
             assert attempts(daemon, uid, FAILING) == [1, 1, 2]
             assert attempts(daemon, uid, OTHER) == [1]
             found = notes(daemon, uid, FAILING)
@@ -295,7 +295,7 @@ def test_a_replayed_letter_goes_back_once_to_the_group_that_failed(make: NewDaem
         assert attempts(daemon, uids[3], FAILING) == [1]
 
 
-def test_one_letter_can_be_named_and_dies_again_as_another(make: NewDaemon):
+def test_one_replayed_dead_letter_dies_again_under_a_new_id(make: NewDaemon):
     with make(consumer=QUICK) as daemon:
         uids = daemon.send([script("dead")] * 2)
         daemon.wait_for(lambda: len(daemon.letters()) == 2, what="two letters")
@@ -314,8 +314,8 @@ def test_one_letter_can_be_named_and_dies_again_as_another(make: NewDaemon):
         assert gone.returncode == 8, out
 
 
-def test_two_who_replay_at_once_bring_each_letter_back_once(make: NewDaemon):
-    """Q31: read, write and delete are one step; the loser is told that the letter is gone."""
+def test_two_concurrent_replays_return_each_letter_once(make: NewDaemon):
+    """Q31: read, write and delete are one step. The slower replay reports the letter as gone."""
     total = 300
     with make(partitions=2, consumer=QUICK) as daemon:
         uids = daemon.send([script("dead", "ok")] * total)

@@ -1,4 +1,4 @@
-"""The daemon behind Sentinel: masters that die, are demoted, lose their last writes, or are two."""
+"""The daemon with Sentinel: masters die, are demoted, lose their last writes, or exist twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Make = Callable[..., Daemon]
 
 @pytest.fixture
 def sentinels(binary: Path) -> Iterator[Sentinels]:
-    """A master with two replicas, and three sentinels. A master alone refuses writes."""
+    """A master with two replicas, and three sentinels. A master without replicas rejects writes."""
     options = {"min_replicas_to_write": "1", "min_replicas_max_lag": "2"}
     with Sentinels(binary, replicas=2, **options) as made:
         yield made
@@ -28,18 +28,18 @@ def sentinels(binary: Path) -> Iterator[Sentinels]:
 
 @pytest.fixture
 def make(sentinels: Sentinels, tmp_path: Path) -> Iterator[Make]:
-    """Configure daemons behind the sentinels."""
+    """Configure daemons that use the sentinels."""
     with daemons(tmp_path, sentinels.url) as make:
         yield make
 
 
 def wait_handled(daemon: Daemon, count: int) -> None:
-    """Wait until so many messages have been handled."""
+    """Wait until `count` messages are handled."""
     daemon.wait_for(lambda: daemon.ledger.count("end") >= count, what=f"{count} are handled")
 
 
 def assert_only_grew(before: dict[int, int], after: dict[int, int]) -> None:
-    """No epoch is less than it was."""
+    """Check that no epoch decreased."""
     assert all(after[number] >= before[number] for number in before), (before, after)
 
 
@@ -64,7 +64,7 @@ def test_a_master_that_is_killed_is_replaced(make: Make, sentinels: Sentinels) -
 
 
 def assert_at(daemon: Daemon, master: Data) -> None:
-    """The daemon works at this master; whoever only reads may still be at the old one."""
+    """Wait until the supervisor uses this master. Idle readers may still use the old one."""
     daemon.wait_for(
         lambda: "name=streamqd:supervisor" in master.call("CLIENT", "LIST").decode(),
         what="the supervisor is at the new master",
@@ -72,10 +72,10 @@ def assert_at(daemon: Daemon, master: Data) -> None:
 
 
 @pytest.mark.fault("F17")
-def test_a_master_that_becomes_a_replica_is_left_for_the_new_one(
+def test_the_daemon_leaves_a_demoted_master_for_the_new_one(
     make: Make, sentinels: Sentinels
 ) -> None:
-    """Its connections live, and every write is answered READONLY."""
+    """Its connections survive, and it answers every write with READONLY."""
     daemon = make(partitions=3)
     with daemon:
         old, new = sentinels.master, sentinels.servers[1]
@@ -99,7 +99,7 @@ def test_a_master_that_becomes_a_replica_is_left_for_the_new_one(
 
 
 def swap(sentinels: Sentinels, new: Data) -> None:
-    """Make a replica the master of all others, at once and without the sentinels."""
+    """Make a replica the master of all others, without the sentinels."""
     new.call("REPLICAOF", "NO", "ONE")
     for server in sentinels.servers:
         if server is not new:
@@ -107,17 +107,17 @@ def swap(sentinels: Sentinels, new: Data) -> None:
 
 
 def point_sentinels_at(sentinels: Sentinels, new: Data) -> None:
-    """Tell the sentinels who is the master now."""
+    """Configure the new master in all sentinels."""
     for each in sentinels.sentinels:
         each.call("SENTINEL", "REMOVE", NAME)
         each.call("SENTINEL", "MONITOR", NAME, "127.0.0.1", new.port, 2)
 
 
 @pytest.mark.fault("F18")
-def test_a_failover_that_loses_the_last_writes_gives_greater_epochs(
+def test_a_failover_that_loses_the_last_writes_raises_epochs(
     make: Make, sentinels: Sentinels
 ) -> None:
-    """What was acknowledged in the lost part runs again; what was sent in it is gone."""
+    """Messages acknowledged in the lost part run again. Messages sent in it are lost."""
     for server in sentinels.servers:
         server.call("CONFIG", "SET", "min-replicas-to-write", 0)
     daemon = make(partitions=2)
@@ -129,14 +129,14 @@ def test_a_failover_that_loses_the_last_writes_gives_greater_epochs(
         wait_handled(daemon, 60)
         assert old.call("WAIT", 2, 5000) == 2
         for server in sentinels.servers[1:]:
-            # It stays a replica of the master for the sentinels, and gets nothing from it.
+            # The sentinels still list it as a replica of the master, but it receives no writes.
             server.call("REPLICAOF", "127.0.0.1", free_port())
         sent = daemon.send(["ok"] * 20)
         daemon.wait_settled()
         for pid in daemon.pids().values():
             os.kill(
                 pid, signal.SIGKILL
-            )  # a new token and a new epoch, in the part that will be lost
+            )  # creates a new token and epoch in the part that will be lost
         daemon.wait_for(lambda: len(daemon.events("worker.ready")) >= 4, what="new workers")
         lost_epochs = daemon.epochs()
         old.kill()
@@ -156,7 +156,7 @@ def test_a_failover_that_loses_the_last_writes_gives_greater_epochs(
 
 
 def reacquired(daemon: Daemon, before: dict[int, int]) -> bool:
-    """Whether every partition has a greater epoch than ever before."""
+    """Return True if every partition has a greater epoch than before."""
     try:
         after = daemon.epochs()
     except RedisUnavailable:
@@ -165,8 +165,10 @@ def reacquired(daemon: Daemon, before: dict[int, int]) -> bool:
 
 
 @pytest.mark.fault("F19")
-def test_of_two_masters_the_one_without_replicas_is_left(make: Make, sentinels: Sentinels) -> None:
-    """The old one lives, is connected, and says that it is a master; only the replicas are gone."""
+def test_of_two_masters_the_daemon_uses_the_one_with_replicas(
+    make: Make, sentinels: Sentinels
+) -> None:
+    """The old master runs, is connected and reports the role master, but has lost its replicas."""
     daemon = make(partitions=3)
     with daemon:
         epochs = daemon.epochs()
@@ -178,7 +180,7 @@ def test_of_two_masters_the_one_without_replicas_is_left(make: Make, sentinels: 
         point_sentinels_at(sentinels, new)
         daemon.wait_for(lambda: refuses(old), what="the old master refuses writes", every=0.05)
         assert old.role() == "master"
-        daemon.link.close()  # the test's own connection is not left for an idle master
+        daemon.link.close()  # the test's own idle connection would stay at the old master
         daemon.wait_settled(60.0)
 
         assert_at(daemon, new)
@@ -193,7 +195,7 @@ def test_of_two_masters_the_one_without_replicas_is_left(make: Make, sentinels: 
 
 
 def refuses(server: Data) -> bool:
-    """Whether a master takes no writes, because it has no replicas."""
+    """Return True if a master rejects writes because it has no replicas."""
     try:
         server.call("SET", "probe", "1")
     except RedisRefused as error:
@@ -202,7 +204,7 @@ def refuses(server: Data) -> bool:
 
 
 @pytest.mark.fault("F8", "F19")
-def test_a_master_that_stood_still_finds_a_successor(make: Make, sentinels: Sentinels) -> None:
+def test_a_paused_master_is_replaced(make: Make, sentinels: Sentinels) -> None:
     daemon = make(partitions=3, daemon={"lease_ttl": "3s"})
     with daemon:
         epochs, old = daemon.epochs(), sentinels.master

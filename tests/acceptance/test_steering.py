@@ -1,4 +1,4 @@
-"""Orders to a fleet: written once, obeyed by every instance, kept over restarts."""
+"""Directives to a fleet: written once, applied by every instance, kept across restarts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.support.ledger import Audit
 
 NewDaemon = Callable[..., Daemon]
 
-# Nothing moves by itself: whatever moves has been ordered.
+# Partitions do not move automatically, only by a directive.
 CALM = {"lease_ttl": "2s", "rebalance_delay": "10m", "rebalance_hold": "10m"}
 
 
 def verb(daemon: Daemon, *words: str, code: int = 0) -> str:
-    """Run a verb with the daemon's configuration; return all that it prints."""
+    """Run a command with the daemon's configuration. Return its output."""
     result = CliRunner().invoke(cli, ["--config", str(daemon.config_path), *words])
     assert result.exit_code == code, f"{words}: {result.output}"
     return result.output
@@ -39,7 +39,7 @@ def document(daemon: Daemon, *words: str, code: int = 0) -> Any:
 
 @pytest.fixture
 def fleet(new_daemon: NewDaemon) -> Fleet:
-    """Two instances; the first one owns all four partitions."""
+    """Two instances. The first one owns all four partitions."""
     one, two = (new_daemon(name=name, partitions=4, daemon=CALM) for name in "ab")
     found = Fleet(one)
     found.wait_shares(4)
@@ -93,7 +93,7 @@ def test_a_pause_lets_running_messages_finish_and_survives_a_restart(new_daemon:
         assert one.ledger.audit(GROUP) == Audit()
 
 
-def test_moves_drains_and_a_rebalance(fleet: Fleet):
+def test_move_drain_and_rebalance_directives_are_applied(fleet: Fleet):
     one, two = fleet.members["a"], fleet.members["b"]
     one.send("sleep 0.005" for _ in range(400))
 
@@ -138,7 +138,7 @@ def test_moves_drains_and_a_rebalance(fleet: Fleet):
 
 
 def test_a_stopped_group_is_reset_and_started_again(fleet: Fleet):
-    """U11: stop on all instances, reset without --force, start; over a restart of one of them."""
+    """U11: stop on all instances, restart one, reset without --force, start."""
     one, two = fleet.members["a"], fleet.members["b"]
     first = one.send(["ok"] * 20)
     one.wait_settled()
@@ -164,7 +164,7 @@ def test_a_stopped_group_is_reset_and_started_again(fleet: Fleet):
     assert all(len(one.ledger.of(uid, "end")) == 1 for uid in later)
 
 
-def test_a_reload_in_turn_once_for_each_order_and_strange_orders(fleet: Fleet):
+def test_instances_reload_in_turn_once_per_directive(fleet: Fleet):
     one, two = fleet.members["a"], fleet.members["b"]
     marks = {daemon: daemon.mark() for daemon in (one, two)}
     orders = one.keys.orders("default")
@@ -200,7 +200,7 @@ def test_a_reload_in_turn_once_for_each_order_and_strange_orders(fleet: Fleet):
 
 
 def readiness(daemon: Daemon) -> tuple[int, list[str]]:
-    """What `/readyz` answers; 0 when nobody does."""
+    """Return the status and reasons of `/readyz`, or 0 without an answer."""
     connection = http.client.HTTPConnection("streamqd", timeout=5)
     try:
         connection.sock = socket.socket(socket.AF_UNIX)
@@ -216,7 +216,7 @@ def readiness(daemon: Daemon) -> tuple[int, list[str]]:
 
 @pytest.mark.parametrize("alone", [True, False], ids=["the only one", "one of two"])
 def test_a_drained_instance_is_ready_and_a_stopping_one_is_not(new_daemon: NewDaemon, alone: bool):
-    """U3: the pages said three things of it. A drained instance is a standby that may come back."""
+    """U3: three pages disagreed about it. A drained instance is a standby that may return."""
     options = {"partitions": 2, "daemon": {"lease_ttl": "2s", "drain_timeout": "60s"}}
     one = new_daemon(name="a", http="unix:./http.sock", **options)
     with contextlib.ExitStack() as kept:
@@ -252,8 +252,8 @@ def test_a_drained_instance_is_ready_and_a_stopping_one_is_not(new_daemon: NewDa
         assert one.wait() == 0
 
 
-def test_a_dead_instance_is_forgotten_and_a_living_one_never(new_daemon: NewDaemon):
-    """U11: a silent instance stayed as a line that nobody could dismiss."""
+def test_a_silent_instance_is_forgotten_but_never_a_live_one(new_daemon: NewDaemon):
+    """U11: a silent instance stayed in the list, and no command removed it."""
     one, two = (new_daemon(name=name, daemon=CALM) for name in "ab")
     with one, two:
         refused = verb(one, "forget", "b", "--yes", code=8)
@@ -284,5 +284,5 @@ def test_a_dead_instance_is_forgotten_and_a_living_one_never(new_daemon: NewDaem
 
 
 def verb_of(daemon: Daemon, *words: str) -> str:
-    """Run a verb, whatever its exit code; return what it prints."""
+    """Return the output of a command, regardless of its exit code."""
     return CliRunner().invoke(cli, ["--config", str(daemon.config_path), *words]).output

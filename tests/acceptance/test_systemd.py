@@ -1,4 +1,4 @@
-"""The unit files as systemd judges them, and what the daemon tells its service manager."""
+"""The unit files, checked by systemd, and the daemon's messages to its service manager."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 UNITS = ("streamqd.service", "streamqd@.service")
-EXPOSURE_MAX = 15  # tenths, as `systemd-analyze security --threshold` takes them
+EXPOSURE_MAX = 15  # tenths, as in `systemd-analyze security --threshold`
 WATCHDOG_SECONDS = 2.0
 
 NewDaemon = Callable[..., Daemon]
@@ -46,7 +46,7 @@ def analyze() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 def installed(name: str, folder: Path) -> Path:
-    """A copy of a unit with a command that exists here, under the name of an instance."""
+    """Copy a unit, with a command that exists and the name of an instance. Return the copy."""
     text = (ROOT / "systemd" / name).read_text()
     assert text.count("/opt/streamqd/bin/streamqd") == 1
     copy = folder / name.replace("@.", "@web-1.")
@@ -55,7 +55,7 @@ def installed(name: str, folder: Path) -> Path:
 
 
 def initialised(folder: Path) -> Path:
-    """The unit that `streamqd init` writes for a folder whose name needs quoting."""
+    """Return a copy of the unit from `streamqd init` in a directory whose name needs quoting."""
     project = folder / "hits & 100%: a project"
     done = subprocess.run(
         [sys.executable, "-m", "streamqd", "init", str(project)],
@@ -64,25 +64,25 @@ def initialised(folder: Path) -> Path:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    # systemd-analyze cannot take a path like this one, which is not what is tested.
+    # systemd-analyze does not accept such a path, which is not under test.
     return shutil.copy(project / "streamqd.service", folder / "streamqd.service")
 
 
 @pytest.mark.parametrize("name", [*UNITS, "init"])
-def test_systemd_finds_nothing_to_complain_about(
+def test_systemd_analyze_verify_finds_no_problem(
     analyze: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, name: str
 ) -> None:
     unit = initialised(tmp_path) if name == "init" else installed(name, tmp_path)
 
     done = analyze("verify", unit)
 
-    # What it says of other units of this host is none of our business.
+    # Messages about other units of this host do not matter.
     assert [line for line in done.stderr.splitlines() if "streamqd" in line] == []
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", [*UNITS, "init"])
-def test_the_service_is_exposed_little(
+def test_the_exposure_level_of_the_service_is_low(
     analyze: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, name: str
 ) -> None:
     unit = initialised(tmp_path) if name == "init" else installed(name, tmp_path)
@@ -93,20 +93,20 @@ def test_the_service_is_exposed_little(
     assert done.returncode == 0, done.stdout
 
 
-# --- what the daemon says -------------------------------------------------------------------------
+# --- sd_notify ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Said:
     """One datagram of sd_notify."""
 
-    at: float  # time.monotonic()
+    at: float  # seconds, monotonic
     pid: int
     words: dict[str, str]
 
 
 class Manager:
-    """The service manager's socket: keeps all that is said to it, and by whom."""
+    """The service manager's socket, which records every datagram and its sender."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -131,7 +131,7 @@ class Manager:
         return [said for said in list(self.heard) if name in said.words]
 
     def wait(self, name: str, value: str | None = None, after: int = 0) -> Said:
-        """The first datagram with this word, not counting the first `after` ones."""
+        """Wait for a datagram with this word, ignoring the first `after` ones. Return it."""
 
         def found() -> Said | None:
             for said in self.heard[after:]:
@@ -158,7 +158,7 @@ def manager(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manage
     listening.close()
 
 
-def test_a_life_as_the_service_manager_hears_it(
+def test_the_daemon_notifies_the_service_manager_of_its_states(
     new_daemon: NewDaemon, manager: Manager, tmp_path: Path
 ) -> None:
     with new_daemon(partitions=2, daemon={"drain_timeout": "100s"}) as daemon:
@@ -167,7 +167,7 @@ def test_a_life_as_the_service_manager_hears_it(
         before_ready = [said for said in manager.heard if said.at < ready.at]
         assert any("EXTEND_TIMEOUT_USEC" in said.words for said in before_ready)
 
-        # A reload: the clock must be in the same datagram, or notify-reload takes no notice.
+        # A reload: the clock must be in the same datagram, or notify-reload ignores it.
         heard = len(manager.heard)
         clock = time.monotonic_ns() // 1000
         daemon.signal(signal.SIGHUP)
@@ -178,7 +178,7 @@ def test_a_life_as_the_service_manager_hears_it(
         assert again.words["STATUS"] == "reloaded"
         daemon.wait_event("reload.done")
 
-        # A drain that takes as long as its messages do.
+        # A drain takes as long as its messages.
         gate = tmp_path / "gate"
         [uid] = daemon.send([f"await {gate}"], partition=0)
         daemon.wait_run(uid)
@@ -188,7 +188,7 @@ def test_a_life_as_the_service_manager_hears_it(
         whole = manager.wait("EXTEND_TIMEOUT_USEC", after=heard)
         assert int(whole.words["EXTEND_TIMEOUT_USEC"]) > 100_000_000
         more = manager.wait("EXTEND_TIMEOUT_USEC", "20000000", after=heard)
-        # One follows another while the drain moves.
+        # The extension is repeated while the drain makes progress.
         manager.wait("EXTEND_TIMEOUT_USEC", "20000000", after=manager.heard.index(more) + 1)
         assert manager.wait("STATUS", "draining, 1 partitions left", after=heard)
         gate.touch()
@@ -196,7 +196,7 @@ def test_a_life_as_the_service_manager_hears_it(
         assert {said.pid for said in manager.heard} == {daemon.pid}
 
 
-def test_the_watchdog_is_fed_in_time_and_not_by_a_loop_that_stands(
+def test_the_watchdog_is_fed_in_time_but_not_by_a_stopped_loop(
     new_daemon: NewDaemon, manager: Manager
 ) -> None:
     with new_daemon() as daemon:
@@ -210,7 +210,7 @@ def test_the_watchdog_is_fed_in_time_and_not_by_a_loop_that_stands(
         assert max(gaps) < WATCHDOG_SECONDS * 3 / 4
         assert min(gaps) > WATCHDOG_SECONDS / 10
 
-        # Who stands still says nothing, and goes on speaking when it goes on.
+        # A stopped daemon sends nothing. After SIGCONT, it sends again.
         os.kill(daemon.pid, signal.SIGSTOP)
         fed = manager.with_word("WATCHDOG")
         time_up = time.monotonic() + 1.5 * WATCHDOG_SECONDS
@@ -221,7 +221,7 @@ def test_the_watchdog_is_fed_in_time_and_not_by_a_loop_that_stands(
         assert daemon.stop() == 0
 
 
-def test_without_a_watchdog_nobody_is_fed(
+def test_without_a_watchdog_no_watchdog_datagram_is_sent(
     new_daemon: NewDaemon, manager: Manager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WATCHDOG_USEC")
