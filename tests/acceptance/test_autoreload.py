@@ -1,4 +1,4 @@
-"""`--reload`: what is saved is taken, however it is saved; what is broken changes nothing."""
+"""`--reload`: edits take effect however they are saved, and broken edits change nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NewDaemon = Callable[..., Daemon]
 
 @contextmanager
 def watching(daemon: Daemon) -> Iterator[Daemon]:
-    """A daemon that looks for edits."""
+    """Run a daemon that watches for edits."""
     daemon.start("--reload")
     try:
         daemon.wait_event("ready")
@@ -31,27 +31,27 @@ def watching(daemon: Daemon) -> Iterator[Daemon]:
 
 
 def version(daemon: Daemon, name: str) -> str:
-    """The code of the handler as another version. As long as every other: only the time tells."""
+    """Return the handler's code as another version of equal length, so only its time differs."""
     before = daemon.module_path.read_text()
     line = next(each for each in before.splitlines() if each.startswith("VERSION = "))
     return before.replace(line, f'VERSION = "{name}"')
 
 
 def saved_whole(path: Path, text: str) -> None:
-    """Save as most editors do: another file takes the name."""
+    """Save like most editors: rename a new file over the old one."""
     draft = path.with_name(f".{path.name}.draft")
     draft.write_text(text)
     draft.rename(path)
 
 
 def saved_with_backup(path: Path, text: str) -> None:
-    """Save as some do: the old file is moved away, and for a moment there is none."""
+    """Save like some editors: move the old file away, so that none exists for an instant."""
     path.rename(path.with_name(f"{path.name}~"))
     path.write_text(text)
 
 
 def saved_in_place(path: Path, text: str) -> None:
-    """Save as others do: the file is emptied, and written in pieces."""
+    """Save like other editors: truncate the file and write it in pieces."""
     with path.open("w") as file:
         for start in range(0, len(text), 500):
             file.write(text[start : start + 500])
@@ -59,7 +59,7 @@ def saved_in_place(path: Path, text: str) -> None:
 
 
 def runs_as(daemon: Daemon, name: str) -> None:
-    """Send a message; it must be handled by this version."""
+    """Send a message, and check that this version handles it."""
     (uid,) = daemon.send(["ok"])
     daemon.wait_run(uid, "end")
     assert daemon.ledger.of(uid, "end")[0].text == name
@@ -69,7 +69,7 @@ def reloaded(daemon: Daemon, after: int) -> Event:
     return daemon.wait_event("reload.done", after=after)
 
 
-def test_edits_are_taken_however_they_are_saved(new_daemon: NewDaemon):
+def test_edits_take_effect_however_they_are_saved(new_daemon: NewDaemon):
     daemon = new_daemon(partitions=2)
     with watching(daemon):
         old = daemon.pids()
@@ -95,7 +95,7 @@ def test_edits_are_taken_however_they_are_saved(new_daemon: NewDaemon):
     ],
     ids=["syntax", "import", "name"],
 )
-def test_a_broken_edit_is_told_in_one_line_and_the_old_code_goes_on(
+def test_a_broken_edit_is_logged_once_and_the_old_code_stays(
     new_daemon: NewDaemon, broken: str, said: tuple[str, ...]
 ):
     daemon = new_daemon()
@@ -116,8 +116,8 @@ def test_a_broken_edit_is_told_in_one_line_and_the_old_code_goes_on(
         assert daemon.stop() == 0
 
 
-def test_a_module_that_is_deleted_and_comes_back_and_one_that_is_new(new_daemon: NewDaemon):
-    """What a handler imports from its folder is looked at too, also when it is not there yet."""
+def test_deleted_restored_and_new_modules_are_watched(new_daemon: NewDaemon):
+    """The imports of a handler from its directory are watched, even before they exist."""
     daemon = new_daemon()
     code = daemon.module_path.read_text().replace('VERSION = "1"', "from words import VERSION")
     words = daemon.folder / "words.py"
@@ -134,7 +134,7 @@ def test_a_module_that_is_deleted_and_comes_back_and_one_that_is_new(new_daemon:
         reloaded(daemon, mark)
         runs_as(daemon, "2")
 
-        # A package in a folder of its own, which the code begins to import: first it is missing.
+        # The code imports a package from a directory that does not exist at first.
         mark = daemon.mark()
         saved_whole(daemon.module_path, code.replace("from words", "from more.words"))
         daemon.wait_event("reload.refused", after=mark)
@@ -151,7 +151,7 @@ def test_a_module_that_is_deleted_and_comes_back_and_one_that_is_new(new_daemon:
         assert daemon.stop() == 0
 
 
-def test_a_link_that_is_set_on_another_file_is_an_edit(new_daemon: NewDaemon):
+def test_a_link_set_to_another_file_counts_as_an_edit(new_daemon: NewDaemon):
     daemon = new_daemon()
     releases = daemon.folder / "releases"
     releases.mkdir()
@@ -167,7 +167,7 @@ def test_a_link_that_is_set_on_another_file_is_an_edit(new_daemon: NewDaemon):
         aside.rename(daemon.module_path)
         reloaded(daemon, mark)
         runs_as(daemon, "2")
-        # And the file behind the link.
+        # The target of the link is watched, too.
         mark = daemon.mark()
         saved_whole(releases / "2.py", version(daemon, "3"))
         reloaded(daemon, mark)
@@ -175,7 +175,7 @@ def test_a_link_that_is_set_on_another_file_is_an_edit(new_daemon: NewDaemon):
         assert daemon.stop() == 0
 
 
-def test_the_configuration_is_looked_at_too(new_daemon: NewDaemon):
+def test_the_configuration_is_watched_too(new_daemon: NewDaemon):
     daemon = new_daemon()
     with watching(daemon):
         old = daemon.pids()
@@ -203,7 +203,7 @@ def test_the_configuration_is_looked_at_too(new_daemon: NewDaemon):
         assert daemon.stop() == 0
 
 
-def test_a_lost_watcher_comes_back_and_sees_what_was_saved_meanwhile(new_daemon: NewDaemon):
+def test_a_restarted_watcher_sees_edits_from_its_absence(new_daemon: NewDaemon):
     daemon = new_daemon()
     with watching(daemon):
         psutil.Process(daemon.titles()["streamqd: watcher"]).kill()
@@ -214,7 +214,7 @@ def test_a_lost_watcher_comes_back_and_sees_what_was_saved_meanwhile(new_daemon:
         assert daemon.stop() == 0
 
 
-def test_without_the_option_nothing_watches_and_with_burst_it_is_refused(new_daemon: NewDaemon):
+def test_reload_is_opt_in_and_refused_with_burst_or_a_command(new_daemon: NewDaemon):
     daemon = new_daemon()
     with daemon:
         assert "streamqd: watcher" not in daemon.titles()

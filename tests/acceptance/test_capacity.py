@@ -1,4 +1,4 @@
-"""An instance that cannot start processes gives up what it cannot serve, and takes it back."""
+"""An instance that cannot start workers releases their partitions, and takes them back later."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE = 60.0
 
 
 def owners(daemon: Daemon) -> Counter[str]:
-    """How many partitions each instance owns."""
+    """Return the number of partitions that each instance owns."""
     fences = daemon.link.pipeline(
         [
             ("HMGET", daemon.keys.fence(TOPIC, number, GROUP), "token", "owner")
@@ -41,13 +41,13 @@ def pair(new_daemon: NewDaemon, **second: object) -> tuple[Daemon, Daemon]:
 
 
 def limit(daemon: Daemon, soft: int) -> None:
-    """Set how many descriptors the running supervisor may have open."""
+    """Set the limit of open file descriptors of the running supervisor."""
     hard = psutil.Process(daemon.pid).rlimit(resource.RLIMIT_NOFILE)[1]
     psutil.Process(daemon.pid).rlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def cli(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a verb."""
+    """Run a command."""
     return subprocess.run(
         [sys.executable, "-m", "streamqd", "--config", str(daemon.config_path), *arguments],
         cwd=ROOT,
@@ -59,7 +59,7 @@ def cli(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def ready(daemon: Daemon) -> int:
-    """How many workers have begun to serve: a process may be there before its fork is over."""
+    """Return the number of workers that reported ready, which a new process does only later."""
     return len(daemon.events("worker.ready"))
 
 
@@ -69,8 +69,8 @@ def kill_workers(daemon: Daemon, count: int) -> None:
 
 
 @pytest.mark.promise
-def test_what_cannot_be_started_is_given_up_and_taken_back(new_daemon: NewDaemon):
-    """C2: the other instance has the partitions at once, and this one again when it can."""
+def test_partitions_without_workers_are_released_and_taken_back(new_daemon: NewDaemon):
+    """C2: the other instance takes the partitions immediately, and this one again when it can."""
     one, two = pair(new_daemon)
     with two, one:
         one.wait_for(
@@ -110,7 +110,7 @@ def test_what_cannot_be_started_is_given_up_and_taken_back(new_daemon: NewDaemon
 
 
 def _is_told(one: Daemon) -> None:
-    """`status`, `doctor` and the summary say it."""
+    """Check that `status` and `doctor` report the limit of 3 partitions."""
 
     def shown() -> bool:
         seen = json.loads(cli(one, "status", "--json").stdout)
@@ -129,8 +129,8 @@ def _seconds(event: dict[str, object]) -> float:
     return int(minutes) * 60 + float(seconds)
 
 
-def test_an_instance_that_starts_under_a_low_limit_serves_what_it_can(new_daemon: NewDaemon):
-    """C2: with `ulimit -n` far below its share, the other instance serves the rest."""
+def test_an_instance_under_a_low_limit_serves_part_of_its_share(new_daemon: NewDaemon):
+    """C2: if `ulimit -n` is too low for its share, the other instance serves the rest."""
     one, two = pair(new_daemon)
     one.within = ["prlimit", f"--nofile={KEPT_DESCRIPTORS + 20}", "--"]
     with two, one:
@@ -148,7 +148,7 @@ def test_an_instance_that_starts_under_a_low_limit_serves_what_it_can(new_daemon
         assert (one.stop(), two.stop()) == (0, 0)
 
 
-def test_one_that_is_alone_says_that_nobody_serves_the_rest(new_daemon: NewDaemon):
+def test_why_names_the_limit_of_the_only_instance(new_daemon: NewDaemon):
     """C2: `why` names the limit of the only instance, and messages wait until it is lifted."""
     one, _ = pair(new_daemon)
     with one:

@@ -1,4 +1,4 @@
-"""A circuit for each partition: what an outage costs, who probes, and how it ends."""
+"""A circuit breaker per partition: the cost of an outage, the probes, and the recovery."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NewDaemon = Callable[..., Daemon]
 PARTITIONS, FAILURES, EACH = 4, 10, 60
 MOST = PARTITIONS * FAILURES
 
-# Appends what it does, with the time of one clock for all processes.
+# Appends a line per step, with the time of a clock that all processes share.
 CODE = """
 import os, time
 from pathlib import Path
@@ -61,8 +61,8 @@ def told(daemon: Daemon, *what: str) -> list[Told]:
 
 def configured(new_daemon: NewDaemon, probe_every: str, **consumer: Any) -> Daemon:
     breaker = {"failures": FAILURES, "probe_every": probe_every, "on": ["ConnectionError"]}
-    # Longer than a partition takes for its first failures, on a busy machine too. A message that
-    # fails again before they open the circuit is charged, as promised.
+    # Longer than a partition takes for its first failures, even on a busy machine. A message that
+    # fails again before the circuit opens spends an attempt.
     backoff = {"kind": "fixed", "base": "2s", "max": "2s"}
     made = {"max_attempts": 1, "backoff": backoff, "breaker": breaker} | consumer
     return new_daemon(partitions=PARTITIONS, consumer=made, code=CODE)
@@ -74,7 +74,7 @@ def send_all(daemon: Daemon) -> None:
 
 
 def mend(daemon: Daemon) -> None:
-    """The dependency is back: all is done, and nothing has died."""
+    """Restore the dependency. Check that all messages are handled and none is dead-lettered."""
     (daemon.folder / "down").unlink()
     daemon.wait_settled()
     daemon.wait_for(
@@ -86,13 +86,13 @@ def mend(daemon: Daemon) -> None:
 
 
 def halted(daemon: Daemon) -> int:
-    """How many partitions `status` shows as halted."""
+    """Return the number of partitions that `status` shows as halted."""
     units = json.loads(ask(daemon, "status", "--json"))["units"]
     return sum(each["worker"] == "halted" for each in units)
 
 
 def test_an_outage_costs_each_partition_its_failures(new_daemon: NewDaemon):
-    """All four meet it at once."""
+    """All four partitions meet it at the same time."""
     daemon = configured(new_daemon, "1h")
     (daemon.folder / "down").touch()
     with daemon:
@@ -100,7 +100,7 @@ def test_an_outage_costs_each_partition_its_failures(new_daemon: NewDaemon):
         daemon.wait_for(
             lambda: halted(daemon) == PARTITIONS, what="all partitions are halted", every=0.1
         )
-        # U12: one line for the group in `status` and in `why TOPIC`, not one for each partition.
+        # U12: one line for the group in `status` and in `why TOPIC`, not one per partition.
         said = ask(daemon, "status")
         lines = [line for line in said.splitlines() if "circuit breaker" in line]
         assert len(lines) == 1, said
@@ -117,7 +117,7 @@ def test_an_outage_costs_each_partition_its_failures(new_daemon: NewDaemon):
     assert len(told(daemon, "begin")) == MOST
 
 
-def test_an_open_circuit_stops_its_own_partition_only(new_daemon: NewDaemon):
+def test_an_open_circuit_stops_only_its_partition(new_daemon: NewDaemon):
     daemon = configured(new_daemon, "1h")
     with daemon:
         daemon.send(["bad"] * EACH, partition=0)
@@ -134,7 +134,7 @@ def test_an_open_circuit_stops_its_own_partition_only(new_daemon: NewDaemon):
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_one_message_at_a_time_probes_until_one_succeeds(new_daemon: NewDaemon, lanes: int):
     daemon = configured(new_daemon, "100ms", concurrency=lanes, order="key")
-    spent = FAILURES + 2 * (lanes - 1)  # of a partition: lanes may run others when it opens
+    spent = FAILURES + 2 * (lanes - 1)  # per partition: other lanes may run when it opens
     (daemon.folder / "down").touch()
     began = time.monotonic()
     with daemon:

@@ -1,4 +1,4 @@
-"""The daemon on a Redis Cluster: partitions on all nodes, nodes that die or hang, moving slots."""
+"""The daemon on a Redis Cluster: partitions on all nodes, dead or hung nodes, moving slots."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Make = Callable[..., Daemon]
 
 @pytest.fixture(scope="module")
 def whole_cluster(binary: Path) -> Iterator[Cluster]:
-    """Three masters with a replica each."""
+    """Three masters with one replica each."""
     with Cluster(binary) as made:
         yield made
 
 
 @pytest.fixture
 def cluster(whole_cluster: Cluster) -> Cluster:
-    """The cluster, empty, with all nodes alive."""
+    """The empty cluster, with all nodes running."""
     for node in whole_cluster.nodes:
         if not node.running:
             node.restart()
@@ -51,7 +51,7 @@ def make(cluster: Cluster, tmp_path: Path) -> Iterator[Make]:
 
 
 def nodes_of(cluster: Cluster, daemon: Daemon) -> dict[int, Node]:
-    """Partition -> the node that serves it."""
+    """Return the node that serves each partition."""
     return {
         number: cluster.master_of(daemon.keys.stream(TOPIC, number))
         for number in range(daemon.partitions)
@@ -60,7 +60,7 @@ def nodes_of(cluster: Cluster, daemon: Daemon) -> dict[int, Node]:
 
 @pytest.fixture
 def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Run a verb with a daemon's configuration; return what it prints, read when it is JSON."""
+    """Run a command with a daemon's configuration. Return its output, parsed if it is JSON."""
 
     def run(daemon: Daemon, *args: str, code: int = 0) -> Any:
         monkeypatch.setenv(VARIABLE, str(daemon.ledger.path))
@@ -71,9 +71,7 @@ def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return run
 
 
-def test_partitions_of_one_topic_are_on_all_nodes_and_everything_is_handled(
-    make: Make, cluster: Cluster
-) -> None:
+def test_a_topic_on_all_nodes_is_handled_completely(make: Make, cluster: Cluster) -> None:
     daemon = make(partitions=6, consumer={"max_attempts": 2, "backoff": {"base": "10ms"}})
     with daemon:
         assert set(nodes_of(cluster, daemon).values()) == set(cluster.masters)
@@ -91,10 +89,10 @@ def test_partitions_of_one_topic_are_on_all_nodes_and_everything_is_handled(
     assert len(slots) > 6, "partitions, topic, registry and fleet are in slots of their own"
 
 
-def test_verbs_look_at_all_nodes(
+def test_commands_read_all_nodes(
     make: Make, cluster: Cluster, verb: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Handlers are not what this is about: they are left out of the check."""
+    """Handlers are left out of the check, because they are not under test."""
     daemon = make(partitions=4)
     addresses = {f"127.0.0.1:{node.port}" for node in cluster.nodes if node.role() == "master"}
     with daemon:
@@ -121,7 +119,7 @@ def test_verbs_look_at_all_nodes(
     assert left == [daemon.keys.audit(TOPIC)], "and who has deleted it"
 
 
-def test_the_users_of_etc_acl_are_enough_on_a_cluster(make: Make, cluster: Cluster) -> None:
+def test_the_users_of_etc_acl_suffice_on_a_cluster(make: Make, cluster: Cluster) -> None:
     daemon = make(partitions=4, consumer={"max_attempts": 2, "backoff": {"base": "10ms"}})
     daemon.write_config(redis={"url": cluster.url, "username": users.read("daemon").user})
     nodes = [connect(node.settings, timeout=5.0, name="test:users") for node in cluster.nodes]
@@ -143,7 +141,7 @@ def test_the_users_of_etc_acl_are_enough_on_a_cluster(make: Make, cluster: Clust
 
 
 def owners(daemon: Daemon) -> Any:
-    """The summary that the instance publishes of itself."""
+    """Return the summary that the instance publishes."""
     return daemon.link.execute("GET", daemon.keys.instance("default", "one"))
 
 
@@ -172,7 +170,7 @@ def test_a_master_that_is_killed_is_replaced_by_its_replica(make: Make, cluster:
 
 
 def offset(node: Node) -> int:
-    """How far replication is."""
+    """Return the replication offset of a node."""
     lines = node.call("INFO", "replication").decode().splitlines()
     facts = dict(line.split(":", 1) for line in lines if ":" in line)
     name = "slave_repl_offset" if facts["role"] == "slave" else "master_repl_offset"
@@ -184,17 +182,17 @@ def offset(node: Node) -> int:
 def test_a_node_that_hangs_stops_only_its_partitions(
     make: Make, cluster: Cluster, coverage: str
 ) -> None:
-    """Its replica is gone too, so nobody takes over; the others' leases are kept.
+    """Its replica is down, too, so no node takes over. The other partitions keep their leases.
 
-    With full coverage required the other nodes answer CLUSTERDOWN: then everything waits.
+    If full coverage is required, the other nodes answer CLUSTERDOWN, and all partitions wait.
     """
     ttl = 3.0
     daemon = make(partitions=6, daemon={"lease_ttl": f"{ttl}s"})
     for node in cluster.nodes:
         node.call("CONFIG", "SET", "cluster-require-full-coverage", coverage)
     hung = cluster.master_of(daemon.keys.stream(TOPIC, 0))
-    # A replica that came back with it could still be elected: then writes of the last moment are
-    # lost, and what they acknowledged runs again.
+    # A replica that resumed with the node could still be elected. The last writes would be lost,
+    # and the messages that they acknowledged would run again.
     cluster.replica_of(hung).kill()
     with daemon:
         epochs, nodes = daemon.epochs(), nodes_of(cluster, daemon)
@@ -234,7 +232,7 @@ def test_a_node_that_hangs_stops_only_its_partitions(
 def test_a_slot_that_moves_for_longer_than_a_ttl_costs_nothing(
     make: Make, cluster: Cluster
 ) -> None:
-    """MIGRATING and IMPORTING are held with half of the keys moved: TRYAGAIN, ASK, then MOVED."""
+    """The move is held with half of the keys moved: TRYAGAIN, ASK, then MOVED."""
     ttl = 2.0
     daemon = make(partitions=3, daemon={"lease_ttl": f"{ttl}s"})
     with daemon:
@@ -248,7 +246,7 @@ def test_a_slot_that_moves_for_longer_than_a_ttl_costs_nothing(
         source.migrate(target, daemon.keys.lease(TOPIC, 0, GROUP))
         daemon.wait_event("redis.lost", after=mark, role="supervisor")
         began = time.monotonic()
-        daemon.send(["ok"] * 10, partition=0)  # by ASK: the stream is there already
+        daemon.send(["ok"] * 10, partition=0)  # by ASK: the stream has already moved
         for uid in daemon.send(["ok"] * 10, partition=1):
             daemon.wait_run(uid, "end")
         daemon.wait_for(lambda: time.monotonic() - began > 1.5 * ttl, what="the lease is over")

@@ -1,4 +1,4 @@
-"""Conservation where messages are lost on purpose: what is in no place was handled, or counted."""
+"""Conservation with deliberate losses: a missing message was handled or is counted as lost."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.support.trial import GROUPS, WORK
 pytestmark = pytest.mark.promise
 
 PARTITIONS = 2
-ABOVE, NODE = 60, 10  # entries of a partition that are too many, and those of a node: it goes whole
-BATCH, RUNS = 20, 16  # messages that are sent for so many runs
-LOST = 20  # messages that each group has lost of each partition, at least
+ABOVE, NODE = 60, 10  # entries: the limit per partition, and per stream node, dropped as a whole
+BATCH, RUNS = 20, 16  # messages sent per step, and runs to wait for
+LOST = 20  # messages that each group must lose per partition, at least
 
 
 def counted(port: int, name: str, unit: Unit) -> int:
-    """A counter of a unit, as the daemon publishes it."""
+    """Return a counter of an assignment. Source: the daemon's metrics."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     labels = {f'topic="{unit.topic}"', f'partition="{unit.partition}"', f'group="{unit.group}"'}
@@ -37,14 +37,14 @@ def counted(port: int, name: str, unit: Unit) -> int:
 
 
 def has_begun(daemon: Daemon, runs: int) -> bool:
-    """Whether so many runs have begun."""
+    """Return True if at least `runs` runs have started."""
     return daemon.ledger.count("start") >= runs
 
 
-def test_what_is_in_no_place_was_handled_well_or_is_counted_as_lost(
+def test_every_missing_message_was_handled_or_is_counted_as_lost(
     fresh_server: ProcessServer, tmp_path: Path
 ):
-    """Twice as many messages as two groups can handle, and every fifth is soon over."""
+    """Twice as many messages as two groups can handle, and every fifth expires after 50 ms."""
     port = free_port()
     daemon = Daemon(
         *(tmp_path, fresh_server.url),
@@ -92,7 +92,7 @@ def test_what_is_in_no_place_was_handled_well_or_is_counted_as_lost(
             )
             assert ghosts == 0
             assert expired > 0
-            # What was lost in hand may have been handled all the same: it was in hand.
+            # A message lost while pending may still have been handled, because it was in flight.
             least = seen.lost_unread + expired
             assert least <= unhandled <= least + seen.lost_pending
         assert daemon.stop() == 0

@@ -1,4 +1,4 @@
-"""What a handler forks is never a worker, whatever the form of the handler."""
+"""Processes that a handler forks never act as workers, in any form of handler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.daemon import Daemon
 
 NewDaemon = Callable[..., Daemon]
 
-# `runs` gets a line for each message that a process handles, `codes` how each child has ended.
+# `runs` gets a line per process and handled message, `codes` the exit code of each child.
 FORKING = """
 import asyncio, multiprocessing, os, subprocess, sys, time
 
@@ -89,8 +89,8 @@ def lines(daemon: Daemon, name: str) -> list[str]:
 
 
 @every_shape
-def test_a_child_that_returns_from_the_handler_ends(new_daemon: NewDaemon, shape: str):
-    """S5: it handles nothing, settles nothing, says why it ends; its parent goes on unharmed."""
+def test_a_child_that_returns_from_the_handler_exits(new_daemon: NewDaemon, shape: str):
+    """S5: it settles no message, and logs why it exits. Its parent continues unharmed."""
     daemon = new_daemon(
         code=FORKING, consumer={"backoff": {"kind": "fixed", "base": "10ms"}} | SHAPES[shape]
     )
@@ -101,7 +101,7 @@ def test_a_child_that_returns_from_the_handler_ends(new_daemon: NewDaemon, shape
         more = daemon.send(["ok"] * 50)
         daemon.wait_settled(60.0)
 
-        # A child in a batch goes through what is left of the list: that loop is the handler's own.
+        # In a batch, the child runs the rest of the list, because that loop is the handler's own.
         runs = Counter(line.split()[1] for line in lines(daemon, "runs"))
         if shape != "batch":
             assert runs == Counter(uids + more)
@@ -120,8 +120,8 @@ def test_a_child_that_returns_from_the_handler_ends(new_daemon: NewDaemon, shape
 
 
 @every_shape
-def test_what_a_handler_starts_on_purpose_works(new_daemon: NewDaemon, shape: str):
-    """S5: a process of `multiprocessing` runs its function and exits; so does a subprocess."""
+def test_intended_child_processes_of_a_handler_work(new_daemon: NewDaemon, shape: str):
+    """S5: a `multiprocessing` process runs its function and exits, and so does a subprocess."""
     daemon = new_daemon(code=FORKING, consumer=SHAPES[shape])
     with daemon:
         daemon.send(["ok", "multiprocessing", "subprocess", "multiprocessing", "ok"])
@@ -132,7 +132,7 @@ def test_what_a_handler_starts_on_purpose_works(new_daemon: NewDaemon, shape: st
         assert daemon.stop() == 0
 
 
-def test_a_child_of_on_start_is_no_worker(new_daemon: NewDaemon):
+def test_a_child_of_on_start_never_acts_as_a_worker(new_daemon: NewDaemon):
     """S5: `on_start` may fork, too."""
     code = FORKING + "\n\ndef on_start(context):\n    os.fork()\n"
     with new_daemon(code=code, consumer={"handler": "work:plain"}) as daemon:

@@ -1,4 +1,4 @@
-"""What anybody may write into a stream ends as handled or as a dead letter, and harms nobody."""
+"""Any entry in a stream is handled or dead-lettered, and harms neither daemon nor operator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NewDaemon = Callable[..., Daemon]
 
 pytestmark = pytest.mark.fault("F35")
 
-# `look` looks at all there is of a message; `json` comes last, for it is what may fail.
+# `look` reads every part of a message. `json` comes last, because it may fail.
 CODE = """
 from dataclasses import dataclass
 
@@ -105,7 +105,7 @@ FIELDS: list[list[bytes]] = [
 
 
 def entries(chance: random.Random) -> Iterator[list[bytes]]:
-    """All of the above, and broken forms of them."""
+    """Yield all entries above, and damaged copies."""
     for payload in PAYLOADS:
         yield [b"payload", payload]
     yield from FIELDS
@@ -122,7 +122,7 @@ def entries(chance: random.Random) -> Iterator[list[bytes]]:
         yield fields
 
 
-def test_every_entry_is_handled_or_dead_and_every_worker_lives(
+def test_every_entry_is_handled_or_dead_lettered_without_a_crash(
     new_daemon: NewDaemon, chance: random.Random
 ) -> None:
     daemon = new_daemon(code=CODE, groups=CONSUMERS)
@@ -148,7 +148,7 @@ def test_every_entry_is_handled_or_dead_and_every_worker_lives(
             assert set(ours) <= {b"attempts", b"undecodable", b"too-large"}
             assert ours.count(b"too-large") == 2
             assert 20 < len(ours) < len(sent)
-        # Of what a payload holds no line of the log was made.
+        # No payload forged a line of the log.
         assert len(daemon.events("ready")) == 1
         assert not [line for line in daemon.plain if line.startswith("{")]
         look(daemon, letters)
@@ -160,7 +160,7 @@ def dead(daemon: Daemon) -> list[dict[bytes, bytes]]:
 
 
 def look(daemon: Daemon, letters: list[dict[bytes, bytes]]) -> None:
-    """Everything that an operator looks at can be shown, and shows no control characters."""
+    """Check that all commands of an operator succeed, and print no control characters."""
     shown = [f"0:{each[b'id'].decode()}" for each in letters[-3:]]
     verbs = [
         ("dlq", "list", TOPIC, "--limit", "500"),
@@ -196,7 +196,7 @@ def look(daemon: Daemon, letters: list[dict[bytes, bytes]]) -> None:
 
 
 def harms(char: str) -> bool:
-    """Whether it controls a terminal, ends a line, or turns the direction of writing."""
+    """Return True if it controls a terminal, ends a line, or changes the writing direction."""
     category, direction = unicodedata.category(char), unicodedata.bidirectional(char)
     turns = direction in {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
     return char not in "\n\t" and (turns or category in {"Cc", "Cs", "Zl", "Zp"})

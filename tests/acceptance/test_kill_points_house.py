@@ -1,6 +1,6 @@
-"""The kill-point matrix of whoever has no lease: housekeeper, commands, producers.
+"""The kill-point matrix of processes without a lease: housekeeper, commands, producers.
 
-What they do is atomic and right whoever does it, twice or late; so a fault costs nothing at all.
+Their actions are atomic, and correct from any process, repeated or late. So a fault costs nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NewDesks = Callable[[str], "list[Desk]"]
 
 @pytest.fixture
 def new_houses(server: Server, link: Connection, tmp_path: Path) -> Iterator[NewHouses]:
-    """Make a house for each of some points, on an empty server."""
+    """Create a house for each point, on an empty server."""
     with ExitStack() as stack:
 
         def make(points: list[str]) -> list[House]:
@@ -46,19 +46,19 @@ def new_houses(server: Server, link: Connection, tmp_path: Path) -> Iterator[New
 
 
 @pytest.mark.fault("F1")
-def test_a_housekeeper_that_is_killed_at_any_point(new_houses: NewHouses):
+def test_a_housekeeper_killed_at_any_point_costs_nothing(new_houses: NewHouses):
     kill_houses.run_killed(new_houses([each for each in POINTS if not each.endswith("-calls")]))
 
 
 @pytest.mark.fault("F8")
-def test_an_instance_whose_housekeeper_stands_still_at_any_point_and_comes_back(
+def test_an_instance_paused_in_its_housekeeper_costs_nothing(
     new_houses: NewHouses,
 ):
     kill_houses.run_paused(new_houses([each for each in POINTS if each.endswith("-calls")]))
 
 
 def lose_replies(proxy: FaultProxy, names: tuple[str, ...]) -> list[Callable[[], bool]]:
-    """Lose the first reply to each of these scripts. Returns what tells whether that happened."""
+    """Lose the first reply to each script. Return functions that report if that happened."""
     by_sha = {script.sha.encode(): script for script in scripts.load().values()}
 
     def is_call(words: list[bytes], name: str) -> bool:
@@ -72,13 +72,13 @@ def lose_replies(proxy: FaultProxy, names: tuple[str, ...]) -> list[Callable[[],
 
 
 def teach(link: Connection) -> None:
-    """Let the server know all scripts, so that the first call of each is executed."""
+    """Load all scripts, so that the first call of each is executed."""
     for script in scripts.load().values():
         link.execute("SCRIPT", "LOAD", script.source)
 
 
 @pytest.mark.fault("F12")
-def test_any_reply_to_a_housekeeper_is_lost(fresh_server: ProcessServer, tmp_path: Path):
+def test_any_lost_reply_to_a_housekeeper_costs_nothing(fresh_server: ProcessServer, tmp_path: Path):
     with FaultProxy(fresh_server.socket_path) as proxy:
         house = House(tmp_path, proxy.url)
         try:
@@ -100,7 +100,7 @@ def test_any_reply_to_a_housekeeper_is_lost(fresh_server: ProcessServer, tmp_pat
 
 @pytest.fixture
 def new_desks(server: Server, link: Connection, tmp_path: Path) -> Iterator[NewDesks]:
-    """Make a desk for each point of the commands that ends so."""
+    """Create a desk for each point of the commands with this suffix."""
     with ExitStack() as stack:
 
         def make(side: str) -> list[Desk]:
@@ -114,23 +114,25 @@ def new_desks(server: Server, link: Connection, tmp_path: Path) -> Iterator[NewD
         yield make
 
 
-def test_a_command_that_is_killed_once_it_is_answered_and_given_again(new_desks: NewDesks):
+def test_a_command_killed_after_its_reply_can_be_repeated(new_desks: NewDesks):
     kill_desks.run_killed(new_desks("-called"))
 
 
-def test_a_command_that_stands_still_before_it_asks_while_it_is_given_again(new_desks: NewDesks):
+def test_a_paused_command_can_be_repeated_before_it_resumes(new_desks: NewDesks):
     kill_desks.run_paused(new_desks("-calls"))
 
 
 @pytest.mark.fault("F12")
 @pytest.mark.parametrize("name", SCRIPTS["command"])
-def test_a_reply_to_a_command_is_lost(fresh_server: ProcessServer, tmp_path: Path, name: str):
+def test_a_command_with_a_lost_reply_can_be_repeated(
+    fresh_server: ProcessServer, tmp_path: Path, name: str
+):
     with FaultProxy(fresh_server.socket_path) as proxy:
         desk = Desk(tmp_path, proxy.url, f"{name}-called")
         teach(desk.daemon.link)
         (hit,) = lose_replies(proxy, (name,))
         codes = [desk.start().wait(PATIENCE)]
-        while codes[-1] == 4:  # Redis did not answer: it says so, and may be given again
+        while codes[-1] == 4:  # Redis did not answer, so the command may be repeated
             codes.append(desk.start().wait(PATIENCE))
         assert hit()
         assert codes[-1] == 0
@@ -142,7 +144,7 @@ def test_a_reply_to_a_command_is_lost(fresh_server: ProcessServer, tmp_path: Pat
 
 
 class Send(NamedTuple):
-    """A way to send. `again` is how often it is there when it was sent again after an answer."""
+    """A way to send. `again` is the number of copies after a reply and a second send."""
 
     options: dict[str, object]
     again: int
@@ -159,7 +161,7 @@ def send(settings: config.Settings, options: dict[str, object]) -> None:
 @pytest.mark.parametrize("act", ["KILL", "STOP"])
 @pytest.mark.parametrize("point", PRODUCER)
 @pytest.mark.parametrize("way", SENDS, ids=["plain", "dedup", "delay"])
-def test_a_producer_that_ends_or_stands_still_while_another_sends_the_same(
+def test_a_killed_or_paused_send_can_be_repeated(
     new_daemon: Callable[..., Daemon], tmp_path: Path, way: Send, point: str, act: str
 ):
     daemon = new_daemon()

@@ -1,7 +1,7 @@
 """The kill-point matrix of the supervisor: its crash points x {SIGKILL, pause, lost reply}.
 
-Here a call that has been answered is the last thing that a supervisor does, and a call that it was
-about to make is made late. `make soak NAME=kill-points` runs every point with both.
+These tests kill a supervisor after an answered call, and delay a call that it is about to make.
+`make soak NAME=kill-points` runs every point with both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LAST = [row for row in ROWS if row not in LATE]
 
 @pytest.fixture
 def new_trials(server: Server, link: Connection, tmp_path: Path) -> Iterator[NewTrials]:
-    """Make the trials of some rows, on an empty server."""
+    """Create the trials of some rows, on an empty server."""
     with ExitStack() as stack:
 
         def make(rows: list[Row]) -> list[Trial]:
@@ -45,21 +45,25 @@ def rounds(rows: list[Row]) -> list[list[Row]]:
 
 @pytest.mark.fault("F6")
 @pytest.mark.parametrize("rows", rounds(LAST), ids=lambda rows: rows[0].point)
-def test_a_supervisor_that_is_killed_at_any_point(new_trials: NewTrials, rows: list[Row]):
+def test_a_supervisor_killed_at_any_point_has_the_modeled_cost(
+    new_trials: NewTrials, rows: list[Row]
+):
     kill_trials.run_killed(new_trials(rows))
 
 
 @pytest.mark.fault("F8")
 @pytest.mark.parametrize("rows", rounds(LATE), ids=lambda rows: rows[0].point)
-def test_an_instance_whose_supervisor_stands_still_at_any_point_and_comes_back(
+def test_an_instance_paused_in_its_supervisor_costs_as_modeled(
     new_trials: NewTrials, rows: list[Row]
 ):
     kill_trials.run_paused(new_trials(rows))
 
 
 @pytest.mark.fault("F12")
-def test_any_reply_to_a_supervisor_is_lost(fresh_server: ProcessServer, tmp_path: Path):
-    """Each script of it once, in one life that begins, charges a crash, and ends."""
+def test_any_lost_reply_to_a_supervisor_repeats_no_message(
+    fresh_server: ProcessServer, tmp_path: Path
+):
+    """Each of its scripts once, in one life with a start, a charged crash and a stop."""
     by_sha = {script.sha.encode(): script for script in scripts.load().values()}
     names = {row.point.rpartition("-")[0] for row in ROWS if row.point.endswith("-called")}
 
@@ -76,7 +80,7 @@ def test_any_reply_to_a_supervisor_is_lost(fresh_server: ProcessServer, tmp_path
         triggers = {
             name: proxy.arm(
                 Fault.DROP_REPLY,
-                # The first one belongs to the registration, which ends when Redis is unreachable.
+                # The first call belongs to the registration, which fails if Redis is unreachable.
                 nth=2 if name == "group_ensure" else 1,
                 wanted=lambda arguments, name=name: is_call(arguments, name),
             )

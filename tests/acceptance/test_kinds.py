@@ -1,4 +1,4 @@
-"""Kinds of handlers in a running daemon: coroutines, batches, typed payloads; their verdicts."""
+"""Kinds of handlers in a real daemon: coroutines, batches and typed payloads."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_coroutines_run_one_at_a_time_on_one_loop(new_daemon: NewDaemon):
         assert (daemon.folder / "stopped").read_text() == "True"
 
 
-def test_verdicts_of_a_coroutine(new_daemon: NewDaemon):
+def test_a_coroutine_returns_or_raises_every_verdict(new_daemon: NewDaemon):
     with new_daemon(code=ASYNC, consumer={"backoff": FAST, "max_attempts": 2}) as daemon:
         uids = daemon.send(["fail", "returns retry", "returns dead", "release", "ok"])
         daemon.wait_settled()
@@ -93,7 +93,7 @@ def test_verdicts_of_a_coroutine(new_daemon: NewDaemon):
         assert "in obey" in failed["traceback"]
 
 
-def test_the_soft_limit_reaches_a_coroutine_where_it_waits(new_daemon: NewDaemon):
+def test_the_soft_limit_interrupts_a_waiting_coroutine(new_daemon: NewDaemon):
     settings = {"backoff": FAST, "max_attempts": 1, "timeout": "200ms"}
     with new_daemon(code=ASYNC, consumer=settings) as daemon:
         uids = daemon.send(["ok", "await never", "catch", "nested", "ok"])
@@ -145,7 +145,7 @@ def obey(batch: list[Message]) -> None:
 """
 
 
-def test_a_batch_fails_in_part(new_daemon: NewDaemon):
+def test_a_batch_can_fail_in_part(new_daemon: NewDaemon):
     settings = {"backoff": FAST, "max_attempts": 2, "batch": 10}
     with new_daemon(code=BATCH, consumer=settings) as daemon:
         daemon.pause()
@@ -162,7 +162,7 @@ def test_a_batch_fails_in_part(new_daemon: NewDaemon):
         assert "10 0" in sizes, "a batch was full"
 
 
-def test_a_batch_that_raises_has_failed_as_a_whole(new_daemon: NewDaemon):
+def test_a_batch_that_raises_fails_as_a_whole(new_daemon: NewDaemon):
     with new_daemon(code=BATCH, consumer={"backoff": FAST}) as daemon:
         daemon.pause()
         uids = daemon.send(["all", "ok", "ok"])
@@ -173,8 +173,8 @@ def test_a_batch_that_raises_has_failed_as_a_whole(new_daemon: NewDaemon):
         assert daemon.letters() == []
 
 
-def test_a_batch_that_kills_its_process_charges_only_the_message_to_blame(new_daemon: NewDaemon):
-    greedy = {"max_crashes": 2, "prefetch_bytes": "256MiB"}  # so that one read brings them all
+def test_a_batch_that_kills_its_process_charges_one_message(new_daemon: NewDaemon):
+    greedy = {"max_crashes": 2, "prefetch_bytes": "256MiB"}  # one read fetches them all
     with new_daemon(code=BATCH, consumer=greedy) as daemon:
         daemon.pause()
         uids = daemon.send(["ok"] * 5 + ["exit"] + ["ok"] * 5)
@@ -187,7 +187,7 @@ def test_a_batch_that_kills_its_process_charges_only_the_message_to_blame(new_da
         charged = ["m:" + uids[5].rpartition("/")[2]] * 2
         assert [each["charged"] for each in crashes if "charged" in each] == charged
         assert "charged" not in crashes[0]
-        # Each crash halves the rounds of those that ran, until the message to blame runs alone.
+        # Each crash halves the round of the suspects, until the guilty message runs alone.
         assert [each.text for each in daemon.ledger.of(uids[5], "note")] == [
             *("11 1", "5 1", "2 1"),
             *("1 1", "1 1"),
@@ -225,7 +225,7 @@ def obey(order: Order, msg: Message) -> None:
 """
 
 
-def test_a_payload_that_does_not_fit_is_dead_at_once(new_daemon: NewDaemon):
+def test_an_undecodable_payload_is_dead_lettered_immediately(new_daemon: NewDaemon):
     with new_daemon(code=TYPED) as daemon:
         uids = daemon.send(['{"id": 7, "lines": ["a"]}', '{"id": "x", "lines": []}', "{"])
         daemon.wait_settled()
@@ -241,7 +241,7 @@ def test_a_payload_that_does_not_fit_is_dead_at_once(new_daemon: NewDaemon):
         assert [each.text for each in daemon.ledger.records("note")] == ["7 ['a']"]
 
 
-# --- what is refused at the start -----------------------------------------------------------------
+# --- handlers refused at the start ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_a_payload_that_does_not_fit_is_dead_at_once(new_daemon: NewDaemon):
         ),
     ],
 )
-def test_a_handler_that_does_not_suit_is_refused_at_the_start(
+def test_an_unsuitable_handler_is_refused_at_the_start(
     new_daemon: NewDaemon, code: str, settings: dict[str, object], sentence: str
 ):
     daemon = new_daemon(code=code, consumer=settings)

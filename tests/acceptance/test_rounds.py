@@ -1,7 +1,7 @@
-"""Recovery in rounds: a crash beside many costs a few runs, and only the guilty message pays.
+"""Recovery in rounds: a crash among many runs repeats few, and charges only the guilty message.
 
-Handlers take a second, as a call of another service does. The times are patience: each is far above
-what a recovery takes, and far below what it takes to run the suspects one by one.
+Handlers take 1 s, like a call to another service. Timeouts are far above the duration of a recovery
+in rounds, and far below the duration of running the suspects one by one.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "hold-key": (TASKS, SEVERAL | {"order": "key", "on_error": "hold-key"}),
     "batches": (BATCHES, {"batch": 100}),
 }
-# A run may have to wait for more than its lane: a rate of 200 a second, a closed circuit breaker.
+# Besides a lane, a run may need a rate of 200 per second or a closed circuit breaker.
 RATE: dict[str, Any] = {"rate": "200/s"}
 BREAKER: dict[str, Any] = {"breaker": {"failures": 5, "window": "10s"}}
 GATED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -82,7 +82,7 @@ def daemon_of(new_daemon: NewDaemon, shape: str, **options: Any) -> Daemon:
 
 
 def work(daemon: Daemon, words: list[str]) -> list[str]:
-    """Send messages that all wait when the first worker begins; return their ids."""
+    """Send messages while the worker is paused, then resume it. Return their uids."""
     daemon.pause()
     uids = daemon.send(words)
     daemon.signal(signal.SIGCONT)
@@ -95,7 +95,7 @@ def starts(daemon: Daemon) -> Counter[str]:
 
 @pytest.fixture(params=["sentinel", "cluster"])
 def elsewhere(request: pytest.FixtureRequest, binary: Path, tmp_path: Path) -> Iterator[NewDaemon]:
-    """Configure daemons behind Sentinel, or on a cluster of three masters."""
+    """Configure daemons with Sentinel, or on a cluster of three masters."""
     sentinel = request.param == "sentinel"
     made = Sentinels(binary, replicas=1) if sentinel else Cluster(binary)
     with made as servers, daemons(tmp_path, servers.url) as make:
@@ -107,7 +107,7 @@ def test_a_killed_worker_is_recovered_in_few_rounds(new_daemon: NewDaemon, shape
     recover_from_a_killed_worker(new_daemon, shape)
 
 
-def test_a_killed_worker_is_recovered_in_few_rounds_elsewhere(elsewhere: NewDaemon):
+def test_a_killed_worker_on_sentinel_or_cluster_takes_few_rounds(elsewhere: NewDaemon):
     recover_from_a_killed_worker(elsewhere, "key")
 
 
@@ -130,7 +130,7 @@ def recover_from_a_killed_worker(new_daemon: NewDaemon, shape: str) -> None:
         assert daemon.stop() == 0
 
 
-def test_status_and_why_tell_how_far_a_recovery_is(new_daemon: NewDaemon):
+def test_status_and_why_show_the_progress_of_a_recovery(new_daemon: NewDaemon):
     with daemon_of(new_daemon, "tasks") as daemon:
         work(daemon, ["nap 4"] * TOGETHER)
         daemon.wait_for(lambda: daemon.ledger.count("start") == TOGETHER, what="all run")
@@ -157,7 +157,7 @@ def test_status_and_why_tell_how_far_a_recovery_is(new_daemon: NewDaemon):
 def test_a_killed_supervisor_is_recovered_in_few_rounds(
     new_daemon: NewDaemon, shape: str, partitions: int
 ):
-    """With the default lease: the restarted supervisor proves that the old processes are gone."""
+    """The default TTL causes no delay, because the lock proves that no old process is left."""
     lease = {"lease_ttl": f"{config.Daemon().lease_ttl:g}s"}
     with daemon_of(new_daemon, shape, partitions=partitions, daemon=lease) as daemon:
         uids = work(daemon, ["nap 1"] * MESSAGES)
@@ -184,7 +184,7 @@ def test_a_lost_host_is_recovered_in_few_rounds(
     recover_from_a_lost_host(new_daemon, shape, partitions, patience)
 
 
-def test_a_lost_host_is_recovered_in_few_rounds_elsewhere(elsewhere: NewDaemon):
+def test_a_lost_host_on_sentinel_or_cluster_takes_few_rounds(elsewhere: NewDaemon):
     recover_from_a_lost_host(elsewhere, "key", 4, 40)
 
 
@@ -210,7 +210,7 @@ def recover_from_a_lost_host(
 
 @pytest.mark.parametrize("poisons", [1, 2])
 @each_shape
-def test_poison_among_many_is_found_and_no_other_message_is_charged(
+def test_poison_among_many_messages_is_found_and_charged_alone(
     new_daemon: NewDaemon, shape: str, poisons: int
 ):
     with daemon_of(new_daemon, shape) as daemon:

@@ -1,6 +1,6 @@
-"""4,096 coroutines at a time in one worker: the promises of 128 hold, and the memory is bounded.
+"""4,096 coroutines at a time in one worker keep the promises of 128, in bounded memory.
 
-Handlers take a second, as a call of another service does. Rates are printed; no rate is a bar.
+Handlers take 1 s, like a call to another service. Rates are printed, but not checked.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def daemon_of(new_daemon: NewDaemon, **options: Any) -> Daemon:
 
 
 def runs(daemon: Daemon) -> Counter[str]:
-    """How often each message was handled to its end."""
+    """Return the number of finished runs of each message."""
     return Counter(line.split()[0] for line in lines(daemon))
 
 
 def lines(daemon: Daemon) -> list[str]:
-    """Each end of a run: its message, and the time."""
+    """Return a line per finished run: its message and the time."""
     file = daemon.folder / "runs"
     return file.read_text().splitlines() if file.exists() else []
 
@@ -58,7 +58,7 @@ def worker(daemon: Daemon) -> psutil.Process:
 
 
 def work(daemon: Daemon, rounds: int) -> list[str]:
-    """Send messages that all wait when the worker begins; return their uids."""
+    """Send messages while the worker is paused, then resume it. Return their uids."""
     daemon.pause()
     uids = daemon.send([BODY] * (rounds * LANES_MAX))
     daemon.signal(signal.SIGCONT)
@@ -66,7 +66,7 @@ def work(daemon: Daemon, rounds: int) -> list[str]:
 
 
 def test_4096_coroutines_run_at_a_time(new_daemon: NewDaemon) -> None:
-    """S2: all lanes run, in bounded memory, and SIGTERM ends them in order."""
+    """S2: all lanes run in bounded memory, and SIGTERM lets them finish."""
     with daemon_of(new_daemon) as daemon:
         uids = work(daemon, 5)
         wait_until(lambda: runs(daemon), timeout=30, what="the first end")
@@ -109,7 +109,7 @@ def test_4096_coroutines_recover_from_a_kill(new_daemon: NewDaemon) -> None:
 
 
 def test_the_payload_in_flight_bounds_4096_coroutines(new_daemon: NewDaemon) -> None:
-    """S2: `prefetch_bytes` holds for messages that run, too."""
+    """S2: `prefetch_bytes` also limits running messages."""
     with daemon_of(new_daemon, prefetch_bytes="1MB") as daemon:
         daemon.pause()
         daemon.send(["x" * 10_000] * 1_000)
@@ -122,6 +122,6 @@ def test_the_payload_in_flight_bounds_4096_coroutines(new_daemon: NewDaemon) -> 
             return daemon.unsettled() == 0
 
         wait_until(settled, timeout=60, what="every message")
-        # One read beyond the bound: its entries had come when the bound was reached.
+        # One read more: its entries had arrived when the bound was reached.
         assert 0 < most <= 1_000_000 // 10_000 + 256
         assert (daemon.units()[0].topic, daemon.units()[0].group) == (TOPIC, GROUP)

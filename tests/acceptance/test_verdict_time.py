@@ -1,4 +1,4 @@
-"""A run is a run until its verdict is written down: for blame, and for both time limits."""
+"""A run lasts until its verdict is stored, both for blame and for the two time limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NewDaemon = Callable[..., Daemon]
 
 FAST = {"kind": "fixed", "base": "10ms", "jitter": "none"}
 
-# Handlers whose errors do harm when somebody looks at them, in every form of a handler.
+# Handlers of every form whose errors do harm when the daemon inspects them.
 HARMFUL = """
 import os, re, time
 
@@ -107,7 +107,7 @@ def configured(new_daemon: NewDaemon, shape: str, **consumer: Any) -> Daemon:
 
 @every_shape
 def test_an_error_whose_text_kills_the_process_is_charged(new_daemon: NewDaemon, shape: str):
-    """S4: `str(error)` that ends the process is a crash of that message, in every form."""
+    """S4: a `str(error)` that ends the process is a crash of that message, for every handler."""
     with configured(new_daemon, shape, max_crashes=1) as daemon:
         uids = daemon.send(["ok", "deadly", "ok"])
         daemon.wait_settled(60.0)
@@ -121,10 +121,10 @@ def test_an_error_whose_text_kills_the_process_is_charged(new_daemon: NewDaemon,
 
 @every_shape
 @pytest.mark.parametrize("word", ["endless", "slow"])
-def test_the_hard_limit_holds_while_an_error_is_looked_at(
+def test_the_hard_limit_applies_while_an_error_is_inspected(
     new_daemon: NewDaemon, shape: str, word: str
 ):
-    """S4: a `redact_error` or a text that does not end is over `hard_timeout`, and charged."""
+    """S4: an endless error text or `redact_error` exceeds `hard_timeout`, and is charged."""
     with configured(new_daemon, shape, max_crashes=1, hard_timeout="1s") as daemon:
         uids = daemon.send(["ok", word, "ok"])
         daemon.wait_settled(60.0)
@@ -140,10 +140,10 @@ def test_the_hard_limit_holds_while_an_error_is_looked_at(
 
 @every_shape
 @pytest.mark.parametrize("word", ["endless", "slow"])
-def test_the_soft_limit_interrupts_those_who_look_at_an_error(
+def test_the_soft_limit_interrupts_the_inspection_of_an_error(
     new_daemon: NewDaemon, shape: str, word: str
 ):
-    """S4: `timeout` interrupts `redact_error` and the text of an error; the verdict stands."""
+    """S4: `timeout` interrupts `redact_error` and the text of an error, and the verdict stands."""
     with configured(new_daemon, shape, max_attempts=1, timeout="500ms") as daemon:
         uids = daemon.send(["ok", word, "ok"])
         daemon.wait_settled(60.0)
@@ -158,8 +158,8 @@ def test_the_soft_limit_interrupts_those_who_look_at_an_error(
 
 
 @every_shape
-def test_a_handler_cannot_spoil_what_is_settled(new_daemon: NewDaemon, shape: str):
-    """S4: a message whose attributes the handler has overwritten is settled as what it is."""
+def test_a_handler_cannot_change_how_its_message_is_settled(new_daemon: NewDaemon, shape: str):
+    """S4: overwritten attributes of a message do not change how it is settled."""
     with configured(new_daemon, shape, max_attempts=2) as daemon:
         uids = daemon.send(["ok", "spoil", "spoil and fail", "ok"])
         daemon.wait_settled(60.0)
@@ -174,8 +174,8 @@ def test_a_handler_cannot_spoil_what_is_settled(new_daemon: NewDaemon, shape: st
 
 
 @every_shape
-def test_an_exception_that_answers_nobody_is_a_failure(new_daemon: NewDaemon, shape: str):
-    """S4: its worker died of it, and a lane's thread died alone: its message had no end."""
+def test_an_exception_that_cannot_be_inspected_is_a_failure(new_daemon: NewDaemon, shape: str):
+    """S4: the worker died, or only the thread of its lane, so the message was never settled."""
     with configured(new_daemon, shape, max_attempts=2) as daemon:
         uids = daemon.send(["ok", "shy", "ok"])
         daemon.wait_settled(60.0)
