@@ -1,4 +1,4 @@
-"""A daemon for each test, on the shared server, which is emptied first."""
+"""Fixtures: a daemon per test, on the shared server, which is emptied first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def new_daemon(server: Server, link: Connection, tmp_path: Path) -> Iterator[Cal
 
 @pytest.fixture
 def chance(request: pytest.FixtureRequest) -> random.Random:
-    """Random numbers of a printed seed: the same in every run, unless TEST_SEED names another."""
+    """Random numbers from a printed seed, equal in every run unless TEST_SEED is set."""
     seed = f"{os.environ.get('TEST_SEED', '1')} {request.node.name}"
     print(f"seed: {seed!r}")
     return random.Random(seed)

@@ -1,6 +1,6 @@
 """A coroutine that blocks the event loop of its worker: the log, `why` and `doctor` name the code.
 
-The handler notes when it blocks. No time is a bar: the event must come while the loop is blocked.
+The handler records when it blocks. There is no time limit, but the loop must still be blocked.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def hold(turned: threading.Event) -> None:
     re.match(r"(a|aa)+$", "a" * 60 + "b")
 """
 SLEEPS = "\ndef block() -> None:\n    time.sleep(3)\n"
-# The regular expression needs centuries, and holds the interpreter.
+# The regular expression takes centuries, and holds the interpreter's lock.
 FOR_EVER = '\ndef block() -> None:\n    re.match(r"(a|aa)+$", "a" * 200 + "b")\n'
 SEVERAL: dict[str, Any] = {"concurrency": 50, "order": "none"}
 
@@ -58,7 +58,7 @@ def line_of(daemon: Daemon, text: str) -> int:
 
 
 def seconds_of_block(folder: Path, event: dict[str, Any]) -> float:
-    """How long after the beginning of the block the event was written."""
+    """Return the seconds from the start of the block to the event."""
     written = datetime.fromisoformat(event["ts"]).timestamp()
     return written - float((folder / "blocks").read_text())
 
@@ -67,7 +67,7 @@ def seconds_of_block(folder: Path, event: dict[str, Any]) -> float:
 def test_a_blocked_loop_is_reported_with_its_code(
     new_daemon: NewDaemon, options: dict[str, Any]
 ) -> None:
-    """S4: one of 50 coroutines sleeps for 3 s; so does the only one of a worker."""
+    """S4: one of 50 coroutines blocks for 3 s, or the only one of a worker does."""
     with new_daemon(code=COMMON + SLEEPS, consumer=options) as daemon:
         uids = daemon.send(["block"] + ["wait"] * (49 if options else 0))
         event = daemon.wait_event("loop.blocked")
@@ -86,10 +86,10 @@ def test_a_blocked_loop_is_reported_with_its_code(
         assert len(daemon.events("loop.blocked")) <= 2, "after 1, 2 and 4 seconds, and it took 3"
 
 
-def test_a_loop_blocked_for_ever_in_c_code_is_reported_less_and_less(
+def test_a_loop_blocked_forever_in_c_is_reported_ever_less_often(
     new_daemon: NewDaemon,
 ) -> None:
-    """S4: the C code holds the interpreter, so no thread of the worker could report it."""
+    """S4: the C code holds the interpreter's lock, so no thread of the worker can report it."""
     with new_daemon(code=COMMON + FOR_EVER, consumer=SEVERAL, http="127.0.0.1:0") as daemon:
         daemon.send(["block"])
         daemon.wait_for(lambda: len(daemon.events("loop.blocked")) == 3, what="three reports")
@@ -109,10 +109,10 @@ def test_a_loop_blocked_for_ever_in_c_code_is_reported_less_and_less(
         assert [each["about"] for each in found] == [f"{TOPIC}/0/{GROUP}"]
 
 
-def test_a_thread_that_holds_the_interpreter_is_no_code_of_the_loop(
+def test_a_loop_blocked_by_a_thread_names_no_code_of_the_handler(
     new_daemon: NewDaemon,
 ) -> None:
-    """S4: the loop waits for another thread; no line of the handler is accused."""
+    """S4: the loop waits for another thread, so no line of the handler is blamed."""
     with new_daemon(code=COMMON + SLEEPS, consumer=SEVERAL) as daemon:
         daemon.send(["away"])
         event = daemon.wait_event("loop.blocked")

@@ -1,6 +1,6 @@
-"""Several messages of one partition at once: nothing lost, order kept, and nobody charged wrongly.
+"""Several messages of a partition at a time: none is lost or charged wrongly, and order is kept.
 
-Each test runs with coroutines and with threads: the same words are obeyed by both.
+Most tests run with coroutines and with threads, which understand the same payloads.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def consumer(**changed: object) -> dict[str, object]:
 
 
 @each_kind
-def test_a_kill_repeats_only_what_ran_and_charges_nobody(new_daemon: NewDaemon, kind: str):
+def test_a_kill_repeats_only_running_messages_and_charges_none(new_daemon: NewDaemon, kind: str):
     with new_daemon(consumer=consumer(), code=KINDS[kind]) as daemon:
         uids = daemon.send(["spin 100"] * 100 + ["await go"] * 8 + ["spin 100"] * 100)
         running = set(uids[100:108])
@@ -156,7 +156,7 @@ def test_messages_of_one_key_keep_their_order(
         assert daemon.stop() == 0
 
 
-def test_the_order_of_the_partition_is_kept_when_it_is_asked_for(new_daemon: NewDaemon):
+def test_order_partition_keeps_the_order_of_the_partition(new_daemon: NewDaemon):
     with new_daemon(consumer=consumer(order="partition"), code=KINDS["tasks"]) as daemon:
         uids = daemon.send(["spin 1000"] * 60)
         daemon.wait_settled()
@@ -169,7 +169,7 @@ def test_one_slow_message_does_not_hold_up_the_others(new_daemon: NewDaemon, kin
     with new_daemon(consumer=consumer(concurrency=2), code=KINDS[kind]) as daemon:
         (slow,) = daemon.send(["await go"])
         daemon.wait_run(slow)
-        for _ in range(3):  # also what is sent while it runs, and is acknowledged at once
+        for _ in range(3):  # includes messages that are sent while it runs
             more = daemon.send(["spin 10"] * 40)
             daemon.wait_for(
                 lambda more=more: set(more) <= daemon.ledger.ended(GROUP) and daemon.pending() == 1,
@@ -181,7 +181,7 @@ def test_one_slow_message_does_not_hold_up_the_others(new_daemon: NewDaemon, kin
 
 
 @each_kind
-def test_a_drain_ends_what_runs_and_spends_no_attempt(new_daemon: NewDaemon, kind: str):
+def test_a_drain_finishes_running_messages_and_spends_no_attempt(new_daemon: NewDaemon, kind: str):
     daemon = new_daemon(consumer=consumer(), code=KINDS[kind])
     with daemon:
         uids = daemon.send(["await go"] * 8 + ["spin 10"] * 2000)
@@ -203,7 +203,7 @@ def test_a_drain_ends_what_runs_and_spends_no_attempt(new_daemon: NewDaemon, kin
 
 
 @each_kind
-def test_a_pause_lets_runs_end_and_begins_no_others(new_daemon: NewDaemon, kind: str):
+def test_a_pause_lets_runs_finish_and_starts_no_others(new_daemon: NewDaemon, kind: str):
     with new_daemon(consumer=consumer(concurrency=2), code=KINDS[kind]) as daemon:
         uids = daemon.send(["await go"] * 2 + ["spin 10"] * 20)
         for uid in uids[:2]:
@@ -221,9 +221,7 @@ def test_a_pause_lets_runs_end_and_begins_no_others(new_daemon: NewDaemon, kind:
 @pytest.mark.promise
 @pytest.mark.fault("F1")
 @each_kind
-def test_a_message_that_kills_its_process_is_found_among_those_that_ran_beside_it(
-    new_daemon: NewDaemon, kind: str
-):
+def test_a_message_that_kills_its_process_is_found_among_others(new_daemon: NewDaemon, kind: str):
     with new_daemon(consumer=consumer(max_crashes=2), code=KINDS[kind]) as daemon:
         daemon.pause()
         uids = daemon.send(["await go"] * 4 + ["exit 9"] + ["await go"] * 20)
@@ -247,7 +245,7 @@ def test_a_message_that_kills_its_process_is_found_among_those_that_ran_beside_i
 
 
 @each_kind
-def test_the_soft_limit_is_for_each_run(new_daemon: NewDaemon, kind: str):
+def test_the_soft_limit_applies_to_each_run(new_daemon: NewDaemon, kind: str):
     settings = consumer(timeout="300ms", max_attempts=1)
     with new_daemon(consumer=settings, code=KINDS[kind]) as daemon:
         uids = daemon.send(["spin 10", "await never", "await never", "spin 10"])
@@ -264,7 +262,7 @@ def test_the_soft_limit_is_for_each_run(new_daemon: NewDaemon, kind: str):
         assert daemon.events("worker.crashed") == []
 
 
-def test_the_hard_limit_charges_only_the_run_that_is_over_it(new_daemon: NewDaemon):
+def test_the_hard_limit_charges_only_the_run_that_exceeds_it(new_daemon: NewDaemon):
     settings = consumer(hard_timeout="1s", max_crashes=1)
     with new_daemon(consumer=settings, code=KINDS["threads"]) as daemon:
         (stuck,) = daemon.send(["hold"])
@@ -282,7 +280,7 @@ def test_the_hard_limit_charges_only_the_run_that_is_over_it(new_daemon: NewDaem
 
 
 @each_kind
-def test_what_is_released_comes_again_without_an_attempt(new_daemon: NewDaemon, kind: str):
+def test_a_released_message_runs_again_without_an_attempt(new_daemon: NewDaemon, kind: str):
     with new_daemon(consumer=consumer(), code=KINDS[kind]) as daemon:
         uids = daemon.send(["spin 10", "release", "spin 10"])
         daemon.wait_settled()
@@ -308,8 +306,8 @@ async def obey(message: Message) -> None:
 
 
 @pytest.mark.slow
-def test_a_busy_worker_killed_60_times_never_ends_its_daemon(new_daemon: NewDaemon):
-    """B1: whatever is in its table when it dies, the next worker takes over."""
+def test_a_busy_worker_killed_60_times_never_stops_its_daemon(new_daemon: NewDaemon):
+    """B1: the next worker takes over any state of the slot table."""
     dice = random.Random(1)
     restart = {"crash_backoff": FAST, "crash_loop": 1000}
     settings = consumer(concurrency=128)
@@ -344,7 +342,7 @@ def obey(message: Message) -> None:
 
 
 def test_threads_of_a_handler_send_with_one_producer(new_daemon: NewDaemon):
-    """U4: runs in four threads send with the producer of their module, each message once."""
+    """U4: runs in four threads use one producer of their module, and send each message once."""
     daemon = new_daemon(consumer=consumer(concurrency=4))
     code = COMMON + PRODUCING.format(config=str(daemon.config_path))
     daemon.write_code(code)

@@ -1,4 +1,4 @@
-"""From "what died tonight and why" to a replay that is known to be safe, with a real daemon."""
+"""From the causes of last night's dead letters to a safe replay, with a real daemon."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.promise
 
 NewDaemon = Callable[..., Daemon]
 
-# Fails in two ways, one of them inside a library; and one message takes its process down.
+# Fails in two ways, one of them in a library. One message kills its process.
 BROKEN = """
 import json, os
 from streamqd import Message
@@ -52,7 +52,7 @@ def told(daemon: Daemon, *args: str) -> Any:
     return json.loads(result.stdout)
 
 
-def test_from_the_question_to_the_replay(new_daemon: NewDaemon) -> None:
+def test_causes_dry_run_fix_and_replay_work_together(new_daemon: NewDaemon) -> None:
     consumer = {"max_attempts": 1, "max_crashes": 1}
     with new_daemon(partitions=2, consumer=consumer, code=BROKEN) as daemon:
         sent = daemon.send(["{nope}", "{no}", '{"cost": 1}', "exit", "fine"])

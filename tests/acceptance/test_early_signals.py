@@ -1,4 +1,4 @@
-"""A signal while the command is still being imported: before there is anything to drain."""
+"""A signal during the import of the command, before there is anything to drain."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# The signal is sent when the command has begun to listen and has not imported its verbs yet.
+# The signal is sent when the command listens for signals, but has not imported its commands.
 PROGRAM = """
 import os, sys
 from streamqd import cli
@@ -34,7 +34,7 @@ def config(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_daemon_ends_with_0_and_starts_nothing(config: Path, number: int) -> None:
+def test_the_daemon_exits_with_0_and_starts_nothing(config: Path, number: int) -> None:
     done = run(number, "-c", config)
 
     assert done.returncode == 0, done.stderr
@@ -43,7 +43,7 @@ def test_daemon_ends_with_0_and_starts_nothing(config: Path, number: int) -> Non
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_verb_ends_by_the_signal(config: Path, number: int) -> None:
+def test_a_command_dies_of_the_signal(config: Path, number: int) -> None:
     done = run(number, "-c", config, "config", "show")
 
     assert done.returncode == -number

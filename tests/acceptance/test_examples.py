@@ -1,4 +1,4 @@
-"""The example modules do in a running daemon what their pages say."""
+"""The example modules behave in a real daemon as their pages describe."""
 
 from __future__ import annotations
 

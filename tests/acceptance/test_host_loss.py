@@ -1,4 +1,4 @@
-"""The loss of whole hosts: who caused it is found, and nobody else pays for it."""
+"""The loss of whole hosts: the guilty message is found, and no other is charged."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.support.servers import ProcessServer
 pytestmark = pytest.mark.promise
 
 NewDaemon = Callable[..., Daemon]
-LOSSES = MAX_CRASHES = 3  # a message that kills hosts is a dead letter after so many
+LOSSES = MAX_CRASHES = 3  # a message that kills hosts is dead-lettered after this number
 PATIENCE = 30.0
-CONSUMER: dict[str, Any] = {}  # three crashes are the default
+CONSUMER: dict[str, Any] = {}  # the default is three crashes
 
 
 @pytest.fixture
 def new_host(new_daemon: NewDaemon) -> NewDaemon:
-    """Configure daemons that live on a host of their own each."""
+    """Configure daemons with a simulated host each."""
     hosts.need_hosts()
 
     def make(**options: Any) -> Daemon:
@@ -39,9 +39,9 @@ def new_host(new_daemon: NewDaemon) -> NewDaemon:
 
 
 def lose_again_and_again(daemon: Daemon, *, memory: bool = False) -> int:
-    """Start the host until it survives; return how often it was lost.
+    """Start the host until it survives. Return the number of losses.
 
-    With `memory` only its processes are lost.
+    With `memory`, the host keeps its memory, and only its processes are lost.
     """
     for losses in range(3 * LOSSES):
         daemon.start("--burst")
@@ -53,7 +53,7 @@ def lose_again_and_again(daemon: Daemon, *, memory: bool = False) -> int:
 
 
 def charges(daemon: Daemon) -> Counter[str]:
-    """How often each message was suspected of the loss of its host."""
+    """Return how often each message was suspected of the loss of its host."""
     return Counter(
         f"{TOPIC}/{each['partition']}/{each['suspected'].removeprefix('m:')}"
         for each in daemon.events("lease.acquired")
@@ -66,7 +66,7 @@ def runs(daemon: Daemon) -> Counter[str]:
 
 
 @pytest.mark.fault("F7", "F27")
-def test_a_message_that_kills_its_host_is_found_and_its_neighbours_run_once(new_host: NewDaemon):
+def test_a_message_that_kills_its_host_is_found_and_charged(new_host: NewDaemon):
     daemon = new_host()
     uids = daemon.send(["ok", "sleep 0.03", "lose", "ok", "ok"])
     killer = uids[2]
@@ -88,10 +88,10 @@ def test_a_message_that_kills_its_host_is_found_and_its_neighbours_run_once(new_
 
 
 @pytest.mark.fault("F27")
-def test_a_message_that_kills_hosts_is_not_taken_for_another_that_runs_beside_it(
+def test_a_host_killer_is_distinguished_from_concurrent_runs(
     new_host: NewDaemon,
 ):
-    """Long messages of other partitions are running whenever the host is lost."""
+    """Long messages of other partitions run whenever the host is lost."""
     daemon = new_host(partitions=3)
     (killer,) = daemon.send(["lose 0.5"], 0)
     others = [*daemon.send(["sleep 1.0", "ok"], 1), *daemon.send(["sleep 1.0", "ok"], 2)]
@@ -106,8 +106,8 @@ def test_a_message_that_kills_hosts_is_not_taken_for_another_that_runs_beside_it
     assert daemon.traces() == []
 
 
-def test_a_message_that_kills_all_processes_is_not_taken_for_another_either(new_host: NewDaemon):
-    """C5: whoever reads what all ran cannot know which of them it was, and charges none for it."""
+def test_a_message_that_kills_all_processes_charges_no_other(new_host: NewDaemon):
+    """C5: the scoreboard names several running messages, so none is charged for the kill."""
     daemon = new_host(partitions=3)
     (killer,) = daemon.send(["lose 0.5"], 0)
     others = [*daemon.send(["sleep 1.0", "ok"], 1), *daemon.send(["sleep 1.0", "ok"], 2)]
@@ -120,8 +120,8 @@ def test_a_message_that_kills_all_processes_is_not_taken_for_another_either(new_
 
 
 @pytest.mark.fault("F27")
-def test_what_waits_for_its_rate_when_hosts_are_lost_is_not_suspected(new_daemon: NewDaemon):
-    """Although one charge is all that a message has, and it is the next one."""
+def test_throttled_messages_are_not_suspected_of_a_lost_host(new_daemon: NewDaemon):
+    """It would be dead-lettered at its first charge, and it is the next message to run."""
     options = {
         "partitions": 2,
         "daemon": {"lease_ttl": "2s"},
@@ -152,10 +152,10 @@ def test_what_waits_for_its_rate_when_hosts_are_lost_is_not_suspected(new_daemon
 
 
 @pytest.mark.fault("F7", "F27")
-def test_a_message_that_kills_its_host_kills_the_next_one_too_and_is_found_there(
+def test_a_message_that_kills_two_hosts_is_found(
     new_host: NewDaemon,
 ):
-    """Hosts come back when both are gone, so the message moves from one to the other."""
+    """Hosts restart when both are lost, so the message moves between them."""
     pair = [new_host(name=name, daemon={"lease_ttl": "2s"}) for name in ("one", "two")]
     uids = pair[0].send(["ok", "sleep 0.03", "lose", "ok", "ok"])
     losses: Counter[str] = Counter()
@@ -182,7 +182,7 @@ def test_a_message_that_kills_its_host_kills_the_next_one_too_and_is_found_there
 
 
 def append_only_files(server: ProcessServer) -> list[Path]:
-    """The file to which writes are appended: one, in a folder of its own since 7.0."""
+    """Return the append-only files with new writes. Since 7.0, they have their own directory."""
     found = [file for file in server.folder.rglob("*.aof") if ".base." not in file.name]
     assert found
     return found
@@ -193,7 +193,7 @@ def append_only_files(server: ProcessServer) -> list[Path]:
 
 @pytest.mark.fault("F7", "F14")
 @pytest.mark.parametrize("appendfsync", ["always", "everysec"])
-def test_host_and_server_die_at_once_and_nothing_is_lost(
+def test_simultaneous_loss_of_host_and_server_loses_nothing(
     new_host: NewDaemon, fresh_server: ProcessServer, chance: random.Random, appendfsync: str
 ):
     fresh_server.kill()
@@ -223,10 +223,10 @@ def test_host_and_server_die_at_once_and_nothing_is_lost(
 
 
 @pytest.mark.fault("F7", "F14")
-def test_a_power_cut_takes_what_was_not_on_the_disk_and_nothing_else(
+def test_a_power_cut_loses_only_writes_that_were_not_on_disk(
     new_host: NewDaemon, fresh_server: ProcessServer
 ):
-    """The end of the append-only file is cut off, as a power cut does with `everysec`."""
+    """The end of the append-only file is cut off, as by a power cut with `everysec`."""
     daemon = new_host(redis_url=fresh_server.url)
     daemon.start()
     daemon.wait_event("ready", timeout=PATIENCE)
@@ -250,7 +250,7 @@ def test_a_power_cut_takes_what_was_not_on_the_disk_and_nothing_else(
 
     assert daemon.ledger.audit(GROUP) == Audit(
         lost=sorted(vanished),
-        repeated={running: 2},  # its acknowledgement was in the part that is gone
+        repeated={running: 2},  # its acknowledgment was in the lost part
     )
     assert runs(daemon) == Counter([*kept, *late, running, running])
     fresh = daemon.send(["ok"] * 5)
@@ -275,10 +275,10 @@ TOGETHER: dict[str, dict[str, Any]] = {
 @pytest.mark.fault("F27")
 @pytest.mark.parametrize("partitions", [1, 3])
 @pytest.mark.parametrize("shape", TOGETHER)
-def test_a_message_that_kills_hosts_is_dead_after_the_third_and_no_other_is_charged(
+def test_a_message_is_dead_lettered_alone_after_three_lost_hosts(
     new_host: NewDaemon, shape: str, partitions: int
 ):
-    """Three hosts run many messages each, and the next one takes over when one is lost."""
+    """Three hosts run many messages each. When one is lost, the next one takes over."""
     options = {"consumer": TOGETHER[shape], "partitions": partitions, "code": hosts.CODE + BATCHES}
     trio = [
         new_host(name=name, daemon={"lease_ttl": "2s"}, **options)

@@ -1,4 +1,4 @@
-"""A Redis that hangs: every verb says so, in a few seconds, and not that nobody is there."""
+"""A hung Redis: every command reports it within seconds, and not that no streamqd is running."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamqd.cli import cli, session, top
 from tests.support.daemon import TOPIC, Daemon
 from tests.support.servers import ProcessServer
 
-SECONDS = 60.0  # a verb waits 5 s; this machine may have other things to do
+SECONDS = 60.0  # a command waits 5 s, more on a busy machine
 VERBS = (
     *("status", "partitions", f"why {TOPIC}/0", "top --once", "topic list", "group list"),
     *("control list", f"pause {TOPIC}", f"tail {TOPIC}", f"dlq list {TOPIC}", "rebalance"),
@@ -27,7 +27,7 @@ VERBS = (
 
 
 def assert_says_it(path: Path, verb: str, code: int) -> None:
-    """Run a verb as a process of its own."""
+    """Run a command as a process, and check its message and exit code."""
     command = [sys.executable, "-m", "streamqd", "--config", str(path), *verb.split()]
     done = subprocess.run(
         command, cwd=path.parent, input="x\n", capture_output=True, text=True, timeout=SECONDS
@@ -42,15 +42,15 @@ def judge(verb: str, said: str) -> None:
     assert "Traceback" not in said, (verb, said)
 
 
-def test_a_server_elsewhere_that_hangs(
+def test_a_hung_external_server_is_reported_by_every_command(
     fresh_server: ProcessServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """U7: it takes the connection and says nothing."""
+    """U7: it accepts the connection and sends nothing."""
     daemon = Daemon(tmp_path, fresh_server.url)
     fresh_server.pause()
     try:
         assert_says_it(daemon.config_path, "status", 4)
-        # All the others wait as long, and in the same way.
+        # All other commands wait in the same way, here for a shorter time.
         monkeypatch.setattr(session, "TIMEOUT", 0.3)
         monkeypatch.setattr(top, "LOOK_TIMEOUT", 0.3)
         for verb in VERBS:
@@ -63,8 +63,8 @@ def test_a_server_elsewhere_that_hangs(
         daemon.close()
 
 
-def test_a_server_of_its_own_that_hangs(tmp_path: Path):
-    """U7: a streamqd is running, it is its server that is stopped."""
+def test_a_hung_embedded_server_is_reported(tmp_path: Path):
+    """U7: streamqd is running, but its embedded server is stopped."""
     daemon = Daemon(tmp_path, "embedded:")
     with daemon:
         (server,) = [
@@ -82,8 +82,8 @@ def test_a_server_of_its_own_that_hangs(tmp_path: Path):
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["never started", "its socket is left"])
-def test_nobody_is_there(tmp_path: Path, killed: bool):
-    """U7: the sentence stays for where it is true."""
+def test_a_missing_daemon_is_reported(tmp_path: Path, killed: bool):
+    """U7: the message remains where it is true."""
     daemon = Daemon(tmp_path, "embedded:")
     if killed:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:

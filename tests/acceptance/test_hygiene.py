@@ -1,4 +1,4 @@
-"""Many workers come and go under a storm of signals; the long version is in tests/soak."""
+"""Many workers start and exit under a storm of signals. tests/soak has the long version."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ RECYCLES = 100
 
 
 @pytest.mark.fault("F33")
-def test_recycles_under_a_storm_of_signals_leave_nothing_behind(
+def test_recycles_under_a_storm_of_signals_leak_nothing(
     new_daemon: Callable[..., Daemon], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Handlers with threads, a TLS client and gRPC: no deadlock, no zombie, no descriptor kept."""
+    """Handlers have threads, a TLS client and gRPC: no deadlock, zombie or leaked descriptor."""
     with hygiene.echo_peer(tmp_path / "peer") as peer:
         monkeypatch.setenv("PEER", peer)
         with new_daemon(**hygiene.daemon_options()) as daemon:

@@ -1,4 +1,4 @@
-"""Entries of clients of any language are handled: the snippets of the page, run as they stand."""
+"""Entries of clients in any language are handled: the snippets of the page run unchanged."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def note(message):
 
 
 def snippet(language: str) -> str:
-    """The code of the page in one language."""
+    """Return the page's code in one language."""
     [found] = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
     return str(found)
 
 
 def missing(what: str) -> NoReturn:
-    """A test that is not run is noticed at home; in CI nobody reads the list of skipped tests."""
+    """Fail in CI, where skipped tests go unnoticed. Skip elsewhere."""
     if os.environ.get("CI"):
         pytest.fail(what, pytrace=False)
     pytest.skip(what)
@@ -60,7 +60,7 @@ def missing(what: str) -> NoReturn:
 def running(
     new_daemon: Callable[..., Daemon], new_server: Callable[..., ProcessServer]
 ) -> Iterator[tuple[Daemon, ProcessServer]]:
-    """A daemon with three partitions, on a server of its own that listens on a port."""
+    """A daemon with three partitions, on its own server, which listens on a port."""
     server = new_server(tcp=True)
     daemon = new_daemon(
         redis_url=server.tcp_url,
@@ -74,7 +74,7 @@ def running(
 
 
 def noted(daemon: Daemon, count: int) -> dict[str, dict[str, Any]]:
-    """What the handler has seen, by payload, once it has seen so many."""
+    """Wait until `count` messages are handled. Return the handler's records by payload."""
     folder = daemon.folder / "noted"
     daemon.wait_for(
         lambda: len(list(folder.glob("*.json"))) >= count, what=f"{count} messages are handled"
@@ -94,7 +94,7 @@ KEYS = {
 
 
 def check(seen: dict[str, dict[str, Any]]) -> None:
-    """Every message came with its key, its headers, and in the partition that ours goes to."""
+    """Check key, headers and attempt of each message, and the partition that streamqd would use."""
     for word, key in KEYS.items():
         told = seen[json.dumps(word)]
         assert base64.b64decode(told["key"]).decode() == key
@@ -104,20 +104,22 @@ def check(seen: dict[str, dict[str, Any]]) -> None:
     assert len({told["partition"] for told in seen.values()}) > 1
 
 
-def test_redis_cli(running: tuple[Daemon, ProcessServer], tmp_path: Path) -> None:
+def test_entries_of_redis_cli_are_handled(
+    running: tuple[Daemon, ProcessServer], tmp_path: Path
+) -> None:
     daemon, server = running
     client = shutil.which("redis-cli") or shutil.which("valkey-cli")
     if client is None:
         missing("there is neither redis-cli nor valkey-cli on PATH: install redis-tools")
     headers = json.dumps({"from": "elsewhere", "ort": "Köln"}, ensure_ascii=False)
-    # The snippet's `redis-cli` finds this server, and may be the client of Valkey.
+    # The snippet's `redis-cli` must use this server, and may be the client of Valkey.
     wrapper = tmp_path / "bin" / "redis-cli"
     wrapper.parent.mkdir()
     wrapper.write_text(f'#!/bin/sh\nexec {client} -p {server.port} "$@"\n')
     wrapper.chmod(0o755)
     script = snippet("sh") + 'while IFS="|" read -r key payload; do'
     script += f' send {TOPIC} "$key" "$payload" \'{headers}\'; done\n'
-    # What else a person may type: no key, no payload, fields of one's own.
+    # Other entries that a person may type: without key, without payload, with extra fields.
     stream = f"'stream:topic:{{{TOPIC}:p:2}}' '*'"
     script += f"redis-cli XADD {stream} own field payload plain\nredis-cli XADD {stream} own only\n"
     given = "".join(f"{key}|{json.dumps(word)}\n" for word, key in KEYS.items())
@@ -141,7 +143,9 @@ def test_redis_cli(running: tuple[Daemon, ProcessServer], tmp_path: Path) -> Non
     assert daemon.stop() == 0
 
 
-def test_node_redis(running: tuple[Daemon, ProcessServer], tmp_path: Path) -> None:
+def test_entries_of_node_redis_are_handled(
+    running: tuple[Daemon, ProcessServer], tmp_path: Path
+) -> None:
     daemon, server = running
     try:
         modules = fetch_node_redis.fetch()

@@ -1,4 +1,4 @@
-"""What of a message a dead letter holds: all, a fingerprint of it, or its size; and giants."""
+"""The body in a dead letter: complete, as a hash, or only its size; and oversized messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def run(daemon: Daemon, *args: str, code: int = 0) -> Any:
 
 
 @pytest.mark.parametrize(("policy", "end"), [("hash", "dead"), ("none", "exit 9")])
-def test_a_body_that_is_not_kept(new_daemon: NewDaemon, policy: str, end: str) -> None:
+def test_a_dead_letter_without_a_body_is_not_replayed(
+    new_daemon: NewDaemon, policy: str, end: str
+) -> None:
     body = end
     with new_daemon(consumer={"dlq_body": policy, "max_crashes": 1}) as daemon:
         stream = daemon.keys.stream(TOPIC, 0)
@@ -42,7 +44,7 @@ def test_a_body_that_is_not_kept(new_daemon: NewDaemon, policy: str, end: str) -
 
         (row,) = run(daemon, "list", TOPIC)["rows"]
         assert run(daemon, "show", TOPIC, row["id"])["other"]["payloadBytes"] == str(len(body))
-        # There is nothing to replay, and nothing is lost by trying.
+        # A replay is impossible, and the attempt loses nothing.
         told = run(daemon, "replay", TOPIC, "--all", "--yes", code=8)
         assert told["replayed"] == 0
         assert list(told["refused"]) == ["its body was not kept (dlq_body)"]
@@ -50,12 +52,12 @@ def test_a_body_that_is_not_kept(new_daemon: NewDaemon, policy: str, end: str) -
 
 
 @pytest.mark.parametrize("consumer", [{}, {"concurrency": 3, "order": "none"}], ids=["one", "many"])
-def test_a_giant_is_not_handled_and_not_lost(
+def test_an_oversized_message_is_dead_lettered_unhandled(
     new_daemon: NewDaemon, consumer: dict[str, Any]
 ) -> None:
     with new_daemon(daemon={"max_message_bytes": "4KiB"}, consumer=consumer) as daemon:
         stream = daemon.keys.stream(TOPIC, 0)
-        # As large as a producer may send.
+        # The largest message that a producer may send.
         whole = "ok".ljust(4096)
         daemon.link.execute("XADD", stream, "*", "payload", whole, "key", "k" * 4096)
         giant = "ok".ljust(4097)
@@ -74,7 +76,7 @@ def test_a_giant_is_not_handled_and_not_lost(
         assert "beside its payload it has 9,0" in letters[1]["errorMessage"]
         assert not daemon.events("worker.exited")
 
-        # With a larger limit they can be handled after all.
+        # With a larger limit, they can be handled.
         epoch = daemon.epochs()[0]
         daemon.write_config(daemon={**daemon.tables["daemon"], "max_message_bytes": "64KiB"})
         assert daemon.stop() == 0
@@ -85,7 +87,7 @@ def test_a_giant_is_not_handled_and_not_lost(
         assert daemon.letters() == []
 
 
-def test_a_giant_that_a_dead_process_left_is_not_handled_either(new_daemon: NewDaemon) -> None:
+def test_an_inherited_oversized_message_is_dead_lettered(new_daemon: NewDaemon) -> None:
     daemon = new_daemon(consumer={"max_crashes": 5})
     with daemon:
         stream = daemon.keys.stream(TOPIC, 0)
@@ -107,10 +109,10 @@ def test_a_giant_that_a_dead_process_left_is_not_handled_either(new_daemon: NewD
     ],
 )
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_the_text_of_an_error_is_kept_as_the_module_says(
+def test_redact_error_applies_to_the_error_of_a_dead_letter(
     new_daemon: NewDaemon, code: str, kept: str, concurrency: int
 ) -> None:
-    """And no message is lost by it, whatever it does."""
+    """Even a failing `redact_error` loses no message."""
     daemon = new_daemon(consumer={"max_attempts": 1, "concurrency": concurrency})
     hook = f"\n\ndef redact_error(text):\n    return {code}\n"
     daemon.write_code(daemon.module_path.read_text() + hook)
@@ -129,9 +131,7 @@ def test_the_text_of_an_error_is_kept_as_the_module_says(
 
 
 @pytest.mark.parametrize("hook", ["on_start(context)", "on_stop()"])
-def test_the_text_of_a_hooks_error_is_logged_as_the_module_says(
-    new_daemon: NewDaemon, hook: str
-) -> None:
+def test_redact_error_applies_to_logged_errors_of_hooks(new_daemon: NewDaemon, hook: str) -> None:
     daemon = new_daemon()
     code = f"""
 

@@ -1,4 +1,4 @@
-"""Limits of a worker: time, memory, age, number of messages; and workers that cannot start."""
+"""Limits of a worker: time, memory, age and number of messages. Workers that cannot start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CRASH_LOOP = 7
 # --- time -----------------------------------------------------------------------------------------
 
 
-def test_the_soft_limit_raises_in_the_handler_and_counts_as_a_failed_attempt(
+def test_the_soft_limit_raises_and_counts_as_a_failed_attempt(
     new_daemon: NewDaemon,
 ):
     daemon = new_daemon(
@@ -50,7 +50,7 @@ def test_the_soft_limit_raises_in_the_handler_and_counts_as_a_failed_attempt(
         assert daemon.ledger.audit(GROUP) == Audit(lost=[uids[5]], repeated={uids[5]: 2})
         assert daemon.pids()[0] == worker
 
-        # The same signal finds the worker between messages, after a run that it was meant for.
+        # The same signal reaches the worker between messages, too late for its run.
         for _ in range(20):
             os.kill(worker, signal.SIGUSR1)
         more = daemon.send(["sleep 0.01"] * 40)
@@ -70,7 +70,7 @@ def test_the_soft_limit_raises_in_the_handler_and_counts_as_a_failed_attempt(
 
 
 @pytest.mark.fault("F4")
-def test_the_hard_limit_kills_a_handler_that_keeps_the_interpreter_and_charges_it_alone(
+def test_the_hard_limit_kills_and_charges_only_a_stuck_handler(
     new_daemon: NewDaemon,
 ):
     daemon = new_daemon(
@@ -100,10 +100,10 @@ def test_the_hard_limit_kills_a_handler_that_keeps_the_interpreter_and_charges_i
 
 
 def test_a_handler_under_its_limits_is_left_alone(new_daemon: NewDaemon):
-    """Many short runs together are longer than the limit; none of them is."""
+    """All short runs together exceed the limit, but no single run does."""
     daemon = new_daemon(consumer={"timeout": "1s", "hard_timeout": "2s"})
     with daemon:
-        daemon.send(["sleep 0.02"] * 110)  # a busy machine may take some times as long for one
+        daemon.send(["sleep 0.02"] * 110)  # 1 s leaves room for a busy machine
         daemon.wait_settled()
         assert daemon.ledger.audit(GROUP) == Audit()
         assert daemon.events("worker.killed") == daemon.ledger.records("raise") == []
@@ -114,11 +114,11 @@ def test_a_handler_under_its_limits_is_left_alone(new_daemon: NewDaemon):
 
 
 def runs_of_each_process(daemon: Daemon) -> list[int]:
-    """Number of runs of each worker process, in the order of their birth."""
+    """Return the number of runs of each worker process, ordered by start."""
     return list(Counter(each.pid for each in daemon.ledger.records("start")).values())
 
 
-def test_max_messages_replaces_the_worker_and_loses_repeats_and_charges_nothing(
+def test_max_messages_replaces_workers_and_repeats_nothing(
     new_daemon: NewDaemon,
 ):
     daemon = new_daemon(consumer={"max_messages": 10})
@@ -141,19 +141,19 @@ ballast = bytearray(os.urandom(4096) * 16384)  # 64 MiB that every worker has fr
 """
 
 
-def test_max_rss_replaces_the_worker_by_what_it_gained_since_its_birth(new_daemon: NewDaemon):
+def test_max_rss_limits_the_growth_of_a_worker_since_its_start(new_daemon: NewDaemon):
     daemon = new_daemon(consumer={"max_rss": "32MiB"})
     daemon.write_code(daemon.module_path.read_text() + FAT)
     with daemon:
         first = daemon.pids()[0]
         assert psutil.Process(first).memory_info().rss > 64 << 20
-        # Some 10 MB a second, looked at every 2 s: the first look must not find enough.
+        # About 10 MB/s, checked every 2 s: the first check must not find enough.
         daemon.send(["leak 200000"] * 260)
         daemon.wait_event("worker.handover")
         daemon.send(["ok"])
         daemon.wait_settled()
 
-        # A fresh process is under the limit again, and stays: no loop.
+        # A fresh process is under the limit again, and is not replaced: no loop.
         (recycled,) = daemon.events("worker.recycled")
         assert recycled["reason"] == "max_rss"
         assert recycled["child"] == first
@@ -174,7 +174,7 @@ def on_start(context):
 
 
 @pytest.mark.parametrize(("age", "more"), [("1s", SLOW_BIRTH), (1.0, "")])
-def test_max_age_replaces_the_worker_and_even_a_short_one_makes_progress(
+def test_max_age_replaces_workers_and_a_short_one_makes_progress(
     new_daemon: NewDaemon, age: str | float, more: str
 ):
     daemon = new_daemon(consumer={"max_age": age})
@@ -209,8 +209,8 @@ def sick(daemon: Daemon, *partitions: int) -> None:
 
 
 @pytest.mark.fault("F3")
-def test_when_no_worker_can_start_the_daemon_gives_up_and_says_why(new_daemon: NewDaemon):
-    """U10: the cause stands in the last lines too, where one looks first."""
+def test_if_no_worker_can_start_the_daemon_exits_with_the_cause(new_daemon: NewDaemon):
+    """U10: the cause is in the last lines, too, which operators read first."""
     daemon = new_daemon(
         partitions=2,
         daemon=LOOP | {"crash_backoff": {"kind": "fixed", "base": "200ms", "jitter": "none"}},
@@ -230,10 +230,10 @@ def test_when_no_worker_can_start_the_daemon_gives_up_and_says_why(new_daemon: N
     assert all(each["last_exit"].startswith(f"{away} (") for each in opened)
     assert daemon.events("crash_loop")[0]["error"].startswith(away), "once, though both have it"
     assert daemon.events("crash_loop")[0]["level"] == "critical"
-    # The second restart waits.
+    # The second restart is delayed.
     _, second, third = [event["ts"] for event in daemon.events("worker.started", partition=0)]
     assert seconds_between(second, third) >= 0.2
-    # Others need not wait for the leases.
+    # The leases are released, so other instances need not wait.
     assert not any(
         daemon.link.execute("EXISTS", daemon.keys.lease(*unit)) for unit in daemon.units()
     )
@@ -241,7 +241,7 @@ def test_when_no_worker_can_start_the_daemon_gives_up_and_says_why(new_daemon: N
 
 
 def seconds_between(earlier: str, later: str) -> float:
-    """The distance of two times of a log within one hour."""
+    """Return the seconds between two log timestamps within one hour."""
 
     def seconds(stamp: str) -> float:
         _, minutes, rest = stamp.split(":")
@@ -251,10 +251,10 @@ def seconds_between(earlier: str, later: str) -> float:
 
 
 @pytest.mark.fault("F3")
-def test_a_partition_in_a_crash_loop_rests_and_is_tried_again_while_others_work(
+def test_a_crash_loop_pauses_and_retries_only_its_partition(
     new_daemon: NewDaemon,
 ):
-    # The end of the rest is enough to look again: the next beat is minutes away.
+    # The end of the cooldown is enough for a retry: the next heartbeat is minutes away.
     daemon = new_daemon(partitions=2, daemon=LOOP | {"lease_ttl": "10m"})
     daemon.write_code(daemon.module_path.read_text() + UNBORN)
     sick(daemon, 1)
@@ -266,7 +266,7 @@ def test_a_partition_in_a_crash_loop_rests_and_is_tried_again_while_others_work(
 
     uids = daemon.send(["ok"] * 20)
     daemon.wait_for(lambda: len(daemon.ledger.ended(GROUP)) == 10, what="partition 0 works")
-    # One try after the rest, and it rests again.
+    # One attempt after the cooldown, then another cooldown.
     closed = daemon.wait_event("worker.tried_again", after=opened["number"])
     again = daemon.wait_event("worker.crash_loop", after=closed["number"])
     between = daemon.events("worker.started", after=closed["number"], partition=1)
@@ -286,8 +286,8 @@ def obey(message):
 """
 
 
-def test_code_that_dies_at_every_message_opens_the_breaker_and_buries_few(new_daemon: NewDaemon):
-    """The breaker, not the dead letters, must stop a bad deploy."""
+def test_code_that_dies_at_every_message_dead_letters_few(new_daemon: NewDaemon):
+    """The crash-loop breaker must stop a bad deployment, not a stream of dead letters."""
     daemon = new_daemon(daemon=LOOP, consumer={"max_crashes": 3})
     daemon.write_code(daemon.module_path.read_text() + DIES_AT_EVERY_MESSAGE)
     with daemon:
@@ -309,7 +309,7 @@ def test_code_that_dies_at_every_message_opens_the_breaker_and_buries_few(new_da
 
 
 @pytest.mark.fault("F3")
-def test_a_worker_that_does_not_become_ready_is_killed_and_counts_as_a_failed_start(
+def test_a_worker_that_exceeds_boot_timeout_is_a_failed_start(
     new_daemon: NewDaemon,
 ):
     daemon = new_daemon(daemon=LOOP | {"boot_timeout": "1s", "crash_loop": 1})

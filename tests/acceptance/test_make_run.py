@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.timeout(180)]
 COMMAND = [sys.executable, "-m", "streamqd.examples.demo"]
 
 
-def test_run_handles_every_real_line_and_ends_by_itself(tmp_path: Path):
+def test_run_handles_every_real_line_and_exits(tmp_path: Path):
     done = subprocess.run(
         [*COMMAND, "--dir", str(tmp_path / "demo")],
         stdout=subprocess.PIPE,
@@ -33,11 +33,11 @@ def test_run_handles_every_real_line_and_ends_by_itself(tmp_path: Path):
     assert "✗" not in done.stdout
     assert done.stdout.count("✓") == 6
     assert done.stdout.count("not a line of the combined log format") == 2
-    # The largest counts, as an ordinary text tool finds them in the log.
+    # The largest count, as found in the log with a text tool.
     assert ["796", "200", "/favicon.ico"] in words
 
 
-def test_serve_stays_until_it_is_interrupted_and_leaves_no_process(tmp_path: Path):
+def test_serve_runs_until_interrupted_and_leaves_no_process(tmp_path: Path):
     output = tmp_path / "output"
     with output.open("wb") as file:
         process = subprocess.Popen(

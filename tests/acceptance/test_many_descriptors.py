@@ -1,4 +1,4 @@
-"""A daemon and a command with more than 1,024 open descriptors, more than `select` takes."""
+"""A daemon and a command with more than 1,024 open file descriptors, the limit of `select`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NewDaemon = Callable[..., Daemon]
 
 pytestmark = pytest.mark.promise
 
-# Runs a command that inherits 1,100 open descriptors.
+# Runs a command that inherits 1,100 open file descriptors.
 CROWDED = """
 import os, resource, sys
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -43,7 +43,7 @@ async def obey(message: Message) -> None:
 
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_daemon_with_1100_open_descriptors_works(new_daemon: NewDaemon, concurrency: int):
-    """B4: the housekeeper, whose socket had a number above 1,023, ended in a loop."""
+    """B4: the housekeeper crashed in a loop, because its socket had a number above 1,023."""
     consumer = {"concurrency": concurrency, "order": "none"} if concurrency > 1 else {}
     daemon = new_daemon(partitions=2, code=RETRIES, consumer=consumer)
     daemon.within = WITHIN
@@ -55,8 +55,8 @@ def test_daemon_with_1100_open_descriptors_works(new_daemon: NewDaemon, concurre
         assert daemon.stop() == 0
 
 
-def test_top_with_1100_open_descriptors_hears_keys(new_daemon: NewDaemon):
-    """B4: `top` waited for keys by `select`, which refused its pipe."""
+def test_top_with_1100_open_descriptors_receives_keys(new_daemon: NewDaemon):
+    """B4: `top` waited for keys with `select`, which rejected its pipe."""
     with new_daemon(partitions=2) as daemon:
         words = command(daemon, "top", "--interval", "0.2s")
         terminal = Terminal([*WITHIN, *words], cwd=daemon.folder, env=environment())

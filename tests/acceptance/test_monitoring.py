@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes the real daemon, answers, and judges the rules and the dashboard."""
+"""A real Prometheus scrapes a real daemon, and evaluates the rules and the dashboard."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def free_port() -> int:
 
 
 class Prometheus:
-    """A Prometheus of this test's own, on loopback, with a data folder of its own."""
+    """A Prometheus for one test, on loopback, with its own data directory."""
 
     def __init__(self, folder: Path, target: int) -> None:
         binary = shutil.which("prometheus")
@@ -66,7 +66,7 @@ class Prometheus:
         )
 
     def get(self, what: str, **parameters: str) -> Any:
-        """The `data` of an answer; None while it does not answer. Fails with its words."""
+        """Return the `data` of an answer, or None while there is none. Fails with its error."""
         address = f"http://{self._address}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
         try:
             with urllib.request.urlopen(address, timeout=10) as answer:
@@ -79,7 +79,7 @@ class Prometheus:
             return None
 
     def value(self, query: str) -> float | None:
-        """The one number that answers a query, or None."""
+        """Return the single number that a query yields, or None."""
         data = self.get("query", query=query)
         rows = data["result"] if data else []
         return float(rows[0]["value"][1]) if len(rows) == 1 else None
@@ -115,7 +115,7 @@ def watched(new_daemon: NewDaemon, tmp_path: Path) -> Iterator[tuple[Daemon, Pro
 
 
 def expressions() -> list[str]:
-    """The queries of the dashboard, with its variables filled in as Grafana does."""
+    """Return the queries of the dashboard, with variables replaced as in Grafana."""
     found = [
         target["expr"]
         for panel in json.loads(DASHBOARD.read_text())["panels"]
@@ -127,9 +127,11 @@ def expressions() -> list[str]:
     return found
 
 
-def test_prometheus_answers_for_the_daemon(watched: tuple[Daemon, Prometheus, int]) -> None:
+def test_prometheus_evaluates_metrics_rules_and_dashboard(
+    watched: tuple[Daemon, Prometheus, int],
+) -> None:
     daemon, prometheus, _ = watched
-    # For the panels of schedules: of a topic of its own, so that the sums stay exact.
+    # For the panels of schedules. The separate topic keeps the sums exact.
     tick = {"name": "tick", "topic": "ticks", "every": "1s"}
     topics = daemon.tables["topics"] | {"ticks": {"partitions": 1}}
     daemon.write_config(topics=topics, schedules=[tick])
@@ -153,12 +155,12 @@ def test_prometheus_answers_for_the_daemon(watched: tuple[Daemon, Prometheus, in
     kinds = {name: each[0]["type"] for name, each in prometheus.get("metadata").items()}
     assert kinds["streamqd_handle_seconds"] == "histogram"
 
-    # Its counters go on when a worker is replaced.
+    # The counters continue when a worker is replaced.
     daemon.send(["exit 1"], partition=0)
     prometheus.wait_value(f"sum(streamqd_crashes_total{of_group}) >= bool 1", 1)
     assert (prometheus.value(f"sum(streamqd_acked_total{of_group})") or 0) >= 20
 
-    # The rules and the dashboard are understood by the same Prometheus.
+    # The same Prometheus evaluates the rules and the dashboard.
     def rules() -> list[dict[str, Any]]:
         groups = prometheus.get("rules")["groups"]
         return [rule for group in groups for rule in group["rules"]]
@@ -211,7 +213,7 @@ def test_labels_are_bounded_by_the_configuration(
     assert after["consumer"] == {"one"}
     assert after["result"] <= {"error", "timeout", "acquired", "shed"}
     assert after.keys() == before.keys() | (after.keys() & {"task"})
-    # Only what the housekeeper counts begins when it first happens.
+    # Only counters of the housekeeper start at their first event.
     new = {each.partition("[")[0] for each in after["series"] - before["series"]}
     assert new <= {
         "streamqd_promoted_total",

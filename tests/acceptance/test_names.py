@@ -1,4 +1,4 @@
-"""The daemon reaches Redis by a name, and the name server falls silent."""
+"""The daemon reaches Redis by a host name, and the name server stops answering."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.support.servers import ProcessServer
 
 NAME = "redis.streamqd.test"
 NAME_SERVER = ("127.0.0.77", 53)
-TRY_SECONDS = 5  # how long the system waits for a name server before it asks again, or gives up
+TRY_SECONDS = 5  # the operating system's timeout for an answer of the name server
 
 
 @pytest.fixture
 def name_server() -> Iterator[socket.socket]:
-    """Where questions arrive, and are never answered."""
+    """A name server that receives queries and never answers."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
         try:
             made.bind(NAME_SERVER)
@@ -32,7 +32,7 @@ def name_server() -> Iterator[socket.socket]:
 
 @pytest.fixture
 def hosts(tmp_path: Path, name_server: socket.socket) -> Path:
-    """The daemon's own /etc/hosts; what is not in it, the silent name server is asked for."""
+    """The daemon's own /etc/hosts. Other names go to the silent name server."""
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"]).returncode:
         pytest.skip("no mount namespaces here")
     (tmp_path / "resolv.conf").write_text(
@@ -62,9 +62,9 @@ def test_a_silent_name_server_delays_nothing_else(
             daemon.wait_settled()
             mark = daemon.mark()
             hosts.write_text("")
-            for kind in ("NORMAL", "PUBSUB"):  # without wake-ups it looks at the fleet
+            for kind in ("NORMAL", "PUBSUB"):  # without wake-ups, it checks the fleet
                 daemon.link.execute("CLIENT", "KILL", "TYPE", kind, "SKIPME", "YES")
-            # Whoever waits for the answer says this when the name server is given up.
+            # A role that waited for the answer would log this only after the resolver's timeout.
             lost = daemon.wait_event("redis.lost", after=mark, timeout=TRY_SECONDS - 1)
             assert "not resolved" in lost["error"]
             daemon.signal(signal.SIGUSR1)

@@ -14,7 +14,7 @@ from tests.support.trial import Trial
 SEED = int(os.environ.get("TEST_SEED") or "1")
 
 
-def test_under_faults_nothing_is_lost_and_every_duplicate_has_its_cause(
+def test_under_faults_nothing_is_lost_and_repeats_have_a_cause(
     fresh_server: ProcessServer, tmp_path: Path
 ):
     planned = plan(SEED, 9.0, every=0.4, lasting=(1.0, 5.0), kinds=FAULTS)
@@ -31,7 +31,7 @@ def test_under_faults_nothing_is_lost_and_every_duplicate_has_its_cause(
 
 @pytest.mark.promise
 def test_without_faults_nothing_is_handled_twice(fresh_server: ProcessServer, tmp_path: Path):
-    """Rolling restarts, rebalances, reloads and recycles are no faults."""
+    """Rolling restarts, rebalances, reloads and recycles do not count as faults."""
     planned = plan(SEED, 4.0, every=0.4, lasting=(0.2, 0.6), kinds=PEACE)
     consumer = {"max_messages": 15}
     with Trial(tmp_path, fresh_server, seed=SEED, lease_ttl=10.0, consumer=consumer) as trial:

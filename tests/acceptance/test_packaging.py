@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(path.stem for path in (ROOT / "lua").glob("[!_]*.lua"))
 EXAMPLE_DATA = {"weblog.toml", "data/apache_access.log.gz", "data/README.md"}
 
-# Prints where the package lies, then one script name per line.
+# Prints the location of the package, then one script name per line.
 PROBE = """
 import streamqd
 from streamqd.store import scripts
@@ -29,7 +29,7 @@ print(*sorted(scripts.load()), sep="\\n")
 
 
 def run(*command: str | Path, cwd: Path | None = None, **env: str) -> str:
-    """Run a command to its end and return what it printed; fail with all of it otherwise."""
+    """Run a command and return its output. Fails with the output if the command fails."""
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [str(part) for part in command],
@@ -63,10 +63,10 @@ def sdist(built: Path) -> Path:
 
 
 def make_venv(folder: Path) -> Path:
-    """Make an environment with our dependencies but without streamqd; return its `bin`.
+    """Create an environment with the dependencies, but without streamqd. Return its `bin`.
 
-    A line in a `.pth` file adds a folder without reading the `.pth` files in it, and an editable
-    install lives in one of those: so streamqd itself does not come along.
+    A line in a `.pth` file adds a directory, but does not read the `.pth` files in it. An editable
+    install is such a file, so streamqd itself is left out.
     """
     run(sys.executable, "-m", "venv", "--without-pip", folder)
     site_packages = next(folder.glob("lib/python*/site-packages"))
@@ -92,7 +92,7 @@ def test_the_wheel_works_where_it_is_installed(wheel: Path, tmp_path: Path):
     assert version.split()[:2] == ["streamqd", wheel.name.split("-")[1]]
 
 
-def test_the_fixtures_come_with_the_wheel(wheel: Path, tmp_path: Path):
+def test_the_wheel_includes_the_fixtures(wheel: Path, tmp_path: Path):
     bin_dir = make_venv(tmp_path / "venv")
     install(bin_dir, wheel)
     (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
@@ -113,7 +113,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path):
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {
         "streamqd",
-        "pyspark_streamq.py",  # where Spark looks for data sources
+        "pyspark_streamq.py",  # Spark searches this module for data sources
     }
     assert any(name.endswith("licenses/LICENSE") for name in names)
 

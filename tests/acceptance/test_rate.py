@@ -1,4 +1,4 @@
-"""A daemon that is held by a rate: it says so everywhere, and nothing waits for the rate."""
+"""A daemon throttled by a rate reports it everywhere, and a drain or handover does not wait."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NewDaemon = Callable[..., Daemon]
 
 
 def verb(daemon: Daemon, *arguments: str, code: int = 0) -> Any:
-    """What a verb prints as JSON."""
+    """Return the JSON output of a command."""
     ended = subprocess.run(
         [sys.executable, "-m", "streamqd", "--config", daemon.config_path.name, *arguments],
         cwd=daemon.folder,
@@ -32,7 +32,7 @@ def verb(daemon: Daemon, *arguments: str, code: int = 0) -> Any:
     return json.loads(ended.stdout)
 
 
-def test_a_partition_held_by_its_rate_says_so_and_a_drain_does_not_wait_for_it(
+def test_a_throttled_partition_is_reported_and_drains_promptly(
     new_daemon: NewDaemon,
 ):
     daemon = new_daemon(consumer={"rate": "1/h"}, http="unix:./http.sock")
@@ -53,9 +53,8 @@ def test_a_partition_held_by_its_rate_says_so_and_a_drain_does_not_wait_for_it(
         assert daemon.pending_uids() <= set(uids[1:])
 
 
-def test_a_handover_goes_through_a_rate_and_does_not_start_it_anew(new_daemon: NewDaemon):
-    """Recorded times of starts are late by what passes until the handler writes: a run is allowed
-    for that, as many as a start may be late."""
+def test_a_handover_continues_the_rate(new_daemon: NewDaemon):
+    """Starts are recorded late, when the handler writes them, so the check allows for it."""
     daemon = new_daemon(consumer={"rate": "20/s", "rate_burst": 2})
     with daemon:
         daemon.send(["ok"] * 40)
@@ -73,9 +72,9 @@ def test_a_handover_goes_through_a_rate_and_does_not_start_it_anew(new_daemon: N
 
 
 def test_the_rate_of_a_group_stays_when_its_topic_grows(new_daemon: NewDaemon):
-    """U11: with `rate_per = "group"`, twice the partitions start no more runs per second.
+    """U11: with `rate_per = "group"`, twice the partitions do not start more runs per second.
 
-    Every partition may start one run at once, and recorded starts may be late.
+    The check allows one immediate run per partition, and late records of starts.
     """
     daemon = new_daemon(partitions=2, consumer={"rate": "40/s", "rate_per": "group"})
 
@@ -94,7 +93,7 @@ def test_the_rate_of_a_group_stays_when_its_topic_grows(new_daemon: NewDaemon):
         daemon.wait_event("reload.done")
         daemon.partitions = 4
         daemon.wait_for(lambda: rates() == [10.0] * 4, what="each of four partitions has a quarter")
-        daemon.send(["ok"], partition=0)  # its producer learns the new count with this one
+        daemon.send(["ok"], partition=0)  # makes the producer load the new count
         daemon.send(["ok"] * 60)
         daemon.wait_settled()
         starts = daemon.ledger.records("start")
@@ -114,7 +113,7 @@ def test_the_rate_of_a_group_stays_when_its_topic_grows(new_daemon: NewDaemon):
 
 
 def max_lateness(daemon: Daemon) -> float:
-    """The longest run, in seconds: a bound on what may pass between two lines of a handler."""
+    """Return the seconds of the longest run, which bounds the delay of a recorded start."""
     runs = daemon.ledger.records("start", "end")
     begun = {each.uid: each.at for each in runs if each.kind == "start"}
     return max(each.at - begun[each.uid] for each in runs if each.kind == "end")

@@ -1,4 +1,4 @@
-"""Retention as an operator meets it: the daemon trims, and one command says why it does not."""
+"""Retention for an operator: the daemon trims, and one command explains why it does not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NewDaemon = Callable[..., Daemon]
 
 
 def verb(daemon: Daemon, *args: str) -> tuple[int, Any]:
-    """Run a verb as the operator would; return its exit code and its document."""
+    """Run a command as an operator would. Return its exit code and JSON document."""
     done = subprocess.run(
         [sys.executable, "-m", "streamqd", "--config", daemon.config_path, *args, "--json"],
         cwd=daemon.folder,
@@ -40,10 +40,10 @@ def length(daemon: Daemon) -> int:
     return int(daemon.link.execute("XLEN", daemon.keys.stream(TOPIC, 0)))
 
 
-def test_an_entry_stays_until_all_groups_have_acknowledged_it_and_goes_then(
+def test_an_entry_is_deleted_after_all_groups_acknowledged_it(
     new_daemon: NewDaemon,
 ) -> None:
-    """The doctor names who holds it; deleting that group, or its acknowledgement, lets it go."""
+    """`doctor stream` names the group that holds it. Its acknowledgment or deletion releases it."""
     with with_retention(new_daemon, ack_policy="delete") as daemon:
         stream = daemon.keys.stream(TOPIC, 0)
         daemon.link.execute("XGROUP", "CREATE", stream, "audit", "0")
@@ -69,7 +69,7 @@ def test_an_entry_stays_until_all_groups_have_acknowledged_it_and_goes_then(
         assert verb(daemon, "doctor", "stream", TOPIC)[0] == 0
 
 
-def test_a_bound_worth_more_than_messages_is_met_and_the_loss_is_told(
+def test_drop_unacked_above_is_enforced_and_losses_are_logged(
     new_daemon: NewDaemon,
 ) -> None:
     with with_retention(new_daemon, drop_unacked_above=100) as daemon:

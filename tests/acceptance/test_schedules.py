@@ -1,4 +1,4 @@
-"""Schedules of real daemons that die: each tick once, none missing, whoever sends it."""
+"""Schedules of real daemons that die: each tick is sent exactly once, by any instance."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def every_second(name: str, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def fleet(new_daemon: Make) -> Callable[..., list[Daemon]]:
-    """Configure daemons of one fleet, with schedules for each."""
+    """Configure the daemons of a fleet, each with its schedules."""
 
     def make(*sets: list[dict[str, Any]], **options: Any) -> list[Daemon]:
         made = []
@@ -59,7 +59,7 @@ def fleet(new_daemon: Make) -> Callable[..., list[Daemon]]:
 
 
 def ticks(daemon: Daemon, topic: str = TICKS, partitions: int = 1) -> Ticks:
-    """The ticks of each schedule in unix ms, in the order in which they were sent."""
+    """Return the ticks of each schedule (unix ms), in the order of sending."""
     entries = []
     for number in range(partitions):
         for raw, flat in daemon.link.execute("XRANGE", daemon.keys.stream(topic, number), "-", "+"):
@@ -73,19 +73,19 @@ def ticks(daemon: Daemon, topic: str = TICKS, partitions: int = 1) -> Ticks:
 
 
 def wait_ticks(daemon: Daemon, name: str, count: int, **where: Any) -> None:
-    """Wait until a schedule has sent so many ticks."""
+    """Wait until a schedule has sent `count` ticks."""
 
     def sent() -> bool:
         try:
             return len(ticks(daemon, **where).get(name, ())) >= count
-        except (RedisUnavailable, RedisRefused):  # a master may be away just now
+        except (RedisUnavailable, RedisRefused):  # a master may be unavailable at this moment
             return False
 
     wait_until(sent, timeout=PATIENCE, what=f"{count} ticks of {name}", every=0.1)
 
 
 def assert_each_once(sent: list[int]) -> None:
-    """No tick twice, and none missing."""
+    """Check that no tick is repeated or missing."""
     assert sent == list(range(sent[0], sent[-1] + 1, SECOND))
 
 
@@ -103,10 +103,10 @@ def counted(daemon: Daemon, name: str) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("kills", "between"), [(4, 3), pytest.param(12, 5, marks=pytest.mark.slow)]
 )
-def test_of_five_instances_one_is_killed_again_and_again(
+def test_repeated_kills_in_a_fleet_of_five_lose_no_tick(
     fleet: Callable[..., Any], kills: int, between: int
 ) -> None:
-    """The long one: one instance of five is killed every 5 s for a minute."""
+    """The slow variant kills one of five instances every 5 s for a minute."""
     five = fleet(*[[every_second("tick")]] * 5)
     for daemon in five:
         daemon.start()
@@ -129,7 +129,7 @@ def test_of_five_instances_one_is_killed_again_and_again(
 def test_a_daemon_that_restarts_within_each_period_loses_no_tick(
     fleet: Callable[..., Any], restarts: int, period: int
 ) -> None:
-    """No run is as long as the period: a scheduler that counts from its start would never fire."""
+    """No run lasts a whole period, so a scheduler that counts from its start would never fire."""
     [daemon] = fleet([every_second("tick", every=f"{period}s")])
     late: list[int] = []
     begun = time.monotonic()
@@ -137,7 +137,7 @@ def test_a_daemon_that_restarts_within_each_period_loses_no_tick(
         daemon.start()
         after = daemon.mark()
         daemon.wait_event("ready", after=after)
-        # Half of the runs are killed, the others stop.
+        # Every other run is killed. The others stop.
         if number % 2:
             daemon.kill_all()
         else:
@@ -160,7 +160,7 @@ def test_a_daemon_that_restarts_within_each_period_loses_no_tick(
 def test_a_clock_that_is_set_back_repeats_no_tick(
     fresh_server: ProcessServer, tmp_path: Path
 ) -> None:
-    """Nor does an edit, a reload or a restart before the clock has caught up."""
+    """Neither does an edit, a reload or a restart before the clock catches up."""
     clock = Clock(fresh_server)
     with daemons(tmp_path, fresh_server.url) as make:
         daemon = make()
@@ -184,7 +184,7 @@ def test_a_clock_that_is_set_back_repeats_no_tick(
 def test_full_memory_delays_ticks_and_loses_none(
     fresh_server: ProcessServer, tmp_path: Path
 ) -> None:
-    """The server refuses writes for some ticks: they follow, each once, and the log stays short."""
+    """The server rejects writes for 8 s. The ticks follow, each once, and the log stays short."""
     with daemons(tmp_path, fresh_server.url) as make:
         daemon = make()
         daemon.write_config(schedules=[every_second("tick", misfire="all")])
@@ -214,7 +214,7 @@ def work(msg):
 """
 
 
-def test_a_tick_is_left_out_while_the_last_message_runs(new_daemon: Make) -> None:
+def test_a_tick_is_skipped_while_the_last_message_runs(new_daemon: Make) -> None:
     daemon = new_daemon(code=SLOW_WORK)
     table = every_second("tick", overlap="skip:slow")
     daemon.write_config(
@@ -229,8 +229,8 @@ def test_a_tick_is_left_out_while_the_last_message_runs(new_daemon: Make) -> Non
 
 
 @pytest.mark.promise
-def test_after_twenty_ticks_with_no_instance_the_policy_decides(fleet: Callable[..., Any]) -> None:
-    """All down for 20 ticks: 1, 0 and 20 messages."""
+def test_after_twenty_missed_ticks_the_misfire_policy_decides(fleet: Callable[..., Any]) -> None:
+    """After 20 ticks without an instance, the policies send 1, 0 and 20 messages."""
     policies = ("once", "skip", "all")
     [daemon] = fleet([every_second(each, misfire=each) for each in policies])
     daemon.start()
@@ -265,7 +265,7 @@ def test_two_releases_send_the_union_of_their_schedules(fleet: Callable[..., Any
         assert_each_once(sent)
 
 
-# --- a housekeeper that is killed at each step ----------------------------------------------------
+# --- a housekeeper killed at each step ------------------------------------------------------------
 
 FIRING = [
     f"schedule_{name}-{side}"
@@ -331,7 +331,7 @@ def test_a_housekeeper_killed_while_it_moves_a_schedule_repeats_nothing(
 # --- servers --------------------------------------------------------------------------------------
 
 
-def test_schedules_on_a_cluster_fire_move_and_outlive_a_master(
+def test_schedules_on_a_cluster_fire_move_and_survive_a_failover(
     binary: Path, tmp_path: Path
 ) -> None:
     names = [f"s{number}" for number in range(8)]
@@ -374,7 +374,7 @@ def test_schedules_on_a_cluster_fire_move_and_outlive_a_master(
             assert daemon.stop() == 0
 
 
-def test_schedules_behind_sentinel_outlive_the_master(binary: Path, tmp_path: Path) -> None:
+def test_schedules_with_sentinel_survive_the_master(binary: Path, tmp_path: Path) -> None:
     options = {"min_replicas_to_write": "1", "min_replicas_max_lag": "2"}
     with (
         Sentinels(binary, replicas=2, **options) as sentinels,
@@ -406,7 +406,7 @@ def cpu_seconds(link: Connection) -> float:
 
 @pytest.fixture(params=[FILE, OPERATOR])
 def many(new_daemon: Make, request: pytest.FixtureRequest) -> tuple[Daemon, int]:
-    """A daemon, and 10,000 schedules that are due at one instant, which is returned."""
+    """A daemon with 10,000 schedules that are due at the same instant (unix ms)."""
     daemon = new_daemon()
     store = daemon.store
     topics.create(store, TICKS, config.Topic(partitions=1))
@@ -429,8 +429,8 @@ def many(new_daemon: Make, request: pytest.FixtureRequest) -> tuple[Daemon, int]
 
 
 @pytest.mark.promise
-def test_ten_thousand_schedules_are_due_at_once(many: tuple[Daemon, int]) -> None:
-    """Reports how late the last one was, and the CPU of the server while it waits and fires."""
+def test_ten_thousand_schedules_due_together_fire_once_each(many: tuple[Daemon, int]) -> None:
+    """Reports the delay of the last one, and the server's CPU while it waits and fires."""
     daemon, due = many
     with daemon:
         places = daemon.keys.schedules_due(TICKS, 0)

@@ -1,4 +1,4 @@
-"""Where a password may be: in a file, a credential or the environment, and nowhere after that."""
+"""A password comes from a file, a credential or the environment, and leaks nowhere else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NewDaemon = Callable[..., Daemon]
 
 USER, PASSWORD = "night-shift", "s3cret-0f-the-test"
 
-# What user code sees of its environment, and what programs that it starts see.
+# The environment as seen by user code and by the programs that it starts.
 SPY = """
 import json, os, subprocess
 from pathlib import Path
@@ -37,7 +37,7 @@ def obey(message: Message) -> None:
 
 @pytest.fixture
 def login(process_server: ProcessServer, link: Connection) -> Iterator[str]:
-    """A user that needs the password, with the rights of a daemon; the URL of its server."""
+    """The URL of a server with a password-protected user that has a daemon's permissions."""
     rules = users.line("daemon").split()[2:]
     link.execute("ACL", "SETUSER", USER, *rules, f">{PASSWORD}")
     yield f"unix://{USER}:{PASSWORD}@{process_server.socket_path}"
@@ -45,7 +45,7 @@ def login(process_server: ProcessServer, link: Connection) -> Iterator[str]:
 
 
 def everything(daemon: Daemon) -> str:
-    """All that a daemon has written, and what others can see of its processes."""
+    """Return everything that a daemon wrote, and the public details of its processes."""
     texts = [path.read_text(errors="replace") for path in daemon.folder.glob("*.log")]
     for one in daemon.session():
         paths = [Path(f"/proc/{one.pid}/{name}") for name in ("environ", "cmdline")]
@@ -57,7 +57,7 @@ def everything(daemon: Daemon) -> str:
     return "\n".join(texts)
 
 
-def test_a_password_of_the_environment_ends_with_the_supervisor(
+def test_a_password_in_the_environment_stays_in_the_supervisor(
     new_daemon: NewDaemon, login: str, tmp_path: Path
 ) -> None:
     daemon = new_daemon(code=SPY, consumer={"max_attempts": 1})
@@ -68,7 +68,7 @@ def test_a_password_of_the_environment_ends_with_the_supervisor(
         daemon.wait_for(daemon.letters, what="it is dead")
         own, child, kernel = json.loads((tmp_path / "spied").read_text())
 
-        # The address stays; whoever connects by it is told that a password is missing.
+        # The address remains. A client that uses it gets an error about a missing password.
         assert own["STREAMQ_REDIS__URL"] == login.replace(f":{PASSWORD}@", "@")
         assert PASSWORD not in child
         assert PASSWORD not in kernel
@@ -82,11 +82,11 @@ def test_a_password_of_the_environment_ends_with_the_supervisor(
 
 
 @pytest.mark.parametrize("way", ["file", "credential"])
-def test_a_password_of_a_file_is_nowhere_else(
+def test_a_password_from_a_file_appears_nowhere_else(
     new_daemon: NewDaemon, server: Server, login: str, tmp_path: Path, way: str
 ) -> None:
     daemon = new_daemon(code=SPY, consumer={"max_attempts": 1})
-    # Both are there: the credential of the service manager comes first.
+    # Both exist. The credential of the service manager takes precedence.
     folder = tmp_path / "credentials"
     folder.mkdir()
     for path, text in (
@@ -106,7 +106,7 @@ def test_a_password_of_a_file_is_nowhere_else(
         assert PASSWORD not in everything(daemon)
 
 
-def test_config_show_masks(server: Server, login: str, tmp_path: Path) -> None:
+def test_config_show_masks_the_password(server: Server, login: str, tmp_path: Path) -> None:
     file = tmp_path / "streamq.toml"
     file.write_text(f'[redis]\nurl = "{login}"\n')
     file.chmod(0o600)
@@ -123,9 +123,7 @@ def test_config_show_masks(server: Server, login: str, tmp_path: Path) -> None:
         assert "chmod 600" in refused.output
 
 
-def test_a_wrong_password_is_not_repeated(
-    new_daemon: NewDaemon, server: Server, login: str
-) -> None:
+def test_a_wrong_password_is_not_printed(new_daemon: NewDaemon, server: Server, login: str) -> None:
     daemon = new_daemon()
     wrong = login.replace(PASSWORD, "n0t-the-secret")
     daemon.environment["STREAMQ_REDIS__URL"] = wrong

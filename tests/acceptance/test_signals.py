@@ -1,4 +1,4 @@
-"""Reload, pause, dump, titles: what signals do to a daemon that works."""
+"""Reload, pause, dump and titles: the effects of signals on a busy daemon."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NewDaemon = Callable[..., Daemon]
 
 
 def versions(daemon: Daemon) -> list[str]:
-    """The code version of each run, in the order of their starts."""
+    """Return the code version of each run, ordered by start."""
     return [each.text for each in daemon.ledger.records("start")]
 
 
@@ -30,9 +30,7 @@ def with_version(daemon: Daemon, version: str) -> str:
 # --- reload ---------------------------------------------------------------------------------------
 
 
-def test_reload_rolls_new_code_in_one_partition_at_a_time_and_loses_and_repeats_nothing(
-    new_daemon: NewDaemon, chance: random.Random
-):
+def test_a_reload_replaces_one_partition_at_a_time(new_daemon: NewDaemon, chance: random.Random):
     daemon = new_daemon(partitions=3)
     with daemon:
         before = daemon.pids()
@@ -53,7 +51,7 @@ def test_reload_rolls_new_code_in_one_partition_at_a_time_and_loses_and_repeats_
         )
         (done,) = daemon.events("reload.done", mark)
 
-        # Each partition has a new worker, warm before it takes over, before the next one's turn.
+        # Each partition gets a warm worker that takes over before the next partition is replaced.
         steps = [
             (each["event"], each["partition"])
             for each in daemon.events(after=mark)
@@ -81,7 +79,7 @@ def test_reload_rolls_new_code_in_one_partition_at_a_time_and_loses_and_repeats_
         assert daemon.stop() == 0
 
 
-def test_reload_takes_changed_settings_and_groups_and_says_what_needs_a_restart(
+def test_a_reload_applies_settings_and_names_those_for_a_restart(
     new_daemon: NewDaemon,
 ):
     daemon = new_daemon(consumer={"max_attempts": 1})
@@ -114,7 +112,7 @@ def test_reload_takes_changed_settings_and_groups_and_says_what_needs_a_restart(
             (second, "ship"): "2",
         }
 
-        # A consumer that is taken out is released.
+        # The assignments of a removed consumer are released.
         daemon.write_config(consumers=[changed])
         mark = daemon.mark()
         daemon.signal(signal.SIGHUP)
@@ -135,7 +133,7 @@ def test_reload_takes_changed_settings_and_groups_and_says_what_needs_a_restart(
         ("import os\nos._exit(9)\n", ["exit code 9"]),
     ],
 )
-def test_a_reload_of_broken_code_changes_nothing_and_says_why(
+def test_a_reload_of_broken_code_names_the_error(
     new_daemon: NewDaemon, code: str, words: list[str]
 ):
     daemon = new_daemon(partitions=2)
@@ -154,7 +152,7 @@ def test_a_reload_of_broken_code_changes_nothing_and_says_why(
         assert daemon.ledger.audit(GROUP) == Audit()
         assert daemon.events("reload.rolling") == []
 
-        # The same daemon takes the code once it is mended.
+        # The same daemon loads the code after it is fixed.
         daemon.write_code(good.replace('VERSION = "1"', 'VERSION = "mended"'))
         daemon.signal(signal.SIGHUP)
         daemon.wait_event("reload.done")
@@ -164,7 +162,7 @@ def test_a_reload_of_broken_code_changes_nothing_and_says_why(
         assert daemon.stop() == 0
 
 
-def test_a_reload_of_a_bad_configuration_names_every_problem_and_changes_nothing(
+def test_a_reload_of_a_bad_configuration_names_every_problem(
     new_daemon: NewDaemon,
 ):
     daemon = new_daemon()
@@ -199,13 +197,13 @@ def test_a_reload_of_a_bad_configuration_names_every_problem_and_changes_nothing
 # --- dump -----------------------------------------------------------------------------------------
 
 
-def test_usr1_dumps_the_state_and_every_stack_and_disturbs_nobody(new_daemon: NewDaemon):
+def test_sigusr1_dumps_state_and_stacks_without_side_effects(new_daemon: NewDaemon):
     daemon = new_daemon(partitions=2)
     with daemon:
         (uid,) = daemon.send(["await go"], partition=1)
         daemon.wait_run(uid)
         pids = daemon.pids()
-        # It is ready before it has looked at what is pending: no stack has `gate.py` until then.
+        # A ready worker may not have checked its pending messages yet: no stack has `gate.py` then.
         daemon.wait_for(
             lambda: daemon.long_poll(0), what="the worker of partition 0 waits for messages"
         )
@@ -221,7 +219,7 @@ def test_usr1_dumps_the_state_and_every_stack_and_disturbs_nobody(new_daemon: Ne
         def stacks() -> str:
             return "\n".join(each["traceback"] for each in daemon.events("stack.dumped"))
 
-        # The supervisor's own loop, and the line of user code where the worker is.
+        # The supervisor's loop, the user code that runs, and the worker's own code.
         for place in ("supervisor/supervisor.py", "work.py", "worker/control_channel.py"):
             daemon.wait_for(lambda place=place: place in stacks(), what=f"a stack with {place}")
 
@@ -236,7 +234,7 @@ def test_usr1_dumps_the_state_and_every_stack_and_disturbs_nobody(new_daemon: Ne
 # --- pause ----------------------------------------------------------------------------------------
 
 
-def test_tstp_pauses_and_cont_goes_on_without_losing_a_lease(new_daemon: NewDaemon):
+def test_sigtstp_pauses_and_sigcont_resumes_without_a_lost_lease(new_daemon: NewDaemon):
     daemon = new_daemon(partitions=2, daemon={"lease_ttl": "1s"})
     with daemon:
         before, epochs = daemon.pids(), daemon.epochs()
@@ -248,15 +246,15 @@ def test_tstp_pauses_and_cont_goes_on_without_losing_a_lease(new_daemon: NewDaem
         paused_at = daemon.ledger.count("start")
         assert paused_at < 200
         assert daemon.ledger.count("end") == paused_at
-        # What had ended was acknowledged before the pause; what is left may run elsewhere.
+        # Finished messages were acknowledged before the pause. The others may run elsewhere.
         assert daemon.pending_uids() <= {
             each.uid for each in daemon.ledger.records("sent")
         } - daemon.ledger.ended(GROUP)
         more = daemon.send(["ok"] * 10)
-        # Two times of a lease pass, told by its renewals, and nothing runs and nothing is lost.
+        # For 10 renewals, about two TTLs, no message runs and no lease is lost.
         renewals(daemon, 10)
         assert daemon.ledger.count("start") == paused_at
-        # A worker that is replaced during the pause pauses too.
+        # A worker that is replaced during the pause is paused, too.
         victim = psutil.Process(before[0])
         mark = daemon.mark()
         victim.kill()
@@ -277,7 +275,7 @@ def test_tstp_pauses_and_cont_goes_on_without_losing_a_lease(new_daemon: NewDaem
 
 
 def renewals(daemon: Daemon, count: int) -> None:
-    """Wait until the lease of partition 1 was renewed so many times."""
+    """Wait until the lease of partition 1 is renewed `count` times."""
     key = daemon.keys.lease(*daemon.units()[-1])
     left = daemon.link.execute("PTTL", key)
 
@@ -308,7 +306,7 @@ def test_a_paused_daemon_drains(new_daemon: NewDaemon):
 # --- titles ---------------------------------------------------------------------------------------
 
 
-def test_every_process_says_what_it_is(new_daemon: NewDaemon):
+def test_every_process_has_a_title_with_its_role(new_daemon: NewDaemon):
     daemon = new_daemon(partitions=2, groups=["bill", "ship"])
     daemon.write_config(redis={"url": "embedded:"})
     with daemon:
@@ -324,7 +322,7 @@ def test_every_process_says_what_it_is(new_daemon: NewDaemon):
                 for group in ("bill", "ship")
             ),
         }
-        # Workers are forks of the supervisor, in groups of their own.
+        # Workers are forks of the supervisor, without children.
         for title, pid in titles.items():
             if "worker" in title:
                 one = psutil.Process(pid)

@@ -33,7 +33,7 @@ deltalake = pytest.importorskip("deltalake")
 pytest.importorskip("pyspark")
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
-PATIENCE = 150  # seconds, for what Spark takes a few of when it has a machine for itself
+PATIENCE = 150  # seconds; a few are enough on an idle machine
 Board = dict[tuple[str, str], int]
 
 
@@ -43,7 +43,7 @@ def log_lines() -> list[str]:
 
 
 def hits(lines: list[str]) -> Board:
-    """What is to be counted, counted without Spark."""
+    """Return the expected counts, computed without Spark."""
     found: Counter[tuple[str, str]] = Counter()
     for line in lines:
         at = dt.datetime.strptime(line.split("[")[1].split("]")[0], "%d/%b/%Y:%H:%M:%S %z")
@@ -53,10 +53,10 @@ def hits(lines: list[str]) -> Board:
     return dict(found)
 
 
-def test_the_full_loop_on_a_real_log(
+def test_the_full_loop_counts_every_line_of_a_real_log(
     new_daemon: Callable[..., Daemon], link: Connection, store: Store, keys: Keys, tmp_path: Path
 ) -> None:
-    """Lines of a web server's log -> access -> Spark -> hits_per_minute -> a handler's board."""
+    """Lines of a web server log -> access -> Spark -> hits_per_minute -> a handler's board."""
     need_spark()
     module = "streamqd.examples.hits_per_minute"
     daemon = new_daemon(daemon={"handlers": [module], "state_dir": "."}, groups=())
@@ -75,7 +75,7 @@ def test_the_full_loop_on_a_real_log(
         )
 
     def board() -> Board:
-        # Read as anybody would who looks at it while the handler writes.
+        # Read like any client while the handler writes.
         with sqlite3.connect(f"file:{tmp_path}/hits_per_minute.db?mode=ro", uri=True) as read:
             rows = read.execute("SELECT minute, status, hits FROM board").fetchall()
         read.close()
@@ -99,10 +99,10 @@ def test_the_full_loop_on_a_real_log(
     assert daemon.stop() == 0
 
 
-def test_an_archive_on_a_cluster_that_loses_an_executor(
+def test_an_archive_with_a_lost_executor_has_each_row_once(
     link: Connection, store: Store, keys: Keys, server: Server, tmp_path: Path
 ) -> None:
-    """Executors are processes of their own; one is killed in the midst, and all is there, once."""
+    """Executors are separate processes. One is killed midway, and each row is archived once."""
     need_spark()
     topics.create(store, "access", config.Topic(partitions=2))
     ledger: Counter[tuple[int, str]] = Counter()
@@ -149,10 +149,10 @@ def copy(job):
 """
 
 
-def test_a_driver_that_is_killed_in_the_midst_of_a_commit(
+def test_a_driver_killed_during_a_commit_writes_each_row_once(
     link: Connection, keys: Keys, server: Server, tmp_path: Path
 ) -> None:
-    """P1: files, four cores; the same checkpoint on one core and in other tasks: each row once."""
+    """P1: files on 4 cores, then the same checkpoint with other cores and tasks: each row once."""
     need_spark()
     topics.create(Store(link, keys), "out", config.Topic(partitions=2))
     streams = [keys.stream("out", number) for number in range(2)]
@@ -190,7 +190,7 @@ def test_a_driver_that_is_killed_in_the_midst_of_a_commit(
         assert sorted(int(fields[1]) for page in pages for _, fields in page) == [
             *range(len(expected))
         ]
-    # The emptied streams of what counted stay for one batch more, and this was the only one.
+    # Emptied staging streams are kept for one more batch, and this was the only batch.
     left = link.execute("KEYS", f"{keys.control}:sink:{{out:*")
     assert sum(link.execute("XLEN", stream) for stream in left) == 0
     assert all(link.execute("PTTL", stream) > 0 for stream in left)

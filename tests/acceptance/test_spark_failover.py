@@ -1,4 +1,4 @@
-"""The Spark sink on a Redis Cluster in which replicas take over that lag behind."""
+"""The Spark sink on a Redis Cluster whose replicas lag when they take over."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BODIES = [b"%03d" % number for number in range(200)]
 
 @pytest.fixture
 def cluster(binary: Path) -> Iterator[Cluster]:
-    """Three masters with a replica each."""
+    """Three masters with one replica each."""
     with Cluster(binary) as made:
         yield made
 
@@ -44,7 +44,7 @@ def options(cluster: Cluster) -> WriteOptions:
 
 
 def write(options: WriteOptions, batch: int, bodies: list[bytes]) -> None:
-    """What two tasks and the driver do."""
+    """Stage the rows in two tasks and commit them in the driver."""
     parts = []
     for task in range(2):
         stage = staging.Stage(options, QUERY, batch)
@@ -65,7 +65,7 @@ def facts(node: Node) -> dict[str, str]:
 
 
 def cut_off(cluster: Cluster, key: str) -> tuple[Node, Node]:
-    """Let the replica of the master of a key hear nothing from now on; return both."""
+    """Cut off the replica of a key's master. Return the master and the replica."""
     master = cluster.master_of(key)
     replica = cluster.replica_of(master)
     wait_until(
@@ -83,10 +83,10 @@ def fail_over(cluster: Cluster, master: Node, replica: Node) -> None:
     cluster.wait_promoted(replica)
 
 
-def test_rows_that_were_moved_and_are_staged_again(
+def test_moved_rows_that_are_staged_again_are_written_once(
     cluster: Cluster, options: WriteOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """N: a failover during the commit; the driver looks again before it notes the end."""
+    """N: after a failover during the commit, the driver checks again before it records the end."""
     real = staging.Publisher._move
 
     def move(publisher: Any, waiting: Any) -> None:
@@ -100,10 +100,10 @@ def test_rows_that_were_moved_and_are_staged_again(
     assert written(options) == BODIES
 
 
-def test_the_end_of_a_batch_that_is_forgotten(
+def test_a_batch_with_a_lost_end_is_not_written_again(
     cluster: Cluster, options: WriteOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """N: its plan is open again, and the emptied streams on other nodes prove that it is done."""
+    """N: its plan is open again, but the emptied streams on other nodes prove that it is done."""
     real, nodes = store.end, []
 
     def end(*given: Any) -> Any:

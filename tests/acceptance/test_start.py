@@ -1,4 +1,4 @@
-"""Starting: what is refused, with which answer and exit code; and an emptied server."""
+"""Starting: refusals with their messages and exit codes, and an emptied server."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ CONFIG, REDIS, TWIN = 3, 4, 5
 
 
 def refusal(daemon: Daemon, expected: int) -> list[str]:
-    """Start a daemon that must refuse; return the problems that it names, one each line.
+    """Start a daemon that must refuse. Return the problems that it names, one per line.
 
-    U6: all that it writes is JSON, one event for each problem.
+    U6: it writes only JSON, with one event per problem.
     """
     before = len(daemon.events())
     daemon.start()
@@ -40,7 +40,7 @@ def refusal(daemon: Daemon, expected: int) -> list[str]:
 
 
 def problem(said: list[str], *words: str) -> str:
-    """The one line that holds all words."""
+    """Return the only line that contains all words."""
     (found,) = [line for line in said if all(word in line for word in words)]
     return found
 
@@ -74,7 +74,7 @@ def test_every_mistake_in_the_configuration_is_named_at_once(new_daemon: NewDaem
     assert "http" in problem(said, "htpp")
 
 
-def test_mistakes_of_every_kind_are_named_in_one_answer(new_daemon: NewDaemon):
+def test_mistakes_of_every_kind_are_named_together(new_daemon: NewDaemon):
     daemon = new_daemon()
     daemon.write_config(
         redis={"url": "redis://127.0.0.1:1/0"},
@@ -95,7 +95,7 @@ def test_mistakes_of_every_kind_are_named_in_one_answer(new_daemon: NewDaemon):
     assert "consumers[0]" not in said
 
 
-def test_what_code_declares_wrongly_does_not_hide_what_does_not_suit_a_handler(
+def test_a_bad_declaration_does_not_hide_an_unsuitable_handler(
     new_daemon: NewDaemon,
 ):
     code = """
@@ -115,7 +115,7 @@ def slow(message): ...
     problem(said, "work:slow takes one message")
 
 
-def test_a_file_that_is_missing_or_no_toml_is_named(new_daemon: NewDaemon):
+def test_a_missing_or_invalid_file_is_named(new_daemon: NewDaemon):
     daemon = new_daemon()
     daemon.config_path.write_text("[daemon]\ninstance = one\n")
     problem(refusal(daemon, CONFIG), "one.toml:2")
@@ -136,7 +136,7 @@ def test_a_file_that_is_missing_or_no_toml_is_named(new_daemon: NewDaemon):
         ("import os\nos.kill(os.getpid(), 9)\n", "work:obey", ["signal SIGKILL"]),
     ],
 )
-def test_a_handler_that_cannot_be_used_is_named(
+def test_an_unusable_handler_is_named(
     new_daemon: NewDaemon, code: str, handler: str, words: list[str]
 ):
     daemon = new_daemon(consumer={"handler": handler})
@@ -145,13 +145,13 @@ def test_a_handler_that_cannot_be_used_is_named(
     problem(refusal(daemon, CONFIG), *words)
 
 
-def test_a_bad_handler_is_told_before_an_embedded_server_is_started(new_daemon: NewDaemon):
+def test_a_bad_handler_is_named_before_an_embedded_server_starts(new_daemon: NewDaemon):
     daemon = new_daemon(consumer={"handler": "absent:obey"})
     daemon.write_config(redis={"url": "embedded:"})
     problem(refusal(daemon, CONFIG), "no module named absent")
 
 
-def test_without_any_consumer_there_is_nothing_to_do(new_daemon: NewDaemon):
+def test_a_daemon_without_consumers_is_refused(new_daemon: NewDaemon):
     daemon = new_daemon()
     daemon.write_config(consumers=[])
     problem(refusal(daemon, CONFIG), "nothing to do", "daemon.handlers", "[[consumers]]")
@@ -171,7 +171,7 @@ def test_fewer_partitions_than_are_registered_are_refused(new_daemon: NewDaemon)
 
 
 def test_redis_that_does_not_answer_is_exit_code_4(new_daemon: NewDaemon, tmp_path: Path):
-    """U10: it was silent for 7 s, and named the address twice."""
+    """U10: it printed nothing for 7 s, and named the address twice."""
     daemon = new_daemon()
     daemon.write_config(redis={"url": f"unix://{tmp_path}/absent.sock"})
     said = problem(refusal(daemon, REDIS), "redis: cannot connect to")
@@ -201,7 +201,7 @@ def test_a_refused_login_or_command_is_exit_code_4(
     link.close()
     login = {} if lacking == "password" else login
     daemon.write_config(redis={"url": server.url} | login)
-    daemon.environment["STREAMQ_REDIS__USERNAME"] = login.get("username", "")  # not that of --acl
+    daemon.environment["STREAMQ_REDIS__USERNAME"] = login.get("username", "")  # no --acl user
 
     (said,) = refusal(daemon, REDIS)
 
@@ -222,7 +222,7 @@ def test_a_wrong_handler_and_a_silent_redis_are_named_together(new_daemon: NewDa
 
 
 @pytest.mark.fault("F23")
-def test_a_server_that_may_evict_is_refused_unless_that_is_wanted(
+def test_a_server_that_may_evict_is_refused_unless_allowed(
     new_daemon: NewDaemon, new_server: Callable[..., ProcessServer]
 ):
     server = new_server()
@@ -248,7 +248,7 @@ def test_a_server_that_may_evict_is_refused_unless_that_is_wanted(
     assert daemon.stop() == 0
 
 
-# --- another one ----------------------------------------------------------------------------------
+# --- a second instance ----------------------------------------------------------------------------
 
 
 @pytest.mark.fault("F32")
@@ -289,14 +289,14 @@ def on_start(context):
 """
 
 
-def test_a_worker_that_is_busy_whenever_it_is_looked_at_is_ready(new_daemon: NewDaemon):
+def test_a_worker_that_is_busy_at_every_check_counts_as_ready(new_daemon: NewDaemon):
     daemon = new_daemon()
     daemon.write_code(daemon.module_path.read_text() + SLOW_BIRTH)
     daemon.start()
     daemon.wait_event("worker.started")
     (uid,) = daemon.send(["await go"])
 
-    daemon.signal(signal.SIGSTOP)  # it must not see the moment between birth and first message
+    daemon.signal(signal.SIGSTOP)  # so that it never sees the worker idle
     (daemon.folder / "born").touch()
     daemon.wait_run(uid)
     daemon.signal(signal.SIGCONT)
@@ -314,7 +314,7 @@ def test_a_worker_that_is_busy_whenever_it_is_looked_at_is_ready(new_daemon: New
 
 @pytest.mark.fault("F15")
 @pytest.mark.parametrize("start", ["earliest", "latest"])
-def test_it_recovers_by_itself_when_the_server_is_emptied_under_load(
+def test_the_daemon_recovers_from_an_emptied_server_under_load(
     new_daemon: NewDaemon, chance: random.Random, start: str
 ):
     daemon = new_daemon(
@@ -329,7 +329,7 @@ def test_it_recovers_by_itself_when_the_server_is_emptied_under_load(
         daemon.wait_for(lambda: daemon.ledger.count("end") >= 200, what="200 have ended")
 
         daemon.link.execute("FLUSHALL")
-        new = daemon.send(["ok"] * 400)  # before the daemon has noticed anything
+        new = daemon.send(["ok"] * 400)  # before the daemon notices the loss
 
         for group in daemon.groups:
             daemon.wait_for(

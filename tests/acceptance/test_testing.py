@@ -1,4 +1,4 @@
-"""`streamqd.testing` beside the real daemon: the same ends, and fixtures that work for a user."""
+"""`streamqd.testing` has the same outcomes as a real daemon, and its fixtures work for users."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ SAME = ("group", "reason", "error_class", "error", "traceback", "attempts", "cra
 
 
 @pytest.mark.skipif(users.chosen(), reason="the fixtures are the default user's")
-def test_the_daemon_comes_to_the_same_ends(
+def test_the_daemon_has_the_same_outcomes(
     server, link: Connection, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "ends.py").write_text(HANDLERS)
@@ -109,7 +109,7 @@ def test_the_daemon_comes_to_the_same_ends(
     assert sum(each is not None for each in expected.values()) == 6
     for which, letter in found.items():
         ours = expected[which]
-        # A time limit is raised in a frame of ours, which in this working copy passes for a user's.
+        # A time limit is raised in a frame of streamqd, which counts as user code in a checkout.
         for name in SAME if which[0] == "kept" else (*SAME, "fingerprint"):
             assert getattr(letter, name, None) == getattr(ours, name, None), (which, name)
     assert settled.events[-1]["event"]
@@ -132,7 +132,7 @@ timeout = "none"
 
 
 @pytest.mark.skipif(users.chosen(), reason="the fixtures are the default user's")
-def test_a_file_of_the_users_is_run_against_the_servers_of_the_test(
+def test_a_user_configuration_runs_on_the_server_of_the_test(
     server, link: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "ends.py").write_text(HANDLERS)
@@ -168,7 +168,7 @@ def test_it(streamqd_daemon):
 """
 
 
-def test_a_daemon_that_does_not_start_says_why(tmp_path: Path) -> None:
+def test_a_daemon_that_does_not_start_reports_the_cause(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(FAILING)
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py"],
@@ -180,7 +180,7 @@ def test_a_daemon_that_does_not_start_says_why(tmp_path: Path) -> None:
     assert "no module named no_such_module" in ended.stdout
 
 
-def test_the_plugin_loads_nothing_that_nobody_asks_for() -> None:
+def test_the_plugin_loads_only_what_a_test_requests() -> None:
     program = "import sys, streamqd.pytest_plugin; print(sorted(sys.modules))"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
 

@@ -1,4 +1,4 @@
-"""The daemon over TLS with client certificates: under signals, and with others after a reload."""
+"""The daemon over TLS with client certificates: under signals, and with new ones after a reload."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from tests.support.servers import ProcessServer, needed
 Make = Callable[..., Daemon]
 FILES = {"ca_file": "ca.pem", "cert_file": "server.pem", "key_file": "server.key"}
 PARTITIONS = 3
-RECYCLED = 5  # messages of one worker
+RECYCLED = 5  # messages per worker
 STORM = (signal.SIGUSR1, signal.SIGCHLD, signal.SIGCONT)
 
 
 def issue(folder: Path) -> Path:
-    """A new authority, and what it has signed, in a new folder."""
+    """Create an authority and its certificates in a new directory."""
     folder.mkdir()
     return tls.certificates(folder)
 
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Path:
-    """What the server has; skips without openssl."""
+    """The server's certificates. Skips without openssl."""
     return needed(issue, tmp_path / "first")
 
 
 @pytest.fixture
 def guarded(authority: Path) -> Iterator[ProcessServer]:
-    """A server that speaks TLS only; skips where none is."""
+    """A server that accepts only TLS. Skips if there is none."""
     made = needed(tls.start, authority)
     yield made
     made.close()
@@ -59,7 +59,7 @@ def hand_out(authority: Path, own: Path) -> None:
 
 
 def served(authority: Path) -> list[str]:
-    """The settings by which a running server takes other certificates."""
+    """Return the settings that give a running server other certificates."""
     options = tls.options(authority, 0)
     return [
         word
@@ -84,17 +84,17 @@ def make(guarded: ProcessServer, own: Path, tmp_path: Path) -> Iterator[Callable
 
 
 def connections(daemon: Daemon, name: str) -> set[str]:
-    """The connections whose names begin so, by the server's ids for them."""
+    """Return the server's IDs of the connections whose names start with `name`."""
     lines = daemon.link.execute("CLIENT", "LIST").decode().splitlines()
     return {line.split()[0] for line in lines if f" name=streamqd:{name}" in line}
 
 
 @pytest.mark.fault("F33", "F36")
-def test_sessions_live_through_signals_forks_and_the_death_of_a_worker(make: Make) -> None:
-    """Workers are replaced all the time; each fork copies the supervisor's session."""
+def test_sessions_survive_signals_forks_and_a_killed_worker(make: Make) -> None:
+    """Workers are replaced all the time. Each fork copies the supervisor's session."""
     with make(max_messages=RECYCLED) as daemon:
         session = connections(daemon, "supervisor")
-        # The last worker of each partition has handled one, and stays.
+        # The last worker of each partition handles one message, and is not replaced.
         daemon.send(["ok"] * (PARTITIONS * (4 * RECYCLED + 1)))
         for number in cycle(STORM):
             daemon.signal(number)
@@ -114,10 +114,10 @@ def test_sessions_live_through_signals_forks_and_the_death_of_a_worker(make: Mak
 
 
 @pytest.mark.fault("F36")
-def test_a_reload_connects_the_workers_with_the_certificates_of_another_authority(
+def test_a_reload_connects_workers_with_new_certificates(
     make: Make, own: Path, tmp_path: Path
 ) -> None:
-    """Server and files have changed before: sessions that are open go on until then."""
+    """Server and files change before the reload. Until then, open sessions keep working."""
     with make() as daemon:
         daemon.wait_for(
             lambda: len(connections(daemon, TOPIC)) == PARTITIONS, what="every worker is connected"

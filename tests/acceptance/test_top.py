@@ -40,11 +40,11 @@ def watch(daemon: Daemon, *words: str, size: tuple[int, int] = (80, 24), **more:
 
 
 def rows(screen: Terminal) -> list[str]:
-    """The partitions on the screen, from above."""
+    """Return the partitions on the screen, from top to bottom."""
     return re.findall(rf"^{TOPIC}/\d+/\S+", screen.shown, re.MULTILINE)
 
 
-def test_it_shows_the_fleet_and_obeys_keys(new_daemon: NewDaemon) -> None:
+def test_top_shows_the_fleet_and_obeys_keys(new_daemon: NewDaemon) -> None:
     with new_daemon(partitions=40, groups=["bill"], consumer={"max_attempts": 1}) as one:
         one.send(["fail"] * 3, partition=7)
         one.send(["await gate"], partition=9)
@@ -85,12 +85,12 @@ def test_it_shows_the_fleet_and_obeys_keys(new_daemon: NewDaemon) -> None:
 
             top.type("q")
             assert top.wait_end() == 0
-            assert "1049" not in top.modes  # the alternate screen is left
+            assert "1049" not in top.modes  # it left the alternate screen
             assert "25" in top.modes  # the cursor is back
         (one.folder / "gate").touch()
 
 
-def test_it_fits_every_size_and_follows_a_resize(new_daemon: NewDaemon) -> None:
+def test_top_fits_every_size_and_follows_a_resize(new_daemon: NewDaemon) -> None:
     with new_daemon(partitions=3) as one, watch(one) as top:
         top.wait_text(f"{TOPIC}/2/{GROUP}")
         assert "LAG/S" not in top.shown
@@ -103,7 +103,7 @@ def test_it_fits_every_size_and_follows_a_resize(new_daemon: NewDaemon) -> None:
         assert top.wait_end() == 0
 
 
-def test_without_colour_the_same_words_are_there(new_daemon: NewDaemon) -> None:
+def test_top_shows_the_same_words_without_color(new_daemon: NewDaemon) -> None:
     with new_daemon(partitions=1) as one:
         one.pause()
         with watch(one, NO_COLOR="1") as top:
@@ -118,7 +118,7 @@ def test_without_colour_the_same_words_are_there(new_daemon: NewDaemon) -> None:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
 )
-def test_signals_give_the_terminal_back(
+def test_signals_restore_the_terminal(
     new_daemon: NewDaemon, number: signal.Signals, code: int
 ) -> None:
     one = new_daemon()
@@ -131,7 +131,7 @@ def test_signals_give_the_terminal_back(
         assert top.echoes
 
 
-def test_ctrl_c_and_ctrl_z_do_what_they_do(new_daemon: NewDaemon) -> None:
+def test_ctrl_c_and_ctrl_z_work_as_in_other_programs(new_daemon: NewDaemon) -> None:
     one = new_daemon()
     with watch(one) as top:
         top.wait_text("streamqd")
@@ -151,7 +151,9 @@ def test_ctrl_c_and_ctrl_z_do_what_they_do(new_daemon: NewDaemon) -> None:
         assert top.echoes
 
 
-def test_it_survives_redis_being_away(new_daemon: NewDaemon, fresh_server: ProcessServer) -> None:
+def test_top_survives_an_outage_of_redis(
+    new_daemon: NewDaemon, fresh_server: ProcessServer
+) -> None:
     with new_daemon(redis_url=fresh_server.url, partitions=2) as one, watch(one) as top:
         top.wait_text(f"{TOPIC}/1/{GROUP}")
         fresh_server.kill()
@@ -167,7 +169,9 @@ def test_it_survives_redis_being_away(new_daemon: NewDaemon, fresh_server: Proce
         assert top.wait_end() == 0
 
 
-def test_it_starts_while_redis_is_away(new_daemon: NewDaemon, fresh_server: ProcessServer) -> None:
+def test_top_starts_during_an_outage_of_redis(
+    new_daemon: NewDaemon, fresh_server: ProcessServer
+) -> None:
     one = new_daemon(redis_url=fresh_server.url)
     fresh_server.kill()
     with watch(one) as top:
@@ -194,7 +198,7 @@ def run(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_without_a_terminal_it_says_what_to_do(new_daemon: NewDaemon) -> None:
+def test_without_a_terminal_top_suggests_once(new_daemon: NewDaemon) -> None:
     ended = run(new_daemon())
 
     assert ended.returncode == 2
@@ -224,7 +228,7 @@ def test_once_and_json_need_no_terminal_and_write_nothing(new_daemon: NewDaemon)
         assert len(re.findall(rf"^{TOPIC}/\d+/{GROUP} ", once, re.MULTILINE)) == 30
 
 
-def test_a_partition_that_nobody_owns_is_measured(new_daemon: NewDaemon) -> None:
+def test_a_partition_without_an_owner_is_measured(new_daemon: NewDaemon) -> None:
     one = new_daemon(partitions=3, daemon={"max_partitions": 2})
     with one:
         one.send(["ok"] * 4, partition=2)
