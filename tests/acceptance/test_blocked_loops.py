@@ -120,7 +120,7 @@ def test_a_loop_blocked_by_a_thread_names_no_code_of_the_handler(
         assert event["seconds"] >= 2
 
 
-def test_no_loop_is_reported_at_zero(new_daemon: NewDaemon) -> None:
+def test_no_loop_is_reported_if_loop_blocked_after_is_0(new_daemon: NewDaemon) -> None:
     with new_daemon(
         code=COMMON + SLEEPS, consumer=SEVERAL, daemon={"loop_blocked_after": 0}
     ) as daemon:

@@ -99,7 +99,7 @@ def test_random_kills_lose_nothing_and_repeat_only_charged_runs(
                 what="100 messages are in hand",
                 every=0.002,
             )
-            # A random moment: after 0 to 39 more starts, in whatever state the worker is then.
+            # A random moment: after 0 to 39 more starts, in any state of the worker.
             moment = daemon.ledger.count("start") + chance.randrange(40)
             daemon.wait_for(
                 lambda moment=moment: daemon.ledger.count("start") >= moment,
@@ -263,7 +263,7 @@ def test_a_successor_of_a_killed_supervisor_resumes_immediately(
         daemon.wait_settled()
         audit = daemon.ledger.audit(GROUP)
         assert (audit.lost, audit.unexpected) == ([], [])
-        # Only running messages are repeated, not those that finished without an acknowledgment.
+        # Only running messages are repeated, not finished messages without an acknowledgment.
         assert audit.repeated == dict.fromkeys(ran, 2)
         assert ran <= begun
         assert daemon.ledger.ended(GROUP) == set(uids)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.promise
 
 NewDaemon = Callable[..., Daemon]
 
-# Fails in two ways, one of them in a library. One message kills its process.
+# Fails in two ways, once in a library. One message kills its process.
 BROKEN = """
 import json, os
 from streamqd import Message

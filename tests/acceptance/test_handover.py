@@ -192,7 +192,7 @@ def test_lingering_workers_limit_further_replacements(hooked: NewDaemon):
 
 
 def test_workers_recycled_together_leave_no_partition_waiting(hooked: NewDaemon):
-    """Only one of them gets a warm successor. The others hold no messages and linger in on_stop."""
+    """Only one worker gets a warm successor. The others hold no messages and linger in on_stop."""
     daemon = hooked(partitions=3, consumer={"max_messages": 20})
     with daemon:
         old = daemon.pids()

@@ -167,7 +167,7 @@ def test_dead_letters_do_not_flood_the_log(new_daemon: NewDaemon) -> None:
     lines = daemon.events("message.dead")
     assert len({line["pid"] for line in lines}) == 1
     per_second = Counter(line["ts"].partition(".")[0] for line in lines)
-    # The seconds of the limit are not aligned to the clock, so two of them may share one.
+    # The seconds of the limit are not aligned to the clock, so two may share a clock second.
     assert max(per_second.values()) <= 2 * logs.LINES_PER_SECOND
     assert len(lines) < count / 2
     assert len(lines) + sum(line.get("suppressed", 0) for line in lines) >= count

@@ -378,7 +378,7 @@ def test_a_successor_without_a_scoreboard_resumes_immediately(
 
 @pytest.mark.fault("F6")
 def test_leases_of_a_killed_predecessor_are_taken_immediately(new_daemon: NewDaemon):
-    """The lock proves that no process of it is left, so the successor does not wait for the TTL."""
+    """The lock proves that no old process is left, so the successor does not wait for the TTL."""
     with new_daemon(partitions=3) as daemon:
         epochs = daemon.epochs()
         uids = daemon.send(["await nothing"], partition=0) + daemon.send(["ok"] * 20, partition=1)

@@ -150,7 +150,7 @@ def test_instances_that_leave_and_return_lose_and_repeat_nothing(
         drained = leaver.wait_event("drained", timeout=20.0)
         ended = time.monotonic()
         assert drained["code"] == leaver.wait() == 0
-        # Messages that the leaver finished itself started before it ended.
+        # Messages that the leaver finished itself started before its exit.
         took.append((name, run_elsewhere(fleet, leaving, ended) + ended - signalled))
         fleet.wait_shares(4, 4)
         leaver.start()

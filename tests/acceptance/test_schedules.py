@@ -308,7 +308,7 @@ def test_a_housekeeper_killed_while_it_fires_repeats_nothing(
 
 
 @pytest.mark.parametrize("point", MOVING)
-def test_a_housekeeper_killed_while_it_moves_a_schedule_repeats_nothing(
+def test_a_housekeeper_killed_in_a_schedule_move_repeats_nothing(
     struck: tuple[Daemon, Strikes], point: str
 ) -> None:
     daemon, strikes = struck

@@ -48,7 +48,7 @@ def problem(said: list[str], *words: str) -> str:
 # --- the configuration ----------------------------------------------------------------------------
 
 
-def test_every_mistake_in_the_configuration_is_named_at_once(new_daemon: NewDaemon):
+def test_all_mistakes_in_the_configuration_are_named_together(new_daemon: NewDaemon):
     daemon = new_daemon()
     daemon.write_config(
         daemon=daemon.tables["daemon"] | {"lease_tll": "15s", "drain_timeout": "soon"},
@@ -170,7 +170,7 @@ def test_fewer_partitions_than_are_registered_are_refused(new_daemon: NewDaemon)
 # --- the server -----------------------------------------------------------------------------------
 
 
-def test_redis_that_does_not_answer_is_exit_code_4(new_daemon: NewDaemon, tmp_path: Path):
+def test_an_unreachable_redis_is_exit_code_4(new_daemon: NewDaemon, tmp_path: Path):
     """U10: it printed nothing for 7 s, and named the address twice."""
     daemon = new_daemon()
     daemon.write_config(redis={"url": f"unix://{tmp_path}/absent.sock"})
@@ -265,9 +265,7 @@ def test_a_second_instance_under_the_same_id_is_exit_code_5(new_daemon: NewDaemo
         assert first.stop() == 0
 
 
-def test_a_second_instance_on_an_embedded_server_in_use_is_exit_code_5(
-    new_daemon: NewDaemon, tmp_path: Path
-):
+def test_an_embedded_server_in_use_is_exit_code_5(new_daemon: NewDaemon, tmp_path: Path):
     first = new_daemon()
     first.write_config(redis={"url": "embedded:"})
     with first:

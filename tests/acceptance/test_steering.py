@@ -47,7 +47,7 @@ def fleet(new_daemon: NewDaemon) -> Fleet:
     return found
 
 
-def test_a_pause_lets_running_messages_finish_and_survives_a_restart(new_daemon: NewDaemon):
+def test_a_pause_lets_runs_finish_and_survives_a_restart(new_daemon: NewDaemon):
     one = new_daemon(name="a", partitions=2, daemon={"lease_ttl": "2s"})
     with one:
         [running] = one.send(["await gate"], partition=0)

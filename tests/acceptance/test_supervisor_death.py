@@ -303,7 +303,7 @@ def test_nothing_is_acknowledged_after_another_owner(
 
 
 def test_an_emptied_redis_rejects_an_old_scoreboard(new_daemon: NewDaemon):
-    """C5: another Redis, or one that lost its data, has other tokens."""
+    """C5: a Redis that lost its data, or another Redis, has other tokens."""
     with new_daemon(code=COMMON + SYNC) as daemon:
         (running,) = daemon.send(["await go"])
         daemon.wait_run(running)
@@ -382,7 +382,7 @@ def _torn_token(path: Path) -> None:
 def test_a_torn_file_is_refused_and_named(
     new_daemon: NewDaemon, runtime: Path, tamper: Callable[[Path], None]
 ):
-    """C5, B1: a torn file, or one that other users could have changed, is not used."""
+    """C5, B1: a file that is torn, or that other users could have changed, is not used."""
     refusal(new_daemon, runtime, tamper)
 
 

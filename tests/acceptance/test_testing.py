@@ -189,7 +189,7 @@ def test_the_plugin_loads_only_what_a_test_requests() -> None:
     assert "streamqd.testing" not in told
 
 
-def test_the_tests_of_users_need_no_pytest() -> None:
+def test_streamqd_testing_does_not_import_pytest() -> None:
     program = "import sys, streamqd.testing; print('pytest' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
 
