@@ -1,22 +1,23 @@
-"""`make bench NAME=scale`: what an instance with hundreds of units costs, and the time of scripts.
+"""Measure an instance with hundreds of units, and script times: `make bench NAME=scale`.
 
-A private server and real daemons. A shape is TOPICSxPARTITIONS, or TOPICSxPARTITIONSxGROUPS. Each
-is looked at empty; paused before a full backlog, while the housekeeper promotes what is due and
-deletes letters that are too old, and afterwards; after the death of a worker that had much in hand;
-at work, which takes over what a dead consumer had, and trims; with messages that fail twice and
-die; and idle beside everything that stays. What the daemon costs may not differ between the first
-and the last. Everything that is claimed to have been done is counted.
+It runs real daemons on a private server. A shape is TOPICSxPARTITIONS or TOPICSxPARTITIONSxGROUPS.
+Each shape is measured in these states: empty; paused with a full backlog, first while the
+housekeeper promotes due messages and deletes old dead letters, then afterwards; after the death of
+a worker with many pending messages; at work, including the takeover from a dead consumer and
+trimming; with messages that fail twice and are dead-lettered; and idle with all remaining data.
+The cost of the daemon must be the same in the first and the last state. All work that the run
+claims is counted.
 
-The server's slow log and latency monitor tell of everything that took longer than 5 ms, over the
-whole run; another client sends PING all the time and says how long it waited. These are not among
-the commands that are counted, but they are in the server's CPU. Figures of one machine: on a busy
-one all three blame the server for the time in which it did not run, unless the kernel runs it
-before all others (--first), if we may ask for that.
+The server's slow log and latency monitor report everything above 5 ms, over the whole run. Another
+client sends PING all the time and reports its wait. Their commands are not counted, but their CPU
+time is part of the server's. The figures are from one machine. On a busy machine, all three blame
+the server for time in which it did not run. To avoid this, pass --first, if permitted: the kernel
+then schedules the server ahead of everything else.
 
-Writes scale.json and scale.md into a folder. The defaults are a trial; the real thing is
+Writes scale.json and scale.md to a folder. The defaults are a trial. For the full run, set
 `ARGS="--shapes 1x1 256x1 16x16 --backlog 10000000 --delayed 1000000 --dead 1000000
---pending 1000000 --keep 1000000 --takeover 64 --seconds 20"`. It takes more than a quarter of an
-hour, 4 GiB for the server and 10 MiB for each of 256 workers.
+--pending 1000000 --keep 1000000 --takeover 64 --seconds 20"`. It takes more than 15 minutes,
+4 GiB for the server and 10 MiB for each of 256 workers.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ from tests.support.costs import backlog, delayed, letters, pending
 from tests.support.daemon import Daemon
 
 SIZES = ("backlog", "delayed", "dead", "pending", "failing", "keep", "bytes", "seconds")
-LETTERS_STAY = 3600.0  # seconds; half of those that are written are older
-NODE = 100  # entries that go from a stream together, so as many more may stay
-GHOST = "gone"  # a consumer that nobody is
+LETTERS_STAY = 3600.0  # seconds; half of the written dead letters are older
+NODE = 100  # entries that a stream drops together, so this many more may stay
+GHOST = "gone"  # a consumer without a process
 
 
 def main() -> None:
-    """Measure every shape and the takeovers, and write what was measured."""
+    """Measure every shape and the takeovers, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", type=Shape.parse, nargs="+", default=[Shape(8, 1), Shape(2, 4)])
     parser.add_argument("--backlog", type=int, default=10_000, help="messages, over all partitions")
@@ -93,7 +94,7 @@ def main() -> None:
 
 
 def told(name: str, result: dict[str, Any]) -> dict[str, Any]:
-    """Show one result at once."""
+    """Print one result immediately."""
     print(name, json.dumps(result), flush=True)
     return result
 
@@ -102,7 +103,7 @@ def told(name: str, result: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
-    """Everything of one shape, on a server of its own."""
+    """Measure one shape on its own server."""
     return within(options, lambda host: Trial(host, shape, options).run())
 
 
@@ -120,14 +121,14 @@ class Trial:
         self.found: dict[str, Any] = {"units": len(shape.units), "looks": {}, "done": {}}
 
     def run(self) -> dict[str, Any]:
-        """Look at everything, one after the other."""
+        """Measure all states, one after the other."""
         host, shape, daemon, found = self.host, self.shape, self.daemon, self.found
         seconds = self.options.seconds
         daemon.start()
         found["start to all owned, s"] = until(lambda: all(host.owners(shape)), "all is owned")
         daemon.wait_event("ready", timeout=PATIENCE)
         found["slow at the start"] = host.slow()
-        time.sleep(seconds)  # what is done once after a start is not idle cost
+        time.sleep(seconds)  # one-time work after a start is not idle cost
         self.look("idle, empty")
         daemon.pause()
         self.fill()
@@ -148,10 +149,11 @@ class Trial:
         return found
 
     def fill(self) -> None:
-        """Write pending messages, the backlog, the delayed and the dead, equally many everywhere.
+        """Write pending, backlog, delayed and dead messages, evenly over all partitions.
 
-        Half of the delayed is due at once, half of the dead too old. Of the pending, half is in the
-        hands of a dead consumer, and half in those of the worker of the first partition.
+        Half of the delayed messages are due immediately, and half of the dead letters are too old.
+        Half of the pending messages belong to a dead consumer, half to the worker of the first
+        partition.
         """
         sizes, body, first = self.options, "x" * self.options.bytes, self.shape.places[0]
         write, everywhere = partial(self.host.write, self.shape), len(self.shape.places)
@@ -174,16 +176,16 @@ class Trial:
         self.kept = sizes.dead // 2 // everywhere * everywhere
 
     def expiring(self) -> bool:
-        """Whether letters are there that are too old. Whole nodes go."""
+        """Return True if expired dead letters are left. The server removes whole nodes."""
         return self.host.dead(self.shape)[1] > self.kept + NODE * len(self.shape.places)
 
     def trimmed(self) -> bool:
-        """Whether as few messages are there as retention keeps."""
+        """Return True if only the messages that retention keeps are left."""
         there = self.host.messages(self.shape)[1]
         return there <= (self.keep + 2 * NODE) * len(self.shape.places)
 
     def lose_a_worker(self) -> None:
-        """Let all work, and kill the worker that has most in hand; another one recovers that."""
+        """Kill the worker with the most pending messages, resume the daemon, time the recovery."""
         host, first = self.host, self.shape.units[0]
         title = f"streamqd: worker {first.topic}/{first.partition} {first.group}"
         stream = host.keys.stream(first.topic, first.partition)
@@ -202,13 +204,13 @@ class Trial:
         self.look("after the death of a worker", lambda: not own())
 
     def work(self) -> None:
-        """Handle everything."""
+        """Handle the whole backlog."""
         self.look("at work", lambda: not self.host.left(self.shape))
         until(lambda: not self.host.left(self.shape), "the backlog is handled")
         self.found["backlog handled within, s"] = round(time.monotonic() - self.began, 2)
 
     def fail(self) -> None:
-        """Handle messages that fail twice and die."""
+        """Handle messages that fail twice and are dead-lettered."""
         host, shape = self.host, self.shape
         began = time.monotonic()
         each = self.options.failing // len(shape.places)
@@ -219,7 +221,7 @@ class Trial:
         self.found["failing dead within, s"] = round(time.monotonic() - began, 2)
 
     def count(self) -> None:
-        """Note what was taken over from the dead consumer, and what the housekeeper has removed."""
+        """Count messages reclaimed from the dead consumer, and those the housekeeper removed."""
         taken = self.daemon.events("reclaim")
         self.found["done"]["reclaimed"] = sum(each["entries"] for each in taken)
         for name, (ever, there) in (
@@ -229,7 +231,7 @@ class Trial:
             self.found["done"][name] = ever - there
 
     def look(self, name: str, done: Callable[[], bool] | None = None) -> None:
-        """Note what everybody uses for some seconds, or until something is done."""
+        """Record resource use for some seconds, or until `done`."""
         seconds = self.options.seconds
         self.found["looks"][name] = look(self.host, self.daemon, self.shape, seconds, done)
 
@@ -241,9 +243,9 @@ def look(
     seconds: float,
     done: Callable[[], bool] | None = None,
 ) -> dict[str, Any]:
-    """What everybody uses for some seconds, or until something is done.
+    """Measure resource use for some seconds, or until `done`.
 
-    All is per second, CPU in ms.
+    All values are per second, CPU in ms.
     """
 
     def wait() -> None:
@@ -269,7 +271,7 @@ def look(
 
 
 def spent(host: Host, daemon: Daemon, shape: Shape, wait: Callable[[], object]) -> dict[str, float]:
-    """What everybody uses during a call: seconds, of CPU too, commands, and messages handled."""
+    """Return resource use during a call: elapsed and CPU seconds, commands, messages handled."""
     names = processes(host, daemon)
     handled, asked = host.handled(shape), host.asked
     began, before = time.monotonic(), {name: cpu(pids) for name, pids in names.items()}
@@ -288,7 +290,7 @@ def spent(host: Host, daemon: Daemon, shape: Shape, wait: Callable[[], object]) 
 
 
 def processes(host: Host, daemon: Daemon) -> dict[str, list[int]]:
-    """The processes that use CPU, by kind."""
+    """Return the pids that use CPU, by kind."""
     titles = daemon.titles()
     return {
         "supervisor": [daemon.pid],
@@ -299,7 +301,7 @@ def processes(host: Host, daemon: Daemon) -> dict[str, list[int]]:
 
 
 def cpu(pids: list[int]) -> float:
-    """Seconds of CPU that the threads of processes have used; those that ended count no more."""
+    """Return the CPU seconds of all threads of `pids`. Exited threads no longer count."""
     used = 0
     for pid in pids:
         for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
@@ -309,7 +311,7 @@ def cpu(pids: list[int]) -> float:
 
 
 def memory(daemon: Daemon) -> dict[str, float]:
-    """PSS of each kind of process, in MiB: of workers the median and the largest."""
+    """Return the PSS of each kind of process, in MiB; for workers, the median and the largest."""
     sizes: dict[str, list[float]] = {"supervisor": [], "housekeeper": [], "worker": []}
     for title, pid in daemon.titles().items():
         kind = next((kind for kind in sizes if kind in title), "")
@@ -325,9 +327,9 @@ def memory(daemon: Daemon) -> dict[str, float]:
 
 
 def first_message(host: Host) -> dict[str, Any]:
-    """From the start of a daemon until messages are handled that wait in each of its partitions.
+    """Measure from a daemon's start until it handled a waiting message in each partition.
 
-    The topic is there, as after any restart. The middle of five starts.
+    The topic exists, as after any restart. Returns the median of five starts.
     """
     shape = Shape(1, 4)
     daemon = host.daemon(shape)
@@ -349,7 +351,7 @@ def first_message(host: Host) -> dict[str, Any]:
 
 
 def takeover(host: Host, count: int, how: signal.Signals) -> dict[str, Any]:
-    """Two instances own `count` partitions each; from a signal until one owns and handles all."""
+    """Signal one of two instances with `count` partitions each; time the takeover by the other."""
     shape = Shape(1, 2 * count)
     for name in ("one", "two"):
         host.daemon(shape, name).start()

@@ -1,19 +1,21 @@
-"""Why a message ran again: the one strike of the nemesis that explains it, if there is one. Pure.
+"""Find the one strike of the nemesis that explains why a message ran again. Pure.
 
-A strike explains that a message ran again when it hit the process that had it in hand:
+A strike explains a repeated message when it hit the process that held the message:
 
-    running           what the process was in the middle of: the last run that it ever began. Of
-                      each process and strike that is one.
-    not acknowledged  what had ended before that run began, but so shortly before that nothing had
-                      to be settled yet (`ACK_DELAY`), and had not taken longer than that either:
-                      what has is settled before the next run begins. Only when a whole instance
-                      is struck, whose scoreboard or connection goes along; of a worker alone only
-                      failures, which may wait for a quick run that comes behind them.
-    about to begin    what a process began first after it had stood still since its last look at
-                      the clock, while its successor had it: one for each process and strike.
+    running           The process was in the middle of it: it was the last run that the process
+                      started. There is one per process and strike.
+    not acknowledged  It finished before that last run started, but recently enough
+                      (`ACK_DELAY`) that nothing had to be acknowledged yet, and it took no
+                      longer than `ACK_DELAY` itself: a longer run is acknowledged before the
+                      next one starts. This applies only when a whole instance is struck and
+                      loses its scoreboard or connection. When only a worker is struck, it
+                      applies to failures, which may wait during a quick run that follows.
+    about to begin    The process stood still since its last look at the clock, while its
+                      successor held the message. Then it started this run first. There is one
+                      per process and strike.
 
-A process whose last run had ended before it was struck has nothing in hand: it settles at once.
-Unless it could not, because Redis or its connection was away from that end to the strike.
+A process whose last run finished before the strike holds nothing: it acknowledges immediately,
+unless Redis or its connection was unavailable from the end of that run to the strike.
 """
 
 from __future__ import annotations
@@ -24,20 +26,20 @@ from collections.abc import Iterable
 from math import inf
 from typing import NamedTuple
 
-# What the daemon promises, in seconds.
-ACK_DELAY = 0.02  # longest that the end of a run waits to be settled while others begin,
-# and longest that such a run took itself
-QUICK = 0.002  # behind a run that took longer a failure waits for nothing
-# From what a process does to what the ledger or the nemesis writes of it, and back: others have the
-# processor meanwhile. How much of it was needed is in every report.
+# The limits that the daemon promises, in seconds.
+ACK_DELAY = 0.02  # longest wait for acknowledgement while other runs start
+# It is also the longest duration of a run that may wait this long.
+QUICK = 0.002  # after a run that took longer, a failure does not wait
+# The allowance between an action of a process and its record in the ledger or the nemesis, in
+# both directions: other processes use the CPU in between. Every report shows the part needed.
 SLACK = 0.05
-RECONNECT = 4.0  # longest pause of a worker between two tries to connect, with its jitter
+RECONNECT = 4.0  # longest pause of a worker between two attempts to connect, with jitter
 
 
 class Strike(NamedTuple):
-    """What the nemesis did, to whom and when (monotonic seconds). `pids` are workers it touches.
+    """One fault: its kind, target and time (monotonic seconds). `pids` are the workers it touches.
 
-    `ended` is when the fault was healed; the same as `began` for a blow.
+    `ended` is when the fault was healed, and equals `began` for an instantaneous fault.
     """
 
     number: int
@@ -48,26 +50,26 @@ class Strike(NamedTuple):
     ended: float
 
 
-# A strike of one worker; its supervisor reads in the scoreboard what was done.
+# Strikes on one worker. Its supervisor reads the finished work from the scoreboard.
 WORKER = frozenset({"kill worker", "stop worker"})
-# A strike of a whole instance: what was not acknowledged is another's to handle.
+# Strikes on a whole instance. Another instance handles the unacknowledged messages.
 LATE = "late after an outage"
 INSTANCE = frozenset({"kill supervisor", "stop supervisor", "stop host", "cut off", LATE})
-# A strike after which a process goes on where it was.
+# Strikes after which a process continues where it was.
 STANDSTILL = frozenset({"stop worker", "stop host"})
-# A strike after which a worker may die by its own supervisor's hand: it is killed, or its run
-# takes too long.
+# Strikes after which a worker may be killed by its own supervisor, because it is a target or
+# because its run takes too long.
 DEADLY = frozenset({"kill worker", "stop worker", "stop host"})
-# Each alone costs nobody a lease. Both together do: all leases are over when Redis is back, and of
-# an instance whose connection is half open then, nobody hears for an exchange.
+# Either fault alone costs no lease. Together they do: when Redis is back, all leases have
+# expired, and an instance whose connection is half open gets no reply for one round trip.
 OUTAGE, DEAF = frozenset({"stop redis", "kill redis"}), "half open"
-NEAR = 2.0  # seconds from the one to the other, and to the takeover
-# While these last, and until the next try, an instance cannot settle what is done.
+NEAR = 2.0  # most seconds between the two faults, and until the takeover
+# During these faults, and until the next attempt to connect, an instance cannot acknowledge.
 BREAKS = OUTAGE | {"cut off"}
 
 
 class Run(NamedTuple):
-    """One call of the handler. `ended` is inf when it never did."""
+    """One call of the handler. `ended` is inf when it never finished."""
 
     number: str
     uid: str
@@ -81,17 +83,17 @@ class Run(NamedTuple):
 
     @property
     def unit(self) -> tuple[str, str]:
-        """Partition (as in the uid) and group."""
+        """The partition (as in the uid) and the group."""
         return self.uid.split("/")[1], self.group
 
     @property
     def process(self) -> tuple[int, tuple[str, str], int]:
-        """Who ran it. A pid alone comes back, in a long soak."""
+        """The process of the run. A pid alone is not unique in a long soak."""
         return self.pid, self.unit, self.epoch
 
 
 class Causes:
-    """All runs and strikes of a soak. `slack` is what of SLACK was needed so far, in seconds."""
+    """All runs and strikes of a soak. `slack` is the part of SLACK needed so far, in seconds."""
 
     def __init__(self, runs: Iterable[Run], strikes: Iterable[Strike]) -> None:
         self.slack = 0.0
@@ -102,7 +104,7 @@ class Causes:
             self._by_process[run.process].append(run)
 
     def of(self, earlier: Run, later: Run) -> str:
-        """The strike that explains why `later` repeats `earlier`, '' when none does."""
+        """Return the strike that explains why `later` repeats `earlier`, or ''."""
         found = [
             (needed, strike.number, strike.kind, how)
             for strike in self._strikes
@@ -116,7 +118,7 @@ class Causes:
         return f"{number} {kind}: {how}"
 
     def hits(self, runs: Iterable[Run]) -> int:
-        """How many of these runs a strike has ended together with their process."""
+        """Return the number of these runs that a strike ended together with their process."""
         return sum(
             any(
                 strike.kind in DEADLY
@@ -129,7 +131,7 @@ class Causes:
         )
 
     def last(self, pid: int, partition: str, group: str) -> Run | None:
-        """The last run that a process began, None when it has begun none."""
+        """Return the last run that a process started, or None."""
         ends = [
             of_process[-1]
             for of_process in self._by_process.values()
@@ -138,14 +140,14 @@ class Causes:
         return max(ends, key=lambda run: run.began, default=None)
 
     def excuse(self, run: Run) -> bool:
-        """Whether `run` may begin under an epoch that is over: its process had stood still."""
+        """Return True if `run` may start under an old epoch: its process had stood still."""
         return any(
             self._about_to_begin(run, strike) <= SLACK
             for strike in self._strikes
             if run.pid in strike.pids
         )
 
-    # What follows tells how much slack an explanation needs, inf when it is none at all.
+    # The following methods return the slack that an explanation needs, or inf if it does not apply.
 
     def _how(self, earlier: Run, later: Run, strike: Strike) -> tuple[str, float]:
         followed, went_on = strike.began <= later.began, strike.began <= earlier.began
@@ -153,19 +155,19 @@ class Causes:
             return self._in_hand(earlier, strike)
         if later.pid in strike.pids and later.epoch < earlier.epoch and went_on:
             return "about to begin", self._about_to_begin(later, strike)
-        return "", inf  # also of a process that repeats its own run: it knows what it has done
+        return "", inf  # also when a process repeats its own run: it knows its own finished work
 
     def _about_to_begin(self, run: Run, strike: Strike) -> float:
         if strike.kind not in STANDSTILL:
             return inf
-        # In the middle of the strike it certainly stood still.
+        # It was certainly at a standstill in the middle of the strike.
         middle = (strike.began + strike.ended) / 2
         of_process = self._by_process[run.process]
         first = bisect_left(of_process, middle, key=lambda each: each.began)
         if run not in of_process[first : first + 1]:
             return inf
         if first and of_process[first - 1].ended > middle:
-            return inf  # it was in the middle of that one, and looks again before the next
+            return inf  # it was in the middle of that run, and checks again before the next one
         return run.began - strike.ended
 
     def _in_hand(self, run: Run, strike: Strike) -> tuple[str, float]:
@@ -177,7 +179,7 @@ class Causes:
         if run is last:
             return "running", needed
         if run.well and strike.kind in WORKER:
-            return "", inf  # its supervisor reads in the scoreboard that it is done
+            return "", inf  # its supervisor reads in the scoreboard that it finished
         if run.ended - run.began > ACK_DELAY:
             return "", inf
         behind = [each for each in of_process[:-1] if each.began >= run.began]
@@ -187,7 +189,7 @@ class Causes:
         return "not acknowledged", max(needed, waited - ACK_DELAY)
 
     def _settled_before(self, last: Run, strike: Strike) -> float:
-        """For how long the last run of a process could have been settled when it was struck."""
+        """Return how long the last run of a process could have been settled before the strike."""
         away = [
             (each.began, each.ended + RECONNECT)
             for each in self._strikes
@@ -199,7 +201,7 @@ class Causes:
         return strike.began - last.ended
 
     def _stood_still(self, run: Run, last: Run) -> float:
-        """For how long the process stood still between the end of `run` and `last`."""
+        """Return how long the process stood still between the end of `run` and `last`."""
         return sum(
             max(0.0, min(each.ended, last.began) - max(each.began, run.ended))
             for each in self._strikes
@@ -208,7 +210,7 @@ class Causes:
 
 
 def _joined(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The same times, where spans that touch are one."""
+    """Merge spans that touch."""
     found: list[tuple[float, float]] = []
     for began, ended in sorted(spans):
         if found and began <= found[-1][1]:
@@ -219,7 +221,7 @@ def _joined(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _late_returns(strikes: list[Strike]) -> list[Strike]:
-    """The instances that could not renew their leases when Redis was back."""
+    """Return the instances that could not renew their leases when Redis was back, as strikes."""
     return [
         Strike(deaf.number, LATE, deaf.whom, deaf.pids, outage.began, outage.ended + NEAR)
         for outage in strikes

@@ -2,15 +2,15 @@
 
     sent = acknowledged + dead + pending + delayed + retry + unread + dropped and counted
 
-`Conservation.check` reads the places of all messages of a group on a partition by one script that
-writes nothing (whereabouts.lua), and compares them with the ledger: what is in no place must have
-been handled well, for nothing else may be acknowledged; what was settled once never comes back; and
-the epoch of the fence never falls.
+`Conservation.check` reads the places of all messages of a group on a partition with one read-only
+script (whereabouts.lua) and compares them with the ledger. A message in no place must have been
+handled successfully, because nothing else may be acknowledged. A settled message never comes back,
+and the epoch of the fence never falls.
 
-Where a limit lets messages be lost (`drops`), as many may be in no place and not handled as the
-same script finds counted, and no fewer than were lost unread, which nobody can have handled. What
-may expire (`expiring`) may be acknowledged unhandled too; what the product counts of that is for
-the caller to compare with `unhandled`.
+Where a limit may drop messages (`drops`), the number of messages that are in no place and not
+handled must not exceed the losses that the same script finds counted. It must be at least the
+number lost unread, because no process can have handled those. Messages that may expire (`expiring`)
+may also be acknowledged unhandled; the caller compares the product's count with `unhandled`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ PLACES = ("unread", "pending", "delayed", "retry unread", "retry pending", "dead
 
 
 class Whereabouts(NamedTuple):
-    """Where the messages of a unit are: number -> places, several when something is wrong.
+    """Where the messages of a unit are: number -> places. Several places are an error.
 
-    `lost_unread` and `lost_pending` are those that a limit has taken, as the product counts them.
+    `lost_unread` and `lost_pending` are the losses to a limit, as the product counts them.
     """
 
     epoch: int
@@ -44,12 +44,12 @@ class Whereabouts(NamedTuple):
 
     @property
     def ghosts(self) -> int:
-        """Pending entries without a body: a limit has taken it, and they are not counted yet."""
+        """Pending entries without a body: a limit removed it, and they are not counted yet."""
         return self.places.get("?", []).count("pending")
 
     @property
     def lost(self) -> int:
-        """All that a limit has taken."""
+        """All messages lost to a limit."""
         return self.lost_unread + self.lost_pending + self.ghosts
 
     @classmethod
@@ -93,10 +93,10 @@ def _call(keys: Keys, unit: Unit) -> tuple[str | int, ...]:
 
 
 class Conservation:
-    """Checks a fleet that works, again and again, against its ledger.
+    """Checks a working fleet repeatedly against its ledger.
 
-    The ledger has `sent` records whose payload begins with the message's number and whose partition
-    `home` tells from that number, and runs whose text begins with it.
+    The text of a `sent` record and of a run starts with the number of the message. `home` derives
+    the partition from that number.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Conservation:
         drops: bool = False,
         expiring: Collection[str] = (),
     ) -> None:
-        """`expiring` are numbers; the caller may go on adding to them, before it sends."""
+        """`expiring` are numbers; the caller may add more, before it sends them."""
         self.link = link
         self.keys = keys
         self.units = list(units)
@@ -117,7 +117,7 @@ class Conservation:
         self.violations: list[str] = []
         self.last: dict[Unit, Whereabouts] = {}
         self.charges: dict[tuple[str, str], int] = {}  # group, number -> the most crashes seen
-        self.unhandled: dict[Unit, set[str]] = {}  # in no place at the last look, and never handled
+        self.unhandled: dict[Unit, set[str]] = {}  # in no place at the last check, not handled
         self._drops = drops
         self._expiring = expiring
         self._partitions = len({unit.partition for unit in self.units})
@@ -128,9 +128,9 @@ class Conservation:
         self._ended: dict[str, set[str]] = {unit.group: set() for unit in self.units}
 
     def check(self) -> None:
-        """Look once and note what is wrong. Raises RedisRefused, RedisUnavailable."""
-        # What was sent before the picture was taken must be in it; what is not in it any more
-        # must have ended before, so the ledger is read again.
+        """Check once and note the violations. Raises RedisRefused, RedisUnavailable."""
+        # Messages sent before the picture must be in it. Messages no longer in it must have
+        # finished before it was taken, so the ledger is read again.
         self._read_ledger()
         seen = look(self.link, self.keys, self.units)
         self._read_ledger(new_too=False)
@@ -140,12 +140,12 @@ class Conservation:
         self.checks += 1
 
     def left(self) -> Counter[str]:
-        """How many messages were in each place at the last check, dead ones aside."""
+        """Return the number of messages in each place at the last check, except dead letters."""
         found = (names for now in self.last.values() for names in now.places.values())
         return Counter(name for names in found for name in names if name != "dead")
 
     def dead(self) -> dict[str, set[str]]:
-        """Group -> numbers of its dead letters at the last check."""
+        """Return the numbers of the dead letters of each group at the last check."""
         found: dict[str, set[str]] = {unit.group: set() for unit in self.units}
         for unit, now in self.last.items():
             found[unit.group] |= {n for n, names in now.places.items() if "dead" in names}
@@ -166,7 +166,7 @@ class Conservation:
         gone = self._open[unit] - places.keys()
         unhandled = self.unhandled[unit] = gone - self._ended[unit.group]
         if self._drops:
-            # A handler may still have one in hand that is lost, and set it aside for a retry.
+            # A handler may still hold a lost message, and set it aside for a retry.
             gone -= unhandled
             self._compare_with_counters(unit, now, unhandled)
         else:
@@ -190,7 +190,7 @@ class Conservation:
             self.violations.append(sentence)
 
     def _read_ledger(self, *, new_too: bool = True) -> None:
-        """Take in what was written since; without `new_too`, only what has ended."""
+        """Read new ledger records; without `new_too`, only finished runs."""
         records = self._ledger.since(self._read)
         for record in records:
             if record.kind == "end":
@@ -205,10 +205,10 @@ class Conservation:
 
 
 def home(number: str, partitions: int) -> int:
-    """The partition that the message of this number is sent to."""
+    """Return the partition for a message number."""
     return int(number) % partitions
 
 
 def number_of(record: Record) -> str:
-    """The number of the message that a record is about."""
+    """Return the message number of a record."""
     return record.text.partition(" ")[0]

@@ -1,14 +1,14 @@
-"""Crash points: named places between two steps, at which a process can be struck from outside.
+"""Crash points: named places between two steps, where a test can strike a process from outside.
 
     python -m tests.support.crash_points --config streamq.toml …
 
-runs `streamqd` with every point in place. A point is armed by a file in the folder that STRIKES
-names, `POINT@WHERE`, in which is said what happens there: `KILL` or `STOP`, the signal that the
-process sends to itself, and how many times the point is passed before. WHERE is the number of the
-partition, or `-` where there is none. A point strikes once, whichever process comes there; its
-pid is then in `POINT@WHERE.struck`.
+runs `streamqd` with all points in place. To arm a point, write a file `POINT@WHERE` into the folder
+that STRIKES names. The file contains `KILL` or `STOP`, the signal that the process sends to itself,
+and the number of times the point is passed first. WHERE is the number of the partition, or `-`
+where there is none. A point strikes once, in the first process that reaches it. The pid of that
+process is then in `POINT@WHERE.struck`.
 
-Nothing of this is in streamqd itself: the points are wrapped around its functions before it forks.
+streamqd itself contains no points: they are wrapped around its functions before it forks.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from streamqd.worker.settler import Settler
 from streamqd.worker.verdicts import Verdicts
 from streamqd.worker.worker import WorkerProcess
 
-VARIABLE = "STRIKES"  # names the folder, in the environment
-LOOK_SECONDS = 2.0  # longest time between two looks of a housekeeper at anything
+VARIABLE = "STRIKES"  # the environment variable that names the folder
+LOOK_SECONDS = 2.0  # longest time between two runs of a housekeeper task
 
-# Between the steps that are no scripts, in the order in which they come.
+# Points between steps that are not scripts, in the order in which they are reached.
 WORKER = {
     "fetch-unsent": "a read is about to be sent",
     "fetch-sent": "a read is with the server",
@@ -66,8 +66,8 @@ PRODUCER = {
     "publish-unsent": "messages are about to be sent, in whichever way",
     "publish-answered": "the server has answered, whoever sends does not know",
 }
-# Each script that changes something has two points: before it is sent, and once it is answered.
-# Of `message_promote` there are two kinds, and of `solo_mark` the last one ends the mode.
+# Each script that changes something has two points: before it is sent, and after its reply.
+# `message_promote` has two pairs, and the last call of `solo_mark` has its own pair (`solo_end`).
 SCRIPTS = {
     "worker": (
         *("message_recover", "settle_ack", "settle_retry", "settle_dead", "settle_charged"),
@@ -96,7 +96,7 @@ POINTS = {
     ),
 }
 
-# Scripts that change something and have no points here, and why.
+# Scripts that change something but have no points here, with the reason.
 ELSEWHERE = {
     **dict.fromkeys(
         ("message_append", "message_publish", "message_schedule"),
@@ -124,7 +124,7 @@ ELSEWHERE = {
         "Spark's, killed by `make soak NAME=spark`",
     ),
 }
-_MOVERS = ("message_promote", "stream_trim", "dead_purge")  # they are called whether it is needed
+_MOVERS = ("message_promote", "stream_trim", "dead_purge")  # called even with nothing to do
 _PARTITION = re.compile(rb":p:(\d+)\}")
 _passed: Counter[Path] = Counter()
 _own = "-"  # the partition of this process, in a worker
@@ -138,12 +138,12 @@ class Strikes:
         folder.mkdir(exist_ok=True)
 
     def arm(self, point: str, where: int | str, act: str, after: int = 0) -> None:
-        """Let `act` happen when the point is reached, once it has been passed `after` times."""
+        """Arm a point: strike when it is reached, after it was passed `after` times."""
         assert point in POINTS, point
         (self.folder / f"{point}@{where}").write_text(f"{act} {after}")
 
     def struck(self, point: str, where: int | str) -> int | None:
-        """Process id of whoever was struck there, once it is stopped or dead; None before."""
+        """Return the pid of the struck process once it is stopped or dead; None before."""
         path = self.folder / f"{point}@{where}.struck"
         if not path.exists():
             return None
@@ -152,12 +152,12 @@ class Strikes:
             status = psutil.Process(pid).status()
         except psutil.NoSuchProcess:
             return pid
-        # It says so before it does it: whoever is resumed too early would stop afterwards.
+        # The file is written before the signal: a process resumed too early would stop afterwards.
         return pid if status in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE) else None
 
 
 def reached(point: str, where: str = "") -> None:
-    """This process is there: strike it, if that was asked for."""
+    """Strike this process if the point is armed."""
     path = Path(os.environ[VARIABLE]) / f"{point}@{where or _own}"
     try:
         act, after = path.read_text().split()
@@ -174,7 +174,7 @@ def reached(point: str, where: str = "") -> None:
 
 
 def name_of(script: Script, argv: Sequence[Any]) -> str:
-    """The point's name of a call of a script: the script's own, or that of one use of it."""
+    """Return the point name for a call: the name of the script, or of one use of it."""
     keys, values = argv[: len(script.keys)], argv[len(script.keys) :]
     special = {
         "solo_mark": ("solo_end", lambda: not values[3]),
@@ -187,7 +187,7 @@ def name_of(script: Script, argv: Sequence[Any]) -> str:
 
 
 def partition_of(argv: Sequence[Any]) -> str:
-    """The number of the partition to which the keys of a call belong, `-` if there is none."""
+    """Return the number of the partition that the keys of a call belong to, or `-`."""
     found = _PARTITION.search(_bytes(argv[0]))
     return found[1].decode() if found else "-"
 
@@ -200,7 +200,7 @@ def _bytes(word: str | bytes) -> bytes:
 
 
 def place() -> None:
-    """Put every point where it belongs. Called once, before anything is forked."""
+    """Install all points. Call it once, before anything forks."""
     _around(Connection, "run", before=_calls_one, after=_called_one)
     _around(Connection, "run_each", before=_calls_each, after=_called_each)
     _around(Fetcher, "send_round", before=_unsent, after=_sent)
@@ -304,7 +304,7 @@ def _around_handler() -> None:
 
 
 def _at(point: str, at: int = 0) -> Callable[..., None]:
-    """Reached in the partition of the holding that is the argument number `at`."""
+    """Return a hook that reaches `point` in the partition of the argument at position `at`."""
 
     def here(*args: Any) -> None:
         reached(point, str(args[at].unit.partition))
@@ -317,7 +317,7 @@ def _at_send(point: str) -> Callable[..., None]:
 
 
 def _look_often(_none: None, task: Task, *_: object) -> None:
-    """Nobody wants to wait half a minute for what a housekeeper does so seldom."""
+    """Shorten the interval of rare housekeeper tasks, to avoid a wait of half a minute."""
     task.every = min(task.every, LOOK_SECONDS)
 
 
@@ -336,7 +336,7 @@ def _around_reclaimer() -> None:
 
 
 def main() -> None:
-    """Run the command of the arguments, with the points."""
+    """Run the command from the arguments, with the points installed."""
     from streamqd.cli import main as streamqd
 
     place()

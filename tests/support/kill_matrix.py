@@ -1,7 +1,7 @@
-"""The kill-point matrix: its rows, what each of them costs, and the ledger's word on it.
+"""The kill-point matrix: its rows, the cost of each, and the comparison with the ledger.
 
-A row is a crash point of the worker, struck while one message, the victim, is where the row wants
-it. Each row has a partition of its own, so one daemon goes through all of them in one life.
+A row is a crash point of the worker. The process is struck while one message, the victim, is at the
+stage that the row selects. Each row has its own partition, so one daemon covers all rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Record
 
 MAX_ATTEMPTS = 2
-VICTIM = 2  # its place among the messages of a partition
+VICTIM = 2  # position of the victim among the messages of a partition
 DAEMON = {"lease_ttl": "2s", "rebalance_delay": "10m", "rebalance_moves": 1}
 CONSUMER = {
     "max_attempts": MAX_ATTEMPTS,
@@ -32,9 +32,9 @@ CONSUMER = {
 
 
 class Cost(NamedTuple):
-    """What a fault costs: who runs once more, and how often the victim is charged with a crash."""
+    """The cost of a fault: the messages that run again, and the crashes charged to the victim."""
 
-    again: str = "nobody"  # nobody | victim | unacked: what had run and was still pending
+    again: str = "nobody"  # nobody | victim | unacked: all that had run and were pending
     charged: int = 0
 
 
@@ -44,9 +44,9 @@ FREE = Cost()
 class Row(NamedTuple):
     """One crash point and one victim: ok, fail or dead.
 
-    `after` is how often the point is passed before. The entries of a partition are new, or pending
-    because an owner was lost (`inherited`), or fetched by a foreign client (`foreign`).
-    With `crashed` the victim has cost a process already.
+    `after` is the number of times the point is passed first. The entries of a partition are new, or
+    pending because an owner was lost (`inherited`), or fetched by another client (`foreign`).
+    With `crashed`, the victim has already cost one process.
     """
 
     point: str
@@ -59,11 +59,11 @@ class Row(NamedTuple):
 
     @property
     def payloads(self) -> list[str]:
-        """The messages. The second takes so long that what is done is settled before the third."""
+        """The messages. The second is so slow that finished ones are settled before the third."""
         return ["ok", "sleep 0.03", self.victim, "ok", "ok"]
 
 
-# Reached only where somebody destroys the group of a partition that is being handled.
+# Reached only when a client destroys the group of a partition that is being handled.
 DESTROYED = ("group_restore-calls", "group_restore-called")
 VICTIM_AGAIN, UNACKED = Cost("victim"), Cost("unacked")
 CHARGED = Cost("nobody", 1)
@@ -74,7 +74,7 @@ ROWS = [
     Row("fetch-sent", "dead"),
     Row("fetch-answered", "fail"),
     Row("batch-posted", "dead"),
-    # A process that ends while a message is marked as running is that message's doing.
+    # If a process exits while a message is marked as running, the crash is counted against it.
     *(
         Row("handler-begins", victim, CHARGED, VICTIM_AGAIN, VICTIM)
         for victim in ("ok", "fail", "dead")
@@ -83,18 +83,19 @@ ROWS = [
         Row("handler-ended", victim, Cost("victim", 1), VICTIM_AGAIN, VICTIM)
         for victim in ("ok", "fail", "dead")
     ),
-    # What its error says of itself is the message's doing too.
+    # A crash while its error is examined is counted against the message too.
     *(
         Row("verdict-begins", victim, Cost("victim", 1), VICTIM_AGAIN)
         for victim in ("fail", "dead")
     ),
-    # What is done is acknowledged for a dead process; what has failed, it alone could tell.
+    # The supervisor acknowledges the finished messages of a dead process. Only the dead process
+    # itself knew its failures.
     Row("verdict-noted", "ok", FREE, VICTIM_AGAIN, VICTIM),
     Row("verdict-noted", "fail", VICTIM_AGAIN, VICTIM_AGAIN, VICTIM),
     Row("verdict-noted", "dead", VICTIM_AGAIN, VICTIM_AGAIN, VICTIM),
     Row("settle_ack-calls", "fail", FREE, UNACKED),
     Row("settle_ack-called", "dead"),
-    # A failure may wait for a quick run that comes behind it, which is then unacknowledged too.
+    # A failure may wait during a quick run that follows it, which is then unacknowledged too.
     Row("settle_retry-calls", "fail", VICTIM_AGAIN, UNACKED),
     Row("settle_retry-called", "fail", FREE, UNACKED),
     Row("settle_dead-calls", "dead", VICTIM_AGAIN, UNACKED),
@@ -104,7 +105,7 @@ ROWS = [
     Row("ride-unsent", "ok", FREE, UNACKED),
     Row("ride-sent", "ok"),
     Row("ride-answered", "ok"),
-    # A mark accuses, and charges none before its entry has run alone.
+    # A mark only accuses: an entry is charged after it has run alone.
     Row("solo_mark-calls", "fail", after=VICTIM, source="inherited"),
     Row("solo_mark-called", "fail", after=VICTIM, source="inherited"),
     Row("solo_end-calls", "dead", source="inherited"),
@@ -113,7 +114,7 @@ ROWS = [
     Row("message_reclaim-called", "fail", source="foreign"),
 ]
 
-# Where a failed message is retried in its place, what is known of its failures is written down.
+# A failed message that is retried in place has its failures written down.
 BLOCKED = [
     Row("settle_note-calls", "fail", VICTIM_AGAIN, VICTIM_AGAIN),
     Row("settle_note-called", "fail"),
@@ -121,7 +122,7 @@ BLOCKED = [
 
 
 def seed(daemon: Daemon, rows: Iterable[Row]) -> dict[int, list[str]]:
-    """Send the messages of all rows, a partition for each; return the uids of each partition."""
+    """Send the messages of all rows, one partition per row; return the uids of each partition."""
     ensure_topics(daemon.link, config.load(daemon.config_path))
     uids = {}
     for number, row in enumerate(rows):
@@ -134,7 +135,7 @@ def seed(daemon: Daemon, rows: Iterable[Row]) -> dict[int, list[str]]:
 
 
 def lose_owner(daemon: Daemon, partition: int) -> None:
-    """Let everything of a partition be pending, fetched by an owner that was lost."""
+    """Make everything in a partition pending, fetched by a lost owner."""
     unit = Unit(TOPIC, partition, GROUP)
     call = leases.acquire(daemon.keys, Lease(unit, secrets.token_hex(8), 0), 0.001, "lost")
     assert daemon.link.run(call).word == "OK"
@@ -142,7 +143,7 @@ def lose_owner(daemon: Daemon, partition: int) -> None:
 
 
 def fetch(daemon: Daemon, partition: int, consumer: str) -> None:
-    """Fetch what is new in a partition under a consumer's name."""
+    """Fetch the new entries of a partition as `consumer`."""
     stream = daemon.keys.stream(TOPIC, partition)
     daemon.link.execute("XREADGROUP", "GROUP", GROUP, consumer, "STREAMS", stream, ">")
 
@@ -156,14 +157,14 @@ def arm(strikes: Strikes, rows: Iterable[Row], act: str) -> None:
 
 
 class Case(NamedTuple):
-    """One row after its fault: what was sent, and who had run and was pending at that moment."""
+    """One row after its fault. `unacked` are messages that had run and were still pending."""
 
     row: Row
     uids: list[str]
     unacked: frozenset[str] = frozenset()
 
     def verdict(self, cost: Cost, records: Iterable[Record], letters: Iterable[Letter]) -> str:
-        """Compare what happened to the messages with the model; '' when it is the same."""
+        """Compare the runs and dead letters with the model; return '' when they match."""
         victim = self.uids[VICTIM]
         again = {"nobody": frozenset(), "victim": {victim}, "unacked": self.unacked}[cost.again]
         runs = {uid: Counter({1: 1 + (uid in again)}) for uid in self.uids}
@@ -188,9 +189,9 @@ def compare(
     records: Iterable[Record],
     letters: Iterable[Letter],
 ) -> str:
-    """Compare the runs of messages, counted by attempt, and their letters with what they must be.
+    """Compare the runs of messages, counted by attempt, and their dead letters with the model.
 
-    A letter is uid, reason, attempts, crashes. '' when all is so.
+    A dead letter is (uid, reason, attempts, crashes). Returns '' when everything matches.
     """
     found: dict[str, Counter[int]] = {uid: Counter() for uid in runs}
     for record in records:
@@ -213,23 +214,23 @@ def compare(
 
 
 def freeze(daemon: Daemon) -> None:
-    """Stop every process of the daemon, the supervisor first: nobody is left to miss the others."""
+    """Stop every process of the daemon. The supervisor is first, so it cannot miss the others."""
     os.kill(daemon.pid, signal.SIGSTOP)
     for each in daemon.session():
         each.suspend()
 
 
 def thaw(daemon: Daemon) -> None:
-    """Let all of it go on."""
+    """Resume all processes of the daemon."""
     for each in daemon.session():
         each.resume()
 
 
 def is_at_rest(daemon: Daemon, partitions: Iterable[int]) -> bool:
-    """Whether the daemon has taken partitions over and handled all that it found there.
+    """Return True if the daemon took the partitions over and handled all entries in them.
 
-    Until then it writes into its fences, last of all, behind all settling, that nothing inherited
-    is left. From here on only what somebody else does changes the `picture`.
+    After all settling, it writes to its fences that no inherited entries are left. From then on,
+    only another actor changes the `picture`.
     """
     units = [Unit(TOPIC, each, GROUP) for each in partitions]
     found = daemon.link.pipeline(
@@ -242,9 +243,9 @@ def is_at_rest(daemon: Daemon, partitions: Iterable[int]) -> bool:
 
 
 def picture(daemon: Daemon) -> dict[tuple[str, ...], Any]:
-    """All that an owner could change: fences, positions, pending entries, retries, letters.
+    """Return everything that an owner could change, keyed by the command that reads it.
 
-    By the command that reads it.
+    These are fences, positions, pending entries, retries and dead letters.
     """
     keys = daemon.keys
     commands: list[tuple[str, ...]] = []
@@ -265,6 +266,6 @@ def picture(daemon: Daemon) -> dict[tuple[str, ...], Any]:
 
 
 def changes(daemon: Daemon, before: dict[tuple[str, ...], Any]) -> dict[tuple[str, ...], Any]:
-    """What is not as in an earlier picture: what it was, and what it is."""
+    """Return the differences from an earlier picture, as (before, now)."""
     now = picture(daemon)
     return {each: (was, now[each]) for each, was in before.items() if now[each] != was}

@@ -1,11 +1,11 @@
-"""The verdict on a soak, in the words of queue checkers. Pure: it reads the ledger and the nemesis.
+"""Judge a soak in the terms of queue checkers. Pure: it reads the ledger and the nemesis.
 
-    lost        confirmed to the producer, and neither handled well nor a dead letter
-    duplicated  an attempt that began more than once, each time with its cause
-    recovered   the producer lost the answer, and it was handled
+    lost        confirmed to the producer, but neither handled successfully nor dead-lettered
+    duplicated  an attempt that started more than once, each time with its cause
+    recovered   the producer lost the reply, and the message was handled
     unexpected  handled, but never sent, or written twice
 
-Why a message may run again, and what explains it: `causes`.
+`causes` explains why a message may run again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ ATTEMPTS_MAX = 3
 
 
 class Duplicate(NamedTuple):
-    """A run that began again. `cause` is '' when no strike explains it.
+    """A run that started again. `cause` is '' when no strike explains it.
 
-    `seconds` is how long the run took that was repeated, None when it never ended.
+    `seconds` is the duration of the repeated run, None when it never finished.
     """
 
     number: str
@@ -39,14 +39,14 @@ class Duplicate(NamedTuple):
 
     @property
     def blow(self) -> tuple[str, int, str]:
-        """What is one fault and one running slot: the strike, the process it hit, and the group."""
+        """The strike, the process it hit, and the group: one fault of one running slot."""
         return self.cause.partition(" ")[0], self.pids[0], self.group
 
 
 class Blame(NamedTuple):
-    """A supervisor tells of an entry that was charged with a death. `place` is of the entry.
+    """A supervisor's report that an entry was charged with a death. `place` is that of the entry.
 
-    `pid` is the worker that has died, 0 when all that is known of it is the mark that it has left.
+    `pid` is the dead worker, or 0 when only the mark that it left is known.
     """
 
     pid: int
@@ -57,7 +57,7 @@ class Blame(NamedTuple):
 
 @dataclass
 class Report:
-    """What came of a soak. Everything in `faults_of_ours` must be empty."""
+    """The outcome of a soak. Everything in `faults_of_ours` must be empty."""
 
     sent: int = 0
     unknown: int = 0
@@ -69,15 +69,15 @@ class Report:
     recovered: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     misattributed: list[str] = field(default_factory=list)  # attempts that do not add up
-    overcharged: list[str] = field(default_factory=list)  # crashes that nobody has caused
-    blamed: int = 0  # charges that supervisors have told of
-    charged: int = 0  # messages that were seen with a crash, and the most of one
+    overcharged: list[str] = field(default_factory=list)  # crashes without a cause
+    blamed: int = 0  # charges that supervisors reported
+    charged: int = 0  # messages seen with a crash, and the most crashes of one message
     charged_most: int = 0
-    disorderly: list[str] = field(default_factory=list)  # epochs shared, order broken
-    stall_seconds: float = 0.0  # the longest that a message waited for its first run
+    disorderly: list[str] = field(default_factory=list)  # shared epochs, broken order
+    stall_seconds: float = 0.0  # the longest wait of a message for its first run
     stalled: str = ""
-    slack_seconds: float = 0.0  # what of the slack the causes of the duplicates needed
-    each: frozenset[str] = frozenset()  # groups that acknowledge each message by itself
+    slack_seconds: float = 0.0  # the part of the slack that the causes of the duplicates needed
+    each: frozenset[str] = frozenset()  # groups that acknowledge each message separately
 
     @property
     def unexplained(self) -> list[Duplicate]:
@@ -85,14 +85,14 @@ class Report:
         return [each for each in self.duplicated if not each.cause]
 
     def causes(self) -> dict[str, int]:
-        """Kind of cause -> how many duplicates it explains."""
+        """Return the number of explained duplicates by kind of cause."""
         named = (each.cause.partition(" ")[2] for each in self.duplicated if each.cause)
         return dict(sorted(Counter(named).items()))
 
     def most(self) -> dict[str, int]:
-        """How often one strike made one process repeat something: in which way -> at most.
+        """Return the most repeats that one strike caused in one process, by kind of repeat.
 
-        Beside what was running, only what took less than `ACK_DELAY` can be repeated.
+        Apart from the running message, only messages shorter than `ACK_DELAY` can be repeated.
         """
         counts = Counter(
             (each.blow, each.cause.rpartition(": ")[2]) for each in self.duplicated if each.cause
@@ -103,12 +103,12 @@ class Report:
         return dict(sorted(found.items()))
 
     def several(self) -> list[tuple[str, int, str]]:
-        """Blows that made a process of a group in `each` repeat more than one message."""
+        """Return blows that made a process of a group in `each` repeat more than one message."""
         blows = Counter(dup.blow for dup in self.duplicated if dup.cause and dup.group in self.each)
         return [blow for blow, count in blows.items() if count > 1]
 
     def faults_of_ours(self) -> dict[str, list[object]]:
-        """All that is wrong; empty when nothing is."""
+        """Return all faults found, empty when there are none."""
         most = self.most()
         found: dict[str, list[object]] = {
             "lost": [*self.lost],
@@ -124,7 +124,7 @@ class Report:
 
 
 def runs_of(records: Iterable[Record]) -> list[Run]:
-    """Put starts and ends together, in the order of the starts. A process runs one at a time."""
+    """Pair starts with ends, in the order of the starts. A process runs one message at a time."""
     runs: list[Run] = []
     current: dict[int, int] = {}
     for record in records:
@@ -151,10 +151,10 @@ def judge(
     blames: Iterable[Blame] = (),
     each: Iterable[str] = (),
 ) -> Report:
-    """Judge a soak that is over: nothing is left unsettled.
+    """Judge a finished soak with nothing left unsettled.
 
-    `letters`: group -> dead numbers. `charges`: group, number -> the most crashes that were seen.
-    `each`: groups that acknowledge a message before they begin the next.
+    `letters`: group -> dead numbers. `charges`: (group, number) -> the most crashes seen.
+    `each`: groups that acknowledge a message before they start the next.
     """
     runs = runs_of(records)
     dead = sum(map(len, letters.values()))
@@ -176,7 +176,7 @@ def _count_messages(
     for record in records:
         if record.kind in told:
             told[record.kind].add(number_of(record))
-    # What the producer was at when it ended has no outcome either.
+    # The message that the producer was sending when it stopped has no outcome either.
     unknown = told["unknown"] | told["planned"] - told["sent"] - told["refused"]
     report.sent, report.unknown, report.refused = map(len, (told["sent"], unknown, told["refused"]))
     uids, handled = defaultdict(set), {run.number for run in runs}
@@ -214,7 +214,7 @@ def _judge_duplicates(report: Report, runs: list[Run], causes: Causes) -> None:
 def _judge_attempts(
     report: Report, records: list[Record], runs: list[Run], letters: Mapping[str, set[str]]
 ) -> None:
-    """The attempts of a message are what its failures make them, whatever else has happened."""
+    """Check that the attempts of a message depend only on its failures."""
     wanted = {}
     for record in records:
         if record.kind == "planned":
@@ -242,9 +242,9 @@ def _judge_charges(
     charges: Mapping[tuple[str, str], int],
     blames: Iterable[Blame],
 ) -> None:
-    """A message is charged once, at most, for each of its runs that a strike has ended.
+    """Check that a message is charged at most once for each of its runs that a strike ended.
 
-    And once for each mark that an owner has left who was lost, which a supervisor must tell.
+    It may also be charged once for each mark of a lost owner, which a supervisor must report.
     """
     blames = list(blames)
     marks = Counter((each.group, each.partition, each.place) for each in blames if not each.pid)
@@ -265,14 +265,14 @@ def _judge_charges(
         last = causes.last(blame.pid, str(blame.partition), blame.group)
         source, _, entry = blame.place.partition(":")
         if last is None or last.ended < inf:
-            continue  # the process died between the note that it begins and the handler
+            continue  # the process died between the note of the start and the handler
         first = source == "m"
         if first is not (last.attempt == 1) or (first and last.uid.split("/")[2] != entry):
             report.overcharged.append(f"{blame}, while {last.uid} was running")
 
 
 def _places(runs: list[Run], marks: Iterable[tuple[str, int, str]]) -> list[tuple[str, int, str]]:
-    """The marks that may be of a message; of its retries nobody knows the places."""
+    """Return the marks that may belong to a message. The places of its retries are unknown."""
     units = {(run.group, int(run.unit[0])) for run in runs}
     first = {f"m:{run.uid.rpartition('/')[2]}" for run in runs}
     return [
@@ -281,7 +281,7 @@ def _places(runs: list[Run], marks: Iterable[tuple[str, int, str]]) -> list[tupl
 
 
 def _judge_order(report: Report, runs: list[Run], causes: Causes) -> None:
-    """An epoch belongs to one process; in it first attempts follow the stream; it only grows."""
+    """Check that an epoch has one process, keeps first attempts in stream order, and only grows."""
     owner: dict[tuple[tuple[str, str], int], int] = {}
     last: dict[tuple[tuple[str, str], int], tuple[int, ...]] = {}
     newest: dict[tuple[str, str], int] = defaultdict(int)
@@ -290,12 +290,12 @@ def _judge_order(report: Report, runs: list[Run], causes: Causes) -> None:
         term = (run.unit, run.epoch)
         if owner.setdefault(term, run.pid) != run.pid:
             report.disorderly.append(f"{run.unit}: epoch {run.epoch} belongs to two processes")
-        # A process that stood still between its last look at the clock and its handler.
+        # Excused: a process that stood still between its last look at the clock and its handler.
         if run.epoch < newest[run.unit] and not causes.excuse(run):
             report.disorderly.append(f"{run.unit}: epoch {run.epoch} ran after a later one")
         newest[run.unit] = max(newest[run.unit], run.epoch)
-        # A failure that was not yet written when its process died repeats. As a retry, it may come
-        # after later messages: the suspects of the crash run first.
+        # A failure that was not written before its process died repeats. As a retry, it may follow
+        # later messages, because the suspects of the crash run first.
         if run.attempt == 1 and (run.uid, run.group) not in failed:
             place = tuple(map(int, run.uid.split("/")[2].split("-")))
             if place < last.get(term, ()):

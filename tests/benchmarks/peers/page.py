@@ -1,4 +1,4 @@
-"""The page of the comparison, its plots and excerpts, from its results: `make bench NAME=page`."""
+"""Write the comparison page with its plots and excerpts from results: `make bench NAME=page`."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def text(results: dict[str, Any], survival: dict[str, Any] | None = None) -> str
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """Results, None when nothing was measured yet."""
+    """Return the results, or None when nothing was measured yet."""
     if not path.exists():
         return None
     found: dict[str, Any] = json.loads(path.read_text())
@@ -151,8 +151,8 @@ def read(path: Path) -> dict[str, Any] | None:
 
 
 def main() -> None:
-    """Write the page, two plots, and the excerpts of other pages."""
-    from tests.benchmarks.peers import plots  # matplotlib is not among what the tests need
+    """Write the page, two plots, and the excerpts in other pages."""
+    from tests.benchmarks.peers import plots  # matplotlib is not a test dependency
 
     arguments = argparse.ArgumentParser(prog="make bench NAME=page", description=__doc__)
     arguments.add_argument("--root", type=Path, default=ROOT, help="where docs/ is")
@@ -171,7 +171,7 @@ def main() -> None:
 
 
 def table(systems: dict[str, Any]) -> str:
-    """The systems, a row each."""
+    """Return the table of systems, one row each."""
     limit = systems[LIMIT]["figures"]["handled/s"]["median"] if LIMIT in systems else None
     head = ["system", "of the limit", *(title for _, title, _ in COLUMNS)]
     rows = []

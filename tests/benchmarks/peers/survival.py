@@ -1,11 +1,12 @@
-"""What becomes of jobs when a worker is killed: `make bench NAME=survival`.
+"""Measure the fate of jobs when a worker is killed: `make bench NAME=survival`.
 
-A thousand jobs wait, two workers begin, and the process that runs the job in the middle kills
-itself with SIGKILL, the first time that job runs. Of a system's processes that end by this each is
-started again, as a service manager does it. Then the jobs are counted that never run, and what the
-others had to wait, while one more is sent each second: some look for lost jobs only when they find
-others. Most systems wait for minutes until something expires: all of them wait side by
-side, each with a server of its own, and the next begins when the one before waits.
+A thousand jobs wait and two workers start. The process that runs the middle job kills itself with
+SIGKILL, the first time that job runs. Each process of the system that exits is restarted, as by a
+service manager. The benchmark then counts jobs that never run, and how long the others waited. It
+sends one more job each second, because some systems look for lost jobs only when they find others.
+
+Most systems wait minutes for a timeout. They wait in parallel, each with its own server, and the
+next system starts when the previous one only waits.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ JOBS = 1000
 VICTIM = JOBS // 2
 FOR_EVER = 1_000_000  # seconds
 PATIENCE_MINUTES = 15.0
-SETTLE_SECONDS = 5.0  # from the death until the next system may begin, if this one still waits
-KILL_SECONDS = 60.0  # it must have happened by then
+SETTLE_SECONDS = 5.0  # from the death until the next system may start, if this one still waits
+KILL_SECONDS = 60.0  # the death must have happened by then
 RESTART_SECONDS = 1.0
-LOOK_SECONDS = 0.2  # the times are from the workers' own clocks
+LOOK_SECONDS = 0.2  # the times come from the workers' own clocks
 
-NOTE = struct.Struct("=qq")  # as tally.py writes it
+NOTE = struct.Struct("=qq")  # the format of tally.py
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The job `number` was run; the time is that of CLOCK_MONOTONIC, in nanoseconds."""
+    """A run of job `number`; the time is CLOCK_MONOTONIC, in nanoseconds."""
 
     number: int
     at_ns: int
@@ -53,11 +54,11 @@ class Trial(Stage):
     def __init__(self, system: System, commands: Path, port: int) -> None:
         super().__init__(system, commands, port)
         self.restarts = 0
-        self.seen = 0  # bytes of runs that were looked at
+        self.seen = 0  # bytes of runs read so far
         self.done = 0  # different jobs in them
 
     def begin(self) -> None:
-        """Fill the queue, start the workers."""
+        """Fill the queue and start the workers."""
         self.runs.touch()
         self.send("numbered", JOBS + 1)  # the first is not numbered
         self.keep_sending("trickle", FOR_EVER)
@@ -66,27 +67,27 @@ class Trial(Stage):
 
     @property
     def runs(self) -> Path:
-        """What tally.py notes in."""
+        """The file that tally.py writes."""
         return self.folder / "runs"
 
     def env(self) -> dict[str, str]:
-        """The environment of its processes."""
+        """Return the environment of its processes."""
         return {**super().env(), "BENCH_RUNS": str(self.runs), "BENCH_VICTIM": str(VICTIM)}
 
     def died_ns(self) -> int | None:
-        """When the process killed itself."""
+        """Return when the process killed itself, or None."""
         mark = Path(f"{self.runs}.killed")
         raw = mark.read_bytes() if mark.exists() else b""
         return int(struct.unpack("=q", raw)[0]) if len(raw) == struct.calcsize("=q") else None
 
     def noted(self) -> list[Run]:
-        """All runs so far."""
+        """Return all runs so far."""
         raw = self.runs.read_bytes()
         whole = len(raw) // NOTE.size * NOTE.size
         return [Run(*each) for each in NOTE.iter_unpack(raw[:whole])]
 
     def revive(self) -> None:
-        """Start what has ended again, a while after the last time."""
+        """Restart exited processes, `RESTART_SECONDS` after the last start at the earliest."""
         if time.monotonic() - self.started < RESTART_SECONDS:
             return
         for number, (process, command) in enumerate(
@@ -98,7 +99,7 @@ class Trial(Stage):
                 self.started = time.monotonic()
 
     def waits(self, patience_s: float) -> bool:
-        """Whether it is worth looking again; raises when nothing was killed."""
+        """Return True while the trial needs another look. Raises RuntimeError if nothing died."""
         died_ns = self.died_ns()
         if died_ns is None:
             if time.monotonic() - self.began > KILL_SECONDS:
@@ -112,12 +113,12 @@ class Trial(Stage):
         return time.monotonic() - died_ns / 1e9 < patience_s
 
     def settled(self) -> bool:
-        """Whether the next may begin: somebody died, and the rest of the work is done."""
+        """Return True if the next trial may start: a process died SETTLE_SECONDS ago."""
         died_ns = self.died_ns()
         return died_ns is not None and time.monotonic() - died_ns / 1e9 > SETTLE_SECONDS
 
     def outcome(self) -> dict[str, Any]:
-        """What became of the jobs, and of which version that is told."""
+        """Return the fate of the jobs, with the version of the system."""
         died_ns = self.died_ns()
         assert died_ns is not None
         installed = environments.packages(self.system, self.commands)
@@ -132,10 +133,10 @@ class Trial(Stage):
 
 
 def outcome(runs: list[Run], died_ns: int) -> dict[str, Any]:
-    """What became of the jobs; seconds count from the death, None is never.
+    """Return the fate of the jobs. Seconds count from the death; None means never.
 
-    `jobs` is how many there were, `never_run` how many were run by nobody, the one that was struck
-    not counted; `twice` is how many were run to their end more than once.
+    `jobs` is the number of jobs. `never_run` counts jobs that never ran, except the struck one.
+    `twice` counts jobs that ran to their end more than once.
     """
     first: dict[int, int] = {}
     for run in sorted(runs, key=lambda each: each.at_ns):
@@ -152,7 +153,7 @@ def outcome(runs: list[Run], died_ns: int) -> dict[str, Any]:
 
 
 class Ward:
-    """The trials that still wait, each with what must be closed behind it."""
+    """The trials that still wait, each with the resources to close after it."""
 
     def __init__(self, patience_s: float) -> None:
         self.patience_s = patience_s
@@ -160,7 +161,7 @@ class Ward:
         self.found: dict[str, dict[str, Any]] = {}
 
     def admit(self, system: System, folder: Path) -> None:
-        """Let a trial begin, and stay until it has ended or only waits."""
+        """Start a trial, and return when it has ended or only waits."""
         with contextlib.ExitStack() as stack:
             port, _, _ = stack.enter_context(server.private())
             trial = Trial(system, folder, port)
@@ -171,7 +172,7 @@ class Ward:
             self.look()
 
     def look(self) -> None:
-        """See to all of them; what became of those that have ended is in `found`."""
+        """Look after all trials; move the outcomes of finished ones to `found`."""
         time.sleep(LOOK_SECONDS)
         for trial, stack in list(self.waiting.items()):
             trial.revive()
@@ -185,13 +186,13 @@ class Ward:
             stack.close()
 
     def close(self) -> None:
-        """End all that still wait."""
+        """Close all trials that still wait."""
         while self.waiting:
             self.waiting.popitem()[1].close()
 
 
 def measure(systems: list[System], patience_s: float) -> dict[str, dict[str, Any]]:
-    """The outcomes by name; one that cannot be measured is left out, and says why on stderr."""
+    """Return the outcomes by name. Systems that cannot be measured are reported on stderr only."""
     ward = Ward(patience_s)
     with contextlib.closing(ward):
         for system in systems:
@@ -209,7 +210,7 @@ def measure(systems: list[System], patience_s: float) -> dict[str, dict[str, Any
 
 
 def main() -> int:
-    """Measure and write the results. 1: nothing could be measured."""
+    """Measure and write the results. Return 1 if nothing could be measured."""
     arguments = argparse.ArgumentParser(prog="make bench NAME=survival", description=__doc__)
     arguments.add_argument("--only", action="append", default=[], help="part of a system's name")
     arguments.add_argument("--patience", type=float, default=PATIENCE_MINUTES, help="in minutes")
