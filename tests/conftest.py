@@ -22,11 +22,11 @@ from tests.support.proxy import FaultProxy
 
 HERE = Path(__file__).parent
 SPARK = HERE / "spark"
-# Whole daemons and fleets: --quick takes of them what is marked as the proof of a promise.
+# Tests of whole daemons and fleets. With --quick, only the proofs of a promise run.
 SLOW = frozenset({"acceptance", "faults", "simulation", "soak", "spark"})
 MEMORY = Path("/dev/shm")
-THREAD_SECONDS = 10.0  # how long a thread that a test has started may take to end behind it
-LONG_FIRST = ("acceptance", "faults", "integration", "contract")  # then all the others
+THREAD_SECONDS = 10.0  # seconds in which a thread that a test started must end after the test
+LONG_FIRST = ("acceptance", "faults", "integration", "contract")  # followed by all the others
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,15 +56,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # What a shell starts in the background ignores these, and so would all that the tests start.
+    # Background processes of a shell ignore these signals, and so would all processes of the tests.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     if "PYTEST_XDIST_WORKER" not in os.environ:
         _have_memory(config)
     else:
-        # A process of pytest-xdist has a thread that receives its tests. Python 3.15 warns of it at
-        # each fork, or not, by the nice value: it takes the space in the process title for the end
-        # of a field. `no_thread_is_left` and `process.spawn` check the threads of the tests.
+        # A process of pytest-xdist has a thread that receives its tests. Python 3.15 may warn of
+        # it at each fork, depending on the nice value: it takes the space in the process title for
+        # the end of a field. `no_thread_is_left` and `process.spawn` check the threads of tests.
         config.addinivalue_line("filterwarnings", "ignore:.*use of fork.*:DeprecationWarning")
     if config.getoption("--acl"):
         users.choose()
@@ -72,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _have_memory(config: pytest.Config) -> None:
-    """Let what killed daemons leave in memory lie in a folder that goes with this run."""
+    """Keep the memory files of killed daemons in a folder that is deleted after this run."""
     if os.access(MEMORY, os.W_OK):
         folder = tempfile.mkdtemp(prefix="sqm-", dir=MEMORY)
         os.environ["RUNTIME_DIRECTORY"] = folder
@@ -81,7 +81,7 @@ def _have_memory(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """What is imported and collected stays to the end: it is not searched for garbage."""
+    """Exclude all imported and collected objects from garbage collection: they stay to the end."""
     gc.disable()
     try:
         return (yield)
@@ -94,7 +94,7 @@ def pytest_collection() -> Iterator[None]:
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Skip a module of tests by name when a package that it imports is not installed."""
+    """Skip a test module by name when a package that it imports is not installed."""
     report = yield
     call: pytest.CallInfo[object] | None = getattr(report, "call", None)
     if report.failed and call is not None and call.excinfo is not None:
@@ -113,17 +113,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left = set(items).difference(chosen)
             config.hook.pytest_deselected(items=list(left))
             items[:] = chosen
-    # A Spark session leaves threads behind for good, and a process with threads must not fork as
-    # the supervisor does, which most other tests are about.
+    # A Spark session leaves threads for good, and a process with threads must not fork as the
+    # supervisor does, which is the subject of most other tests.
     items.sort(key=lambda item: (SPARK in Path(item.path).parents, _rank(Path(item.path))))
     items[:] = _dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
 
 def _dealt(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
-    """Return the tests in blocks, one for each process, each with its share of those of daemons.
+    """Return the tests in blocks, one per process, each with its share of the daemon tests.
 
-    They are long and mostly wait. xdist gives each process one block. Some processes wait while
-    others compute, and all end with short tests, which are easily moved.
+    Those are long and mostly wait. xdist gives each process one block. Some processes wait while
+    others compute, and all finish with short tests, which are easily moved.
     """
     long = [item for item in items if _folder(Path(item.path)) in SLOW]
     short = [item for item in items if _folder(Path(item.path)) not in SLOW]
@@ -143,7 +143,7 @@ def _dealt(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
 
 @cache
 def _folder(path: Path) -> str:
-    """The folder of tests/ in which a test is, "" outside."""
+    """Return the folder of tests/ that contains a test, '' outside."""
     return path.relative_to(HERE).parts[0] if path.is_relative_to(HERE) else ""
 
 
@@ -154,13 +154,13 @@ def _is_slow(item: pytest.Item) -> bool:
 
 
 def _is_property(item: pytest.Item) -> bool:
-    """Whether hypothesis makes the examples of a test."""
+    """Return True if hypothesis makes the examples of a test."""
     return bool(getattr(getattr(item, "obj", None), "is_hypothesis_test", False))
 
 
 @cache
 def _rank(path: Path) -> int:
-    """Where the folder of a test is in the order that keeps several processes busy to the end."""
+    """Return the folder's place in the order that keeps several processes busy to the end."""
     folder = _folder(path)
     return LONG_FIRST.index(folder) if folder in LONG_FIRST else len(LONG_FIRST)
 
@@ -180,7 +180,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[servers.Server]:
 
 @pytest.fixture
 def process_server(server: servers.Server) -> servers.ProcessServer:
-    """The shared server, where its process and its socket are at hand."""
+    """The shared server, when its process and its socket are accessible."""
     if not isinstance(server, servers.ProcessServer):
         pytest.skip("needs the server's socket")
     return server
@@ -195,7 +195,7 @@ def proxy(process_server: servers.ProcessServer, link: Connection) -> Iterator[F
 
 @pytest.fixture(scope="session")
 def binary(request: pytest.FixtureRequest) -> Path:
-    """The program of the chosen server, for tests that start several that belong together."""
+    """The program of the chosen server, for tests that start several connected servers."""
     word = request.config.getoption("--server")
     if "://" in word or word == "testcontainers":
         pytest.skip("needs server processes of its own")
@@ -204,7 +204,7 @@ def binary(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def new_server(request: pytest.FixtureRequest) -> Iterator[Callable[..., servers.ProcessServer]]:
-    """Start servers of this test's own: `new_server(aof=True, tcp=True)`."""
+    """Start private servers of this test: `new_server(aof=True, tcp=True)`."""
     word = request.config.getoption("--server")
     started: list[servers.Server] = []
 
@@ -223,7 +223,7 @@ def new_server(request: pytest.FixtureRequest) -> Iterator[Callable[..., servers
 
 @pytest.fixture
 def fresh_server(new_server: Callable[..., servers.ProcessServer]) -> servers.ProcessServer:
-    """A server of this test's own, with an append-only file: to pause, kill and restart."""
+    """A private server with an append-only file: to pause, kill and restart."""
     return new_server(aof=True)
 
 
@@ -264,7 +264,7 @@ def store(link: Connection, keys: Keys) -> Store:
 
 @pytest.fixture
 def state_dir() -> Iterator[Path]:
-    """A folder with a path short enough for a socket in it, which `tmp_path` need not have."""
+    """A folder with a path short enough for a socket, unlike some `tmp_path`."""
     folder = Path(tempfile.mkdtemp(prefix="sqe-"))
     yield folder
     shutil.rmtree(folder)
@@ -272,10 +272,10 @@ def state_dir() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
-    """A process that has threads must not fork: one that stays would fail tests far from here.
+    """Fail if a test leaves a thread: a process with threads must not fork, so others would fail.
 
-    The threads of Rust libraries (deltalake, Polars) that have called Python once stay listed for
-    ever, so they are forgotten. No process of the product that forks loads such a library.
+    The threads of Rust libraries (deltalake, Polars) that called Python once stay listed forever,
+    so they are removed from the list. No process of the product that forks loads such a library.
     """
     for each in threading.enumerate():
         if isinstance(each, threading._DummyThread):

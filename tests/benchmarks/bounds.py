@@ -1,9 +1,11 @@
-"""`make bench NAME=bounds`: how long a takeover and a hand-over take, and what a dead server loses.
+"""Measure takeovers, hand-overs, and the losses of a dead server: `make bench NAME=bounds`.
 
-Real daemons and servers, nothing else running on purpose. Writes docs/explanation/bounds.json and
-the table of docs/explanation/promises.md. A power cut is not a kill: the kernel's cache survives
-the one and not the other. It is imitated by cutting every file of the server back to what it had
-synced last (tests/benchmarks/synced.c), which is the worst that a disk may do.
+It uses real daemons and servers, with no other load of its own. It writes
+docs/explanation/bounds.json and the table of docs/explanation/promises.md.
+
+A power cut is not a kill: the kernel's cache survives only the kill. To imitate a power cut, every
+file of the server is truncated to its last synced size (tests/benchmarks/synced.c). This is the
+worst that a disk may do.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ DURABILITY = {
 
 
 def main() -> None:
-    """Measure, and write what was measured."""
+    """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--server", default="valkey")
@@ -77,13 +79,13 @@ def main() -> None:
 
 
 def told(name: str, result: dict[str, Any]) -> dict[str, Any]:
-    """Show one result at once."""
+    """Print one result immediately."""
     print(name, json.dumps(result), flush=True)
     return result
 
 
 def summary(values: Iterable[float], unit: str) -> dict[str, Any]:
-    """Median and extremes."""
+    """Return the median and the extremes."""
     values = list(values)
     digits = 3 if unit == "s" else None
     return {
@@ -98,7 +100,7 @@ def summary(values: Iterable[float], unit: str) -> dict[str, Any]:
 
 
 def rounds(measure: Callable[[Path, str], list[float]], binary: Path, count: int) -> list[float]:
-    """Measure so often, each time with a server and a folder of its own."""
+    """Measure `count` times, each time with a private server and folder."""
     found: list[float] = []
     while len(found) < count:
         server = ProcessServer("bench", binary)
@@ -109,7 +111,7 @@ def rounds(measure: Callable[[Path, str], list[float]], binary: Path, count: int
 
 
 def child_death(folder: Path, url: str) -> list[float]:
-    """From the SIGKILL of a busy worker to the next run on its partition."""
+    """Time from the SIGKILL of a busy worker to the next run on its partition."""
     with Daemon(folder, url) as one:
         one.send([BUSY] * 3000)
         times = []
@@ -122,7 +124,7 @@ def child_death(folder: Path, url: str) -> list[float]:
 
 
 def host_death(folder: Path, url: str, ttl: str) -> list[float]:
-    """From the SIGKILL of a supervisor to the first run elsewhere of each of its partitions."""
+    """Time from a supervisor's SIGKILL to the first run of each of its partitions elsewhere."""
     with pair(folder, url, ttl) as (one, two):
         one.send([BUSY] * 4000)
         theirs, pids = one.pids(), set(one.pids().values())
@@ -135,7 +137,7 @@ def host_death(folder: Path, url: str, ttl: str) -> list[float]:
 
 
 def planned(folder: Path, url: str) -> list[float]:
-    """How long each partition of an instance rests that gets SIGTERM: last end to first start."""
+    """Time the pause of each partition of a stopped instance: last end to first start."""
     with pair(folder, url, "15s") as (one, two):
         one.send([BUSY] * 4000)
         theirs, pids = one.pids(), set(one.pids().values())
@@ -146,7 +148,7 @@ def planned(folder: Path, url: str) -> list[float]:
 
 
 def drain(folder: Path, url: str) -> list[float]:
-    """From SIGTERM to the end of the process, with messages that take 5 ms."""
+    """Time from SIGTERM to the exit of the process, with messages that take 5 ms."""
     with Daemon(folder, url, partitions=PARTITIONS) as one:
         one.send([BUSY] * 4000)
         wait_until(lambda: len(runs(one)) > 10)
@@ -188,19 +190,19 @@ class pair:  # noqa: N801 - a context manager, used as a function
 
 
 def runs(daemon: Daemon) -> list[Any]:
-    """Every handler run that has begun."""
+    """Return every started handler run."""
     return daemon.ledger.records("start")
 
 
 def last_start(daemon: Daemon) -> Any:
-    """The latest of them."""
+    """Return the latest run, once a new one started."""
     begun = time.monotonic()
     wait_until(lambda: any(r.at > begun for r in runs(daemon)), what="a message runs")
     return runs(daemon)[-1]
 
 
 def last_end(daemon: Daemon, number: int, pids: set[int]) -> float:
-    """When one of these processes ended its last run on a partition."""
+    """Return when one of `pids` finished its last run on a partition."""
     place = f"{TOPIC}/{number}/"
     return float(
         max(r.at for r in daemon.ledger.records("end") if r.pid in pids and r.uid.startswith(place))
@@ -208,7 +210,7 @@ def last_end(daemon: Daemon, number: int, pids: set[int]) -> float:
 
 
 def next_start(daemon: Daemon, after: float, numbers: set[int], not_by: set[int]) -> float:
-    """When the first run on a partition began that is not by one of these processes."""
+    """Return when the first run on one of `numbers` started that is not by `not_by`."""
 
     def found() -> float:
         times = [
@@ -225,7 +227,7 @@ def next_start(daemon: Daemon, after: float, numbers: set[int], not_by: set[int]
 
 
 def compiled(folder: Path) -> Path:
-    """The shim that notes what is synced."""
+    """Compile the shim that logs each sync."""
     target = folder / "synced.so"
     source = Path(__file__).with_name("synced.c")
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", target, source, "-ldl"], check=True)
@@ -233,10 +235,10 @@ def compiled(folder: Path) -> Path:
 
 
 def loss(binary: Path, settings: dict[str, str], shim: Path, how: str) -> tuple[int, float, int]:
-    """Let the server die while a producer sends.
+    """Kill the server while a producer sends.
 
-    Returns the acknowledged messages that are missing when it is back, for how many seconds before
-    the death messages are missing, and how many were acknowledged.
+    Returns the number of acknowledged messages that are missing after the restart, the seconds from
+    the first missing message to the death, and the number acknowledged.
     """
     server = ProcessServer("bench", binary, **settings)
     server.kill()
@@ -268,7 +270,7 @@ def loss(binary: Path, settings: dict[str, str], shim: Path, how: str) -> tuple[
 
 
 def cut(folder: Path, log: Path) -> None:
-    """Cut every file of the server back to what it had synced last."""
+    """Truncate every file of the server to its last synced size."""
     synced: dict[Path, int] = {}
     for line in log.read_text().splitlines() if log.exists() else ():
         size, _, path = line.partition(" ")
@@ -281,7 +283,7 @@ def cut(folder: Path, log: Path) -> None:
 
 
 def report(results: dict[str, Any]) -> str:
-    """The tables of the page."""
+    """Return the tables of the page."""
     load, of = results["load"], results["machine"]
     lines = [
         "",

@@ -1,15 +1,16 @@
-"""`make bench NAME=growth`: how what the daemon costs grows with units, and with what lies around.
+"""Measure how the daemon's cost grows with units and stored data: `make bench NAME=growth`.
 
-Each shape and each kind has a private server and a real daemon of its own. A shape is
-TOPICSxPARTITIONS, or TOPICSxPARTITIONSxGROUPS. It is looked at while there is nothing to do, and
-while a backlog is handled, which each group has for itself. Then, on one small shape, more and more
-of one kind lies there while there is nothing to do: messages that wait while their consumer is
-paused, messages in hand, retries and scheduled sends, dead letters. Nobody else uses the server.
+Each shape and each kind has its own private server and real daemon. A shape is TOPICSxPARTITIONS or
+TOPICSxPARTITIONSxGROUPS. It is measured at rest, and then while each group handles its backlog.
+After that, a small shape is measured at rest with growing amounts of one kind of data: waiting
+messages of a paused consumer, pending messages, retries and scheduled sends, dead letters. No other
+client uses the server.
 
-Writes growth.json, in ten minutes; `make bench NAME=growth-page` makes docs/internals/growth.md and
-its plots of it. 256 workers take 10 MiB each. A trial takes fewer and smaller sizes, and a file of
-its own: `--shapes 1x1 2x1 2x1x2 --amounts 100 1000 --messages 2000 --least 9 --seconds 1 --settle 1
---output var/growth/benchmarks/growth.json`. With `--page` its page and plots go into var/growth.
+Writes growth.json in ten minutes; `make bench NAME=growth-page` turns it into
+docs/internals/growth.md and its plots. 256 workers take 10 MiB each. A trial has fewer and smaller
+sizes, and its own file: `--shapes 1x1 2x1 2x1x2 --amounts 100 1000 --messages 2000 --least 9
+--seconds 1 --settle 1 --output var/growth/benchmarks/growth.json`. With `--page`, its page and
+plots are written to var/growth.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ SHAPES = ("1x1", "4x1", "16x1", "64x1", "256x1", "16x1x2", "16x1x4", "16x1x8")
 PARTS = ("units", "amounts")
 SIZES = ("only", "shapes", "shape", "amounts", "messages", "least", "bytes", "seconds", "settle")
 OURS = ("supervisor", "housekeeper", "workers")
-WATCH_SECONDS = 0.1  # between two looks whether the backlog is handled
-PAUSED = "backlog"  # the kind that waits for a consumer that is paused
+WATCH_SECONDS = 0.1  # between two checks of the backlog
+PAUSED = "backlog"  # the kind that waits for a paused consumer
 
 
 def main() -> None:
-    """Measure, and write what was measured; or make the page of it."""
+    """Measure and write the results, or write the page from them."""
     parser = argparse.ArgumentParser(prog="make bench NAME=growth", description=__doc__)
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS))
     parser.add_argument(
@@ -85,7 +86,7 @@ def main() -> None:
 
 
 def of_shape(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
-    """What so many units cost, at rest and at work."""
+    """Return the cost of a shape at rest and at work."""
     with alone(options) as host:
         daemon = started(host, shape, options)
         rest = at_rest(host, daemon, shape, options)
@@ -108,7 +109,7 @@ def of_shape(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def per_message(used: dict[str, float]) -> dict[str, float]:
-    """What was used for each message that was handled."""
+    """Return the resources used per handled message."""
     messages = used["messages"]
     return {
         "messages": messages,
@@ -124,13 +125,13 @@ def per_message(used: dict[str, float]) -> dict[str, float]:
 
 
 def in_hand(desk: Desk, count: int, body: str) -> None:
-    """Let so many be in the hands of a consumer that is not ours. What ours have is bounded."""
+    """Make `count` messages pending under a dead consumer. Our own consumers' share is bounded."""
     backlog(desk, count, body)
     assert len(desk.fetch(count, GHOST)) == count
 
 
 def half_of_each(desk: Desk, count: int, body: str) -> None:
-    """Let so many be delayed: half of them retries, half scheduled sends."""
+    """Delay `count` messages: half as retries, half as scheduled sends."""
     delayed(desk, count // 2, body)
 
 
@@ -143,7 +144,7 @@ KINDS: dict[str, Callable[[Desk, int, str], None]] = {
 
 
 def of_kind(kind: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """What more and more of one kind costs while there is nothing to do. It begins with nothing."""
+    """Return the cost at rest for growing amounts of one kind, starting from zero."""
     shape, there, rows = options.shape, 0, []
     with alone(options) as host:
         daemon = started(host, shape, options)
@@ -160,20 +161,20 @@ def of_kind(kind: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     return told(kind, rows)
 
 
-# --- looks ----------------------------------------------------------------------------------------
+# --- measurements ---------------------------------------------------------------------------------
 
 
 @contextmanager
 def alone(options: argparse.Namespace) -> Iterator[Host]:
-    """A server and a folder that are there for this alone."""
+    """A dedicated server and folder."""
     with private(options.server) as host:
-        host.pinger.close()  # what its pings cost the server is not ours
+        host.pinger.close()  # keep the cost of its pings out of the figures
         yield host
 
 
 def started(host: Host, shape: Shape, options: argparse.Namespace) -> Daemon:
-    """A daemon that owns all units of a shape. What it does once after a start is done."""
-    # What a dead consumer has in hand must stay there.
+    """Start a daemon; return when it owns all units and its start-up work is done."""
+    # Keep the pending messages of the dead consumer where they are.
     daemon = host.daemon(shape, consumer={"reclaim_idle": "1d"})
     daemon.start()
     until(lambda: all(host.owners(shape)), "all is owned")
@@ -185,7 +186,7 @@ def started(host: Host, shape: Shape, options: argparse.Namespace) -> Daemon:
 def at_rest(
     host: Host, daemon: Daemon, shape: Shape, options: argparse.Namespace
 ) -> dict[str, float]:
-    """What everybody uses while there is nothing to do: CPU in ms of each second."""
+    """Return the resource use at rest, CPU in ms per second."""
     used = spent(host, daemon, shape, lambda: time.sleep(options.seconds))
     assert used["messages"] == 0, "it was not at rest"
     rates = {name: round(used[name] * 1000 / used["seconds"], 2) for name in (*OURS, "redis")}

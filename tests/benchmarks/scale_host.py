@@ -1,4 +1,4 @@
-"""A server, the daemons on it, and everything that took long there, for `make bench NAME=scale`."""
+"""A server, its daemons, and everything slow on it, for `make bench NAME=scale`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tests.support.waiting import wait_until
 SLOW_MS = 5
 SLOW_KEPT = 8192
 PATIENCE = 3600.0
-SEED_MAX = 20_000  # messages that one command writes
+SEED_MAX = 20_000  # messages per command
 OWN_NAME = "bench:scale"
-FAILING = "f"  # what the body of a message begins with that fails
+FAILING = "f"  # a message with this prefix in its body fails
 CODE = f"""
 def obey(message):
     if message.payload.startswith(b"{FAILING}"):
@@ -39,7 +39,7 @@ Slow = dict[str, dict[str, float]]
 
 
 class Shape(NamedTuple):
-    """How many units there are, and of what."""
+    """The number of topics, partitions and groups."""
 
     topics: int
     partitions: int
@@ -77,8 +77,8 @@ class Host:
         self.meter = Meter(self.link)
         self.keys = Keys()
         self.daemons: list[Daemon] = []
-        self.asked = 0  # commands with which `left` and its like have disturbed
-        self.longest: dict[str, float] = {}  # of the whole run, in ms
+        self.asked = 0  # commands of `left` and similar checks
+        self.longest: dict[str, float] = {}  # over the whole run, in ms
         self.pinger = Pinger(str(server.socket_path))
         self.link.execute("CONFIG", "SET", "latency-monitor-threshold", SLOW_MS)
         self.link.execute("CONFIG", "SET", "slowlog-log-slower-than", SLOW_MS * 1000)
@@ -91,7 +91,7 @@ class Host:
         topic: Mapping[str, Any] | None = None,
         consumer: Mapping[str, Any] | None = None,
     ) -> Daemon:
-        """A daemon that offers the units of a shape. It has not begun.
+        """Make a daemon that offers the units of a shape. It is not started.
 
         `topic` and `consumer` are settings of every topic and consumer.
         """
@@ -123,10 +123,10 @@ class Host:
         self.daemons.append(made)
         return made
 
-    # --- what is there ---
+    # --- state ---
 
     def owners(self, shape: Shape) -> list[str]:
-        """Who owns each unit, '' for nobody."""
+        """Return the owner of each unit, '' for none."""
         fences = [self.keys.fence(*unit) for unit in shape.units]
         rows = self.link.pipeline([("HMGET", key, "token", "owner") for key in fences])
         return [owner.decode() if token else "" for token, owner in rows]
@@ -134,22 +134,22 @@ class Host:
     def _groups(self, streams: list[str]) -> Iterator[dict[bytes, Any]]:
         self.asked += len(streams)
         for groups in self.link.pipeline_each([("XINFO", "GROUPS", key) for key in streams]):
-            for flat in groups if isinstance(groups, list) else ():  # or there is no stream yet
+            for flat in groups if isinstance(groups, list) else ():  # error: no stream yet
                 yield dict(zip(flat[::2], flat[1::2], strict=True))
 
     def handled(self, shape: Shape) -> int:
-        """How many messages were read and are settled, over all units."""
+        """Return the number of messages read and settled, over all units."""
         groups = self._groups([self.keys.stream(*place) for place in shape.places])
         return sum(int(each[b"entries-read"] or 0) - int(each[b"pending"]) for each in groups)
 
     def left(self, shape: Shape) -> int:
-        """How many messages and retries are to be read, or are in somebody's hands."""
+        """Return the number of unread and pending messages and retries."""
         streams = [self.keys.stream(*place) for place in shape.places]
         streams += [self.keys.retry_stream(*unit) for unit in shape.units]
         return sum(int(each[b"lag"] or 0) + int(each[b"pending"]) for each in self._groups(streams))
 
     def due(self, shape: Shape) -> int:
-        """How many retries and scheduled sends are due and not promoted yet."""
+        """Return the number of retries and scheduled sends that are due but not promoted."""
         seconds, _ = self.link.execute("TIME")
         sets = [self.keys.retry(*unit) for unit in shape.units]
         sets += [self.keys.scheduled(*place) for place in shape.places]
@@ -157,7 +157,7 @@ class Host:
         return sum(self.link.pipeline([("ZCOUNT", key, 0, int(seconds) * 1000) for key in sets]))
 
     def lengths(self, keys: list[str]) -> tuple[int, int]:
-        """How many entries were ever written to some streams, and how many are there."""
+        """Return the number of entries ever written to `keys`, and the number still there."""
         self.asked += len(keys)
         found = self.link.pipeline_each([("XINFO", "STREAM", key) for key in keys])
         infos = [dict(zip(f[::2], f[1::2], strict=True)) for f in found if isinstance(f, list)]
@@ -167,19 +167,19 @@ class Host:
         )
 
     def messages(self, shape: Shape) -> tuple[int, int]:
-        """Messages that were ever there, and are there."""
+        """Return the number of messages ever sent, and the number still there."""
         return self.lengths([self.keys.stream(*place) for place in shape.places])
 
     def dead(self, shape: Shape) -> tuple[int, int]:
-        """Letters that were ever there, and are there."""
+        """Return the number of dead letters ever written, and the number still there."""
         return self.lengths([self.keys.dlq(*place) for place in shape.places])
 
-    # --- what took long ---
+    # --- latency ---
 
     def slow(self) -> Slow:
-        """What took longer than SLOW_MS since the last call: the longest of each kind, in ms.
+        """Return the longest delay above SLOW_MS of each kind since the last call, in ms.
 
-        What the benchmark itself has sent is left out, but for the events, which name nobody.
+        Leaves out the benchmark's own commands, but not latency events, which name no client.
         """
         names = {script.sha: name for name, script in scripts.load().items()}
         commands: dict[str, float] = {}
@@ -187,7 +187,7 @@ class Host:
             if client.decode() == OWN_NAME:
                 continue
             name, text = (each.decode("latin-1").lower() for each in (*arguments, b"")[:2])
-            if name in ("eval", "evalsha"):  # the first line of a source is its name
+            if name in ("eval", "evalsha"):  # the first line of the source contains the name
                 name = names.get(text) or text.strip("- ").partition(":")[0]
             commands[name] = max(commands.get(name, 0.0), micros / 1000)
         events = {
@@ -203,22 +203,22 @@ class Host:
     def write(
         self, shape: Shape, seed: Callable[[Desk, int, str], object], count: int, body: str
     ) -> None:
-        """Let so many be there in each partition."""
+        """Seed `count` messages in each partition."""
         self.slow()
         for place in shape.places:
             desk = Desk(self.link, self.keys, Unit(*place, "g0"))
             for begin in range(0, count, SEED_MAX):
                 seed(desk, min(SEED_MAX, count - begin), body)
-        self.link.execute("LATENCY", "RESET")  # our own long commands are no news
+        self.link.execute("LATENCY", "RESET")  # ignore our own long commands
 
     def used_mib(self) -> float:
-        """Memory that the server has in use."""
+        """Return the memory used by the server."""
         info = self.link.execute("INFO", "memory").decode()
         used = next(line for line in info.splitlines() if line.startswith("used_memory:"))
         return round(int(used.partition(":")[2]) / (1 << 20), 1)
 
     def whole(self) -> dict[str, Any]:
-        """What is known of the whole time."""
+        """Return the longest delays of the whole run."""
         self.slow()
         return {
             "longest, ms": self.longest,
@@ -226,7 +226,7 @@ class Host:
         }
 
     def close(self) -> None:
-        """End everything."""
+        """Stop everything."""
         self.pinger.close()
         for each in self.daemons:
             each.close()
@@ -236,7 +236,7 @@ class Host:
 
 @contextmanager
 def private(word: str) -> Iterator[Host]:
-    """A server of its own, which `word` names, and a folder."""
+    """A private server, chosen by `word`, and a folder."""
     with tempfile.TemporaryDirectory(prefix="sqb-") as folder:
         host = Host(ProcessServer("bench", find_binary(word)), Path(folder))
         try:
@@ -246,7 +246,7 @@ def private(word: str) -> Iterator[Host]:
 
 
 def within(options: argparse.Namespace, work: Callable[[Host], dict[str, Any]]) -> dict[str, Any]:
-    """Do something on a host that is there for this alone; add what is known of the whole time."""
+    """Run `work` on a private host; add the longest delays of the whole run."""
     with private(options.server) as host:
         if options.first:
             host.server.come_first()
@@ -254,14 +254,14 @@ def within(options: argparse.Namespace, work: Callable[[Host], dict[str, Any]]) 
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what every measurement on such a host takes."""
+    """Add the options common to all measurements on such a host."""
     parser.add_argument("--bytes", type=int, default=100, help="of each body")
     parser.add_argument("--seconds", type=float, default=10.0, help="how long each look lasts")
     parser.add_argument("--server", default="valkey")
 
 
 def until(condition: Callable[[], object], what: str) -> float:
-    """Wait for a condition; return how many seconds that took."""
+    """Wait for a condition; return the seconds it took."""
     began = time.monotonic()
     wait_until(condition, timeout=PATIENCE, what=what)
     return round(time.monotonic() - began, 2)

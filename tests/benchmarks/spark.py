@@ -1,13 +1,13 @@
-"""`make bench NAME=spark`: topics read, archived and written by Spark, beside what it could be.
+"""Compare topics read, archived and written by Spark with baselines: `make bench NAME=spark`.
 
     python -m tests.benchmarks.spark --rows 1000000 --rounds 3
 
-One private server, everything on this machine, one after the other in every round, medians of the
-rounds. Beside ours: (a) one tuned process that knows its data and promises nothing
-(`spark_single`), (b) Spark with rows as tuples, (c) for the archive, Spark with Arrow batches whose
-rows Java writes. CPU seconds are of all processes but the server, Java and Python workers included;
-on a machine that does other work too they can be compared, seconds cannot. Figures of one machine:
-compare the ratios.
+There is one private server, and everything runs on this machine, one after the other in every
+round. The results are medians of the rounds. The baselines are (a) one tuned process that knows its
+data and guarantees nothing (`spark_single`), (b) Spark with rows as tuples, and (c) for the
+archive, Spark with Arrow batches whose rows Java writes. CPU seconds cover all processes except the
+server, including Java and Python workers. On a busy machine, CPU seconds are comparable, but
+elapsed seconds are not. The figures are from one machine: compare the ratios.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tests.benchmarks.spark_tree import Cpu, Memory, adopt_orphans, cpu_of
 PARTITIONS = 4
 SMALL = 10_000  # rows of the cold run
 STREAMS = [f"stream:topic:{{{TOPIC}:p:{number}}}" for number in range(PARTITIONS)]
-# Kind of work -> what is measured, the first being what the others are compared with.
+# Kind of work -> measurements. The first is the baseline for the others.
 WORKS = {
     "read": ("single", "read", "read_tuples"),
     "archive": ("single", "archive", "archive_rows", "archive_tuples"),
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def prepare(path: str, count: int) -> None:
-    """Topics, and in one of them so many access log lines of about 110 bytes with a key."""
+    """Create the topics; fill one with `count` access log lines of about 110 bytes, with a key."""
     settings = config.Redis(url=f"unix://{path}")
     link, keys = (
         connect(settings, timeout=60.0, name="bench"),
@@ -137,7 +137,7 @@ def _hit(chance: random.Random, number: int) -> tuple[str, str]:
 
 
 def warm(path: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Everything in turn, in a session that has done each before."""
+    """Measure everything in turn, in a session that has done each kind once before."""
     (folder / "source").mkdir()
     single(path, folder / "source", "archive")
     measured: dict[str, dict[str, list[Any]]] = {}
@@ -175,7 +175,7 @@ def _summary(rounds: list[dict[str, Any]], rows: int) -> dict[str, Any]:
 
 
 def clean(path: str) -> None:
-    """Empty what is written to."""
+    """Empty the targets of writes."""
     client = connect(config.Redis(url=f"unix://{path}"), timeout=60.0, name="bench")
     for target in TARGETS.values():
         keys = [f"stream:topic:{{{target}:p:{number}}}" for number in range(PARTITIONS)]
@@ -186,7 +186,7 @@ def clean(path: str) -> None:
 
 
 def single(path: str, folder: Path, work: str) -> dict[str, float]:
-    """One tuned process; measured by itself, without its start."""
+    """Run one tuned process. It measures itself, without its start."""
     streams = STREAMS
     if work == "write":
         streams = [each.replace(TOPIC, TARGETS["write_tuples"]) for each in STREAMS]
@@ -199,7 +199,7 @@ def single(path: str, folder: Path, work: str) -> dict[str, float]:
 
 @contextlib.contextmanager
 def driver(path: str, folder: Path) -> Iterator[Any]:
-    """A warm session; lends a function that has it do something and says what that cost."""
+    """A warm session. Yields a function that runs one kind of work and returns its cost."""
     command = [sys.executable, "-m", "tests.benchmarks.spark_jobs", path, str(folder)]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -237,7 +237,7 @@ def _server_pid(path: str) -> int:
 
 
 def cold(path: str, folder: Path, rounds: int) -> dict[str, Any]:
-    """A small topic archived once, from the command to its end."""
+    """Archive a small topic once, timed from the command to its exit."""
     works = {
         "single": _single_command(path, folder),
         "archive": _archive_command(path, folder),
@@ -275,7 +275,7 @@ def _forget(folder: Path) -> None:
 
 
 def _cost(command: list[str]) -> tuple[float, float]:
-    """Seconds and CPU seconds of a command and all that comes from it."""
+    """Return the seconds and CPU seconds of a command and all its descendants."""
     began = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with Cpu(process.pid) as cpu:
@@ -300,7 +300,7 @@ def _cold_driver(path: str, folder: Path, work: str) -> tuple[float, float]:
 
 
 def _reap() -> None:
-    """Wait for orphans that became ours; the server, which lives on, is none of them."""
+    """Wait for orphans that this process adopted, except the server, which keeps running."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         ours = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
@@ -318,15 +318,15 @@ def _command(pid: int) -> bytes:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
-    # A server writes its address over its arguments.
+    # A server overwrites its arguments with its address.
     return b"unixsocket" if b"redis.sock" in command or b"unixsocket" in command else command
 
 
-# --- all of it, and memory ------------------------------------------------------------------------
+# --- the whole archive, and memory ----------------------------------------------------------------
 
 
 def whole(path: str, folder: Path) -> dict[str, Any]:
-    """The command over all rows; what it and all its processes hold while it runs."""
+    """Archive all rows with the command; measure the memory of all its processes."""
     _forget(folder)
     began = time.monotonic()
     process = subprocess.Popen(
@@ -336,7 +336,7 @@ def whole(path: str, folder: Path) -> dict[str, Any]:
         document = json.loads(process.communicate()[0])
     seconds = time.monotonic() - began
     _reap()
-    # The second third: both are at work, Java is up.
+    # In the second third, Java is up and both are at work.
     third = max(1, len(memory.samples) // 3)
     middle, last = memory.samples[third : 2 * third], memory.samples[2 * third :]
     step = max(1, len(memory.samples) // 20)
@@ -360,7 +360,7 @@ def whole(path: str, folder: Path) -> dict[str, Any]:
 
 
 def markdown(found: dict[str, Any]) -> str:
-    """The results as tables."""
+    """Return the results as tables."""
     lines = []
     if "warm" in found:
         lines += [

@@ -1,7 +1,7 @@
-"""What messages cost that a worker handles, in the test's process, with its clocks out of reach.
+"""Measure the cost of messages in a worker that runs in the test process with stopped clocks.
 
-Clocks that would send something earlier on a slow machine are stopped: what is counted is what the
-number of messages alone makes necessary. What they are set to is judged before.
+Clocks that would send something earlier on a slow machine are stopped. So the count contains only
+what the number of messages requires. The settings of the clocks are checked first.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from tests.contract.desk import Desk
 from tests.support.costs import Cost, Meter
 from tests.support.life import Life, Work
 
-BATCH = 256  # prefetch_max where nobody says otherwise
-# Four of the largest messages are as many bytes as may be in hand; then it learns their true size.
+BATCH = 256  # the default of prefetch_max
+# Four messages of the maximum size fill the byte limit; then the worker learns the true size.
 READS = (4, 8, 16, 32, 64, 128, BATCH, BATCH, BATCH)
 FIRST = sum(READS)
-FULL = 10 * BATCH  # messages of ten reads more
-PAGE = 128  # entries of one script that settles
-RECOVERED = 64  # of one that recovers
-PROMOTED = 32  # of one that promotes
-PATIENCE = 60.0  # seconds that thousands of messages may take beside load
+FULL = 10 * BATCH  # messages of ten more reads
+PAGE = 128  # entries of one settling script
+RECOVERED = 64  # entries of one recovery
+PROMOTED = 32  # entries of one promotion
+PATIENCE = 60.0  # seconds for thousands of messages on a busy machine
 
-# Shorter, and quick messages are settled one by one; longer, and they are in doubt for too long.
+# With less time, quick messages are settled one by one; with more, they are unsettled too long.
 MS = 1_000_000
 CLOCKS: tuple[tuple[Any, str, int, int], ...] = (
     (runs, "ACK_DELAY_NS", 5 * MS, 100 * MS),
@@ -43,7 +43,7 @@ Seed = Callable[[int], None]
 
 
 def stop_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no wait of the hot path end by the clock; fail where a clock is out of its bounds."""
+    """Stop all clocks of the hot path; fail where a clock is out of its bounds."""
     for module, name, least, most in CLOCKS:
         value = getattr(module, name)
         where = f"{module.__name__}.{name}"
@@ -52,7 +52,7 @@ def stop_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def nothing(_message: Message) -> None:
-    """The handler that does nothing."""
+    """Do nothing, as a handler."""
 
 
 def nobody(_count: int) -> None:
@@ -76,9 +76,9 @@ class Handling:
         runs: int = 1,
         **changed: Any,
     ) -> Cost:
-        """What a life costs that handles so many messages and ends, each in so many `runs`.
+        """Return the cost of a life that handles `count` messages, `runs` times each, and exits.
 
-        What `first` does is part of it; `changed` are settings of its consumer.
+        The cost of `first` is included; `changed` are settings of its consumer.
         """
         self._desk.do("FLUSHALL")
         self._desk.groups()
@@ -93,6 +93,6 @@ class Handling:
         return cost
 
     def more(self, work: Work = nothing, *, seed: Seed, **given: Any) -> Cost:
-        """What FULL messages cost that come behind FIRST ones: batches are full."""
-        self(FIRST, work, seed, **given)  # lets the server learn the scripts
+        """Return the cost of FULL messages that follow FIRST ones: batches are full."""
+        self(FIRST, work, seed, **given)  # loads the scripts into the server
         return self(FIRST + FULL, work, seed, **given) - self(FIRST, work, seed, **given)

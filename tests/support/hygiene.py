@@ -1,4 +1,4 @@
-"""Workers that are replaced all the time under a storm of signals, and what the system sees of it.
+"""Replace workers continually under a storm of signals, and observe them from the outside.
 
 Each worker handles one message and is replaced. Its handler has threads, a TLS client and, where
 it is installed, a gRPC client, and closes none of them (tests/support/hygiene_work.py).
@@ -29,17 +29,17 @@ from tests.support.waiting import wait_until
 
 WORK = Path(__file__).with_name("hygiene_work.py")
 PARTITIONS = 4
-# A worker lives for one message, and hardly anything is read ahead of it.
+# A worker handles one message, with little read-ahead.
 SETTINGS = {"handler": "work:handle", "max_messages": 1, "prefetch_max": 4}
 AHEAD = 100  # messages that wait for a worker
 STEP_SECONDS = 0.02
-STANDSTILL_SECONDS = 60.0  # without one message more: something is locked
-STAY_SECONDS = 10.0  # a supervisor that is waiting for the processor collects its children later
+STANDSTILL_SECONDS = 60.0  # without another message: something is locked
+STAY_SECONDS = 10.0  # a supervisor without CPU time reaps its children late
 TO_SUPERVISOR = (signal.SIGCHLD, signal.SIGWINCH, signal.SIGCONT)
 
 
 class Sample(NamedTuple):
-    """What the system knew of the daemon at one time."""
+    """What the kernel reports about the daemon at one time."""
 
     recycles: int
     supervisor_fds: int
@@ -48,8 +48,8 @@ class Sample(NamedTuple):
     housekeeper_rss: int
 
 
-FDS_OF_A_CHILD = 3  # of the supervisor: the socket, the pidfd and the file of the stacks
-# How much greater a median may be at last than at first. At any sample each partition may have a
+FDS_OF_A_CHILD = 3  # in the supervisor: the socket, the pidfd and the file of the stacks
+# The allowed growth of a median from first to last. At any sample, each partition may have a
 # second worker, a standby; `judge` then counts exactly.
 WAVERS = {
     "supervisor_fds": FDS_OF_A_CHILD * PARTITIONS,
@@ -61,7 +61,7 @@ WAVERS = {
 
 @contextmanager
 def echo_peer(folder: Path) -> Iterator[str]:
-    """Start what the handlers talk to; the text is for PEER in their environment."""
+    """Start the peer of the handlers; yields the value of PEER for their environment."""
     folder.mkdir()
     tls.certificates(folder)
     peer = subprocess.Popen(
@@ -88,19 +88,19 @@ class Storm:
         self.daemon = daemon
         self.samples: list[Sample] = []
         self.signals = 0
-        self.stayed: list[str] = []  # zombies and strangers that were there for long
+        self.stayed: list[str] = []  # zombies and strangers that stayed too long
         self._chance = random.Random(f"storm {seed}")
         self._supervisor = psutil.Process(daemon.pid)
         self._own_fds = self._fds_without_children()
         self._children: list[psutil.Process] = []
-        self._odd: dict[str, float] = {}  # what is odd -> since when
+        self._odd: dict[str, float] = {}  # odd process -> since when
         self._sent = 0
         self._read = 0  # records of the ledger
         self._sample_at = 0.0
-        self._moved = (0, time.monotonic())  # messages that had ended, and since when
+        self._moved = (0, time.monotonic())  # finished messages, and since when
 
     def blow(self, count: int, every: float) -> None:
-        """Go on until so many messages have been handled; a sample every so many seconds."""
+        """Run until `count` messages were handled; take a sample `every` so many seconds."""
 
         def step() -> bool:
             ended = self._count_ended()
@@ -132,7 +132,7 @@ class Storm:
     def _send_signals(self) -> None:
         dice, supervisor = self._chance.random(), self._supervisor
         if dice < 0.01:
-            supervisor.send_signal(signal.SIGUSR1)  # a dump: long
+            supervisor.send_signal(signal.SIGUSR1)  # a dump takes long
         elif dice < 0.05:
             supervisor.send_signal(signal.SIGTSTP)
             supervisor.send_signal(signal.SIGCONT)
@@ -140,7 +140,7 @@ class Storm:
             supervisor.send_signal(self._chance.choice(TO_SUPERVISOR))
         self.signals += 1
         if self._children:
-            # Objects and not pids: psutil never hits a stranger that got the pid of one that died.
+            # Objects, not pids: psutil never signals another process that reuses the pid.
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._chance.choice(self._children).send_signal(signal.SIGUSR1)
                 self.signals += 1
@@ -161,19 +161,19 @@ class Storm:
             )
 
     def _note_odd(self) -> None:
-        """Note zombies, and what the supervisor adopted; both may be there for a while."""
+        """Note zombies and adopted processes that stay; both may exist for a short time."""
         now = time.monotonic()
         self._odd = {name: self._odd.get(name, now) for name in self.odd()}
         self.stayed += [name for name, since in self._odd.items() if now - since > STAY_SECONDS]
 
     def odd(self) -> set[str]:
-        """Zombies and adopted processes of the daemon that are there now."""
+        """Return the zombies and adopted processes of the daemon."""
         return odd_ones(self.daemon.pid)
 
     def wait_recycles(self, count: int) -> int:
-        """Wait until so many workers were replaced because of their limit, but for the last ones.
+        """Wait until `count` workers were replaced at their limit, except the last ones.
 
-        Returns how many there were. One that is followed already may take a while to end.
+        Returns the number replaced. A worker that already has a successor may take a while to exit.
         """
 
         def recycles() -> int:
@@ -183,11 +183,11 @@ class Storm:
         return recycles()
 
     def flat(self, name: str) -> tuple[float, float]:
-        """Medians of a figure over the first and the last sixth of the samples."""
+        """Return the medians of a figure over the first and the last sixth of the samples."""
         return ends(self.samples, name)
 
     def judge(self) -> None:
-        """Assert that all was handled once and that nothing is left or has grown."""
+        """Assert that every message was handled once, and that nothing is left or has grown."""
         daemon = self.daemon
         daemon.wait_settled()
         daemon.wait_for(lambda: not self.odd(), timeout=5.0, what="no zombie, no orphan")
@@ -203,13 +203,13 @@ class Storm:
         )
 
     def _fds_without_children(self) -> int:
-        """Descriptors of the supervisor, but for those of the children that it has now."""
+        """Return the supervisor's file descriptors, except those for its current children."""
         children = len(self._supervisor.children())
         return self._supervisor.num_fds() - FDS_OF_A_CHILD * children
 
 
 def odd_ones(leader: int) -> set[str]:
-    """Zombies, adopted and lost processes of the session that a process leads."""
+    """Return zombies, adopted and lost processes of the session that `leader` leads."""
     found = set()
     for pid in psutil.pids():
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
@@ -226,14 +226,14 @@ def odd_ones(leader: int) -> set[str]:
 
 
 def ends(samples: Sequence[Sample], name: str) -> tuple[float, float]:
-    """Medians of a figure over the first and the last sixth of the samples."""
+    """Return the medians of a figure over the first and the last sixth of the samples."""
     figures = [getattr(sample, name) for sample in samples]
     sixth = max(1, len(figures) // 6)
     return statistics.median(figures[:sixth]), statistics.median(figures[-sixth:])
 
 
 def grown(samples: Sequence[Sample]) -> list[str]:
-    """The figures that are greater at last than at first, by more than they waver."""
+    """Return the figures that grew from first to last by more than WAVERS allows."""
     found = []
     for name, more in WAVERS.items():
         early, late = ends(samples, name)
@@ -243,19 +243,19 @@ def grown(samples: Sequence[Sample]) -> list[str]:
 
 
 def title(process: psutil.Process) -> str:
-    """What ps shows of a process."""
+    """Return the title that ps shows for a process."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return " ".join(process.cmdline()).strip() or process.name()
     return ""
 
 
 def clients() -> list[str]:
-    """What the handlers have; gRPC only where it is installed."""
+    """Return the clients of the handlers; gRPC only where it is installed."""
     return ["threads", "TLS", *(["gRPC"] if grpc is not None else [])]
 
 
 def daemon_options() -> dict[str, Any]:
-    """How the daemon is configured. Forking after the import of gRPC is what is looked at."""
+    """Return the configuration of the daemon. The subject is forking after the import of gRPC."""
     return {
         "partitions": PARTITIONS,
         "consumer": SETTINGS,

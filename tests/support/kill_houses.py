@@ -1,6 +1,7 @@
-"""Instances that are struck in their housekeeper, each with something of everything to do.
+"""Instances whose housekeeper is struck, each with one of every kind of task.
 
-What a housekeeper does is atomic and right whoever does it, twice or late: a fault costs nothing.
+The work of a housekeeper is atomic, and correct even if another process does it, twice or late. So
+a fault costs nothing.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ OLD = "1-0"  # a letter that has been dead for decades
 
 
 class House:
-    """An instance whose housekeeper has something of everything to do, in a database of its own."""
+    """An instance whose housekeeper has one of every kind of task, in its own database."""
 
     def __init__(self, folder: Path, url: str, point: str = "no point") -> None:
-        """`point`: where its housekeeper will be struck."""
+        """`point`: where its housekeeper is struck."""
         self.point = point
         folder /= point
         folder.mkdir()
         self.strikes = Strikes(folder / "strikes")
         self.one, self.two = (self._daemon(folder, url, name) for name in ("one", "two"))
-        self.runs: Counter[tuple[str, int]] = Counter()  # what is to run: payload, attempt
+        self.runs: Counter[tuple[str, int]] = Counter()  # expected runs: payload, attempt
         self._seed()
 
     def _daemon(self, folder: Path, url: str, name: str) -> Daemon:
@@ -54,7 +55,7 @@ class House:
         self.two.close()
 
     def _seed(self) -> None:
-        """A due retry, a due send, a retry that is done, an old letter, what a stranger fetched."""
+        """Write a due retry, a due send, a finished retry, an old letter, and a foreign fetch."""
         daemon, keys, link = self.one, self.one.keys, self.one.link
         ensure_topics(link, config.load(daemon.config_path))
         link.run(leases.acquire(keys, Lease(UNIT, "seed", 0), 60.0, "seed"))
@@ -85,12 +86,12 @@ class House:
         self.runs.update({("sleep 0.001", 1): 1, ("ok", 1): 1})
 
     def send_last(self) -> None:
-        """Send one message more: once it is acknowledged, the worker has heeded all it was told."""
+        """Send one more message: after its acknowledgement, the worker has obeyed all requests."""
         self.one.send(["sleep 0.002"])
         self.runs["sleep 0.002", 1] += 1
 
     def is_idle(self) -> bool:
-        """Whether the worker has nothing in hand, nor anything to fetch."""
+        """Return True if the worker has nothing pending and nothing to fetch."""
         keys, link = self.one.keys, self.one.link
         found = messages.Snapshot.parse(link.run(messages.snapshot(keys, UNIT)))
         assert found is not None
@@ -114,7 +115,7 @@ class House:
             for each in daemon.ledger.records("start")
         )
         assert found == self.runs, (found - self.runs, self.runs - found)
-        # The old letter goes with the next look at them.
+        # The old letter is removed at the next check of dead letters.
         assert [each["payload"] for each in daemon.letters() if each["payload"] != "old"] == [
             "fail"
         ]
@@ -122,7 +123,7 @@ class House:
 
 
 def begin(houses: list[House], act: str) -> None:
-    """Let each house be struck at its point."""
+    """Strike each house at its point."""
     for house in houses:
         house.strikes.arm(house.point, 0, act)
         house.one.start()
@@ -144,10 +145,10 @@ def run_killed(houses: list[House]) -> None:
 
 
 def run_paused(houses: list[House]) -> None:
-    """Stop each instance at its point, let another take over and do all, and let it go on."""
+    """Stop each instance at its point, have another take over and finish, then resume it."""
     begin(houses, "STOP")
     for house in houses:
-        # Its worker shall have nothing in hand, so that a pause costs nothing there either.
+        # Its worker must have nothing pending, so that a pause costs nothing there either.
         house.send_last()
         house.one.wait_for(house.is_idle, timeout=PATIENCE, what="its worker has done what it can")
         freeze(house.one)
@@ -159,7 +160,7 @@ def run_paused(houses: list[House]) -> None:
         )  # fmt: skip
         house.verdict()
         before = picture(house.two)
-        # Deleting an old letter is right whoever does it, and late.
+        # Any process may delete an old letter, even late.
         before.pop(("XRANGE", house.two.keys.dlq(TOPIC, 0), "-", "+"))
         thaw(house.one)
         house.one.wait_for(

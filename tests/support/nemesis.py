@@ -1,8 +1,8 @@
-"""The nemesis: it strikes a fleet by a seeded plan, and keeps a log of whom it hit and when.
+"""The nemesis: it strikes a fleet by a seeded plan, and logs each target and time.
 
-A plan is made before anything runs and depends on the seed alone: when, which kind, whose turn, for
-how long. Each kind is a generator that strikes, yields what must become true (or until when to
-wait) before it heals, and heals. Nothing here judges: that is `verdict`, which reads the log.
+A plan is made before anything runs and depends on the seed alone: time, kind, target and duration.
+Each kind is a generator. It strikes, yields the condition (or the time) to wait for, and heals.
+Nothing here judges: `verdict` does, from the log.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PEACE = ("restart", "order", "reload")
 
 
 class Planned(NamedTuple):
-    """One stroke of a plan. `chance` in [0, 1) picks the victim, `seconds` is how long it lasts."""
+    """One stroke of a plan. `chance` in [0, 1) picks the victim, `seconds` is its duration."""
 
     at: float
     kind: str
@@ -55,9 +55,9 @@ class Planned(NamedTuple):
 def plan(
     seed: int, seconds: float, every: float, lasting: tuple[float, float], kinds: Sequence[str]
 ) -> list[Planned]:
-    """Plan strokes for so many seconds, one in `every` seconds on average.
+    """Plan strokes for `seconds`, one per `every` seconds on average.
 
-    Each kind has its turn before any has a second one.
+    Each kind has its turn before any kind has a second one.
     """
     dice = random.Random(f"nemesis {seed}")
     strokes: list[Planned] = []
@@ -73,7 +73,7 @@ def plan(
 
 @dataclass
 class Victim:
-    """An instance, the proxy before its Redis, and whether something is being done to it."""
+    """An instance, the proxy in front of its Redis, and True in `busy` during a strike."""
 
     daemon: Daemon
     proxy: FaultProxy
@@ -84,7 +84,7 @@ class Victim:
         return str(self.daemon.tables["daemon"]["instance"])
 
     def workers(self) -> tuple[int, ...]:
-        """Pids of its workers."""
+        """Return the pids of its workers."""
         titles = self.daemon.titles()
         return tuple(pid for title, pid in titles.items() if title.startswith("streamqd: worker"))
 
@@ -101,7 +101,7 @@ class Nemesis:
         steer: Connection,
     ) -> None:
         self.strikes: list[Strike] = []
-        self.passed = 0  # strokes of the plan that found nobody to hit
+        self.passed = 0  # strokes of the plan that found no target
         self._planned = planned
         self._rough = any(stroke.kind not in PEACE for stroke in planned)
         self._server = server
@@ -118,11 +118,11 @@ class Nemesis:
 
     @property
     def over(self) -> bool:
-        """Whether the plan is done and everything is healed."""
+        """True if the plan is done and everything is healed."""
         return not self._planned and not self._courses
 
     def step(self) -> None:
-        """Go on with what is under way, and begin what is due."""
+        """Continue the running strikes, and start those that are due."""
         now = time.monotonic()
         for victim in self._victims:
             daemon = victim.daemon
@@ -142,20 +142,20 @@ class Nemesis:
         with contextlib.suppress(StopIteration):
             self._courses.append((course, next(course), time.monotonic()))
 
-    # --- the log, and whom to hit ---
+    # --- the log, and the targets ---
 
     @contextmanager
     def _logged(self, kind: str, whom: str, pids: tuple[int, ...] = ()) -> Iterator[None]:
-        """Note a strike: it begins now, and ends with the body."""
+        """Log a strike that starts now and ends with the body."""
         at, now = len(self.strikes), time.monotonic()
         self.strikes.append(Strike(at, kind, whom, pids, now, float("inf")))
         yield
         self.strikes[at] = self.strikes[at]._replace(ended=time.monotonic())
 
     def _choose(self, stroke: Planned, *, spare: int = 0) -> Victim | None:
-        """An instance to which nothing is being done and that works, or None.
+        """Return a working instance without a strike in progress, or None.
 
-        `spare` is how many others of that sort must be left to go on with the work.
+        `spare` is the number of other such instances that must be left to do the work.
         """
         able = [each for each in self._victims if not each.busy and each.workers()]
         if len(able) <= spare:
@@ -164,7 +164,7 @@ class Nemesis:
         return able[int(stroke.chance * len(able))]
 
     def _choose_worker(self, stroke: Planned) -> tuple[Victim | None, int]:
-        """An instance as `_choose` finds it, and the pid of a worker that it has now."""
+        """Return an instance from `_choose`, and the pid of one of its workers."""
         victim = self._choose(stroke)
         pids = victim.workers() if victim is not None else ()
         return (victim, pids[int(stroke.chance * 997) % len(pids)]) if pids else (None, 0)
@@ -200,7 +200,7 @@ class Nemesis:
         with self._busy(victim):
             with self._logged("kill supervisor", victim.name, victim.workers()):
                 daemon.kill()
-            yield lambda: not daemon.session()  # F6: nothing of it stays
+            yield lambda: not daemon.session()  # F6: no process of it stays
             yield _after(stroke.seconds)
             yield from self._start(daemon)
 
@@ -212,7 +212,7 @@ class Nemesis:
         with self._busy(victim), self._logged("restart", victim.name):
             daemon.signal(signal.SIGTERM)
             yield lambda: not daemon.running
-            # 6: a server that is away takes no lease back.
+            # 6: Redis was unavailable, so no lease could be released.
             assert daemon.wait() in ((0, 6) if self._rough else (0,)), daemon.tail()
             yield from self._start(daemon)
 
@@ -281,7 +281,7 @@ class Nemesis:
         yield from self._arm(stroke, Fault.SWALLOW_REPLY)
 
     def _arm(self, stroke: Planned, *faults: Fault) -> Course:
-        """Have it happen to some of the next commands of one client, the producer among them."""
+        """Arm the faults for some of the next commands of one client, which may be the producer."""
         at = int(stroke.chance * len(self._proxies))
         hit = self._victims[at] if at < len(self._victims) else None
         dice = random.Random(stroke.chance)
@@ -294,7 +294,7 @@ class Nemesis:
     def _kill_clients(self, _stroke: Planned) -> Course:
         if not self.server_away:
             with self._logged("kill clients", "redis"):
-                for kind in ("normal", "pubsub"):  # all but the one that asks
+                for kind in ("normal", "pubsub"):  # all except the caller
                     self._fleet.store.execute("CLIENT", "KILL", "TYPE", kind)
         yield from ()
 
@@ -326,16 +326,16 @@ class Nemesis:
                 self._fleet.store.execute("SCRIPT", "FLUSH")
         yield from ()
 
-    # --- orders: no faults ---
+    # --- directives: no faults ---
 
     def _order(self, stroke: Planned) -> Course:
-        """Order some units elsewhere, and a while later the fleet to be level again."""
+        """Move some units elsewhere; after a while, rebalance the fleet."""
         yield lambda: not self.server_away
         dice = random.Random(stroke.chance)
         with self._logged("order", "fleet"):
             for unit in dice.sample(self._units, max(1, len(self._units) // 4)):
                 to = dice.choice(self._victims).name
-                with contextlib.suppress(Refused, StreamqdError):  # it is away just now
+                with contextlib.suppress(Refused, StreamqdError):  # it is unavailable at the moment
                     directives.move(self._fleet, unit, to, "the nemesis wants it")
             yield _after(stroke.seconds)
             yield lambda: not self.server_away
@@ -361,11 +361,11 @@ class Nemesis:
 
 
 def _after(seconds: float) -> Wait:
-    """Wait so long."""
+    """Return a condition that is true after `seconds`."""
     until = time.monotonic() + seconds
     return lambda: time.monotonic() >= until
 
 
 def _gone() -> contextlib.AbstractContextManager[None]:
-    """A process that has ended meanwhile cannot be hit."""
+    """Ignore a process that exited in the meantime."""
     return contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess)

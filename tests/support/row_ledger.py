@@ -1,7 +1,7 @@
-"""Rows that a producer has written, and what tables and topics hold of them.
+"""Rows that a producer wrote, and the rows that tables and topics contain.
 
-It knows nothing of streamqd but the names of keys and the fields of an entry that the reference
-documents: rows are written and read by the package redis, tables by the package deltalake.
+Of streamqd, this module uses only the documented key names and entry fields. It writes and reads
+rows with the package redis, and tables with the package deltalake.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from deltalake import DeltaTable
 
 PAGE = 5_000
 REPLAY_OF = "x-replay-of"
-SCHEMA = "number long, text string"  # of the payloads that are JSON
+SCHEMA = "number long, text string"  # of the JSON payloads
 _SHOWN = 3
 
 
 class Row(NamedTuple):
-    """An entry: where it is, and a digest of all that it holds."""
+    """An entry: its place, and a digest of its whole content."""
 
     partition: int
     id: str
@@ -32,7 +32,7 @@ class Row(NamedTuple):
 
 
 class Parsed(NamedTuple):
-    """An entry, and the number in its payload; None for a payload that is no JSON."""
+    """An entry and the number in its payload, None if the payload is not JSON."""
 
     partition: int
     id: str
@@ -40,23 +40,23 @@ class Parsed(NamedTuple):
 
 
 def stream(topic: str, partition: int) -> str:
-    """The key of a partition."""
+    """Return the key of a partition."""
     return f"stream:topic:{{{topic}:p:{partition}}}"
 
 
 def digest(
     value: bytes, key: bytes | None, headers: Mapping[str, bytes], fields: Mapping[str, bytes]
 ) -> str:
-    """One word for a row's content. No headers are the same as an empty object of them."""
+    """Return a digest of a row's content. No headers equal an empty header object."""
     whole = (value, key, sorted(headers.items()), sorted(fields.items()))
     return hashlib.sha256(repr(whole).encode()).hexdigest()[:16]
 
 
 class Producer:
-    """Writes rows of a topic, and into a file each row that Redis has confirmed.
+    """Writes rows of a topic, and records each row that Redis confirmed in a file.
 
-    Some are without a key, with headers, with a field of the sender's own; one of ten is the same
-    as an earlier one; one of twenty is no JSON.
+    Some rows have no key, some have headers, and some have an extra field of the sender. One in ten
+    repeats an earlier row, and one in twenty is not JSON.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Producer:
         file.touch()
 
     def write(self, count: int) -> None:
-        """Write so many rows, to partitions of chance."""
+        """Write `count` rows to random partitions."""
         with self._file.open("a", encoding="utf-8") as ledger:
             while count > 0:
                 some = [self._entry() for _ in range(min(count, PAGE))]
@@ -106,12 +106,12 @@ class Producer:
 
 
 def read_ledger(file: Path) -> Counter[Row]:
-    """All rows that were confirmed."""
+    """Return all confirmed rows."""
     return Counter(Row(*line[:3]) for line in _lines(file))
 
 
 def read_parsed(file: Path) -> tuple[Counter[Parsed], Counter[Parsed]]:
-    """What of a ledger is of SCHEMA, and what is not."""
+    """Split the rows of a ledger into those that match SCHEMA and those that do not."""
     every = [Parsed(line[0], line[1], line[3]) for line in _lines(file)]
     good = Counter(each for each in every if each.number is not None)
     return good, Counter(each for each in every if each.number is None)
@@ -129,11 +129,11 @@ def _number(payload: bytes) -> int | None:
         return None
 
 
-# --- what is there --------------------------------------------------------------------------------
+# --- tables and topics ----------------------------------------------------------------------------
 
 
 def in_table(folder: Path) -> Counter[Row]:
-    """What a Delta table of a topic holds; nothing where there is none."""
+    """Return the rows in a topic's Delta table, empty if there is no table."""
     found: Counter[Row] = Counter()
     for row in _rows(folder, "partition", "id", "value", "key", "headers", "fields"):
         headers = {each["key"]: each["value"] for each in row["headers"] or ()}
@@ -143,13 +143,13 @@ def in_table(folder: Path) -> Counter[Row]:
 
 
 def in_parsed(folder: Path) -> Counter[Parsed]:
-    """What the parsed table of a topic holds."""
+    """Return the rows in the parsed table of a topic."""
     names = ("entry_partition", "entry_id", "number")
     return Counter(Parsed(*(row[name] for name in names)) for row in _rows(folder, *names))
 
 
 def in_quarantine(folder: Path) -> Counter[Parsed]:
-    """What the quarantine of a topic holds."""
+    """Return the rows in the quarantine of a topic."""
     names = ("partition", "id", "value")
     return Counter(
         Parsed(row["partition"], row["id"], _number(row["value"])) for row in _rows(folder, *names)
@@ -163,7 +163,7 @@ def _rows(folder: Path, *names: str) -> Iterator[dict[str, Any]]:
 
 
 def in_stream(client: redis.Redis, topic: str, partitions: int) -> Counter[Row]:
-    """What Redis holds of a topic."""
+    """Return the rows of a topic in Redis."""
     return Counter(
         Row(partition, name, _of_entry(entry)[0])
         for partition in range(partitions)
@@ -172,7 +172,7 @@ def in_stream(client: redis.Redis, topic: str, partitions: int) -> Counter[Row]:
 
 
 def replayed(client: redis.Redis, topic: str, partitions: int) -> Counter[tuple[str, str]]:
-    """The entries that the messages of a topic say they were, and their content then."""
+    """Return the original entry ids named by the messages of a topic, with their content."""
     found: Counter[tuple[str, str]] = Counter()
     for partition in range(partitions):
         for _, entry in _entries(client, stream(topic, partition)):
@@ -182,13 +182,13 @@ def replayed(client: redis.Redis, topic: str, partitions: int) -> Counter[tuple[
 
 
 def told(client: redis.Redis, topic: str, partition: int) -> str:
-    """Up to which id Redis was told that the partition is archived; "0-0" at first."""
+    """Return the id up to which the partition is archived, "0-0" at first. Source: trim hash."""
     found = client.hget(f"streaming:mq:trim:{{{topic}:p:{partition}}}", "archived")
     return found.decode() if isinstance(found, bytes) else "0-0"
 
 
 def order(name: str) -> tuple[int, int]:
-    """What entry ids are sorted by."""
+    """Return the sort key of an entry id."""
     ms, _, seq = name.partition("-")
     return int(ms), int(seq)
 
@@ -207,7 +207,7 @@ def _page(client: redis.Redis, key: str, start: str) -> list[tuple[bytes, dict[b
 
 
 def _of_entry(entry: Mapping[bytes, bytes]) -> tuple[str, str]:
-    """The digest of an entry, and which one it is a replay of, if that is said."""
+    """Return the digest of an entry, and the id of the entry that it replays, or ''."""
     fields = {name.decode(): part for name, part in entry.items()}
     value, key = fields.pop("payload", b""), fields.pop("key", None)
     headers = {
@@ -217,11 +217,11 @@ def _of_entry(entry: Mapping[bytes, bytes]) -> tuple[str, str]:
     return digest(value, key, headers, fields), origin
 
 
-# --- what is wrong --------------------------------------------------------------------------------
+# --- faults ---------------------------------------------------------------------------------------
 
 
 def faults(what: str, found: Counter[Any], wanted: Counter[Any], *, whole: bool) -> list[str]:
-    """What is too much in `found`, and with `whole` what is missing as well: a line for each."""
+    """Return a line for each excess in `found` and, with `whole`, for each loss."""
     extra = found - wanted
     twice = Counter({row: count for row, count in extra.items() if row in wanted})
     lines = [

@@ -1,10 +1,11 @@
-"""A soak: a fleet at work, a producer, a nemesis, and the checks that run all the time.
+"""A soak: a working fleet, a producer, a nemesis, and checks that run all the time.
 
     with Trial(folder, server, planned, partitions=8, ...) as trial:
         trial.run()
         outcome = trial.finish()
 
-The fleet's instances and the producer talk to Redis through a fault proxy each; the checks do not.
+Each instance of the fleet and the producer reach Redis through a separate fault proxy. The checks
+do not use a proxy.
 """
 
 from __future__ import annotations
@@ -33,31 +34,31 @@ from tests.support.verdict import ATTEMPTS_MAX, Blame, Report, judge
 from tests.support.waiting import wait_until
 
 GROUPS = ("bill", "ship")
-EACH = "ship"  # the group that acknowledges each message before it begins the next
+EACH = "ship"  # the group that acknowledges each message before it starts the next
 WORK = Path(__file__).with_name("soak_work.py")
 STEP_SECONDS = 0.02
 CHECK_SECONDS = 0.25
 SETTLE_SECONDS = 60.0
-CRASHES_MAX = 100  # more than the nemesis hits anybody: each charge is kept, and nobody is buried
+CRASHES_MAX = 100  # more than the nemesis hits any message: none is dead-lettered
 HARD_TIMEOUT = 4.0  # seconds; longer than any run, shorter than the longest stop of a worker
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a trial."""
+    """The outcome of a trial."""
 
     report: Report
     strikes: list[Strike]
     passed: int
     checks: int
     violations: list[str]
-    crashed: list[int]  # pids of workers that died and that nobody had struck so
+    crashed: list[int]  # pids of workers that died without a strike
     fenced: int
-    events: dict[str, int]  # how often the instances logged some events
-    heal_seconds: float  # from the last strike's end until nothing was left to do
+    events: dict[str, int]  # the number of some log events of the instances
+    heal_seconds: float  # from the end of the last strike until nothing was left to do
 
     def wrong(self) -> dict[str, object]:
-        """All that a fleet must never do; empty when nothing is wrong."""
+        """Return all faults of the fleet, empty when there are none."""
         found: dict[str, object] = dict(self.report.faults_of_ours())
         if self.violations:
             found["conservation"] = self.violations
@@ -116,7 +117,7 @@ class Trial:
             self._open.callback(daemon.close)
             for each in daemon.tables["consumers"]:
                 each["ack"] = "each" if each["group"] == EACH else "batched"
-            # What the trial itself asks goes past the proxy.
+            # The trial's own commands do not pass through the proxy.
             topics = {"orders": {"partitions": partitions, "retention": {"max_length": 100}}}
             daemon.write_config(redis={"url": proxy.url}, topics=topics)
             self.victims.append(Victim(daemon, proxy))
@@ -155,7 +156,7 @@ class Trial:
         self._open.close()
 
     def _shared_out(self) -> bool:
-        """Whether every unit has a worker, and every instance some."""
+        """Return True if every unit has a worker, and every instance has at least one."""
         shares = [len(victim.workers()) for victim in self.victims]
         return all(shares) and sum(shares) == len(self.first.units())
 
@@ -170,10 +171,10 @@ class Trial:
         with (self.first.folder / "producer.log").open("ab") as log:
             self._producer = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
-    # --- the course of it ---
+    # --- steps ---
 
     def run(self, planned: list[Planned]) -> None:
-        """Let the nemesis carry its plan out; check all the time."""
+        """Carry out the plan of the nemesis, and check all the time."""
         nemesis = self.nemesis = Nemesis(
             planned, self._server, self.victims, [self._producer_proxy], self._steer
         )
@@ -193,16 +194,16 @@ class Trial:
         wait_until(step, timeout=longest, every=STEP_SECONDS, what="the plan is carried out")
 
     def finish(self) -> Outcome:
-        """Stop the producer, wait until all is settled, end the fleet, judge."""
+        """Stop the producer, wait until everything is settled, stop the fleet, judge."""
         healed = time.monotonic()
         assert self._producer is not None
         self._producer.send_signal(signal.SIGTERM)
         assert self._producer.wait(20) == 0, self._producer_log()
-        # I11: no fault is left, so everything finds its owner and its end.
+        # I11: no fault is left, so every message finds its owner and its end.
         self._settled()
         heal_seconds = time.monotonic() - healed
         for victim in self.victims:
-            assert victim.daemon.stop() == 0, victim.daemon.tail()  # I13: nothing of it stays
+            assert victim.daemon.stop() == 0, victim.daemon.tail()  # I13: no process of it stays
         self._check()
         assert self.nemesis is not None
         strikes = self.nemesis.strikes
@@ -229,7 +230,7 @@ class Trial:
         )
 
     def evidence(self, outcome: Outcome) -> str:
-        """All that is known of what nothing explains: runs, strikes and lines of the logs."""
+        """Return the evidence on everything unexplained: runs, strikes and log lines."""
         lines: list[str] = []
         for duplicate in outcome.report.unexplained:
             lines += ["", str(duplicate), *self._told(outcome, duplicate.number, duplicate.pids)]
@@ -241,7 +242,7 @@ class Trial:
         return "\n".join(lines)
 
     def _told(self, outcome: Outcome, number: str, pids: Collection[int]) -> list[str]:
-        """The runs of a message, what its processes did near them, and what was said of it."""
+        """Return the runs of a message, the acts of its processes near them, and its log lines."""
         records = [r for r in self.ledger.records() if r.text.startswith(f"{number} ")]
         at = max(record.at for record in records)
         ours = [r for r in self.ledger.records() if r.pid in pids and abs(r.at - at) < 15]
@@ -276,14 +277,14 @@ class Trial:
             self.conservation.check()
         except (RedisUnavailable, RedisRefused):
             assert self.nemesis is not None
-            # Its connection was killed along with the others; the next check has a new one.
+            # Its connection was killed along with the others; the next check opens a new one.
 
     def _producer_log(self) -> str:
         return (self.first.folder / "producer.log").read_text()
 
 
 def _blames(events: list[Event], name: str) -> list[Blame]:
-    """The charges that events tell of, where the place is under this name."""
+    """Return the charges that events report, with the place under `name`."""
     return [
         Blame(each.get("child", 0), each["partition"], each["group"], each[name])
         for each in events
