@@ -1,12 +1,13 @@
-"""`make bench NAME=blocking`: how long each script keeps the server busy, by size of bodies.
+"""Measure how long each script blocks the server, by body size: `make bench NAME=blocking`.
 
-A private server, and each script whose work grows with something, called with the most that its
-callers ask for. The time is that of the server's slow log. A machine that has other work stops the
-server in the middle of a script, so each is done several times: the least time is what a script
-takes, the worst what others made of it. With --first the kernel runs the server before all others,
-if we may ask for that.
-Whatever copies bodies is bounded by bytes (tests/contract/test_bytes.py); this tells what that is
-worth on this machine.
+On a private server, it calls each script whose work grows with its input, with the most that its
+callers ask for. The times come from the server's slow log. A busy machine interrupts the server in
+the middle of a script, so each case runs several times: the least time is the script's own, and the
+worst includes the interruptions. With --first, if permitted, the kernel schedules the server ahead
+of all other processes.
+
+Everything that copies bodies is bounded by bytes (tests/contract/test_bytes.py). This benchmark
+shows the effect of that bound on this machine.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from tests.support.servers import ProcessServer, find_binary
 
 BAR_MS = 5.0
 BODIES = (100, 4 << 10, 32 << 10, 128 << 10, 1 << 20)
-FULL_BYTES = 96 << 20  # of bodies that lie there, at most
+FULL_BYTES = 96 << 20  # most bytes of stored bodies
 LETTER = {b"reason": b"attempts", b"errorClass": b"ValueError", b"traceback": b"t" * 8192}
 PATH = ("access", 0)
 
@@ -54,12 +55,12 @@ Case = Callable[[Desk, str], Iterator[Call]]
 
 
 def many(most: int, body: str) -> int:
-    """How many entries of a body there may be."""
+    """Return the number of entries that fit with such a body."""
     return max(2, min(most, FULL_BYTES // len(body)))
 
 
 def in_hand(desk: Desk, body: str, most: int, consumer: str = "w") -> list[bytes]:
-    """Let so many entries be pending; return their places."""
+    """Make `most` entries pending, if they fit; return their places."""
     desk.groups()
     count = many(most, body)
     costs.backlog(desk, count, body)
@@ -69,7 +70,7 @@ def in_hand(desk: Desk, body: str, most: int, consumer: str = "w") -> list[bytes
 
 
 def due(desk: Desk, body: str, most: int) -> list[str]:
-    """Let so many retries and scheduled sends be due; return the places of the retries."""
+    """Make `most` retries and scheduled sends due, if they fit; return the retries' places."""
     desk.groups()
     costs.delayed(desk, many(most, body), body)
     for key in (desk.delayed, desk.scheduled):
@@ -114,7 +115,7 @@ def reclaim(desk: Desk, body: str) -> Iterator[Call]:
 
 
 def reclaim_among_fresh(desk: Desk, body: str) -> Iterator[Call]:
-    """What is not idle is passed over, a page at a time."""
+    """Skip over entries that are not idle, a page at a time."""
     in_hand(desk, body, 100_000, "foreign")
     yield messages.reclaim(desk.keys, desk.leased("t1"), "s1", "m", 600.0, RECOVER_PAGE)
 
@@ -180,7 +181,7 @@ def drop(desk: Desk, body: str) -> Iterator[Call]:
 
 
 def drop_nothing(desk: Desk, body: str) -> Iterator[Call]:
-    """Part of a node is beyond the bound, and all is read."""
+    """Read everything when the bound lies within a node."""
     desk.groups()
     count = many(20_000, body)
     costs.backlog(desk, count, body)
@@ -221,7 +222,7 @@ CASES: tuple[Case, ...] = (
 
 
 def main() -> None:
-    """Run every case with every body, and write what was measured."""
+    """Run every case with every body, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bodies", type=int, nargs="+", default=BODIES)
     parser.add_argument("--rounds", type=int, default=5)
@@ -252,7 +253,7 @@ def run(server: ProcessServer, options: argparse.Namespace) -> dict[str, dict[in
         for case in CASES:
             if options.only not in ("", case.__name__):
                 continue
-            for _ in range(1 + options.rounds):  # the server learns the scripts in the first
+            for _ in range(1 + options.rounds):  # the first round loads the scripts into the server
                 taken = of_case(Desk(link, Keys()), case, "x" * size)
                 for name, longest in taken.items():
                     found.setdefault(name, {}).setdefault(size, []).append(longest)
@@ -264,7 +265,7 @@ def run(server: ProcessServer, options: argparse.Namespace) -> dict[str, dict[in
 
 
 def of_case(desk: Desk, case: Case, body: str) -> dict[str, float]:
-    """Run a case on an empty server: script -> milliseconds of its longest call."""
+    """Run a case on an empty server; return script -> milliseconds of its longest call."""
     desk.do("FLUSHALL", "SYNC")
     found: dict[str, float] = {}
     for call in case(desk, body):
@@ -279,7 +280,7 @@ def of_case(desk: Desk, case: Case, body: str) -> dict[str, float]:
 
 
 def table(found: dict[str, dict[int, list[float]]]) -> str:
-    """Return Markdown: of each script the least and the worst time at each size of bodies."""
+    """Return Markdown: the least and the worst time of each script at each size of bodies."""
     sizes = sorted({size for times in found.values() for size in times})
     rows = [["ms at bodies of", *(f"{size:,} bytes" for size in sizes)], ["---"] * (1 + len(sizes))]
     for name, times in found.items():

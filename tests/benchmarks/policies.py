@@ -1,10 +1,10 @@
-"""`make bench NAME=policies`: what keeping the order of keys costs when some messages fail.
+"""Measure the cost of key order when some messages fail: `make bench NAME=policies`.
 
-One private server, one worker that lives in this process, a handler that does next to nothing, a
-backlog of many keys. With requeue the housekeeper's part, bringing retries back, is played by a
-thread that does nothing else, so requeue is shown at its best. Figures of one machine: compare the
-ratios, to the same policy without failures and to requeue. CPU is that of the whole process; on a
-machine that has other work it says more than the throughput.
+There is one private server, one worker in this process, a handler that does almost nothing, and a
+backlog of many keys. With requeue, a dedicated thread plays the housekeeper's part and brings
+retries back, so the figures show requeue at its best. The figures are from one machine: compare the
+ratios, to the same policy without failures and to requeue. CPU is that of the whole process. On a
+busy machine, it is more meaningful than the throughput.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
     life.PATIENCE = 600.0
     results: dict[str, Any] = {"machine": machine(), **vars(options), "output": None}
     with server(aof=False) as path:
-        # Round by round, so that whatever else the machine does meets all alike.
+        # Round by round, so that other load on the machine affects all policies alike.
         found: Found = {(name, share): [] for name in POLICIES for share in SHARES}
         for _ in range(options.rounds):
             for name, share in found:
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def summary(found: Found, name: str) -> dict[str, Any]:
-    """Medians of one policy, and its throughput beside itself without failures, and requeue."""
+    """Return the medians of a policy, and its throughput relative to no failures and to requeue."""
 
     def middle(policy: str, share: float, what: int) -> float:
         return statistics.median(each[what] for each in found[policy, share])
@@ -84,7 +84,7 @@ def summary(found: Found, name: str) -> dict[str, Any]:
 
 
 def _ratio(found: Found, one: tuple[str, float], other: tuple[str, float]) -> float:
-    """The middle of the ratios of the rounds."""
+    """Return the median of the ratios of the rounds."""
     pairs = zip(found[one], found[other], strict=True)
     return round(statistics.median(mine[0] / its[0] for mine, its in pairs), 3)
 
@@ -92,7 +92,7 @@ def _ratio(found: Found, one: tuple[str, float], other: tuple[str, float]) -> fl
 def run(
     path: str, options: argparse.Namespace, policy: dict[str, Any], share: float
 ) -> tuple[float, float]:
-    """Messages per second, and CPU time for each in microseconds; each message counts once."""
+    """Return messages per second and CPU microseconds per message; each message counts once."""
     settings = replace(Settings().redis, url=f"unix://{path}")
     link = connect(settings, timeout=10.0, name="bench:fill")
     link.execute("FLUSHALL")
@@ -132,7 +132,7 @@ def run(
 
 
 def fill(link: Connection, stream: str, count: int, keys: int, chance: random.Random) -> None:
-    """Write a backlog: each entry of a random key, its number as the payload."""
+    """Write a backlog: each entry has a random key, and its number as the payload."""
     for first in range(0, count, FILL):
         link.pipeline(
             [
@@ -143,7 +143,7 @@ def fill(link: Connection, stream: str, count: int, keys: int, chance: random.Ra
 
 
 def promote(path: str, over: threading.Event) -> None:
-    """Bring back what is due, all the time."""
+    """Promote due retries continually."""
     link = connect(
         replace(Settings().redis, url=f"unix://{path}"), timeout=10.0, name="bench:retry"
     )

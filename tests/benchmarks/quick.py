@@ -1,10 +1,11 @@
-"""`make bench NAME=quick`: the bars of the hot path, takeover, hand-over. A few minutes at most.
+"""Measure the hot path, takeover and hand-over against their bars: `make bench NAME=quick`.
 
-One private server, everything on this machine, medians of several rounds. The limit is a bare
-redis-py loop of our shape (one pipelined round trip of XACK and XREADGROUP per batch, then a plain
-call per message) without fence, blame, metrics or retries, measured in the same run, round by
-round in turns. Figures of one machine: compare the ratios. What each has to reach is said at the
-end; `tests.benchmarks.paths` has the other paths of a message, `produce` the producers.
+It takes a few minutes, on one private server and this machine only. The results are medians of
+several rounds. The limit is a bare redis-py loop with our access pattern: one pipelined round trip
+of XACK and XREADGROUP per batch, then a plain call per message. The loop has no fence, blame,
+metrics or retries, and runs in turn with the daemon in every round. The figures are from one
+machine: compare the ratios. The required figures are printed at the end. `tests.benchmarks.paths`
+measures the other paths of a message, `produce` the producers.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tests.support.machine import machine
 
 PARTITIONS = 2
 PAYLOAD = b"x" * 100
-PYTHON = sys.executable  # of the daemons; `beside` sets that of another tree
+PYTHON = sys.executable  # for the daemons; `beside` sets the one of another tree
 HANDLER = """
 import asyncio, os, time
 
@@ -101,10 +102,10 @@ def main() -> None:
 
 
 def takeover(path: str, rounds: int) -> dict[str, float]:
-    """From the SIGKILL of a worker in a run to the next handler start on its partition.
+    """Time from the SIGKILL of a worker in a run to the next handler start on its partition.
 
-    A kill between two runs is another thing: the supervisor takes it for a fault of the code or the
-    host, and waits before a start that follows such a death too soon.
+    A kill between two runs differs: the supervisor attributes it to the code or the host, and waits
+    before a start that follows such a death too soon.
     """
     redis.Redis(unix_socket_path=path).flushall()
     times = []
@@ -125,7 +126,7 @@ def takeover(path: str, rounds: int) -> dict[str, float]:
 
 
 def reload_gap(path: str, rounds: int) -> dict[str, float]:
-    """Between two starts of a 2 ms handler, the last in the old worker and the first in the new."""
+    """Time from the last start of a 2 ms handler in the old worker to the first in the new one."""
     redis.Redis(unix_socket_path=path).flushall()
     times = []
     with tempfile.TemporaryDirectory() as folder:
@@ -146,7 +147,7 @@ def reload_gap(path: str, rounds: int) -> dict[str, float]:
 
 
 def handover(path: str, rounds: int) -> dict[str, float]:
-    """From the SIGTERM of one of two instances until the other has acquired all partitions."""
+    """Time from the SIGTERM of one of two instances until the other has acquired all partitions."""
     times = []
     for _ in range(rounds):
         redis.Redis(unix_socket_path=path).flushall()
@@ -183,7 +184,7 @@ def _last_run(ledger: Path) -> tuple[int, int]:
 
 
 def _in_a_run(ledger: Path, *, after: int) -> int:
-    """Return the process whose run has just begun, once there were `after` runs."""
+    """Return the process whose run has just started, once there were `after` runs."""
     size = len(b"%d %d\n" % _last_run(ledger))
     while ledger.stat().st_size < size * after or _is_over(_last_run(ledger)[1]):
         time.sleep(0.0002)
@@ -191,7 +192,7 @@ def _in_a_run(ledger: Path, *, after: int) -> int:
 
 
 def _is_over(began: int) -> bool:
-    """Whether a run that lasts 2 ms may be over by now."""
+    """Return True if a run of 2 ms may already be over."""
     return time.clock_gettime_ns(time.CLOCK_MONOTONIC) - began > 1_000_000
 
 
@@ -232,7 +233,7 @@ def _answers(path: str) -> bool:
 
 
 def server_pid(path: str) -> int:
-    """The process of a server."""
+    """Return the pid of a server."""
     return int(redis.Redis(unix_socket_path=path).info("server")["process_id"])
 
 
@@ -262,7 +263,7 @@ def daemon(
             [PYTHON, "-m", "streamqd", "--config", str(config)],
             stderr=subprocess.DEVNULL,
             env=os.environ | (env or {}),
-            cwd=folder,  # not a tree: its package would be the one that runs
+            cwd=folder,  # not a source tree, whose package would run instead
         )
         try:
             yield process
@@ -272,7 +273,7 @@ def daemon(
 
 
 def wait_ready(path: str, partitions: int = PARTITIONS, groups: Sequence[str] = ("g",)) -> None:
-    """Wait until every partition has a worker that runs, in each group."""
+    """Wait until every partition has a running worker, in each group."""
     client = redis.Redis(unix_socket_path=path)
     for group in groups:
         wait(lambda g=group: sum(_owners(client, partitions, g).values()) == partitions)  # type: ignore[misc]
@@ -280,7 +281,7 @@ def wait_ready(path: str, partitions: int = PARTITIONS, groups: Sequence[str] = 
 
 
 def states(path: str) -> set[str]:
-    """What the workers of instance `one` are doing."""
+    """Return the states of the workers of instance `one`."""
     raw = redis.Redis(unix_socket_path=path).get("streaming:mq:instance:{default}:one")
     summary = json.loads(raw) if raw else {}
     return {str(unit["state"]).upper() for unit in summary.get("units", ())}
@@ -294,7 +295,7 @@ def fill(
     keys: int = 0,
     bodies: Sequence[bytes] = (PAYLOAD,),
 ) -> None:
-    """Write `count` entries over the streams, packed, one connection. They may have keys.
+    """Write `count` packed entries over the streams on one connection, with keys if `keys` is set.
 
     The bodies are taken in turns.
     """
@@ -319,12 +320,12 @@ def fill(
 
 
 def stream(number: int) -> str:
-    """A partition's stream."""
+    """Return the stream of a partition."""
     return f"stream:topic:{{bench:p:{number}}}"
 
 
 def wait(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    """Poll a condition; fail when it does not come true."""
+    """Poll a condition; raise TimeoutError if it does not come true."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

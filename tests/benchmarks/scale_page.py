@@ -17,7 +17,7 @@ START = ("partitions", "first handled after, s", "all handled after, s")
 
 
 def table(results: dict[str, Any]) -> str:
-    """Return Markdown: what each shape costs at each look, its memory, and the takeovers."""
+    """Return Markdown: the cost of each shape in each state, its memory, and the takeovers."""
     parts = [
         _heading(results["sizes"]),
         _table(
@@ -97,7 +97,7 @@ def _shape(name: str, found: dict[str, Any]) -> Sequence[object]:
 
 
 def _growth(name: str, found: dict[str, Any]) -> Sequence[object]:
-    """What supervisor and housekeeper cost for each unit while there is nothing to do."""
+    """Return the idle cost of supervisor and housekeeper per unit."""
     units = found["units"]
     cpus = [found["looks"][look]["CPU, ms/s"] for look in IDLE]
     return (name, units, *(round(_daemon(cpu) * 1000 / units) for cpu in cpus))
@@ -112,14 +112,14 @@ def _done(name: str, found: dict[str, Any]) -> Sequence[object]:
 
 
 def _runs(results: dict[str, Any]) -> Iterable[tuple[str, dict[str, Any]]]:
-    """Everything that had a server of its own."""
+    """Return every run that had its own server."""
     yield from results["shapes"].items()
     yield "start", results["start"]
     yield from results["takeover"].items()
 
 
 def _longest(results: dict[str, Any]) -> dict[str, float]:
-    """The longest time of each command or script that was ever longer than 5 ms."""
+    """Return the longest time of each command or script that ever exceeded 5 ms."""
     longest: dict[str, float] = {}
     for _, found in _runs(results):
         for name, worst in found["longest, ms"].items():

@@ -1,4 +1,4 @@
-"""What processes cost: CPU seconds and memory of one process and all that came from it."""
+"""CPU seconds and memory of one process and all its descendants."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """Have processes whose parent ends become children of this one, so that none gets lost."""
+    """Make processes whose parent exits children of this one, so that none is lost."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def cpu_of(pid: int) -> float:
-    """CPU seconds of one process so far, in steps of a hundredth."""
+    """Return the CPU seconds of one process so far, in steps of a hundredth."""
     fields = _stat(pid)
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def tree(root: int) -> list[int]:
-    """A process and all that came from it."""
+    """Return a process and all its descendants."""
     children: dict[int, list[int]] = defaultdict(list)
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -40,14 +40,14 @@ def tree(root: int) -> list[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat behind the name: state, parent, … (11 and 12: CPU ticks)."""
+    """Return the fields of /proc/PID/stat after the name: state, parent, … (11, 12: CPU ticks)."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 class Cpu:
-    """Adds up the CPU seconds of a tree of processes, also of those that end meanwhile.
+    """Adds up the CPU seconds of a process tree, including processes that exit in the meantime.
 
-    Looks ten times a second: what a process did after the last look at it is lost.
+    It samples ten times a second: CPU time after a process's last sample is lost.
     """
 
     def __init__(self, root: int) -> None:
@@ -70,16 +70,16 @@ class Cpu:
 
     @property
     def seconds(self) -> float:
-        """CPU seconds since the beginning."""
+        """CPU seconds since the block started."""
         return sum(self._last.values()) - sum(self._began.values())
 
     @property
     def total(self) -> float:
-        """CPU seconds since the tree's first process began."""
+        """CPU seconds since the tree's first process started."""
         return sum(self._last.values())
 
     def by_kind(self) -> dict[str, float]:
-        """The same, of the driver, Java and the workers."""
+        """Return the CPU seconds of the block for the driver, Java and the workers."""
         found: dict[str, float] = defaultdict(float)
         for pid, seconds in self._last.items():
             found[_kind(pid, self._root)] += seconds - self._began.get(pid, 0.0)
@@ -96,11 +96,11 @@ class Cpu:
 
 
 class Memory:
-    """Watches a tree of processes from a thread; `peak` is the largest PSS of each kind, in MiB."""
+    """Watches a process tree from a thread; `peak` is the largest PSS of each kind, in MiB."""
 
     def __init__(self, root: int, interval: float = 0.25) -> None:
         self.peak: dict[str, float] = {}
-        self.samples: list[float] = []  # of all together, MiB
+        self.samples: list[float] = []  # of all processes together, MiB
         self._root = root
         self._interval = interval
         self._end = threading.Event()

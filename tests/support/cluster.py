@@ -1,6 +1,6 @@
-"""A Redis Cluster of processes of our own: three masters and their replicas on loopback ports.
+"""A Redis Cluster of local processes: three masters and their replicas on loopback ports.
 
-It is made by commands, without redis-cli, and with a short time to fail over:
+It is created with commands, without redis-cli, and fails over quickly:
 
     with Cluster(find_binary("valkey")) as cluster:
         cluster.master_of("stream:topic:{orders:p:0}").kill()
@@ -26,7 +26,7 @@ BUS = 10_000
 
 
 class Node(ProcessServer):
-    """A node; `call` talks to it alone. With `certificates` it speaks TLS only, also on the bus."""
+    """A node; `call` addresses it alone. With `certificates` it uses only TLS, on the bus too."""
 
     def __init__(self, binary: Path, certificates: Path | None, **more: str) -> None:
         self._certificates = certificates
@@ -56,7 +56,7 @@ class Node(ProcessServer):
     def settings(self) -> config.Redis:
         if self._certificates is None:
             return super().settings
-        # Over TLS it tells clients the ports of TLS.
+        # Over TLS, it sends clients the TLS ports.
         return tls.settings(f"rediss://127.0.0.1:{self._port}", self._certificates)
 
     def call(self, *command: Any) -> Any:
@@ -64,19 +64,19 @@ class Node(ProcessServer):
         return self._link.execute(*command)
 
     def refusals(self, code: str) -> int:
-        """How often it has answered with an error of a code since it was started."""
+        """Return the number of error replies with this code since the node started."""
         for line in self.call("INFO", "errorstats").decode().splitlines():
             if line.startswith(f"errorstat_{code}:"):
                 return int(line.partition("=")[2].partition(",")[0])
         return 0
 
     def state(self) -> dict[str, str]:
-        """CLUSTER INFO."""
+        """Return CLUSTER INFO."""
         text = self.call("CLUSTER", "INFO").decode()
         return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
     def role(self) -> str:
-        """`master` or `slave`."""
+        """Return `master` or `slave`."""
         found: bytes = self.call("ROLE")[0]
         return found.decode()
 
@@ -94,7 +94,7 @@ class Node(ProcessServer):
 
 
 class Cluster:
-    """The nodes. `masters` and `replicas` were so at the start: a failover changes the roles."""
+    """The nodes. `masters` and `replicas` are the roles at the start: a failover changes them."""
 
     def __init__(
         self,
@@ -118,18 +118,18 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """Names two of the nodes, which is enough to find the others."""
+        """Two of the nodes, which is enough to find the others."""
         first, last = self.masters[0], (self.replicas or self.masters)[-1]
         return f"{self._scheme}+cluster://127.0.0.1:{first.port},127.0.0.1:{last.port}"
 
     def master_of(self, key: str) -> Node:
-        """The living node that serves the slot of a key now."""
+        """Return the running node that serves the slot of a key now."""
         address = self.map().master_of(slot_of(key))
         assert address is not None
         return next(node for node in self.nodes if node.port == address.port)
 
     def replica_of(self, master: Node) -> Node:
-        """The replica of a master, as it is now."""
+        """Return the current replica of a master."""
         for node in self.nodes:
             if node.running and node is not master:
                 role, *facts = node.call("ROLE")
@@ -138,16 +138,16 @@ class Cluster:
         raise AssertionError("it has no replica")
 
     def map(self) -> SlotMap:
-        """Who serves what, as the first living node sees it."""
+        """Return the slot map that the first running node reports."""
         node = next(node for node in self.nodes if node.running)
         return SlotMap.parse(node.call("CLUSTER", "SLOTS"), _address(node))
 
     def wait_ok(self, timeout: float = READY_SECONDS) -> None:
-        """Wait until all living nodes say that all slots are served, and by whom."""
+        """Wait until all running nodes agree that all slots are served, and by which nodes."""
         wait_until(self._agree, timeout=timeout, what="the cluster is well", every=0.05)
 
     def wait_promoted(self, node: Node, timeout: float = READY_SECONDS) -> None:
-        """Wait until a replica has become master, and all know."""
+        """Wait until a replica has become master and all nodes know it."""
         wait_until(
             lambda: node.role() == "master" and self._agree(),
             timeout=timeout,
@@ -162,12 +162,12 @@ class Cluster:
                 node.call("FLUSHALL")
 
     def all_keys(self) -> list[str]:
-        """All keys of all masters."""
+        """Return all keys of all masters."""
         masters = [node for node in self.nodes if node.running and node.role() == "master"]
         return [key.decode() for node in masters for key in node.call("KEYS", "*")]
 
     def begin_move(self, key: str) -> tuple[Node, Node]:
-        """Have the slot of a key leave its node for another: both know, nothing has moved."""
+        """Start moving the slot of a key to another node: both nodes know, but no key has moved."""
         source = self.master_of(key)
         others = (node for node in self.nodes if node is not source and node.role() == "master")
         target = next(others)
@@ -176,7 +176,7 @@ class Cluster:
         return source, target
 
     def end_move(self, key: str, target: Node) -> None:
-        """Move what is left, and have all nodes know that the slot has moved."""
+        """Move the remaining keys, and assign the slot to the new node."""
         source, slot = self.master_of(key), slot_of(key)
         while keys := source.call("CLUSTER", "GETKEYSINSLOT", slot, 100):
             source.migrate(target, *keys)
@@ -184,7 +184,7 @@ class Cluster:
             node.call("CLUSTER", "SETSLOT", slot, "NODE", target.id)
 
     def close(self) -> None:
-        """End all nodes."""
+        """Stop all nodes."""
         for node in self.nodes:
             node.close()
 
@@ -236,7 +236,7 @@ class Cluster:
 
 
 def _ports() -> tuple[int, int]:
-    """A port, and the one of the cluster's bus, which before version 7 cannot be chosen."""
+    """Return a port, and the port of the cluster bus, which has a fixed offset before version 7."""
     while True:
         port = free_port()
         bus = port + BUS

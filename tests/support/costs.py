@@ -1,10 +1,10 @@
-"""What work costs in counts that are the same on every machine.
+"""Measure the cost of work in counts that are the same on every machine.
 
-A round trip is a write of ours after something was read: sockets count that themselves. Commands
-and calls of scripts are those that the server says it has executed, within scripts too.
+A round trip is a write by this process after a read; the sockets count it. The counts of commands
+and script calls come from the server, including commands within scripts.
 
-The costs stand in docs/internals/costs.md; a test that measures one compares it with its row
-there, or writes the row (`make bench NAME=costs`).
+docs/internals/costs.md lists the costs. A test that measures a cost compares it with its row there,
+or writes the row (`make bench NAME=costs`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ORIGINAL = socket.socket
 
 
 class Cost:
-    """What was counted: `commands` by name in small letters, and `trips`."""
+    """The counts: `commands` by name in lower case, and `trips`."""
 
     def __init__(self, commands: Counter[str] | None = None, trips: int = 0) -> None:
         self.commands = commands or Counter()
@@ -39,12 +39,12 @@ class Cost:
 
     @property
     def total(self) -> int:
-        """All commands, those within scripts too."""
+        """All commands, including those within scripts."""
         return sum(self.commands.values())
 
     @property
     def sent(self) -> Counter[str]:
-        """The commands by name; only where no script ran are these all that were sent."""
+        """The commands by name. They equal the sent commands only if no script ran."""
         return Counter({name: count for name, count in self.commands.items() if count})
 
     def __sub__(self, other: Cost) -> Cost:
@@ -62,13 +62,13 @@ class Cost:
 
 
 class CountingSocket(socket.socket):
-    """Counts round trips, of all connections together."""
+    """Counts the round trips of all connections together."""
 
     trips = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._asks = False  # something was written since something was read
+        self._asks = False  # something was written since the last read
 
     def _ask(self) -> None:
         if not self._asks:
@@ -95,7 +95,7 @@ class CountingSocket(socket.socket):
 
 
 class Meter:
-    """Counts what happens on one server; `link` was opened before and is not counted."""
+    """Counts the work of one server; `link` is opened first and is not counted."""
 
     def __init__(self, link: Connection) -> None:
         self._link = link
@@ -116,7 +116,7 @@ class Meter:
             line = line.removeprefix("cmdstat_")
             name, _, rest = line.partition(":calls=")
             if rest:
-                # Redis 6.2 does not tell XINFO GROUPS from XINFO STREAM.
+                # Redis 6.2 does not distinguish XINFO GROUPS from XINFO STREAM.
                 found[name.partition("|")[0]] += int(rest.partition(",")[0])
         del found["info"]
         return found
@@ -124,7 +124,7 @@ class Meter:
 
 @contextmanager
 def counting_sockets() -> Iterator[None]:
-    """Let every socket made in the block count."""
+    """Count the round trips of every socket made in the block."""
     socket.socket = CountingSocket  # type: ignore[misc]
     try:
         yield
@@ -140,16 +140,16 @@ class Page:
         self.judges = True
 
     def holds(self, what: str, cost: Cost, *, units: float = 1.0, per: str) -> None:
-        """Demand, or write, the row that says what `cost` is for each of `units`."""
+        """Check, or write, the row that gives `cost` per unit."""
         numbers = [_number(n / units) for n in (cost.trips, cost.scripts, cost.total)]
         self.say(what, per, *numbers)
 
     def say(self, what: str, *cells: str) -> None:
-        """Demand, or write, a row."""
+        """Check, or write, a row."""
         self._row(what, cells, judged=self.judges)
 
     def report(self, what: str, *cells: str) -> None:
-        """Write a row that nobody demands."""
+        """Write a row that is not checked."""
         self._row(what, cells, judged=False)
 
     def _row(self, what: str, cells: tuple[str, ...], *, judged: bool) -> None:
@@ -167,12 +167,12 @@ def _number(value: float) -> str:
     return f"{value:,.1f}".removesuffix(".0")
 
 
-# --- what lies around -----------------------------------------------------------------------------
+# --- stored data ----------------------------------------------------------------------------------
 
 DAY = 86_400.0
-FEW, MANY = 100, 10_000  # nothing may cost more beside many than beside few
+FEW, MANY = 100, 10_000  # nothing may cost more with many than with few
 
-# Written by the server itself, because ten thousand of each kind are many.
+# Written by the server itself, for speed: there are ten thousand of each kind.
 _STREAM = "for i = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'payload', ARGV[2]) end"
 _LETTERS = """local time, id = redis.call('TIME'), '*'
 local old = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000) - ARGV[3])
@@ -188,34 +188,34 @@ redis.call('HSET', KEYS[2], member, cmsgpack.pack({'payload', ARGV[2]})) end"""
 
 
 def backlog(desk: Desk, count: int, body: str = "x") -> None:
-    """Let messages wait unread."""
+    """Add `count` unread messages."""
     desk.do("EVAL", _STREAM, 1, desk.stream, count, body)
 
 
 def letters(desk: Desk, count: int, body: str = "x", age: float = 0.0) -> None:
-    """Let so many messages be dead, for `age` seconds; the oldest come first."""
+    """Add `count` dead letters, `age` seconds old, the oldest first."""
     desk.do("EVAL", _LETTERS, 1, desk.dlq, count, body, round(age * 1000))
 
 
 def retries(desk: Desk, count: int, body: str = "x", ahead: float = DAY) -> None:
-    """Let so many retries wait, due in `ahead` seconds and each a millisecond later."""
+    """Add `count` retries, due in `ahead` seconds and each a millisecond later."""
     desk.do("EVAL", _DELAYED, 2, desk.delayed, desk.items, count, body, round(ahead * 1000))
 
 
 def delayed(desk: Desk, count: int, body: str = "x", ahead: float = DAY) -> None:
-    """Let so many retries wait, and as many scheduled sends."""
+    """Add `count` retries and as many scheduled sends."""
     retries(desk, count, body, ahead)
     schedule = (desk.scheduled, desk.scheduled_items)
     desk.do("EVAL", _DELAYED, 2, *schedule, count, body, round(ahead * 1000))
 
 
 def beside(desk: Desk, count: int) -> None:
-    """Let so many lie there of each kind that is not to be handled now."""
+    """Add `count` entries of each kind that is not due now."""
     letters(desk, count)
     delayed(desk, count)
 
 
 def pending(desk: Desk, count: int, consumer: str = "w") -> None:
-    """Let so many be pending."""
+    """Add `count` pending messages."""
     backlog(desk, count)
     desk.fetch(count, consumer)

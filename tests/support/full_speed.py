@@ -1,7 +1,7 @@
-"""How long after a fault a fleet handles messages at full speed again.
+"""Measure how soon after a fault a fleet handles messages at full speed again.
 
-The handlers sleep, so that the speed is that of the settings, not of the machine. A backlog keeps
-all lanes busy from before the fault until after it.
+The handlers sleep, so the settings determine the speed, not the machine. A backlog keeps all lanes
+busy from before the fault until after it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SLEEP_SECONDS = 0.05
 LANES = 8  # 160 messages per second and partition
 BACKLOG_SECONDS = 60
 WINDOW_SECONDS = 0.5
-FULL = 0.8  # part of the rate before the fault that counts as full speed
+FULL = 0.8  # the fraction of the rate before the fault that counts as full speed
 STEADY_SECONDS = 3.0  # of full speed, before a fault is over
 PATIENCE_SECONDS = 25.0
 
@@ -35,7 +35,7 @@ CONSUMER = {"concurrency": LANES, "order": "none"}
 
 
 def seconds_until_full(times: Sequence[float], fault: float, rate: float) -> float | None:
-    """Return the seconds from a fault until the speed is full and stays so, None if it is not yet.
+    """Return the seconds from a fault until the speed is full and stays so, None if not yet.
 
     `times` are the ends of runs in order, on the clock of `fault`; `rate` is in runs per second.
     The speed is full at a run if WINDOW_SECONDS of the rate follow it, and stays full if this holds
@@ -51,7 +51,7 @@ def seconds_until_full(times: Sequence[float], fault: float, rate: float) -> flo
 
 
 class Load:
-    """Messages for daemons that share one ledger, and the times at which their runs ended."""
+    """Messages for daemons that share one ledger, and the end times of their runs."""
 
     def __init__(self, daemon: Daemon) -> None:
         """Send the backlog, and wait until it is handled at a steady rate."""

@@ -1,7 +1,7 @@
-"""Hosts that can be lost: process trees of their own, in which a handler can kill everything.
+"""Hosts that can be lost: separate process trees, in which a handler can kill every process.
 
-A host is a pid namespace. Its first process is a shell that waits for the daemon; when that is gone
-the shell ends, and the kernel kills whatever else lives there, as a power cut does.
+A host is a pid namespace. Its first process is a shell that waits for the daemon. When the daemon
+exits, the shell exits, and the kernel kills all other processes there, like a power cut.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import pytest
 
 from tests.support.daemon import OBEDIENT, Daemon
 
-VARIABLE = "OUTSIDE"  # the pid namespace of the test, in the environment
+VARIABLE = "OUTSIDE"  # the environment variable with the pid namespace of the test
 NAMESPACE = "/proc/self/ns/pid"
 _UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 _INIT = ["sh", "-c", '"$@"; exit $?', "host"]
 
-# `lose SECONDS` ends, after that, every process of the host, unless that is the host of the test.
+# `lose SECONDS` kills every process of the host after that time, except on the host of the test.
 CODE = (
     OBEDIENT.read_text()
     + f"""
@@ -46,7 +46,7 @@ def need_hosts() -> None:
 
 
 def settle(daemon: Daemon) -> Daemon:
-    """Let the daemon live on a host of its own from now on."""
+    """Run the daemon on its own host from now on."""
     daemon.within = [*_UNSHARE, *_INIT]
     daemon.environment = {VARIABLE: str(Path(NAMESPACE).readlink())}
     return daemon

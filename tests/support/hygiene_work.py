@@ -1,6 +1,6 @@
-"""A handler that holds what does not like forks: threads, a TLS client, a gRPC client, a child.
+"""A handler with resources that do not survive forks: threads, TLS and gRPC clients, a child.
 
-Nothing of it is ever closed: whatever a worker leaves behind is streamqd's to clear away.
+It never closes any of them: streamqd must clean up after a worker.
 PEER in the environment names the ports of tests/support/echo_peer.py and its folder.
 """
 
@@ -39,14 +39,14 @@ def on_start(_context: Context) -> None:
 
 
 def busy() -> None:
-    """Hold and release locks of the allocator and the interpreter for ever."""
+    """Hold and release locks of the allocator and the interpreter forever."""
     pause = threading.Event()
     while not pause.wait(0.02):
         hashlib.sha256(b"x" * 10_000).digest()
 
 
 def handle(message: Message) -> None:
-    """Ask both peers; sometimes leave a process behind."""
+    """Call both peers; sometimes leave a process running."""
     with ledger.run(message):
         secure.sendall(message.payload)
         assert secure.recv(4096) == message.payload

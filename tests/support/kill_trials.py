@@ -1,7 +1,7 @@
-"""Instances that are struck in their supervisor: the rows of the matrix, and an instance for each.
+"""Instances whose supervisor is struck: the rows of the matrix, one instance per row.
 
-There is one supervisor in an instance, so each row has an instance of its own, in a database of its
-own; several of them live side by side.
+An instance has only one supervisor, so each row has its own instance in its own database. Several
+of them run in parallel.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tests.support.crash_points import Strikes
 from tests.support.daemon import Daemon
 from tests.support.kill_matrix import VICTIM, changes, freeze, is_at_rest, picture, thaw
 
-PATIENCE = 30.0  # seconds that a busy machine may need for what takes two
-SIDE_BY_SIDE = 6  # instances
+PATIENCE = 30.0  # seconds that a busy machine may need for 2 s of work
+SIDE_BY_SIDE = 6  # instances in parallel
 MAX_CRASHES = 2
 GATE = "go"
 
@@ -26,25 +26,26 @@ GATE = "go"
 class Row(NamedTuple):
     """One crash point, in the course of one of these:
 
-    start: the daemon starts, there is work. busy: the victim runs. crash: the victim ends its
-    process, each time. drain: the daemon is told to end while the victim runs.
+    start: the daemon starts, there is work. busy: the victim runs. crash: the victim exits its
+    process, each time. drain: the daemon is asked to stop while the victim runs.
     """
 
     point: str
     course: str
     again: int = 0  # more runs of the victim than without the fault
     after: int = 0
-    resumed: int | None = None  # the same where the next supervisor reads what this one left
+    resumed: int | None = None  # the same, if the next supervisor reads the state of this one
 
 
 ROWS = [
     *(Row(f"member_beat-{side}", "start") for side in ("calls", "called")),
-    # Of the two that a start makes, that of the registration and that for the lease, the second.
+    # A start makes two of these calls, the first for the registration. This is the second, for the
+    # lease.
     *(Row(f"group_ensure-{side}", "start", after=1) for side in ("calls", "called")),
     *(Row(f"lease_acquire-{side}", "start") for side in ("calls", "called")),
     Row("worker-forked", "start"),
     *(Row(f"lease_renew-{side}", "busy", again=1) for side in ("calls", "called")),
-    # Another instance does not know of the crash until Redis does; the next supervisor does.
+    # Another instance learns of the crash only from Redis; the next supervisor, from this one.
     Row("worker-ended", "crash", again=1, resumed=0),
     Row("worker-judged", "crash", again=1, resumed=0),
     Row("lease_refence-calls", "crash", again=1, resumed=0),
@@ -85,7 +86,7 @@ class Trial:
         self.two.close()
 
     def begin(self, act: str) -> None:
-        """Start it, with work. Without an `act` nothing will strike it."""
+        """Start the instance, with work. Without an `act`, nothing strikes it."""
         payloads = ["ok", "sleep 0.03", PAYLOADS[self.row.course], "ok", "ok"]
         self.uids = self.one.send(payloads)
         if act and self.row.course in ("start", "crash"):
@@ -96,7 +97,7 @@ class Trial:
         self.strikes.arm(self.row.point, self.where, act, self.row.after)
 
     def drive(self, act: str) -> None:
-        """Bring it to its point."""
+        """Bring the instance to its point."""
         if self.row.course in ("busy", "drain"):
             self.one.wait_run(self.uids[VICTIM], timeout=PATIENCE)
             self.arm(act)
@@ -114,21 +115,21 @@ class Trial:
         )  # fmt: skip
 
     def beat(self) -> float:
-        """When the first instance was last heard of, by the server's time."""
+        """Return the time of the first instance's last heartbeat, server time."""
         found = self.one.link.execute("ZSCORE", self.one.keys.members("default"), "one")
         return float(found or 0)
 
     def is_back(self, beat: float) -> bool:
-        """Whether the first instance has said everything since it was last heard of, or ended."""
+        """Return True if the first instance sent a new heartbeat and has no workers, or exited."""
         return not self.one.running or (self.beat() > beat and not self.one.pids())
 
     def unacked(self) -> set[str]:
-        """What has begun and is still pending, but for the victim, which the row speaks of."""
+        """Return the started messages that are still pending, except the victim of the row."""
         begun = {each.uid for each in self.one.ledger.records("start")}
         return begun & self.one.pending_uids() - {self.uids[VICTIM]}
 
     def verdict(self, again: int, unacked: Iterable[str] = ()) -> str:
-        """What is not as the model says; '' when all is."""
+        """Return the differences from the model, '' if there are none."""
         victim = self.uids[VICTIM]
         runs = {uid: Counter({1: 1}) for uid in self.uids}
         buried = []
@@ -149,7 +150,7 @@ class Trial:
 def run_killed(trials: list[Trial]) -> None:
     """Kill each supervisor at its point and start the same instance again.
 
-    All processes of its predecessor are then proven dead: nothing waits for a lease to end.
+    All processes of its predecessor are then proven dead, so nothing waits for a lease to expire.
     """
     for trial in trials:
         trial.begin("KILL")
@@ -169,7 +170,7 @@ def run_killed(trials: list[Trial]) -> None:
 
 
 def run_paused(trials: list[Trial]) -> None:
-    """Stop each instance at its point, let another take over and do all, and let it go on."""
+    """Stop each instance at its point, have another take over and finish, then resume it."""
     for trial in trials:
         trial.begin("STOP")
     for trial in trials:
@@ -178,7 +179,7 @@ def run_paused(trials: list[Trial]) -> None:
     for trial in trials:
         trial.wait_struck()
         freeze(trial.one)
-        # A worker that had just been forked may be in the middle of anything.
+        # A worker that was just forked may be in the middle of anything.
         again.append(trial.unacked() if trial.row.point == "worker-forked" else set())
         trial.two.start()
         trial.open()

@@ -1,4 +1,4 @@
-"""Workers that live in the test's own process, one after the other.
+"""Workers that run in the test's own process, one after the other.
 
 A life takes milliseconds, and the test decides at which instruction something happens.
 """
@@ -28,18 +28,18 @@ from tests.support import users
 
 Work = Callable[[Message], object]
 
-PATIENCE = 5.0  # seconds that a worker's life may take; a healthy one takes milliseconds
+PATIENCE = 5.0  # longest life of a worker in seconds; a healthy one takes milliseconds
 NEVER = (1 << 63) - 1
 _work: list[Work] = []
 
 
 def handle(message: Message) -> object:
-    """The handler of every worker here: what the test has given it."""
+    """Call the function that the test supplied, as the handler of every worker here."""
     return _work[-1](message)
 
 
 def handle_batch(batch: list[Message]) -> object:
-    """The handler of a worker that takes batches: what the test has given, for each message."""
+    """Call the function of the test for each message of a batch."""
     failed: dict[Message, BaseException] = {}
     for message in batch:
         try:
@@ -50,7 +50,7 @@ def handle_batch(batch: list[Message]) -> object:
 
 
 class Life:
-    """Lets workers live in this process."""
+    """Runs workers in this process."""
 
     def __init__(
         self, settings: Settings, slot: WorkerSlot, peer: socket.socket, own: socket.socket
@@ -68,13 +68,13 @@ class Life:
         suspects: Suspects | None = None,
         **changed: Any,
     ) -> WorkerProcess:
-        """A worker that has not begun; `changed` are settings of its consumer."""
+        """Return a worker that has not started; `changed` are settings of its consumer."""
         consumer = replace(self.settings.consumers[0], **changed)
         orders = Assignment(Lease(UNIT, token, 7), cautious, suspects or {})
         return assemble(orders, self.settings, consumer, self.slot, self._own)
 
     def run(self, worker: WorkerProcess, work: Work, patience: float = PATIENCE) -> int:
-        """Let it live until it ends, or for `patience` seconds; return its exit code."""
+        """Run a worker until it exits, or for `patience` seconds; return its exit code."""
         self.slot.command = WorkerCommand.NONE
         timer = threading.Timer(patience, self.stop)
         timer.start()
@@ -88,18 +88,18 @@ class Life:
             worker.link.close()
 
     def stop(self) -> None:
-        """Tell it to finish its message and end, as the supervisor does."""
+        """Ask the worker to finish its message and exit, as the supervisor does."""
         self.tell(WorkerCommand.STOP)
 
     def tell(self, command: WorkerCommand) -> None:
-        """Say what the supervisor wants, and wake it."""
+        """Set the command of the supervisor, and wake the worker."""
         self.slot.command = command
         self._peer.send(b"look")
 
 
 @contextmanager
 def lives(slot: WorkerSlot) -> Iterator[Callable[[str], Life]]:
-    """Make a life on the server at a URL. What a worker does to its process is undone."""
+    """Make lives on the server at a URL; undo the changes of a worker to its process."""
     peer, own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     factory, limit = logging.getLogRecordFactory(), signal.getsignal(signal.SIGUSR1)
     slot.trusted_until_ns = NEVER
@@ -111,7 +111,7 @@ def lives(slot: WorkerSlot) -> Iterator[Callable[[str], Life]]:
             handler=f"{__name__}:handle",
             backoff=Backoff("fixed", 3600.0, 3600.0, "none"),
         )
-        # A folder of its own: workers of one folder wait for each other's turn in solo mode.
+        # A separate folder: workers of one folder wait for each other's turn in solo mode.
         daemon = Daemon(instance="west-1", state_dir=Path(folder))
         settings = Settings(daemon=daemon, consumers=(consumer,))
         redis = users.acting(replace(settings.redis, url=url), "daemon")

@@ -1,7 +1,7 @@
-"""A handler that does what the payload says, and keeps the ledger. A `Daemon` copies it.
+"""A handler that obeys the payload and keeps the ledger. A `Daemon` copies it.
 
 A payload is a word and its arguments: `ok`, `sleep 0.01`, `fail`, `dead`, `exit 9`, `segv`, `kill`,
-`hold` (for ever in C, with the interpreter), `await FILE`, `leak 1000000`, `spawn` and `fork` (a
+`hold` (forever in C, with the interpreter), `await FILE`, `leak 1000000`, `spawn` and `fork` (a
 process that stays; with a FILE they wait for it).
 """
 
@@ -26,7 +26,7 @@ kept: list[bytearray] = []
 
 
 def obey(message: Message) -> None:
-    """Do what the payload says."""
+    """Obey the payload."""
     with ledger.run(message):
         word, *arguments = message.text().split()
         _WORDS[word](message, *arguments)
@@ -53,7 +53,7 @@ def _exit(_message: Message, code: str) -> None:
 
 
 def _segv(_message: Message) -> None:
-    # Without this the interpreter's fault handler would print every thread's stack first.
+    # Without this, the interpreter's fault handler would first print every thread's stack.
     signal.signal(signal.SIGSEGV, signal.SIG_DFL)
     ctypes.string_at(0)
 
@@ -63,7 +63,7 @@ def _kill(_message: Message) -> None:
 
 
 def _hold(_message: Message) -> None:
-    # Never leaves C: no signal handler and no other thread of this process runs meanwhile.
+    # It never leaves C: no signal handler and no other thread of this process runs.
     deque(repeat(None), maxlen=0)
 
 

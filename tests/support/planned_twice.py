@@ -2,7 +2,7 @@
 
     python -m tests.support.planned_twice --config streamq.toml …
 
-runs `streamqd`; it ends with an AssertionError when a plan changes what a part remembers, or logs.
+runs `streamqd`. It exits with an AssertionError if a plan changes the state of a part, or logs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PARTS = ("partitions", "rebalancer", "capacity", "replacement", "limits", "drain
 
 
 def state_of(value: object) -> object:
-    """All that a part, or a partition, remembers; not the memory that it shares with workers."""
+    """Return the state of a part or a partition, without the memory that it shares with workers."""
     if isinstance(value, dict):
         return {key: state_of(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -45,11 +45,11 @@ def unlogged() -> Iterator[None]:
 
 
 def twice(wishes: Callable[..., list[Action]], *parts: object) -> list[Action]:
-    """Return what is wished. Raises AssertionError when asking leaves a trace."""
+    """Return the planned actions. Raises AssertionError when planning leaves a trace."""
     before = [state_of(part) for part in parts]
     with unlogged():
         first, second = wishes(), wishes()
-        if first != second:  # a worker has changed its slot meanwhile, which does not go on
+        if first != second:  # a worker changed its slot in between, which happens only once
             first, second = second, wishes()
     assert first == second, f"a plan is repeated differently: {first}, then {second}"
     after = [state_of(part) for part in parts]
@@ -63,7 +63,7 @@ def twice(wishes: Callable[..., list[Action]], *parts: object) -> list[Action]:
 
 
 def main() -> None:
-    """Run the command of the arguments."""
+    """Run the command from the arguments."""
     from streamqd.cli import main as streamqd
 
     wishes = supervisor.Supervisor._wishes

@@ -1,7 +1,7 @@
-"""The handler of the soak: it does what the payload says, and keeps the ledger.
+"""The handler of the soak: it obeys the payload and keeps the ledger.
 
 A payload is the message's number, a word and an argument: `17 sleep 0.01`, `18 fail 2` (raises at
-the first two attempts), `19 dead`. Beside each run the ledger has the number and the epoch.
+the first two attempts), `19 dead`. The ledger stores the number and the epoch with each run.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import time
 from streamqd import Dead, Message
 from tests.support.ledger import Ledger
 
-# Nobody cuts the power: waiting for the disk would only blur when a run has ended.
+# The soak includes no power cut, and waiting for the disk would only blur the end of a run.
 ledger = Ledger.here(durable=False)
 
 
 def obey(message: Message) -> None:
-    """Do what the payload says."""
+    """Obey the payload."""
     number, word, *arguments = message.text().split()
     with ledger.run(message, f"{number} {message.epoch}"):
         if word == "sleep":

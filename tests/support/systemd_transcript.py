@@ -1,10 +1,10 @@
-"""Type the commands of docs/internals/transcripts/systemd.md, and write what they print.
+"""Run the commands of docs/internals/transcripts/systemd.md, and write their output.
 
     python -m tests.support.systemd_transcript
 
-A Debian of its own is made once below .cache/ and booted for each run, without a network; what
-happens in it is forgotten. In the page a command follows `$ `; what prepares one and need not be
-seen stands in a comment, `<!-- $ command -->`. Needs root, debootstrap and systemd-nspawn
+A separate Debian system is created once below .cache/ and booted for each run, without a network;
+its changes are discarded. In the page, a command follows `$ `. A command that only prepares another
+one is in a comment, `<!-- $ command -->`. Needs root, debootstrap and systemd-nspawn
 (Debian: apt-get install debootstrap systemd-container), and Debian's Python for the wheels.
 """
 
@@ -87,7 +87,7 @@ useradd --create-home ana
 
 
 class Machine:
-    """A booted Debian. Leave it by `close`."""
+    """A booted Debian. Leave it with `close`."""
 
     def __init__(self, folder: Path) -> None:
         boot = (
@@ -107,7 +107,7 @@ class Machine:
         return "running" in self.type("systemctl is-system-running")[0]
 
     def type(self, command: str) -> tuple[str, int]:
-        """Let a shell in there run a command; return what it printed, and its exit code."""
+        """Run a command in a shell of the machine; return its output and its exit code."""
         inner = [each.pid for each in psutil.Process(self._outer.pid).children()]
         if not inner:
             return "", 1
@@ -123,13 +123,13 @@ class Machine:
     def close(self) -> None:
         """Switch it off."""
         family = psutil.Process(self._outer.pid).children()
-        for each in family:  # of systemd as process 1 this is an orderly halt
+        for each in family:  # for systemd as process 1, this is an orderly halt
             each.send_signal(signal.SIGRTMIN + 3)
         self._outer.wait(60)
 
 
 def prepare(folder: Path) -> None:
-    """Make the system, unless it is there, and the wheels and files of this version."""
+    """Create the system if it is missing, and the wheels and files of this version."""
     if not (SYSTEM / "usr/bin/systemctl").exists():
         made = SYSTEM.with_suffix(".making")
         include = f"--include={PACKAGES}"
@@ -138,17 +138,17 @@ def prepare(folder: Path) -> None:
         )
         made.rename(SYSTEM)
     wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation"]
-    # redis-py wants the second with Debian's Python, 3.11.2, and not with 3.11.3.
+    # redis-py needs the second with Debian's Python, 3.11.2, but not with 3.11.3.
     wanted = [f"{ROOT}[embedded]", "async-timeout"]
     subprocess.run([*wheel, "--wheel-dir", folder / "wheels", *wanted], check=True)
-    shutil.copytree(ROOT / "systemd", folder / "units")  # not the links, what they lead to
+    shutil.copytree(ROOT / "systemd", folder / "units")  # resolves the links
     (folder / "settings").mkdir()
     for name, text in FILES.items():
         (folder / "settings" / name).write_text(text)
 
 
 def typed(machine: Machine, commands: list[str]) -> str:
-    """A block of the page, with what the commands print now."""
+    """Return a block of the page with the current output of the commands."""
     parts = []
     for command in commands:
         printed, code = machine.type(command)
@@ -160,7 +160,7 @@ def typed(machine: Machine, commands: list[str]) -> str:
 
 
 def main() -> None:
-    """Write the page anew."""
+    """Rewrite the page."""
     missing = [each for each in ("debootstrap", "systemd-nspawn") if shutil.which(each) is None]
     if missing or os.geteuid():
         sys.exit(f"left out: {PAGE.name} needs root and {' and '.join(missing) or 'its tools'}")

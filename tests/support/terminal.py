@@ -1,7 +1,7 @@
-"""A program in a terminal: a pty, and just enough of a screen to read what it shows.
+"""A program in a terminal: a pty, and just enough of a screen to read its output.
 
-Understood are the sequences that `streamqd top` writes, and whatever else would be an error: text,
-line ends, the cursor to the upper left, erasing, attributes, and the modes of the screen.
+The screen understands the sequences that `streamqd top` writes: text, line ends, the cursor to the
+upper left, erasing, attributes, and screen modes. Any other sequence is an error.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _SEQUENCE = re.compile(r"\x1b\[(\??)([0-9;]*)([A-Za-z])")
 
 
 def _as_shell(command: list[str], env: dict[str, str], told: int) -> NoReturn:
-    """Run a command in the foreground as a shell does: without one, nothing can be stopped.
+    """Run a command in the foreground, as a shell does: without a shell, nothing can be stopped.
 
-    A process group without a parent in its session is never stopped by Ctrl-Z.
+    Ctrl-Z never stops a process group without a parent in its session.
     """
     pid = os.fork()
     if not pid:
@@ -44,7 +44,7 @@ def _as_shell(command: list[str], env: dict[str, str], told: int) -> NoReturn:
 
 
 class Terminal:
-    """One program in a terminal of its own. `shown` is what a person would see."""
+    """One program in its own terminal. `shown` is the screen that a person would see."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Terminal:
         self.modes: set[str] = set()  # private modes that are on
         self.code: int | None = None
         self._unread = b""
-        self._whole = ""  # the screen before the frame that is being written
+        self._whole = ""  # the screen before the frame in progress
         self._cells = [[" "] * columns for _ in range(lines)]
         self._at = (0, 0)
         tell, told = os.pipe()
@@ -101,21 +101,21 @@ class Terminal:
 
     @property
     def echoes(self) -> bool:
-        """Whether the terminal shows what is typed and waits for whole lines."""
+        """True if the terminal echoes typed text and waits for whole lines."""
         return bool(termios.tcgetattr(self._master)[3] & termios.ECHO) and bool(
             termios.tcgetattr(self._master)[3] & termios.ICANON
         )
 
     @property
     def shown(self) -> str:
-        """The screen as text, as the last whole frame has left it."""
+        """The screen as text, after the last whole frame."""
         return self._whole if "2026" in self.modes else self._text()
 
     def _text(self) -> str:
         return "\n".join("".join(row).rstrip() for row in self._cells)
 
     def wait_for(self, condition: Callable[[], object], what: str, timeout: float = 20.0) -> None:
-        """Read what the program writes until `condition` is true."""
+        """Read the program's output until `condition` is true."""
         deadline = time.monotonic() + timeout
         while not condition():
             if time.monotonic() > deadline:
@@ -128,7 +128,7 @@ class Terminal:
         self.wait_for(lambda: text in self.shown, f"the screen shows {text!r}", timeout)
 
     def wait_end(self, timeout: float = 10.0) -> int:
-        """Wait for the end of the program; return its exit code, as a shell tells it."""
+        """Wait until the program exits; return its exit code as a shell reports it."""
         self.wait_for(lambda: self.code is not None, "it ends", timeout)
         while self._read(0.0):
             pass
@@ -137,7 +137,7 @@ class Terminal:
 
     @property
     def stopped(self) -> bool:
-        """Whether the program is stopped, as by Ctrl-Z."""
+        """True if the program is stopped, as by Ctrl-Z."""
         stat = Path(f"/proc/{self.pid}/stat").read_text()
         return stat.rpartition(")")[2].split()[0] == "T"
 
@@ -156,7 +156,7 @@ class Terminal:
         except OSError:  # the other end is closed
             return False
         self._unread += raw
-        # A character or a sequence may have been cut in two: it waits for its rest.
+        # A character or a sequence may be cut in two: its first part waits for the rest.
         text = self._unread.decode("utf-8", "ignore")
         begun = text.rfind("\x1b")
         whole = text if begun < 0 or _SEQUENCE.match(text, begun) else text[:begun]
@@ -185,7 +185,7 @@ class Terminal:
                 case "\x1b":
                     raise AssertionError(f"an unknown sequence: {text[at : at + 8]!r}")
                 case character:
-                    # Without wrapping, what is too long overwrites the last column.
+                    # Without wrapping, excess characters overwrite the last column.
                     self._cells[row][min(column, self.columns - 1)] = character
                     self._at = (row, column + 1)
             at += 1

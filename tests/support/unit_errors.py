@@ -2,12 +2,12 @@
 
     python -m tests.support.unit_errors --config streamq.toml …
 
-runs `streamqd` with a wrapper around every function that is called for a unit: one of its arguments
-is the unit, or something of it. The list of these calls is written to the file that UNIT_ERRORS
-names as they come: role, name, and whether the call was isolated. A file `STRIKE` beside it, with a
-role, a name and a unit, makes that call raise, once.
+runs `streamqd` with a wrapper around every function that is called for a unit, so that one of its
+arguments is the unit or a part of it. These calls are appended to the file that UNIT_ERRORS names:
+role, name, and whether the call was isolated. A file `STRIKE` next to it, with a role, a name and a
+unit, makes that call raise, once.
 
-Nothing of this is in streamqd itself: the wrappers are put in place before it forks.
+streamqd itself contains no wrappers: they are installed before it forks.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ PARTS = (
     *("supervisor", "housekeeper", "store", "policy", "logs", "scoreboard", "process"),
     *("registration", "failures", "long_poll", "idle_reason", "schedules"),
 )
-# The seam itself, and what it does after an error: striking there would be a second fault.
+# The seam itself, and its work after an error: a strike there would be a second fault.
 SEAM = "isolation"
 
 
 class StruckError(Exception):
-    """The error that is raised: no code of streamqd expects it."""
+    """The injected error: no code of streamqd expects it."""
 
 
 class Site(NamedTuple):
@@ -51,7 +51,7 @@ class Site(NamedTuple):
 
 
 class Places:
-    """The files by which a test and a daemon tell each other of calls and strikes."""
+    """The files through which a test and a daemon exchange calls and strikes."""
 
     def __init__(self, path: Path) -> None:
         self.sites = path
@@ -59,7 +59,7 @@ class Places:
         self.first_path = path.with_name("STRIKE-FIRST")  # another strike, which leads to the other
 
     def read(self) -> dict[Site, bool]:
-        """The calls so far, and whether each was isolated whenever it came."""
+        """Return the calls so far, each with True if it was always isolated."""
         found: dict[Site, bool] = {}
         if self.sites.exists():
             for line in self.sites.read_text().splitlines():
@@ -76,12 +76,12 @@ class Places:
 
     @property
     def struck(self) -> bool:
-        """Whether the strike that was armed last has come."""
+        """True if the strike armed last has happened."""
         return not self.strike_path.exists()
 
 
 def subject(value: object) -> tuple[str, int, str] | None:
-    """The unit that a value is, or is about; of a partition of all groups the group is ''."""
+    """Return the unit that a value is or refers to; without a group, the group is ''."""
     if isinstance(value, Unit):
         return tuple(value)
     if type(value) is tuple and len(value) == 2 and type(value[1]) is int:
@@ -110,10 +110,10 @@ class Watch:
         self._places = places
         self._isolated: list[tuple[str, int]] = []
         self._seen: set[tuple[str, str, bool]] = set()
-        self._pid = 0  # of the process that is at work: its children are not
+        self._pid = 0  # of the process at work: its children do not count
 
     def seam(self, function: FunctionType) -> Callable[..., Any]:
-        """See what is isolated: `run` of the supervisor, what `of` returns in the housekeeper."""
+        """Wrap isolated calls: `run` of the supervisor, the result of `of` in the housekeeper."""
         if function.__name__ == "run":
             return self._isolating(function, 1)
         if function.__name__ == "of":
@@ -134,7 +134,7 @@ class Watch:
         return isolated
 
     def turn(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """See that the process is at work: what it did before is its start."""
+        """Note that the process is at work: its earlier calls belong to its start."""
 
         @wraps(function)
         def begun(*args: Any) -> Any:
@@ -177,7 +177,7 @@ class Watch:
 
 
 def install(path: Path) -> None:
-    """Put the wrappers in place, in all modules that know a function."""
+    """Install the wrappers in all modules that refer to a function."""
     watch = Watch(Places(path))
     streamqd = importlib.import_module("streamqd")
     for found in pkgutil.walk_packages(streamqd.__path__, "streamqd."):
@@ -215,7 +215,7 @@ def _wrapped(watch: Watch, module: ModuleType, function: FunctionType) -> Callab
     if area.endswith(f".{SEAM}"):
         return watch.seam(function)
     if name in ("housekeeper.promoter:Promoter._try", "housekeeper.promoter:Promoter._forget"):
-        return function  # a part of the seam, and what it calls after an error
+        return function  # part of the seam, and called by it after an error
     if name in ("supervisor.supervisor:Supervisor._tick", "housekeeper:Housekeeper._round"):
         return watch.turn(function)
     return function if inspect.isgeneratorfunction(function) else watch.call(name, function)

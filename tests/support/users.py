@@ -1,8 +1,8 @@
 """The users of etc/acl, on a server of the suite.
 
-With `pytest --acl` every server that the suite starts has them, and what is tested works as one of
-them: daemons, workers and housekeepers as `daemon`, verbs as `admin`, the producer of a `Daemon` as
-`producer`. What a test itself does is done by the server's default user, who may do all.
+With `pytest --acl`, every server that the suite starts has these users, and the tested code works
+as one of them: daemons, workers and housekeepers as `daemon`, commands as `admin`, the producer of
+a `Daemon` as `producer`. The test itself uses the server's default user, which has all permissions.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ _chosen: list[str] = []  # --acl, once
 
 
 def choose() -> None:
-    """Let all servers that are started from now on have the users, and all that is tested too."""
+    """Give all servers started from now on the users, and use them in all tested code."""
     _chosen.append("--acl")
 
 
 def chosen() -> bool:
-    """Whether the suite runs with --acl."""
+    """Return True if the suite runs with --acl."""
     return bool(_chosen)
 
 
 def section(name: str) -> dict[str, str]:
-    """What of `[redis]` makes a configuration that of a user; nothing without --acl."""
+    """Return the `[redis]` settings that select a user, or none without --acl."""
     return {"username": read(name).user} if _chosen else {}
 
 
 def acting(redis: config.Redis, name: str) -> config.Redis:
-    """The settings as those of a user; as they are without --acl."""
+    """Return the settings for a user, or unchanged without --acl."""
     return replace(redis, **section(name))
 
 
 def file() -> str:
-    """The text of an ACL file for a server of the suite; nobody has a password."""
+    """Return the text of an ACL file for a server of the suite, without passwords."""
     lines = ["user default on nopass ~* &* +@all", *(f"{line(name)} nopass" for name in NAMES)]
     return "\n".join(lines) + "\n"
 
 
 class User(NamedTuple):
-    """What a file says, its selectors included. Commands as `hget` and `xinfo|stream`."""
+    """The content of a file with its selectors. Commands look like `hget` and `xinfo|stream`."""
 
     user: str
     keys: set[str]
@@ -57,7 +57,7 @@ class User(NamedTuple):
 
 
 def line(name: str, *, older: bool = False) -> str:
-    """The line of a file: all that it holds. `older`: for Redis 6.2, where there is another one."""
+    """Return the only line of a file. `older`: the variant for Redis 6.2, if there is one."""
     path = FOLDER / f"{name}.acl"
     if older and (OLDER / path.name).exists():
         path = OLDER / path.name
@@ -73,12 +73,12 @@ def read(name: str, *, older: bool = False) -> User:
 
 
 def rules(text: str) -> list[str]:
-    """The arguments of `ACL SETUSER` behind the word `user`: a selector is one of them."""
+    """Return the arguments of `ACL SETUSER` after the word `user`. A selector is one argument."""
     return re.findall(r"\([^)]*\)|\S+", text)[1:]
 
 
 def grant(link: Connection, *, without: str = "") -> None:
-    """Make the users, each without a password, and without one right when it is named."""
+    """Create the users without passwords, and without one permission if it is named."""
     older = not has_selectors(link)
     for name in NAMES:
         granted = [rule for rule in rules(line(name, older=older)) if rule != f"+{without}"]
@@ -86,7 +86,7 @@ def grant(link: Connection, *, without: str = "") -> None:
 
 
 def has_selectors(link: Connection) -> bool:
-    """Whether the server knows selectors, as Redis 7 and Valkey do."""
+    """Return True if the server supports selectors, as Redis 7 and Valkey do."""
     try:
         link.execute("ACL", "SETUSER", "streamqd-probe", "(+get)")
     except RedisRefused:
@@ -96,7 +96,7 @@ def has_selectors(link: Connection) -> bool:
 
 
 def revoke(link: Connection) -> None:
-    """Take them away; their connections end. With --acl they are as they were."""
+    """Delete the users, which closes their connections. With --acl, restore them instead."""
     if _chosen:
         grant(link)
         return

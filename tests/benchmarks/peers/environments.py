@@ -1,8 +1,8 @@
 """An environment for each system, so that none sees another's libraries.
 
-requirements/NAME.in says what is wanted, requirements/NAME.txt what is installed: each package of
-the environment with its version. `python -m tests.benchmarks.peers.environments NAME ...` writes
-the second anew from the first, with the newest versions that may be had.
+requirements/NAME.in lists the required packages, and requirements/NAME.txt every installed package
+with its version. `python -m tests.benchmarks.peers.environments NAME ...` rewrites the second from
+the first, with the newest available versions.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tests.benchmarks.peers.systems import SYSTEMS, System
 
 HERE = Path(__file__).parent
 CACHE = HERE.parents[2] / ".cache" / "bench"
-OWN = ("streamqd", "redis", "hiredis", "psutil")  # of this repository's, what a worker imports
-TOOLS = {"pip", "setuptools", "wheel"}  # of a new environment, and of no concern here
+OWN = ("streamqd", "redis", "hiredis", "psutil")  # imported by a worker of this repository
+TOOLS = {"pip", "setuptools", "wheel"}  # come with every new environment and are ignored
 
 
 def prepare(system: System) -> Path | None:
-    """Install it when it is not; return its folder of commands, None when it cannot be had."""
+    """Install a system if needed; return its folder of commands, None if it is not available."""
     if not system.environment:
         return Path(sys.executable).parent
     home = CACHE / system.environment
@@ -43,7 +43,7 @@ def prepare(system: System) -> Path | None:
 
 
 def packages(system: System, folder: Path) -> dict[str, str]:
-    """What is installed in its environment, by name: the versions."""
+    """Return the installed versions of its environment, by package name."""
     if system.node:
         return _modules(folder.parents[1])
     code = (
@@ -57,7 +57,7 @@ def packages(system: System, folder: Path) -> dict[str, str]:
 
 
 def renew(name: str) -> None:
-    """Write requirements/NAME.txt anew, from an environment that is made from NAME.in."""
+    """Rewrite requirements/NAME.txt from an environment that is made from NAME.in."""
     system = next(each for each in SYSTEMS if each.environment == name)
     home = CACHE / name
     if not _install(home, _wanted(_requirements(name, "in")), node=system.node):
@@ -95,7 +95,7 @@ def _modules(home: Path) -> dict[str, str]:
     found = {
         path.rpartition("node_modules/")[2]: each["version"]
         for path, each in lock["packages"].items()
-        if "cpu" not in each  # what belongs to one kind of processor comes with what wants it
+        if "cpu" not in each  # packages for one CPU type come with the package that needs them
     }
     done = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True)
     return {"node": done.stdout.strip().removeprefix("v"), **found}

@@ -1,4 +1,4 @@
-"""Where one system runs: its folder, its files, its processes, on a server that others filled."""
+"""The folder, files and processes of one system, on a server that the caller provides."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Stage:
 
     @contextlib.contextmanager
     def fresh(self) -> Iterator[None]:
-        """Begin with an empty server and an empty folder; end with no process left."""
+        """Start with an empty server and an empty folder; stop all processes at the end."""
         self.client.flushall()
         with tempfile.TemporaryDirectory() as folder:
             self.folder = Path(folder)
@@ -57,19 +57,19 @@ class Stage:
                 self._stop()
 
     def start(self) -> None:
-        """Start all processes that the system consists of."""
+        """Start all processes of the system."""
         self.processes = [self.spawn(command) for command in self.system.workers]
 
     def spawn(self, command: tuple[str, ...]) -> subprocess.Popen[bytes]:
-        """Start one of them; what it prints is appended to workers.log."""
+        """Start one process; its output is appended to workers.log."""
         return self._spawned(self._command(command))
 
     def keep_sending(self, mode: str, count: int) -> None:
-        """As `send`, but nobody waits for the end."""
+        """Send like `send`, but in the background."""
         self.senders.append(self._spawned(self._driving(mode, count)))
 
     def send(self, mode: str, count: int) -> float:
-        """Jobs per second of one process that sends `count` of them, as drive.py says."""
+        """Send `count` jobs from one process with drive.py; return jobs per second."""
         command = self._driving(mode, count)
         done = subprocess.run(
             command, env=self.env(), cwd=self._apps(), capture_output=True, text=True
@@ -79,7 +79,7 @@ class Stage:
         return (count - 1) / float(done.stdout.split()[-1])
 
     def env(self) -> dict[str, str]:
-        """The environment of its processes."""
+        """Return the environment of its processes."""
         return {
             **os.environ,
             **self.system.env,
@@ -91,7 +91,7 @@ class Stage:
         }
 
     def printed(self) -> str:
-        """The end of what its processes printed."""
+        """Return the end of the output of its processes."""
         log = self.folder / "workers.log"
         return log.read_text(errors="replace")[-2000:] if log.exists() else ""
 
