@@ -1,6 +1,6 @@
-"""Real lines of an access log, parsed in two groups: as the daemon has it, and as the bare loop.
+"""Real lines of an access log, parsed in two groups, for the daemon and the bare loop.
 
-Workers import this module, so it needs nothing of the benchmarks.
+Workers import this module, so it imports nothing from the benchmarks.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ _agents: Counter[str] = Counter()
 
 
 def hits(message: Message) -> None:
-    """Count a request by its path; the line that is cut off becomes a dead letter."""
+    """Count a request by its path; the truncated line becomes a dead letter."""
     _paths[weblog.parse(message.text()).path] += 1
 
 
 def agents(message: Message) -> None:
-    """Count a request by the program that sent it."""
+    """Count a request by its user agent."""
     _agents[weblog.parse(message.text()).agent] += 1
 
 
 def bare_hits(fields: Any) -> None:
-    """The same of the fields of an entry; nobody keeps the line that is cut off."""
+    """Count the fields of an entry like `hits`, but drop the truncated line."""
     with contextlib.suppress(Dead):
         _paths[weblog.parse(_text(fields)).path] += 1
 
 
 def bare_agents(fields: Any) -> None:
-    """As `bare_hits`."""
+    """Count the fields of an entry like `agents`, but drop the truncated line."""
     with contextlib.suppress(Dead):
         _agents[weblog.parse(_text(fields)).agent] += 1
 
 
 def lines() -> list[bytes]:
-    """All lines of the log."""
+    """Return all lines of the log."""
     with gzip.open(LOG) as log:
         return [line.rstrip(b"\n") for line in log]
 

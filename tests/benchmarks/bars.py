@@ -1,4 +1,4 @@
-"""Bars: what a figure has to reach, in a line that says whether it does."""
+"""Bars: the required figures, and a line that reports whether each is met."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psutil
 
 
 class Bar(NamedTuple):
-    """A figure and its bar. Figures are ratios of one run, where they are not said to be others."""
+    """A figure and its bar. Figures are ratios within one run unless their name gives a unit."""
 
     what: str
     value: float
@@ -20,25 +20,25 @@ class Bar(NamedTuple):
 
     @property
     def met(self) -> bool:
-        """Whether the figure reaches its bar."""
+        """True if the figure reaches its bar."""
         return self.value <= self.bar if self.at_most else self.value >= self.bar
 
     def line(self) -> str:
-        """The bar as a line of text."""
+        """Return the bar as a line of text."""
         side = "at most" if self.at_most else "at least"
         state = "met" if self.met else "NOT MET"
         return f"{state:8} {self.what}: {self.value:,.6g} ({side} {self.bar:,.6g})"
 
 
 def show(bars: Iterable[Bar]) -> list[dict[str, Any]]:
-    """Print the bars; return them as JSON has them."""
+    """Print the bars; return them as JSON data."""
     bars = list(bars)
     print("\n".join(bar.line() for bar in bars))
     return [bar._asdict() | {"met": bar.met} for bar in bars]
 
 
 class Work(NamedTuple):
-    """What handling messages took: messages/s, and CPU in us for each message."""
+    """The cost of handling messages: messages/s, and CPU in us per message."""
 
     rate: float
     workers_us: float
@@ -46,7 +46,7 @@ class Work(NamedTuple):
 
 
 class Meter:
-    """Measures the CPU of processes from its making to `us`."""
+    """Measures the CPU use of processes from its creation to `us`."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._pids = list(pids)
@@ -54,7 +54,7 @@ class Meter:
         self.began = time.monotonic()
 
     def us(self, messages: int) -> float:
-        """CPU since it was made, in us for each of so many messages."""
+        """Return the CPU time since the creation, in us per message."""
         return (self._used() - self._before) / 1000 / messages
 
     def _used(self) -> int:
@@ -63,6 +63,6 @@ class Meter:
 
 
 def workers_of(supervisor: int) -> list[int]:
-    """The processes of a daemon that handle messages."""
+    """Return the pids of a daemon's workers."""
     children = psutil.Process(supervisor).children()
     return [child.pid for child in children if "worker" in " ".join(child.cmdline())]

@@ -1,9 +1,9 @@
-"""`make bench NAME=beside ARGS="--tree PATH"`: this tree beside another one, in turns.
+"""Compare this tree with another one, in turns: `make bench NAME=beside ARGS="--tree PATH"`.
 
-A machine's speed wavers within minutes, so two runs one after the other say little of two trees.
-Here each measurement is made in both within seconds, for as many rounds as asked, and what counts
-is the median of the rounds' ratios. The other tree needs an environment of its own, with its
-package installed: `python -m venv .venv && .venv/bin/pip install -e .`
+The speed of a machine changes within minutes, so two consecutive runs say little about two trees.
+This benchmark measures both trees within seconds, in each round, and reports the median of the
+rounds' ratios. The other tree needs its own environment with its package installed:
+`python -m venv .venv && .venv/bin/pip install -e .`
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> None:
 def _in_turns(measure: Callable[[], float], pythons: dict[str, str], rounds: int) -> dict[str, Any]:
     found: dict[str, list[float]] = {name: [] for name in pythons}
     for number in range(rounds):
-        # The first of a pair finds the machine as the pair before has left it: take turns in that.
+        # The first of a pair runs in the state after the previous pair, so the order alternates.
         for name in sorted(pythons, reverse=bool(number % 2)):
             quick.PYTHON = pythons[name]
             found[name].append(measure())
@@ -76,7 +76,7 @@ def _rate(handler: str, extra: str = "", **given: int) -> Callable[[str], float]
 
 
 def _ready(path: str) -> float:
-    """From the start of the daemon until each partition has a worker that runs."""
+    """Return the ms from the start of the daemon until each partition has a running worker."""
     redis.Redis(unix_socket_path=path).flushall()
     began = time.monotonic()
     with quick.daemon(path, "nothing"):
@@ -85,7 +85,7 @@ def _ready(path: str) -> float:
 
 
 def _memory(path: str, kind: str) -> float:
-    """What a worker that has handled 10,000 messages keeps: its share, or what is its own."""
+    """Return a worker's memory after 10,000 messages, in MiB: `kind` is pss or uss."""
     redis.Redis(unix_socket_path=path).flushall()
     with quick.daemon(path, "nothing") as process:
         quick.wait_ready(path)

@@ -1,8 +1,9 @@
-"""`make bench NAME=coroutines`: async handlers beside a loop of redis.asyncio, in turns.
+"""Compare async handlers with a loop of redis.asyncio, in turns: `make bench NAME=coroutines`.
 
-The loop is what a team writes without streamqd: it reads with XREADGROUP, starts one task for each
-message, and acknowledges with the next read, on the same event loop. It has no order of keys, no
-fence, no retries and no metrics. A process for each of two partitions, on this machine.
+The loop is the code that a team writes without streamqd. It reads with XREADGROUP, starts one task
+for each message, and acknowledges with the next read, on the same event loop. It has no order of
+keys, no fence, no retries and no metrics. There is one process for each of two partitions, on this
+machine.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from tests.benchmarks.quick import PARTITIONS
 from tests.benchmarks.throughput import daemon_work
 from tests.support.machine import machine
 
-LANES = 256  # messages at a time, on both sides; as many as a read brings
+LANES = 256  # messages at a time, on both sides; as many as a read returns
 KEYS = 1000
-LOOPS = {"asyncio": 1.0, "uvloop": 1.2}  # what is to be reached beside the loop of redis.asyncio
-HANDLERS = ("later", "waiting")  # one that is over at once, one that waits for 10 ms
+LOOPS = {"asyncio": 1.0, "uvloop": 1.2}  # the required ratio to the loop of redis.asyncio
+HANDLERS = ("later", "waiting")  # one returns immediately, one waits for 10 ms
 
 
 def main() -> None:
@@ -84,7 +85,7 @@ def _kinds(path: str, count: int, handler: str, loop: str) -> dict[str, Callable
 def _in_turns(kinds: dict[str, Callable[[], Work]], rounds: int) -> dict[str, list[Work]]:
     works: dict[str, list[Work]] = {name: [] for name in kinds}
     for number in range(rounds):
-        # The first finds the machine as the round before has left it: take turns in that.
+        # The first kind runs in the state that the previous round left, so the order alternates.
         for name in sorted(kinds, reverse=bool(number % 2)):
             works[name].append(kinds[name]())
     return works
@@ -100,7 +101,7 @@ def _figures(works: list[Work]) -> dict[str, float]:
 
 
 def _ratio(ours: list[Work], theirs: list[Work], figure: Callable[[Work], float]) -> float:
-    """Return the median of the rounds' ratios: both of a round found the machine alike."""
+    """Return the median of the rounds' ratios: within a round, the machine's state is alike."""
     pairs = zip(ours, theirs, strict=True)
     return round(statistics.median(figure(each) / figure(other) for each, other in pairs), 3)
 
@@ -109,7 +110,7 @@ def _ratio(ours: list[Work], theirs: list[Work], figure: Callable[[Work], float]
 
 
 def bare(path: str, count: int, handler: str, loop: str) -> Work:
-    """Handle `count` messages by redis.asyncio, from the first message to the last."""
+    """Handle `count` messages with redis.asyncio, from the first message to the last."""
     client = redis.Redis(unix_socket_path=path)
     client.flushall()
     streams = [f"bare:{number}" for number in range(PARTITIONS)]
@@ -153,7 +154,7 @@ async def _serve(path: str, stream: str, handler: str, gate: Any) -> float:
             await asyncio.sleep(SLEEP)
         done.append(entry_id)
         del running[entry_id]
-        if not room_made.done():  # cheaper than `asyncio.wait`, which asks every task
+        if not room_made.done():  # cheaper than `asyncio.wait`, which checks every task
             room_made.set_result(None)
 
     while True:

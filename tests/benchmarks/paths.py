@@ -1,4 +1,4 @@
-"""Other paths of a message, part of `make bench NAME=quick`: several at once, failures, wake-up."""
+"""Other paths of a message for `make bench NAME=quick`: concurrency, failures, wake-up."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tests.benchmarks.throughput import daemon_work
 
 LANES = 100
 KEYS = 1000
-SLEEP = 0.01  # what the handler `waiting` takes
-PER_SECOND = 200  # messages, where the wake-up is measured
+SLEEP = 0.01  # duration of the handler `waiting`
+PER_SECOND = 200  # messages, for the wake-up
 SECONDS = 5
 ORDERED = f'concurrency = {LANES}\norder = "key"\n'
 LONG = 'backoff = { kind = "fixed", base = "1h", max = "1h", jitter = "none" }\n'
 
 
 def measured(path: str, messages: int, rounds: int) -> tuple[dict[str, Any], list[Bar]]:
-    """Measure all of them. Returns the figures, and what they have to reach."""
+    """Measure all paths. Returns the figures and their bars."""
     some = max(10_000, messages // 4)
     ideal = quick.PARTITIONS * LANES / SLEEP
 
@@ -60,7 +60,7 @@ def measured(path: str, messages: int, rounds: int) -> tuple[dict[str, Any], lis
 
 
 def wake_ups(path: str, rounds: int) -> dict[str, list[float]]:
-    """From the XADD of a message to the beginning of its handler, 200 a second: p50 and p99."""
+    """Measure from XADD to the start of the handler, at 200 messages a second: p50 and p99."""
     found: dict[str, list[list[float]]] = {"bare loop, us": [], "streamqd, us": []}
     for _ in range(rounds):
         for name, reader in (("bare loop, us", _bare_reader), ("streamqd, us", _daemon_reader)):
@@ -72,12 +72,12 @@ def wake_ups(path: str, rounds: int) -> dict[str, list[float]]:
 
 
 def wake_up_of_daemon(path: str) -> list[float]:
-    """The same of the daemon alone, in us."""
+    """Measure the wake-up of the daemon alone: p50 and p99, in us."""
     return _late(path, _daemon_reader)
 
 
 def _late(path: str, reader: Callable[[str, Path], list[int]]) -> list[float]:
-    """p50 and p99, in us."""
+    """Return p50 and p99, in us."""
     with tempfile.TemporaryDirectory() as folder:
         ledger = Path(folder, "ledger")
         ledger.touch()
@@ -122,7 +122,7 @@ def _read(path: str, ledger: Path) -> None:
 
 
 def _sent(path: str, stream: str, lines: Callable[[], list[int]]) -> list[int]:
-    """Send in a steady pace; return how late each message was, in ns."""
+    """Send at a steady pace; return the delay of each message, in ns."""
     client = redis.Redis(unix_socket_path=path)
     count, due = PER_SECOND * SECONDS, time.monotonic()
     for _ in range(count):

@@ -1,6 +1,6 @@
-"""Another client of the server, which wants nothing but an answer: how long it waits for one.
+"""Another client of the server, which only measures its wait for replies.
 
-A process of its own, so that nothing of the benchmark stands in its way.
+It is a separate process, so that the benchmark does not delay it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import redis
 
-EVERY = 0.005  # seconds between two pings: what lasts longer cannot go by unseen
+EVERY = 0.005  # seconds between two pings: a longer block cannot go unnoticed
 STOP_SECONDS = 10.0
 
 
 class Delays(NamedTuple):
-    """Of some pings: how many, the 99th percentile and the worst, in ms."""
+    """The number of some pings, their 99th percentile and the worst, in ms."""
 
     pings: int
     p99: float
@@ -35,13 +35,13 @@ class Pinger:
         self._process.start()
 
     def delays(self, *, whole: bool = False) -> Delays:
-        """What was measured since the last call, or the `whole` time."""
+        """Return the delays since the last call, or over the `whole` time."""
         self._ours.send(whole)
         found: Delays = self._ours.recv()
         return found
 
     def close(self) -> None:
-        """End the process."""
+        """Stop the process."""
         self._ours.close()
         self._process.join(STOP_SECONDS)
 

@@ -1,4 +1,4 @@
-"""The driver that is measured: a Spark session that does what standard input asks for.
+"""The measured driver: a Spark session that runs the jobs named on standard input.
 
     python -m tests.benchmarks.spark_jobs SOCKET FOLDER
 
@@ -103,7 +103,7 @@ class TupleSink(DataSource):
 
 
 class Jobs:
-    """What can be asked for."""
+    """The available jobs."""
 
     def __init__(self, path: str, folder: Path) -> None:
         self.path, self.folder = path, folder
@@ -122,7 +122,7 @@ class Jobs:
         return 0
 
     def archive(self) -> int:
-        """Into a new archive each time."""
+        """Write into a new archive each time."""
         archiver = Archiver(
             self.settings, self._empty("archive"), lambda: self.spark, lambda _: None
         )
@@ -130,7 +130,7 @@ class Jobs:
             return archiver.run([TOPIC])[0].rows
 
     def archive_rows(self) -> int:
-        """Arrow batches, but the rows go through Java, which writes the files."""
+        """Read Arrow batches, but send the rows through Java, which writes the files."""
         return self._files("streamq", "rows")
 
     def archive_tuples(self) -> int:
@@ -168,9 +168,9 @@ class Jobs:
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Answer until the input is closed."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else is printed must not be taken for an answer
+    os.dup2(2, 1)  # keep any other output apart from the answers
     jobs = Jobs(sys.argv[1], Path(sys.argv[2]))
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
@@ -186,7 +186,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Classes of __main__ would travel by value, and Spark's helpers know them by name.
+    # Classes of __main__ would be sent by value, but Spark's helpers identify them by name.
     from tests.benchmarks import spark_jobs
 
     spark_jobs.main()

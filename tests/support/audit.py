@@ -1,10 +1,10 @@
-"""Ask for known flaws of what is installed beside streamqd, and write its bill of materials.
+"""Look up known vulnerabilities of the installed packages, and write a bill of materials.
 
     python tests/support/audit.py FOLDER
 
-The tools are installed in an environment of their own, FOLDER/venv; FOLDER/sbom.json is the bill
-(CycloneDX). Exit codes: 0 nothing is known · 1 something is · 75 the advisories, or the tools,
-could not be had (a mirror of PyPI often has none), so nothing was learnt.
+The tools are installed in their own environment, FOLDER/venv; FOLDER/sbom.json is the bill
+(CycloneDX). Exit codes: 0 nothing is known · 1 a vulnerability is known · 75 the advisories, or the
+tools, were not available (a mirror of PyPI often has none), so the result is unknown.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(folder: Path) -> int:
 
 
 def judge(packages: list[dict[str, Any]], sbom: Path) -> int:
-    """Say what was found. A package that was not looked up is not clean."""
+    """Print the vulnerabilities. A package that was not looked up does not count as clean."""
     unknown = [each["name"] for each in packages if "skip_reason" in each and each["name"] != OURS]
     vulnerable = [each for each in packages if each.get("vulns")]
     for each in vulnerable:
@@ -61,7 +61,7 @@ def judge(packages: list[dict[str, Any]], sbom: Path) -> int:
 
 
 def not_learnt(why: str) -> int:
-    """Say that nothing is known, which is not that nothing is wrong."""
+    """Report that the result is unknown, which does not mean that nothing is wrong."""
     print(f"not audited: {why}", file=sys.stderr)
     return NOT_LEARNT
 

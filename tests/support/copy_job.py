@@ -1,9 +1,9 @@
-"""A job of Spark that copies the topic `orders` into the topic `copy`, exactly once.
+"""A Spark job that copies the topic `orders` into the topic `copy`, exactly once.
 
     streamqd pipeline run tests.support.copy_job:copy --checkpoints FOLDER
 
-It ends with what was there at its start. Rows are dealt anew to as many tasks as there are cores,
-so a batch that comes again with other cores comes in other tasks and in another order.
+It stops after the rows that existed at its start. Rows are distributed over as many tasks as there
+are cores, so a batch that is repeated with other cores has other tasks and another order.
 """
 
 from __future__ import annotations

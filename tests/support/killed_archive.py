@@ -1,4 +1,4 @@
-"""Run `streamqd` and be killed, by SIGKILL, at a named point of archiving a batch.
+"""Run `streamqd` and kill it with SIGKILL at a named point of archiving a batch.
 
     python -m tests.support.killed_archive POINT BATCH CONFIG pipeline archive …
 
@@ -16,7 +16,7 @@ from typing import Any
 from streamqd.spark.pipelines.archive import Archiver
 from streamqd.spark.pipelines.storage import ArchiveTable
 
-# Point -> what is done, and whether the kill comes before or after it.
+# Point -> the step, and True if the kill comes before it.
 POINTS: dict[str, tuple[type, str, bool]] = {
     "written": (ArchiveTable, "append", True),
     "settled": (ArchiveTable, "settle", False),
@@ -26,10 +26,10 @@ POINTS: dict[str, tuple[type, str, bool]] = {
 
 
 def strike(point: str, batch: int, blow: Callable[[], None]) -> Callable[[], None]:
-    """Let `blow` fall at that point of the batch; return what undoes it."""
+    """Call `blow` at that point of the batch; return a function that undoes the change."""
     kind, name, before = POINTS[point]
     done: Any = getattr(kind, name)
-    # A run begins with telling Redis what was archived before.
+    # A run first reports the earlier archived batches to Redis.
     left = batch + (point == "told")
 
     def struck(*args: Any, **named: Any) -> Any:
@@ -47,7 +47,7 @@ def strike(point: str, batch: int, blow: Callable[[], None]) -> Callable[[], Non
 
 
 def main() -> None:
-    """Run the command of the arguments."""
+    """Run the command from the arguments."""
     from streamqd.cli import cli
 
     point, batch = sys.argv[1], int(sys.argv[2])

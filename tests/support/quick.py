@@ -1,4 +1,4 @@
-"""What `pytest --quick`, and so `make test`, runs less of: examples, repetitions, slow tests."""
+"""Reduce the examples, repetitions and slow tests of `pytest --quick`, and so of `make test`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ FULL, QUICK = 100, 20  # examples of a property
 
 
 def choose(*, few: bool) -> None:
-    """Say how properties run in this process. Called before tests are imported.
+    """Set how properties run in this process. Called before tests are imported.
 
-    Each gets few examples or all, and no example fails for the time that it takes: beside other
-    work a machine has pauses of any length.
+    Each gets few examples or all. No example fails for the time that it takes, because a busy
+    machine has pauses of any length.
     """
     hypothesis.settings.register_profile(
         "ours",
@@ -27,12 +27,12 @@ def choose(*, few: bool) -> None:
 
 
 def examples(full: int) -> int:
-    """How many examples a property gets that has `full` of them in a full run."""
+    """Return the number of examples of a property that has `full` examples in a full run."""
     return max(1, full * hypothesis.settings().max_examples // FULL)
 
 
 def first(count: int, values: Iterable[Any]) -> list[Any]:
-    """Parameters for all `values`; all but the first `count` are slow."""
+    """Return parameters for all `values`; all except the first `count` are slow."""
     return [
         value if at < count else pytest.param(value, marks=pytest.mark.slow)
         for at, value in enumerate(values)

@@ -1,4 +1,4 @@
-"""A master, its replicas and three sentinels, of processes of our own, on loopback ports.
+"""A master, its replicas and three sentinels, as local processes on loopback ports.
 
 with Sentinels(find_binary("valkey")) as sentinels:
     old = sentinels.master
@@ -31,7 +31,7 @@ READY_SECONDS = 75.0  # a sentinel whose clock was late does nothing for 30 s (T
 
 
 class Data(ProcessServer):
-    """A server that holds data; `call` talks to it alone. With `certificates` it speaks TLS too."""
+    """A data server; `call` addresses it alone. With `certificates` it also speaks TLS."""
 
     def __init__(self, binary: Path, certificates: Path | None = None, **more: str) -> None:
         port = free_port()
@@ -55,12 +55,12 @@ class Data(ProcessServer):
         return self._link.execute(*command)
 
     def role(self) -> str:
-        """`master` or `slave`."""
+        """Return `master` or `slave`."""
         found: bytes = self.call("ROLE")[0]
         return found.decode()
 
     def follows(self) -> bool:
-        """Whether it is a replica that has copied all."""
+        """Return True for a replica that has copied everything."""
         return b"master_link_status:up" in self.call("INFO", "replication")
 
     def kill(self) -> None:
@@ -73,7 +73,7 @@ class Data(ProcessServer):
 
 
 class Sentinel:
-    """One sentinel process. With a `password` it asks for that; with `certificates` for TLS."""
+    """One sentinel process. With a `password` or `certificates`, clients need them."""
 
     def __init__(self, binary: Path, password: str = "", certificates: Path | None = None) -> None:
         self._binary = binary
@@ -88,7 +88,7 @@ class Sentinel:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, servers: Sequence[Data], sentinels: Sequence[Sentinel]) -> None:
-        """Start it. It knows all the others from the first moment on."""
+        """Start the sentinel. It knows all the others from the start."""
         master, *replicas = servers
         path = self.folder / "sentinel.conf"
         lines = (
@@ -131,11 +131,11 @@ class Sentinel:
         return lines + [f"{name.replace('_', '-')} {value}" for name, value in words.items()]
 
     def call(self, *command: Any) -> Any:
-        """Run one command on it."""
+        """Run one command on this sentinel."""
         return self._link.execute(*command)
 
     def master_port(self) -> int:
-        """Whom it takes for the master; 0 when it does not answer."""
+        """Return the port of the master according to this sentinel; 0 if it does not answer."""
         try:
             found = self.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)
         except (RedisUnavailable, RedisRefused):
@@ -143,7 +143,7 @@ class Sentinel:
         return 0 if found is None else int(found[1])
 
     def facts(self) -> dict[str, str]:
-        """What it knows of the master."""
+        """Return what SENTINEL MASTER reports, empty if there is no answer."""
         try:
             flat = [part.decode() for part in self.call("SENTINEL", "MASTER", NAME)]
         except (RedisUnavailable, RedisRefused):
@@ -151,7 +151,7 @@ class Sentinel:
         return dict(zip(flat[::2], flat[1::2], strict=True))
 
     def close(self) -> None:
-        """End it."""
+        """Stop the sentinel."""
         self._link.close()
         if self._process is not None:
             self._process.kill()
@@ -160,9 +160,9 @@ class Sentinel:
 
 
 class Sentinels:
-    """The processes. `master` is the first one; a failover makes another one master.
+    """The processes. `master` is the initial one; a failover promotes another.
 
-    `more` are settings of the servers; `password` is asked for by the sentinels.
+    `more` are settings of the servers; `password` is required by the sentinels.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class Sentinels:
 
     @property
     def url(self) -> str:
-        """Names all three sentinels."""
+        """The URL with all sentinels."""
         hosts = ",".join(f"127.0.0.1:{each.port}" for each in self.sentinels)
         return f"{self._scheme}+sentinel://{hosts}/{NAME}"
 
@@ -217,7 +217,7 @@ class Sentinels:
         )
 
     def wait_failover(self, old: Data) -> Data:
-        """Wait until all sentinels name another master, and it is one; return it."""
+        """Wait until all sentinels name the same new master, and it is one; return it."""
 
         def promoted() -> Data | None:
             ports = {each.master_port() for each in self.sentinels}
@@ -231,7 +231,7 @@ class Sentinels:
         return found
 
     def close(self) -> None:
-        """End all of them."""
+        """Stop all processes."""
         for each in self.sentinels:
             each.close()
         for server in self.servers:

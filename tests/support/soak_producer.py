@@ -1,9 +1,10 @@
-"""The producer of the soak, a process of its own: it sends, and writes down what came of it.
+"""The producer of the soak, a separate process: it sends, and records the outcomes.
 
     python -m tests.support.soak_producer CONFIG RATE SEED
 
-Of each message the ledger has `planned` before it is sent, then `sent` (confirmed), `unknown` (the
-answer was lost) or `refused` (Redis was away: it was not written). It ends by SIGTERM.
+For each message, the ledger has `planned` before it is sent. Then it has `sent` (confirmed),
+`unknown` (the reply was lost) or `refused` (Redis was unavailable, nothing was written). SIGTERM
+stops the producer.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def main(path: str, rate: str, seed: str) -> None:
 
 
 def work(chance: random.Random) -> str:
-    """What the handler shall do."""
+    """Return a random instruction for the handler."""
     dice = chance.random()
     if dice < 0.90:
         return f"sleep {chance.choice((0, chance.uniform(0, 0.02), chance.uniform(0, 0.3))):.4f}"
@@ -59,7 +60,7 @@ def work(chance: random.Random) -> str:
 def send(
     producer: Producer, ledger: Ledger, chance: random.Random, payload: str, partition: int
 ) -> None:
-    """Send one message in one of three ways, and write down what is known of it."""
+    """Send one message in one of three ways, and record the outcome."""
     dice = chance.random()
     options: dict[str, object] = {}
     if dice < 0.2:
@@ -71,7 +72,7 @@ def send(
             found = producer.send(TOPIC, payload, partition=partition, **options)
         except (RedisUnavailable, RedisRefused) as error:
             if "dedup_id" in options and not over.wait(REST_SECONDS):
-                continue  # it may be sent again, as often as one likes
+                continue  # with a dedup id, it may be sent again any number of times
             unknown = "dedup_id" in options or isinstance(error, UnknownOutcome)
             ledger.tell("unknown" if unknown else "refused", payload)
             over.wait(REST_SECONDS)

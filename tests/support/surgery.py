@@ -1,8 +1,8 @@
-"""What the tests of `streamqd doctor` work at: a healthy system, and the doctor's word on it.
+"""The subject of the tests of `streamqd doctor`: a healthy system, and the doctor's report on it.
 
-The system is made by the functions that producers and daemons use. Whatever a test breaks in it,
-the doctor is asked for that check alone, which proves that the check asks for all that it needs,
-and must leave every key as it was.
+The system is made with the functions that producers and daemons use. After a test breaks something,
+it runs only the check concerned, which proves that the check reads everything it needs. The doctor
+must leave every key unchanged.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Surgery:
     # --- the patient ---
 
     def settle_in(self) -> None:
-        """Make what a daemon makes: topic and groups, its beat, its leases, its summary."""
+        """Write a daemon's data: topic and groups, its heartbeat, its leases, its summary."""
         ensure_topics(self.link, config.load(self.path))
         self.beat()
         for number in range(PARTITIONS):
@@ -82,13 +82,13 @@ class Surgery:
         self.publish()
 
     def beat(self, name: str = INSTANCE, nonce: str = "n1", **info: object) -> None:
-        """Let an instance be seen as living, for a while already."""
+        """Write a heartbeat, so that the instance counts as live since long ago."""
         told = {"offers": [[TOPIC, GROUP]], "host": "web-1", "pid": 7, "started": 1.0, **info}
         reply = self.link.run(members.beat(self.keys, "default", name, nonce, told, TTL))
         assert reply.word == "OK"
 
     def publish(self, name: str = INSTANCE, **changed: object) -> None:
-        """Let its housekeeper publish a summary."""
+        """Write a summary, as the instance's housekeeper does."""
         told = {
             "instance": name,
             "host": "web-1",
@@ -101,13 +101,13 @@ class Surgery:
         self.do("SET", self.keys.instance("default", name), json.dumps(told))
 
     def ago(self, seconds: float) -> int:
-        """The server's time of some seconds ago, in unix milliseconds."""
+        """Return the server's time `seconds` ago, in unix milliseconds."""
         return self.desk.now_unix_ms() - round(seconds * 1000)
 
     # --- the doctor ---
 
     def run(self, *args: str, code: int | None = None) -> dict[str, Any]:
-        """Run `streamqd doctor --json`; the keyspace must be the same as before."""
+        """Run `streamqd doctor --json`; assert that it leaves the keyspace unchanged."""
         before = self.desk.dump()
         result = CliRunner().invoke(cli, ["--config", str(self.path), "doctor", "--json", *args])
         assert "Traceback" not in result.output
@@ -118,7 +118,7 @@ class Surgery:
         return report
 
     def finding(self, check: str, *args: str) -> dict[str, Any]:
-        """The one finding of a check, asked for alone."""
+        """Run one check; return its only finding."""
         report = self.run("--only", check, *args)
         assert report["checks"] == [check]
         assert report["unseen"] == []
@@ -130,5 +130,5 @@ class Surgery:
         return dict(found)
 
     def silent(self, check: str, *args: str) -> None:
-        """A check, asked for alone, finds nothing."""
+        """Assert that one check finds nothing."""
         assert self.run("--only", check, *args, code=0)["findings"] == []

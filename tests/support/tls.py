@@ -1,4 +1,4 @@
-"""A server that speaks TLS only, with the certificates for it."""
+"""A server that only speaks TLS, and its certificates."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from tests.support.servers import NoServerError, ProcessServer, find_binary, fre
 
 
 def certificates(folder: Path) -> Path:
-    """Make an authority (ca.pem), a certificate for 127.0.0.1 that it has signed (server.pem,
-    server.key), and one of a stranger (other.pem). Raises NoServerError without openssl."""
+    """Make an authority (ca.pem), its certificate for 127.0.0.1 (server.pem), and other.pem.
+
+    server.key is the key of server.pem; other.pem is another authority. Raises NoServerError
+    without openssl.
+    """
     openssl = shutil.which("openssl")
     if openssl is None:
         raise NoServerError("no openssl on PATH")
@@ -20,7 +23,7 @@ def certificates(folder: Path) -> Path:
         "subjectAltName=IP:127.0.0.1\nsubjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
     )
     key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
-    # Python 3.13 takes no authority that does not say what it is for.
+    # Python 3.13 rejects an authority without a key usage.
     authority = f"{key} -addext basicConstraints=critical,CA:TRUE"
     authority += " -addext keyUsage=critical,keyCertSign,cRLSign"
     signed_by_ca = "-CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names"
@@ -35,10 +38,10 @@ def certificates(folder: Path) -> Path:
 
 
 def expired(folder: Path) -> Path:
-    """Make a certificate for the server's key that has ended; return its path."""
+    """Make an expired certificate for the server's key; return its path."""
     openssl = shutil.which("openssl")
     assert openssl is not None
-    # `x509` has either: from 3.4 on dates, and no number of days below 1.
+    # `x509` has one of two options: from 3.4 on, dates, and no number of days below 1.
     known = subprocess.run([openssl, "x509", "-help"], check=True, capture_output=True, text=True)
     dates = "-not_before 20200101000000Z -not_after 20200102000000Z"
     ended = dates if "-not_after" in known.stdout + known.stderr else "-days -1"
@@ -49,7 +52,7 @@ def expired(folder: Path) -> Path:
 
 
 def settings(url: str, folder: Path) -> config.Redis:
-    """The settings of a client with those certificates."""
+    """Return the settings of a client with these certificates."""
     return config.Redis(
         url=url,
         ca_file=folder / "ca.pem",
@@ -59,7 +62,7 @@ def settings(url: str, folder: Path) -> config.Redis:
 
 
 def options(folder: Path, port: int) -> dict[str, str]:
-    """What a server is told that speaks TLS on a port, with those certificates."""
+    """Return the options of a server that speaks TLS on a port, with these certificates."""
     return {
         "tls_port": str(port),
         "tls_cert_file": str(folder / "server.pem"),
@@ -69,9 +72,9 @@ def options(folder: Path, port: int) -> dict[str, str]:
 
 
 def start(folder: Path, **more: str) -> ProcessServer:
-    """Start a server with those certificates; it asks clients for one too. `port` is that of TLS.
+    """Start a TLS server with these certificates on `port`. It requires a client certificate too.
 
-    The bundled Valkey cannot speak TLS, the system's Redis can. Raises NoServerError.
+    The bundled Valkey does not support TLS, the system's Redis does. Raises NoServerError.
     """
     port = free_port()
     made = ProcessServer(

@@ -1,7 +1,8 @@
-"""Which commands of Redis a part of streamqd sends, read from its source and its scripts.
+"""Find the Redis commands that a part of streamqd sends, from its source and its scripts.
 
-The parts are named by their modules. Of these everything counts; of `streamqd.store` what they
-name, and what that names. A command is `hget`, one with a word behind it `xinfo|stream`.
+A part is named by its modules, which count completely. In `streamqd.store`, only the functions and
+classes that they refer to count, directly or indirectly. A command looks like `hget`, or, with a
+subcommand, like `xinfo|stream`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from streamqd.store import scripts
 
 PACKAGE = Path(__file__).parents[2] / "streamqd"
 STORE = PACKAGE / "store"
-# Commands of which rights are given word by word.
+# Commands whose permissions are granted per subcommand.
 WORDED = frozenset(
     {"CLIENT", "CLUSTER", "CONFIG", "LATENCY", "MEMORY", "SCRIPT", "SLOWLOG", "XGROUP", "XINFO"}
 )
@@ -27,7 +28,7 @@ Place = tuple[str, str]  # module of the store, name of a function or class in i
 
 
 def of(*parts: str) -> set[str]:
-    """The commands of modules and packages, such as "worker" and "cli/check.py"."""
+    """Return the commands of modules and packages, such as "worker" and "cli/check.py"."""
     found: set[str] = set()
     waiting: list[Place] = []
     for part in parts:
@@ -50,7 +51,7 @@ def of(*parts: str) -> set[str]:
 
 
 def of_scripts(names: Iterable[str]) -> set[str]:
-    """The commands of scripts."""
+    """Return the commands of scripts."""
     return {
         _written(name.decode(), word.decode() or None)
         for script in names
@@ -94,7 +95,7 @@ def _commands(node: ast.AST) -> set[str]:
 
 
 def _sequences(node: ast.AST) -> Iterator[list[ast.expr]]:
-    """What may be a command: the arguments of a call to a link or a packer, and tuples."""
+    """Yield possible commands: the arguments of a call to a link or a packer, and tuples."""
     for each in ast.walk(node):
         if isinstance(each, ast.Call):
             name = ast.unparse(each.func).rpartition(".")[2]
@@ -105,12 +106,12 @@ def _sequences(node: ast.AST) -> Iterator[list[ast.expr]]:
 
 
 def _only_names(several: ast.Tuple) -> bool:
-    """Whether it lists commands instead of being one."""
+    """Return True if a tuple lists commands instead of being one."""
     return all(isinstance(each, ast.Constant) and each.value in WORDED for each in several.elts)
 
 
 def _references(node: ast.AST, tree: ast.Module, home: str) -> list[Place]:
-    """What of the store is named below a node, by the imports of its module."""
+    """Return the names of the store used below a node, resolved by the imports of its module."""
     modules: dict[str, str] = {}
     names: dict[str, Place] = {}
     for each in ast.walk(tree):

@@ -17,17 +17,17 @@ VECTORS: dict[str, list[dict[str, Any]]] = {
 
 
 def raw(value: Any) -> bytes:
-    """The byte string that a vector writes as a text or as base64."""
+    """Return the byte string that a vector gives as a text or as base64."""
     return value.encode() if isinstance(value, str) else base64.b64decode(value["base64"])
 
 
 def flat(fields: list[list[Any]]) -> list[bytes]:
-    """Names and values in turn, as Redis gives them."""
+    """Return names and values in turn, as Redis returns them."""
     return [raw(part) for pair in fields for part in pair]
 
 
 def outgoing(send: dict[str, Any]) -> Outgoing:
-    """The message that a vector tells a producer to send."""
+    """Return the message that a producer must send for a vector."""
     value = send["json"] if "json" in send else raw(send["value"])
     expires: Any = send.get("expires_seconds")
     if "expires_unix_seconds" in send:

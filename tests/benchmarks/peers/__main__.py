@@ -1,9 +1,9 @@
-"""`make bench`: streamqd beside its peers; `make bench NAME=page` writes the page and its plots.
+"""Compare streamqd with its peers: `make bench`. `make bench NAME=page` writes the page and plots.
 
-Each round runs every system once, one after the other, so that a noisy minute hits all of them. A
-round takes about eight minutes; the first run installs the systems from PyPI and npm (BullMQ needs
-Node). Figures of one machine: compare the ratios. `--scale 0.01` shows in a minute or two whether
-all of it works; such figures mean nothing, and need an `--output` of their own.
+Each round runs every system once, one after the other, so that a noisy minute affects all systems.
+A round takes about eight minutes. The first run installs the systems from PyPI and npm (BullMQ
+needs Node). The figures are from one machine: compare the ratios. To check within two minutes that
+everything works, pass `--scale 0.01`. Such figures mean nothing, and need a separate `--output`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Figures = dict[str, list[dict[str, float]]]
 
 
 def main() -> int:
-    """Measure, write the results, print the table. 1: nothing could be measured; 2: bad usage."""
+    """Measure, write the results, print the table. Return 1 if nothing could be measured."""
     arguments = argparse.ArgumentParser(prog="make bench", description=__doc__)
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--only", action="append", default=[], help="part of a system's name")
@@ -70,7 +70,7 @@ def main() -> int:
 
 
 def _measure(there: dict[System, Path], rounds: int, scale: float) -> tuple[Figures, str]:
-    """The figures of all rounds by system, and which server it was."""
+    """Return the figures of all rounds by system, and a description of the server."""
     figures: Figures = {each.name: [] for each in there}
     with server.private() as (port, pid, about):
         for number in range(rounds):
@@ -78,7 +78,7 @@ def _measure(there: dict[System, Path], rounds: int, scale: float) -> tuple[Figu
                 print(f"round {number + 1}: {system.name}", file=sys.stderr)
                 try:
                     figures[system.name].append(Round(system, folder, port, pid, scale).measure())
-                except Exception:  # noqa: BLE001 - one that fails must not cost the others' rounds
+                except Exception:  # noqa: BLE001 - one failure must not cost the others' rounds
                     traceback.print_exc()
     return figures, about
 

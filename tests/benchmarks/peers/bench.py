@@ -14,12 +14,12 @@ import psutil
 from tests.benchmarks.peers.stage import SLOTS, Stage
 from tests.benchmarks.peers.systems import System
 
-PACED = 601  # jobs of a measurement of latency, three seconds of them
+PACED = 601  # jobs per latency measurement, which takes three seconds
 LIMIT_SECONDS = 180.0
 
 
 class Round(Stage):
-    """All measurements of one round. `scale` is the part of the usual numbers of jobs."""
+    """All measurements of one round. `scale` is the fraction of the usual numbers of jobs."""
 
     def __init__(
         self, system: System, commands: Path, port: int, server_pid: int, scale: float = 1.0
@@ -31,7 +31,7 @@ class Round(Stage):
         self.paced = max(100, int(PACED * scale))
 
     def measure(self) -> dict[str, float]:
-        """All figures of this round."""
+        """Return all figures of this round."""
         figures: dict[str, float] = {}
         with self.fresh():
             figures["sent/s, one by one"] = self.send("single", self.singles)
@@ -41,7 +41,7 @@ class Round(Stage):
             figures |= self._start_and_latency()
         return figures
 
-    # --- what is measured -------------------------------------------------------------------------
+    # --- measurements -----------------------------------------------------------------------------
 
     def _throughput(self) -> dict[str, float]:
         jobs = self.jobs
@@ -53,7 +53,7 @@ class Round(Stage):
         began, done, spent = time.perf_counter(), self._handled(), self._spent()
         self._wait(lambda: self._handled() >= jobs)
         ended, spent_after = time.perf_counter(), self._spent()
-        left = max(1, jobs - done)  # a tiny number may be done at the first look
+        left = max(1, jobs - done)  # a few jobs may be done at the first check
         worker, server, calls = (
             after - first for first, after in zip(spent, spent_after, strict=True)
         )
@@ -85,7 +85,7 @@ class Round(Stage):
             "latency p99 ms": late[len(late) * 99 // 100] / 1e6,
         }
 
-    # --- looking ----------------------------------------------------------------------------------
+    # --- observations -----------------------------------------------------------------------------
 
     def _handled(self) -> int:
         return sum(self.cells)
@@ -98,7 +98,7 @@ class Round(Stage):
         return found
 
     def _spent(self) -> tuple[float, float, float]:
-        """CPU seconds of the workers and all that is theirs; of the server; its commands."""
+        """Return the CPU seconds of worker trees and of the server, and the server's commands."""
         worker = 0.0
         for process in self._tree():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -109,7 +109,7 @@ class Round(Stage):
         return worker, server.user + server.system, commands
 
     def _worker_pss(self) -> float:
-        """Of a process that has handled something; those of a fork per job are gone by now."""
+        """Return the mean PSS of the workers that handled jobs. Exited forks no longer count."""
         weights = [_pss(each) for each in self._tree() if self.cells[each.pid % SLOTS]]
         return sum(weights) / max(1, len(weights)) / 2**20
 

@@ -19,7 +19,7 @@ def bars(
 ) -> None:
     """Draw one bar for each system, the best on top, on a logarithmic scale.
 
-    A figure has a median, a min and a max, of which the last two are the ends of the whisker.
+    A figure has a median, a min and a max. The whisker extends from the min to the max.
     """
     ranked = sorted(figures.items(), key=lambda each: each[1]["median"], reverse=rising)
     values = [each["median"] for _, each in ranked]

@@ -1,4 +1,4 @@
-"""What is compared: how each system is installed, started and tuned."""
+"""The compared systems: how each is installed, started and tuned."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class System:
 
     name: str
     app: str  # the module in apps/ that sends
-    package: str  # whose version is shown
+    package: str  # its version is shown
     environment: str  # the file in requirements/; "" is the environment of this repository
     workers: tuple[tuple[str, ...], ...]
-    jobs: int  # of one round: some seconds of work
+    jobs: int  # per round: some seconds of work
     singles: int  # sent one by one in one round
-    survives: str  # what a crash of a worker process does to the jobs that it has in hand
+    survives: str  # the effect of a worker's crash on its fetched jobs
     tuning: Tuning
     env: Mapping[str, str] = field(default_factory=dict)
     config: str = ""  # text of {folder}/streamq.toml
@@ -126,7 +126,7 @@ SYSTEMS = (
 
 
 def chosen(parts: list[str]) -> list[System]:
-    """The systems whose names contain one of these parts; no parts: all of them."""
+    """Return the systems whose names contain one of these parts, or all if there are no parts."""
     return [
         each
         for each in SYSTEMS

@@ -1,7 +1,6 @@
-"""How each system was tuned and what it promises, and where its documentation says so.
+"""The tuning and guarantees of each system, with links to its documentation.
 
-The texts go into the results, so that a page tells of the settings that its figures were measured
-with.
+The texts are stored in the results, so that a page describes the settings of its own figures.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What a reader must know to judge a figure."""
+    """The facts that a reader needs to judge a figure."""
 
     settings: str  # other than its defaults, or why there are none
-    acknowledges: str  # when a job is taken from the queue for good
-    pages: tuple[str, ...]  # of its documentation, from which the settings are
+    acknowledges: str  # when a job is removed from the queue for good
+    pages: tuple[str, ...]  # the pages of its documentation that give the settings
 
 
 _CELERY = "https://docs.celeryq.dev/en/stable/"

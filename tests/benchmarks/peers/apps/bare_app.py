@@ -1,7 +1,7 @@
-"""The limit: redis-py in our shape, without fence, blame, retries, metrics or a supervisor.
+"""The limit: redis-py with our access pattern, without fence, blame, retries or metrics.
 
-Each process reads a stream of its own: one pipelined round trip of XACK and XREADGROUP per batch,
-then a plain call per message. `python bare_app.py` runs two of them.
+Each process reads its own stream: one pipelined round trip of XACK and XREADGROUP per batch, then a
+plain call per message. `python bare_app.py` runs two processes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Celery: no results and a large prefetch, as its guide to optimizing says.
+"""Celery, with late acknowledgement, no results and a large prefetch.
 
-Late acknowledgement, and a task goes back when its process dies, as its guide to tasks says.
+Its guide to optimizing recommends the prefetch; its guide to tasks, the settings that return a task
+to the queue when its process dies.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What every handler of the benchmark does: count itself, and note how late it was.
+"""The work of every handler of the benchmark: count itself, and record its delay.
 
-Imported in each system's own environment: standard library only. BENCH_TALLY names a file of 4,096
-counters of 8 bytes, one per process; the harness adds them up. A payload that begins with digits
-says when it was sent (CLOCK_MONOTONIC, ns); the delay goes to BENCH_LATE, 8 bytes each.
+Imported in each system's own environment, so it uses only the standard library. BENCH_TALLY names a
+file of 4,096 counters of 8 bytes, one per process; the harness adds them up. A payload that starts
+with digits contains its send time (CLOCK_MONOTONIC, ns). Delays go to BENCH_LATE, 8 bytes each.
 
-Where BENCH_RUNS is set, the digits are the number of the job: each run of it is noted in that file,
-and the job BENCH_VICTIM kills the process that runs it, the first time.
+If BENCH_RUNS is set, the digits are the number of the job. Each run is recorded in that file, and
+the job BENCH_VICTIM kills the process that runs it, the first time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SLOTS = 4096
 with open(os.environ["BENCH_TALLY"], "r+b") as _file:  # noqa: PTH123 - a slim import
     _cells = memoryview(mmap.mmap(_file.fileno(), SLOTS * 8)).cast("Q")
 _late = os.open(os.environ["BENCH_LATE"], os.O_WRONLY | os.O_APPEND)
-# Adding is two steps of the interpreter: only handlers in threads need the lock.
+# Adding takes two steps of the interpreter: only handlers in threads need the lock.
 _guard: contextlib.AbstractContextManager[object] | None = None
 if os.environ.get("BENCH_THREADS"):
     _guard = threading.Lock()
