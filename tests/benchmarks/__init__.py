@@ -1,3 +1,3 @@
-"""Measurements, side by side in one run. Reported, never asserted."""
+"""Measurements, alternating in one run. They are reported, never asserted."""
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""`make bench NAME=commands`: how long each command keeps the server busy beside a large backlog.
+"""Measure how long each command blocks a server with a large backlog: `make bench NAME=commands`.
 
-A private server with one partition: pending entries, delayed retries, scheduled sends and dead
-letters by the million. Every admin command that reads or changes them runs against it, and a daemon
-with its housekeeper. The slow log of the server names the longest call of each script and command.
-Where the kernel allows it, the server runs before all other processes: it is not stopped in the
-middle of a call. A command that would go through everything is interrupted after `--seconds`.
+A private server has one partition with pending entries, delayed retries, scheduled sends and dead
+letters by the million. Every admin command that reads or changes them runs against it, followed by
+a daemon with its housekeeper. The server's slow log gives the longest call of each script and
+command. Where permitted, the kernel schedules the server ahead of all other processes, so that it
+is not interrupted in the middle of a call. A command that would go through everything is
+interrupted after `--seconds`.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from tests.support.machine import machine
 from tests.support.servers import ProcessServer, find_binary
 
 BAR_MS = 20.0
-DUE_SECONDS = 3_600  # from the begin of the setup to the first due time; one row each 10 ms
-SOON, LATER = "3605s", "3615s"  # first due times, with the time that the setup took
-STEP = 5_000  # rows that one script of the setup writes
+DUE_SECONDS = 3_600  # from the start of the setup to the first due time; one row each 10 ms
+SOON, LATER = "3605s", "3615s"  # first due times, plus the time for the setup
+STEP = 5_000  # rows per script call of the setup
 LOGGED_US = 200
-HEAD = 90  # bytes of a script that the slow log has
+HEAD = 90  # bytes of a script that the slow log keeps
 UNIT = Unit(TOPIC, 0, GROUP)
 
 _DELAYED = """for i = ARGV[1], ARGV[2] do local place = 'm:' .. i .. '-0'
@@ -77,7 +78,7 @@ Found = dict[str, dict[str, float]]  # step -> command or script -> ms of its lo
 
 
 def main() -> None:
-    """Fill, run each command and the daemon, and print the longest calls."""
+    """Fill the server, run each command and the daemon, and print the longest calls."""
     parser = argparse.ArgumentParser(prog="make bench NAME=commands", description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="1 = a million of each kind")
     parser.add_argument("--body", type=int, default=200, help="bytes of a payload")
@@ -114,7 +115,7 @@ def measured(server: ProcessServer, daemon: Daemon, options: argparse.Namespace)
     """Return the longest calls of each command line, and of the daemon."""
     link = connect(server.settings, timeout=120.0, name="bench:commands")
     names = {script.sha: script.name for script in scripts.load().values()}
-    daemon.wait_event("ready")  # it has made the topic and its group
+    daemon.wait_event("ready")  # it has created the topic and its group
     daemon.stop()
     started = time.monotonic()
     fill(link, daemon, options)
@@ -140,7 +141,7 @@ def measured(server: ProcessServer, daemon: Daemon, options: argparse.Namespace)
 
 
 def fill(link: Connection, daemon: Daemon, options: argparse.Namespace) -> None:
-    """Write everything that the commands meet."""
+    """Write all data for the commands."""
     keys, body = daemon.keys, "x" * options.body
     now = int(link.execute("TIME")[0]) * 1000
     due_from = now + 1000 * DUE_SECONDS
@@ -160,7 +161,7 @@ def fill(link: Connection, daemon: Daemon, options: argparse.Namespace) -> None:
 
 
 def run(daemon: Daemon, command: tuple[str, ...], seconds: float) -> None:
-    """Run one command, and interrupt it when its time is over."""
+    """Run one command, and interrupt it after `seconds`."""
     line = [sys.executable, "-m", "streamqd", "--config", str(daemon.config_path), *command]
     child = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
@@ -175,7 +176,7 @@ def run(daemon: Daemon, command: tuple[str, ...], seconds: float) -> None:
 
 
 def longest(link: Connection, names: dict[str, str]) -> dict[str, float]:
-    """Return the milliseconds of the longest call of each script and command of the slow log."""
+    """Return the milliseconds of the longest call of each script and command in the slow log."""
     sources = {script.name: script.source for script in scripts.load().values()}
     spent: dict[str, float] = {}
     log: list[Any] = link.execute("SLOWLOG", "GET", -1)
@@ -186,7 +187,7 @@ def longest(link: Connection, names: dict[str, str]) -> dict[str, float]:
             continue
         if name == "EVALSHA":
             name = names.get(words[1].decode(), "another script")
-        elif name == "EVAL":  # the first call, which compiles; long words are cut in the log
+        elif name == "EVAL":  # the first call, which compiles; the log truncates long words
             head = words[1][:HEAD]
             found = [n for n, source in sources.items() if source[:HEAD] == head]
             name = f"{found[0] if found else 'another script'} (compiled)"
@@ -195,7 +196,7 @@ def longest(link: Connection, names: dict[str, str]) -> dict[str, float]:
 
 
 def table(found: Found) -> str:
-    """Return Markdown: for each script and command the longest call, and which line made it."""
+    """Return Markdown: the longest call of each script and command, and the line that made it."""
     worst: dict[str, tuple[float, str]] = {}
     for step, spent in found.items():
         for name, taken in spent.items():

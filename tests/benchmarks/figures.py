@@ -1,4 +1,4 @@
-"""What all plots of the pages have in common."""
+"""The common style of all plots of the pages."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ OURS, REDIS = "#c2410c", "#475569"
 
 
 def finish(axes: Axes, title: str) -> None:
-    """Give it a logarithmic scale, a title, and no frame."""
+    """Set a logarithmic scale and a title, and remove the frame."""
     axes.set(xscale="log", title=title)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write it, the same bytes for the same figures."""
+    """Write a figure. The same data always gives the same bytes."""
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)

@@ -1,4 +1,4 @@
-"""The page of `make bench NAME=growth`, from its results: `make bench NAME=growth-page`."""
+"""Write the page of `make bench NAME=growth` from its results: `make bench NAME=growth-page`."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ Bodies have {bytes:,} bytes.
 
 
 def write(path: Path) -> None:
-    """Write the plots beside the results, and the page one folder above."""
-    from tests.benchmarks import growth_plots  # matplotlib is not among what the tests need
+    """Write the plots next to the results, and the page one folder above."""
+    from tests.benchmarks import growth_plots  # matplotlib is not a test dependency
 
     results: dict[str, Any] = json.loads(path.read_text())
     page_of(path).write_text(text(results))
@@ -78,12 +78,12 @@ def write(path: Path) -> None:
 
 
 def page_of(path: Path) -> Path:
-    """Where the page of these results is."""
+    """Return the path of the page for these results."""
     return path.parents[1] / "growth.md"
 
 
 def text(results: dict[str, Any]) -> str:
-    """The page."""
+    """Return the page."""
     units: list[Row] = results["units"]
     amounts: dict[str, list[Row]] = results["amounts"]
     about = {
@@ -125,7 +125,7 @@ def curves(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def cost(row: Row) -> float:
-    """Microseconds of worker and server for a message."""
+    """Return the microseconds of worker and server per message."""
     work: dict[str, float] = row["work"]
     return work["workers, us/message"] + work["redis, us/message"]
 
@@ -134,7 +134,7 @@ def cost(row: Row) -> float:
 
 
 def _by_units(what: str, rows: list[Row]) -> str:
-    """Compute the cost of one more unit, and the change of the cost of a message."""
+    """Compute the cost of one more unit, and the change in the cost per message."""
     few, many = rows[0], rows[-1]
     more = many["units"] - few["units"]
     ours, redis = (

@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 
 def units(curves: dict[str, list[Row]], path: Path) -> None:
-    """Draw the cost at rest, and that of a message, by the number of units."""
+    """Draw the cost at rest and the cost per message, by the number of units."""
     figure, (rest, work) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     for (what, rows), style in zip(curves.items(), ("-", "--"), strict=False):
         numbers = [row["units"] for row in rows]
@@ -39,7 +39,7 @@ def units(curves: dict[str, list[Row]], path: Path) -> None:
 
 
 def amounts(kinds: dict[str, list[Row]], path: Path) -> None:
-    """Draw the cost at rest by what lies around; a logarithm has no place for nothing."""
+    """Draw the cost at rest by stored amount. The logarithmic scale leaves out zero."""
     figure, both = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     for axes, name, title in zip(
         both, ("ours, ms/s", "redis, ms/s"), ("ours, at rest", "Redis, at rest"), strict=True

@@ -1,13 +1,13 @@
-"""`make bench NAME=produce`: what the producers write per second, side by side in one run.
+"""Compare the messages per second of all producers in one run: `make bench NAME=produce`.
 
-Compare the ratios. The bare client is redis-py with hiredis, as `make bench` has it: one XADD per
-call by `execute_command`, which is quicker than its `xadd`; `pipelined` is the same in pipelines of
-512. Ours do more: they route by the partition count, which a script compares as it writes, and say
-what a lost answer means. `four threads` share one producer; one after the other is what their lock
-allows, so the bar is that of one thread.
+Compare the ratios. The bare client is redis-py with hiredis, as in `make bench`: one XADD per call
+with `execute_command`, which is faster than its `xadd`. `pipelined` sends the same in pipelines of
+512. Our producers do more: they route by the partition count, which a script compares as it writes,
+and report the meaning of a lost reply. `four threads` share one producer. Its lock lets only one
+send at a time, so the bar is that of one thread.
 
-Connections are open, scripts and topics known before the clock runs; it stops when everything is
-answered. CPU is that of this process, all threads together.
+Before the clock starts, connections are open, and scripts and topics are known. The clock stops
+when all replies are in. CPU is that of this process, all threads together.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from tests.benchmarks.quick import PAYLOAD, machine, server
 
 STREAM = "stream:topic:{bench:p:0}"
 CHUNK = 512  # messages of one pipeline
-TASKS = 200  # asynchronous sends under way together
+TASKS = 200  # concurrent asynchronous sends
 TOPICS = 10
 THREADS = 4
-SINGLES = 10  # of so many messages, one is sent where each waits for its answer
+SINGLES = 10  # one in this many messages is sent by the ways that wait for each reply
 
-Send = Callable[[int], object]  # sends so many messages
+Send = Callable[[int], object]  # sends that number of messages
 
 
 def main() -> None:
-    """Measure each way a few times, in turns, and print medians."""
+    """Measure each way several times, in turns, and print medians."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--messages", type=int, default=200_000)
     arguments.add_argument("--rounds", type=int, default=3)
@@ -85,7 +85,7 @@ def main() -> None:
 def measured(
     way: Callable[[str], AbstractContextManager[Send]], path: str, count: int
 ) -> tuple[float, float]:
-    """Messages per second, and CPU of this process in us for each, of one way."""
+    """Return messages per second, and CPU of this process in us per message, of one way."""
     redis.Redis(unix_socket_path=path).flushall()
     with way(path) as send:
         send(1)
@@ -98,12 +98,12 @@ def measured(
 
 
 def ratio(medians: Mapping[str, float], ours: str, other: str) -> float:
-    """How many times as much."""
+    """Return the ratio of two medians."""
     return round(medians[ours] / medians[other], 2)
 
 
 def written(path: str) -> int:
-    """The messages in all partitions."""
+    """Return the number of messages in all partitions."""
     client = redis.Redis(unix_socket_path=path)
     return sum(client.xlen(name) for name in client.scan_iter("stream:topic:*"))
 

@@ -1,4 +1,4 @@
-"""Payloads into columns, beside Spark's `from_json` into Parquet: `make bench NAME=spark_parsing`.
+"""Compare payload parsing with Spark's `from_json` into Parquet: `make bench NAME=spark_parsing`.
 
 Each round reads the same raw Parquet files, parses them with one schema and writes Parquet. Ours
 also validates each payload, names each wrong column and writes the quarantine. The rounds of both
@@ -43,7 +43,7 @@ _LEAVES: tuple[tuple[str, Callable[[int], Any]], ...] = (
 
 
 def schema_of(leaves: int) -> str:
-    """Half of the leaves are columns, the rest are in structs of ten."""
+    """Return a schema: half of the leaves are columns, the rest are in structs of ten."""
     kinds = [f"c{n} {_LEAVES[n % len(_LEAVES)][0]}" for n in range(leaves)]
     flat = kinds if leaves <= _GROUP else kinds[: leaves // 2]
     rest = [each.replace(" ", ": ", 1) for each in kinds[len(flat) :]]
@@ -52,7 +52,7 @@ def schema_of(leaves: int) -> str:
 
 
 def payload(leaves: int, row: int, *, wrong: bool) -> bytes:
-    """The payload of a row; a wrong one has a text in its first column."""
+    """Return the payload of a row; a wrong one has a text in its first column."""
     values = [(f"c{n}", _LEAVES[n % len(_LEAVES)][1](row + n)) for n in range(leaves)]
     flat = leaves if leaves <= _GROUP else leaves // 2
     found: dict[str, Any] = dict(values[:flat])
@@ -64,7 +64,7 @@ def payload(leaves: int, row: int, *, wrong: bool) -> bytes:
 
 
 def write_raw(folder: Path, leaves: int, rows: int, share: float) -> None:
-    """Files as those of a raw table, without what is not needed."""
+    """Write files like those of a raw table, with only the required columns."""
     every = round(1 / share) if share else 0
     for file in range(FILES):
         numbers = range(file, rows, FILES)
@@ -90,7 +90,7 @@ def write_raw(folder: Path, leaves: int, rows: int, share: float) -> None:
 
 
 def ours(frame: DataFrame, schema: str, out: Path) -> tuple[int, int]:
-    """Parse with the judge; return the rows that fit, and the others."""
+    """Parse with the judge; return the number of rows that fit, and of the others."""
     kind = schemas.read_schema(schema)
     columns = pa.schema([*derived.parsed_columns(), *schemas.stored(kind)])
     now_us = 1_763_700_000_000_000
@@ -106,7 +106,7 @@ def ours(frame: DataFrame, schema: str, out: Path) -> tuple[int, int]:
 
 
 def plain(frame: DataFrame, schema: str, out: Path) -> None:
-    """Spark alone: lenient, without reasons."""
+    """Parse with Spark alone: lenient, without reasons."""
     from pyspark.sql import functions as f
 
     row = f.from_json(f.col("value").cast("string"), schema).alias("row")
@@ -115,7 +115,7 @@ def plain(frame: DataFrame, schema: str, out: Path) -> None:
 
 
 def measure(spark: SparkSession, leaves: int, rows: int, share: float, rounds: int) -> list[Any]:
-    """One line of the table."""
+    """Return one line of the table."""
     schema = schema_of(leaves)
     times: tuple[list[float], list[float]] = ([], [])
     with tempfile.TemporaryDirectory(prefix="streamqd-parsing-") as name:
@@ -139,7 +139,7 @@ def measure(spark: SparkSession, leaves: int, rows: int, share: float, rounds: i
 
 
 def table(rows: Iterator[list[Any]]) -> None:
-    """Print the lines as they come, as Markdown."""
+    """Print the lines as they arrive, as Markdown."""
     print("| Leaves | Wrong rows | Rows | `from_json`, s | streamqd, s | Ratio |")
     print("| --- | --- | --- | --- | --- | --- |")
     for each in rows:

@@ -1,10 +1,10 @@
-"""What Spark is measured against: one tuned process that knows its data, without any promise.
+"""The baseline for Spark: one tuned process that knows its data and guarantees nothing.
 
     python -m tests.benchmarks.spark_single read|archive|write SOCKET FOLDER STREAM…
 
-A bare socket, hiredis, pages of 5,000 entries whose fields are known to be payload and key, no
-cycle collection, pyarrow with one thread. No resumption, no check for trimming, no fsync, no
-manifest. Prints rows and the seconds and CPU seconds of the work itself, without its start.
+It uses a bare socket, hiredis, pages of 5,000 entries whose only fields are payload and key, no
+cycle collection, and pyarrow with one thread. It has no resumption, no check for trimming, no fsync
+and no manifest. It prints the rows, and the seconds and CPU seconds of the work without the start.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Connection:
 
 
 def batches(connection: Connection, stream: str) -> Iterator[pa.RecordBatch]:
-    """All entries of a stream."""
+    """Yield all entries of a stream."""
     start = "-"
     while page := connection.ask("XRANGE", stream, start, "+", "COUNT", str(PAGE)):
         yield batch(page)
@@ -58,7 +58,7 @@ def batches(connection: Connection, stream: str) -> Iterator[pa.RecordBatch]:
 
 
 def batch(page: list[Any]) -> pa.RecordBatch:
-    """Entries whose fields are payload and key."""
+    """Convert entries whose fields are payload and key."""
     ids = pa.array([entry[0] for entry in page], pa.string())
     flat = list(itertools.chain.from_iterable([entry[1] for entry in page]))
     ms = compute.utf8_slice_codeunits(ids, 0, 13).cast(pa.int64())
@@ -79,7 +79,7 @@ def read(connection: Connection, _folder: Path, streams: list[str]) -> int:
 
 
 def archive(connection: Connection, folder: Path, streams: list[str]) -> int:
-    """Read into zstd Parquet, a file for each stream, in row groups as ours has them."""
+    """Read into zstd Parquet, one file per stream, with the same row groups as ours."""
     total = 0
     for number, stream in enumerate(streams):
         writer, held, rows = None, [], 0
@@ -103,7 +103,7 @@ def archive(connection: Connection, folder: Path, streams: list[str]) -> int:
 
 
 def write(connection: Connection, folder: Path, streams: list[str]) -> int:
-    """Write Parquet files with key and value into streams, plain XADD, packed, unrepeated."""
+    """Write Parquet files with key and value into streams: plain packed XADD, without repeats."""
     total = 0
     for number, path in enumerate(sorted(folder.rglob("*.parquet"))):
         stream = streams[number % len(streams)]
@@ -122,7 +122,7 @@ def write(connection: Connection, folder: Path, streams: list[str]) -> int:
 
 
 def main() -> None:
-    """Do what the arguments say; print one line of JSON."""
+    """Run the work named by the arguments; print one line of JSON."""
     work, path, folder, *streams = sys.argv[1:]
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)

@@ -1,4 +1,4 @@
-"""Throughput with a backlog, beside the bare loop: part of `make bench NAME=quick`."""
+"""Throughput with a backlog, compared with the bare loop: part of `make bench NAME=quick`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.benchmarks.quick import PARTITIONS
 
 
 class Load(NamedTuple):
-    """What is to be handled: the bodies, and for each group the handler and what is beside it."""
+    """The bodies, and each group's handler with its bare counterpart."""
 
     handlers: Sequence[str]
     bare: Sequence[Callable[[Any], object]]  # each takes the fields of an entry
@@ -30,9 +30,9 @@ class Load(NamedTuple):
 
 
 def throughput(path: str, count: int, rounds: int, load: Load | None = None) -> dict[str, Any]:
-    """Messages per second with a backlog, a worker for each of two partitions in each group.
+    """Measure messages per second with a backlog; each group has two partitions with a worker each.
 
-    A message counts in each group. Without `load` there is one group, whose handler does nothing.
+    A message counts in each group. Without `load`, one group has a handler that does nothing.
     """
     load = load or NOTHING
     pairs = [(bare_loop(path, count, load), loaded(path, count, load)) for _ in range(rounds)]
@@ -55,9 +55,9 @@ def throughput(path: str, count: int, rounds: int, load: Load | None = None) -> 
 
 
 def bare_loop(path: str, count: int, load: Load) -> Work:
-    """The limit: redis-py, COUNT 256, acknowledge and read in one round trip.
+    """Run the limit: redis-py, COUNT 256, acknowledge and read in one round trip.
 
-    A process for each partition in each group.
+    There is a process for each partition in each group.
     """
     client = redis.Redis(unix_socket_path=path)
     client.flushall()
@@ -119,7 +119,7 @@ NOTHING = Load(["nothing"], [_nothing])
 
 
 def log_lines() -> Load:
-    """Real lines of a log, parsed in two groups."""
+    """Return a load of real log lines, parsed in two groups."""
     module = access_log.__name__
     return Load(
         [f"{module}:hits", f"{module}:agents"],
@@ -129,7 +129,7 @@ def log_lines() -> Load:
 
 
 def loaded(path: str, count: int, load: Load) -> Work:
-    """The same by the daemon."""
+    """Handle the same load with the daemon."""
     others = zip(load.groups[1:], load.handlers[1:], strict=True)
     extra = "".join(
         f'[[consumers]]\ntopic = "bench"\ngroup = "{group}"\nhandler = "{handler}"\n'
@@ -149,10 +149,10 @@ def daemon_work(
     bodies: Sequence[bytes] = (quick.PAYLOAD,),
     env: dict[str, str] | None = None,
 ) -> Work:
-    """The daemon, paused while the backlog is written, from its first message to its last.
+    """Measure the daemon from its first message to its last. Pauses it to write the backlog.
 
-    `extra` are settings of the consumer, and consumers of further `groups`; with `keys` the
-    messages have so many keys.
+    `extra` contains settings of the consumer, and consumers of further `groups`. With `keys`, the
+    messages have that many keys.
     """
     redis.Redis(unix_socket_path=path).flushall()
     with quick.daemon(path, handler, extra=extra, env=env) as process:
@@ -169,10 +169,10 @@ def daemon_work(
 
 
 def _drained(client: Any, count: int) -> float:
-    """Wait for all acknowledgements. Messages per second, from the first that was seen on.
+    """Wait for all acknowledgements; return messages per second, from the first one observed.
 
-    What SIGCONT takes to arrive is not throughput, and each look takes time from the workers: it
-    is seldom looked while much is left.
+    The time until SIGCONT arrives does not count. Each look takes time from the workers, so looks
+    are rare while many messages are left.
     """
     quick.wait(lambda: _outstanding(client) < count)
     first, left = time.monotonic(), _outstanding(client)

@@ -19,7 +19,7 @@ def desk(link: Connection, keys: Keys) -> Desk:
 
 @pytest.fixture
 def large_nodes(link: Connection) -> Iterator[int]:
-    """Let a stream node contain many times the default number of entries, of any size."""
+    """Allow a stream node 2,500 entries, of any size."""
     names = ("stream-node-max-entries", "stream-node-max-bytes")
     before = {name: link.execute("CONFIG", "GET", name)[1] for name in names}
     for name, value in zip(names, (2500, 0), strict=True):

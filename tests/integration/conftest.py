@@ -107,7 +107,7 @@ def life(new_life: Callable[[str], Life], server: Server) -> Life:
 
 @pytest.fixture
 def meter(link: Connection) -> Iterator[Meter]:
-    """Counts what happens on the shared server, over connections made from here on."""
+    """A meter of the shared server, for connections made from here on."""
     with counting_sockets():
         yield Meter(link)
 

@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> None:
-    """Skip the check for threads: the session has some as long as it lives, and no test forks."""
+    """Skip the check for threads: the session always has some, and no test forks."""
 
 
 @pytest.fixture(scope="session")

@@ -1,1 +1,1 @@
-"""What tests stand on: servers, a proxy that misbehaves on demand, waiting."""
+"""Test infrastructure: servers, a proxy that misbehaves on demand, waiting."""

@@ -1,4 +1,4 @@
-"""Why payloads do not fit, in the slow way that defines it: Spark converts each column alone."""
+"""The slow reference for why payloads do not fit: Spark converts each column alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def judged(rows: DataFrame, kind: StructType, event_time: str, now_us: int) -> DataFrame:
-    """Rows of a raw table, each with its `reason`."""
+    """Return the rows of a raw table, each with its `reason`."""
     rows, bad = fitting.converted(rows, kind), StructField(BAD, StringType())
     text, wrong = f.col("text"), f.col("wrong")
     told = []

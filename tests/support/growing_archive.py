@@ -17,14 +17,14 @@ from streamqd.spark.pipelines import compact
 from streamqd.spark.pipelines.parts import PartWriter
 from streamqd.spark.pipelines.storage import Archive
 
-ROWS = 20  # of a batch
+ROWS = 20  # per batch
 PLACE = ("access", 0)
 EVERY = rows.columns(dead=False, headers=True, fields=True)
 SCHEMA = rows.arrow_schema([each for each in EVERY if each.name not in ("topic", "partition")])
 
 
 def main() -> None:
-    """Go on where the table ends, for ever."""
+    """Continue after the last archived entry, forever."""
     table = Archive(Path(sys.argv[1]), create=True).table("access", create=True)
     assert table is not None
     for number in itertools.count(1):

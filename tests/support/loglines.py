@@ -1,4 +1,4 @@
-"""What the daemon logs in this process, as a test reads it."""
+"""The daemon's log lines in this process, for tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamqd import logs
 
 
 class LogLines:
-    """Takes the daemon's lines while it is open; gives the logger back as it was."""
+    """Captures the daemon's lines while open; restores the logger afterwards."""
 
     def __enter__(self) -> LogLines:
         logger = logging.getLogger("streamqd")
@@ -31,7 +31,7 @@ class LogLines:
         os.close(self._writer)
 
     def all(self) -> list[dict[str, Any]]:
-        """Return every line since the beginning."""
+        """Return every line since the start."""
         with contextlib.suppress(BlockingIOError):
             while part := os.read(self._reader, 1 << 20):
                 self._raw += part

@@ -1,4 +1,4 @@
-"""The machine that figures belong to."""
+"""The machine on which figures were measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def machine() -> dict[str, Any]:
-    """Describe the machine and what runs on it; `commit` is '' outside of a clone."""
+    """Describe the machine and its software; `commit` is '' outside of a clone."""
     return {
         "cpu": processor(),
         "cores": os.cpu_count(),
@@ -31,7 +31,7 @@ def machine() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The model of the processor."""
+    """Return the CPU model."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

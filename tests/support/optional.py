@@ -1,7 +1,7 @@
-"""Tests that need a package of the extra `dev-all` are skipped by name where it is missing.
+"""Skip tests that need a package of the extra `dev-all` by name where it is missing.
 
-`make test` installs `dev` alone. With STREAMQD_TEST_ALL=1, as `make test-all` and CI set it, all is
-installed, and a missing package fails the tests that need it.
+`make test` installs only `dev`. With STREAMQD_TEST_ALL=1, which `make test-all` and CI set, every
+package is expected, and a missing package fails the tests that need it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def need(*packages: str) -> pytest.MarkDecorator:
 
 
 def missing(error: BaseException | None) -> str:
-    """Return why a module of tests could not be imported, if a package is missing; else ''."""
+    """Return why a test module could not be imported, if a package is missing; else ''."""
     if demanded():
         return ""
     while error is not None:

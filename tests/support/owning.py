@@ -15,7 +15,7 @@ from tests.contract.desk import UNIT
 
 
 def with_groups(link: Connection, keys: Keys, count: int) -> list[Unit]:
-    """Register the topic of UNIT with so many partitions, each with the group."""
+    """Register the topic of UNIT with `count` partitions, each with the group."""
     topics.create(Store(link, keys), UNIT.topic, config.Topic(partitions=count))
     units = [UNIT._replace(partition=number) for number in range(count)]
     link.run_many([messages.ensure_group(keys, unit, "0") for unit in units])
@@ -23,7 +23,7 @@ def with_groups(link: Connection, keys: Keys, count: int) -> list[Unit]:
 
 
 def board_of(units: Sequence[Unit]) -> Scoreboard:
-    """A scoreboard on which all are owned, with a worker that is ready."""
+    """Return a scoreboard on which all units are owned, each with a ready worker."""
     board = Scoreboard(len(units))
     board.flags = InstanceFlags.MEMBER
     for unit in units:

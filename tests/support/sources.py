@@ -1,4 +1,4 @@
-"""Source files as trees, each parsed once per process. Nobody may change what is returned."""
+"""Source files as trees, each parsed once per process. Do not change the returned trees."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 @cache
 def module(path: Path) -> ast.Module:
-    """The tree of a file."""
+    """Return the tree of a file."""
     return ast.parse(path.read_text())
 
 
 @cache
 def nodes(path: Path) -> tuple[ast.AST, ...]:
-    """All nodes of a file, the module first."""
+    """Return all nodes of a file, the module first."""
     return tuple(ast.walk(module(path)))

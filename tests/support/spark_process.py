@@ -1,4 +1,4 @@
-"""`streamqd pipeline …` as a process, on this machine or on executors of its own."""
+"""`streamqd pipeline …` as a process, on this machine or on its own executors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = "local-cluster[2,1,1024]"  # two executors of one core and 1 GiB, each a JVM
-# Short runs: nothing that is compiled well would earn back what that costs.
+# The runs are too short for the optimizing compiler to pay off.
 _QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 QUICK = tuple(
     part
@@ -25,7 +25,7 @@ EXECUTOR = "CoarseGrainedExecutorBackend"
 
 
 def spark_home(folder: Path) -> Path:
-    """A folder that is the Spark of the package pyspark, and into which executors may write.
+    """Link the Spark of the package pyspark into a folder that executors may write to.
 
     Spark's standalone workers log below SPARK_HOME.
     """
@@ -55,7 +55,7 @@ def need_spark() -> None:
 def pipeline(
     folder: Path, config: Path, *arguments: str, home: Path | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start the command; kill it and all that it has started when the block is left."""
+    """Start the command; when the block is left, kill the process and all its descendants."""
     environment = dict(os.environ) | {"PYTHONPATH": str(ROOT)}
     if home is not None:
         environment["SPARK_HOME"] = str(home)
@@ -81,7 +81,7 @@ def pipeline(
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """A process and all its descendants."""
+    """Return a process and all its descendants."""
     try:
         first = psutil.Process(pid)
         return [first, *first.children(recursive=True)]
@@ -90,7 +90,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def executors(pid: int) -> list[psutil.Process]:
-    """The executors of a driver that are JVMs of their own."""
+    """Return the executors of a driver that are separate JVMs."""
     found = []
     for each in family(pid):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -100,5 +100,5 @@ def executors(pid: int) -> list[psutil.Process]:
 
 
 def said(folder: Path) -> str:
-    """What the command has printed so far, for the text of a failure."""
+    """Return the command's output so far, for the text of a failure."""
     return "".join((folder / f"pipeline.{each}").read_text() for each in ("out", "err"))

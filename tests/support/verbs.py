@@ -1,4 +1,4 @@
-"""What tests of verbs share: the names of their fixtures' types, and reading a verb's JSON."""
+"""Shared parts of the command tests: fixture types, and reading a command's JSON."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ At = Callable[..., Desk]
 
 
 def document(result: Result) -> Any:
-    """Return what `--json` has printed."""
+    """Return the document that `--json` printed."""
     return json.loads(result.stdout)

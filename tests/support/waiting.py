@@ -1,4 +1,4 @@
-"""Waiting for something to become true, with a deadline. Tests never sleep otherwise."""
+"""Wait for a condition, with a deadline. Tests never sleep otherwise."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ T = TypeVar("T")
 def wait_until(
     condition: Callable[[], T], *, timeout: float = 10.0, what: str = "", every: float = 0.01
 ) -> T:
-    """Call `condition` until it returns something true, and return that.
+    """Call `condition` until it returns something true, and return that value.
 
-    Fails the test after `timeout` seconds, with `what` was waited for and the last value seen.
+    Fails the test after `timeout` seconds, with the text `what` and the last value seen.
     """
     deadline = time.monotonic() + timeout
     while not (value := condition()):
@@ -27,9 +27,9 @@ def wait_until(
 
 
 def seconds_unscheduled() -> float:
-    """How long this thread, in its life, was ready to run while others had the processors.
+    """Return how long this thread was ready to run while other processes had the CPU.
 
-    A limit that is measured from outside less the growth of this holds on a busy host, too.
+    To make an outside time limit hold on a busy host, subtract the growth of this value.
     """
     waited_ns = Path("/proc/thread-self/schedstat").read_text().split()[1]
     return int(waited_ns) / 1e9

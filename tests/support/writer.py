@@ -1,4 +1,4 @@
-"""A script of the simplest kind, for tests of what carries scripts."""
+"""A minimal script, for tests of the code that runs scripts."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ return {'OK', value}
 
 
 def writer(key: str, value: str, *, name: str = "writer", command: str = "SET") -> Call:
-    """Set a key. Another `name` makes another script; `command` HGET makes one that fails."""
+    """Set a key. Another `name` makes another script; with `command` HGET, the script fails."""
     text = TEXT.replace("writer", name).replace("'SET'", f"'{command}'")
     return scripts.parse(name, text, Path()).call({"target": key}, value=value)

@@ -1,1 +1,1 @@
-"""streamqd beside its peers, each in its own environment, against one private server."""
+"""streamqd and its peers, each in its own environment, against one private server."""

@@ -1,8 +1,8 @@
-"""The figures that README.md and docs/README.zh-CN.md show.
+"""The figures in README.md and docs/README.zh-CN.md.
 
-They stand between two marks, so that the rest of the pages is written by people.
-`make bench NAME=page` puts them there from benchmarks/peers.json and survival.json; without the
-first there is nothing between the marks, without the second a column less.
+They are written between two marks; the rest of the pages is handwritten. `make bench NAME=page`
+writes them from benchmarks/peers.json and survival.json. Without the first file, there is nothing
+between the marks; without the second, there is one column less.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ PAGES: dict[Path, Callable[[Results, Results | None], str]] = {
 
 
 def version(name: str, about: Results) -> str:
-    """How a row names the version: the limit has that of its client library."""
+    """Return the version shown in a row; the limit shows its client library."""
     return f"redis-py {about['version']}" if name == LIMIT else str(about["version"])
 
 
 def again(name: str, survival: Results) -> str:
-    """What became of the job of this system whose worker was killed; nobody waits for ever."""
+    """Return when the killed worker's job ran again, or that it did not within the patience."""
     after = survival["systems"][name]["struck_again_s"]
     if after is None:
         return f"not in {survival['patience_minutes']:g} min"
@@ -89,7 +89,7 @@ def again(name: str, survival: Results) -> str:
 
 
 def seconds(time_s: float) -> str:
-    """A time as people read it."""
+    """Format a time for readers."""
     if time_s < 1:
         return f"{time_s:.2f} s"
     return f"{time_s:.1f} s" if time_s < MINUTE_S else f"{time_s / MINUTE_S:.1f} min"
@@ -117,24 +117,24 @@ def _rows(systems: Results, survival: Results | None) -> Iterator[list[str]]:
 
 
 def between(text: str) -> str:
-    """What a page has between the marks."""
+    """Return the part of a page between the marks."""
     begin, end = text.index(BEGIN) + len(BEGIN) + 1, text.index(END)
     return text[begin:end]
 
 
 def with_figures(text: str, figures: str) -> str:
-    """The text of a page with these figures between its marks."""
+    """Return a page with these figures between its marks."""
     begin, end = text.index(BEGIN) + len(BEGIN) + 1, text.index(END)
     return f"{text[:begin]}{figures}{text[end:]}"
 
 
 def wanted(path: Path, results: Results | None, survival: Results | None) -> str:
-    """What a page of PAGES must have between its marks; None: nothing was measured yet."""
+    """Return the required text between a page's marks, '' if nothing was measured yet."""
     return "\n" + PAGES[path](results, survival) + "\n" if results else ""
 
 
 def write(results: Results, survival: Results | None, root: Path = ROOT) -> None:
-    """Put the figures into all pages."""
+    """Write the figures to all pages."""
     for path in PAGES:
         page = root / path
         figures = wanted(path, results, survival)

@@ -17,7 +17,7 @@ from streamqd.embedded import find_server
 
 @contextlib.contextmanager
 def private() -> Iterator[tuple[int, int, str]]:
-    """A server without persistence on a free port: its port, its pid, its version."""
+    """A server without persistence on a free port. Yields its port, its pid, its version."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:

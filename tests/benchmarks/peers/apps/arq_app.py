@@ -1,4 +1,4 @@
-"""arq: results not kept, many jobs at once, a short poll, uvloop, no log line for each job."""
+"""arq: results not kept, many jobs at a time, a short poll, uvloop, no log line for each job."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
 MODE is single, bulk, paced (RATE per second), numbered (each payload is a number, from 0 on), or
 trickle (one per second).
 
-The module APP offers `single(payloads)`, which sends them one by one as it gets them, and
-`bulk(payloads)`, which sends a list as its system's documentation recommends for many. Prints the
-seconds that it took.
+The module APP has `single(payloads)`, which sends payloads one by one as they arrive, and
+`bulk(payloads)`, which sends a list in the way its system's documentation recommends. Prints the
+elapsed seconds.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ RATE = 200  # per second, when paced
 
 
 def main() -> None:
-    """Send, then print how long it took."""
+    """Send, then print the elapsed seconds."""
     app = importlib.import_module(sys.argv[1])
     mode, count = sys.argv[2], int(sys.argv[3])
-    app.single([PAYLOAD] * min(count, 1))  # connections and scripts are ready
+    app.single([PAYLOAD] * min(count, 1))  # connections and scripts are ready after this
     began = time.perf_counter()
     if mode == "single":
         app.single(PAYLOAD for _ in range(count - 1))

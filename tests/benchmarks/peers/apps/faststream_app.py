@@ -1,6 +1,6 @@
-"""FastStream on a stream with a group: one by one, or with BENCH_BATCH in batches.
+"""FastStream on a stream with a group: one by one or, with BENCH_BATCH, in batches.
 
-`python faststream_app.py` makes the group: its subscribers would make it behind what waits already.
+`python faststream_app.py` creates the group: its subscribers would skip the waiting entries.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two processes of a bare loop, which end together."""
+"""Two processes of a bare loop, which exit together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from multiprocessing.connection import wait
 
 
 def run(work: Callable[[str], None], streams: Sequence[str]) -> None:
-    """Let a process work on each stream, until one of them dies."""
+    """Run one process per stream, until one of the processes exits."""
     context = multiprocessing.get_context("fork")
     workers = [context.Process(target=work, args=(stream,)) for stream in streams]
     for worker in workers:

@@ -1,4 +1,4 @@
-"""streamqd: two partitions, everything at its default; with BENCH_BATCH a batch handler."""
+"""streamqd: two partitions, other settings at their defaults; a handler per job or per batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""streaq: many tasks at once, results not kept, uvloop, no log lines for each task."""
+"""streaq: many tasks at a time, results not kept, uvloop, no log lines for each task."""
 
 from __future__ import annotations
 
