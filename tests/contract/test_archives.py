@@ -23,7 +23,7 @@ def test_notes_the_first_id(desk: Desk, entry_id: str) -> None:
 @pytest.mark.parametrize(
     ("noted", "further"), [("9-0", "10-0"), ("5-9", "5-10"), ("5-18446744073709551615", "6-0")]
 )
-def test_goes_forward_only(desk: Desk, noted: str, further: str) -> None:
+def test_archive_advance_never_moves_back(desk: Desk, noted: str, further: str) -> None:
     desk.expect("archive_advance", "OK", advance(desk, noted))
     desk.expect("archive_advance", "OK", advance(desk, further))
     assert desk.expect("archive_advance", "BEHIND", advance(desk, further)) == [further.encode()]
@@ -36,7 +36,7 @@ def test_leaves_the_rest_of_the_record(desk: Desk) -> None:
     assert desk.state() == {"trim": {"first": b"3-0", "archived": b"4-0"}}
 
 
-def test_frees_exactly_what_is_archived(desk: Desk) -> None:
+def test_archive_advance_frees_only_archived_entries(desk: Desk) -> None:
     desk.do("CONFIG", "SET", "stream-node-max-entries", 1)
     try:
         places = desk.pending("1-0", "2-0", "3-0")
@@ -74,7 +74,7 @@ def life(desk: Desk) -> int:
     return int(desk.do("PTTL", lease_of(desk)))
 
 
-def test_one_run_holds_it(desk: Desk) -> None:
+def test_pipeline_lease_has_one_holder(desk: Desk) -> None:
     desk.expect("pipeline_lease_take", "OK", take(desk))
     assert desk.state() == {lease_of(desk): b"t1"}
     assert 0 < life(desk) <= TTL * 1000
@@ -93,7 +93,7 @@ def test_the_lease_of_a_dead_run_is_free(desk: Desk) -> None:
     assert desk.state() == {lease_of(desk): b"t2"}
 
 
-def test_taking_again_and_keeping_give_it_a_new_life(desk: Desk) -> None:
+def test_pipeline_lease_take_and_keep_extend_the_lease(desk: Desk) -> None:
     desk.expect("pipeline_lease_take", "OK", take(desk))
     desk.do("PEXPIRE", lease_of(desk), 1_000)
     desk.expect("pipeline_lease_take", "OK", take(desk))
@@ -103,14 +103,14 @@ def test_taking_again_and_keeping_give_it_a_new_life(desk: Desk) -> None:
     assert life(desk) > 1_000
 
 
-def test_what_has_expired_is_lost(desk: Desk) -> None:
+def test_pipeline_lease_is_lost_after_expiry(desk: Desk) -> None:
     desk.expect("pipeline_lease_take", "OK", take(desk))
     desk.do("DEL", lease_of(desk))
     desk.expect("pipeline_lease_keep", "LOST", keep(desk))
     desk.expect("pipeline_lease_drop", "LOST", drop(desk))
 
 
-def test_a_run_touches_its_own_lease_only(desk: Desk) -> None:
+def test_pipeline_lease_ignores_another_run(desk: Desk) -> None:
     desk.expect("pipeline_lease_take", "OK", take(desk, "t2"))
     desk.expect("pipeline_lease_keep", "LOST", keep(desk))
     desk.expect("pipeline_lease_drop", "LOST", drop(desk))

@@ -26,7 +26,7 @@ NO_ID = ["abc", "", "5", "1-", LAST + "1"]
 
 
 @pytest.mark.parametrize("epoch", NO_NUMBER)
-def test_an_epoch_that_is_none_is_named(desk: Desk, epoch: str) -> None:
+def test_invalid_epoch_is_reported_with_key_and_field(desk: Desk, epoch: str) -> None:
     """C1, S6: by key and field. Nothing is written, and after its removal the unit works again."""
     desk.groups()
     desk.do("HSET", desk.fence, "epoch", epoch)
@@ -55,7 +55,7 @@ def test_a_reset_heals_an_epoch(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("count", NO_NUMBER)
-def test_counters_that_are_none_count_as_none(desk: Desk, count: str) -> None:
+def test_invalid_counters_count_as_zero(desk: Desk, count: str) -> None:
     """S6: attempts `:c=abc` made the worker crash in a loop."""
     (place,) = desk.pending("1-0")
     desk.own("t1")
@@ -88,7 +88,7 @@ def test_a_charge_of_a_lost_host_counts_on(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("last", [*NO_NUMBER, 2**53 - 1, 2**53, 2**63])
-def test_orders_are_obeyed_whatever_the_last_time_says(desk: Desk, last: object) -> None:
+def test_directives_apply_despite_an_invalid_last_time(desk: Desk, last: object) -> None:
     """S6: with `last` = 2^53, `pause` printed "is paused" and no member read the directive."""
     key = desk.keys.orders("default")
     desk.do("HSET", key, "last", last)
@@ -100,7 +100,7 @@ def test_orders_are_obeyed_whatever_the_last_time_says(desk: Desk, last: object)
 
 
 @pytest.mark.parametrize("floor", NO_ID)
-def test_a_floor_that_is_none_is_named_when_it_is_needed(desk: Desk, floor: str) -> None:
+def test_invalid_floor_is_reported_when_it_is_needed(desk: Desk, floor: str) -> None:
     """S6: it is not needed while the group exists."""
     desk.do("HSET", desk.trim, f"floor:{desk.unit.group}", floor)
     call = messages.ensure_group(desk.keys, desk.unit, "0")
@@ -121,7 +121,7 @@ def trim(desk: Desk, *, archive: bool = False, shrink: float | None = None) -> o
 
 
 @pytest.mark.parametrize("junk", NO_ID)
-def test_trimming_goes_on_with_a_junk_record(desk: Desk, junk: str) -> None:
+def test_trimming_continues_with_a_junk_record(desk: Desk, junk: str) -> None:
     """S6: counts start again at 0. Only a bad archive mark stops it, and is named."""
     desk.pending("1-0")
     record = ("removed", "first", "size", "shrunk", "shrink_from", "shrink_next", "floor:hits")
@@ -214,7 +214,7 @@ def test_the_last_id_of_all(desk: Desk) -> None:
     desk.expect("group_delete", "OK", call)
 
 
-def test_what_foreigners_hold_of_a_full_stream(desk: Desk) -> None:
+def test_reclaim_reaches_the_end_of_a_full_stream(desk: Desk) -> None:
     """S3: its pages come to an end."""
     desk.groups()
     desk.add(LAST)

@@ -55,7 +55,7 @@ def test_order(desk: Desk) -> None:
     assert found == [int(a < b) for a, b in pairs]
 
 
-def test_what_is_an_id(desk: Desk) -> None:
+def test_is_id_accepts_only_entry_ids(desk: Desk) -> None:
     """S6: a record may contain anything in place of an id."""
     code = "local found = {} for at, raw in ipairs(ARGV) do found[at] = is_id(raw) and 1 or 0 end"
     good = ["0-0", "1-5", f"{LAST}-{LAST}"]
@@ -73,7 +73,7 @@ def test_whole_numbers(desk: Desk) -> None:
     assert evaluate(desk, "_numbers", "return {whole(false), whole(nil)}") == [0, 0]
 
 
-def test_a_counter_that_is_none_begins_anew(desk: Desk) -> None:
+def test_count_on_restarts_an_invalid_counter(desk: Desk) -> None:
     """S6: counting comes after the effects, when it is too late for an error."""
     source = (LUA / "_numbers.lua").read_text("utf-8") + "\nreturn count_on(KEYS[1], 'f', 2)"
     for before, after in (("5", 7), ("abc", 2), ("9" * 26, 2), (2**63 - 1, 2)):

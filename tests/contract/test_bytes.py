@@ -39,7 +39,7 @@ def set_aside(desk: Desk, ids: list[str]) -> None:
         desk.expect("settle_retry", "OK", messages.retry(desk.keys, Lease(UNIT, "t1"), [each]))
 
 
-def test_both_sides_know_the_same_bound() -> None:
+def test_lua_and_python_share_the_byte_bound() -> None:
     assert f"local BYTES_MAX = {BYTES_MAX}\n".encode() in load()["message_promote"].source
 
 
@@ -57,7 +57,7 @@ def test_promoting(desk: Desk, ids: list[str]) -> None:
     assert desk.do("XLEN", desk.retry) == COUNT
 
 
-def test_promoting_one_that_is_larger(desk: Desk) -> None:
+def test_promoting_moves_one_item_above_the_bound(desk: Desk) -> None:
     desk.groups()
     for name in ("s1", "s2"):
         fields = ["payload", 2 * BYTES_MAX * b"x"]
@@ -81,7 +81,7 @@ def test_listing_delayed_retries(desk: Desk, ids: list[str]) -> None:
     assert sizes == [PER_CALL, PER_CALL, COUNT - 2 * PER_CALL]
 
 
-def test_deleting_old_letters(desk: Desk) -> None:
+def test_deleting_old_dead_letters_is_bounded(desk: Desk) -> None:
     for number in range(COUNT):
         desk.add(f"{number + 1}-0", "payload", BODY, stream=desk.dlq)
     call = dead.purge_before(desk.keys, "access", 0, "99-0", 100)
@@ -107,7 +107,7 @@ def test_recovering(desk: Desk, ids: list[str]) -> None:
     assert sizes == [PER_CALL, PER_CALL, COUNT - 2 * PER_CALL]
 
 
-def test_recovering_as_many_as_were_asked_for(desk: Desk) -> None:
+def test_recovering_returns_the_requested_count(desk: Desk) -> None:
     desk.pending("1-0", "2-0")
     desk.own("t1")
     for count, more in ((1, True), (2, True), (3, False)):
@@ -136,7 +136,7 @@ def test_counting(desk: Desk, ids: list[str]) -> None:
     assert (snapshot.length, snapshot.unread) == (COUNT, -1)
 
 
-def test_counting_goes_little_beyond_the_bound(desk: Desk) -> None:
+def test_counting_slightly_exceeds_the_byte_bound(desk: Desk) -> None:
     costs.backlog(desk, 40, "x" * (BYTES_MAX // 16))
     call = spark.step(desk.stream, "0-0", "9999999999999-0", 100)
     assert desk.expect("stream_step", "OK", call)[0] == 1 + 2 + 4 + 4 + 4 + 4
@@ -152,7 +152,7 @@ def test_counting_goes_little_beyond_the_bound(desk: Desk) -> None:
         ([BYTES_MAX // 2] * 3, [[BYTES_MAX // 2] * 2, [BYTES_MAX // 2]]),
     ],
 )
-def test_what_is_settled_is_cut_into_portions(sizes: list[int], parts: list[list[int]]) -> None:
+def test_settled_entries_are_cut_into_portions(sizes: list[int], parts: list[list[int]]) -> None:
     assert list(portions(sizes, int, 5)) == parts
 
 
@@ -172,7 +172,7 @@ def test_freeing(desk: Desk, drops: bool) -> None:
     assert max(removed) <= 65, "64 would be 16 MiB, and one more may go"
 
 
-def test_freeing_says_whether_there_is_more(desk: Desk) -> None:
+def test_freeing_reports_remaining_entries(desk: Desk) -> None:
     desk.groups()
     costs.backlog(desk, 1200, "x" * (32 << 10))
     desk.do("XGROUP", "SETID", desk.stream, UNIT.group, "$")
@@ -186,7 +186,7 @@ def test_freeing_says_whether_there_is_more(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("large", [16 << 10, 256 << 10, 1 << 20])
-def test_freeing_what_differs_in_size(desk: Desk, large: int) -> None:
+def test_freeing_handles_entries_of_mixed_sizes(desk: Desk, large: int) -> None:
     """The size of the first entry says nothing about the next ones."""
     desk.groups()
     for count, size in ((150, 10), ((64 << 20) // large, large), (3000, 10)):

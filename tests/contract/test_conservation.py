@@ -103,7 +103,7 @@ def test_every_place_is_seen_and_the_look_writes_nothing(scene: Scene):
     assert scene.conservation.dead() == {desk.unit.group: {"3"}}
 
 
-def test_what_ended_and_is_still_pending_is_no_violation(scene: Scene):
+def test_finished_pending_message_is_no_violation(scene: Scene):
     scene.end(1)
     assert scene.blamed() == []
     scene.ack(1)
@@ -113,18 +113,18 @@ def test_what_ended_and_is_still_pending_is_no_violation(scene: Scene):
 # --- planted violations ---------------------------------------------------------------------------
 
 
-def test_what_was_acknowledged_without_a_good_end_is_seen(scene: Scene):
+def test_ack_without_success_is_a_violation(scene: Scene):
     scene.ack(1)
     assert scene.blamed() == ["1 is nowhere, and no run of it has ended well"]
 
 
-def test_what_was_skipped_is_seen(scene: Scene):
+def test_skipped_message_is_a_violation(scene: Scene):
     desk = scene.desk
     desk.do("XGROUP", "SETID", desk.stream, desk.unit.group, "5-0")
     assert scene.blamed() == ["5 is nowhere, and no run of it has ended well"]
 
 
-def test_what_lies_in_two_places_is_seen(scene: Scene):
+def test_message_in_two_places_is_a_violation(scene: Scene):
     scene.retry(1)
     desk = scene.desk
     desk.add("9-0", "payload", "1 sleep 0", "originalId", "1-0", stream=desk.retry)
@@ -132,7 +132,7 @@ def test_what_lies_in_two_places_is_seen(scene: Scene):
     assert "['delayed', 'retry unread']" in sentence
 
 
-def test_what_comes_back_after_it_was_settled_is_seen(scene: Scene):
+def test_message_back_after_settling_is_a_violation(scene: Scene):
     scene.end(1)
     scene.ack(1)
     assert scene.blamed() == []
@@ -164,7 +164,7 @@ def test_an_epoch_that_falls_is_seen(scene: Scene):
     assert sentence.endswith(" to 5")
 
 
-def test_a_group_that_is_gone_is_seen(scene: Scene):
+def test_check_fails_when_the_group_is_missing(scene: Scene):
     desk = scene.desk
     desk.do("XGROUP", "DESTROY", desk.retry, desk.unit.group)
     desk.do("XGROUP", "CREATE", desk.retry, "another", "0")
@@ -175,7 +175,7 @@ def test_a_group_that_is_gone_is_seen(scene: Scene):
 # --- charges, and deliberate losses ---------------------------------------------------------------
 
 
-def test_a_crash_is_seen_beside_the_entry_and_in_its_fields(scene: Scene):
+def test_crashes_are_read_from_counters_and_fields(scene: Scene):
     desk, group = scene.desk, scene.desk.unit.group
     desk.do("HSET", desk.attempts, "m:1-0:c", 2, "m:4-0:f", 3)
     scene.bury(3, crashCount=b"1", crashes=b"1")
@@ -196,7 +196,7 @@ def losing(desk: Desk, tmp_path: Path) -> Scene:
 
 
 @pytest.mark.parametrize(("counted", "fine"), [(0, False), (1, True), (2, False)])
-def test_what_is_lost_unread_is_as_much_as_was_counted(losing: Scene, counted: int, *, fine: bool):
+def test_unread_losses_must_match_the_counter(losing: Scene, counted: int, *, fine: bool):
     desk = losing.desk
     desk.do("XGROUP", "SETID", desk.stream, desk.unit.group, "5-0")
     desk.do("HSET", desk.trim, f"dropped_unread:{desk.unit.group}", counted)
@@ -205,7 +205,7 @@ def test_what_is_lost_unread_is_as_much_as_was_counted(losing: Scene, counted: i
 
 
 @pytest.mark.parametrize("counted", [False, True])
-def test_what_was_in_hand_is_lost_before_it_is_counted_and_after(losing: Scene, *, counted: bool):
+def test_pending_losses_are_allowed_before_and_after_counting(losing: Scene, *, counted: bool):
     desk = losing.desk
     desk.do("XTRIM", desk.stream, "MINID", "2-0")
     if counted:
@@ -216,7 +216,7 @@ def test_what_was_in_hand_is_lost_before_it_is_counted_and_after(losing: Scene, 
     assert losing.blamed() == ["1 are nowhere, not handled well, and not counted"]
 
 
-def test_what_may_expire_may_be_acknowledged_unhandled(losing: Scene):
+def test_expiring_message_may_be_acknowledged_unhandled(losing: Scene):
     losing.ack(2)
     assert losing.blamed() == []
     assert losing.conservation.unhandled == {losing.desk.unit: {"2"}}

@@ -27,7 +27,7 @@ def found(desk: Desk) -> Directives:
     return directives.read(desk.do("HGETALL", desk.keys.orders("default")))
 
 
-def test_an_order_is_written_with_its_time(desk: Desk) -> None:
+def test_directive_is_written_with_its_time(desk: Desk) -> None:
     with desk.instant() as now:
         at = changed(desk, change(desk, "pause:access/3/*", why='disk "full"')).at_unix_ms
     assert now == at
@@ -48,7 +48,7 @@ def test_times_grow_also_when_the_clock_does_not(desk: Desk) -> None:
         assert now == at, odd
 
 
-def test_what_is_wanted_no_more_is_taken_out(desk: Desk) -> None:
+def test_obsolete_directives_are_removed(desk: Desk) -> None:
     for name in ("drain:a", "drain:b", "drain:c"):
         changed(desk, change(desk, name))
     assert changed(desk, change(desk, remove=["drain:a", "drain:b", "drain:x"])).removed == 2
@@ -82,7 +82,7 @@ def test_orders_are_bounded(desk: Desk) -> None:
     changed(desk, change(desk, "drain:one-more"))
 
 
-def test_a_beat_brings_the_orders(desk: Desk) -> None:
+def test_heartbeat_returns_the_directives(desk: Desk) -> None:
     beat = members.beat(desk.keys, "default", "a", "n1", {}, 9.0)
     assert Present.parse(desk.link.run(beat)).orders == []
     at = changed(desk, change(desk, "move:access/0/hits", to="b")).at_unix_ms
@@ -113,7 +113,7 @@ GOOD = {"version": 1, "at_unix_ms": 5, "by": "ops", "why": ""}
         ("\x00\x1b", GOOD),
     ],
 )
-def test_what_cannot_be_read_is_named_and_left_alone(name: str, value: object) -> None:
+def test_unreadable_directive_is_reported_and_kept(name: str, value: object) -> None:
     raw = json.dumps(value).encode() if value is not None else b"\xff{"
     flat = [name.encode(), raw, b"drain:a", json.dumps(GOOD).encode(), b"last", b"5"]
     seen = directives.read(flat)
@@ -121,7 +121,7 @@ def test_what_cannot_be_read_is_named_and_left_alone(name: str, value: object) -
     assert list(seen.drains) == ["a"]
 
 
-def test_the_widest_pause_is_the_one_that_counts() -> None:
+def test_widest_pause_wins() -> None:
     order = Directive(1, "ops", "")
     pauses = {Scope("a", 0, "g"): order, Scope("a", None, "g"): order}
     seen = Directives(pauses=pauses)

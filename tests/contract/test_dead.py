@@ -71,7 +71,7 @@ def test_replays_for_everyone(desk: Desk) -> None:
     assert "reason" not in changed["stream"].entries[new_id]
 
 
-def test_the_second_finds_no_letter(desk: Desk) -> None:
+def test_dead_replay_repeated_finds_no_dead_letter(desk: Desk) -> None:
     """Q31: replay against replay or purge: the loser gets GONE."""
     letter = die(desk, "1-0")[0]
     desk.expect("dead_replay", "OK", replay(desk, letter))
@@ -79,20 +79,20 @@ def test_the_second_finds_no_letter(desk: Desk) -> None:
     desk.expect("dead_replay", "GONE", replay(desk, letter, None))
 
 
-def test_the_letter_of_another_group_is_refused(desk: Desk) -> None:
+def test_dead_replay_refuses_a_letter_of_another_group(desk: Desk) -> None:
     letter = die(desk, "1-0")[0]
     desk.do("XGROUP", "CREATE", desk.retry.replace("hits", "audit"), "audit", "0", "MKSTREAM")
     assert desk.expect("dead_replay", "MISMATCH", replay(desk, letter, "audit")) == [b"hits"]
 
 
-def test_a_letter_without_a_group_is_refused(desk: Desk) -> None:
+def test_dead_replay_refuses_a_letter_without_group(desk: Desk) -> None:
     desk.groups()
     desk.add("7-0", "payload", "x", stream=desk.dlq)
     assert desk.expect("dead_replay", "MISMATCH", replay(desk, "7-0")) == [b""]
 
 
 @pytest.mark.parametrize("how", [("XGROUP", "DESTROY"), ("DEL",)])
-def test_a_group_that_is_gone_is_refused(desk: Desk, how: tuple[str, ...]) -> None:
+def test_dead_replay_refuses_a_missing_group(desk: Desk, how: tuple[str, ...]) -> None:
     letter = die(desk, "1-0")[0]
     desk.do(*how, desk.retry, *(["hits"] if len(how) > 1 else []))
     desk.expect("dead_replay", "NOGROUP", replay(desk, letter))
@@ -103,7 +103,7 @@ def test_a_group_has_a_name() -> None:
         dead.replay(Keys(), "access", 0, "1-0", "", {})
 
 
-def test_purges_the_letters_named(desk: Desk) -> None:
+def test_dead_purge_removes_named_dead_letters(desk: Desk) -> None:
     letters = die(desk, "1-0", "2-0", "3-0")
     before = desk.state()
     call = dead.purge(desk.keys, "access", 0, [letters[2], letters[0], "9-0"])
@@ -113,7 +113,7 @@ def test_purges_the_letters_named(desk: Desk) -> None:
     assert desk.expect("dead_purge", "OK", call) == [0, 0]
 
 
-def test_purges_the_oldest_so_many_at_a_time(desk: Desk) -> None:
+def test_dead_purge_removes_the_oldest_in_batches(desk: Desk) -> None:
     for n in range(8, 13):
         desk.add(f"{n}-0", stream=desk.dlq)
 
@@ -130,7 +130,7 @@ def test_purges_the_oldest_so_many_at_a_time(desk: Desk) -> None:
     assert purged("99", 10) == 0
 
 
-def test_purging_a_partition_without_letters(desk: Desk) -> None:
+def test_dead_purge_accepts_an_empty_partition(desk: Desk) -> None:
     call = dead.purge_before(desk.keys, "access", 0, "99-0", 10)
     assert desk.expect("dead_purge", "OK", call) == [0, 0]
     assert desk.state() == {}
@@ -152,7 +152,7 @@ def deliver(desk: Desk, group: str | None = None, name: str = "dlq:access:0:1-0"
     return dead.deliver(desk.keys, "access", 0, group, fields, name, 60.0)
 
 
-def test_a_letter_is_marked_once(desk: Desk) -> None:
+def test_dead_mark_marks_a_dead_letter_once(desk: Desk) -> None:
     letter = die(desk, "1-0")[0]
     before = desk.state()
     with desk.instant() as when:
@@ -178,11 +178,11 @@ def test_a_mark_is_taken_back(desk: Desk) -> None:
     assert desk.changes(before) == {}
 
 
-def test_a_letter_that_is_gone_is_not_marked(desk: Desk) -> None:
+def test_dead_mark_reports_a_missing_dead_letter(desk: Desk) -> None:
     desk.expect("dead_mark", "GONE", mark(desk, "7-0"))
 
 
-def test_a_moving_letter_is_replayed_nowhere_else(desk: Desk) -> None:
+def test_dead_replay_refuses_a_moving_dead_letter(desk: Desk) -> None:
     letter = die(desk, "1-0")[0]
     desk.expect("dead_mark", "OK", mark(desk, letter))
     assert desk.expect("dead_replay", "MOVING", replay(desk, letter)) == [b"other/1"]
@@ -202,7 +202,7 @@ def test_purging_takes_the_marks_along(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("group", [None, "hits"])
-def test_a_letter_is_delivered_once(desk: Desk, group: str | None) -> None:
+def test_dead_deliver_delivers_a_dead_letter_once(desk: Desk, group: str | None) -> None:
     desk.groups()
     before = desk.state()
     new_id = desk.expect("dead_deliver", "OK", deliver(desk, group))[0].decode()
@@ -223,14 +223,14 @@ def test_nothing_is_delivered_to_a_group_that_is_not_there(desk: Desk) -> None:
     desk.expect("dead_deliver", "NOGROUP", deliver(desk, "audit"))
 
 
-def test_what_may_not_be_delivered() -> None:
+def test_dead_deliver_rejects_invalid_arguments() -> None:
     wide = {b"%d" % number: b"" for number in range(dead.DELIVER_MAX)}
     for group, fields in (("", {b"payload": b"x"}), (None, {}), (None, wide)):
         with pytest.raises(ContractError):
             dead.deliver(Keys(), "access", 0, group, fields, "n", 60.0)
 
 
-def test_python_and_lua_leave_the_same_fields_behind() -> None:
+def test_python_and_lua_drop_the_same_dead_letter_fields() -> None:
     text = (Path(__file__).parents[2] / "lua" / "dead_replay.lua").read_text()
     table = re.search(r"DEAD_ONLY = \{(.*?)\}", text, re.DOTALL)
     assert table

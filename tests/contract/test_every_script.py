@@ -50,7 +50,7 @@ def test_script_keeps_the_rules_of_the_house(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(scripts.load()))
-def test_script_compiles_and_its_name_is_the_hash_of_its_source(desk: Desk, name: str) -> None:
+def test_script_compiles_to_the_hash_of_its_source(desk: Desk, name: str) -> None:
     script = scripts.get(name)
     assert desk.do("SCRIPT", "LOAD", script.source).decode() == script.sha
 

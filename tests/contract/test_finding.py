@@ -49,7 +49,7 @@ def test_copies_come_without_their_bodies(desk: Desk) -> None:
     assert find(desk, copies[-1].id)[0] == copies[-1:], "from an entry on, that entry included"
 
 
-def test_a_search_goes_on_where_it_stopped(desk: Desk) -> None:
+def test_search_continues_where_it_stopped(desk: Desk) -> None:
     """U13: the work of one call is bounded by entries and by bytes."""
     for number in range(2 * tracing.FIND_AT_ONCE):
         desk.do("XADD", desk.dlq, f"{number + 1}-0", "originalId", "1-0" if number > 990 else "x")
@@ -71,7 +71,7 @@ def test_a_search_goes_on_where_it_stopped(desk: Desk) -> None:
     assert after
 
 
-def test_the_greatest_id_ends_a_search_and_a_count(desk: Desk) -> None:
+def test_search_and_count_stop_at_the_greatest_id(desk: Desk) -> None:
     """S3: nothing comes after the greatest id, and no error is raised."""
     for number in range(7):
         desk.do("XADD", desk.dlq, f"{number + 1}-0", "originalId", "1-0", "group", "hits")
@@ -83,7 +83,7 @@ def test_the_greatest_id_ends_a_search_and_a_count(desk: Desk) -> None:
     assert count(desk, known).of("hits") == 8
 
 
-def test_a_page_has_the_entries_between_its_ends(desk: Desk) -> None:
+def test_page_contains_the_entries_within_its_bounds(desk: Desk) -> None:
     """S2: rows, bounds and order are those of XRANGE and XREVRANGE."""
     for number in range(1, 8):
         desk.add(f"{number}-0", "payload", str(number))
@@ -102,7 +102,7 @@ def test_a_page_has_the_entries_between_its_ends(desk: Desk) -> None:
     assert ids("-", "+", 3, newest=False) == ([], 0)
 
 
-def test_letters_are_counted_by_group_and_only_new_ones_again(desk: Desk) -> None:
+def test_dead_letters_are_counted_per_group_incrementally(desk: Desk) -> None:
     """U8: dead letters are counted for each group."""
     assert count(desk).of("hits") == 0
     bury(desk, ("1-0", "hits"), ("1-0", "agents"), ("2-0", "hits"))
@@ -120,7 +120,7 @@ def test_letters_are_counted_by_group_and_only_new_ones_again(desk: Desk) -> Non
     assert count(desk, known).of("hits") == 1
 
 
-def test_many_letters_are_counted_in_turns(desk: Desk) -> None:
+def test_many_dead_letters_are_counted_over_several_calls(desk: Desk) -> None:
     """U8: one call counts a bounded number. Until all are counted, the result is unknown."""
     for at in range(0, statistics.LETTERS_AT_ONCE + 100, 100):
         desk.link.pipeline(

@@ -11,7 +11,7 @@ def settled(desk: Desk, count: int = 100) -> int:
     return int(desk.expect("ghost_settle", "OK", call)[0])
 
 
-def test_settles_what_is_older_than_the_first_entry(desk: Desk) -> None:
+def test_ghost_settle_settles_trimmed_entries(desk: Desk) -> None:
     desk.pending("1-0", "2-0", "3-0")
     desk.do("XTRIM", desk.stream, "MINID", "=", "3-0")
     desk.do("HSET", desk.attempts, "m:1-0:c", "2", "m:1-0:last", "x", "m:3-0:c", "1")
@@ -24,7 +24,7 @@ def test_settles_what_is_older_than_the_first_entry(desk: Desk) -> None:
     assert sorted(changed) == ["attempts", "stream", "trim"]
 
 
-def test_the_second_call_finds_nothing(desk: Desk) -> None:
+def test_ghost_settle_repeated_changes_nothing(desk: Desk) -> None:
     desk.pending("1-0")
     desk.do("XTRIM", desk.stream, "MAXLEN", 0)
     assert settled(desk) == 1
@@ -33,14 +33,14 @@ def test_the_second_call_finds_nothing(desk: Desk) -> None:
     assert desk.dump() == before
 
 
-def test_what_is_there_is_left_alone(desk: Desk) -> None:
+def test_ghost_settle_keeps_existing_entries(desk: Desk) -> None:
     desk.pending("1-0", "2-0")
     before = desk.dump()
     assert settled(desk) == 0
     assert desk.dump() == before
 
 
-def test_so_many_at_a_time(desk: Desk) -> None:
+def test_ghost_settle_works_in_batches(desk: Desk) -> None:
     """Also more than `unpack` can return at once."""
     count = 1_200
     desk.groups()
@@ -51,7 +51,7 @@ def test_so_many_at_a_time(desk: Desk) -> None:
     assert desk.state()["trim"] == {"dropped_pending:hits": b"1200"}
 
 
-def test_another_group_keeps_its_own(desk: Desk) -> None:
+def test_ghost_settle_leaves_other_groups_alone(desk: Desk) -> None:
     desk.pending("1-0")
     desk.do("XGROUP", "CREATE", desk.stream, "audit", "0")
     desk.do("XREADGROUP", "GROUP", "audit", "w", "COUNT", 1, "STREAMS", desk.stream, ">")

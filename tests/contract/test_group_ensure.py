@@ -19,7 +19,7 @@ def test_makes_streams_and_groups(desk: Desk) -> None:
     assert desk.state() == {"stream": empty, "retry": empty}
 
 
-def test_begins_with_what_is_there_or_with_what_comes(desk: Desk) -> None:
+def test_group_ensure_starts_at_the_requested_position(desk: Desk) -> None:
     desk.add("5-0")
     assert desk.expect("group_ensure", "CREATED", ensure(desk, "$")) == [b"5-0"]
     desk.do("XGROUP", "DESTROY", desk.stream, "hits")
@@ -27,7 +27,7 @@ def test_begins_with_what_is_there_or_with_what_comes(desk: Desk) -> None:
     assert desk.fetch() == [b"5-0"]
 
 
-def test_the_second_changes_nothing(desk: Desk) -> None:
+def test_group_ensure_repeated_changes_nothing(desk: Desk) -> None:
     desk.expect("group_ensure", "CREATED", ensure(desk))
     desk.add("1-0")
     desk.fetch()
@@ -44,7 +44,7 @@ def test_mends_the_retry_side_alone(desk: Desk) -> None:
     assert desk.changes(before) == {"retry": Stream({}, {"hits": ("0-0", {})})}
 
 
-def test_the_retry_side_begins_with_what_is_there(desk: Desk) -> None:
+def test_group_ensure_starts_the_retry_group_at_zero(desk: Desk) -> None:
     """Promotion may have written to the stream before its group was recreated."""
     desk.add("3-0", stream=desk.retry)
     desk.expect("group_ensure", "CREATED", ensure(desk, "$"))
@@ -63,7 +63,9 @@ def test_the_retry_side_begins_with_what_is_there(desk: Desk) -> None:
         ("0-0", b"0-0"),
     ],
 )
-def test_a_lost_group_comes_back_before_its_floor(desk: Desk, floor: str, at: bytes) -> None:
+def test_group_ensure_restores_a_lost_group_below_its_floor(
+    desk: Desk, floor: str, at: bytes
+) -> None:
     """T12: created at the floor, it would skip the first unfinished message."""
     desk.add("6-0")
     desk.do("HSET", desk.trim, "floor:hits", floor, "floor:audit", "9-0")
@@ -79,7 +81,7 @@ def test_a_lost_group_loses_nothing(desk: Desk) -> None:
     assert desk.fetch() == [b"5-1", b"6-0"]
 
 
-def test_other_groups_stay(desk: Desk) -> None:
+def test_group_ensure_leaves_other_groups_alone(desk: Desk) -> None:
     desk.add("1-0")
     desk.do("XGROUP", "CREATE", desk.stream, "audit", "$")
     desk.expect("group_ensure", "CREATED", ensure(desk))

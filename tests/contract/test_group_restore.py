@@ -21,7 +21,7 @@ def destroy(desk: Desk, stream: str) -> None:
     assert desk.do("XGROUP", "DESTROY", stream, desk.unit.group) == 1
 
 
-def test_it_goes_on_with_what_was_in_hand(desk: Desk) -> None:
+def test_group_restore_restores_pending_entries(desk: Desk) -> None:
     """C4: acknowledged entries are not read again, and the others are pending as before."""
     _, second, third = desk.pending("1-0", "2-0", "3-0")
     retried, _ = desk.pending_retry("1-0", "2-0")
@@ -40,7 +40,7 @@ def test_it_goes_on_with_what_was_in_hand(desk: Desk) -> None:
     assert desk.fetch() == [b"4-0"]
 
 
-def test_many_in_hand(desk: Desk) -> None:
+def test_group_restore_restores_many_pending_entries(desk: Desk) -> None:
     """C4: more entries than one command can name."""
     places = desk.pending(*(f"{n}-0" for n in range(1, 1_203)))
     desk.own("t1")
@@ -50,7 +50,7 @@ def test_many_in_hand(desk: Desk) -> None:
     assert desk.changes(before) == {}
 
 
-def test_only_an_owner_knows(desk: Desk) -> None:
+def test_group_restore_requires_the_owner(desk: Desk) -> None:
     desk.pending("1-0")
     epoch = desk.own("t1")
     destroy(desk, desk.stream)
@@ -59,7 +59,7 @@ def test_only_an_owner_knows(desk: Desk) -> None:
     desk.expect_error("ERR", restore(desk, "1-0", "0-0", [b"1-0"]))
 
 
-def test_a_stream_that_is_another_is_read_from_its_first_entry(desk: Desk) -> None:
+def test_group_restore_reads_a_new_stream_from_its_start(desk: Desk) -> None:
     desk.pending("5-0")
     desk.own("t1")
     for again in ((), ("1-0",)):
@@ -71,7 +71,7 @@ def test_a_stream_that_is_another_is_read_from_its_first_entry(desk: Desk) -> No
     assert desk.fetch() == [b"1-0"]
 
 
-def test_nothing_is_settled_in_a_group_that_is_gone(desk: Desk) -> None:
+def test_settling_in_a_missing_group_is_an_error(desk: Desk) -> None:
     """C4: the answer was GONE, as for a settled entry, so a failed message was lost."""
     items = desk.pending("1-0", "2-0")
     desk.own("t1")

@@ -86,7 +86,7 @@ def test_a_position_beyond_the_end_is_the_end(busy: Desk) -> None:
     assert busy.fetch() == [b"4-0"]
 
 
-def test_retries_stay_unless_they_are_dropped(busy: Desk) -> None:
+def test_group_reset_keeps_retries_unless_dropped(busy: Desk) -> None:
     busy.expect("group_reset", "OK", reset(busy, "0-0"))
     assert positions(busy, "retry") == {"hits": ("7-0", {"7-0": "w"})}
     assert "delayed" in busy.state()
@@ -107,7 +107,7 @@ def test_an_owned_partition_is_left_alone(busy: Desk) -> None:
     assert rest == [b"west-1", str(epoch).encode()]
 
 
-def test_the_keeper_is_left_alone_by_force_too(busy: Desk) -> None:
+def test_group_reset_refuses_a_growing_topic_even_with_force(busy: Desk) -> None:
     busy.own("t1", owner="topic-grow")
     before = busy.state()
 
@@ -118,7 +118,7 @@ def test_the_keeper_is_left_alone_by_force_too(busy: Desk) -> None:
     busy.expect("group_reset", "OK", reset(busy, "0-0", force=True))
 
 
-def test_by_force_the_owner_loses_it(busy: Desk) -> None:
+def test_group_reset_with_force_fences_the_owner(busy: Desk) -> None:
     epoch = busy.own("t1")
     busy.do("HSET", busy.fence, "session", "s1", "solo", "1", "accused", "m:1-0 m:2-0")
 
@@ -149,14 +149,14 @@ def test_a_group_that_is_not_there_is_not_made(desk: Desk) -> None:
     desk.expect("group_reset", "NOGROUP", reset(desk, "0-0"))
 
 
-def test_a_group_that_is_lost_after_a_reset_comes_back_where_it_was_set(busy: Desk) -> None:
+def test_group_lost_after_reset_returns_to_the_reset_position(busy: Desk) -> None:
     busy.expect("group_reset", "OK", reset(busy, "1-0"))
     busy.do("XGROUP", "DESTROY", busy.stream, "hits")
     busy.groups()
     assert busy.fetch() == [b"2-0", b"3-0"]
 
 
-def test_another_group_is_not_touched(busy: Desk) -> None:
+def test_reset_and_delete_leave_other_groups_alone(busy: Desk) -> None:
     busy.do("XGROUP", "CREATE", busy.stream, "agents", "1-0")
     busy.expect("group_reset", "OK", reset(busy, "0-0", drop=True))
     busy.expect("group_delete", "OK", delete(busy, force=True))
@@ -175,7 +175,7 @@ def full_hands(desk: Desk) -> Desk:
     return desk
 
 
-def test_what_is_in_hand_is_forgotten_in_parts(full_hands: Desk) -> None:
+def test_group_reset_drops_pending_entries_in_parts(full_hands: Desk) -> None:
     full_hands.own("t1")
     call = reset(full_hands, "2-0", force=True, limit=2)
 
@@ -195,7 +195,7 @@ def test_what_is_in_hand_is_forgotten_in_parts(full_hands: Desk) -> None:
     assert full_hands.fetch() == [b"3-0", b"4-0", b"5-0", b"6-0"]
 
 
-def test_a_part_is_smaller_than_what_may_go_at_once(full_hands: Desk) -> None:
+def test_group_reset_part_may_be_smaller_than_the_limit(full_hands: Desk) -> None:
     call = reset(full_hands, "0-0", limit=4, part=1)
     assert full_hands.expect("group_reset", "MORE", call)[2] == 1
     assert full_hands.expect("group_reset", "OK", call)[2] == 4
@@ -206,7 +206,7 @@ def test_a_part_is_smaller_than_what_may_go_at_once(full_hands: Desk) -> None:
     full_hands.expect("group_delete", "OK", call)
 
 
-def test_meanwhile_nobody_else_has_it(full_hands: Desk) -> None:
+def test_group_reset_keeps_its_ownership_between_parts(full_hands: Desk) -> None:
     epoch = full_hands.own("t1")
     full_hands.do("HSET", full_hands.fence, "session", "s1", "mark", "m:1-0", "solo", "1")
     full_hands.do("HSET", full_hands.fence, "accused", "m:1-0 m:2-0")
@@ -259,7 +259,7 @@ def test_retries_that_are_dropped_are_forgotten_in_parts(full_hands: Desk) -> No
     assert positions(full_hands, "retry") == {"hits": ("9-0", {})}
 
 
-def test_a_group_goes_in_parts_too(full_hands: Desk) -> None:
+def test_group_delete_works_in_parts(full_hands: Desk) -> None:
     full_hands.own("t1")
     full_hands.do("HSET", full_hands.fence, "solo", "1", "accused", "m:1-0 m:2-0")
     call = delete(full_hands, force=True, limit=6)
@@ -275,14 +275,14 @@ def test_a_group_goes_in_parts_too(full_hands: Desk) -> None:
     assert set(full_hands.state()) == {"stream"}
 
 
-def test_a_group_that_is_left_with_its_retries_alone_goes_in_parts_too(full_hands: Desk) -> None:
+def test_group_delete_with_only_retries_works_in_parts(full_hands: Desk) -> None:
     full_hands.do("XGROUP", "DESTROY", full_hands.stream, "hits")
     call = delete(full_hands, force=True, limit=2)
     full_hands.expect("group_delete", "MORE", call)
     full_hands.expect("group_delete", "OK", call)
 
 
-def test_without_force_much_in_hand_is_not_given_up(full_hands: Desk) -> None:
+def test_group_delete_without_force_keeps_pending_entries(full_hands: Desk) -> None:
     before = full_hands.dump()
     full_hands.expect("group_delete", "UNSETTLED", delete(full_hands, limit=2))
     assert full_hands.dump() == before
@@ -297,7 +297,7 @@ def test_parts_are_forgotten_when_memory_is_full(full_hands: Desk) -> None:
 # --- delete ---------------------------------------------------------------------------------------
 
 
-def test_deletes_all_that_is_its_own(busy: Desk) -> None:
+def test_group_delete_removes_all_data_of_the_group(busy: Desk) -> None:
     busy.own("t1")
     busy.add("5-0", stream=busy.dlq)
 
@@ -320,7 +320,7 @@ def test_an_owned_group_is_not_deleted(desk: Desk) -> None:
 
 @pytest.mark.fault("F26")
 @pytest.mark.parametrize("kind", ["pending", "retry pending", "delayed", "retry unread"])
-def test_what_is_not_settled_is_not_given_up(desk: Desk, kind: str) -> None:
+def test_group_delete_refuses_unsettled_entries(desk: Desk, kind: str) -> None:
     desk.groups()
     if kind == "pending":
         desk.pending("1-0")

@@ -74,7 +74,7 @@ def test_repeated_phases_change_nothing(desk: Desk) -> None:
     assert desk.state() == before
 
 
-def test_what_is_no_growth(desk: Desk) -> None:
+def test_growth_rejects_invalid_changes(desk: Desk) -> None:
     desk.expect("growth_begin", "MISSING", begin(desk))
     topics.create(desk.store, "access", Topic(partitions=2))
     assert desk.expect("growth_begin", "CHANGED", begin(desk, seen=1)) == [b"2"]

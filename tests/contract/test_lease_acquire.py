@@ -24,7 +24,7 @@ def lose(desk: Desk, mark: bytes = b"") -> int:
     return epoch
 
 
-def test_takes_a_unit_that_nobody_ever_had(desk: Desk) -> None:
+def test_lease_acquire_takes_a_new_unit(desk: Desk) -> None:
     before = desk.state()
     with desk.instant() as now:
         rest = desk.expect("lease_acquire", "OK", take(desk, "t1", 0))
@@ -47,21 +47,21 @@ def test_takes_a_released_unit_with_a_greater_epoch(desk: Desk) -> None:
     assert "solo" not in desk.state()["fence"]
 
 
-def test_refuses_while_the_lease_of_another_lives(desk: Desk) -> None:
+def test_lease_acquire_refuses_while_another_lease_is_valid(desk: Desk) -> None:
     epoch = desk.own("t1", owner="east-1")
     rest = desk.expect("lease_acquire", "HELD", take(desk, "t2", epoch))
     assert 0 < int(rest[0]) <= TTL * 1000
     assert Holder.parse(Reply("HELD", rest)) == (epoch, "east-1")
 
 
-def test_refuses_when_someone_has_owned_it_since_the_caller_looked(desk: Desk) -> None:
+def test_lease_acquire_refuses_an_outdated_epoch(desk: Desk) -> None:
     epoch = desk.own("t1")
     desk.link.run(leases.release(desk.keys, desk.leased("t1")))
     rest = desk.expect("lease_acquire", "MOVED", take(desk, "t2", 0))
     assert Holder.parse(Reply("MOVED", rest)) == (epoch, "")
 
 
-def test_the_same_call_again_keeps_the_epoch(desk: Desk) -> None:
+def test_lease_acquire_repeated_keeps_the_epoch(desk: Desk) -> None:
     call = take(desk, "t1", 0)
     epoch = desk.expect("lease_acquire", "OK", call)[0]
     desk.do("PEXPIRE", desk.lease, 100_000)
@@ -71,7 +71,7 @@ def test_the_same_call_again_keeps_the_epoch(desk: Desk) -> None:
     assert desk.do("PTTL", desk.lease) <= TTL * 1000
 
 
-def test_the_same_call_again_sets_an_expired_lease(desk: Desk) -> None:
+def test_lease_acquire_repeated_renews_an_expired_lease(desk: Desk) -> None:
     call = take(desk, "t1", 0)
     epoch = desk.expect("lease_acquire", "OK", call)[0]
     desk.do("DEL", desk.lease)
@@ -105,7 +105,7 @@ def test_an_unclean_takeover_charges_the_accused_entry_once(desk: Desk) -> None:
     assert desk.state()["attempts"] == {"m:2-0:c": b"3"}
 
 
-def test_a_lost_entry_that_nobody_accused_is_accused_and_not_charged(desk: Desk) -> None:
+def test_lease_acquire_accuses_a_lost_entry_before_charging(desk: Desk) -> None:
     """Messages of other partitions may have run at the same time."""
     places = desk.pending("1-0", "2-0")
     seen = lose(desk, mark=places[1])
@@ -114,7 +114,7 @@ def test_a_lost_entry_that_nobody_accused_is_accused_and_not_charged(desk: Desk)
     assert desk.do("EXISTS", desk.attempts) == 0
 
 
-def test_a_lost_round_charges_nobody_and_accuses_its_members(desk: Desk) -> None:
+def test_lease_acquire_accuses_all_members_of_a_lost_round(desk: Desk) -> None:
     places = desk.pending("1-0", "2-0", "3-0")
     seen = lose(desk, mark=places[0] + b" " + places[1])
     assert desk.expect("lease_acquire", "OK", take(desk, "t2", seen))[1:] == [1, b""]
@@ -134,7 +134,7 @@ def test_a_lost_round_charges_nobody_and_accuses_its_members(desk: Desk) -> None
     ],
     ids=["shorter", "longer-than-one", "as-long", "longer"],
 )
-def test_a_second_lost_round_joins_the_accused_unless_they_are_more_than_it(
+def test_lease_acquire_joins_a_second_lost_round_to_the_accused(
     desk: Desk, earlier: bytes, mark: bytes, accused: bytes
 ) -> None:
     desk.pending(*(f"{n}-0" for n in range(1, 6)))
@@ -146,9 +146,7 @@ def test_a_second_lost_round_joins_the_accused_unless_they_are_more_than_it(
 
 
 @pytest.mark.parametrize("mark", [b"", b"m:1-0", b"m:0-0"], ids=["none", "accused", "nobody"])
-def test_the_accused_stay_accused_over_a_loss_that_accuses_nobody_new(
-    desk: Desk, mark: bytes
-) -> None:
+def test_lease_acquire_keeps_the_accused_after_another_loss(desk: Desk, mark: bytes) -> None:
     desk.pending("1-0", "2-0", "3-0")
     seen = lose(desk, mark=mark)
     desk.do("HSET", desk.fence, "accused", "m:1-0 m:2-0")
@@ -169,7 +167,7 @@ def test_the_first_charge_of_an_accused_entry_counts_three_losses(
     assert desk.do("HGET", desk.attempts, places[1] + b":c") is None
 
 
-def test_a_mark_in_the_retry_stream_is_another_entry(desk: Desk) -> None:
+def test_lease_acquire_distinguishes_marks_of_the_two_streams(desk: Desk) -> None:
     desk.pending("1-0")
     desk.pending_retry("1-0")
     seen = lose(desk, mark=b"r:1-0")
@@ -178,7 +176,7 @@ def test_a_mark_in_the_retry_stream_is_another_entry(desk: Desk) -> None:
     assert desk.state()["attempts"] == {"r:1-0:c": b"3"}
 
 
-def test_a_mark_that_was_settled_charges_nobody(desk: Desk) -> None:
+def test_lease_acquire_ignores_a_settled_mark(desk: Desk) -> None:
     places = desk.pending("1-0")
     seen = lose(desk, mark=places[0])
     desk.do("XACK", desk.stream, desk.unit.group, "1-0")
@@ -189,7 +187,7 @@ def test_a_mark_that_was_settled_charges_nobody(desk: Desk) -> None:
     assert "mark" not in state["fence"]
 
 
-def test_a_mark_without_its_group_charges_nobody(desk: Desk) -> None:
+def test_lease_acquire_ignores_a_mark_without_its_group(desk: Desk) -> None:
     seen = lose(desk, mark=b"m:1-0")
     assert desk.expect("lease_acquire", "OK", take(desk, "t2", seen))[1:] == [1, b""]
     assert sorted(desk.state()) == ["fence", "lease"]
@@ -211,7 +209,7 @@ def test_the_lease_of_a_proven_dead_predecessor_is_free(desk: Desk) -> None:
     desk.expect("lease_acquire", "MINE", call)
 
 
-def test_other_groups_are_left_alone(desk: Desk) -> None:
+def test_lease_acquire_leaves_other_groups_alone(desk: Desk) -> None:
     other = Desk(desk.link, desk.keys, Unit("access", 0, "audit"))
     other.groups()
     other.own("theirs")
@@ -221,7 +219,7 @@ def test_other_groups_are_left_alone(desk: Desk) -> None:
     desk.link.run(messages.ensure_group(desk.keys, desk.unit, "0"))
 
 
-def test_takes_what_fleets_of_an_empty_server_left_nothing_of(desk: Desk) -> None:
+def test_lease_acquire_after_flushall_exceeds_the_old_epoch(desk: Desk) -> None:
     """FLUSHALL: no fence, so the epoch seen is 0, and the next is the time."""
     epoch = desk.own("t1")
     desk.do("FLUSHALL")

@@ -42,7 +42,7 @@ def test_replaces_the_token_and_the_lease(desk: Desk) -> None:
 
 
 @pytest.mark.fault("F2")
-def test_acknowledges_and_charges_in_the_same_step(desk: Desk) -> None:
+def test_lease_refence_acknowledges_and_charges_in_one_step(desk: Desk) -> None:
     """T3, T4: finished entries are acknowledged, and the running one is charged once."""
     main = desk.pending("1-0", "2-0", "3-0")
     retried = desk.pending_retry("1-0", "2-0")
@@ -63,7 +63,7 @@ def test_acknowledges_and_charges_in_the_same_step(desk: Desk) -> None:
 
 
 @pytest.mark.fault("F12")
-def test_the_same_call_again_changes_nothing(desk: Desk) -> None:
+def test_lease_refence_repeated_changes_nothing(desk: Desk) -> None:
     main = desk.pending("1-0", "2-0")
     desk.own("t1")
     call = refence(desk, charged=main[1], context=b"signal 9", done=[main[0]])
@@ -73,7 +73,7 @@ def test_the_same_call_again_changes_nothing(desk: Desk) -> None:
     assert desk.dump() == before
 
 
-def test_does_not_charge_what_is_no_longer_pending(desk: Desk) -> None:
+def test_lease_refence_does_not_charge_settled_entries(desk: Desk) -> None:
     main = desk.pending("1-0")
     desk.own("t1")
     desk.do("XACK", desk.stream, desk.unit.group, "1-0")
@@ -82,7 +82,7 @@ def test_does_not_charge_what_is_no_longer_pending(desk: Desk) -> None:
     assert "attempts" not in desk.state()
 
 
-def test_a_child_is_replaced_although_the_group_is_gone(desk: Desk) -> None:
+def test_lease_refence_works_without_the_group(desk: Desk) -> None:
     """A deleted stream or group must not leave a unit without a worker."""
     desk.own("t1")
     call = refence(desk, charged=b"m:1-0", context=b"signal 9", done=[b"m:2-0", b"r:2-0"])
@@ -120,9 +120,7 @@ def test_many_places(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("others", [0, 1, 600])
-def test_forgets_what_was_counted_of_the_places_done_and_of_no_other(
-    desk: Desk, others: int
-) -> None:
+def test_lease_refence_deletes_counters_of_done_entries_only(desk: Desk, others: int) -> None:
     """Small and large hashes are traversed in different ways."""
     main = desk.pending(*(f"{n}-0" for n in range(1, 513)))
     desk.own("t1")
@@ -145,14 +143,14 @@ def test_few_counters_among_many_places(desk: Desk) -> None:
     assert desk.state()["attempts"] == {"m:600-0:c": b"1"}
 
 
-def test_what_is_not_a_place_is_refused(desk: Desk) -> None:
+def test_lease_refence_refuses_an_invalid_place(desk: Desk) -> None:
     desk.pending("1-0")
     desk.own("t1")
     assert "not a place" in str(desk.expect_error("ERR", refence(desk, done=[b"m:1-0", b"1-0"])))
     assert "not a place" in str(desk.expect_error("ERR", refence(desk, charged=b"x:1-0")))
 
 
-def test_acknowledges_a_full_table_in_one_step(desk: Desk) -> None:
+def test_lease_refence_acknowledges_a_full_table_in_one_call(desk: Desk) -> None:
     """B1: one call takes as many entries as one worker can hold, counters included."""
     ids = [f"{number}-0" for number in range(1, ENTRIES_MAX + 1)]
     done = desk.pending(*ids)

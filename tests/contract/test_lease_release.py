@@ -26,7 +26,7 @@ def test_frees_the_unit_and_keeps_the_epoch(desk: Desk) -> None:
     assert desk.changes(before) == {"fence": kept, "lease": None}
 
 
-def test_the_second_is_refused(desk: Desk) -> None:
+def test_lease_release_repeated_is_refused(desk: Desk) -> None:
     epoch = desk.own("t1")
     desk.expect("lease_release", "OK", release(desk))
     rest = desk.expect("lease_release", "FENCED", release(desk))
@@ -40,14 +40,14 @@ def test_frees_a_unit_whose_lease_has_expired(desk: Desk) -> None:
     assert "token" not in desk.state()["fence"]
 
 
-def test_does_not_delete_the_lease_of_another(desk: Desk) -> None:
+def test_lease_release_keeps_the_lease_of_another_token(desk: Desk) -> None:
     desk.own("t1")
     desk.do("SET", desk.lease, "t2")
     desk.expect("lease_release", "OK", release(desk))
     assert desk.state()["lease"] == b"t2"
 
 
-def test_another_owner_is_left_alone(desk: Desk) -> None:
+def test_lease_release_leaves_another_owner_alone(desk: Desk) -> None:
     desk.own("t2")
     desk.expect("lease_release", "FENCED", release(desk))
 

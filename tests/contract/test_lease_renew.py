@@ -20,7 +20,7 @@ def test_gives_the_lease_a_new_life(desk: Desk) -> None:
     assert 59_000 < desk.do("PTTL", desk.lease) <= 60_000
 
 
-def test_sets_an_expired_lease_again_under_the_same_epoch(desk: Desk) -> None:
+def test_lease_renew_restores_an_expired_lease_with_its_epoch(desk: Desk) -> None:
     desk.own("t1")
     desk.do("DEL", desk.lease)
     before = desk.state()
@@ -44,7 +44,7 @@ def test_a_superseded_token_is_refused(desk: Desk) -> None:
     assert Holder.parse(Reply("FENCED", rest)) == (epoch, OWNER)
 
 
-def test_without_a_fence_nobody_is_the_owner(desk: Desk) -> None:
+def test_lease_renew_without_a_fence_is_refused(desk: Desk) -> None:
     assert desk.expect("lease_renew", "FENCED", renew(desk)) == [b"0", b""]
     desk.do("SET", desk.lease, "t1")
     assert desk.expect("lease_renew", "FENCED", renew(desk)) == [b"0", b""]

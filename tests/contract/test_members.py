@@ -38,7 +38,7 @@ def silent_for(desk: Desk, instance: str, seconds: float) -> int:
     return at
 
 
-def test_says_that_it_lives_and_learns_who_else_does(desk: Desk) -> None:
+def test_heartbeat_registers_and_returns_live_members(desk: Desk) -> None:
     with desk.instant() as now:
         found = present(desk, beat(desk))
     assert now == found.now_unix_ms
@@ -57,13 +57,13 @@ def test_a_new_description_replaces_the_old(desk: Desk) -> None:
     assert present(desk, beat(desk, weight=7)).members[0].info["weight"] == 7
 
 
-def test_fleets_do_not_see_each_other(desk: Desk) -> None:
+def test_heartbeat_returns_only_its_own_fleet(desk: Desk) -> None:
     present(desk, beat(desk))
     call = members.beat(desk.keys, "blue", "west-1", "n9", {}, STALE)
     assert [member.info for member in present(desk, call).members] == [{"nonce": "n9"}]
 
 
-def test_another_run_under_the_same_id_is_a_twin(desk: Desk) -> None:
+def test_heartbeat_with_another_nonce_is_a_duplicate(desk: Desk) -> None:
     present(desk, beat(desk))
     rest = desk.expect("member_beat", "TWIN", beat(desk, nonce="n2"))
     found = members.twin(Reply("TWIN", rest))
@@ -71,7 +71,7 @@ def test_another_run_under_the_same_id_is_a_twin(desk: Desk) -> None:
     assert abs(found.beat_unix_ms - desk.now_unix_ms()) < 60_000
 
 
-def test_a_silent_predecessor_is_no_twin(desk: Desk) -> None:
+def test_heartbeat_replaces_a_silent_predecessor(desk: Desk) -> None:
     present(desk, beat(desk))
     silent_for(desk, "west-1", STALE + 1)
     assert present(desk, beat(desk, nonce="n2")).members[0].info["nonce"] == "n2"
@@ -84,7 +84,7 @@ def test_a_predecessor_that_is_proven_dead_is_taken_out_first(desk: Desk) -> Non
     assert len(present(desk, beat(desk, nonce="n2")).members) == 1
 
 
-def test_a_description_that_cannot_be_read_is_no_twin(desk: Desk) -> None:
+def test_heartbeat_replaces_an_unreadable_description(desk: Desk) -> None:
     """S6: each heartbeat writes it again. Without that, others took the member for dead."""
     for garbage in ("not json", "7", "[]", "{}", '{"nonce":5}', "[" * 5_000):
         present(desk, beat(desk))
@@ -99,7 +99,7 @@ def test_a_description_that_cannot_be_read_is_no_twin(desk: Desk) -> None:
         desk.do("FLUSHALL")
 
 
-def test_who_is_silent_for_long_and_was_watched_is_forgotten(desk: Desk) -> None:
+def test_heartbeat_forgets_members_silent_for_long(desk: Desk) -> None:
     for name in ("old", "older"):
         silent_for(desk, name, 20 * STALE + 1)
         desk.do("HSET", desk.keys.info("default"), name, "{}")
@@ -125,6 +125,6 @@ def test_leaves(desk: Desk) -> None:
     desk.expect("member_leave", "GONE", leave(desk))
 
 
-def test_does_not_take_out_another_run(desk: Desk) -> None:
+def test_member_leave_keeps_another_run(desk: Desk) -> None:
     present(desk, beat(desk, nonce="n2"))
     desk.expect("member_leave", "OTHER", leave(desk))

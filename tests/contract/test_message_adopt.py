@@ -26,7 +26,7 @@ def pending(desk: Desk, stream: str = "stream") -> dict[str, str]:
     return desk.state()[stream].groups["hits"][1]
 
 
-def test_takes_what_all_consumers_have_read_whatever_their_idle_time(desk: Desk) -> None:
+def test_message_adopt_takes_entries_of_any_idle_time(desk: Desk) -> None:
     desk.groups()
     read_by(desk, "celery-1", "1-0", "2-0")
     read_by(desk, "celery-2", "3-0")
@@ -38,7 +38,7 @@ def test_takes_what_all_consumers_have_read_whatever_their_idle_time(desk: Desk)
     assert changes["stream"].groups["hits"] == ("3-0", dict.fromkeys(("1-0", "2-0", "3-0"), "w"))
 
 
-def test_goes_on_page_by_page(desk: Desk) -> None:
+def test_message_adopt_continues_page_by_page(desk: Desk) -> None:
     desk.groups()
     read_by(desk, "celery-1", *(f"{number}-0" for number in range(1, 8)))
     cursor, pages = "0-0", []
@@ -58,7 +58,7 @@ def test_the_retry_stream_too(desk: Desk) -> None:
     assert pending(desk, "retry") == {"1-0": "w"}
 
 
-def test_an_owned_unit_is_refused_until_it_is_released(desk: Desk) -> None:
+def test_message_adopt_refuses_an_owned_unit(desk: Desk) -> None:
     desk.groups()
     read_by(desk, "celery-1", "1-0")
     desk.own("t1", owner="east-1")

@@ -17,7 +17,7 @@ def open_session(desk: Desk) -> None:
     desk.do("HSET", desk.fence, "session", "s1")
 
 
-def test_reads_both_streams(desk: Desk) -> None:
+def test_message_fetch_reads_both_streams(desk: Desk) -> None:
     open_session(desk)
     for entry_id in ("1-0", "2-0", "3-0"):
         desk.add(entry_id)
@@ -59,7 +59,7 @@ def test_without_a_session_nothing_is_read(desk: Desk) -> None:
     desk.expect("message_fetch", "SESSION", fetch(desk))
 
 
-def test_another_owner(desk: Desk) -> None:
+def test_message_fetch_refuses_another_owner(desk: Desk) -> None:
     open_session(desk)
     desk.add("1-0")
     epoch = int(desk.do("HGET", desk.fence, "epoch"))

@@ -28,7 +28,7 @@ def run(desk: Desk, call: Call) -> Promoted:
     return Promoted.parse(Reply("OK", desk.expect("message_promote", "OK", call)))
 
 
-def test_moves_what_is_due(desk: Desk) -> None:
+def test_message_promote_moves_due_items(desk: Desk) -> None:
     desk.groups()
     delay(desk, ("m:2-0", 2), ("r:1-0", 1), ("m:3-0", FAR))
     before = desk.state()
@@ -43,7 +43,7 @@ def test_moves_what_is_due(desk: Desk) -> None:
     }
 
 
-def test_leaves_nothing_behind_when_all_is_moved(desk: Desk) -> None:
+def test_message_promote_deletes_its_empty_keys(desk: Desk) -> None:
     desk.groups()
     delay(desk, ("m:1-0", 1))
     assert run(desk, promote(desk)) == (1, 0, None, 0, False)
@@ -53,14 +53,14 @@ def test_leaves_nothing_behind_when_all_is_moved(desk: Desk) -> None:
     assert desk.dump() == before
 
 
-def test_moves_so_many_at_a_time_the_earliest_first(desk: Desk) -> None:
+def test_message_promote_moves_batches_in_due_order(desk: Desk) -> None:
     desk.groups()
     delay(desk, ("m:3-0", 3), ("m:1-0", 1), ("m:2-0", 2))
     assert run(desk, promote(desk, 2)) == (2, 0, 3, 0, True)
     assert list(desk.state()["delayed"]) == ["m:3-0"]
 
 
-def test_a_write_that_the_server_refuses_halfway_leaves_each_message_in_one_place(
+def test_message_promote_failing_midway_keeps_each_message_once(
     desk: Desk,
 ) -> None:
     """A retry stream at the last possible id takes one more entry, not two."""
@@ -74,7 +74,7 @@ def test_a_write_that_the_server_refuses_halfway_leaves_each_message_in_one_plac
     assert list(state["delayed"]) == list(state["items"]) == ["m:2-0", "m:3-0"]
 
 
-def test_a_member_without_an_item_goes(desk: Desk) -> None:
+def test_message_promote_removes_a_member_without_an_item(desk: Desk) -> None:
     desk.groups()
     desk.do("ZADD", desk.delayed, 1, "m:1-0")
     delay(desk, ("m:2-0", 2))
@@ -116,7 +116,7 @@ def test_wakes_a_reader_of_the_retry_stream(desk: Desk) -> None:
     assert desk.do("XREAD", "COUNT", 1, "BLOCK", 1, "STREAMS", desk.retry, "0-0")
 
 
-def test_an_item_that_is_too_wide_is_moved_with_what_is_known_of_it(desk: Desk) -> None:
+def test_message_promote_moves_a_too_wide_item_in_part(desk: Desk) -> None:
     desk.groups()
     delay(desk, ("m:1-0", 1), ("m:2-0", 2))
     # More than a script can pass to one command.
@@ -147,7 +147,7 @@ def test_an_item_that_is_too_wide_is_moved_with_what_is_known_of_it(desk: Desk) 
         b"\x81\xa7payload\xa1x",
     ],
 )
-def test_an_item_that_cannot_be_read_is_put_off_and_holds_nobody(desk: Desk, packed: bytes) -> None:
+def test_message_promote_postpones_an_unreadable_item(desk: Desk, packed: bytes) -> None:
     desk.groups()
     delay(desk, ("m:1-0", 1), ("m:2-0", 2))
     desk.do("HSET", desk.items, "m:1-0", packed)

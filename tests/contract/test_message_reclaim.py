@@ -47,7 +47,7 @@ def reclaimed(desk: Desk, call: Call) -> Reclaimed:
     return Reclaimed.parse(Reply("OK", desk.expect("message_reclaim", "OK", call)))
 
 
-def test_takes_what_foreign_consumers_left(desk: Desk) -> None:
+def test_message_reclaim_takes_entries_of_other_clients(desk: Desk) -> None:
     desk.groups()
     left_by(desk, "w", "1-0")
     left_by(desk, "foreign-b", "2-0")
@@ -74,7 +74,7 @@ def test_leaves_the_owners_own_entries(desk: Desk) -> None:
     assert desk.dump() == before
 
 
-def test_leaves_what_is_not_idle(desk: Desk) -> None:
+def test_message_reclaim_leaves_entries_that_are_not_idle(desk: Desk) -> None:
     desk.groups()
     left_by(desk, "foreign", "1-0")
     own(desk)
@@ -83,7 +83,7 @@ def test_leaves_what_is_not_idle(desk: Desk) -> None:
     assert desk.dump() == before
 
 
-def test_takes_so_many_at_a_time_and_the_rest_next(desk: Desk) -> None:
+def test_message_reclaim_works_in_batches(desk: Desk) -> None:
     desk.groups()
     left_by(desk, "foreign-a", "1-0", "2-0")
     left_by(desk, "foreign-b", "3-0", "4-0")
@@ -93,7 +93,7 @@ def test_takes_so_many_at_a_time_and_the_rest_next(desk: Desk) -> None:
     assert reclaimed(desk, reclaim(desk, count=3)) == ([], 0, None)
 
 
-def test_looks_at_a_page_and_finds_an_idle_entry_behind_many_fresh_ones(desk: Desk) -> None:
+def test_message_reclaim_finds_an_idle_entry_after_fresh_pages(desk: Desk) -> None:
     """Looking at all of them at once would block the server."""
     desk.groups()
     held_by(desk, "foreign-a", 3 * LOOKED_MAX)
@@ -110,7 +110,7 @@ def test_looks_at_a_page_and_finds_an_idle_entry_behind_many_fresh_ones(desk: De
     assert [[entry for entry, _ in page.entries] for page in found] == [[], [], [last.encode()], []]
 
 
-def test_a_page_goes_on_with_the_next_consumer_and_leaves_out_the_owner(desk: Desk) -> None:
+def test_message_reclaim_page_skips_the_owner(desk: Desk) -> None:
     desk.groups()
     for at, consumer in enumerate(("a", "w", "z")):
         for number in range(3):
@@ -138,7 +138,7 @@ def test_many_consumers_make_several_pages(desk: Desk) -> None:
     assert taken == [f"{n + 1}-0".encode() for n in range(count)]
 
 
-def test_a_page_of_a_consumer_that_is_gone_is_the_last(desk: Desk) -> None:
+def test_message_reclaim_stops_at_a_missing_consumer(desk: Desk) -> None:
     desk.groups()
     left_by(desk, "foreign", "1-0")
     own(desk)
@@ -147,7 +147,7 @@ def test_a_page_of_a_consumer_that_is_gone_is_the_last(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("how", ["trimmed", "deleted"])
-def test_settles_ghosts(desk: Desk, how: str) -> None:
+def test_message_reclaim_settles_missing_entries(desk: Desk, how: str) -> None:
     desk.groups()
     left_by(desk, "foreign", "1-0", "2-0")
     if how == "trimmed":
@@ -180,14 +180,14 @@ def test_does_not_count_as_a_delivery(desk: Desk) -> None:
     assert desk.do("XPENDING", desk.stream, "hits", "-", "+", 1)[0][3] == 1
 
 
-def test_another_token_is_refused(desk: Desk) -> None:
+def test_message_reclaim_refuses_another_token(desk: Desk) -> None:
     desk.groups()
     left_by(desk, "foreign", "1-0")
     own(desk, "t2")
     desk.expect("message_reclaim", "FENCED", reclaim(desk))
 
 
-def test_another_session_is_refused(desk: Desk) -> None:
+def test_message_reclaim_refuses_another_session(desk: Desk) -> None:
     """A late copy would take entries that no listing finds any more, so they would be stuck."""
     desk.groups()
     left_by(desk, "foreign", "1-0")
@@ -208,7 +208,7 @@ def give_up(desk: Desk, *ids: str) -> None:
     desk.do("XCLAIM", desk.stream, "hits", "", 0, *ids, "JUSTID")
 
 
-def test_takes_what_no_consumer_has(desk: Desk) -> None:
+def test_message_reclaim_takes_entries_without_a_consumer(desk: Desk) -> None:
     """S11: such an entry counts as idle regardless of its idle time, and our own entries stay."""
     desk.groups()
     left_by(desk, "w", "1-0", "2-0", "3-0")
@@ -223,7 +223,7 @@ def test_takes_what_no_consumer_has(desk: Desk) -> None:
     assert [each.entries for each in pages(desk, idle=3600)] == [[]]
 
 
-def test_what_no_consumer_has_lies_behind_much_of_ours(desk: Desk) -> None:
+def test_message_reclaim_finds_ownerless_entries_after_ours(desk: Desk) -> None:
     """S11: a page examines a bounded number of entries, and the next page continues there."""
     desk.groups()
     held_by(desk, "w", 3 * LOOKED_MAX)

@@ -37,7 +37,7 @@ def test_opens_a_session_and_lists_nothing(desk: Desk) -> None:
     assert desk.changes(before) == {"fence": {**before["fence"], "session": b"s1"}}
 
 
-def test_lists_both_streams_with_bodies_and_counters(desk: Desk) -> None:
+def test_message_recover_lists_bodies_and_counters(desk: Desk) -> None:
     desk.groups()
     desk.add("1-0", "payload", b"\x00\xff\r\n")
     desk.add("1-0", "payload", "retried", "retryCount", "2", stream=desk.retry)
@@ -90,7 +90,7 @@ def test_later_pages_write_nothing(desk: Desk) -> None:
     assert desk.dump() == before
 
 
-def test_the_same_call_again_answers_the_same(desk: Desk) -> None:
+def test_message_recover_repeated_returns_the_same(desk: Desk) -> None:
     desk.pending("1-0", "2-0")
     desk.own("t1")
     rest = desk.expect("message_recover", "OK", recover(desk))
@@ -100,7 +100,7 @@ def test_the_same_call_again_answers_the_same(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("how", ["trimmed", "deleted"])
-def test_an_entry_without_its_body_is_a_ghost(desk: Desk, how: str) -> None:
+def test_message_recover_flags_entries_without_a_body(desk: Desk, how: str) -> None:
     desk.pending("1-0", "2-0")
     if how == "trimmed":
         desk.do("XTRIM", desk.stream, "MINID", "2-0")
@@ -114,7 +114,7 @@ def test_an_entry_without_its_body_is_a_ghost(desk: Desk, how: str) -> None:
     ]
 
 
-def test_entries_of_foreign_consumers_are_not_ours(desk: Desk) -> None:
+def test_message_recover_ignores_entries_of_other_clients(desk: Desk) -> None:
     desk.groups()
     desk.add("1-0")
     desk.add("2-0")

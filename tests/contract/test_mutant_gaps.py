@@ -8,7 +8,7 @@ from tests.contract.desk import TTL, Desk
 WHY = {b"group": b"hits", b"reason": b"attempts"}
 
 
-def test_dead_letters_stay_however_many_there_are(desk: Desk) -> None:
+def test_dead_letters_are_never_trimmed(desk: Desk) -> None:
     """T9: only a purge or a replay removes one."""
     desk.groups()
     desk.own("t1")
@@ -24,7 +24,7 @@ def test_dead_letters_stay_however_many_there_are(desk: Desk) -> None:
     assert desk.do("XLEN", desk.dlq) == total
 
 
-def test_a_death_charges_one_message_of_the_many_that_were_in_hand(desk: Desk) -> None:
+def test_death_charges_one_of_many_pending_messages(desk: Desk) -> None:
     places = desk.pending("1-0", "2-0", "3-0")
     retried = desk.pending_retry("1-0")
     desk.own("t1")

@@ -37,13 +37,13 @@ def test_writes_and_remembers(desk: Desk) -> None:
     assert 59_000 < desk.do("PTTL", dedup) <= 60_000
 
 
-def test_the_same_dedup_id_is_written_once(desk: Desk) -> None:
+def test_publish_writes_a_dedup_id_once(desk: Desk) -> None:
     entry_id = desk.expect("message_publish", "OK", publish(desk))[0][0]
     assert desk.expect("message_publish", "DUP", publish(desk)) == [entry_id]
     desk.expect("message_publish", "OK", publish(desk, "order-2"))
 
 
-def test_forgets_when_the_window_ends(desk: Desk) -> None:
+def test_publish_forgets_a_dedup_id_after_its_window(desk: Desk) -> None:
     desk.expect("message_publish", "OK", publish(desk))
     desk.do("DEL", desk.keys.dedup("access", 0, "order-1"))
     desk.expect("message_publish", "OK", publish(desk))
@@ -58,7 +58,7 @@ def test_refuses_when_too_many_wait(desk: Desk) -> None:
     desk.expect("message_publish", "DUP", publish(desk, max_backlog=10))
 
 
-def test_what_is_pending_waits_and_what_is_only_kept_does_not(desk: Desk) -> None:
+def test_publish_counts_pending_but_not_retained_messages(desk: Desk) -> None:
     desk.groups()
     fill(desk, 10)
     read = desk.fetch(10)
@@ -69,7 +69,7 @@ def test_what_is_pending_waits_and_what_is_only_kept_does_not(desk: Desk) -> Non
 
 
 @pytest.mark.parametrize("slow", ["a", "z"])
-def test_the_group_that_is_furthest_behind_counts(desk: Desk, slow: str) -> None:
+def test_publish_counts_the_backlog_of_the_slowest_group(desk: Desk, slow: str) -> None:
     desk.groups()
     desk.do("XGROUP", "CREATE", desk.stream, slow, 0)
     fill(desk, 4)
@@ -84,7 +84,7 @@ def test_without_a_group_everything_waits(desk: Desk) -> None:
     assert desk.expect("message_publish", "FULL", publish(desk, "", max_backlog=1)) == [1]
 
 
-def test_a_figure_of_the_server_cannot_stop_producers_for_ever(desk: Desk) -> None:
+def test_publish_survives_a_wrong_server_figure(desk: Desk) -> None:
     fill(desk, 10)
     desk.do("XGROUP", "CREATE", desk.stream, "hits", "10-0")
     with contextlib.suppress(RedisRefused):  # Redis 6.2 has no such figure
@@ -92,7 +92,7 @@ def test_a_figure_of_the_server_cannot_stop_producers_for_ever(desk: Desk) -> No
     desk.expect("message_publish", "OK", publish(desk, "", 5))
 
 
-def test_what_the_server_does_not_count_is_estimated(desk: Desk) -> None:
+def test_publish_estimates_an_unknown_lag(desk: Desk) -> None:
     """A group that starts in the middle: no server version knows how much it has unread."""
     fill(desk, 100)
     desk.do("XGROUP", "CREATE", desk.stream, "hits", "75-0")
@@ -105,7 +105,7 @@ def test_what_the_server_does_not_count_is_estimated(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("read", ["0-0", "99-0", "100-0"])
-def test_entries_of_one_millisecond_count_until_they_are_read(desk: Desk, read: str) -> None:
+def test_publish_counts_unread_entries_of_one_millisecond(desk: Desk, read: str) -> None:
     desk.add("100-0")
     desk.add("100-1")
     desk.do("XGROUP", "CREATE", desk.stream, "hits", read)
@@ -120,7 +120,7 @@ def test_without_a_dedup_id_each_is_written(desk: Desk) -> None:
     assert list(state["stream"].entries.values()) == [BODY, BODY]
 
 
-def test_names_no_key_that_it_does_not_need(desk: Desk) -> None:
+def test_publish_names_only_the_keys_it_needs(desk: Desk) -> None:
     assert publish(desk, "").argv[:3] == (desk.stream,) * 3
     dedup = desk.keys.dedup("access", 0, "order-1")
     assert publish(desk).argv[:3] == (desk.stream, desk.stream, dedup)
@@ -195,7 +195,7 @@ def test_on_a_cluster_the_count_is_not_compared(desk: Desk) -> None:
     assert [each["payload"] for each in written(desk)] == [b"a"]
 
 
-def test_a_stream_that_takes_no_more_says_which_were_written(desk: Desk) -> None:
+def test_append_to_a_full_stream_returns_the_written_ids(desk: Desk) -> None:
     register(desk)
     desk.add(f"{NEVER}-{int(NEVER) - 1}")
     [ids] = desk.expect("message_append", "OK", append(desk, b"a", b"b", b"c"))
@@ -203,7 +203,7 @@ def test_a_stream_that_takes_no_more_says_which_were_written(desk: Desk) -> None
     assert [each["payload"] for each in written(desk)][1:] == [b"a"]
 
 
-def test_of_many_as_many_are_written_as_there_is_room_for(desk: Desk) -> None:
+def test_publish_of_many_writes_as_many_as_fit(desk: Desk) -> None:
     fill(desk, 3)
     messages = [[b"payload", b"%d" % number] for number in range(4)]
     call = publishing.publish(desk.keys, "access", 0, messages, max_backlog=5)
@@ -235,7 +235,7 @@ def test_schedules_for_an_instant(desk: Desk, at_unix_ms: int) -> None:
     assert desk.state()["scheduled"] == {"send-1": at_unix_ms}
 
 
-def test_the_same_send_again_is_scheduled_once(desk: Desk) -> None:
+def test_schedule_repeated_schedules_once(desk: Desk) -> None:
     due = desk.expect("message_schedule", "OK", schedule(desk))
     before = desk.dump()
     assert desk.expect("message_schedule", "OK", schedule(desk)) == due
@@ -267,7 +267,7 @@ def test_a_dedup_id_holds_for_sends_and_scheduled_sends_together(desk: Desk) -> 
     assert desk.expect("message_schedule", "DUP", schedule(desk, "s", "order-1")) == [entry_id]
 
 
-def test_what_cannot_be_sent_is_refused_here() -> None:
+def test_publishing_rejects_invalid_calls() -> None:
     keys = Keys()
     with pytest.raises(ContractError):
         publishing.publish(keys, "access", 0, [[b"payload"]])

@@ -40,7 +40,7 @@ def fill(desk: Desk, *entries: str) -> None:
         desk.do("CONFIG", "SET", "stream-node-max-entries", 100)
 
 
-def test_a_position_is_shown_as_a_group_with_its_lag(desk: Desk) -> None:
+def test_query_position_appears_as_a_group_with_its_lag(desk: Desk) -> None:
     """P7: its progress and its lag are shown with those of groups."""
     fill(desk, "1-0", "2-0", "3-0")
     assert desk.expect("query_position", "OK", position(desk, "1-0", 1)) == [b"1-0"]
@@ -51,7 +51,7 @@ def test_a_position_is_shown_as_a_group_with_its_lag(desk: Desk) -> None:
     assert own.idle_ms is not None
 
 
-def test_a_position_goes_where_the_query_goes_also_back(desk: Desk) -> None:
+def test_query_position_may_move_back(desk: Desk) -> None:
     fill(desk, "1-0", "2-0")
     desk.expect("query_position", "OK", position(desk, "2-0", 2))
     desk.expect("query_position", "OK", position(desk, "1-0", 1))
@@ -65,13 +65,13 @@ def test_a_position_beyond_the_last_entry_hides_nothing(desk: Desk) -> None:
     assert group(desk)["last-delivered-id"] == b"5-0"
 
 
-def test_a_stream_that_is_gone_is_not_made_again(desk: Desk) -> None:
+def test_query_position_does_not_recreate_a_missing_stream(desk: Desk) -> None:
     assert desk.expect("query_position", "ABSENT", position(desk, "1-0", 1, hold=True)) == []
     assert desk.state() == {}
 
 
 @pytest.mark.parametrize("hold", [True, False])
-def test_what_a_query_has_not_read_stays_only_where_it_asked(desk: Desk, hold: bool) -> None:
+def test_query_position_retains_unread_entries_on_request(desk: Desk, hold: bool) -> None:
     fill(desk, "1-0", "2-0", "3-0")
     desk.do("XGROUP", "CREATE", desk.stream, desk.unit.group, "3-0")
     desk.expect("query_position", "OK", position(desk, "1-0", 1, hold=hold))
@@ -82,7 +82,7 @@ def test_what_a_query_has_not_read_stays_only_where_it_asked(desk: Desk, hold: b
     assert stand(desk).groups[-1].needs == ("2-0" if hold else "")
 
 
-def test_a_query_that_no_longer_asks_lets_go(desk: Desk) -> None:
+def test_query_position_releases_entries_without_a_request(desk: Desk) -> None:
     fill(desk, "1-0", "2-0")
     desk.do("XGROUP", "CREATE", desk.stream, desk.unit.group, "2-0")
     desk.expect("query_position", "OK", position(desk, "0-0", 0, hold=True))
@@ -91,7 +91,7 @@ def test_a_query_that_no_longer_asks_lets_go(desk: Desk) -> None:
     assert desk.expect("stream_trim", "OK", trim_all(desk))[0] == 2
 
 
-def test_a_query_that_keeps_nothing_is_nobody_who_reads(desk: Desk) -> None:
+def test_query_without_hold_does_not_count_as_a_group(desk: Desk) -> None:
     """A topic without groups is trimmed only on request, also if such a query reads it."""
     fill(desk, "1-0", "2-0")
     desk.expect("query_position", "OK", position(desk, "2-0", 2))

@@ -134,7 +134,7 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_nothing_that_somebody_needs_is_removed(desk: Desk, seed: int) -> None:
+def test_retention_never_removes_a_needed_entry(desk: Desk, seed: int) -> None:
     history = History(desk, random.Random(seed))
     history.join()
     acts = [history.write, history.read, history.settle, history.trim]
@@ -154,7 +154,7 @@ def test_nothing_that_somebody_needs_is_removed(desk: Desk, seed: int) -> None:
     assert desk.do("XLEN", desk.stream) == 0
 
 
-def test_the_ghosts_of_a_drop_are_all_that_it_settles(desk: Desk) -> None:
+def test_drop_settles_only_its_dropped_entries(desk: Desk) -> None:
     """Entries that are still in the partition stay pending."""
     chance = random.Random(7)
     history = History(desk, chance)

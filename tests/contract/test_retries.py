@@ -33,7 +33,7 @@ def page(desk: Desk, after: tuple[int, str] = (0, ""), count: int = 10) -> list[
     return found
 
 
-def test_a_page_tells_of_each_without_its_payload(desk: Desk) -> None:
+def test_retry_page_lists_retries_without_payload(desk: Desk) -> None:
     set_aside(desk, "1-0")
     assert desk.expect("retry_page", "OK", retries.page(desk.keys, desk.unit, (0, ""), 10))
     [row] = page(desk)
@@ -76,7 +76,7 @@ def test_a_call_is_bounded(desk: Desk) -> None:
         retries.hasten(desk.keys, desk.unit, [])
 
 
-def test_hastened_ones_are_due_now(desk: Desk) -> None:
+def test_retry_hasten_makes_retries_due_now(desk: Desk) -> None:
     set_aside(desk, "1-0", "2-0")
     later = desk.state()["delayed"]["m:2-0"]
 
@@ -90,7 +90,7 @@ def test_hastened_ones_are_due_now(desk: Desk) -> None:
     assert len(desk.fetch(stream=desk.retry)) == 1
 
 
-def test_what_is_due_already_keeps_its_turn(desk: Desk) -> None:
+def test_retry_hasten_keeps_a_due_retry_in_place(desk: Desk) -> None:
     desk.do("ZADD", desk.delayed, 5, "m:1-0")
     before = desk.dump()
     call = retries.hasten(desk.keys, desk.unit, ["m:1-0"])
@@ -98,7 +98,7 @@ def test_what_is_due_already_keeps_its_turn(desk: Desk) -> None:
     assert desk.dump() == before
 
 
-def test_cancelled_ones_become_dead_letters(desk: Desk) -> None:
+def test_retry_cancel_writes_dead_letters(desk: Desk) -> None:
     set_aside(desk, "1-0", "2-0")
 
     with desk.instant() as now:
@@ -119,7 +119,7 @@ def test_cancelled_ones_become_dead_letters(desk: Desk) -> None:
     }
 
 
-def test_twice_it_makes_one_letter(desk: Desk) -> None:
+def test_retry_cancel_repeated_writes_one_dead_letter(desk: Desk) -> None:
     set_aside(desk, "1-0")
     call = retries.cancel(desk.keys, desk.unit, [("m:1-0", CONTEXT)] * 2, drop=False)
     desk.expect_entries("retry_cancel", ["MOVED", "GONE"], call)
@@ -127,7 +127,7 @@ def test_twice_it_makes_one_letter(desk: Desk) -> None:
     assert len(desk.state()["dlq"].entries) == 1
 
 
-def test_dropped_ones_are_lost(desk: Desk) -> None:
+def test_retry_cancel_with_drop_deletes_retries(desk: Desk) -> None:
     set_aside(desk, "1-0")
     call = retries.cancel(desk.keys, desk.unit, [("m:1-0", {})], drop=True)
     desk.expect_entries("retry_cancel", ["MOVED"], call)
@@ -135,7 +135,9 @@ def test_dropped_ones_are_lost(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("packed", [b"\xff\xff", b"\xa1x", b"\x91\xa1x", None])
-def test_what_cannot_be_read_stays_unless_it_is_dropped(desk: Desk, packed: bytes | None) -> None:
+def test_retry_cancel_keeps_unreadable_items_unless_dropped(
+    desk: Desk, packed: bytes | None
+) -> None:
     desk.do("ZADD", desk.delayed, 5, "m:1-0")
     if packed is not None:
         desk.do("HSET", desk.items, "m:1-0", packed)

@@ -65,7 +65,7 @@ def test_a_tick_is_written_and_moved_on(desk: Desk) -> None:
     assert int(last(desk, "late") or 0) > 0
 
 
-def test_a_tick_fires_once_whoever_tries_again(desk: Desk) -> None:
+def test_schedule_fire_repeated_fires_once(desk: Desk) -> None:
     kept_schedule(desk)
     assert fire(desk, tick()) == ["FIRED"]
     assert fire(desk, tick()) == ["STALE"]
@@ -89,7 +89,7 @@ def test_a_tick_that_was_sent_is_not_sent_again(desk: Desk, later: int) -> None:
 
 
 @pytest.mark.parametrize("sent", ["", "soon", "-5", "1e300"])
-def test_a_last_tick_of_a_stranger_holds_nothing_back(desk: Desk, sent: str) -> None:
+def test_schedule_fire_ignores_an_invalid_last_tick(desk: Desk, sent: str) -> None:
     kept_schedule(desk)
     desk.do("HSET", desk.keys.schedules_last(*PLACE), "tick:tick", sent)
     assert fire(desk, tick()) == ["FIRED"]
@@ -102,7 +102,7 @@ def test_the_last_tick_leaves_nothing_due(desk: Desk) -> None:
     assert field(desk, "hash") == b"h1"
 
 
-def test_ticks_of_one_call_follow_each_other(desk: Desk) -> None:
+def test_schedule_fire_fires_consecutive_ticks(desk: Desk) -> None:
     kept_schedule(desk)
     chain = [tick(TICK + at * 1_000, TICK + (at + 1) * 1_000) for at in range(3)]
     assert fire(desk, *chain) == ["FIRED"] * 3
@@ -110,7 +110,7 @@ def test_ticks_of_one_call_follow_each_other(desk: Desk) -> None:
     assert last(desk, "fired") == b"3"
 
 
-def test_a_link_that_is_missing_ends_the_chain(desk: Desk) -> None:
+def test_schedule_fire_stops_at_a_gap_between_ticks(desk: Desk) -> None:
     kept_schedule(desk)
     chain = [tick(), tick(TICK + 2_000, TICK + 3_000)]
     assert fire(desk, *chain) == ["FIRED", "STALE"]
@@ -124,12 +124,12 @@ def test_a_tick_is_skipped_and_counted(desk: Desk) -> None:
     assert due(desk) == {"tick": TICK + 1_000}
 
 
-def test_another_specification_fires_nothing(desk: Desk) -> None:
+def test_schedule_fire_refuses_another_specification(desk: Desk) -> None:
     kept_schedule(desk)
     assert fire(desk, tick(hash="h2")) == ["CHANGED"]
 
 
-def test_the_server_decides_whether_it_is_time(desk: Desk) -> None:
+def test_schedule_fire_uses_the_server_clock(desk: Desk) -> None:
     """A host clock that runs ahead fires nothing early."""
     at = desk.now_unix_ms() + 60_000
     kept_schedule(desk, at)
@@ -143,14 +143,14 @@ def test_an_orphan_is_not_fired(desk: Desk) -> None:
     assert fire(desk, tick()) == ["ORPHANED"]
 
 
-def test_one_that_was_added_by_hand_is_no_orphan(desk: Desk) -> None:
+def test_schedule_added_by_an_operator_is_never_orphaned(desk: Desk) -> None:
     kept_schedule(desk, origin=OPERATOR)
     assert field(desk, "seen") is None
     assert fire(desk, tick()) == ["FIRED"]
 
 
 @pytest.mark.parametrize("count", ["4", None])
-def test_a_topic_of_another_size_fires_nothing(desk: Desk, count: str | None) -> None:
+def test_schedule_fire_refuses_a_changed_partition_count(desk: Desk, count: str | None) -> None:
     kept_schedule(desk)
     if count:
         desk.do("HSET", desk.keys.meta("access"), "partitionCount", count)
@@ -158,27 +158,27 @@ def test_a_topic_of_another_size_fires_nothing(desk: Desk, count: str | None) ->
     assert desk.expect("schedule_fire", "MOVED", call) == [(count or "0").encode()]
 
 
-def test_a_topic_that_is_as_it_was_fires(desk: Desk) -> None:
+def test_schedule_fire_accepts_the_expected_partition_count(desk: Desk) -> None:
     kept_schedule(desk)
     desk.do("HSET", desk.keys.meta("access"), "partitionCount", "3")
     assert fire(desk, tick(), partitions=3) == ["FIRED"]
 
 
 @pytest.mark.parametrize("score", ["inf", "-inf", "1.5", "9007199254740993"])
-def test_a_due_time_of_a_stranger_fires_nothing(desk: Desk, score: str) -> None:
+def test_schedule_fire_refuses_an_invalid_due_time(desk: Desk, score: str) -> None:
     kept_schedule(desk)
     desk.do("ZADD", desk.keys.schedules_due(*PLACE), score, "tick")
     assert fire(desk, tick()) == ["STALE"]
 
 
 @pytest.mark.parametrize("seen", ["", "soon", "-5", "1e300"])
-def test_a_stamp_that_is_no_time_is_an_old_one(desk: Desk, seen: str) -> None:
+def test_schedule_fire_treats_an_invalid_stamp_as_old(desk: Desk, seen: str) -> None:
     kept_schedule(desk)
     desk.do("HSET", desk.keys.schedules(*PLACE), "tick:seen", seen)
     assert fire(desk, tick()) == ["ORPHANED"]
 
 
-def test_counts_that_are_none_begin_again(desk: Desk) -> None:
+def test_schedule_fire_restarts_invalid_counts(desk: Desk) -> None:
     kept_schedule(desk)
     desk.do("HSET", desk.keys.schedules_last(*PLACE), "tick:fired", "many", "tick:skipped", "x")
     assert fire(desk, tick(skipped=2)) == ["FIRED"]
@@ -241,14 +241,14 @@ def test_a_message_that_is_finished_does_not(desk: Desk) -> None:
     assert fire(desk, SECOND, group="hits") == ["FIRED"]
 
 
-def test_a_message_that_waits_for_its_retry_is_not_finished(desk: Desk) -> None:
+def test_overlap_waits_for_a_delayed_retry(desk: Desk) -> None:
     entry = fired_before(desk, read=True)
     desk.own()
     settle_retry(desk, [f"m:{entry}"], entry)
     assert fire(desk, SECOND, group="hits") == ["OVERLAP"]
 
 
-def test_its_copy_in_the_retry_stream_is_not_finished_either(desk: Desk) -> None:
+def test_overlap_waits_for_a_copy_in_the_retry_stream(desk: Desk) -> None:
     """Unread, then pending, then delayed again, until it is acknowledged."""
     entry = fired_before(desk, read=True)
     desk.own()
@@ -292,13 +292,13 @@ def test_a_message_that_was_trimmed_is_finished(desk: Desk) -> None:
     assert fire(desk, SECOND, group="hits") == ["FIRED"]
 
 
-def test_of_two_ticks_in_one_call_the_second_overlaps(desk: Desk) -> None:
+def test_overlap_applies_within_one_call(desk: Desk) -> None:
     kept_schedule(desk)
     desk.groups()
     assert fire(desk, tick(), SECOND, group="hits") == ["FIRED", "OVERLAP"]
 
 
-def test_an_id_of_a_stranger_is_no_message(desk: Desk) -> None:
+def test_overlap_ignores_an_invalid_id(desk: Desk) -> None:
     kept_schedule(desk)
     desk.groups()
     desk.do("HSET", desk.keys.schedules_last(*PLACE), "tick:id", "- + x")
@@ -308,7 +308,7 @@ def test_an_id_of_a_stranger_is_no_message(desk: Desk) -> None:
 # --- pages ----------------------------------------------------------------------------------------
 
 
-def test_a_page_has_what_is_due_and_when_the_next_one_is(desk: Desk) -> None:
+def test_schedule_page_has_due_ticks_and_the_next_due_time(desk: Desk) -> None:
     kept_schedule(desk)
     later = desk.now_unix_ms() + 60_000
     desk.do("ZADD", desk.keys.schedules_due(*PLACE), later, "later", TICK - 1, "no specification")
@@ -337,7 +337,7 @@ def test_a_new_schedule_is_due(desk: Desk) -> None:
     assert now == int(field(desk, "seen") or 0)
 
 
-def test_the_same_specification_touches_nothing(desk: Desk) -> None:
+def test_schedule_declare_repeated_changes_nothing(desk: Desk) -> None:
     kept_schedule(desk)
     call = declare(desk, next_unix_ms=TICK + 5, since_unix_ms=99)
     desk.expect("schedule_declare", "SAME", call)
@@ -356,7 +356,7 @@ def test_a_file_that_was_read_earlier_does_not(desk: Desk) -> None:
     assert desk.expect("schedule_declare", "OTHER", call) == [b"h1"]
 
 
-def test_a_release_that_is_gone_gives_way(desk: Desk) -> None:
+def test_schedule_declare_replaces_a_rolled_back_release(desk: Desk) -> None:
     """A rollback: the file was read earlier, and no instance declares the later one any more."""
     kept_schedule(desk)
     old = desk.now_unix_ms() - calls.TAKEOVER_MS - 1
@@ -364,19 +364,19 @@ def test_a_release_that_is_gone_gives_way(desk: Desk) -> None:
     desk.expect("schedule_declare", "REPLACED", declare(desk, "h2", since_unix_ms=0))
 
 
-def test_a_file_does_not_replace_what_was_added_by_hand(desk: Desk) -> None:
+def test_schedule_declare_keeps_an_operators_schedule(desk: Desk) -> None:
     kept_schedule(desk, origin=OPERATOR)
     desk.expect("schedule_declare", "OPERATOR", declare(desk, "h2", since_unix_ms=99))
 
 
-def test_an_operator_may_replace_by_force(desk: Desk) -> None:
+def test_schedule_declare_with_force_replaces(desk: Desk) -> None:
     kept_schedule(desk, origin=OPERATOR)
     call = declare(desk, "h2", origin=OPERATOR, force=True, next_unix_ms=None)
     desk.expect("schedule_declare", "REPLACED", call)
     assert due(desk) == {}
 
 
-def test_a_paused_schedule_stays_paused_when_it_changes(desk: Desk) -> None:
+def test_schedule_declare_keeps_a_pause(desk: Desk) -> None:
     kept_schedule(desk)
     desk.link.run(calls.hold(desk.keys, PLACE, "tick", PAUSED))
     call = declare(desk, "h2", since_unix_ms=2, next_unix_ms=TICK + 5)
@@ -384,7 +384,7 @@ def test_a_paused_schedule_stays_paused_when_it_changes(desk: Desk) -> None:
     assert (due(desk), field(desk, "held")) == ({}, f"paused {TICK + 5}".encode())
 
 
-def test_one_that_could_not_be_read_is_replaced_by_the_same(desk: Desk) -> None:
+def test_schedule_declare_replaces_an_unreadable_schedule(desk: Desk) -> None:
     kept_schedule(desk)
     desk.link.run(calls.hold(desk.keys, PLACE, "tick", calls.UNREADABLE))
     desk.expect_words("schedule_stamp", ["OTHER"], calls.stamp(desk.keys, PLACE, [("tick", "h1")]))
@@ -392,7 +392,7 @@ def test_one_that_could_not_be_read_is_replaced_by_the_same(desk: Desk) -> None:
     assert (due(desk), field(desk, "held")) == ({"tick": TICK}, None)
 
 
-def test_a_stamp_tells_what_is_there(desk: Desk) -> None:
+def test_schedule_stamp_reports_each_schedule(desk: Desk) -> None:
     kept_schedule(desk)
     desk.do("HSET", desk.keys.schedules(*PLACE), "tick:seen", "5")
     pairs = [("tick", "h1"), ("tick", "h2"), ("none", "h1")]
@@ -402,14 +402,14 @@ def test_a_stamp_tells_what_is_there(desk: Desk) -> None:
     assert due(desk) == {"tick": TICK}
 
 
-def test_a_stamp_brings_an_orphan_back_at_its_time(desk: Desk) -> None:
+def test_schedule_stamp_revives_an_orphan_with_its_due_time(desk: Desk) -> None:
     kept_schedule(desk)
     desk.link.run(calls.hold(desk.keys, PLACE, "tick", ORPHANED))
     desk.expect("schedule_stamp", "OK", calls.stamp(desk.keys, PLACE, [("tick", "h1")]))
     assert (due(desk), field(desk, "held")) == ({"tick": TICK}, None)
 
 
-def test_a_stamp_leaves_a_paused_one_paused(desk: Desk) -> None:
+def test_schedule_stamp_keeps_a_pause(desk: Desk) -> None:
     kept_schedule(desk)
     desk.link.run(calls.hold(desk.keys, PLACE, "tick", PAUSED))
     desk.expect("schedule_stamp", "OK", calls.stamp(desk.keys, PLACE, [("tick", "h1")]))
@@ -419,7 +419,7 @@ def test_a_stamp_leaves_a_paused_one_paused(desk: Desk) -> None:
 # --- holding, by hand, removing -------------------------------------------------------------------
 
 
-def test_a_held_schedule_keeps_its_time(desk: Desk) -> None:
+def test_schedule_hold_keeps_the_due_time(desk: Desk) -> None:
     kept_schedule(desk)
     for reason in (ORPHANED, PAUSED):
         call = calls.hold(desk.keys, PLACE, "tick", reason)
@@ -432,7 +432,7 @@ def test_a_held_schedule_keeps_its_time(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("raw", ["paused", "paused 12x", "\x00\xff", "PAUSED 5"])
-def test_a_hold_of_a_stranger_is_released_without_a_time(desk: Desk, raw: str) -> None:
+def test_schedule_release_without_a_due_time_works(desk: Desk, raw: str) -> None:
     kept_schedule(desk)
     desk.do("ZREM", desk.keys.schedules_due(*PLACE), "tick")
     desk.do("HSET", desk.keys.schedules(*PLACE), "tick:held", raw)
@@ -453,14 +453,14 @@ def test_a_run_by_hand_writes_a_message_and_moves_nothing(desk: Desk) -> None:
     desk.expect("schedule_run", "AGAIN", call)
 
 
-def test_a_run_by_hand_names_no_instant_that_a_tick_had(desk: Desk) -> None:
+def test_schedule_run_refuses_the_instant_of_a_tick(desk: Desk) -> None:
     kept_schedule(desk)
     assert fire(desk, tick()) == ["FIRED"]
     call = calls.run(desk.keys, PLACE, "tick", "h1", TICK, ["payload", "now"])
     desk.expect("schedule_run", "AGAIN", call)
 
 
-def test_a_run_of_what_has_changed_writes_nothing(desk: Desk) -> None:
+def test_schedule_run_refuses_a_changed_schedule(desk: Desk) -> None:
     kept_schedule(desk)
     call = calls.run(desk.keys, PLACE, "tick", "h2", TICK, ["payload", "now"])
     desk.expect("schedule_run", "CHANGED", call)
@@ -477,14 +477,14 @@ def test_a_removed_schedule_leaves_nothing(desk: Desk) -> None:
     desk.expect("schedule_drop", "GONE", call)
 
 
-def test_a_schedule_that_is_added_again_at_once_fires(desk: Desk) -> None:
+def test_schedule_fires_after_drop_and_immediate_declare(desk: Desk) -> None:
     kept_schedule(desk)
     desk.link.run(calls.drop(desk.keys, PLACE, "tick"))
     kept_schedule(desk)
     assert fire(desk, tick()) == ["FIRED"]
 
 
-def test_the_group_of_an_overlap_has_its_keys(desk: Desk) -> None:
+def test_schedule_fire_with_overlap_names_the_groups_keys(desk: Desk) -> None:
     call = calls.fire(desk.keys, PLACE, [tick()], group="hits")
     unit = Unit(*PLACE, "hits")
     assert desk.keys.retry(*unit) in call.argv

@@ -14,7 +14,7 @@ def ack(desk: Desk, places: list[bytes], charged: list[bytes] | None = None) -> 
     return messages.ack(desk.keys, desk.leased("t1"), places, charged or [])
 
 
-def test_acknowledges_in_both_streams(desk: Desk) -> None:
+def test_settle_ack_acknowledges_in_both_streams(desk: Desk) -> None:
     main = desk.pending("1-0", "2-0")
     retried = desk.pending_retry("1-0", "2-0")
     desk.own("t1")
@@ -36,7 +36,7 @@ def test_equal_ids_of_the_two_streams_are_two_entries(desk: Desk) -> None:
     assert desk.state()["retry"].groups["hits"] == ("1-0", {})
 
 
-def test_the_second_acknowledges_nothing(desk: Desk) -> None:
+def test_settle_ack_repeated_acknowledges_nothing(desk: Desk) -> None:
     main = desk.pending("1-0", "2-0")
     desk.own("t1")
     call = ack(desk, [main[0]], charged=[main[1]])
@@ -46,7 +46,7 @@ def test_the_second_acknowledges_nothing(desk: Desk) -> None:
     assert desk.dump() == before
 
 
-def test_counters_of_charged_entries_go_with_them(desk: Desk) -> None:
+def test_settle_ack_deletes_counters_of_charged_entries(desk: Desk) -> None:
     main = desk.pending("1-0", "2-0", "3-0")
     desk.own("t1")
     for place in ("m:1-0", "m:2-0", "r:1-0"):
@@ -65,12 +65,12 @@ def test_without_counters_the_attempts_key_is_not_named(desk: Desk) -> None:
     assert call.argv[3] == call.argv[0] == desk.fence
 
 
-def test_entries_of_a_group_that_is_gone(desk: Desk) -> None:
+def test_settle_ack_without_the_group_acknowledges_nothing(desk: Desk) -> None:
     desk.own("t1")
     assert desk.expect("settle_ack", "OK", ack(desk, [b"m:1-0", b"r:1-0"])) == [0]
 
 
-def test_as_many_as_a_worker_has_in_hand(desk: Desk) -> None:
+def test_settle_ack_takes_all_entries_of_a_worker(desk: Desk) -> None:
     desk.groups()
     desk.own("t1")
     main = desk.pending(*(f"{n}-0" for n in range(1, 257)))
@@ -80,7 +80,7 @@ def test_as_many_as_a_worker_has_in_hand(desk: Desk) -> None:
         ack(desk, [*main, *retried, b"m:999-0"])
 
 
-def test_another_token_is_refused(desk: Desk) -> None:
+def test_settle_ack_refuses_another_token(desk: Desk) -> None:
     main = desk.pending("1-0")
     desk.own("t1")
     desk.do("HSET", desk.attempts, "m:1-0:c", 1)
@@ -96,7 +96,7 @@ def test_a_released_unit_is_refused(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("bad", [b"1-0", b"m:1", b"x:1-0", b"m:1-0 ", b"", b"m:-", b"m:1-0\n"])
-def test_what_is_not_a_place_is_refused(desk: Desk, bad: bytes) -> None:
+def test_settle_ack_refuses_an_invalid_place(desk: Desk, bad: bytes) -> None:
     desk.pending("1-0")
     desk.own("t1")
     error = desk.expect_error("ERR", ack(desk, [b"m:1-0", bad]))

@@ -19,7 +19,7 @@ def dead(desk: Desk, *items: tuple[bytes, dict[bytes, bytes]], adjacent: bool = 
     return messages.dead(desk.keys, desk.leased("t1"), items, adjacent=adjacent)
 
 
-def test_writes_a_letter(desk: Desk) -> None:
+def test_settle_dead_writes_a_dead_letter(desk: Desk) -> None:
     desk.groups()
     desk.add("1-0", "payload", b"\x00\xff\r\n", "key", "k", "reason", "forged", "failedAt", "0")
     desk.fetch()
@@ -39,7 +39,7 @@ def test_writes_a_letter(desk: Desk) -> None:
     }
 
 
-def test_many_at_once_from_both_streams(desk: Desk) -> None:
+def test_settle_dead_takes_entries_of_both_streams(desk: Desk) -> None:
     """T6: equal ids of the two streams are two dead letters."""
     desk.pending("1-0", "2-0")
     desk.pending_retry("1-0")
@@ -55,7 +55,7 @@ def test_many_at_once_from_both_streams(desk: Desk) -> None:
     assert len(letters) == 2
 
 
-def test_letters_of_a_crowd_are_those_of_one_by_one(desk: Desk) -> None:
+def test_settle_dead_batch_equals_single_calls(desk: Desk) -> None:
     """Common values are sent once, and adjacent entries are found together."""
     ids = ("1-0", "2-0", "3-0")
     whys = [
@@ -82,7 +82,7 @@ def test_letters_of_a_crowd_are_those_of_one_by_one(desk: Desk) -> None:
     ]
 
 
-def test_the_second_finds_nothing_to_do(desk: Desk) -> None:
+def test_settle_dead_repeated_changes_nothing(desk: Desk) -> None:
     desk.pending("1-0")
     desk.own("t1")
     call = dead(desk, (b"m:1-0", WHY))
@@ -90,7 +90,7 @@ def test_the_second_finds_nothing_to_do(desk: Desk) -> None:
     assert desk.expect_entries("settle_dead", ["GONE"], call).letters == [b""]
 
 
-def test_a_place_named_twice_makes_one_letter(desk: Desk) -> None:
+def test_settle_dead_ignores_a_duplicate_place(desk: Desk) -> None:
     desk.pending("1-0")
     desk.own("t1")
     item = (b"m:1-0", WHY)
@@ -99,7 +99,7 @@ def test_a_place_named_twice_makes_one_letter(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("how", ["trimmed", "deleted"])
-def test_a_ghost_dies_with_the_fields_that_the_worker_has(desk: Desk, how: str) -> None:
+def test_settle_dead_uses_the_workers_fields_without_a_body(desk: Desk, how: str) -> None:
     desk.pending("1-0", "2-0")
     if how == "trimmed":
         desk.do("XTRIM", desk.stream, "MINID", "2-0")
@@ -114,7 +114,7 @@ def test_a_ghost_dies_with_the_fields_that_the_worker_has(desk: Desk, how: str) 
     assert letter == {"payload": b"kept", **WHY_TEXT}
 
 
-def test_a_write_that_the_server_refuses_halfway_leaves_each_entry_in_one_place(
+def test_settle_dead_failing_midway_keeps_each_entry_once(
     desk: Desk,
 ) -> None:
     """A dead-letter stream at the last possible id takes one more entry, not two."""
@@ -129,14 +129,14 @@ def test_a_write_that_the_server_refuses_halfway_leaves_each_entry_in_one_place(
     assert state["stream"].groups["hits"] == ("2-0", {"2-0": "w"})
 
 
-def test_another_token_is_refused(desk: Desk) -> None:
+def test_settle_dead_refuses_another_token(desk: Desk) -> None:
     desk.pending("1-0")
     desk.own("t1")
     desk.link.run(leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, None, b"", []))
     desk.expect("settle_dead", "FENCED", dead(desk, (b"m:1-0", WHY)))
 
 
-def test_what_is_not_a_place_is_refused(desk: Desk) -> None:
+def test_settle_dead_refuses_an_invalid_place(desk: Desk) -> None:
     desk.pending("1-0")
     desk.own("t1")
     assert "not a place" in str(

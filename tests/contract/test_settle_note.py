@@ -22,7 +22,7 @@ def counts(desk: Desk) -> dict[str, bytes]:
     return {name: value for name, value in noted.items() if not name.endswith(":due")}
 
 
-def test_counts_are_written_beside_the_crashes(desk: Desk):
+def test_settle_note_stores_counts_next_to_crashes(desk: Desk):
     main, retried = desk.pending("1-0", "2-0"), desk.pending_retry("1-0")
     desk.own("t1")
     desk.do("HSET", desk.attempts, "m:1-0:c", 2)
@@ -33,7 +33,7 @@ def test_counts_are_written_beside_the_crashes(desk: Desk):
     assert counts(desk) == {"m:1-0:c": b"2", "m:1-0:f": b"1", "r:1-0:f": b"3"}
 
 
-def test_the_due_time_is_the_servers_and_written_with_its_count_alone(desk: Desk):
+def test_settle_note_sets_a_due_time_only_with_a_new_count(desk: Desk):
     (place,) = desk.pending("1-0")
     desk.own("t1")
     began = desk.now_unix_ms()
@@ -46,7 +46,7 @@ def test_the_due_time_is_the_servers_and_written_with_its_count_alone(desk: Desk
     assert began <= int(desk.state()["attempts"]["m:1-0:due"]) <= desk.now_unix_ms()
 
 
-def test_the_next_owner_goes_on_counting(desk: Desk):
+def test_settle_note_counts_survive_a_new_owner(desk: Desk):
     """T8."""
     places = desk.pending("1-0", "2-0")
     epoch = desk.own("t1")
@@ -60,7 +60,7 @@ def test_the_next_owner_goes_on_counting(desk: Desk):
     assert 0 < page.main[1].wait_ms <= HOUR_MS
 
 
-def test_what_is_over_due_need_not_wait(desk: Desk):
+def test_settle_note_overdue_retry_does_not_wait(desk: Desk):
     (place,) = desk.pending("1-0")
     desk.own("t1")
     desk.link.run(note(desk, (place, 1)))
@@ -90,7 +90,7 @@ def test_ten_is_more_than_nine(desk: Desk):
     assert counts(desk) == {"m:1-0:f": b"10"}
 
 
-def test_what_is_settled_leaves_no_count_behind(desk: Desk):
+def test_settle_note_counts_are_deleted_on_settling(desk: Desk):
     places = desk.pending("1-0", "2-0")
     desk.own("t1")
     call = note(desk, (places[0], 1), (places[1], 1), (b"m:7-0", 1))
@@ -113,14 +113,14 @@ def test_a_superseded_owner_writes_nothing(desk: Desk):
 
 
 @pytest.mark.parametrize("bad", [b"1-0", b"m:1", b"x:1-0", b"", b"m:1-0\n"])
-def test_what_is_not_a_place_is_refused(desk: Desk, bad: bytes):
+def test_settle_note_refuses_an_invalid_place(desk: Desk, bad: bytes):
     (place,) = desk.pending("1-0")
     desk.own("t1")
     error = desk.expect_error("ERR", note(desk, (place, 1), (bad, 1)))
     assert "not a place" in str(error)
 
 
-def test_as_many_as_one_call_takes(desk: Desk):
+def test_settle_note_accepts_up_to_the_item_limit(desk: Desk):
     desk.groups()
     desk.own("t1")
     places = desk.pending(*(f"{n}-0" for n in range(1, messages.ITEMS_MAX + 1)))

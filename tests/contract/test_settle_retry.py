@@ -43,7 +43,7 @@ def test_moves_the_body_with_changed_fields(desk: Desk) -> None:
     assert settled.next_due_unix_ms == changed["delayed"]["m:1-0"]
 
 
-def test_many_at_once_from_both_streams(desk: Desk) -> None:
+def test_settle_retry_takes_entries_of_both_streams(desk: Desk) -> None:
     """T6: equal ids of the two streams are two messages."""
     desk.pending("1-0", "2-0")
     desk.pending_retry("1-0")
@@ -82,7 +82,7 @@ def test_the_counters_end_with_the_entry(desk: Desk) -> None:
     assert state["items"]["m:1-0"]["crashCount"] == b"1"
 
 
-def test_the_second_finds_nothing_to_do(desk: Desk) -> None:
+def test_settle_retry_repeated_changes_nothing(desk: Desk) -> None:
     desk.pending("1-0")
     desk.own("t1")
     call = retry(desk, (b"m:1-0", 5.0, CHANGED))
@@ -125,7 +125,7 @@ def test_neighbours_are_found_together(desk: Desk) -> None:
     assert {place: fields["payload"] for place, fields in moved.items()} == bodies
 
 
-def test_who_is_no_neighbour_is_found_alone(desk: Desk) -> None:
+def test_settle_retry_finds_entries_that_are_not_adjacent(desk: Desk) -> None:
     """Despite the hint: entries between them, missing, out of order, or named twice."""
     desk.pending("1-0", "2-0", "3-0", "4-0", "5-0", "6-0", "7-0")
     desk.own("t1")
@@ -141,7 +141,7 @@ def test_who_is_no_neighbour_is_found_alone(desk: Desk) -> None:
     assert state["stream"].groups["hits"] == ("7-0", {"2-0": "w", "5-0": "w"})
 
 
-def test_without_its_group_no_neighbour_is_settled(desk: Desk) -> None:
+def test_settle_retry_of_adjacent_entries_needs_the_group(desk: Desk) -> None:
     desk.pending("1-0", "2-0")
     desk.own("t1")
     desk.do("XGROUP", "DESTROY", desk.stream, "hits")
@@ -149,7 +149,7 @@ def test_without_its_group_no_neighbour_is_settled(desk: Desk) -> None:
     desk.expect_error("NOGROUP", retry(desk, *items, adjacent=True))
 
 
-def test_each_gets_its_own_fields_of_those_that_all_have(desk: Desk) -> None:
+def test_settle_retry_keeps_different_values_of_shared_fields(desk: Desk) -> None:
     """The first entry sets the values. Others have different values, or fewer or more names."""
     desk.groups()
     for entry_id in ("1-0", "2-0", "3-0"):
@@ -173,7 +173,7 @@ def test_each_gets_its_own_fields_of_those_that_all_have(desk: Desk) -> None:
         assert list(found)[: len(kept) + 1] == [*kept, "originalId"], "what changes comes last"
 
 
-def test_never_delivered_and_never_written_are_gone(desk: Desk) -> None:
+def test_settle_retry_reports_unknown_entries_as_gone(desk: Desk) -> None:
     desk.groups()
     desk.own("t1")
     desk.add("1-0")
@@ -181,7 +181,7 @@ def test_never_delivered_and_never_written_are_gone(desk: Desk) -> None:
     desk.expect_entries("settle_retry", ["GONE", "GONE", "GONE"], retry(desk, *items))
 
 
-def test_without_its_group_an_entry_is_not_settled(desk: Desk) -> None:
+def test_settle_retry_needs_the_group(desk: Desk) -> None:
     """C4: its owner recreates the group, and then settles it."""
     desk.pending("1-0")
     desk.own("t1")
@@ -190,7 +190,7 @@ def test_without_its_group_an_entry_is_not_settled(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("how", ["trimmed", "deleted"])
-def test_a_ghost_is_moved_with_the_fields_that_the_worker_has(desk: Desk, how: str) -> None:
+def test_settle_retry_uses_the_workers_fields_without_a_body(desk: Desk, how: str) -> None:
     desk.pending("1-0", "2-0")
     if how == "trimmed":
         desk.do("XTRIM", desk.stream, "MINID", "2-0")
@@ -209,7 +209,7 @@ def test_a_ghost_is_moved_with_the_fields_that_the_worker_has(desk: Desk, how: s
     assert desk.state()["stream"].groups["hits"] == ("2-0", {})
 
 
-def test_an_entry_with_thousands_of_fields_is_moved_as_a_ghost(desk: Desk) -> None:
+def test_settle_retry_moves_an_entry_of_4000_fields_in_part(desk: Desk) -> None:
     """A manual XADD with that many fields must not block promotion, which cannot move them."""
     desk.groups()
     desk.add("1-0", "payload", "x", *(part for n in range(4000) for part in (f"f{n}", "v")))
@@ -225,7 +225,7 @@ def test_an_entry_with_thousands_of_fields_is_moved_as_a_ghost(desk: Desk) -> No
     assert desk.link.run(messages.promote_retries(desk.keys, desk.unit, 10)).rest[0] == 1
 
 
-def test_nearly_as_many_fields_travel_all_the_way(desk: Desk) -> None:
+def test_settle_retry_keeps_1900_fields_up_to_the_dead_letter(desk: Desk) -> None:
     desk.groups()
     desk.add("1-0", "payload", "x", *(part for n in range(1900) for part in (f"f{n}", "v")))
     desk.fetch()
@@ -240,7 +240,7 @@ def test_nearly_as_many_fields_travel_all_the_way(desk: Desk) -> None:
     assert len(next(iter(desk.state()["dlq"].entries.values()))) == 1 + 1900 + len(CHANGED) + 1
 
 
-def test_another_token_is_refused(desk: Desk) -> None:
+def test_settle_retry_refuses_another_token(desk: Desk) -> None:
     """Q24: a late packet of a dead child changes nothing after the refence."""
     desk.pending("1-0")
     desk.own("t1")
@@ -248,7 +248,7 @@ def test_another_token_is_refused(desk: Desk) -> None:
     desk.expect("settle_retry", "FENCED", retry(desk, (b"m:1-0", 5.0, CHANGED)))
 
 
-def test_what_is_not_a_place_is_refused(desk: Desk) -> None:
+def test_settle_retry_refuses_an_invalid_place(desk: Desk) -> None:
     desk.pending("1-0")
     desk.own("t1")
     items = [(b"m:1-0", 5.0, CHANGED), (b"1-0", 5.0, CHANGED)]

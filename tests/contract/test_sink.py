@@ -43,7 +43,7 @@ def expires(desk: Desk, key: str) -> bool:
 # --- the decision ---------------------------------------------------------------------------------
 
 
-def test_the_first_decision_stays(desk: Desk) -> None:
+def test_sink_begin_keeps_the_first_decision(desk: Desk) -> None:
     """P1: a repeated batch with other tasks gets the ids of the tasks that count."""
     assert desk.expect("sink_begin", "OK", begin(desk, 0)) == [b""]
     assert expires(desk, desk.keys.sink(QUERY))
@@ -55,7 +55,7 @@ def test_the_first_decision_stays(desk: Desk) -> None:
     assert desk.expect("sink_begin", "DONE", begin(desk, 0)) == [b"", b""]
 
 
-def test_the_next_batch_waits_for_the_one_before(desk: Desk) -> None:
+def test_sink_begin_waits_for_the_previous_batch(desk: Desk) -> None:
     desk.expect("sink_begin", "OK", begin(desk, 9))
     assert desk.expect("sink_begin", "BEGUN", begin(desk, 10, {}))[0] == b"9"
     desk.expect("sink_end", "OK", end(desk, 9))
@@ -63,7 +63,7 @@ def test_the_next_batch_waits_for_the_one_before(desk: Desk) -> None:
     assert desk.expect("sink_begin", "PAST", begin(desk, 9)) == [b"10"]
 
 
-def test_an_older_driver_ends_nothing(desk: Desk) -> None:
+def test_sink_end_refuses_an_older_driver(desk: Desk) -> None:
     desk.expect("sink_end", "OTHER", end(desk, 3))
     desk.expect("sink_begin", "OK", begin(desk, 4))
     desk.expect("sink_end", "OTHER", end(desk, 3))
@@ -121,7 +121,7 @@ def test_a_wide_row(desk: Desk) -> None:
     assert desk.expect("sink_publish", "OK", publish(desk)) == [1, 0]
 
 
-def test_what_the_partition_takes_is_moved_and_nothing_else(desk: Desk) -> None:
+def test_sink_publish_moves_only_the_rows_that_fit(desk: Desk) -> None:
     """S3: a partition with one free id."""
     key = stage(desk, b"a", b"b")
     last = 2**64 - 1

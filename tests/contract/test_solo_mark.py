@@ -27,7 +27,7 @@ def test_marks_the_first(desk: Desk) -> None:
     assert desk.changes(before) == {"fence": {**before["fence"], "mark": b"m:1-0"}}
 
 
-def test_marks_the_next_and_acknowledges_the_one_before(desk: Desk) -> None:
+def test_solo_mark_marks_the_next_and_acknowledges_the_last(desk: Desk) -> None:
     main = desk.pending("1-0", "2-0")
     retried = desk.pending_retry("1-0")
     inherit(desk)
@@ -41,7 +41,7 @@ def test_marks_the_next_and_acknowledges_the_one_before(desk: Desk) -> None:
     }
 
 
-def test_ends_solo_mode(desk: Desk) -> None:
+def test_solo_mark_without_a_place_stops_solo_mode(desk: Desk) -> None:
     main = desk.pending("1-0")
     inherit(desk)
     desk.do("HSET", desk.fence, "mark", main[0])
@@ -71,7 +71,7 @@ def test_the_end_of_solo_mode_forgets_the_accused(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("places", [b"m:1-0 ", b" m:1-0", b"m:1-0 x:2-0", b"m:1-0  m:2-0"])
-def test_a_round_with_a_text_that_is_no_place_is_refused(desk: Desk, places: bytes) -> None:
+def test_solo_mark_refuses_an_invalid_place_in_a_round(desk: Desk, places: bytes) -> None:
     desk.pending("1-0", "2-0")
     inherit(desk)
     before = desk.dump()
@@ -80,7 +80,7 @@ def test_a_round_with_a_text_that_is_no_place_is_refused(desk: Desk, places: byt
     assert desk.dump() == before
 
 
-def test_the_same_call_again_changes_nothing(desk: Desk) -> None:
+def test_solo_mark_repeated_changes_nothing(desk: Desk) -> None:
     main = desk.pending("1-0", "2-0")
     inherit(desk)
     desk.expect("solo_mark", "OK", mark(desk, main[1], main[0]))
@@ -98,20 +98,20 @@ def test_a_copy_of_an_earlier_connection_is_refused(desk: Desk) -> None:
     desk.expect("solo_mark", "OK", mark(desk, main[1], main[0], session="s2"))
 
 
-def test_without_a_session_nobody_marks(desk: Desk) -> None:
+def test_solo_mark_requires_a_session(desk: Desk) -> None:
     main = desk.pending("1-0")
     desk.own("t1")
     desk.expect("solo_mark", "SESSION", mark(desk, main[0]))
 
 
-def test_another_token_is_refused(desk: Desk) -> None:
+def test_solo_mark_refuses_another_token(desk: Desk) -> None:
     main = desk.pending("1-0")
     inherit(desk)
     desk.link.run(leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, None, b"", []))
     desk.expect("solo_mark", "FENCED", mark(desk, main[0]))
 
 
-def test_what_is_not_a_place_is_refused(desk: Desk) -> None:
+def test_solo_mark_refuses_an_invalid_place(desk: Desk) -> None:
     main = desk.pending("1-0")
     inherit(desk)
     assert "not a place" in str(desk.expect_error("ERR", mark(desk, b"1-0", *main)))

@@ -31,7 +31,7 @@ def length(desk: Desk) -> int:
     return int(desk.do("XLEN", desk.stream))
 
 
-def test_age_drops_what_nobody_has_read(desk: Desk) -> None:
+def test_stream_drop_by_age_drops_unread_entries(desk: Desk) -> None:
     fill(desk, 350)
     before = desk.state()
     assert dropped(desk, drop_before="250-0") == (200, {"hits": 200})
@@ -61,7 +61,7 @@ def test_nothing_beyond_the_limits_writes_nothing(desk: Desk) -> None:
     assert desk.dump() == before
 
 
-def test_of_each_group_it_counts_what_it_had_not_read(desk: Desk) -> None:
+def test_stream_drop_counts_unread_entries_per_group(desk: Desk) -> None:
     fill(desk, 350, read=130)
     desk.do("XGROUP", "CREATE", desk.stream, "audit", "0")
     desk.do("XGROUP", "CREATE", desk.stream, "late", "345-0")
@@ -103,9 +103,7 @@ def test_the_counts_are_exact_whatever_was_read(desk: Desk, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_they_are_exact_where_a_node_holds_more_than_one_call_may_copy(
-    desk: Desk, large_nodes: int, seed: int
-) -> None:
+def test_stream_drop_counts_large_nodes_exactly(desk: Desk, large_nodes: int, seed: int) -> None:
     """Groups have read to any point of the node, and it is removed in bounded parts."""
     chance = random.Random(seed)
     total = chance.randrange(400, large_nodes)
@@ -141,9 +139,7 @@ def test_they_are_exact_where_a_node_holds_more_than_one_call_may_copy(
 @pytest.mark.parametrize(
     "bounds", [{"max_length": 1950, "drop_before": "0-0"}, {"drop_before": "51-0"}]
 )
-def test_what_is_just_beyond_a_bound_is_not_counted_at_each_call(
-    desk: Desk, bounds: dict[str, object]
-) -> None:
+def test_stream_drop_does_not_recount_a_partial_node(desk: Desk, bounds: dict[str, object]) -> None:
     """Part of a node stays, and a group has read far beyond it."""
     fill(desk, 2000, read=2000)
     call = drop_all(desk, **{"max_length": None, **bounds})
@@ -153,20 +149,20 @@ def test_what_is_just_beyond_a_bound_is_not_counted_at_each_call(
     assert cost.commands["xrange"] <= 20, "some fifty entries, four at a time"
 
 
-def test_what_is_in_hand_goes_too_and_stays_pending(desk: Desk) -> None:
+def test_stream_drop_drops_bodies_of_pending_entries(desk: Desk) -> None:
     fill(desk, 300, read=150)
     assert dropped(desk, max_length=None) == (300, {"hits": 150})
     assert len(desk.state()["stream"].groups["hits"][1]) == 150
     assert desk.state()["trim"]["floor:hits"] == b"1-0"
 
 
-def test_so_many_at_a_time(desk: Desk) -> None:
+def test_stream_drop_works_in_batches(desk: Desk) -> None:
     fill(desk, 350)
     assert dropped(desk, limit=NODE).removed == NODE
     assert dropped(desk, drop_before="0-0", max_length=0, limit=2 * NODE).removed == 2 * NODE
 
 
-def test_a_node_that_is_larger_than_what_may_go_at_once_goes(desk: Desk, large_nodes: int) -> None:
+def test_stream_drop_drops_a_node_above_the_limit(desk: Desk, large_nodes: int) -> None:
     fill(desk, 3 * large_nodes, read=large_nodes // 2)
     unread = large_nodes - large_nodes // 2
     assert dropped(desk, limit=NODE) == (large_nodes, {"hits": unread})
@@ -176,7 +172,7 @@ def test_a_node_that_is_larger_than_what_may_go_at_once_goes(desk: Desk, large_n
     assert length(desk) == large_nodes
 
 
-def test_what_is_not_archived_stays(desk: Desk) -> None:
+def test_stream_drop_keeps_unarchived_entries(desk: Desk) -> None:
     fill(desk, 350)
     assert dropped(desk, archive=True, max_length=0).removed == 0
     desk.do("HSET", desk.trim, "archived", "220-0")
@@ -191,7 +187,7 @@ def test_a_trim_in_between_is_right(desk: Desk) -> None:
     assert desk.state()["trim"]["first"] == b"101-0"
 
 
-def test_without_groups_it_refuses(desk: Desk) -> None:
+def test_stream_drop_refuses_without_groups(desk: Desk) -> None:
     desk.expect("stream_drop", "NO_GROUPS", drop_all(desk))
     desk.add("1-0")
     desk.expect("stream_drop", "NO_GROUPS", drop_all(desk))

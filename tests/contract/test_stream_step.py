@@ -18,7 +18,7 @@ def step(desk: Desk, after: str, upto: str, count: int) -> tuple[int, str]:
     return rest[0], rest[1].decode()
 
 
-def test_goes_so_many_entries_on(desk: Desk) -> None:
+def test_stream_step_advances_by_count(desk: Desk) -> None:
     for each in ("1-0", "1-5", "2-0", "9-0"):
         desk.add(each)
     assert step(desk, "0-0", LAST, 3) == (3, "2-0")
@@ -33,7 +33,7 @@ def test_does_not_go_beyond_the_bound(desk: Desk) -> None:
     assert step(desk, "0-0", "2-5", 9) == (2, "2-0")
 
 
-def test_stays_where_there_is_nothing(desk: Desk) -> None:
+def test_stream_step_stays_without_entries(desk: Desk) -> None:
     assert step(desk, "5-0", LAST, 9) == (0, "5-0")
     desk.add("5-0")
     assert step(desk, "5-0", LAST, 9) == (0, "5-0")

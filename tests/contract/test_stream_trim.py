@@ -43,7 +43,7 @@ def length(desk: Desk) -> int:
     return int(desk.do("XLEN", desk.stream))
 
 
-def test_removes_what_every_group_has_acknowledged(desk: Desk) -> None:
+def test_stream_trim_removes_acknowledged_entries(desk: Desk) -> None:
     fill(desk, 3, acked=3)
     before = desk.state()
     assert trimmed(desk) == (3, "3-1", "hits")
@@ -55,7 +55,7 @@ def test_removes_what_every_group_has_acknowledged(desk: Desk) -> None:
     assert changed["stream"].groups == {"hits": ("3-0", {})}
 
 
-def test_the_floor_is_the_smallest_id_that_must_stay(desk: Desk) -> None:
+def test_stream_trim_floor_is_the_smallest_needed_id(desk: Desk) -> None:
     """T16: not the last delivered id, which would retain an acknowledged entry forever."""
     fill(desk, 2, acked=2)
     desk.add("3-0")
@@ -67,7 +67,7 @@ def test_the_floor_is_the_smallest_id_that_must_stay(desk: Desk) -> None:
     assert length(desk) == 0
 
 
-def test_never_removes_what_is_pending(desk: Desk) -> None:
+def test_stream_trim_never_removes_pending_entries(desk: Desk) -> None:
     fill(desk, 350, acked=350)
     desk.do("XGROUP", "CREATE", desk.stream, "audit", "0")
     desk.fetch(350)
@@ -86,7 +86,7 @@ def test_never_removes_what_is_pending(desk: Desk) -> None:
     assert length(desk) == 0
 
 
-def test_never_removes_what_a_group_has_not_read(desk: Desk) -> None:
+def test_stream_trim_never_removes_unread_entries(desk: Desk) -> None:
     fill(desk, 250, acked=250)
     desk.do("XGROUP", "CREATE", desk.stream, "audit", "0")
     assert trimmed(desk) == (0, "0-1", "audit")
@@ -110,7 +110,7 @@ def test_age_keeps_entries_from_an_id_on(desk: Desk) -> None:
     assert length(desk) == 0
 
 
-def test_length_keeps_so_many(desk: Desk) -> None:
+def test_stream_trim_by_length_keeps_that_many(desk: Desk) -> None:
     fill(desk, 350, acked=350)
     assert trimmed(desk, keep_from="0-0", max_length=1000).removed == 0
     found = trimmed(desk, keep_from="0-0", max_length=150)
@@ -120,33 +120,33 @@ def test_length_keeps_so_many(desk: Desk) -> None:
     assert length(desk) == 0
 
 
-def test_length_obeys_the_floor(desk: Desk) -> None:
+def test_stream_trim_by_length_respects_the_floor(desk: Desk) -> None:
     fill(desk, 350, acked=120)
     assert trimmed(desk, keep_from="0-0", max_length=10) == (100, "121-0", "hits")
     assert length(desk) == 250
 
 
-def test_removes_so_many_at_a_time(desk: Desk) -> None:
+def test_stream_trim_works_in_batches(desk: Desk) -> None:
     fill(desk, 350, acked=350)
     assert trimmed(desk, limit=NODE).removed == NODE
     assert trimmed(desk, limit=2 * NODE).removed == 2 * NODE
     assert trimmed(desk, limit=NODE // 4).removed == 50
 
 
-def test_removes_so_many_at_a_time_by_length(desk: Desk) -> None:
+def test_stream_trim_by_length_works_in_batches(desk: Desk) -> None:
     fill(desk, 350, acked=350)
     assert trimmed(desk, keep_from="150-0", max_length=0, limit=NODE).removed == NODE
     assert trimmed(desk, keep_from="150-0", max_length=0, limit=2 * NODE).removed == 2 * NODE
     assert trimmed(desk, keep_from="150-0", max_length=0, limit=2 * NODE).removed == 50
 
 
-def test_a_node_that_is_larger_than_what_may_go_at_once_goes(desk: Desk, large_nodes: int) -> None:
+def test_stream_trim_removes_a_node_above_the_limit(desk: Desk, large_nodes: int) -> None:
     fill(desk, 2 * large_nodes, acked=2 * large_nodes)
     assert trimmed(desk, limit=NODE).removed == large_nodes
     assert trimmed(desk, keep_from="0-0", max_length=0, limit=NODE).removed == large_nodes
 
 
-def test_a_node_of_which_a_part_must_stay_does_not_go_however_large(
+def test_stream_trim_keeps_a_large_node_that_is_needed_in_part(
     desk: Desk, large_nodes: int
 ) -> None:
     fill(desk, 2 * large_nodes, acked=large_nodes - 1)
@@ -189,7 +189,7 @@ def test_an_idle_partition_is_not_written_to(desk: Desk) -> None:
     assert desk.dump() == before
 
 
-def test_without_groups_it_refuses(desk: Desk) -> None:
+def test_stream_trim_refuses_without_groups(desk: Desk) -> None:
     desk.expect("stream_trim", "NO_GROUPS", trim_all(desk))
     desk.add("1-0")
     desk.expect("stream_trim", "NO_GROUPS", trim_all(desk))
@@ -202,7 +202,7 @@ def test_an_expected_group_must_be_there(desk: Desk) -> None:
     assert desk.expect("stream_trim", "MISSING_GROUP", call) == [b"audit"]
 
 
-def test_a_group_that_went_keeps_its_last_floor(desk: Desk) -> None:
+def test_stream_trim_keeps_the_last_floor_of_a_deleted_group(desk: Desk) -> None:
     fill(desk, 5, acked=3)
     trimmed(desk)
     desk.do("XGROUP", "DESTROY", desk.stream, "hits")
@@ -243,7 +243,7 @@ def test_full_memory_is_freed(desk: Desk) -> None:
     assert desk.state()["trim"]["removed"] == b"350"
 
 
-def test_bytes_keep_about_so_many(desk: Desk) -> None:
+def test_stream_trim_by_bytes_keeps_roughly_that_many(desk: Desk) -> None:
     desk.groups()
     bodies = [("XADD", desk.stream, f"{n}-0", "payload", "x" * 1000) for n in range(1, 2001)]
     desk.link.pipeline(bodies)
@@ -259,7 +259,7 @@ def test_bytes_keep_about_so_many(desk: Desk) -> None:
     assert length(desk) < NODE
 
 
-def test_bytes_obey_the_floor(desk: Desk) -> None:
+def test_stream_trim_by_bytes_respects_the_floor(desk: Desk) -> None:
     fill(desk, 350, acked=120)
     found = answered(desk, keep_from="0-0", max_bytes=1)
     assert found == (100, "121-0", "hits", "121-0", False)
@@ -271,7 +271,7 @@ def test_bytes_and_length_the_narrower_counts(desk: Desk) -> None:
     assert trimmed(desk, keep_from="0-0", max_bytes=1, max_length=1000).removed == 150
 
 
-def test_a_shrink_removes_what_was_there_the_time_before(desk: Desk) -> None:
+def test_stream_trim_shrink_removes_entries_of_the_last_round(desk: Desk) -> None:
     fill(desk, 200, acked=200)
     assert trimmed(desk, keep_from="0-0", shrink_every=0.0).removed == 0
     assert desk.state()["trim"]["shrink_next"] == b"200-1"
@@ -285,7 +285,7 @@ def test_a_shrink_removes_what_was_there_the_time_before(desk: Desk) -> None:
     assert length(desk) == 0
 
 
-def test_what_a_shrink_could_not_remove_goes_as_soon_as_it_may(desk: Desk) -> None:
+def test_stream_trim_shrink_removes_released_entries_later(desk: Desk) -> None:
     fill(desk, 200, acked=199)
     for _ in range(2):
         assert answered(desk, keep_from="0-0", shrink_every=0.0).removed in (0, 100)
@@ -302,7 +302,7 @@ def test_a_clock_that_was_set_back_does_not_stop_the_shrinking(desk: Desk) -> No
     assert trimmed(desk, keep_from="0-0", shrink_every=3600.0).removed == 100
 
 
-def test_it_says_when_the_floor_keeps_what_no_bound_retains(desk: Desk) -> None:
+def test_stream_trim_reports_entries_held_only_by_the_floor(desk: Desk) -> None:
     fill(desk, 350, acked=120)
     assert answered(desk, keep_from="100-0") == (0, "121-0", "hits", "", False)
     assert answered(desk, keep_from="300-0").held
@@ -313,7 +313,7 @@ def test_it_says_when_the_floor_keeps_what_no_bound_retains(desk: Desk) -> None:
     assert not answered(desk).held
 
 
-def test_what_no_group_reads_is_trimmed_where_that_is_asked_for(desk: Desk) -> None:
+def test_stream_trim_without_groups_works_on_request(desk: Desk) -> None:
     desk.expect("stream_trim", "NO_GROUPS", trim_all(desk, expected=[], without_groups=True))
     for number in range(1, 351):
         desk.add(f"{number}-0")

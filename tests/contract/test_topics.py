@@ -40,7 +40,7 @@ def test_a_topic_with_many_partitions(desk: Desk) -> None:
     assert desk.do("SCARD", desk.keys.partitions("access")) == 4096
 
 
-def test_create_registers_and_tells_the_count_that_holds(desk: Desk) -> None:
+def test_topic_create_returns_the_registered_partition_count(desk: Desk) -> None:
     link, keys = desk.link, desk.keys
     assert topics.partition_count(Store(link, keys), "access") is None
     assert topics.meta(Store(link, keys), "access") is None
@@ -58,7 +58,7 @@ def test_create_registers_and_tells_the_count_that_holds(desk: Desk) -> None:
     assert abs(found.created_unix_ms - desk.now_unix_ms()) < 60_000
 
 
-def test_a_count_that_is_none_is_not_guessed(desk: Desk) -> None:
+def test_invalid_partition_count_is_an_error(desk: Desk) -> None:
     for wrong in ("", "0", "-1", "two", "1.5"):
         desk.do("HSET", desk.keys.meta("access"), "partitionCount", wrong)
         with pytest.raises(BadValue, match="access"):
@@ -68,7 +68,7 @@ def test_a_count_that_is_none_is_not_guessed(desk: Desk) -> None:
 # --- changing and deleting ------------------------------------------------------------------------
 
 
-def test_settings_change_if_nobody_else_has_changed_them(desk: Desk) -> None:
+def test_topic_configure_refuses_a_concurrent_change(desk: Desk) -> None:
     desk.link.run(topics.creation(desk.keys, "access", TOPIC))
     seen = topics.stored(desk.store, "access")
     call = topics.configuration(desk.keys, "access", seen, {"archive": "required"})
@@ -88,7 +88,7 @@ def test_settings_of_a_topic_that_has_none(desk: Desk) -> None:
     desk.expect("topic_configure", "OK", topics.configuration(desk.keys, "access", "", {}))
 
 
-def test_a_retired_topic_is_gone_for_all_but_who_deletes_it(desk: Desk) -> None:
+def test_retired_topic_is_visible_only_to_its_deletion(desk: Desk) -> None:
     call = topics.retirement(desk.keys, "access")
     desk.expect("topic_retire", "MISSING", call)
     topics.create(desk.store, "access", TOPIC)

@@ -36,7 +36,7 @@ def test_t2_a_late_acquire_does_not_put_an_old_token_back(desk: Desk) -> None:
     desk.expect("settle_ack", "FENCED", messages.ack(desk.keys, desk.leased("a"), places[1:]))
 
 
-def test_t4_a_death_is_charged_once_however_often_it_is_told(desk: Desk) -> None:
+def test_t4_repeated_report_of_a_death_charges_once(desk: Desk) -> None:
     places = desk.pending("1-0", "2-0")
     desk.own("t1")
     told = leases.refence(

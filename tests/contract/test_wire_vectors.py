@@ -43,7 +43,7 @@ def test_a_retry_writes_the_copy(desk: Desk, vector: dict[str, Any]) -> None:
 
 
 @each("scripted")
-def test_what_a_script_writes_for_a_producer(
+def test_scripts_write_the_published_vectors(
     desk: Desk, server: Any, vector: dict[str, Any]
 ) -> None:
     item: Outgoing = outgoing(vector["send"])

@@ -18,21 +18,21 @@ FENCE = (
         "a superseded token changes nothing",
         "lua/settle_ack.lua",
         _FENCE,
-        tests={"contract/test_settle_ack.py": "test_another_token_is_refused"},
+        tests={"contract/test_settle_ack.py": "test_settle_ack_refuses_another_token"},
     ),
     mutant(
         "a retry without the fence",
         "a superseded token changes nothing",
         "lua/settle_retry.lua",
         _FENCE,
-        tests={"contract/test_settle_retry.py": "test_another_token_is_refused"},
+        tests={"contract/test_settle_retry.py": "test_settle_retry_refuses_another_token"},
     ),
     mutant(
         "a dead letter without the fence",
         "a superseded token changes nothing",
         "lua/settle_dead.lua",
         _FENCE,
-        tests={"contract/test_settle_dead.py": "test_another_token_is_refused"},
+        tests={"contract/test_settle_dead.py": "test_settle_dead_refuses_another_token"},
     ),
     mutant(
         "a recovery without the fence",
@@ -46,7 +46,7 @@ FENCE = (
         "a superseded token takes over nothing",
         "lua/message_reclaim.lua",
         _FENCE,
-        tests={"contract/test_message_reclaim.py": "test_another_token_is_refused"},
+        tests={"contract/test_message_reclaim.py": "test_message_reclaim_refuses_another_token"},
     ),
     mutant(
         "a read that does not watch the fence",
@@ -114,9 +114,7 @@ LOST_AND_LATE = (
         ("if not mine and epoch ~= tonumber(seen_epoch) then", "if false then"),
         tests={
             "contract/test_traps.py": "test_t2_a_late_acquire_does_not_put_an_old_token_back",
-            "contract/test_lease_acquire.py": (
-                "test_refuses_when_someone_has_owned_it_since_the_caller_looked"
-            ),
+            "contract/test_lease_acquire.py": ("test_lease_acquire_refuses_an_outdated_epoch"),
         },
     ),
     mutant(
@@ -129,7 +127,7 @@ LOST_AND_LATE = (
         ),
         tests={
             "contract/test_lease_renew.py": (
-                "test_sets_an_expired_lease_again_under_the_same_epoch"
+                "test_lease_renew_restores_an_expired_lease_with_its_epoch"
             )
         },
     ),
@@ -156,7 +154,7 @@ LOST_AND_LATE = (
             "contract/test_traps.py": (
                 "test_t13_a_late_release_does_not_free_the_next_owners_unit"
             ),
-            "contract/test_lease_release.py": "test_another_owner_is_left_alone",
+            "contract/test_lease_release.py": "test_lease_release_leaves_another_owner_alone",
         },
     ),
 )
@@ -299,7 +297,7 @@ DEATH = (
         ("if charged or string.find(", "if true or string.find("),
         tests={
             "contract/test_lease_acquire.py": (
-                "test_a_lost_entry_that_nobody_accused_is_accused_and_not_charged"
+                "test_lease_acquire_accuses_a_lost_entry_before_charging"
             )
         },
     ),
@@ -339,9 +337,7 @@ DEATH = (
                 "  end\n"
             ),
         ),
-        tests={
-            "contract/test_traps.py": "test_t4_a_death_is_charged_once_however_often_it_is_told"
-        },
+        tests={"contract/test_traps.py": "test_t4_repeated_report_of_a_death_charges_once"},
     ),
     mutant(
         "a refence that is repeated with another token",
@@ -390,11 +386,7 @@ DEATH = (
                 "  end\n"
             ),
         ),
-        tests={
-            "contract/test_mutant_gaps.py": (
-                "test_a_death_charges_one_message_of_the_many_that_were_in_hand"
-            )
-        },
+        tests={"contract/test_mutant_gaps.py": ("test_death_charges_one_of_many_pending_messages")},
     ),
     mutant(
         "a crash that charges the first of several running",
@@ -583,7 +575,7 @@ SETTLING = (
         ),
         tests={
             "contract/test_settle_dead.py": (
-                "test_a_write_that_the_server_refuses_halfway_leaves_each_entry_in_one_place"
+                "test_settle_dead_failing_midway_keeps_each_entry_once"
             )
         },
     ),
@@ -597,10 +589,10 @@ SETTLING = (
         ),
         tests={
             "contract/test_settle_retry.py": [
-                "test_the_second_finds_nothing_to_do",
+                "test_settle_retry_repeated_changes_nothing",
                 "test_a_late_copy_after_the_promotion_finds_nothing_to_do",
             ],
-            "contract/test_settle_dead.py": "test_the_second_finds_nothing_to_do",
+            "contract/test_settle_dead.py": "test_settle_dead_repeated_changes_nothing",
         },
     ),
     mutant(
@@ -688,7 +680,7 @@ SETTLING = (
         "nothing runs before it is due",
         "lua/message_promote.lua",
         ("'-inf', text(now), 'LIMIT'", "'-inf', '+inf', 'LIMIT'"),
-        tests={"contract/test_message_promote.py": "test_moves_what_is_due"},
+        tests={"contract/test_message_promote.py": "test_message_promote_moves_due_items"},
     ),
     mutant(
         "a replay that keeps the dead letter",
@@ -697,7 +689,7 @@ SETTLING = (
         ("redis.call('XDEL', dlq, letter_id)\n", ""),
         tests={
             "contract/test_dead.py": [
-                "test_the_second_finds_no_letter",
+                "test_dead_replay_repeated_finds_no_dead_letter",
                 "test_replays_into_the_groups_retry_stream",
             ]
         },
@@ -707,7 +699,7 @@ SETTLING = (
         "a dead letter is replayed once",
         "lua/dead_replay.lua",
         ("if mark then\n", "if false then\n"),
-        tests={"contract/test_dead.py": "test_a_moving_letter_is_replayed_nowhere_else"},
+        tests={"contract/test_dead.py": "test_dead_replay_refuses_a_moving_dead_letter"},
     ),
     mutant(
         "a dead letter that arrives twice",
@@ -715,7 +707,7 @@ SETTLING = (
         "lua/dead_deliver.lua",
         ("if earlier then\n", "if false then\n"),
         tests={
-            "contract/test_dead.py": "test_a_letter_is_delivered_once",
+            "contract/test_dead.py": "test_dead_deliver_delivers_a_dead_letter_once",
             "integration/test_dead_replay.py": "test_a_step_that_runs_late_does_nothing_more",
         },
     ),
@@ -724,7 +716,7 @@ SETTLING = (
         "a dead letter stays until it is purged or replayed (T9)",
         "lua/settle_dead.lua",
         ("'XADD', dlq, '*', 'failedAt'", "'XADD', dlq, 'MAXLEN', '~', 1000, '*', 'failedAt'"),
-        tests={"contract/test_mutant_gaps.py": "test_dead_letters_stay_however_many_there_are"},
+        tests={"contract/test_mutant_gaps.py": "test_dead_letters_are_never_trimmed"},
     ),
 )
 
@@ -738,7 +730,7 @@ AROUND = (
         ("return successor(group['last-delivered-id'])", "return group['last-delivered-id']"),
         tests={
             "contract/test_traps.py": ("test_t16_a_partition_is_empty_when_all_is_acknowledged"),
-            "contract/test_stream_trim.py": ("test_the_floor_is_the_smallest_id_that_must_stay"),
+            "contract/test_stream_trim.py": ("test_stream_trim_floor_is_the_smallest_needed_id"),
         },
     ),
     mutant(
@@ -751,8 +743,8 @@ AROUND = (
         ),
         tests={
             "contract/test_stream_trim.py": [
-                "test_the_floor_is_the_smallest_id_that_must_stay",
-                "test_never_removes_what_is_pending",
+                "test_stream_trim_floor_is_the_smallest_needed_id",
+                "test_stream_trim_never_removes_pending_entries",
             ]
         },
     ),
@@ -766,8 +758,8 @@ AROUND = (
         ),
         tests={
             "contract/test_stream_trim.py": [
-                "test_length_obeys_the_floor",
-                "test_bytes_obey_the_floor",
+                "test_stream_trim_by_length_respects_the_floor",
+                "test_stream_trim_by_bytes_respects_the_floor",
             ]
         },
     ),
@@ -783,14 +775,14 @@ AROUND = (
         "dropped entries are counted exactly",
         "lua/stream_drop.lua",
         ("removed - unread[at][1] - unread[at][2]", "removed - unread[at][1]"),
-        tests={"contract/test_stream_drop.py": "test_of_each_group_it_counts_what_it_had_not_read"},
+        tests={"contract/test_stream_drop.py": "test_stream_drop_counts_unread_entries_per_group"},
     ),
     mutant(
         "ghosts that are settled while their entry exists",
         "only dropped entries are settled for their group",
         "lua/ghost_settle.lua",
         ("first and '(' .. first[1] or '+'", "first and first[1] or '+'"),
-        tests={"contract/test_ghost_settle.py": "test_settles_what_is_older_than_the_first_entry"},
+        tests={"contract/test_ghost_settle.py": "test_ghost_settle_settles_trimmed_entries"},
     ),
     mutant(
         "trimming by the file alone",
@@ -835,7 +827,7 @@ AROUND = (
         ("is_id(floor) and predecessor(floor) or start", "is_id(floor) and floor or start"),
         tests={
             "contract/test_group_ensure.py": [
-                "test_a_lost_group_comes_back_before_its_floor",
+                "test_group_ensure_restores_a_lost_group_below_its_floor",
                 "test_a_lost_group_loses_nothing",
             ]
         },
@@ -899,7 +891,7 @@ AROUND = (
         "a message with a dedup id is written once",
         "lua/message_publish.lua",
         ("  if earlier then\n", "  if false then\n"),
-        tests={"contract/test_publishing.py": "test_the_same_dedup_id_is_written_once"},
+        tests={"contract/test_publishing.py": "test_publish_writes_a_dedup_id_once"},
     ),
     mutant(
         "writes by the old partition count after a topic has grown",
@@ -923,9 +915,7 @@ AROUND = (
         "a message is not written to a partition in which max_backlog wait",
         "lua/_write.lua",
         (" and written < room", ""),
-        tests={
-            "contract/test_publishing.py": "test_of_many_as_many_are_written_as_there_is_room_for"
-        },
+        tests={"contract/test_publishing.py": "test_publish_of_many_writes_as_many_as_fit"},
     ),
 )
 
@@ -942,8 +932,8 @@ SCHEDULES = (
         ),
         tests={
             "contract/test_schedules.py": [
-                "test_a_tick_fires_once_whoever_tries_again",
-                "test_a_link_that_is_missing_ends_the_chain",
+                "test_schedule_fire_repeated_fires_once",
+                "test_schedule_fire_stops_at_a_gap_between_ticks",
             ]
         },
     ),
@@ -962,14 +952,14 @@ SCHEDULES = (
         "an edited schedule sends nothing of the old one",
         "lua/schedule_fire.lua",
         ("elseif hash ~= step.hash then", "elseif false then"),
-        tests={"contract/test_schedules.py": "test_another_specification_fires_nothing"},
+        tests={"contract/test_schedules.py": "test_schedule_fire_refuses_another_specification"},
     ),
     mutant(
         "a tick by the clock of the host",
         "the server's clock decides whether a tick is due",
         "lua/schedule_fire.lua",
         ("elseif number > now then", "elseif false then"),
-        tests={"contract/test_schedules.py": "test_the_server_decides_whether_it_is_time"},
+        tests={"contract/test_schedules.py": "test_schedule_fire_uses_the_server_clock"},
     ),
     mutant(
         "an orphaned schedule that continues",
@@ -983,7 +973,9 @@ SCHEDULES = (
         "a message never goes to a partition that its key has left",
         "lua/schedule_fire.lua",
         ("if count ~= partitions then", "if false then"),
-        tests={"contract/test_schedules.py": "test_a_topic_of_another_size_fires_nothing"},
+        tests={
+            "contract/test_schedules.py": "test_schedule_fire_refuses_a_changed_partition_count"
+        },
     ),
     mutant(
         "an overlap setting that is ignored",
@@ -993,7 +985,7 @@ SCHEDULES = (
         tests={
             "contract/test_schedules.py": [
                 "test_a_message_that_is_not_finished_leaves_a_tick_out",
-                "test_of_two_ticks_in_one_call_the_second_overlaps",
+                "test_overlap_applies_within_one_call",
             ]
         },
     ),
@@ -1009,7 +1001,7 @@ SCHEDULES = (
         "an unchanged schedule keeps its due time",
         "lua/schedule_declare.lua",
         ("if known_hash == hash then", "if false then"),
-        tests={"contract/test_schedules.py": "test_the_same_specification_touches_nothing"},
+        tests={"contract/test_schedules.py": "test_schedule_declare_repeated_changes_nothing"},
     ),
     mutant(
         "an older file that replaces a newer one",
@@ -1026,35 +1018,35 @@ SCHEDULES = (
         "a schedule of an operator stays as it is",
         "lua/schedule_declare.lua",
         ("if known_origin ~= origin then", "if false then"),
-        tests={"contract/test_schedules.py": "test_a_file_does_not_replace_what_was_added_by_hand"},
+        tests={"contract/test_schedules.py": "test_schedule_declare_keeps_an_operators_schedule"},
     ),
     mutant(
         "an edit that resumes",
         "a paused schedule stays paused until it is resumed",
         "lua/schedule_declare.lua",
         ("if reason == 'paused' then", "if false then"),
-        tests={"contract/test_schedules.py": "test_a_paused_schedule_stays_paused_when_it_changes"},
+        tests={"contract/test_schedules.py": "test_schedule_declare_keeps_a_pause"},
     ),
     mutant(
         "a stamp that resumes",
         "a paused schedule stays paused until it is resumed",
         "lua/schedule_stamp.lua",
         ("if each.reason == 'orphaned' then", "if each.reason then"),
-        tests={"contract/test_schedules.py": "test_a_stamp_leaves_a_paused_one_paused"},
+        tests={"contract/test_schedules.py": "test_schedule_stamp_keeps_a_pause"},
     ),
     mutant(
         "a hold that leaves it due",
         "a held schedule sends nothing",
         "lua/schedule_hold.lua",
         ("redis.call('ZREM', due, name)", "redis.call('ZSCORE', due, name)"),
-        tests={"contract/test_schedules.py": "test_a_held_schedule_keeps_its_time"},
+        tests={"contract/test_schedules.py": "test_schedule_hold_keeps_the_due_time"},
     ),
     mutant(
         "a manual run that repeats the headers of a tick",
         "x-schedule and x-scheduled-for never repeat together",
         "lua/schedule_run.lua",
         ("whole(tick or nil) or 0, whole(ran or nil) or 0", "whole(ran or nil) or 0, 0"),
-        tests={"contract/test_schedules.py": "test_a_run_by_hand_names_no_instant_that_a_tick_had"},
+        tests={"contract/test_schedules.py": "test_schedule_run_refuses_the_instant_of_a_tick"},
     ),
     mutant(
         "an edit that forgets which tick was sent",

@@ -46,7 +46,7 @@ class Mutant(NamedTuple):
         """A test that must still pass, '' for none: a script that does not compile fails all."""
         if not self.path.startswith("lua/"):
             return ""
-        test = "test_script_compiles_and_its_name_is_the_hash_of_its_source"
+        test = "test_script_compiles_to_the_hash_of_its_source"
         name = Path(self.path).stem
         case = "" if name.startswith("_") else f"[{name}]"
         return f"tests/contract/test_every_script.py::{test}{case}"
