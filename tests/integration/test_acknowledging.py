@@ -92,7 +92,7 @@ EACH: dict[str, Any] = {"ack": "each"}
     ],
     ids=["one by one", "in batches", "in threads", "in coroutines"],
 )
-def test_each_end_is_acknowledged_before_its_lane_begins_anew(
+def test_lane_acknowledges_a_run_before_the_next_one(
     link: Connection, keys: Keys, life: Life, lanes: int, settings: dict[str, Any]
 ):
     """This holds for quick runs too. A lost host therefore repeats only the runs of its lanes."""

@@ -78,7 +78,7 @@ def as_user(server: Server, name: str) -> config.Redis:
 
 
 @pytest.mark.parametrize(("name", "parts"), [("daemon", DAEMON), ("admin", OPERATOR)])
-def test_user_has_exactly_the_commands_of_its_code(
+def test_acl_user_has_exactly_the_commands_of_its_code(
     known: set[str], name: str, parts: tuple[str, ...]
 ) -> None:
     used, allowed = used_by(known, *parts), users.read(name).commands
@@ -87,7 +87,7 @@ def test_user_has_exactly_the_commands_of_its_code(
     assert allowed - used - BESIDE.keys() == set(), f"nothing needs them: etc/acl/{name}.acl"
 
 
-def test_producer_has_exactly_the_commands_it_sends(known: set[str]) -> None:
+def test_acl_producer_has_exactly_the_commands_sent(known: set[str]) -> None:
     sent = used_by(known, "producer") | usage.of_scripts(PUBLISHING)
     plain, with_scripts = users.read("producer").commands, users.read("producer-scripts").commands
 
@@ -99,11 +99,11 @@ def test_producer_has_exactly_the_commands_it_sends(known: set[str]) -> None:
 
 
 @pytest.mark.parametrize("name", users.NAMES)
-def test_the_users_of_redis_6_2_have_the_same_commands(name: str) -> None:
+def test_acl_files_for_redis_6_2_have_the_same_commands(name: str) -> None:
     assert users.read(name, older=True).commands == users.read(name).commands
 
 
-def test_no_user_may_change_the_server_or_delete_foreign_data() -> None:
+def test_acl_users_cannot_change_the_server_or_flush_data() -> None:
     """S2: CONFIG GET shows `requirepass`, so no user may run it."""
     dangerous = re.compile(r"acl|config|debug|failover|flush|function|keys|module|replicaof")
     for name in users.NAMES:
@@ -131,7 +131,7 @@ def test_a_user_without_a_password_cannot_log_in(
 # --- single permissions ---------------------------------------------------------------------------
 
 
-def test_the_check_of_rights_finds_nothing_missing(
+def test_permission_check_passes_for_the_acl_users(
     server: Server, granted: None, keys: Keys
 ) -> None:
     for name in ("daemon", "admin"):
@@ -403,7 +403,7 @@ def test_each_user_is_limited_as_documented(
     other.close()
 
 
-def test_the_server_of_compose_lets_in_the_daemon_alone(
+def test_compose_server_accepts_only_its_password(
     new_server: Callable[..., ProcessServer], tmp_path: Path
 ) -> None:
     """S10: only the password of the script opens the server of the example."""

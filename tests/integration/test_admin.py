@@ -77,7 +77,7 @@ def test_a_topic_needs_a_proper_name(store: Store, name: str) -> None:
     assert topics.registered(store) == []
 
 
-def test_a_missing_topic_names_its_neighbour(store: Store, at: At) -> None:
+def test_missing_topic_suggests_a_similar_name(store: Store, at: At) -> None:
     with pytest.raises(TopicMissing, match="did you mean access"):
         admin_topics.partition_count(store, "acces")
     with pytest.raises(TopicMissing, match="topic list"):
@@ -145,9 +145,7 @@ def test_partitions_can_be_narrowed(store: Store, at: At) -> None:
         partitions.view(store, "nope")
 
 
-def test_a_lag_that_the_server_does_not_tell_is_counted_whatever_a_call_may_copy(
-    store: Store, at: At
-) -> None:
+def test_unknown_lag_is_counted_despite_the_byte_bound(store: Store, at: At) -> None:
     at(0).groups()
     for number in range(1, 41):
         size = items.BYTES_MAX if number < 4 else 40_000
@@ -162,7 +160,7 @@ def test_a_lag_that_the_server_does_not_tell_is_counted_whatever_a_call_may_copy
 
 
 @pytest.mark.parametrize(("count", "lag"), [(1_000, 1_000), (1_001, None)])
-def test_a_lag_that_the_server_does_not_tell_is_counted_to_its_end_or_not_told(
+def test_unknown_lag_is_exact_or_absent(
     link: Connection, store: Store, at: At, count: int, lag: int | None
 ) -> None:
     at(0).groups()
@@ -254,7 +252,7 @@ def test_pending_of_many_is_complete(link: Connection, keys: Keys, at: At, monke
         assert all_pages(link, keys, order, 9) == [f"0/m:{each}" for each in ids]
 
 
-def test_a_bounded_ranking_says_so(store: Store, at: At, monkeypatch) -> None:
+def test_bounded_ranking_reports_that_it_is_incomplete(store: Store, at: At, monkeypatch) -> None:
     at(0).pending(*[f"{number}-0" for number in range(1, 31)])
     monkeypatch.setattr(pending, "PAGE", 5)
     monkeypatch.setattr(pending, "SCAN_MAX", 10)
@@ -266,7 +264,7 @@ def test_a_bounded_ranking_says_so(store: Store, at: At, monkeypatch) -> None:
     assert pending.view(store, "access", "hits", order="id", limit=100).complete
 
 
-def test_pending_of_nobody_is_refused(store: Store, at: At) -> None:
+def test_pending_refuses_an_unknown_group_or_cursor(store: Store, at: At) -> None:
     at(0).groups()
     with pytest.raises(Refused, match="no group other"):
         pending.view(store, "access", "other")
@@ -277,7 +275,7 @@ def test_pending_of_nobody_is_refused(store: Store, at: At) -> None:
 # --- dead letters ---------------------------------------------------------------------------------
 
 
-def test_letters_are_listed_newest_first_over_all_partitions(store: Store, at: At) -> None:
+def test_dead_letters_are_listed_newest_first(store: Store, at: At) -> None:
     names = [bury(at(number % 3), f"{number + 1}-0") for number in range(7)]
 
     whole = dead_letters.listed(store, "access")
@@ -297,7 +295,7 @@ def test_letters_are_listed_newest_first_over_all_partitions(store: Store, at: A
     assert whole.total == 7
 
 
-def test_letters_of_one_group(store: Store, at: At) -> None:
+def test_dead_letters_can_be_filtered_by_group(store: Store, at: At) -> None:
     bury(at(0, "hits"), "1-0")
     mine = bury(at(1, "agents"), "1-0")
 
@@ -307,7 +305,7 @@ def test_letters_of_one_group(store: Store, at: At) -> None:
     assert dead_letters.listed(store, "access", choice=DeadLetterFilter(group="nobody")).rows == []
 
 
-def test_a_letter_tells_everything(store: Store, at: At) -> None:
+def test_dead_letter_shows_all_fields(store: Store, at: At) -> None:
     name = bury(
         at(1),
         "1700000000000-3",
@@ -336,19 +334,19 @@ def test_a_letter_tells_everything(store: Store, at: At) -> None:
 
 
 @pytest.mark.parametrize("name", ["1:9-9", "7:1-0"])
-def test_a_letter_that_is_not_there(store: Store, at: At, name: str) -> None:
+def test_missing_dead_letter_is_refused(store: Store, at: At, name: str) -> None:
     bury(at(1), "1-0")
     with pytest.raises(Refused, match="not found"):
         dead_letters.show(store, "access", name)
 
 
 @pytest.mark.parametrize("name", ["", "1", "x:1-0", "1:1", "1:a-b", "-1:1-0", f"1:{2**64}-0"])
-def test_what_is_no_name_of_a_letter(store: Store, at: At, name: str) -> None:
+def test_invalid_dead_letter_name_is_refused(store: Store, at: At, name: str) -> None:
     with pytest.raises(Refused, match="is not an id"):
         dead_letters.show(store, "access", name)
 
 
-def test_counting_letters_by_cause(store: Store, at: At) -> None:
+def test_dead_letters_are_counted_by_cause(store: Store, at: At) -> None:
     for number in range(3):
         bury(at(number), "1-0")
     last = bury(at(0, "agents"), "2-0", reason="crashes", errorClass="")
@@ -368,7 +366,7 @@ def test_counting_letters_by_cause(store: Store, at: At) -> None:
     assert topic.oldest_unix_ms <= topic.newest_unix_ms
 
 
-def test_replaying_gives_letters_back_to_their_own_group(
+def test_replay_returns_dead_letters_to_their_own_group(
     link: Connection, store: Store, at: At
 ) -> None:
     for number in range(3):
@@ -389,7 +387,7 @@ def test_replaying_gives_letters_back_to_their_own_group(
     assert link.execute("XLEN", at(1, "agents").retry) == 0
 
 
-def test_replaying_one_by_name(store: Store, at: At) -> None:
+def test_replay_by_name_replays_one_dead_letter(store: Store, at: At) -> None:
     names = [bury(at(0), "1-0", replayCount="4"), bury(at(0), "2-0")]
 
     done = dead_letters.replay(
@@ -414,7 +412,7 @@ def test_a_name_that_is_wrong_keeps_all_from_being_replayed(store: Store, at: At
     assert at(0).dump() == before
 
 
-def test_letters_that_cannot_go_back_stay_and_are_told(
+def test_replay_keeps_and_reports_refused_dead_letters(
     link: Connection, store: Store, keys: Keys, at: At
 ) -> None:
     bury(at(0), "1-0")
@@ -432,9 +430,7 @@ def test_letters_that_cannot_go_back_stay_and_are_told(
     assert dead_letters.total(store, "access") == 2
 
 
-def test_many_letters_are_replayed_in_bounded_batches(
-    link: Connection, store: Store, at: At
-) -> None:
+def test_replay_works_in_bounded_batches(link: Connection, store: Store, at: At) -> None:
     desk = at(0)
     desk.groups()
     for number in range(250):
@@ -578,7 +574,7 @@ def test_the_fleet_at_a_glance(link: Connection, store: Store, keys: Keys, at: A
     assert len(seen.problems) == 4
 
 
-def test_many_partitions_with_one_problem_are_summed_up(
+def test_status_combines_one_problem_of_many_partitions(
     link: Connection, store: Store, keys: Keys
 ) -> None:
     topics.create(store, "wide", config.Topic(partitions=40))
@@ -599,7 +595,7 @@ def test_many_partitions_with_one_problem_are_summed_up(
     assert calls(link, "zrange") - before == 40 + 40 + 1
 
 
-def test_status_says_of_instances_what_the_doctor_says(
+def test_status_reports_the_doctors_instance_problems(
     link: Connection, store: Store, keys: Keys
 ) -> None:
     """Both run the same checks. A note is not a problem for `status`."""
@@ -630,7 +626,7 @@ def test_status_says_of_instances_what_the_doctor_says(
 
 
 @pytest.mark.parametrize("raw", ["not json", "[]", '{"units": 7, "state": null}', '{"units": [3]}'])
-def test_a_summary_of_another_version_is_no_reason_to_fail(
+def test_status_accepts_a_summary_of_another_version(
     link: Connection, store: Store, keys: Keys, raw: str
 ) -> None:
     beat(link, keys, "west-1")
@@ -644,7 +640,7 @@ def test_a_summary_of_another_version_is_no_reason_to_fail(
 # --- reading commands write nothing ---------------------------------------------------------------
 
 
-def test_whoever_looks_writes_nothing(link: Connection, store: Store, keys: Keys, at: At) -> None:
+def test_admin_views_write_nothing(link: Connection, store: Store, keys: Keys, at: At) -> None:
     name = bury(at(0), "1-0")
     at(1).pending("2-0")
     at(2).own("t3")
@@ -673,11 +669,11 @@ def test_whoever_looks_writes_nothing(link: Connection, store: Store, keys: Keys
 # --- rights ---------------------------------------------------------------------------------------
 
 
-def test_whoever_may_do_all_lacks_nothing(store: Store) -> None:
+def test_permission_check_passes_for_a_full_user(store: Store) -> None:
     assert permissions.missing(store, "default") == []
 
 
-def test_missing_rights_are_named(
+def test_missing_permissions_are_named(
     server: Server, link: Connection, new_link: Callable[..., Connection], keys: Keys
 ) -> None:
     rules = ["+@all", "-xack", "-hset", "~streaming:*", "~stream:topic:*", "&*"]

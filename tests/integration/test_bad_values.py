@@ -214,7 +214,9 @@ def invoke(surgery: Surgery) -> Callable[[str], Result]:
     return run
 
 
-def test_every_verb_is_well_before(surgery: Surgery, invoke: Callable[[str], Result]) -> None:
+def test_commands_succeed_without_bad_values(
+    surgery: Surgery, invoke: Callable[[str], Result]
+) -> None:
     for verb, codes in VERBS.items():
         done = invoke(verb)
         assert done.exit_code in codes | {0}, (verb, done.output)
@@ -223,7 +225,9 @@ def test_every_verb_is_well_before(surgery: Surgery, invoke: Callable[[str], Res
 
 
 @pytest.mark.parametrize("bad", BAD, ids=[each.name[:60] for each in BAD])
-def test_one_bad_value(surgery: Surgery, invoke: Callable[[str], Result], bad: Bad) -> None:
+def test_commands_survive_one_bad_value(
+    surgery: Surgery, invoke: Callable[[str], Result], bad: Bad
+) -> None:
     """S6, S7, C1: no command crashes, every reader of the value names it, doctor has a fix."""
     surgery.do(*bad.command)
     for verb, codes in VERBS.items():
@@ -259,7 +263,9 @@ def test_one_bad_value(surgery: Surgery, invoke: Callable[[str], Result], bad: B
         *(KEYS.partitions(TOPIC), KEYS.moving(*PLACE)),
     ],
 )
-def test_a_key_of_another_type(surgery: Surgery, invoke: Callable[[str], Result], key: str) -> None:
+def test_commands_survive_a_key_of_another_type(
+    surgery: Surgery, invoke: Callable[[str], Result], key: str
+) -> None:
     """S7: no command crashes, and a command that needs the key names it."""
     surgery.do("DEL", key)
     surgery.do("RPUSH", key, "x")
@@ -278,7 +284,7 @@ def test_a_key_of_another_type(surgery: Surgery, invoke: Callable[[str], Result]
 
 
 @pytest.mark.parametrize("order", ["id", "idle"])
-def test_a_page_that_ends_with_the_last_id_of_all(
+def test_page_may_stop_at_the_last_possible_id(
     surgery: Surgery, link: Connection, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
     """S3: the server refuses a range after the last id, and the command crashed."""

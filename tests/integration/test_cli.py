@@ -353,7 +353,7 @@ def test_keys_by_expression(run: Run, link: Connection, keys: Keys) -> None:
             assert "key" not in fields
 
 
-def test_a_key_that_is_half_a_character_stops_it_in_a_sentence(run: Run) -> None:
+def test_produce_rejects_a_key_with_half_a_character(run: Run) -> None:
     text = '{"u": "a"}\n{"u": "\\ud800"}\n'
     result = run(
         *("produce", "orders", "--from", "-", "--format", "jsonl", "--key-field", "u"),
@@ -392,7 +392,7 @@ def test_keys_by_field(run: Run, link: Connection, keys: Keys) -> None:
     ],
     ids=["broken", "two", "nan", "bytes", "deep"],
 )
-def test_a_bad_line_stops_behind_those_before_it(
+def test_produce_sends_the_lines_before_a_bad_line(
     run: Run, link: Connection, keys: Keys, line: bytes, words: str
 ) -> None:
     text = b"".join(b'{"n": %d}\n' % n for n in range(700)) + line + b"\n{}\n"
@@ -414,7 +414,7 @@ def test_a_line_that_is_too_long(run: Run, file: Path, link: Connection, keys: K
     assert len(entries(link, keys, "orders", 3)) == 1
 
 
-def test_produce_sends_a_whole_file_as_one_message(
+def test_produce_file_becomes_one_message(
     run: Run, link: Connection, keys: Keys, tmp_path: Path
 ) -> None:
     """U11: all bytes of a binary file (even if it looks like gzip) or of standard input."""
@@ -546,7 +546,7 @@ def test_following_until_interrupted(file: Path, link: Connection, keys: Keys, a
         assert started.stderr.read().strip() == b""
 
 
-def test_a_reader_that_leaves_ends_it_quietly(file: Path, link: Connection, at: At) -> None:
+def test_tail_exits_quietly_when_its_reader_closes(file: Path, link: Connection, at: At) -> None:
     for number in range(1, 2001):
         at(0).add(f"{number}-0", "payload", "x" * 100)
     with process(file, "tail", "access", "-n", "2000") as started:
@@ -561,7 +561,7 @@ def test_a_reader_that_leaves_ends_it_quietly(file: Path, link: Connection, at: 
 # --- dead letters ---------------------------------------------------------------------------------
 
 
-def test_dead_letters_from_list_to_replay(run: Run, at: At) -> None:
+def test_dlq_commands_work_from_list_to_replay(run: Run, at: At) -> None:
     names = [bury(at(number), "1700000000000-0") for number in range(3)]
 
     overview = run("dlq", "list").stdout
@@ -585,7 +585,7 @@ def test_dead_letters_from_list_to_replay(run: Run, at: At) -> None:
     assert [at(n).do("XLEN", at(n).retry) for n in range(3)] == [1, 1, 1]
 
 
-def test_a_masked_letter_has_nothing_that_users_wrote(run: Run, at: At) -> None:
+def test_dlq_show_masked_hides_all_user_data(run: Run, at: At) -> None:
     name = bury(at(1), "1700000000000-0")
     bare = run("dlq", "show", "access", name)
     masked = [run("dlq", "show", "access", name, "--mask", *more) for more in ((), ("--json",))]
@@ -603,7 +603,7 @@ def test_a_masked_letter_has_nothing_that_users_wrote(run: Run, at: At) -> None:
     )
 
 
-def test_a_letter_in_json_is_flat(run: Run, at: At) -> None:
+def test_dlq_show_json_is_flat(run: Run, at: At) -> None:
     name = bury(at(1), "1700000000000-0")
 
     row = document(run("dlq", "list", "access", "--json"))["rows"][0]
@@ -620,7 +620,7 @@ def test_a_letter_in_json_is_flat(run: Run, at: At) -> None:
     }
 
 
-def test_letters_that_stay_are_a_refusal(run: Run, at: At) -> None:
+def test_dlq_replay_with_refused_dead_letters_exits_8(run: Run, at: At) -> None:
     bury(at(0, "old"), "1-0")
     at(0).do("XGROUP", "DESTROY", at(0, "old").retry, "old")
 
@@ -659,7 +659,7 @@ def test_purging_by_age_and_by_name(run: Run, at: At) -> None:
 
 
 @pytest.mark.parametrize(("answer", "code", "left"), [(b"y\n", 0, 0), (b"n\n", 8, 1)])
-def test_on_a_terminal_it_asks(
+def test_dlq_purge_asks_on_a_terminal(
     file: Path, link: Connection, at: At, answer: bytes, code: int, left: int
 ) -> None:
     bury(at(0), "1-0")
@@ -707,9 +707,7 @@ def test_check_judges_the_server(
     assert ("rights", "ok") in texts
 
 
-def test_status_counts_the_dead_letters_of_a_group_with_many(
-    run: Run, at: At, link: Connection
-) -> None:
+def test_status_counts_many_dead_letters_of_a_group(run: Run, at: At, link: Connection) -> None:
     """U10: DEAD was `-` for 31,744 dead letters."""
     at(0, "hits").groups()
     stream = at(0, "hits").dlq
@@ -759,7 +757,7 @@ def beats_as_one(link: Connection, **info: object) -> None:
     ("info", "level"),
     [({}, "problem"), ({"silent": True}, "warning"), ({"leaving": True}, "warning")],
 )
-def test_check_names_another_run_of_the_instance(
+def test_check_reports_another_run_of_the_instance(
     file: Path, link: Connection, info: dict[str, object], level: str
 ) -> None:
     """U5: `check` found nothing while the name of the instance was in use on another host."""
@@ -780,7 +778,7 @@ def test_check_names_another_run_of_the_instance(
     assert "web-2 (pid 9)" in found[0]["text"]
 
 
-def test_check_finds_nothing_where_its_own_daemon_has_the_name(
+def test_check_accepts_the_name_of_its_own_daemon(
     file: Path, tmp_path: Path, link: Connection
 ) -> None:
     """U5: the run that holds the lock of this state directory is not another run."""
@@ -823,7 +821,7 @@ def test_check_names_a_pipeline_of_no_topic(file: Path, store: Store) -> None:
     assert b"pipelines.access" not in raw
 
 
-def test_check_names_the_rights_that_are_missing_beside_a_pipeline(
+def test_check_names_missing_permissions_of_a_pipeline(
     tmp_path: Path, server: Server, link: Connection
 ) -> None:
     """Without SMEMBERS the list of topics is unknown."""
@@ -848,7 +846,7 @@ def test_check_names_the_rights_that_are_missing_beside_a_pipeline(
 # --- the daemon's own server ----------------------------------------------------------------------
 
 
-def test_a_tail_waits_shorter_than_its_connection() -> None:
+def test_tail_block_is_shorter_than_the_connection_timeout() -> None:
     from streamqd.cli.session import TIMEOUT
 
     assert tail.BLOCK_MS / 1000 < TIMEOUT

@@ -99,12 +99,12 @@ def test_scripts_of_many_partitions_travel_together_and_are_taught_to_each_node(
     assert words == ["OK"] * 12
 
 
-def test_a_transaction_goes_to_one_node(open_link: Open) -> None:
+def test_cluster_transaction_runs_on_one_node(open_link: Open) -> None:
     *_, done = open_link().pipeline([("MULTI",), ("SET", "{a}1", 1), ("GET", "{a}1"), ("EXEC",)])
     assert done == [b"OK", b"1"]
 
 
-def test_keys_of_two_slots_in_one_command_stay_refused(open_link: Open) -> None:
+def test_cluster_command_with_two_slots_is_refused(open_link: Open) -> None:
     with pytest.raises(RedisRefused) as caught:
         open_link().execute("UNLINK", "a", "b")
     assert caught.value.code == "CROSSSLOT"
@@ -119,7 +119,7 @@ def test_together_cuts_keys_by_their_slots(open_link: Open) -> None:
 
 
 @pytest.mark.fault("F24")
-def test_what_has_moved_is_done_once_at_its_new_node(open_link: Open, cluster: Cluster) -> None:
+def test_cluster_command_follows_a_moved_slot_once(open_link: Open, cluster: Cluster) -> None:
     link, pinned = open_link(), open_link(key="a")
     link.execute("XADD", "a", "*", "f", "1")
     pinned.execute("XLEN", "a")
@@ -138,9 +138,7 @@ def test_what_has_moved_is_done_once_at_its_new_node(open_link: Open, cluster: C
 
 
 @pytest.mark.fault("F24")
-def test_a_fence_that_has_moved_does_not_look_like_that_of_another_owner(
-    open_link: Open, cluster: Cluster, keys: Keys
-) -> None:
+def test_moved_fence_keeps_its_owner(open_link: Open, cluster: Cluster, keys: Keys) -> None:
     unit = Unit("moving", 1, "bill")
     fence = keys.fence(*unit)
     open_link().run(leases.acquire(keys, Lease(unit, "t" * 32, 0), 60.0, "me"))
@@ -159,7 +157,7 @@ def test_a_fence_that_has_moved_does_not_look_like_that_of_another_owner(
 
 
 @pytest.mark.fault("F24")
-def test_while_a_slot_moves_each_key_is_found_where_it_is(
+def test_cluster_finds_each_key_during_a_slot_migration(
     open_link: Open, cluster: Cluster, keys: Keys
 ) -> None:
     unit = Unit("moving", 0, "bill")
@@ -191,7 +189,7 @@ def test_while_a_slot_moves_each_key_is_found_where_it_is(
 
 
 @pytest.mark.fault("F16")
-def test_a_node_that_hangs_fails_its_own_share_only(open_link: Open, cluster: Cluster) -> None:
+def test_hung_node_fails_only_its_own_commands(open_link: Open, cluster: Cluster) -> None:
     link = open_link(timeout=0.5)
     names = [f"k{number}" for number in range(30)]
     link.pipeline([("SET", name, name) for name in names])
@@ -215,7 +213,7 @@ def test_a_node_that_hangs_fails_its_own_share_only(open_link: Open, cluster: Cl
     assert link.pipeline([("GET", name) for name in names]) == [name.encode() for name in names]
 
 
-def test_when_no_node_answers_one_error_is_raised(cluster: Cluster) -> None:
+def test_unreachable_cluster_raises_one_error(cluster: Cluster) -> None:
     settings = replace(config.Redis(), url="redis+cluster://me:s3cret@127.0.0.1:1,127.0.0.1:2")
     for key in ("", "a"):
         link = connect(settings, timeout=1.0, name="test", key=key)
@@ -225,7 +223,7 @@ def test_when_no_node_answers_one_error_is_raised(cluster: Cluster) -> None:
         assert "s3cret" not in str(caught.value)
 
 
-def test_a_server_that_is_no_cluster_says_so(
+def test_cluster_url_of_a_single_server_is_an_error(
     new_server: Callable[..., ProcessServer], open_link: Open
 ) -> None:
     plain = new_server(tcp=True)
@@ -233,7 +231,7 @@ def test_a_server_that_is_no_cluster_says_so(
         open_link(url=plain.tcp_url.replace("redis:", "redis+cluster:")).execute("GET", "a")
 
 
-def test_a_forked_child_has_connections_of_its_own(open_link: Open) -> None:
+def test_cluster_link_reconnects_in_a_forked_child(open_link: Open) -> None:
     link = open_link()
     before = {each.execute("CLIENT", "ID") for each in link.masters()}
     child = os.fork()
@@ -252,13 +250,13 @@ def test_a_forked_child_has_connections_of_its_own(open_link: Open) -> None:
     assert {each.execute("CLIENT", "ID") for each in link.masters()} == before
 
 
-def test_what_needs_one_socket_asks_for_a_key(open_link: Open) -> None:
+def test_cluster_link_without_a_key_has_no_single_node(open_link: Open) -> None:
     with pytest.raises(RuntimeError, match="connect with a key"):
         _ = open_link().node
     assert open_link(key="a").node.ready().sock.fileno() >= 0
 
 
-def test_a_node_that_is_named_like_a_single_server_is_told_apart(cluster: Cluster) -> None:
+def test_plain_url_of_a_cluster_node_is_reported(cluster: Cluster) -> None:
     settings = replace(config.Redis(), url=f"redis://127.0.0.1:{cluster.masters[0].port}")
     link = connect(settings, timeout=5.0, name="test")
     servers = inspection.ask_servers(link, 0.0)
@@ -269,7 +267,7 @@ def test_a_node_that_is_named_like_a_single_server_is_told_apart(cluster: Cluste
     ]
 
 
-def test_following_a_topic_sees_what_comes_at_every_node(
+def test_tail_follows_all_cluster_nodes(
     new_producer: Callable[..., Producer], open_link: Open, keys: Keys
 ) -> None:
     producer, link = new_producer(), open_link()
@@ -302,7 +300,7 @@ def new_producer(cluster: Cluster) -> Iterator[Callable[..., Producer]]:
         each.close()
 
 
-def test_a_batch_is_written_to_all_its_nodes_in_order(
+def test_batch_keeps_its_order_on_every_cluster_node(
     new_producer: Callable[..., Producer], open_link: Open, keys: Keys
 ) -> None:
     ids = new_producer().send_many(
@@ -325,7 +323,7 @@ def test_scheduled_and_deduplicated_messages_work_on_a_cluster(
     assert open_link().execute("ZCARD", keys.scheduled("orders", 1)) == 1
 
 
-def test_a_topic_that_was_made_anew_is_noticed_by_the_next_write(
+def test_next_write_notices_a_recreated_topic(
     new_producer: Callable[..., Producer], open_link: Open, keys: Keys
 ) -> None:
     producer, link = new_producer(), open_link()
@@ -340,7 +338,7 @@ def test_a_topic_that_was_made_anew_is_noticed_by_the_next_write(
 
 
 @pytest.mark.fault("F12")
-def test_what_a_dead_node_did_not_answer_is_unknown_and_the_rest_is_written(
+def test_dead_node_makes_only_its_own_outcomes_unknown(
     new_producer: Callable[..., Producer], open_link: Open, cluster: Cluster, keys: Keys
 ) -> None:
     producer, link = new_producer(timeout=0.4), open_link()
@@ -365,7 +363,7 @@ def test_what_a_dead_node_did_not_answer_is_unknown_and_the_rest_is_written(
 # --- Spark ----------------------------------------------------------------------------------------
 
 
-def test_the_source_for_spark_reads_each_partition_at_its_node(
+def test_spark_source_reads_each_partition_from_its_node(
     new_producer: Callable[..., Producer], cluster: Cluster
 ) -> None:
     """The steps of a task, without Spark. A slot moves between two reads."""

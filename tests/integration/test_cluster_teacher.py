@@ -43,9 +43,7 @@ def knows(node: Node) -> bool:
     return bool(node.call("SCRIPT", "EXISTS", *SHAS) == [1] * len(SHAS))
 
 
-def test_a_node_that_answers_later_is_no_reason_to_forget_the_others(
-    cluster: Cluster, link: Connection
-):
+def test_slow_node_does_not_stop_loading_on_other_nodes(cluster: Cluster, link: Connection):
     busy, *others = cluster.masters
     busy.call("CONFIG", "SET", "lua-time-limit", 1)
     spinning = connect(busy.settings, timeout=5.0, name="test:spinning")

@@ -40,7 +40,7 @@ def settled(desk: Desk) -> bool:
 
 
 @pytest.mark.parametrize("limit", [1, 6])
-def test_no_process_begins_more_than_it_may_handle(desk: Desk, life: Life, limit: int):
+def test_concurrent_worker_starts_at_most_max_messages(desk: Desk, life: Life, limit: int):
     for number in range(1, 21):
         desk.add(f"{number}-0")
     runs: list[str] = []
@@ -58,7 +58,7 @@ def take(batch: list[Message]) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 13])
-def test_the_last_batch_is_cut_to_what_a_process_may_handle(desk: Desk, life: Life, limit: int):
+def test_last_batch_is_cut_to_max_messages(desk: Desk, life: Life, limit: int):
     for number in range(1, 21):
         desk.add(f"{number}-0")
     _sizes.clear()
@@ -68,7 +68,7 @@ def test_the_last_batch_is_cut_to_what_a_process_may_handle(desk: Desk, life: Li
     assert max(_sizes) <= 5
 
 
-def test_four_run_at_once_and_each_is_acknowledged_by_itself(desk: Desk, life: Life):
+def test_concurrent_runs_are_acknowledged_separately(desk: Desk, life: Life):
     for number in range(1, 9):
         desk.add(f"{number}-0")
     barrier = threading.Barrier(4)
@@ -149,7 +149,7 @@ def test_128_coroutines_settle_messages_that_have_counters(desk: Desk, life: Lif
     [(10_000, {"prefetch_bytes": 64_000}), (10, {"prefetch_max": 8})],
     ids=["bytes", "number"],
 )
-def test_what_is_in_hand_is_bounded(
+def test_concurrent_worker_bounds_its_held_messages(
     desk: Desk, life: Life, slot: WorkerSlot, how: str, size: int, bounds: dict[str, int]
 ):
     """A worker holds at most two reads and the running messages."""
@@ -171,7 +171,7 @@ def test_what_is_in_hand_is_bounded(
     assert 4 <= max(seen) <= 2 * 8 + 4
 
 
-def test_what_runs_is_not_begun_again_after_a_lost_connection(
+def test_running_messages_do_not_restart_after_a_reconnect(
     desk: Desk, new_life: Callable[[str], Life], proxy: FaultProxy
 ):
     for number in range(1, 13):
@@ -254,9 +254,7 @@ def test_suspects_run_alone(desk: Desk, life: Life, slot: WorkerSlot):
     assert len(seen) == 6
 
 
-def test_a_worker_that_has_lost_the_unit_lets_its_runs_end_and_begins_no_more(
-    desk: Desk, life: Life, slot: WorkerSlot
-):
+def test_fenced_worker_finishes_its_runs_and_starts_none(desk: Desk, life: Life, slot: WorkerSlot):
     for number in range(1, 41):
         desk.add(f"{number}-0")
     ended = []
@@ -274,7 +272,7 @@ def test_a_worker_that_has_lost_the_unit_lets_its_runs_end_and_begins_no_more(
     assert not slot.batch().running
 
 
-def test_foreign_entries_are_taken_over(desk: Desk, life: Life, slot: WorkerSlot):
+def test_concurrent_worker_reclaims_foreign_entries(desk: Desk, life: Life, slot: WorkerSlot):
     for number in range(1, 6):
         desk.add(f"{number}-0")
     desk.fetch(5, consumer="someone")
@@ -285,7 +283,7 @@ def test_foreign_entries_are_taken_over(desk: Desk, life: Life, slot: WorkerSlot
     assert settled(desk)
 
 
-def test_release_comes_back_and_does_not_turn_in_circles(desk: Desk, life: Life, slot: WorkerSlot):
+def test_released_message_returns_without_a_busy_loop(desk: Desk, life: Life, slot: WorkerSlot):
     for number in range(1, 21):
         desk.add(f"{number}-0")
     runs: Counter[str] = Counter()
@@ -303,9 +301,7 @@ def test_release_comes_back_and_does_not_turn_in_circles(desk: Desk, life: Life,
     assert settled(desk)
 
 
-def test_with_full_memory_a_failed_message_is_parked_and_the_others_go_on(
-    desk: Desk, life: Life, slot: WorkerSlot
-):
+def test_full_memory_parks_only_the_failed_message(desk: Desk, life: Life, slot: WorkerSlot):
     for number in range(1, 21):
         desk.add(f"{number}-0", "payload", "bad" if number == 5 else "ok")
     done = []
@@ -322,7 +318,7 @@ def test_with_full_memory_a_failed_message_is_parked_and_the_others_go_on(
     assert set(desk.state()["stream"].groups["hits"][1]) == {"5-0"}
 
 
-def test_the_next_ones_come_into_hand_while_all_lanes_are_busy(
+def test_concurrent_worker_fetches_while_all_lanes_are_busy(
     desk: Desk, life: Life, slot: WorkerSlot
 ):
     """The first read has no sizes yet and fetches four. They wait until more arrive."""
@@ -354,7 +350,7 @@ def test_the_next_ones_come_into_hand_while_all_lanes_are_busy(
     ],
     ids=["circuit", "hold-key", "hold-key and rate"],
 )
-def test_what_waits_in_hand_is_no_reason_to_connect_anew(
+def test_held_messages_do_not_cause_a_reconnect(
     desk: Desk,
     life: Life,
     slot: WorkerSlot,
@@ -427,7 +423,7 @@ def test_threads_leave_an_interpreter_that_can_be_traced(desk: Desk, life: Life,
     assert tracing.exitcode == 0
 
 
-def test_each_run_is_on_the_page_under_its_own_name(desk: Desk, life: Life, slot: WorkerSlot):
+def test_slot_page_lists_each_concurrent_run(desk: Desk, life: Life, slot: WorkerSlot):
     """This also holds if the free lanes of the page are in pieces around a slow run."""
     for number in range(1, 1301):
         desk.add(f"{number}-0")
@@ -495,7 +491,9 @@ def test_a_held_key_runs_again_although_acknowledgements_ride_on_reads(
 
 
 @pytest.mark.parametrize("how", ["inherited", "unread"])
-def test_what_has_expired_is_not_run(desk: Desk, life: Life, slot: WorkerSlot, how: str):
+def test_concurrent_worker_skips_expired_messages(
+    desk: Desk, life: Life, slot: WorkerSlot, how: str
+):
     for number in range(1, 7):
         desk.add(f"{number}-0", "payload", b"x", *(("expiresAt", "1") if number % 2 else ()))
     if how == "inherited":
@@ -526,7 +524,7 @@ async def leave_a_mark(message: Message) -> None:
         _found.append("" if _mine.get() == message.id else "another's")
 
 
-def test_what_a_coroutine_leaves_in_its_context_no_other_finds(desk: Desk, life: Life):
+def test_coroutines_do_not_share_context_variables(desk: Desk, life: Life):
     for number in range(1, 21):
         desk.add(f"{number}-0")
     _found.clear()
@@ -544,9 +542,7 @@ async def cancel_others(message: Message) -> None:
     await asyncio.sleep(0)
 
 
-def test_a_run_that_is_cancelled_has_failed_whether_it_had_begun_or_not(
-    desk: Desk, life: Life, slot: WorkerSlot
-):
+def test_cancelled_run_counts_as_failed(desk: Desk, life: Life, slot: WorkerSlot):
     for number in range(1, 5):
         desk.add(f"{number}-0")
     _begun.clear()

@@ -59,7 +59,7 @@ _refused: list[asyncio.Task[Any] | None] = []
     [SEVERAL, {**SEVERAL, "timeout": 60.0}, {}, {"timeout": 60.0}],
     ids=["several", "several with a limit", "one by one", "one by one with a limit"],
 )
-def test_a_factory_that_makes_no_task_fails_the_run_and_the_others_go_on(
+def test_failing_task_factory_fails_only_its_run(
     desk: Desk, life: Life, slot: WorkerSlot, settings: dict[str, Any]
 ):
     for number in range(1, 13):
@@ -129,7 +129,7 @@ class OwnLoop(asyncio.SelectorEventLoop):
     """A loop that the handler's module makes."""
 
 
-def test_a_loop_that_the_handlers_module_wants_is_taken(monkeypatch: pytest.MonkeyPatch):
+def test_event_loop_of_the_handler_module_is_used(monkeypatch: pytest.MonkeyPatch):
     """U12: without a policy of asyncio, which goes with Python 3.16."""
     monkeypatch.setattr(asyncio, "new_event_loop", OwnLoop)
     loop = new_loop()
@@ -153,7 +153,7 @@ async def quick(_message: Message) -> None:
     ],
     ids=["plain", "each acknowledged before the next", "hold-key"],
 )
-def test_the_next_are_asked_for_before_those_in_hand_begin(
+def test_next_read_is_sent_before_held_messages_start(
     desk: Desk,
     life: Life,
     monkeypatch: pytest.MonkeyPatch,

@@ -56,7 +56,7 @@ def handled(desk: Desk, life: Life, meter: Meter) -> Handling:
     return Handling(desk, life, meter)
 
 
-def test_a_backlog_costs_one_round_trip_per_full_batch(
+def test_backlog_costs_one_round_trip_per_full_batch(
     handled: Handling, desk: Desk, page: Page
 ) -> None:
     def seed(count: int) -> None:
@@ -78,7 +78,7 @@ def test_a_backlog_costs_one_round_trip_per_full_batch(
 
 
 @pytest.mark.parametrize("group", ["backlog", "others"])
-def test_handling_costs_the_same_whatever_lies_around(
+def test_handling_cost_is_independent_of_stored_data(
     handled: Handling, desk: Desk, group: str
 ) -> None:
     def seeded(around: int) -> Seed:
@@ -97,7 +97,7 @@ def test_handling_costs_the_same_whatever_lies_around(
     assert handled(FIRST, seed=seeded(FEW)) == handled(FIRST, seed=seeded(MANY))
 
 
-def test_what_was_pending_is_recovered_by_pages(handled: Handling, desk: Desk, page: Page) -> None:
+def test_recovery_costs_one_call_per_page(handled: Handling, desk: Desk, page: Page) -> None:
     cost = handled.more(seed=lambda count: pending(desk, count))
     # A page is listed by one script and acknowledged by another.
     pages = FULL // RECOVERED
@@ -123,7 +123,7 @@ def test_verdicts_are_settled_together(
     page.holds(what, cost, units=FULL / 1000, per="1,000 messages")
 
 
-def test_what_lies_between_verdicts_is_not_read_again(handled: Handling, desk: Desk) -> None:
+def test_failed_messages_are_looked_up_one_by_one(handled: Handling, desk: Desk) -> None:
     """A message between verdicts may be large, so failed messages are looked up one by one."""
     runs_so_far = 0
 
@@ -161,7 +161,7 @@ def test_a_worker_without_messages_costs_six_commands_a_long_poll(
     one.link.close()
 
 
-def test_what_a_message_allocates(
+def test_message_allocations_are_reported(
     desk: Desk, life: Life, handled: Handling, page: Page, capsys: pytest.CaptureFixture[str]
 ) -> None:
     held = array("Q")
@@ -201,7 +201,7 @@ def acting(server: Server, link: Connection, store: Store) -> config.Settings:
         ("A send with delay", {"delay": 3600.0}),
     ],
 )
-def test_a_send_costs_one_round_trip(
+def test_send_costs_one_round_trip(
     acting: config.Settings,
     meter: Meter,
     page: Page,

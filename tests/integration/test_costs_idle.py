@@ -53,7 +53,7 @@ def owned(link: Connection, keys: Keys) -> list[Unit]:
     return with_groups(link, keys, UNITS)
 
 
-def test_all_renewals_travel_in_one_round_trip(
+def test_all_renewals_cost_one_round_trip(
     server: Server, owned: list[Unit], meter: Meter, page: Page
 ) -> None:
     board = Scoreboard(UNITS)
@@ -174,7 +174,7 @@ def test_a_turn_of_the_housekeeper_is_bounded(
     page.say("An idle partition", f"{idle:.1f} commands are sent in a second")
 
 
-def test_a_turn_costs_the_same_whatever_lies_around(
+def test_housekeeper_turn_cost_is_independent_of_stored_data(
     keeper: Housekeeper,
     meter: Meter,
     page: Page,

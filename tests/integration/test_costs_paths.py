@@ -81,7 +81,7 @@ def ours(server: Server, meter: Meter) -> Iterator[Connection]:
 
 
 @pytest.mark.parametrize("handler", ["coroutine", "thread"])
-def test_many_at_once_share_round_trips(
+def test_concurrent_messages_share_round_trips(
     handled: Handling, desk: Desk, page: Page, handler: str
 ) -> None:
     """The order of finished runs depends on the machine, so the counts have a bound and no value.
@@ -111,7 +111,7 @@ def test_many_at_once_share_round_trips(
     page.say("Messages of a backlog, 100 at once", "1,000 messages", *most)
 
 
-def test_a_handler_of_batches_costs_what_one_of_messages_does(
+def test_batch_handler_costs_the_same_as_a_message_handler(
     handled: Handling, desk: Desk, page: Page
 ) -> None:
     _calls.clear()
@@ -124,7 +124,7 @@ def test_a_handler_of_batches_costs_what_one_of_messages_does(
     page.holds("Messages of a backlog, in batches", cost, units=FULL / 1000, per="1,000 messages")
 
 
-def test_an_order_of_keys_costs_nothing_while_all_goes_well(
+def test_key_order_costs_nothing_without_failures(
     handled: Handling, desk: Desk, page: Page
 ) -> None:
     cost = handled.more(seed=lambda count: backlog(desk, count), on_error="hold-key")
@@ -143,7 +143,7 @@ def fail_once(message: Message) -> None:
         raise ValueError("not yet")
 
 
-def test_a_failure_in_place_costs_a_note_and_the_end_of_its_counters(
+def test_blocked_failure_costs_a_note_and_a_counter_deletion(
     handled: Handling, desk: Desk, page: Page
 ) -> None:
     costs = [
@@ -241,7 +241,7 @@ def test_due_sends_are_promoted_by_pages_whatever_is_due_later(
 # --- dead letters ---------------------------------------------------------------------------------
 
 
-def test_letters_are_replayed_by_pages(
+def test_replay_costs_one_call_per_page(
     desk: Desk, ours: Connection, page: Page, meter: Meter
 ) -> None:
     costs = []

@@ -83,7 +83,7 @@ def left(link: Connection, keys: Keys) -> list[str]:
 # --- targets --------------------------------------------------------------------------------------
 
 
-def test_to_everyone_they_come_back_as_messages_of_the_partition(
+def test_replay_to_everyone_writes_to_the_partition(
     link: Connection, store: Store, keys: Keys, at: At
 ) -> None:
     name = bury(at(1), "7-0", headers='{"a":"b"}')
@@ -101,7 +101,7 @@ def test_to_everyone_they_come_back_as_messages_of_the_partition(
     assert left(link, keys) == []
 
 
-def test_to_another_partition_they_keep_their_group_and_uid(
+def test_replay_to_another_partition_keeps_group_and_uid(
     link: Connection, store: Store, keys: Keys, at: At
 ) -> None:
     name = bury(at(0), "7-0")
@@ -118,7 +118,7 @@ def test_to_another_partition_they_keep_their_group_and_uid(
     assert left(link, keys) == []
 
 
-def test_to_another_topic_they_go_by_key_else_by_number(store: Store, keys: Keys, at: At) -> None:
+def test_replay_to_another_topic_routes_by_key_or_number(store: Store, keys: Keys, at: At) -> None:
     plain(at(2), 1)
     for key in ("a", "b", "c"):
         at(1).groups()
@@ -138,7 +138,7 @@ def test_to_another_topic_they_go_by_key_else_by_number(store: Store, keys: Keys
     assert first.uid == f"{TOPIC}/2/1-0"
 
 
-def test_a_message_that_moved_keeps_its_uid_when_it_dies_again(store: Store, at: At) -> None:
+def test_moved_message_keeps_its_uid_as_a_dead_letter(store: Store, at: At) -> None:
     plain(at(0), 1)
     dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=Target(topic="other"))
     there = at(0, "audit", "other")
@@ -177,7 +177,7 @@ def test_a_target_that_is_not_there_is_refused(
     assert at(0).dump() == before
 
 
-def test_a_group_that_is_not_on_the_other_partition(store: Store, keys: Keys, at: At) -> None:
+def test_replay_refuses_a_partition_without_the_group(store: Store, keys: Keys, at: At) -> None:
     plain(at(0), 2)
 
     done = dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=Target(partition=1))
@@ -204,7 +204,7 @@ def test_loops_end_at_max_replays(link: Connection, store: Store, keys: Keys, at
     assert dead_letters.replay(store, TOPIC, DeadLetterFilter(), max_replays=10).replayed == 2
 
 
-def test_what_dies_during_a_replay_is_not_replayed(
+def test_replay_ignores_dead_letters_written_meanwhile(
     link: Connection, store: Store, keys: Keys, at: At
 ) -> None:
     plain(at(0), 150)
@@ -221,7 +221,7 @@ def test_what_dies_during_a_replay_is_not_replayed(
     assert len(left(link, keys)) == 6, "two for each of the pages of 64, 64 and 22 letters"
 
 
-def test_a_limit_counts_what_was_replayed(
+def test_replay_limit_counts_replayed_dead_letters(
     link: Connection, store: Store, keys: Keys, at: At
 ) -> None:
     plain(at(0), 3, replayCount="3")
@@ -246,7 +246,7 @@ def test_a_rate_is_kept_evenly() -> None:
     assert ReplayPace(None).take(100) == 0.0
 
 
-def test_a_replay_at_a_rate_goes_in_small_batches(store: Store, at: At) -> None:
+def test_replay_with_a_rate_uses_small_batches(store: Store, at: At) -> None:
     plain(at(0), 9)
     steps: list[int] = []
     done = dead_letters.replay(store, TOPIC, DeadLetterFilter(), rate=40.0, progress=steps.append)
@@ -296,7 +296,7 @@ def test_each_filter_chooses(store: Store, at: At) -> None:
         dead_letters.count(store, TOPIC, DeadLetterFilter(("0:1000-0",), reason="dead"))
 
 
-def test_a_filtered_list_goes_on_at_the_cursor(store: Store, at: At) -> None:
+def test_filtered_list_continues_at_its_cursor(store: Store, at: At) -> None:
     for number in range(3):
         plain(at(number), 40)
         plain_other = at(number)
@@ -394,7 +394,7 @@ def test_a_step_that_runs_late_does_nothing_more(
 
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.DROP_REPLY])
 @pytest.mark.parametrize(("nth", "whole", "page"), [(2, 0, 64), (60, 0, 64), (150, 128, 64)])
-def test_a_replay_that_loses_redis_says_how_far_it_came(
+def test_replay_reports_its_progress_when_redis_fails(
     link: Connection,
     store: Store,
     keys: Keys,
@@ -421,7 +421,7 @@ def test_a_replay_that_loses_redis_says_how_far_it_came(
     assert left(link, keys) == []
 
 
-def test_a_replay_that_is_told_to_stop_ends_between_two_batches(
+def test_replay_stops_between_two_batches(
     link: Connection, store: Store, keys: Keys, at: At
 ) -> None:
     plain(at(0), 250)
@@ -436,7 +436,7 @@ def test_a_replay_that_is_told_to_stop_ends_between_two_batches(
     assert len(left(link, keys)) == 250 - 128
 
 
-def test_a_letter_on_its_way_goes_nowhere_else(
+def test_dead_letter_in_transit_is_not_replayed_elsewhere(
     link: Connection, store: Store, keys: Keys, at: At
 ) -> None:
     [name] = plain(at(0), 1)
@@ -483,7 +483,7 @@ def test_a_purge_that_loses_redis_can_be_done_again(
 # --- causes, plan ---------------------------------------------------------------------------------
 
 
-def test_what_died_alike_is_one_cause(store: Store, at: At) -> None:
+def test_similar_dead_letters_are_one_cause(store: Store, at: At) -> None:
     trace = 'Traceback (most recent call last):\n  File "/srv/{}.py", line {}, in pay\nE: {}\n'
     for number, (file, line) in enumerate((("bank", 1), ("bank", 99), ("till", 1))):
         bury(
@@ -520,7 +520,7 @@ def test_only_the_newest_are_counted_when_asked_so(store: Store, at: At) -> None
     assert dead_letters.causes(store, TOPIC, last=5).complete
 
 
-def test_a_plan_says_what_a_replay_does(link: Connection, store: Store, keys: Keys, at: At) -> None:
+def test_replay_plan_matches_the_replay(link: Connection, store: Store, keys: Keys, at: At) -> None:
     for number in range(3):
         at(number).groups()
     first = at(0)
@@ -559,7 +559,7 @@ def test_a_plan_says_what_a_replay_does(link: Connection, store: Store, keys: Ke
     assert done.refused == plan.refused
 
 
-def test_a_plan_knows_that_the_workers_are_new(link: Connection, store: Store, at: At) -> None:
+def test_replay_plan_notes_new_workers(link: Connection, store: Store, at: At) -> None:
     bury(at(0), "1-0")
     soon = server_unix_ms(link) + 60_000
     link.execute("HSET", at(0).fence, "since", soon)
@@ -649,7 +649,7 @@ def test_every_deed_is_in_the_audit_trail(link: Connection, store: Store, at: At
     assert rest.cursor == ""
 
 
-def test_the_trail_is_bounded_and_reads_what_it_did_not_write(
+def test_audit_trail_is_bounded_and_reads_foreign_entries(
     link: Connection, store: Store, keys: Keys
 ) -> None:
     key = keys.audit("any")
@@ -664,7 +664,7 @@ def test_the_trail_is_bounded_and_reads_what_it_did_not_write(
     assert link.execute("XLEN", key) <= audit.ENTRIES_MAX + 100
 
 
-def test_a_deed_without_redis_is_told(
+def test_replay_reports_a_missing_audit_entry(
     link: Connection, keys: Keys, at: At, proxy: FaultProxy, shaky: Connection
 ) -> None:
     plain(at(0), 1)
@@ -673,7 +673,7 @@ def test_a_deed_without_redis_is_told(
     assert (done.replayed, done.ended, done.audited) == (1, "done", False)
 
 
-def test_a_choice_says_what_it_chooses() -> None:
+def test_dead_letter_filter_states_its_choice() -> None:
     assert DeadLetterFilter().stated() == {}
     assert not DeadLetterFilter().narrows
     some = DeadLetterFilter(key=b"\xff", headers=(("a", "b"),))

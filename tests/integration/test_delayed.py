@@ -51,7 +51,7 @@ def promote(link: Connection, keys: Keys, partition: int = 0, count: int = 200) 
     return int(link.run(messages.promote_scheduled(keys, "access", partition, count)).rest[0])
 
 
-def test_what_waits_is_listed_by_due_time(verb: Run, send: Callable[..., list[str]]) -> None:
+def test_delayed_list_is_sorted_by_due_time(verb: Run, send: Callable[..., list[str]]) -> None:
     """U13: delayed sends of all partitions are one list with due time, size and key, in pages."""
     names = send(
         later("later", 3 * HOUR, partition=2),
@@ -79,7 +79,7 @@ def test_what_waits_is_listed_by_due_time(verb: Run, send: Callable[..., list[st
     assert page["cursor"] == ""
 
 
-def test_pages_fit_together_within_one_millisecond(
+def test_delayed_list_pages_within_one_millisecond(
     verb: Run, link: Connection, keys: Keys, at: At
 ) -> None:
     """U13: many sends that are due at one instant are each listed once."""
@@ -125,7 +125,7 @@ def test_filters_choose(
         assert verb("list", "access", *words).stdout == "nothing matches\n"
 
 
-def test_one_is_shown_whole(verb: Run, send: Callable[..., list[str]]) -> None:
+def test_delayed_show_prints_the_whole_message(verb: Run, send: Callable[..., list[str]]) -> None:
     """U13: `delayed show` prints key, headers and payload."""
     [name] = send(later("long " * 5000, key="k\x1b", headers={"a": "b"}))
     told = document(verb("show", "access", name, "--json"))
@@ -137,7 +137,7 @@ def test_one_is_shown_whole(verb: Run, send: Callable[..., list[str]]) -> None:
     assert "\x1b" not in shown
 
 
-def test_cancel_says_what_became_of_each(
+def test_delayed_cancel_reports_each_outcome(
     verb: Run, send: Callable[..., list[str]], link: Connection, keys: Keys
 ) -> None:
     """U13: the exit code shows if a delayed send was cancelled, already sent or unknown."""
@@ -161,7 +161,7 @@ def test_cancel_says_what_became_of_each(
     assert link.execute("HLEN", keys.scheduled_items("access", 0)) == 1
 
 
-def test_producer_cancel_ends_a_delayed_send(
+def test_producer_cancel_removes_a_delayed_send(
     server: Server, at: At, link: Connection, keys: Keys, verb: Run
 ) -> None:
     """U3: the value from `send` cancels the send. After it was sent, cancel reports that."""
@@ -217,7 +217,7 @@ def test_all_is_asked_for(verb: Run, send: Callable[..., list[str]], run: Run) -
     assert "delayed cancel" in run("dlq", "audit", "access").stdout
 
 
-def test_now_lets_them_be_sent(
+def test_delayed_now_sends_immediately(
     verb: Run, send: Callable[..., list[str]], link: Connection, keys: Keys
 ) -> None:
     """U13: `delayed now` makes them due, the promoter sends them, and then the uid is shown."""
@@ -235,7 +235,7 @@ def test_now_lets_them_be_sent(
     assert verb("now", "access", second, third, code=8).stdout == "no delayed sends due now\n"
 
 
-def test_a_cancel_and_the_promoter_never_both_win(
+def test_cancel_and_promoter_never_both_win(
     send: Callable[..., list[str]],
     new_link: Callable[..., Connection],
     link: Connection,
@@ -285,7 +285,9 @@ def test_a_cancel_and_the_promoter_never_both_win(
         (("list", "acces"), 8, "did you mean access?"),
     ],
 )
-def test_mistakes_are_told(verb: Run, at: At, words: tuple[str, ...], code: int, said: str) -> None:
+def test_delayed_reports_invalid_arguments(
+    verb: Run, at: At, words: tuple[str, ...], code: int, said: str
+) -> None:
     """U13: malformed arguments are wrong usage, and missing items are refused."""
     at(0)
     assert said in verb(*words, code=code).stderr

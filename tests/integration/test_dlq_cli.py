@@ -72,7 +72,7 @@ def test_stats_show_recent_dead_letters_by_cause(dlq: Run, at: At, link: Connect
     assert "at:          bank.py:pay" in shown
 
 
-def test_can_i_replay_it_safely(dlq: Run, at: At, file: Path, store: Store) -> None:
+def test_dlq_replay_dry_run_shows_the_effects(dlq: Run, at: At, file: Path, store: Store) -> None:
     for number in range(2):
         at(number).own("t1", owner=f"west-{number}")
         bury(at(number), "1-0", traceback=TRACE)
@@ -168,7 +168,7 @@ def test_times(dlq: Run, at: At, link: Connection, since: str, found: int) -> No
     assert document(purged)["purged"] == found
 
 
-def test_a_target_that_is_not_there_is_refused_before_it_asks(dlq: Run, at: At) -> None:
+def test_dlq_replay_refuses_a_missing_target_before_asking(dlq: Run, at: At) -> None:
     write(at(0), 1)
     before = at(0).dump()
     for args, words in (
@@ -260,7 +260,9 @@ def test_replay_without_redis_reports_its_progress(
     assert dead_letters.total(store, "access") == 0
 
 
-def test_ctrl_c_ends_a_replay_in_order(file: Path, at: At, link: Connection, store: Store) -> None:
+def test_dlq_replay_stops_cleanly_on_ctrl_c(
+    file: Path, at: At, link: Connection, store: Store
+) -> None:
     write(at(0), 60)
     command = [sys.executable, "-m", "streamqd", "--config", str(file), "dlq", "replay", "access"]
     ours, theirs = pty.openpty()

@@ -61,7 +61,7 @@ def test_a_daemon_that_is_well(tmp_path: Path, fresh_server: ProcessServer) -> N
         assert told == {"fleet.empty", "fleet.silent", "fleet.owner-silent"}
 
 
-def test_what_people_see(surgery: Surgery) -> None:
+def test_doctor_text_output_shows_problems_and_fixes(surgery: Surgery) -> None:
     surgery.settle_in()
     surgery.do("SADD", surgery.keys.registry(), "ghost")
     shown = invoke(surgery.path, "--only", "topics", "--only", "fleet", code=1).stdout.splitlines()

@@ -41,7 +41,7 @@ def silence(surgery: Surgery, name: str = "one", seconds: float = 300) -> None:
 # --- live instances -------------------------------------------------------------------------------
 
 
-def test_nobody_lives(surgery: Surgery) -> None:
+def test_doctor_finds_an_empty_or_silent_fleet(surgery: Surgery) -> None:
     surgery.silent("fleet.empty")
     surgery.silent("fleet.silent")
     silence(surgery)
@@ -51,7 +51,7 @@ def test_nobody_lives(surgery: Surgery) -> None:
     assert found["evidence"]["host"] == "web-1"
 
 
-def test_nobody_runs_the_consumer(surgery: Surgery) -> None:
+def test_doctor_finds_a_consumer_without_instance(surgery: Surgery) -> None:
     surgery.silent("fleet.not-offered")
     surgery.beat(offers=[[TOPIC, "mail"]])
     found = surgery.finding("fleet.not-offered")
@@ -60,7 +60,7 @@ def test_nobody_runs_the_consumer(surgery: Surgery) -> None:
     surgery.finding("fleet.not-offered")
 
 
-def test_two_instances_of_one_name(surgery: Surgery) -> None:
+def test_doctor_finds_two_instances_of_one_name(surgery: Surgery) -> None:
     surgery.silent("fleet.twins")
     surgery.publish(host="web-2", pid=9)
     found = surgery.finding("fleet.twins")
@@ -79,13 +79,13 @@ def test_a_second_run_that_does_not_have_the_name(surgery: Surgery) -> None:
     surgery.silent("fleet.twins")
 
 
-def test_a_restart_is_no_twin(surgery: Surgery) -> None:
+def test_doctor_accepts_a_restarted_instance(surgery: Surgery) -> None:
     surgery.publish(pid=6)
     surgery.beat(started=surgery.ago(5) / 1000)
     surgery.silent("fleet.twins")
 
 
-def test_two_instances_that_beat_by_turns(
+def test_doctor_finds_instances_with_alternating_heartbeats(
     surgery: Surgery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look = facts.changed_runs
@@ -127,7 +127,7 @@ def test_an_instance_that_cannot_start_processes(surgery: Surgery) -> None:
     surgery.silent("fleet.limited")
 
 
-def test_failed_assignment_is_named_with_its_instance(surgery: Surgery) -> None:
+def test_doctor_names_a_failed_assignment_and_its_instance(surgery: Surgery) -> None:
     """B3: doctor names the abandoned assignment, and does not report a crash loop."""
     surgery.silent("fleet.assignment-failed")
     surgery.publish(
@@ -187,7 +187,7 @@ def test_a_crash_loop(surgery: Surgery) -> None:
 
 
 @pytest.mark.parametrize("name", ["drain:two", "reload:two", "move:access/1/hits"])
-def test_an_order_for_somebody_gone(surgery: Surgery, name: str) -> None:
+def test_doctor_finds_a_directive_for_a_missing_instance(surgery: Surgery, name: str) -> None:
     to = "two" if name.startswith("move") else ""
     order(surgery, name, to)
     assert "control clear --gone" in surgery.finding("fleet.orders-for-gone")["mend"]
@@ -228,7 +228,7 @@ def test_a_long_stop(surgery: Surgery) -> None:
 # --- leases ---------------------------------------------------------------------------------------
 
 
-def test_a_lease_that_no_fence_knows(surgery: Surgery) -> None:
+def test_doctor_finds_a_lease_without_a_fence(surgery: Surgery) -> None:
     surgery.silent("fleet.lease-without-fence")
     surgery.do("HDEL", surgery.desk.fence, "token")
     assert surgery.finding("fleet.lease-without-fence")["evidence"]["partitions"] == [0]
@@ -236,7 +236,7 @@ def test_a_lease_that_no_fence_knows(surgery: Surgery) -> None:
     assert f"DEL {surgery.desk.lease}" in surgery.finding("fleet.lease-without-fence")["mend"]
 
 
-def test_a_released_unit_is_no_fault(surgery: Surgery) -> None:
+def test_doctor_accepts_a_released_assignment(surgery: Surgery) -> None:
     released = leases.release(surgery.keys, Lease(Unit(TOPIC, 0, GROUP), "t0"))
     assert surgery.link.run(released).word == "OK"
     for check in ("lease-without-fence", "owner-silent", "not-renewed"):

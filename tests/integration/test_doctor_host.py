@@ -56,7 +56,9 @@ def test_the_shipped_unit_fits_the_defaults(surgery: Surgery) -> None:
 
 
 @pytest.mark.parametrize("name", ["streamqd@west", "streamqd@west.service"])
-def test_a_unit_by_its_name(surgery: Surgery, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_doctor_finds_a_systemd_unit_by_its_name(
+    surgery: Surgery, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setattr(host, "RUNNING", surgery.folder / "none")
     monkeypatch.setattr(host, "FOLDERS", (surgery.folder, ROOT / "systemd"))
     surgery.write(daemon='drain_timeout = "2m"')
@@ -113,7 +115,7 @@ def test_a_group_that_the_kernel_kills_as_a_whole(
     assert asked == [Path(f"/proc/{each}/cgroup") for each in ("self", "1", "self")]
 
 
-def test_the_shipped_units_let_the_kernel_kill_one_worker() -> None:
+def test_shipped_units_survive_one_oom_killed_worker() -> None:
     for name in ("streamqd.service", "streamqd@.service"):
         assert "OOMPolicy=continue\n" in (ROOT / "systemd" / name).read_text()
 
@@ -142,7 +144,7 @@ def test_a_directory_that_may_not_be_written_to(surgery: Surgery) -> None:
     assert "this user cannot write to" in found.what
 
 
-def test_files_of_another_user(surgery: Surgery) -> None:
+def test_doctor_finds_state_files_of_another_user(surgery: Surgery) -> None:
     lock = surgery.folder / "var" / "one.lock"
     lock.write_text("")
     surgery.silent("host.state-dir-owner")

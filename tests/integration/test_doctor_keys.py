@@ -51,7 +51,7 @@ def test_a_healthy_system(surgery: Surgery) -> None:
     assert len(report["checks"]) > 35
 
 
-def test_a_reader_of_dead_letters_is_no_stranger(surgery: Surgery) -> None:
+def test_doctor_accepts_a_consumer_of_dead_letters(surgery: Surgery) -> None:
     with surgery.path.open("a") as file:
         file.write(
             '[[consumers]]\ntopic = "access"\ngroup = "undo"\nsource = "dlq"\n'
@@ -78,7 +78,7 @@ def test_a_name_without_a_topic(surgery: Surgery) -> None:
     assert "SREM streaming:mq:topics:registry ghost" in found["mend"]
 
 
-def test_a_topic_without_its_name(surgery: Surgery) -> None:
+def test_doctor_finds_an_unregistered_topic(surgery: Surgery) -> None:
     surgery.silent("topics.unregistered")
     surgery.do("SREM", surgery.keys.registry(), TOPIC)
     assert (
@@ -86,7 +86,7 @@ def test_a_topic_without_its_name(surgery: Surgery) -> None:
     )
 
 
-def test_a_set_of_partitions_that_is_another(surgery: Surgery) -> None:
+def test_doctor_finds_a_wrong_partition_set(surgery: Surgery) -> None:
     surgery.silent("topics.partition-set")
     name = surgery.keys.partitions(TOPIC)
     surgery.do("SREM", name, surgery.keys.stream(TOPIC, 1))
@@ -97,7 +97,9 @@ def test_a_set_of_partitions_that_is_another(surgery: Surgery) -> None:
 
 
 @pytest.mark.parametrize(("count", "severity"), [("4", "warning"), ("1", "problem")])
-def test_a_configuration_of_another_count(surgery: Surgery, count: str, severity: str) -> None:
+def test_doctor_finds_another_configured_partition_count(
+    surgery: Surgery, count: str, severity: str
+) -> None:
     surgery.silent("topics.configured-count")
     surgery.write(partitions=count)
     found = surgery.finding("topics.configured-count")
@@ -119,7 +121,7 @@ def test_a_spoiled_topic(surgery: Surgery, field: str, value: str) -> None:
     assert surgery.finding("topics.unreadable")["about"] == TOPIC
 
 
-def test_a_topic_whose_meta_is_of_another_type(surgery: Surgery) -> None:
+def test_doctor_finds_topic_meta_of_another_type(surgery: Surgery) -> None:
     """S1: the fix was `topic create`, which such a key refuses."""
     meta = surgery.keys.meta(TOPIC)
     surgery.do("DEL", meta)
@@ -180,7 +182,7 @@ def test_a_topic_that_is_being_deleted_lacks_no_count(surgery: Surgery) -> None:
 # --- partitions -----------------------------------------------------------------------------------
 
 
-def test_a_key_of_another_type(surgery: Surgery) -> None:
+def test_doctor_finds_a_partition_key_of_another_type(surgery: Surgery) -> None:
     surgery.silent("partitions.wrong-type")
     stream, attempts = surgery.desk.stream, surgery.desk.attempts
     surgery.do("DEL", stream)
@@ -233,7 +235,7 @@ def test_a_floor_that_is_held(surgery: Surgery) -> None:
     surgery.silent("partitions.floor-held")
 
 
-def test_an_archive_that_is_behind(surgery: Surgery) -> None:
+def test_doctor_finds_an_archive_that_lags(surgery: Surgery) -> None:
     entry = f"{surgery.ago(7200)}-0"
     surgery.desk.add(entry, "payload", "x")
     surgery.write(topic='archive = "required"\nretention = { max_age = "1h" }')
@@ -242,7 +244,7 @@ def test_an_archive_that_is_behind(surgery: Surgery) -> None:
     surgery.silent("partitions.archive-behind")
 
 
-def test_foreign_entries(surgery: Surgery) -> None:
+def test_doctor_finds_entries_of_other_clients(surgery: Surgery) -> None:
     surgery.desk.add("*", "payload", "x")
     surgery.desk.add("*", "payload", "y")
     surgery.desk.fetch(1)
@@ -254,7 +256,7 @@ def test_foreign_entries(surgery: Surgery) -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 1])
-def test_ghosts(surgery: Surgery, keep: int) -> None:
+def test_doctor_finds_missing_entries(surgery: Surgery, keep: int) -> None:
     for name in ("1-0", "2-0"):
         surgery.desk.add(name, "payload", "x")
     surgery.desk.fetch()
@@ -263,7 +265,7 @@ def test_ghosts(surgery: Surgery, keep: int) -> None:
     assert surgery.finding("partitions.ghosts")["evidence"]["oldest_pending"] == {"0": "1-0"}
 
 
-def test_a_ghost_of_the_retry_stream(surgery: Surgery) -> None:
+def test_doctor_finds_a_missing_entry_of_the_retry_stream(surgery: Surgery) -> None:
     surgery.desk.add("1-0", "payload", "x", stream=surgery.desk.retry)
     surgery.desk.fetch(stream=surgery.desk.retry)
     surgery.silent("partitions.ghosts")
@@ -297,7 +299,7 @@ def test_a_message_without_a_due_time(surgery: Surgery) -> None:
     assert f"ZADD {surgery.desk.scheduled} 0 send-1" in found["mend"]
 
 
-def test_as_many_of_both_do_not_hide_each_other(surgery: Surgery) -> None:
+def test_doctor_finds_equal_numbers_of_stuck_and_lost_retries(surgery: Surgery) -> None:
     surgery.do("ZADD", surgery.desk.delayed, surgery.ago(-60), "m:1-0")
     surgery.do("HSET", surgery.desk.items, "m:2-0", "x")
     surgery.finding("partitions.delayed-lost")
@@ -310,7 +312,7 @@ def test_too_many_to_compare_are_counted(surgery: Surgery) -> None:
     assert "1,100 messages" in surgery.finding("partitions.delayed-stuck")["what"]
 
 
-def test_what_was_due_long_ago(surgery: Surgery) -> None:
+def test_doctor_finds_overdue_retries(surgery: Surgery) -> None:
     for due in (surgery.ago(10), surgery.ago(-10)):
         surgery.do("ZADD", surgery.desk.delayed, due, f"m:{due}-0")
         surgery.do("HSET", surgery.desk.items, f"m:{due}-0", "x")
@@ -323,7 +325,7 @@ def test_what_was_due_long_ago(surgery: Surgery) -> None:
 # --- dead letters ---------------------------------------------------------------------------------
 
 
-def test_many_letters(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_finds_many_dead_letters(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions, "MANY", 3)
     for _ in range(3):
         surgery.do("XADD", surgery.desk.dlq, "*", "payload", "x")
@@ -332,14 +334,14 @@ def test_many_letters(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None
     assert surgery.finding("partitions.dead-many")["evidence"] == {"dead_letters": 4}
 
 
-def test_old_letters(surgery: Surgery) -> None:
+def test_doctor_finds_old_dead_letters(surgery: Surgery) -> None:
     surgery.do("XADD", surgery.desk.dlq, f"{surgery.ago(86_400)}-0", "payload", "x")
     surgery.silent("partitions.dead-old")
     surgery.write(topic='dlq_retention = "2h"')
     assert "partition 0 of access" in surgery.finding("partitions.dead-old")["what"]
 
 
-def test_letters_that_come_just_now(surgery: Surgery) -> None:
+def test_doctor_finds_growing_dead_letters(surgery: Surgery) -> None:
     unit = {"topic": TOPIC, "partition": 0, "group": GROUP, "rates": {"dead": 0.0}}
     surgery.publish(units=[unit])
     surgery.silent("partitions.dead-growing")
@@ -350,7 +352,9 @@ def test_letters_that_come_just_now(surgery: Surgery) -> None:
 # --- bounds ---------------------------------------------------------------------------------------
 
 
-def test_it_says_what_it_did_not_look_at(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_unchecked_partitions(
+    surgery: Surgery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(facts, "PARTITIONS_MAX", 3)
     topics.create(surgery.store, "other", config.Topic(partitions=4))
     report = surgery.run("--only", "partitions.ghosts", code=0)
@@ -379,14 +383,14 @@ def busy_store(surgery: Surgery, word: str, work: Callable[[], object]) -> Store
     return Store(cast(Connection, Busy(surgery.link, word, work)), surgery.keys)
 
 
-def test_delayed_messages_that_move_meanwhile(surgery: Surgery) -> None:
+def test_doctor_tolerates_delayed_messages_that_move(surgery: Surgery) -> None:
     pair = surgery.desk.delayed, surgery.desk.items
     surgery.do("ZADD", pair[0], 1, "m:1-0")
     busy = busy_store(surgery, "HKEYS", lambda: surgery.do("HSET", pair[1], "m:1-0", "x"))
     assert facts.gather_delays(busy, BadValues(), [pair]) == [Delays(pair[0], 1, 1, [], [])]
 
 
-def test_an_owner_that_comes_meanwhile(surgery: Surgery) -> None:
+def test_doctor_tolerates_a_new_owner(surgery: Surgery) -> None:
     unit = Unit(TOPIC, 0, GROUP)
     surgery.do("HDEL", surgery.desk.fence, "token")
     busy = busy_store(

@@ -87,7 +87,7 @@ def test_a_specification_that_cannot_be_read_is_found(surgery: Surgery) -> None:
     assert "schedule remove nightly" in surgery.finding("schedules.unreadable")["mend"]
 
 
-def test_a_schedule_that_nobody_fires_is_found(surgery: Surgery) -> None:
+def test_doctor_finds_a_schedule_that_does_not_fire(surgery: Surgery) -> None:
     found(surgery, "schedules.late", delay)
     assert "were due up to 6" in surgery.finding("schedules.late")["what"]
 
@@ -115,7 +115,7 @@ def test_a_paused_schedule_is_not_late(surgery: Surgery) -> None:
     surgery.silent("schedules.late")
 
 
-def test_a_schedule_that_cannot_have_its_name_is_found(surgery: Surgery) -> None:
+def test_doctor_finds_a_schedule_name_of_another_fleet(surgery: Surgery) -> None:
     with surgery.path.open("a") as file:
         file.write(f'[[schedules]]\nname = "nightly"\ntopic = "{TOPIC}"\nevery = "1h"\n')
     surgery.silent("schedules.refused")

@@ -96,7 +96,7 @@ def test_an_append_only_file_that_is_not_written_through(
 
 
 @pytest.mark.fault("F19")
-def test_a_master_that_does_not_need_its_replicas(
+def test_doctor_finds_a_master_without_min_replicas(
     tmp_path: Path, new_server: Callable[..., ProcessServer]
 ) -> None:
     master, replica = new_server(tcp=True), new_server()
@@ -182,11 +182,13 @@ def test_a_clock_that_is_really_wrong(tmp_path: Path, fresh_server: ProcessServe
         ("redis", "", ""),
     ],
 )
-def test_known_flaws(product: str, version: str, to: str) -> None:
+def test_fix_of_returns_the_version_without_vulnerability(
+    product: str, version: str, to: str
+) -> None:
     assert server.fix_of(product, version) == to
 
 
-def test_a_server_with_known_flaws(
+def test_doctor_finds_a_vulnerable_server(
     surgery: Surgery, link: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "MENDED", {each: {(0, 1): 1} for each in ("redis", "valkey")})
@@ -240,7 +242,7 @@ def test_the_distance_of_the_server(surgery: Surgery, monkeypatch: pytest.Monkey
     assert "lease_ttl = " in surgery.finding("fleet.short-lease")["mend"]
 
 
-def test_rights(surgery: Surgery, link: Connection) -> None:
+def test_doctor_finds_missing_permissions(surgery: Surgery, link: Connection) -> None:
     surgery.silent("rights.missing")
     link.execute("ACL", "SETUSER", "weak", "on", ">secret", "~*", "&*", "+@all", "-xclaim")
     try:

@@ -132,7 +132,7 @@ def test_start_and_stop(make: Make, state_dir: Path) -> None:
     assert not server.socket_path.exists()
 
 
-def test_nobody_else_can_reach_it(running: EmbeddedServer) -> None:
+def test_embedded_server_is_private_to_its_user(running: EmbeddedServer) -> None:
     assert _mode(running.socket_path) == 0o700
     assert _mode(running.folder) == 0o700
     assert running.pid is not None
@@ -165,19 +165,19 @@ def test_settings_for_data_that_must_not_be_lost(running: EmbeddedServer) -> Non
         "MONITOR",
     ],
 )
-def test_who_connects_may_not_leave_the_data(running: EmbeddedServer, command: str) -> None:
+def test_embedded_server_refuses_dangerous_commands(running: EmbeddedServer, command: str) -> None:
     with pytest.raises(RedisRefused) as caught:
         _ask(running, *command.split())
     # Redis 7 and later refuse DEBUG and MODULE before they look at our rights.
     assert caught.value.code == "NOPERM" or "not allowed" in str(caught.value)
 
 
-def test_shown_under_its_own_name(running: EmbeddedServer) -> None:
+def test_embedded_server_has_its_own_process_title(running: EmbeddedServer) -> None:
     title = Path(f"/proc/{running.pid}/cmdline").read_bytes()
     assert title.startswith(b"streamqd: redis")
 
 
-def test_gets_nothing_of_ours_but_what_it_needs(
+def test_embedded_server_inherits_only_what_it_needs(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", "/none")
@@ -195,7 +195,7 @@ def test_gets_nothing_of_ours_but_what_it_needs(
         assert f"{server.folder}/server.lock" in targets
 
 
-def test_signals_that_we_block_reach_it(make: Make) -> None:
+def test_embedded_server_receives_signals_blocked_by_us(make: Make) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:
         server = make()
@@ -231,7 +231,7 @@ def test_deaf_process_is_killed_and_the_data_is_there(running: EmbeddedServer, m
 # --- crashes --------------------------------------------------------------------------------------
 
 
-def test_killed_server_is_noticed_and_started_again_with_its_data(running: EmbeddedServer) -> None:
+def test_killed_embedded_server_restarts_with_its_data(running: EmbeddedServer) -> None:
     for count in range(1, 101):
         assert _ask(running, "INCR", "n") == count
     pid = running.pid
@@ -246,7 +246,7 @@ def test_killed_server_is_noticed_and_started_again_with_its_data(running: Embed
     assert _ask(running, "GET", "n") == b"100"
 
 
-def test_ctrl_c_does_not_reach_it(holder: subprocess.Popen[str]) -> None:
+def test_ctrl_c_does_not_reach_the_embedded_server(holder: subprocess.Popen[str]) -> None:
     pid = int(_read(holder))
     os.killpg(holder.pid, signal.SIGINT)
     assert _read(holder) == "interrupted"
@@ -257,7 +257,7 @@ def test_ctrl_c_does_not_reach_it(holder: subprocess.Popen[str]) -> None:
     assert _lives(process)
 
 
-def test_ends_with_a_killed_supervisor_and_the_next_start_waits(
+def test_embedded_server_exits_with_a_killed_supervisor(
     holder: subprocess.Popen[str], make: Make
 ) -> None:
     pid = int(_read(holder))
@@ -289,7 +289,7 @@ def test_second_daemon_is_refused(holder: subprocess.Popen[str], make: Make) -> 
     assert _ask(server, "PING") == b"PONG", "the first one is not disturbed"
 
 
-def test_forked_child_forgets_it(running: EmbeddedServer) -> None:
+def test_forked_child_does_not_own_the_embedded_server(running: EmbeddedServer) -> None:
     child = os.fork()
     if child == 0:
         code = 1

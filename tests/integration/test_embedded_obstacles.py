@@ -42,7 +42,7 @@ def test_stale_socket_is_replaced(state_dir: Path, idle: EmbeddedServer) -> None
     idle.wait_ready(20)
 
 
-def test_somebody_elses_socket_is_left_alone(state_dir: Path, idle: EmbeddedServer) -> None:
+def test_embedded_server_leaves_another_socket_alone(state_dir: Path, idle: EmbeddedServer) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
         other.bind(str(state_dir / "redis.sock"))
         other.listen()
@@ -165,7 +165,9 @@ def test_program_on_path_when_none_is_bundled(
         assert embedded.find_server() == tmp_path / name
 
 
-def test_bundled_program_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_embedded_server_prefers_the_bundled_program(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.undo()
     bundled = embedded.bundled_server()
     if bundled is None:

@@ -65,7 +65,7 @@ def failing(runs: Runs, times: dict[str, int]) -> Callable[[Message], None]:
 # --- block ----------------------------------------------------------------------------------------
 
 
-def test_a_blocked_message_is_run_again_in_its_place(desk: Desk, life: Life, slot: WorkerSlot):
+def test_blocked_message_is_retried_in_place(desk: Desk, life: Life, slot: WorkerSlot):
     add(desk, "abc")
     runs: Runs = []
     worker = life.worker("t1", max_messages=6, max_attempts=0, **BLOCK)
@@ -76,7 +76,7 @@ def test_a_blocked_message_is_run_again_in_its_place(desk: Desk, life: Life, slo
     assert (slot.counter("failed"), slot.counter("retried")) == (3, 0)
 
 
-def test_a_blocked_message_that_is_spent_is_dead_and_the_next_one_runs(desk: Desk, life: Life):
+def test_blocked_message_is_dead_lettered_after_its_attempts(desk: Desk, life: Life):
     add(desk, "abc")
     runs: Runs = []
     worker = life.worker("t1", max_messages=4, max_attempts=2, **BLOCK)
@@ -88,7 +88,7 @@ def test_a_blocked_message_that_is_spent_is_dead_and_the_next_one_runs(desk: Des
     assert "attempts" not in desk.state()
 
 
-def test_dead_and_retry_are_obeyed_while_blocked(desk: Desk, life: Life):
+def test_block_policy_respects_dead_and_retry(desk: Desk, life: Life):
     add(desk, "abc")
     runs = []
 
@@ -106,9 +106,7 @@ def test_dead_and_retry_are_obeyed_while_blocked(desk: Desk, life: Life):
     assert (letter["originalId"], letter["reason"]) == (b"1-0", b"dead")
 
 
-def test_a_stop_ends_the_wait_and_the_next_owner_begins_with_the_same_message(
-    desk: Desk, life: Life, slot: WorkerSlot
-):
+def test_stop_during_a_block_passes_the_message_on(desk: Desk, life: Life, slot: WorkerSlot):
     add(desk, "abcd")
     runs: Runs = []
     worker = life.worker("t1", **BLOCK | {"backoff": NEVER, "max_attempts": 0})
@@ -148,7 +146,7 @@ def test_a_stop_ends_the_wait_and_the_next_owner_begins_with_the_same_message(
     assert "attempts" not in desk.state()
 
 
-def test_a_stop_is_obeyed_where_a_message_is_run_again_without_a_wait(desk: Desk, life: Life):
+def test_stop_interrupts_retries_without_backoff(desk: Desk, life: Life):
     add(desk, "ab")
     runs: Runs = []
 
@@ -166,7 +164,7 @@ def test_a_stop_is_obeyed_where_a_message_is_run_again_without_a_wait(desk: Desk
 
 
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.DROP_REPLY])
-def test_a_blocked_message_keeps_its_place_and_count_over_a_lost_connection(
+def test_blocked_message_survives_a_lost_connection(
     desk: Desk, new_life: Callable[[str], Life], proxy: FaultProxy, fault: Fault
 ):
     sha = scripts.get("settle_note").sha.encode()
@@ -190,7 +188,7 @@ def test_a_blocked_message_keeps_its_place_and_count_over_a_lost_connection(
     assert pending(desk) == set()
 
 
-def test_with_full_memory_a_blocked_message_is_run_again_all_the_same(desk: Desk, life: Life):
+def test_blocked_message_is_retried_with_full_memory(desk: Desk, life: Life):
     add(desk, "abc")
     runs: Runs = []
     with desk.full_memory():
@@ -241,7 +239,7 @@ def test_in_solo_mode_nothing_is_suspected_while_a_message_waits(
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
-def test_in_solo_mode_a_full_worker_suspects_nobody_while_it_waits_for_a_held_key(
+def test_quarantine_marks_nothing_while_a_held_key_waits(
     desk: Desk, life: Life, policy: dict[str, Any]
 ):
     """The worker is full while it lists pending entries, so it waits and runs in solo mode."""
@@ -283,9 +281,7 @@ def test_in_solo_mode_a_full_worker_suspects_nobody_while_it_waits_for_a_held_ke
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
-def test_in_solo_mode_keys_that_are_due_together_run_one_by_one(
-    desk: Desk, life: Life, policy: dict[str, Any]
-):
+def test_quarantine_runs_due_keys_one_by_one(desk: Desk, life: Life, policy: dict[str, Any]):
     """This holds for any number of free lanes, because each held message has its own mark."""
     add(desk, "ab")
     desk.fetch(2)
@@ -312,7 +308,7 @@ def test_in_solo_mode_keys_that_are_due_together_run_one_by_one(
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
-def test_in_solo_mode_a_held_key_goes_on_when_its_mark_is_lost(
+def test_quarantine_resumes_a_held_key_after_a_lost_mark(
     desk: Desk, new_life: Callable[[str], Life], proxy: FaultProxy, policy: dict[str, Any]
 ):
     add(desk, "aa")
@@ -338,7 +334,7 @@ def test_in_solo_mode_a_held_key_goes_on_when_its_mark_is_lost(
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
-def test_other_keys_pass_and_the_held_key_keeps_its_order(
+def test_held_key_keeps_its_order_while_other_keys_pass(
     desk: Desk, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
     add(desk, "abacab")
@@ -371,7 +367,7 @@ def test_other_keys_pass_and_the_held_key_keeps_its_order(
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
-def test_what_is_held_stays_pending_and_is_counted(
+def test_held_messages_stay_pending_and_are_counted(
     desk: Desk, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
     add(desk, "abacab")
@@ -414,9 +410,7 @@ def test_what_is_held_stays_pending_and_is_counted(
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
-def test_what_comes_back_by_the_retry_stream_queues_behind_its_key(
-    desk: Desk, life: Life, policy: dict[str, Any]
-):
+def test_retried_message_queues_after_its_held_key(desk: Desk, life: Life, policy: dict[str, Any]):
     """For example, a dead letter that an operator replays."""
     add(desk, "ab")
     desk.add("1-0", "payload", "x", "key", "a", "originalId", "0-7", stream=desk.retry)
@@ -447,7 +441,9 @@ def test_what_comes_back_by_the_retry_stream_queues_behind_its_key(
 @pytest.mark.parametrize(
     "policy", [BLOCK, HOLD, SEVERAL], ids=["block", "hold-key", "hold-key, four at a time"]
 )
-def test_the_next_process_waits_for_what_is_left(desk: Desk, life: Life, policy: dict[str, Any]):
+def test_next_process_waits_for_the_remaining_backoff(
+    desk: Desk, life: Life, policy: dict[str, Any]
+):
     """With one message per process, each wait belongs to another process."""
     add(desk, "aa")
     runs: Runs = []
@@ -472,7 +468,7 @@ def test_the_next_process_waits_for_what_is_left(desk: Desk, life: Life, policy:
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
 @pytest.mark.parametrize("late", ["1-0", "2-0"])
-def test_what_expires_while_it_is_held_lets_its_key_go_on(
+def test_expired_held_message_releases_its_key(
     desk: Desk, life: Life, slot: WorkerSlot, policy: dict[str, Any], late: str
 ):
     end = str(desk.now_unix_ms() + 300)
@@ -516,7 +512,7 @@ def test_keys_that_are_always_due_again_do_not_starve_the_others(
     assert pending(desk) == {"1-0", "2-0", "3-0"}
 
 
-def test_what_has_no_key_is_set_aside(desk: Desk, life: Life, slot: WorkerSlot):
+def test_message_without_a_key_is_delayed(desk: Desk, life: Life, slot: WorkerSlot):
     add(desk, "...a")
     runs: Runs = []
     worker = life.worker("t1", max_messages=4, **HOLD | {"backoff": NEVER})
@@ -550,7 +546,7 @@ def test_at_the_bound_nothing_more_is_read(
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
-def test_what_has_failed_in_its_place_is_written_down_before_the_worker_waits(
+def test_failure_in_place_is_written_before_the_wait(
     desk: Desk, life: Life, policy: dict[str, Any]
 ):
     """If the process is killed during the wait, its successor continues the count."""
@@ -580,7 +576,7 @@ def test_what_has_failed_in_its_place_is_written_down_before_the_worker_waits(
     assert found[:2] == [b"m:1-0:f", b"1"]
 
 
-def test_a_failure_in_its_place_stays_due_when_acknowledgements_have_ridden_on_a_read(life: Life):
+def test_failure_in_place_stays_owed_after_riding_acks(life: Life):
     settler = life.worker("t1").settler
     settler.note(b"m:1-0", 1, 2_000, now=1_000)
     settler.ack(b"2-0", 1, 1_001, retried=False, has_counters=False)
@@ -679,7 +675,7 @@ def test_random_failures_keep_the_order_of_each_key(
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
-def test_what_is_released_waits_with_its_key_and_spends_no_attempt(
+def test_released_message_waits_with_its_key(
     desk: Desk, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
     add(desk, "aba")

@@ -79,7 +79,7 @@ def talk(server: Server, link: Connection, keys: Keys) -> Iterator[Talk]:
     made.exchange.close()
 
 
-def test_many_renewals_go_in_bounded_parts_that_follow_at_once(talk: Talk, meter: Meter) -> None:
+def test_renewals_are_sent_in_bounded_consecutive_parts(talk: Talk, meter: Meter) -> None:
     talk.own()
     for _ in range(2):  # the first loads the script into the server
         talk.renew_all()
@@ -93,9 +93,7 @@ def test_many_renewals_go_in_bounded_parts_that_follow_at_once(talk: Talk, meter
     assert talk.renewed() == MANY
 
 
-def test_what_is_refused_each_time_keeps_nobody_from_a_turn(
-    talk: Talk, link: Connection, keys: Keys
-) -> None:
+def test_refused_renewals_do_not_starve_others(talk: Talk, link: Connection, keys: Keys) -> None:
     """The refused call delays neither the following leases nor the check of other owners."""
     talk.own()
     refused = talk.held[: lease_manager.CALLS_MAX + 5]
@@ -113,7 +111,7 @@ def test_what_is_refused_each_time_keeps_nobody_from_a_turn(
         assert OTHER in talk.exchange.view.views
 
 
-def test_a_refusal_is_no_news_so_it_is_not_tried_again_at_once(
+def test_refused_renewal_is_not_repeated_immediately(
     talk: Talk, link: Connection, keys: Keys
 ) -> None:
     talk.own()
@@ -144,9 +142,7 @@ def test_a_unit_that_went_in_the_middle_of_a_round_is_left_out(talk: Talk) -> No
 # --- another run with our name --------------------------------------------------------------------
 
 
-def test_another_run_is_named_once_and_waited_for_while_it_leaves(
-    link: Connection, keys: Keys
-) -> None:
+def test_duplicate_instance_is_reported_once_and_awaited(link: Connection, keys: Keys) -> None:
     """U5: no output named the run with the same name, and its drain was ignored."""
     member = Membership(Daemon(instance="west-1", lease_ttl=10.0), keys, "lock")
 
@@ -171,7 +167,7 @@ def test_another_run_is_named_once_and_waited_for_while_it_leaves(
     assert not member.silence.duplicate_stays
 
 
-def test_junk_about_another_run_is_left_out(link: Connection, keys: Keys) -> None:
+def test_duplicate_instance_report_omits_junk(link: Connection, keys: Keys) -> None:
     """U5: the record of another run is foreign input."""
     member = Membership(Daemon(instance="west-1", lease_ttl=10.0), keys, "lock")
     other: dict[str, object] = {"host": ["x"], "pid": True, "lock": 7}

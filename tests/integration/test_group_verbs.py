@@ -76,7 +76,7 @@ def test_groups_are_listed_and_described(run: Run, at: At) -> None:
 
 
 @pytest.mark.parametrize("bound", [None, 3000])
-def test_lag_is_counted_where_the_server_does_not_know_it(
+def test_group_lag_is_counted_if_the_server_has_none(
     at: At, link: Connection, store: Store, monkeypatch: pytest.MonkeyPatch, bound: int | None
 ) -> None:
     """A group created in the middle of a stream has no count, and Redis 6.2 never has one."""
@@ -120,7 +120,7 @@ def test_where_a_group_can_be_sent(text: str, after: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "soon", "5-", "2027-01-15", "2027-01-15T09:00:00", "-1h"])
-def test_where_it_cannot_be_sent(text: str) -> None:
+def test_group_reset_refuses_an_invalid_position(text: str) -> None:
     with pytest.raises(Refused, match="earliest, latest"):
         groups.position(text, NOW)
 
@@ -131,7 +131,7 @@ def test_a_position_in_the_future_is_a_slip(text: str) -> None:
         groups.position(text, NOW)
 
 
-def test_a_reset_foretells_what_it_does(run: Run, at: At) -> None:
+def test_group_reset_dry_run_matches_the_reset(run: Run, at: At) -> None:
     for number in range(3):
         desk = at(number)
         set_aside(desk, "1-0")
@@ -161,7 +161,7 @@ def test_a_reset_foretells_what_it_does(run: Run, at: At) -> None:
     assert at(2).fetch() == [b"2-0", b"3-0"]
 
 
-def test_a_dry_run_of_a_reset_reads_also_where_somebody_owns_it(run: Run, at: At) -> None:
+def test_group_reset_dry_run_works_on_an_owned_group(run: Run, at: At) -> None:
     """U11: `group reset --dry-run` works on a live group, and reports that the reset would not."""
     for number in range(3):
         at(number).groups()
@@ -224,7 +224,7 @@ def begin_growth(at: At, link: Connection, keys: Keys) -> None:
     assert not growth.grow(Store(link, keys), "access", 6).done
 
 
-def test_what_a_growth_keeps_is_not_taken_by_force(
+def test_group_reset_with_force_respects_a_growing_topic(
     run: Run, at: At, link: Connection, keys: Keys
 ) -> None:
     begin_growth(at, link, keys)
@@ -280,7 +280,7 @@ def test_a_group_is_deleted(run: Run, at: At, link: Connection, store: Store, ke
     run("group", "delete", "access", "hits", "--yes", code=8)
 
 
-def test_an_interrupted_deletion_of_a_group_goes_on(
+def test_interrupted_group_delete_can_be_repeated(
     run: Run, at: At, link: Connection, store: Store, keys: Keys
 ) -> None:
     for number in range(3):
@@ -291,7 +291,7 @@ def test_an_interrupted_deletion_of_a_group_goes_on(
     assert topics.groups_seen(store, "access") == []
 
 
-def test_a_group_that_a_growth_waits_for_is_deleted_by_force_alone(
+def test_group_delete_in_a_growing_topic_needs_force(
     run: Run, at: At, link: Connection, store: Store, keys: Keys
 ) -> None:
     """The group may never settle its messages. The growth continues after its deletion."""
@@ -367,7 +367,7 @@ def test_retries_run_now(run: Run, at: At) -> None:
     assert at(0).state()["delayed"].keys() == {"m:2-0"}
 
 
-def test_cancelled_retries_become_letters(run: Run, at: At) -> None:
+def test_retry_cancel_dead_letters_the_retries(run: Run, at: At) -> None:
     set_aside(at(0), "1-0", "2-0", count=2)
     set_aside(at(1), "1-0")
     run("retry", "cancel", "access", "hits", "--all", code=8)  # nobody is there to ask
@@ -428,9 +428,7 @@ def test_resets_and_deletions_of_a_group_are_in_the_audit_trail(run: Run, at: At
     ],
     ids=" ".join,
 )
-def test_what_cannot_be_read_is_a_mistake_of_usage(
-    run: Run, at: At, words: tuple[str, ...]
-) -> None:
+def test_group_commands_reject_invalid_arguments(run: Run, at: At, words: tuple[str, ...]) -> None:
     at(0).groups()
     assert run(*words, code=2).stderr.startswith("Error: ")
 
@@ -438,7 +436,7 @@ def test_what_cannot_be_read_is_a_mistake_of_usage(
 # --- defects --------------------------------------------------------------------------------------
 
 
-def test_a_missing_file_is_told_in_json_too(run: Run, tmp_path: Path) -> None:
+def test_produce_reports_a_missing_file_in_json(run: Run, tmp_path: Path) -> None:
     result = run("produce", "orders", "--from", str(tmp_path / "nope"), "--json", code=2)
     told = document(result)
     assert told["sent"] == 0
@@ -446,7 +444,7 @@ def test_a_missing_file_is_told_in_json_too(run: Run, tmp_path: Path) -> None:
     assert "nope" in result.stderr
 
 
-def test_the_position_of_a_spark_query_is_a_group_that_nobody_owns(
+def test_group_list_shows_a_spark_query_as_unowned_group(
     run: Run, at: At, link: Connection, keys: Keys
 ) -> None:
     """P7: it is listed with its lag, causes no finding, and can be deleted like any other group."""
@@ -466,6 +464,6 @@ def test_the_position_of_a_spark_query_is_a_group_that_nobody_owns(
     assert link.execute("HGETALL", keys.trim("access", 0)) in ([], {})
 
 
-def test_what_only_carries_a_bad_value_is_no_row(run: Run, link: Connection, keys: Keys) -> None:
+def test_group_list_skips_an_invalid_topic_name(run: Run, link: Connection, keys: Keys) -> None:
     link.execute("SADD", keys.registry(), "..")
     assert not re.search(r"^ +0/0", run("group", "list").stdout, re.MULTILINE)

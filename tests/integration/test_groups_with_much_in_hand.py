@@ -22,7 +22,7 @@ def much_in_hand(desk: Desk) -> None:
     assert len(desk.fetch(MANY)) == MANY
 
 
-def test_a_reset_takes_as_many_calls_as_it_needs(run: Run, at: At) -> None:
+def test_group_reset_repeats_until_all_entries_are_dropped(run: Run, at: At) -> None:
     much_in_hand(at(0))
     for number in (1, 2):
         at(number).groups()
@@ -39,7 +39,7 @@ def test_a_reset_takes_as_many_calls_as_it_needs(run: Run, at: At) -> None:
     assert at(0).fetch(2) == [b"3-0", b"4-0"]
 
 
-def test_latest_is_what_it_was_at_the_first_call(at: At, store: Store) -> None:
+def test_group_reset_keeps_the_first_calls_latest_position(at: At, store: Store) -> None:
     much_in_hand(at(0))
     for number in (1, 2):
         at(number).groups()
@@ -47,7 +47,7 @@ def test_latest_is_what_it_was_at_the_first_call(at: At, store: Store) -> None:
     assert (row.after, row.pending, row.unread) == (f"{MANY}-0", MANY, 0)
 
 
-def test_a_deletion_takes_as_many_calls_as_it_needs(at: At, store: Store) -> None:
+def test_group_delete_repeats_until_all_entries_are_dropped(at: At, store: Store) -> None:
     much_in_hand(at(0))
     for number in (1, 2):
         at(number).groups()
@@ -60,7 +60,7 @@ def test_a_deletion_takes_as_many_calls_as_it_needs(at: At, store: Store) -> Non
     assert at(0).state()["stream"].groups == {}
 
 
-def test_who_comes_in_between_is_told_what_goes_on(at: At, store: Store) -> None:
+def test_concurrent_group_reset_is_refused_with_a_reason(at: At, store: Store) -> None:
     for number in range(3):
         at(number).groups()
     at(1).own("t1", owner="group-reset")

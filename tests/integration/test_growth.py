@@ -90,7 +90,7 @@ def test_counts_that_are_refused(store: Store, at: At, count: int, why: str) -> 
     assert at(0).dump() == before
 
 
-def test_a_topic_that_nobody_reads_grows_at_once(store: Store, at: At) -> None:
+def test_topic_without_groups_grows_immediately(store: Store, at: At) -> None:
     assert growth.grow(store, "access", 4) == growth.Progress("access", 2, 4, True, [])
     assert topics.partition_count(store, "access") == 4
     before = at(0).dump()
@@ -108,9 +108,7 @@ def test_a_growth_does_not_wait_for_a_spark_query(store: Store, at: At) -> None:
     assert growth.grow(store, "access", 4) == growth.Progress("access", 2, 4, True, [])
 
 
-def test_each_group_gets_the_new_partitions_when_it_has_settled_the_old(
-    store: Store, at: At
-) -> None:
+def test_groups_get_new_partitions_after_settling_the_old(store: Store, at: At) -> None:
     backlog(at, "hits")
     backlog(at, "agents", fetched=3)
 
@@ -148,7 +146,7 @@ def test_each_group_gets_the_new_partitions_when_it_has_settled_the_old(
     assert growth.look(store, "access") is None
 
 
-def test_a_pending_message_holds_it_and_a_deleted_group_does_not(store: Store, at: At) -> None:
+def test_growth_waits_for_pending_messages_of_existing_groups(store: Store, at: At) -> None:
     backlog(at, "hits", fetched=3)
     at(0).do("XACK", at(0).stream, "hits", "1-0", "2-0")
     at(1).do("XACK", at(1).stream, "hits", "1-0", "2-0", "3-0")
@@ -184,7 +182,7 @@ class Cut:
 
 
 @pytest.mark.parametrize("behind", [False, True], ids=["unsent", "answer lost"])
-def test_interrupted_anywhere_it_goes_on(
+def test_growth_continues_after_any_interruption(
     server: Server,
     link: Connection,
     store: Store,
@@ -256,7 +254,7 @@ def test_so_does_a_script(
         assert waiting == [1, 0, 1, 0]
 
 
-def test_a_chunk_that_was_routed_before_is_routed_anew(
+def test_chunk_is_rerouted_after_growth(
     link: Connection, keys: Keys, at: At, producer: Producer
 ) -> None:
     def items() -> Iterator[Outgoing]:
@@ -304,7 +302,7 @@ def test_topics_by_turns_all_follow_a_growth(
     assert lengths(link, keys) == [12, 0, 1, 0]
 
 
-def test_forty_topics_by_turns_cost_one_round_trip_each(
+def test_sends_to_forty_topics_cost_one_round_trip_each(
     server: Server, link: Connection, keys: Keys
 ) -> None:
     """B10: with nine topics in turn, each send cost two round trips: the count was evicted."""
@@ -420,7 +418,7 @@ def test_a_thousand_keys_keep_their_order_while_their_topic_grows(
     assert ended == {"fast": sent, "slow": sent}
 
 
-def test_an_idle_topic_grows_and_its_daemon_takes_the_new_partitions(
+def test_daemon_takes_new_partitions_of_an_idle_topic(
     tmp_path: Path, fresh_server: ProcessServer
 ) -> None:
     daemon = Daemon(tmp_path, fresh_server.url, partitions=2)

@@ -201,9 +201,7 @@ def test_a_held_message_that_has_died_runs_no_more_when_the_guards_lose_the_conn
     assert [letter["originalId"] for letter in desk.state()["dlq"].entries.values()] == [b"1-0"]
 
 
-def test_while_it_is_open_nothing_is_begun_and_a_stop_is_obeyed(
-    desk: Desk, life: Life, slot: WorkerSlot
-):
+def test_open_circuit_starts_nothing_and_allows_a_stop(desk: Desk, life: Life, slot: WorkerSlot):
     runs = []
     waits = slot.waits
 
@@ -232,7 +230,7 @@ def test_while_it_is_open_nothing_is_begun_and_a_stop_is_obeyed(
     assert slot.counter("released") == len(stream.groups["hits"][1])
 
 
-def test_no_probe_begins_while_a_run_from_before_goes_on(
+def test_circuit_probe_waits_for_earlier_runs(
     desk: Desk, life: Life, slot: WorkerSlot, other: Connection
 ):
     """The success of an old run proves nothing about the present state of the dependency."""
@@ -273,7 +271,7 @@ def test_no_probe_begins_while_a_run_from_before_goes_on(
 
 
 @pytest.mark.parametrize("kind", [ONE, BATCH], ids=["one at a time", "batches"])
-def test_a_circuit_without_a_message_to_try_stays_open(
+def test_circuit_without_a_probe_message_stays_open(
     link: Connection, keys: Any, new_life: Callable[[str], Life], slot: WorkerSlot, server: Server,
     kind: dict[str, Any],
 ):  # fmt: skip
@@ -315,9 +313,7 @@ def test_a_circuit_without_a_message_to_try_stays_open(
     assert waits.read().kind is Wait.NOTHING
 
 
-def test_another_class_neither_opens_the_circuit_nor_closes_it(
-    desk: Desk, life: Life, slot: WorkerSlot
-):
+def test_other_error_class_does_not_affect_the_circuit(desk: Desk, life: Life, slot: WorkerSlot):
     done = []
 
     def work(message: Message) -> None:
@@ -337,7 +333,7 @@ def test_another_class_neither_opens_the_circuit_nor_closes_it(
     assert slot.waits.read().opened == 1
 
 
-def test_one_message_that_always_fails_so_is_dead_in_the_end(
+def test_one_failing_message_is_dead_lettered_not_guarded(
     desk: Desk, life: Life, slot: WorkerSlot, other: Connection
 ):
     """It never opens the circuit, because the other messages succeed."""
@@ -362,7 +358,7 @@ def test_one_message_that_always_fails_so_is_dead_in_the_end(
 
 
 @KINDS
-def test_a_flood_of_letters_pauses_the_partition_until_it_is_resumed(
+def test_flood_of_dead_letters_pauses_the_partition(
     desk: Desk, life: Life, slot: WorkerSlot, other: Connection, kind: dict[str, Any]
 ):
     waits = slot.waits
@@ -440,7 +436,7 @@ def test_a_resume_while_the_connection_is_lost_is_not_undone(
     assert len(died) == 20
 
 
-def test_few_deaths_among_many_successes_are_no_flood(desk: Desk, life: Life, slot: WorkerSlot):
+def test_few_dead_letters_are_no_flood(desk: Desk, life: Life, slot: WorkerSlot):
     def work(message: Message) -> None:
         if int(message.id_bytes[:-2]) % 3 == 0:
             raise Dead
@@ -452,9 +448,7 @@ def test_few_deaths_among_many_successes_are_no_flood(desk: Desk, life: Life, sl
     assert slot.waits.read().flooded == 0
 
 
-def test_retries_are_not_settled_so_a_flood_of_spent_messages_is_one(
-    desk: Desk, life: Life, slot: WorkerSlot, other: Connection
-):
+def test_flood_guard_ignores_retries(desk: Desk, life: Life, slot: WorkerSlot, other: Connection):
     """Only the last of five runs per letter finishes a message."""
     waits = slot.waits
 

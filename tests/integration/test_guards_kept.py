@@ -58,9 +58,7 @@ def lives_of(
         assert life.run(life.worker("t1", **changed), work) == ExitCode.RECYCLE
 
 
-def test_a_message_is_forgiven_once_however_often_its_worker_is_replaced(
-    desk: Desk, life: Life, slot: WorkerSlot
-):
+def test_message_is_forgiven_once_across_workers(desk: Desk, life: Life, slot: WorkerSlot):
     # The producer's value is not trusted.
     desk.add("1-0", "payload", "x", "forgivenAt", "99999999999999999")
     attempts = []
@@ -110,9 +108,7 @@ def test_an_outage_is_noticed_and_costs_nothing_however_often_the_worker_is_repl
     assert slot.counter("dead") == 0
 
 
-def test_an_open_circuit_is_shown_by_the_next_worker_before_anything_comes(
-    desk: Desk, life: Life, slot: WorkerSlot
-):
+def test_open_circuit_survives_a_worker_replacement(desk: Desk, life: Life, slot: WorkerSlot):
     desk.add("1-0")
 
     def work(_message: Message) -> None:
@@ -160,7 +156,7 @@ def test_a_flood_is_noticed_however_often_the_worker_is_replaced(
     assert slot.counter("dead") == 5
 
 
-def test_what_has_lived_counts_over_workers_too(twenty: Desk, life: Life, slot: WorkerSlot):
+def test_flood_guard_counts_successes_across_workers(twenty: Desk, life: Life, slot: WorkerSlot):
     def work(message: Message) -> None:
         if int(message.id_bytes[:-2]) % 3 == 0:
             raise Dead
@@ -201,7 +197,7 @@ def test_messages_that_die_without_a_run_are_a_flood_too(
 @pytest.mark.parametrize(
     "policy", [{"dead_on": ("ValueError",)}, {"retry_on": ("KeyError",)}], ids=["dead_on", "retry"]
 )
-def test_what_the_policy_does_not_retry_is_dead_and_opens_nothing(
+def test_error_without_retry_does_not_open_the_circuit(
     twenty: Desk, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
     def work(_message: Message) -> None:
@@ -214,7 +210,7 @@ def test_what_the_policy_does_not_retry_is_dead_and_opens_nothing(
     assert slot.waits.read().opened == 0
 
 
-def test_alone_a_message_halts_its_partition_until_it_is_too_old(
+def test_single_message_blocks_its_partition_until_too_old(
     desk: Desk, life: Life, slot: WorkerSlot, other: Connection
 ):
     desk.do("XADD", desk.stream, "*", "payload", "x")

@@ -112,7 +112,7 @@ def test_a_hint_is_followed_before_the_poll(
     assert view.tally("promoted") == {("access", "0", "hits"): 1}
 
 
-def test_what_is_due_later_is_moved_at_its_time(
+def test_promoter_moves_a_retry_at_its_due_time(
     desk: Desk, view: MetricsView, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(promoter, "POLL_SECONDS", 1000.0)
@@ -126,7 +126,7 @@ def test_what_is_due_later_is_moved_at_its_time(
     assert 0 <= int(moved.partition("-")[0]) - due < 500
 
 
-def test_where_nothing_was_delayed_the_figures_tell(
+def test_promoter_skips_units_without_delayed_messages(
     desk: Desk, view: MetricsView, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(promoter, "POLL_SECONDS", 0.0)
@@ -180,7 +180,7 @@ def test_a_scheduled_send_is_written_to_the_partition(
     assert view.tally("sent") == {("access", "0"): 1}
 
 
-def test_a_due_time_without_a_message_is_told(
+def test_promoter_logs_a_due_time_without_a_message(
     desk: Desk, view: MetricsView, slot: WorkerSlot, lines: LogLines
 ) -> None:
     desk.do("ZADD", desk.delayed, 1, "m:1-0")
@@ -198,7 +198,7 @@ def reclaimer(desk: Desk, server: Server) -> Reclaimer:
 
 
 @pytest.mark.parametrize("stream", ["stream", "retry"])
-def test_idle_entries_of_a_foreign_consumer_raise_the_flag_once(
+def test_reclaimer_flags_idle_foreign_entries_once(
     desk: Desk,
     view: MetricsView,
     slot: WorkerSlot,
@@ -224,7 +224,7 @@ def test_idle_entries_of_a_foreign_consumer_raise_the_flag_once(
     assert slot.reclaim_requested == slot.reclaim_done + 1, "still there: asked for again"
 
 
-def test_our_own_entries_and_fresh_ones_raise_no_flag(
+def test_reclaimer_ignores_own_and_fresh_entries(
     desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
     desk.pending("1-0")
@@ -238,7 +238,7 @@ def test_our_own_entries_and_fresh_ones_raise_no_flag(
     assert slot.reclaim_requested == 0
 
 
-def test_what_no_consumer_has_raises_the_flag_at_once(
+def test_reclaimer_flags_ownerless_entries_immediately(
     desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
     """S11: XNACK of Redis 8.8 leaves such entries. Here the consumer '' has the same effect."""
@@ -251,7 +251,7 @@ def test_what_no_consumer_has_raises_the_flag_at_once(
     assert slot.reclaim_requested == 1
 
 
-def test_what_neither_list_nor_consumer_has_is_counted() -> None:
+def test_reclaimer_counts_entries_without_a_consumer() -> None:
     """S11: in the reply of Redis 8.8, the list has no consumer and the summary one more entry."""
     summary = [3, b"1-0", b"3-0", [[b"w", b"2"]]]
     assert held_by_others([summary, None]) == {"": 1}
@@ -284,7 +284,7 @@ def handled(desk: Desk, first: int, last: int, group: str = "hits") -> None:
     desk.do("XACK", desk.stream, group, *(f"{n}-0" for n in range(first, last + 1)))
 
 
-def test_length_is_kept_down_to_what_is_acknowledged(
+def test_trimmer_keeps_unacknowledged_entries(
     desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
     desk.groups()
@@ -350,7 +350,7 @@ def test_age_trims_and_no_retention_does_not(
     assert 10 <= desk.do("XLEN", desk.stream) <= 110
 
 
-def test_what_must_be_archived_stays_until_it_is(
+def test_trimmer_keeps_unarchived_entries(
     desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
     desk.groups()
@@ -367,7 +367,7 @@ def test_what_must_be_archived_stays_until_it_is(
     assert desk.do("XRANGE", desk.stream, "301-0", "301-0")
 
 
-def test_a_missing_group_holds_everything_and_is_told_once(
+def test_trimmer_waits_for_a_missing_group_and_logs_once(
     desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server, lines: LogLines
 ) -> None:
     desk.groups()
@@ -464,7 +464,7 @@ def begin(board: Scoreboard) -> Iterator[Callable[[Settings], Running]]:
         each.stop()
 
 
-def test_it_measures_publishes_and_serves(
+def test_housekeeper_measures_publishes_and_serves(
     desk: Desk,
     board: Scoreboard,
     slot: WorkerSlot,
@@ -506,7 +506,7 @@ def test_it_measures_publishes_and_serves(
     assert b"access/0/hits" in running.get("/")[1]
 
 
-def test_a_new_partition_is_shown_at_once(
+def test_housekeeper_shows_a_new_partition_immediately(
     desk: Desk,
     board: Scoreboard,
     slot: WorkerSlot,
@@ -523,7 +523,7 @@ def test_a_new_partition_is_shown_at_once(
     assert time.monotonic() - began < 1.0
 
 
-def test_a_worker_that_begins_or_ends_is_shown_at_once(
+def test_housekeeper_shows_worker_changes_immediately(
     desk: Desk,
     slot: WorkerSlot,
     server: Server,
@@ -543,7 +543,7 @@ def test_a_worker_that_begins_or_ends_is_shown_at_once(
         wait_until(lambda word=word: shown() == word, timeout=1.0, what=f"it is {word}")
 
 
-def test_health_says_what_is_wrong(
+def test_health_endpoints_report_reasons(
     desk: Desk,
     board: Scoreboard,
     slot: WorkerSlot,
@@ -568,7 +568,7 @@ def test_health_says_what_is_wrong(
     assert "supervisor" in running.reasons("/livez")[0]
 
 
-def test_a_name_of_another_run_is_not_published_under(
+def test_duplicate_instance_publishes_no_summary(
     server: Server, desk: Desk, board: Scoreboard, begin: Callable[[Settings], Running]
 ) -> None:
     """U5: the second daemon with a name replaced the summary of the first."""
@@ -601,7 +601,7 @@ def test_a_worker_that_stands_still_is_not_ready(
     assert health.ready(view) == [], "a handler may run for hours"
 
 
-def test_messages_are_promoted_when_they_are_due_and_not_before(
+def test_retries_are_promoted_when_due_and_not_earlier(
     desk: Desk, slot: WorkerSlot, server: Server, begin: Callable[[Settings], Running]
 ) -> None:
     places = desk.pending("1-0", "2-0", "3-0")
@@ -617,7 +617,7 @@ def test_messages_are_promoted_when_they_are_due_and_not_before(
     assert all(ms >= 0 for ms in late), (moved, dues)
 
 
-def test_one_bad_key_does_not_stop_the_others(
+def test_housekeeper_task_continues_after_a_bad_key(
     desk: Desk,
     board: Scoreboard,
     slot: WorkerSlot,
@@ -704,7 +704,7 @@ def test_an_empty_redis_changes_nothing(
 
 
 @pytest.mark.parametrize("ending", ["quit", "eof"])
-def test_the_process_ignores_signals_and_ends_with_its_supervisor(
+def test_housekeeper_ignores_signals_until_its_supervisor_exits(
     desk: Desk, board: Scoreboard, slot: WorkerSlot, server: Server, ending: str
 ) -> None:
     settings = settings_for(server)
@@ -738,7 +738,7 @@ def test_the_process_ignores_signals_and_ends_with_its_supervisor(
 # --- the summary ----------------------------------------------------------------------------------
 
 
-def test_an_instance_tells_the_dead_letters_of_each_group(
+def test_summary_has_the_dead_letters_of_each_group(
     desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
     """U8: the figures show the dead letters of the group and those of the partition."""
@@ -758,7 +758,7 @@ def test_an_instance_tells_the_dead_letters_of_each_group(
     assert told() == (0, 0)
 
 
-def test_one_measurement_counts_many_pages_of_dead_letters(
+def test_measurement_counts_many_pages_of_dead_letters(
     desk: Desk, view: MetricsView, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S2: with one page per measurement, 500,000 letters took 50 minutes to two hours."""
@@ -777,7 +777,7 @@ def test_one_measurement_counts_many_pages_of_dead_letters(
         assert known.by_group["another"] == at * statistics.LETTERS_AT_ONCE
 
 
-def test_an_instance_tells_how_far_a_recovery_is(
+def test_summary_has_the_progress_of_a_recovery(
     view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
     def told() -> tuple[int, int, int]:
@@ -795,7 +795,7 @@ def test_an_instance_tells_how_far_a_recovery_is(
 # --- the page -------------------------------------------------------------------------------------
 
 
-def test_the_page_escapes_what_it_shows(
+def test_status_page_escapes_its_values(
     view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
     evil = "<script>alert(1)</script>"
@@ -808,7 +808,7 @@ def test_the_page_escapes_what_it_shows(
     assert "href=" not in text
 
 
-def test_the_page_counts_the_dead_letters_of_the_group(
+def test_status_page_counts_dead_letters_per_group(
     desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
     """U10: the column "dead (all groups)" showed the dead letters of the group."""

@@ -122,7 +122,7 @@ def test_head_has_no_body(start: Started) -> None:
         (b"GET /" + b"y" * 9000, 431),
     ],
 )
-def test_what_is_not_served(start: Started, raw: bytes, status: int) -> None:
+def test_http_rejects_invalid_requests(start: Started, raw: bytes, status: int) -> None:
     line, _ = exchange(start(), raw)
     assert line.split(" ")[1] == str(status)
 
@@ -137,9 +137,7 @@ def test_a_page_that_fails_is_an_error_and_the_next_is_served(
     assert "no page today" in failed["traceback"]
 
 
-def test_silent_clients_delay_nobody_and_are_dropped(
-    start: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_http_drops_silent_clients(start: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "REQUEST_SECONDS", 0.5)
     server = start()
     with dial(server) as silent:
@@ -180,7 +178,7 @@ def test_many_silent_clients_cannot_shut_others_out(start: Started) -> None:
             peer.close()
 
 
-def test_a_busy_port_is_told_once_and_tried_again(
+def test_http_retries_a_busy_port_and_logs_once(
     start: Started,
     monkeypatch: pytest.MonkeyPatch,
     lines: LogLines,
@@ -199,7 +197,7 @@ def test_a_busy_port_is_told_once_and_tried_again(
     assert [line["event"] for line in lines.all()] == ["http.unavailable", "http.listening"]
 
 
-def test_an_address_that_cannot_be_is_no_end(start: Started, tmp_path: Path) -> None:
+def test_http_survives_an_impossible_address(start: Started, tmp_path: Path) -> None:
     for address in (("127.0.0.1", 99_999), ("no.such.host.invalid", 80), tmp_path / ("x" * 200)):
         server = start(address, wait=False)
         wait_until(lambda server=server: server._failures, what=f"{address} is refused")

@@ -71,7 +71,7 @@ def get(server: HttpServer, path: str, authorization: str | None = None) -> tupl
         "Bearer \xe9",
     ],
 )
-def test_without_the_token_there_are_no_figures(guarded: HttpServer, given: str | None) -> None:
+def test_http_metrics_require_the_token(guarded: HttpServer, given: str | None) -> None:
     status, body, asked = get(guarded, "/metrics", given)
     assert (status, asked) == (401, 'Bearer realm="streamqd"')
     assert "figures" not in body
@@ -82,9 +82,7 @@ def test_with_the_token_there_are(guarded: HttpServer, given: str) -> None:
     assert get(guarded, "/metrics", given) == (200, "figures", "")
 
 
-def test_a_new_token_needs_no_restart_and_none_lets_nobody_in(
-    guarded: HttpServer, token: Path
-) -> None:
+def test_http_token_is_reloaded_and_required(guarded: HttpServer, token: Path) -> None:
     token.write_text("another")
     assert get(guarded, "/metrics", "Bearer t0ken of the pages")[0] == 401
     assert get(guarded, "/metrics", "Bearer another")[0] == 200
@@ -107,14 +105,14 @@ def test_health_needs_no_token_and_names_nothing(guarded: HttpServer) -> None:
 @pytest.mark.parametrize(
     "bind", ["127.0.0.1:9464", "localhost:1", "[::1]:9464", "unix:/run/x.sock"]
 )
-def test_on_this_host_everything_is_told(bind: str) -> None:
+def test_http_on_loopback_needs_no_token(bind: str) -> None:
     access = Access(config.Http(bind=bind))
     asked = HttpRequest("/readyz", {})
     assert json.loads(access.health(asked, REASONS).body)["reasons"] == REASONS
     assert access.guarded(lambda _: HttpResponse(200, b"figures"))(asked).status == 200
 
 
-def test_in_public_without_a_token_only_the_pages_tell() -> None:
+def test_http_public_health_endpoint_hides_reasons() -> None:
     access = Access(config.Http(bind="0.0.0.0:9464", allow_public=True))
     asked = HttpRequest("/readyz", {})
     assert json.loads(access.health(asked, REASONS).body) == {"ok": False}

@@ -36,7 +36,7 @@ def test_replies_are_raw_bytes(link: Connection) -> None:
     assert link.execute("GET", "nothing") is None
 
 
-def test_connection_has_its_name_and_says_nothing_else_of_itself(link: Connection) -> None:
+def test_connection_sets_its_name_and_no_library_name(link: Connection) -> None:
     line = link.execute("CLIENT", "LIST").decode()
     mine = next(entry for entry in line.splitlines() if " name=test " in entry)
     assert "lib-name=redis-py" not in mine
@@ -67,7 +67,7 @@ def test_refusal_inside_a_transaction_is_refused_too(link: Connection) -> None:
     assert replies[3][0].code == "WRONGTYPE"
 
 
-def test_out_of_memory_in_a_script_has_its_code_on_every_version(
+def test_script_out_of_memory_has_code_oom(
     link: Connection,
 ) -> None:
     link.execute("CONFIG", "SET", "maxmemory", 1)
@@ -82,14 +82,14 @@ def test_out_of_memory_in_a_script_has_its_code_on_every_version(
     assert reply.code == "OOM"
 
 
-def test_wrong_type_in_a_script_has_its_code_on_every_version(link: Connection) -> None:
+def test_script_wrong_type_has_code_wrongtype(link: Connection) -> None:
     link.execute("SET", "a", "1")
     with pytest.raises(RedisRefused) as caught:
         link.execute("EVAL", "return redis.call('HGET', KEYS[1], 'b')", 1, "a")
     assert caught.value.code == "WRONGTYPE"
 
 
-def test_code_is_not_taken_from_what_a_user_wrote(link: Connection) -> None:
+def test_error_code_is_not_taken_from_user_data(link: Connection) -> None:
     with pytest.raises(RedisRefused) as caught:
         link.execute("EVAL", "return redis.call('GET', KEYS[1], ARGV[1])", 1, "a", ": -OOM x")
     assert caught.value.code == "ERR"
@@ -114,11 +114,11 @@ def test_code_is_not_taken_from_what_a_user_wrote(link: Connection) -> None:
         ("ERR unknown command '-OOM', with args beginning with: 'x'", "ERR"),
     ],
 )
-def test_code_of_what_servers_have_said(text: str, code: str) -> None:
+def test_code_of_reads_server_errors(text: str, code: str) -> None:
     assert code_of(text) == code
 
 
-def test_replica_refuses_and_the_next_use_connects_anew(
+def test_readonly_replica_causes_a_reconnect(
     new_server: Callable[..., ProcessServer],
 ) -> None:
     link = connect(new_server().settings, timeout=5.0, name="test")
@@ -254,7 +254,7 @@ def test_url_that_would_change_how_we_talk(url: str) -> None:
         connect(config.Redis(url=url), timeout=1.0, name="test")
 
 
-def test_name_must_be_one_that_servers_take() -> None:
+def test_connection_name_must_be_valid() -> None:
     with pytest.raises(ValueError, match="connection name"):
         connect(config.Redis(url="redis://localhost"), timeout=1.0, name="two words")
 
@@ -270,7 +270,7 @@ def test_tcp(new_server: Callable[..., ProcessServer]) -> None:
     link.close()
 
 
-def test_an_address_of_a_family_that_the_kernel_does_not_know_is_passed_over(
+def test_connection_skips_an_unsupported_address_family(
     new_server: Callable[..., ProcessServer],
 ) -> None:
     """For example an IPv6 address from `/etc/hosts` or DNS on a host without IPv6."""

@@ -104,7 +104,7 @@ def test_lost_reply_anywhere_in_a_pipeline(
     assert proxied.execute("ECHO", "right") == b"right"
 
 
-def test_reset_before_the_server_saw_it_is_unknown_to_us(
+def test_reset_before_execution_is_an_unknown_outcome(
     proxy: FaultProxy, proxied: Connection, link: Connection
 ) -> None:
     proxied.open()
@@ -115,7 +115,7 @@ def test_reset_before_the_server_saw_it_is_unknown_to_us(
     assert link.execute("GET", "n") is None
 
 
-def test_silence_ends_with_the_timeout(proxy: FaultProxy, link: Connection) -> None:
+def test_silent_server_raises_after_the_timeout(proxy: FaultProxy, link: Connection) -> None:
     hasty = connect(proxy.settings, timeout=0.3, name="test:hasty")
     proxy.arm(Fault.SWALLOW_REPLY, command="INCR", nth=2)
     started = time.monotonic()
@@ -290,7 +290,7 @@ def test_detached_child_leaves_the_parents_connection_alone(link: Connection) ->
     assert link.node.opened == 1
 
 
-def test_child_that_forgot_to_detach_is_told(link: Connection) -> None:
+def test_forked_child_without_detach_is_an_error(link: Connection) -> None:
     number = link.execute("CLIENT", "ID")
 
     def child() -> None:
@@ -330,7 +330,7 @@ def test_second_half_of_many_scripts_lost_counts_as_sent(
 # --- attacks on the connection --------------------------------------------------------------------
 
 
-def test_a_signal_while_a_number_is_packed_ends_no_process() -> None:
+def test_signal_during_packing_does_not_crash_the_process() -> None:
     """hiredis would write to a null pointer if the handler of a signal raises."""
     code = """
 import signal, time
@@ -355,7 +355,7 @@ while struck < 2_000:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_what_was_sent_and_never_read_answers_nothing_else(
+def test_unread_reply_is_not_used_for_a_later_command(
     link: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A signal handler may raise between sending and reading."""
@@ -372,7 +372,7 @@ def test_what_was_sent_and_never_read_answers_nothing_else(
     assert link.node.opened == opened + 1
 
 
-def test_the_reason_of_a_server_that_takes_nobody_in_is_told() -> None:
+def test_connection_reports_a_refusal_at_accept() -> None:
     """The server sends the reason before it has read the login, and then closes."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -390,9 +390,7 @@ def test_the_reason_of_a_server_that_takes_nobody_in_is_told() -> None:
         thread.join()
 
 
-def test_a_fence_that_may_not_be_watched_is_read_by_nobody(
-    server: ProcessServer, link: Connection, keys: Keys
-) -> None:
+def test_unwatchable_fence_stops_reads(server: ProcessServer, link: Connection, keys: Keys) -> None:
     """With a permission revoked from a running worker, its reads would continue without a fence."""
     unit = Unit("access", 0, "hits")
     link.execute("HSET", keys.fence(*unit), "token", "ours")
@@ -412,7 +410,7 @@ def test_a_fence_that_may_not_be_watched_is_read_by_nobody(
 
 
 @pytest.mark.parametrize("code", ["READONLY", "OOM", "MASTERDOWN"])
-def test_the_cause_of_a_discarded_transaction_is_its_code(code: str) -> None:
+def test_discarded_transaction_has_the_code_of_its_cause(code: str) -> None:
     assert code_of(f"EXECABORT Transaction discarded because of: {code} You can't") == code
     previous = "EXECABORT Transaction discarded because of previous errors."
     assert code_of(previous) == "EXECABORT"

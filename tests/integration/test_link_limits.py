@@ -205,7 +205,7 @@ def settings_of(url: str) -> Settings:
     )
 
 
-def test_the_beat_waits_for_its_own_node(cluster: Cluster) -> None:
+def test_heartbeat_waits_only_for_its_own_node(cluster: Cluster) -> None:
     """After the pause of another failed node that is no longer needed, the node of the heartbeat
     still gets its own pause between attempts."""
     ours = settings_of(cluster.url)
@@ -256,7 +256,7 @@ def test_the_beat_waits_for_its_own_node(cluster: Cluster) -> None:
         exchange.close()
 
 
-def test_names_are_resolved_beside_the_supervisor() -> None:
+def test_names_are_resolved_in_a_child_process() -> None:
     names = Resolver()
     assert names.lookup("127.0.0.1", 6379, 1.0) == [(socket.AF_INET, ("127.0.0.1", 6379))]
     assert not names.pids, "an address needs no resolver"
@@ -272,7 +272,7 @@ def test_names_are_resolved_beside_the_supervisor() -> None:
     assert threading.active_count() == 1
 
 
-def test_an_answer_that_nobody_waits_for_is_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch):
+def test_unclaimed_name_lookup_is_dropped(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(names_module, "KEPT_SECONDS", 0.0)
     names = Resolver()
     with pytest.raises(OSError, match="not resolved yet"):

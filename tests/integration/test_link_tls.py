@@ -60,7 +60,7 @@ def open_link() -> Iterator[Open]:
         each.close()
 
 
-def test_large_values_go_both_ways(settings: config.Redis, open_link: Open) -> None:
+def test_tls_transfers_large_values(settings: config.Redis, open_link: Open) -> None:
     link = open_link(settings)
     large = os.urandom(8 << 20)
     link.execute("SET", "large", large)
@@ -105,7 +105,7 @@ def test_replaced_certificates_are_read_with_the_next_connection(
 
 
 @pytest.mark.fault("F36")
-def test_an_expired_certificate_is_refused_until_it_is_replaced(
+def test_tls_refuses_an_expired_certificate_until_replaced(
     settings: config.Redis, open_link: Open, certificates: Path, tmp_path: Path
 ) -> None:
     """First the client's certificate expires, then the server's. Open connections stay open."""
@@ -128,7 +128,9 @@ def test_an_expired_certificate_is_refused_until_it_is_replaced(
     assert open_link(settings).execute("PING") == b"PONG"
 
 
-def test_certificate_for_another_name_is_refused(settings: config.Redis, open_link: Open) -> None:
+def test_tls_refuses_a_certificate_for_another_name(
+    settings: config.Redis, open_link: Open
+) -> None:
     url = settings.url.replace("127.0.0.1", "localhost")
     with pytest.raises(RedisUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
         open_link(replace(settings, url=url)).execute("PING")
@@ -141,9 +143,7 @@ def test_missing_client_certificate_is_refused(settings: config.Redis, open_link
     assert not caught.value.sent
 
 
-def test_session_ended_while_idle_is_replaced_silently(
-    settings: config.Redis, open_link: Open
-) -> None:
+def test_tls_replaces_a_closed_idle_session(settings: config.Redis, open_link: Open) -> None:
     idle, other = open_link(settings), open_link(settings)
     other.execute("CLIENT", "KILL", "ID", idle.execute("CLIENT", "ID"))
     assert idle.execute("ECHO", "again") == b"again"

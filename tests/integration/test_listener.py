@@ -74,7 +74,7 @@ def test_worker_that_hears_in_time_is_not_woken(watched: Watched) -> None:
     assert (watched.look(), watched.missed(), watched.wakes) == (None, set(), 0)
 
 
-def test_groups_of_a_partition_wait_behind_entries_of_their_own(watched: Watched) -> None:
+def test_listener_tracks_each_group_of_a_partition(watched: Watched) -> None:
     one, other = UNITS[:2]
     watched.wait(one, main=b"5-1")
     watched.wait(other, main=b"5-2")
@@ -85,7 +85,7 @@ def test_groups_of_a_partition_wait_behind_entries_of_their_own(watched: Watched
     assert watched.missed() == {one}
 
 
-def test_the_newest_id_is_no_other_one(watched: Watched) -> None:
+def test_listener_handles_the_greatest_id(watched: Watched) -> None:
     (one, *_), newest = UNITS, b"%d-%d" % (NEWEST, NEWEST)
     watched.wait(one, retry=newest, main=newest)
     poll = watched.words(one).waiting()
@@ -94,7 +94,7 @@ def test_the_newest_id_is_no_other_one(watched: Watched) -> None:
     assert watched.look() is None
 
 
-def test_key_of_a_wrong_type_hides_no_other_worker(watched: Watched) -> None:
+def test_listener_skips_a_key_of_a_wrong_type(watched: Watched) -> None:
     bad, good = UNITS[0], UNITS[2]
     watched.link.execute("SET", watched.keys.retry_stream(*bad), "x")
     watched.wait(bad)

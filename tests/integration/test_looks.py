@@ -35,7 +35,7 @@ class Watching:
         return self._link.pipeline_each(commands)
 
 
-def test_what_is_held_as_before_is_asked_for_its_lease_alone(link: Connection, keys: Keys) -> None:
+def test_view_of_an_unchanged_owner_reads_only_the_lease(link: Connection, keys: Keys) -> None:
     desk, watching = Desk(link, keys), Watching(link, keys)
     epoch = desk.own("t1")
     first = watching.look()
@@ -47,9 +47,7 @@ def test_what_is_held_as_before_is_asked_for_its_lease_alone(link: Connection, k
     assert watching.asked == ["GET", "HMGET", "PTTL"], "the fence of a free unit is read again"
 
 
-def test_how_long_the_lease_of_a_silent_owner_lives_is_looked_at_each_time(
-    link: Connection, keys: Keys
-) -> None:
+def test_view_reads_the_lease_ttl_of_a_silent_owner(link: Connection, keys: Keys) -> None:
     desk, watching = Desk(link, keys), Watching(link, keys)
     desk.own("t1")
     watching.look()
@@ -81,7 +79,7 @@ def test_each_change_of_a_holder_is_seen_by_the_next_look(link: Connection, keys
     assert watching.look()[UNIT].epoch == 0
 
 
-def test_a_unit_of_which_nothing_is_known_is_not_seen(link: Connection, keys: Keys) -> None:
+def test_view_omits_an_unknown_unit(link: Connection, keys: Keys) -> None:
     desk, watching = Desk(link, keys), Watching(link, keys)
     desk.own("t1")
     watching.look()

@@ -56,9 +56,7 @@ def test_a_round_sent_after_the_fence_has_changed_moves_and_acknowledges_nothing
     assert desk.state()["stream"].groups == {"hits": ("1-0", {"1-0": "w"})}
 
 
-def test_a_worker_that_has_lost_the_unit_begins_nothing_more_and_says_so(
-    desk: Desk, life: Life, slot: WorkerSlot
-):
+def test_worker_without_the_unit_starts_nothing(desk: Desk, life: Life, slot: WorkerSlot):
     desk.groups()
     desk.own("t1")
     desk.add("1-0")
@@ -75,7 +73,7 @@ def test_a_worker_that_has_lost_the_unit_begins_nothing_more_and_says_so(
     assert desk.state()["stream"].groups == {"hits": ("1-0", {"1-0": "w"})}
 
 
-def test_what_a_lost_read_has_moved_is_handled_over_the_next_connection(
+def test_entries_of_a_lost_read_are_handled_after_reconnect(
     desk: Desk, new_life: Callable[[str], Life], proxy: FaultProxy
 ):
     desk.groups()
@@ -95,7 +93,7 @@ def test_what_a_lost_read_has_moved_is_handled_over_the_next_connection(
 # --- held messages of a leaving worker ------------------------------------------------------------
 
 
-def test_what_a_stop_releases_runs_later_as_its_first_attempt(desk: Desk, life: Life):
+def test_released_message_runs_later_as_its_first_attempt(desk: Desk, life: Life):
     desk.groups()
     epoch = desk.own("t1")
     for number in range(1, 4):
@@ -161,9 +159,7 @@ def test_crashes_before_and_after_a_retry_are_counted_together(desk: Desk, life:
 # --- limits ---------------------------------------------------------------------------------------
 
 
-def test_a_soft_limit_interrupts_the_run_that_it_is_meant_for_and_nothing_else(
-    desk: Desk, life: Life, slot: WorkerSlot
-):
+def test_soft_limit_interrupts_only_its_own_run(desk: Desk, life: Life, slot: WorkerSlot):
     desk.groups()
     desk.own("t1")
     for number in range(1, 4):
@@ -234,7 +230,7 @@ LATEST = Settings(
 )
 
 
-def test_a_group_that_began_at_the_latest_comes_back_at_the_oldest(desk: Desk):
+def test_recreated_latest_group_starts_at_the_oldest_entry(desk: Desk):
     """T12: a new group skips existing entries. A group that was lost later must skip none."""
     desk.add("1-0")
     startup.ensure_topics(desk.link, LATEST)
@@ -247,7 +243,7 @@ def test_a_group_that_began_at_the_latest_comes_back_at_the_oldest(desk: Desk):
 
 
 @pytest.mark.fault("F15")
-def test_a_group_of_an_emptied_server_comes_back_at_the_oldest(desk: Desk):
+def test_group_on_an_emptied_server_starts_at_the_oldest_entry(desk: Desk):
     """T12: the emptied server has no record of the group, but its consumer has."""
     startup.ensure_topics(desk.link, LATEST)
     desk.do("FLUSHALL")

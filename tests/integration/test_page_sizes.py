@@ -56,7 +56,7 @@ def onwards(store: Watched) -> list[str]:
 
 
 @pytest.mark.parametrize("listed", [backwards, onwards])
-def test_a_page_of_large_entries_ends_at_the_bound(link: Connection, listed: Any) -> None:
+def test_page_of_large_entries_stops_at_the_byte_bound(link: Connection, listed: Any) -> None:
     """S2: each page has at most one body beyond BYTES_MAX, and no entry is skipped."""
     store = filled(link, [LARGE] * 50)
     assert listed(store) == [f"{number}-0" for number in range(1, 51)]
@@ -72,7 +72,7 @@ def test_a_page_of_small_entries_has_page_max_rows(link: Connection, listed: Any
 
 
 @pytest.mark.parametrize("listed", [backwards, onwards])
-def test_a_page_of_mixed_entries_has_one_body_too_many(link: Connection, listed: Any) -> None:
+def test_page_exceeds_the_byte_bound_by_one_body_at_most(link: Connection, listed: Any) -> None:
     """S2: a page sized by the mean of earlier small entries took 64 large ones."""
     sizes = ([10] * 20 + [8 * BYTES_MAX] * 3) * 3
     store = filled(link, sizes)
@@ -82,7 +82,7 @@ def test_a_page_of_mixed_entries_has_one_body_too_many(link: Connection, listed:
 
 
 @pytest.mark.parametrize("listed", [backwards, onwards])
-def test_a_walk_ends_at_the_last_id_of_all(link: Connection, listed: Any) -> None:
+def test_paging_stops_at_the_last_possible_id(link: Connection, listed: Any) -> None:
     """No id can follow the last one, and the server rejects a range after it."""
     store = filled(link, [10])
     link.execute("XADD", STREAM, LAST_ID, "payload", "x")

@@ -14,7 +14,7 @@ from tests.contract.desk import Desk
 from tests.support.life import Life
 
 
-def test_a_worker_with_a_slow_handler_keeps_little_in_hand(
+def test_slow_handler_limits_prefetched_messages(
     desk: Desk, life: Life, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ):
     """Every run counts as long here, and no other worker could start a held message."""
@@ -27,7 +27,7 @@ def test_a_worker_with_a_slow_handler_keeps_little_in_hand(
     assert in_hand == [4] * 4 + [1] * 8, "the first read knows nothing of the handler yet"
 
 
-def test_acknowledgements_bring_nothing_that_would_lie_behind_slow_runs(
+def test_acknowledging_read_fetches_nothing_for_slow_runs(
     desk: Desk, life: Life, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ):
     """Every run counts as long here, and every finished message as overdue for its settlement."""
@@ -53,7 +53,7 @@ def test_acknowledgements_bring_nothing_that_would_lie_behind_slow_runs(
     assert max(in_hand[-20:]) <= 2 * 4, "the running messages, and one read for a free lane"
 
 
-def test_what_it_has_not_begun_goes_to_the_next_owner_at_once(
+def test_unstarted_messages_pass_to_the_next_owner_immediately(
     desk: Desk, life: Life, slot: WorkerSlot
 ):
     """When the partition moves, a slow message does not hold other messages of its read."""

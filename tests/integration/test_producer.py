@@ -88,7 +88,9 @@ def test_values_are_written_as_bytes_text_or_json(producer, link, keys, value, p
 @pytest.mark.parametrize(
     ("options", "said"), [({}, {}), ({"max_backlog": 9}, {}), ({}, {"dedup_id": "1"})]
 )
-def test_a_payload_alone_is_the_same_entry_on_every_way(server, link, keys, payload, options, said):
+def test_payload_alone_writes_the_same_entry_from_each_call(
+    server, link, keys, payload, options, said
+):
     with Producer(server.url, **options) as producer:
         producer.send("access", payload, **said)
         producer.send_many("access", [payload, Outgoing(payload)])
@@ -131,14 +133,14 @@ def test_send_returns_the_uid_that_the_handler_sees(server, link, keys):
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, float("nan")])
-def test_what_is_no_json_is_refused(producer, link, keys, value):
+def test_producer_refuses_a_value_that_is_not_json(producer, link, keys, value):
     with pytest.raises((TypeError, ValueError)):
         producer.send("access", value)
 
     assert entries(link, keys, "access") == []
 
 
-def test_a_header_that_is_no_text_is_refused(producer):
+def test_producer_refuses_a_header_that_is_not_a_string(producer):
     with pytest.raises(TypeError, match="headers"):
         producer.send("access", b"x", headers={"retries": 3})
 
@@ -158,7 +160,7 @@ def test_the_size_limit_is_exact(server, link, keys):
 # --- partitions -----------------------------------------------------------------------------------
 
 
-def test_a_key_chooses_its_partition_by_crc32(producer, link, keys):
+def test_producer_routes_keys_by_crc32(producer, link, keys):
     create(link, keys, "access", 4)
     for number in range(40):
         producer.send("access", b"x", key=f"k{number}")
@@ -200,7 +202,7 @@ def test_a_named_partition_is_used_or_refused(producer, link, keys):
         producer.send("access", b"x", partition=2)
 
 
-def test_equal_dedup_ids_without_a_key_meet_in_one_partition(producer, link, keys):
+def test_equal_dedup_ids_share_a_partition(producer, link, keys):
     create(link, keys, "access", 8)
 
     first, *others = [producer.send("access", b"x", dedup_id="order-7") for _ in range(5)]
@@ -253,7 +255,7 @@ def test_without_create_an_unknown_topic_is_missing(server, store: Store):
     assert topics.partition_count(store, "access") is None
 
 
-def test_a_registered_count_wins_and_the_other_is_warned_of(server, link, keys, caplog):
+def test_producer_warns_about_a_different_configured_count(server, link, keys, caplog):
     create(link, keys, "access", 4)
 
     with (
@@ -280,7 +282,7 @@ def test_a_producer_repairs_a_registration_that_stopped_half_way(
     assert topics.registered(store) == ["access"]
 
 
-def test_an_unreadable_count_is_never_taken_for_one(proxy, link, keys):
+def test_producer_never_guesses_an_unreadable_count(proxy, link, keys):
     create(link, keys, "access", 4)
     proxy.arm(Fault.DROP_REPLY, command="HGET")
     with Producer(proxy.url) as producer:
@@ -400,7 +402,7 @@ def test_when_every_answer_is_lost_even_a_dedup_id_does_not_help(proxy, link, ke
     assert len(entries(link, keys, "access")) == 2
 
 
-def test_an_outcome_stays_unknown_when_redis_is_gone_afterwards(proxy, link, keys, monkeypatch):
+def test_unknown_outcome_stays_unknown_while_redis_is_down(proxy, link, keys, monkeypatch):
     monkeypatch.setattr("streamqd.producer.sender.PAUSES", (0.0,))
     with Producer(proxy.url) as producer:
         producer.send("access", b"warm", dedup_id="1")
@@ -436,7 +438,7 @@ def test_a_command_that_never_left_is_sent_again(proxy, link, keys):
     assert len(entries(link, keys, "access")) == 2
 
 
-def test_while_nobody_listens_nothing_was_written(proxy, link, keys, monkeypatch):
+def test_refused_connection_is_a_known_failure(proxy, link, keys, monkeypatch):
     monkeypatch.setattr("streamqd.producer.sender.PAUSES", (0.0,))
     with Producer(proxy.url) as producer:
         producer.send("access", b"first")
@@ -497,7 +499,7 @@ def test_items_may_have_keys_headers_and_partitions(producer, link, keys):
 
 
 @pytest.mark.fault("F13")
-def test_a_lost_connection_tells_how_many_are_confirmed(proxy, link, keys):
+def test_lost_connection_reports_confirmed_messages(proxy, link, keys):
     with Producer(proxy.url) as producer:
         producer.send("access", b"warm")
         proxy.arm(Fault.CUT_REPLY, command="EVALSHA", nth=2)
@@ -513,7 +515,7 @@ def test_a_lost_connection_tells_how_many_are_confirmed(proxy, link, keys):
 
 
 @pytest.mark.fault("F21")
-def test_a_full_memory_tells_which_were_written(producer, link, keys):
+def test_full_memory_reports_written_messages(producer, link, keys):
     producer.send("access", b"warm")
     link.execute("CONFIG", "SET", "maxmemory", "1")
     try:
@@ -541,7 +543,7 @@ def test_a_full_memory_tells_which_were_written(producer, link, keys):
         ([RedisRefused("OOM", "x"), RedisRefused("OOM", "x")], 1, [None, None]),
     ],
 )
-def test_a_chunk_is_repeated_only_when_all_of_it_must_wait(
+def test_chunk_is_repeated_only_if_all_of_its_part_was_refused(
     producer, link, keys, monkeypatch, first, tries, ids
 ):
     """A cluster that moves slots refuses a part of a pipeline for a time."""
@@ -563,7 +565,7 @@ def test_a_chunk_is_repeated_only_when_all_of_it_must_wait(
     assert (got, 2 - len(answers)) == (ids, tries)
 
 
-def test_a_bad_item_stops_behind_those_before_it(producer, link, keys):
+def test_producer_writes_the_items_before_a_bad_item(producer, link, keys):
     def items() -> Iterator[object]:
         yield from (b"0", b"1", object(), b"3")
 
@@ -585,7 +587,7 @@ def test_scheduling_many(producer, link, keys):
 
 
 @pytest.mark.parametrize("fork", [os.fork, ctypes.PyDLL(None).fork], ids=["python", "c"])
-def test_a_forked_child_sends_over_a_connection_of_its_own(producer, link, keys, fork):
+def test_producer_reconnects_in_a_forked_child(producer, link, keys, fork):
     """Also for uWSGI, which forks in C and by default runs no fork hook of Python."""
     producer.send("access", b"parent")
     pid = fork()
@@ -617,7 +619,7 @@ def test_without_arguments_the_environment_decides(server, store: Store, monkeyp
 
 
 @pytest.mark.parametrize("kind", [Producer, BufferedProducer])
-def test_without_arguments_the_file_beside_decides_as_for_the_command_line(
+def test_producer_reads_the_default_configuration_file(
     server, store: Store, monkeypatch, tmp_path, kind
 ):
     """U4: the command line read ./streamq.toml, and the producer another Redis."""
@@ -635,7 +637,7 @@ def test_without_arguments_the_file_beside_decides_as_for_the_command_line(
     assert [each["topic"] for each in json.loads(shown.stdout)["rows"]] == ["access"], shown.stdout
 
 
-def test_a_named_file_counts_before_the_one_beside(server, store: Store, monkeypatch, tmp_path):
+def test_named_configuration_file_precedes_the_default(server, store: Store, monkeypatch, tmp_path):
     """U4: the same precedence as on the command line."""
     (tmp_path / "streamq.toml").write_text('[redis]\nurl = "redis://nowhere.invalid:1/0"\n')
     named = tmp_path / "named.toml"

@@ -65,7 +65,7 @@ def in_step(producer: Producer, link: Connection, keys: Keys, topic: str = "acce
 # --- chunks made ahead ----------------------------------------------------------------------------
 
 
-def test_one_chunk_is_made_while_redis_works_and_none_is_sent(proxy, link, keys):
+def test_send_many_prepares_one_chunk_ahead(proxy, link, keys):
     made: list[int] = []
     ahead = threading.Event()
 
@@ -101,9 +101,7 @@ def test_chunks_that_are_asked_for_are_not_made_ahead(producer, link, keys):
     assert len(payloads(link, keys)) == 1 + CHUNK
 
 
-def test_an_item_that_fails_while_a_chunk_is_under_way_stops_behind_those_before(
-    producer, link, keys
-):
+def test_failing_item_keeps_the_chunk_in_progress(producer, link, keys):
     def fail() -> None:
         raise LookupError("the source is gone")
 
@@ -121,7 +119,7 @@ def test_an_item_that_fails_while_a_chunk_is_under_way_stops_behind_those_before
 @pytest.mark.fault("F13")
 @pytest.mark.parametrize("fault", [Fault.DROP_REPLY, Fault.CUT_REPLY, Fault.SWALLOW_REPLY])
 @pytest.mark.parametrize("chunk", [1, 2])
-def test_behind_a_lost_answer_nothing_is_sent(proxy, link, keys, fault, chunk):
+def test_lost_reply_stops_the_following_chunks(proxy, link, keys, fault, chunk):
     with Producer(proxy.url, timeout=0.5) as producer:
         producer.send("access", b"warm")
         proxy.arm(fault, command="EVALSHA", nth=chunk)
@@ -144,7 +142,7 @@ def test_an_answer_waits_for_items_that_take_longer_than_the_timeout(server, lin
 
 
 @pytest.mark.fault("F13")
-def test_a_reset_before_the_end_of_a_chunk_writes_nothing_of_it(proxy, link, keys):
+def test_reset_during_a_chunk_writes_none_of_its_messages(proxy, link, keys):
     with Producer(proxy.url) as producer:
         producer.send("access", b"warm")
         proxy.arm(Fault.CUT_BEFORE, command="EVALSHA", nth=2)
@@ -189,7 +187,7 @@ def _no_master(link: Connection) -> Callable[[], object]:
     ("spoil", "code"), [(_no_memory, "OOM"), (_no_right, "NOPERM"), (_no_master, "READONLY")]
 )
 @pytest.mark.parametrize("before", [0, 1])
-def test_a_chunk_that_is_refused_ends_it(producer, link, keys, monkeypatch, spoil, code, before):
+def test_refused_chunk_stops_send_many(producer, link, keys, monkeypatch, spoil, code, before):
     monkeypatch.setattr("streamqd.producer.sender.PAUSES", (0.0,))
     mend: list[Callable[[], object]] = []
 
@@ -211,7 +209,7 @@ def test_a_chunk_that_is_refused_ends_it(producer, link, keys, monkeypatch, spoi
     in_step(producer, link, keys)
 
 
-def test_an_interruption_closes_the_connection_on_its_answer(producer, link, keys):
+def test_interrupted_send_many_leaves_no_stale_reply(producer, link, keys):
     def interrupt() -> None:
         raise KeyboardInterrupt
 
@@ -223,7 +221,7 @@ def test_an_interruption_closes_the_connection_on_its_answer(producer, link, key
 # --- items that use the producer ------------------------------------------------------------------
 
 
-def test_an_item_may_be_made_by_sending_with_the_same_producer(producer, link, keys):
+def test_item_iterator_may_send_with_the_same_producer(producer, link, keys):
     def items() -> Iterator[bytes]:
         for number in range(3 * CHUNK):
             if number % 100 == 50:
@@ -237,7 +235,7 @@ def test_an_item_may_be_made_by_sending_with_the_same_producer(producer, link, k
     assert payloads(link, keys, "other") == [b"one", b"two"] * 15
 
 
-def test_an_item_may_be_made_by_sending_many_with_the_same_producer(producer, link, keys):
+def test_item_iterator_may_send_many_with_the_same_producer(producer, link, keys):
     inner: list[str] = []
 
     def send() -> None:
@@ -249,7 +247,7 @@ def test_an_item_may_be_made_by_sending_many_with_the_same_producer(producer, li
     assert payloads(link, keys, "other") == texts(2000)
 
 
-def test_a_producer_that_an_item_closes_has_its_answer(producer, link, keys):
+def test_producer_closed_by_an_item_still_gets_its_reply(producer, link, keys):
     ids = producer.send_many("access", numbers(2000, producer.close))
 
     assert ids == ids_of(link, keys)[1:]
@@ -277,7 +275,7 @@ class Interruption(BaseException):
     """An exception like KeyboardInterrupt."""
 
 
-def test_an_answer_given_up_in_an_inner_use_is_not_read_on_another_connection(proxy, link, keys):
+def test_abandoned_reply_is_not_read_on_a_new_connection(proxy, link, keys):
     def interrupt(_number: int, frame: FrameType | None) -> None:
         while frame is not None and frame.f_code.co_name != "read_all":
             frame = frame.f_back
@@ -342,9 +340,7 @@ def test_chunk_made_before_a_growth_is_routed_again(server, link, store: Store, 
 
 
 @pytest.mark.parametrize("count", [UNDER_WAY, CHUNK])
-def test_a_fork_while_a_chunk_is_under_way_leaves_its_answer_to_the_parent(
-    producer, link, keys, count
-):
+def test_fork_during_a_chunk_leaves_the_reply_to_the_parent(producer, link, keys, count):
     child = status = -1
 
     def items() -> Iterator[bytes]:
@@ -381,7 +377,7 @@ def _of_child(producer: Producer, error: ChunkUnknown) -> int:
 # --- one message ----------------------------------------------------------------------------------
 
 
-def test_a_message_that_is_refused_has_its_partition_chosen_once(server, link, store: Store, keys):
+def test_refused_message_chooses_its_partition_once(server, link, store: Store, keys):
     topics.create(store, "access", Topic(partitions=4))
     asked: list[bytes | None] = []
 

@@ -72,7 +72,7 @@ def test_tasks_under_way_together_are_written_together(server, link, store: Stor
     assert payloads(link, keys) == [b"first", *(b"%d" % n for n in range(200))]
 
 
-def test_the_loop_goes_on_while_redis_does_not_answer(server, link, keys, gate):
+def test_async_send_does_not_block_the_event_loop(server, link, keys, gate):
     async def work() -> bool:
         async with AsyncProducer(server.url, partitioner=gate) as producer:
             send = asyncio.create_task(producer.send("access", b"x"))
@@ -95,7 +95,7 @@ def test_more_than_there_is_room_for_take_turns(server, link, keys):
     assert payloads(link, keys) == [b"%d" % n for n in range(100)]
 
 
-def test_a_cancelled_send_harms_no_other(server, link, keys, gate):
+def test_async_cancelled_send_does_not_affect_others(server, link, keys, gate):
     trouble: list[dict[str, Any]] = []
 
     async def work() -> tuple[bool, str, str]:
@@ -186,7 +186,7 @@ def test_a_limit_of_the_backlog_holds_here_too(server, link, keys):
     run(work())
 
 
-def test_it_can_be_made_outside_of_a_loop_and_is_closed_for_good(server, link, keys):
+def test_async_producer_may_be_created_outside_a_loop(server, link, keys):
     producer = AsyncProducer(server.url)
 
     async def work() -> None:
@@ -201,7 +201,7 @@ def test_it_can_be_made_outside_of_a_loop_and_is_closed_for_good(server, link, k
     assert "streamqd-producer" not in {each.name for each in threading.enumerate()}
 
 
-def test_a_loop_that_is_gone_stops_nothing(server, link, keys, gate):
+def test_async_producer_survives_a_closed_loop(server, link, keys, gate):
     producer = AsyncProducer(server.url, partitioner=gate)
 
     async def leave() -> None:
@@ -231,7 +231,7 @@ def sends_of_a_child(producer: AsyncProducer) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-def test_a_forked_child_works_in_a_loop_of_its_own(server, link, keys):
+def test_async_producer_works_in_a_forked_child(server, link, keys):
     producer = AsyncProducer(server.url, max_messages=1)
 
     async def work() -> None:

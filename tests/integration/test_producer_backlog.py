@@ -33,7 +33,7 @@ def make_room(link: Connection, keys: Keys) -> None:
     link.execute("XACK", stream, "g", *(entry_id for entry_id, _ in read[0][1]))
 
 
-def test_a_full_partition_holds_up_no_other_and_keeps_its_order(server, link, keys):
+def test_full_partition_delays_only_its_own_messages(server, link, keys):
     crowd(link, keys, server.url)
     with BufferedProducer(server.url, linger=0, max_backlog=1, backlog_wait="20s") as producer:
         full = producer.send("access", b"second", partition=0)
@@ -52,7 +52,7 @@ def test_a_full_partition_holds_up_no_other_and_keeps_its_order(server, link, ke
     assert payloads(link, keys) == [b"first", b"second", b"third"]
 
 
-def test_expired_wait_refuses_the_message_and_later_ones(server, link, keys):
+def test_expired_backlog_wait_refuses_later_messages_too(server, link, keys):
     crowd(link, keys, server.url)
     with BufferedProducer(server.url, linger=0, max_backlog=1, backlog_wait="50ms") as producer:
         receipts = [producer.send("access", b"x", partition=0) for _ in range(20)]

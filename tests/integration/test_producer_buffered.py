@@ -82,7 +82,7 @@ def test_messages_are_written_in_order_and_receipts_have_their_ids(server, link,
     assert payloads(link, keys) == [b"%d" % n for n in range(2000)]
 
 
-def test_what_waits_is_written_together(server, link, keys):
+def test_buffered_messages_are_written_in_one_batch(server, link, keys):
     with BufferedProducer(server.url, linger=NEVER, max_batch=100) as producer:
         producer.send("access", b"warm")
         producer.flush()
@@ -97,7 +97,7 @@ def test_what_waits_is_written_together(server, link, keys):
     assert len(payloads(link, keys)) == 102
 
 
-def test_a_message_alone_goes_when_it_has_lingered(server, link, keys):
+def test_buffered_message_is_sent_after_linger(server, link, keys):
     with BufferedProducer(server.url, linger="10ms") as producer:
         assert producer.send("access", b"x").result(10)
         assert payloads(link, keys) == [b"x"]
@@ -120,7 +120,7 @@ def test_every_option_of_a_send_holds(server, link, keys):
     assert other.result(0)
 
 
-def test_many_threads_send_through_one(server, link, keys):
+def test_buffered_producer_serves_many_threads(server, link, keys):
     def many(name: int) -> list[str]:
         return [producer.send("access", b"%d %d" % (name, n)).result(30) for n in range(50)]
 
@@ -137,7 +137,7 @@ def test_many_threads_send_through_one(server, link, keys):
         assert own == [b"%d %d" % (name, n) for n in range(50)]
 
 
-def test_a_producer_makes_a_buffered_one_with_its_settings(server, link, store: Store, keys):
+def test_buffered_producer_inherits_producer_settings(server, link, store: Store, keys):
     topics.create(store, "access", topics.Topic(partitions=4))
     with (
         Producer(server.url, partitioner=lambda _key, _count: 3) as producer,
@@ -151,7 +151,7 @@ def test_a_producer_makes_a_buffered_one_with_its_settings(server, link, store: 
 # --- what goes wrong ------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_encoded_is_refused_by_send(server, link):
+def test_buffered_send_refuses_an_unencodable_message(server, link):
     with BufferedProducer(server.url) as producer:
         with pytest.raises(TypeError):
             producer.send("access", object())
@@ -159,7 +159,7 @@ def test_what_cannot_be_encoded_is_refused_by_send(server, link):
             producer.send("access", b"x" * (1 << 21))
 
 
-def test_each_message_has_its_own_error(server, link, store: Store, keys):
+def test_buffered_messages_fail_individually(server, link, store: Store, keys):
     with BufferedProducer(server.url, linger=NEVER, create=False) as producer:
         topics.create(store, "access", topics.Topic(partitions=1))
         receipts = [
@@ -175,7 +175,7 @@ def test_each_message_has_its_own_error(server, link, store: Store, keys):
     assert payloads(link, keys) == [b"1", b"4"]
 
 
-def test_a_lost_answer_is_unknown_for_its_batch_only(proxy, link, keys):
+def test_lost_reply_affects_only_its_buffered_batch(proxy, link, keys):
     with BufferedProducer(proxy.url, linger=NEVER) as producer:
         producer.send("access", b"warm")
         producer.flush()
@@ -229,7 +229,7 @@ def test_a_cancelled_message_is_not_sent(server, link, keys, gate):
 
 
 @pytest.mark.parametrize("written", [False, True])
-def test_a_receipt_is_a_future_before_and_after_its_message_is_written(server, gate, written):
+def test_receipt_behaves_like_a_future(server, gate, written):
     async def waits(receipt: Receipt) -> str:
         return await asyncio.wait_for(asyncio.wrap_future(receipt), 10)
 
@@ -258,7 +258,7 @@ def test_a_receipt_is_a_future_before_and_after_its_message_is_written(server, g
         assert "finished" in repr(sends[3])
 
 
-def test_receipts_that_are_used_while_they_are_written_miss_nothing(server):
+def test_receipts_are_safe_to_use_while_written(server):
     called: list[Receipt] = []
     with BufferedProducer(server.url, linger=0, max_batch=8) as producer:
         receipts = []
@@ -296,7 +296,7 @@ def test_send_waits_for_room(server, link, keys):
     assert payloads(link, keys) == [b"%d" % n for n in range(10)]
 
 
-def test_an_empty_buffer_takes_what_is_larger_than_it(server, link, keys):
+def test_empty_buffer_accepts_a_message_above_its_limit(server, link, keys):
     with BufferedProducer(server.url, max_bytes=10) as producer:
         assert producer.send("access", b"x" * 100).result(10)
 
@@ -304,7 +304,7 @@ def test_an_empty_buffer_takes_what_is_larger_than_it(server, link, keys):
 # --- the end --------------------------------------------------------------------------------------
 
 
-def test_close_writes_what_is_there_and_takes_no_more(server, link, keys):
+def test_close_flushes_the_buffer_and_refuses_new_messages(server, link, keys):
     producer = BufferedProducer(server.url, linger=NEVER)
     receipt = producer.send("access", b"x")
 
@@ -315,7 +315,7 @@ def test_close_writes_what_is_there_and_takes_no_more(server, link, keys):
         producer.send("access", b"y")
 
 
-def test_close_gives_up_when_its_time_is_over(server, link, keys, gate):
+def test_close_gives_up_after_its_timeout(server, link, keys, gate):
     producer = BufferedProducer(server.url, linger=0, max_batch=1, partitioner=gate)
     begun = producer.send("access", b"1")
     assert gate.reached.wait(10)
@@ -331,7 +331,7 @@ def test_close_gives_up_when_its_time_is_over(server, link, keys, gate):
     assert payloads(link, keys) == [b"1"]
 
 
-def test_a_program_that_ends_without_close_has_sent_everything(server, link, keys):
+def test_program_exit_flushes_the_buffer(server, link, keys):
     code = (
         "import sys; from streamqd import BufferedProducer;"
         "BufferedProducer(sys.argv[1], linger=3600).send('access', b'x')"
@@ -357,7 +357,7 @@ def in_child(work: Callable[[], None]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-def test_a_forked_child_forgets_what_is_unsent_and_works(server, link, keys, caplog, tmp_path):
+def test_forked_child_discards_the_parents_buffer(server, link, keys, caplog, tmp_path):
     said = tmp_path / "said"
     with BufferedProducer(server.url, linger=NEVER) as producer:
         receipt = producer.send("access", b"parent")
@@ -382,7 +382,7 @@ def test_a_forked_child_forgets_what_is_unsent_and_works(server, link, keys, cap
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-def test_a_fork_in_the_middle_of_sending_blocks_nobody(server, link, keys):
+def test_fork_during_a_buffered_send_does_not_block(server, link, keys):
     with BufferedProducer(server.url, linger=0) as producer:
         for n in range(20):
             for _ in range(50):
@@ -405,6 +405,6 @@ def test_the_connection_is_closed_with_the_thread(server, link):
 
 
 @pytest.mark.parametrize("wrong", [{"max_batch": 0}, {"linger": "soon"}, {"max_bytes": "many"}])
-def test_a_wrong_option_is_refused_at_once(server, wrong):
+def test_buffered_producer_rejects_invalid_options(server, wrong):
     with pytest.raises((ValueError, StreamqdError)):
         BufferedProducer(server.url, **wrong)

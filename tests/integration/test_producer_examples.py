@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "produce-messages.md"
 
 
 @pytest.mark.parametrize("shown", [produce_buffered.send, produce_async.order])
-def test_the_page_shows_what_the_example_does(shown: FunctionType) -> None:
+def test_documentation_shows_the_code_of_the_example(shown: FunctionType) -> None:
     assert f"```python\n{inspect.getsource(shown)}```" in PAGE.read_text()
 
 
@@ -38,7 +38,7 @@ def test_readings_are_buffered(server, link: Connection, keys: Keys) -> None:
     assert payloads(link, keys, "readings") == [b"%.1f" % n for n in range(500)]
 
 
-def test_an_example_that_finds_no_redis_says_so(tmp_path: Path) -> None:
+def test_producer_example_reports_a_missing_redis(tmp_path: Path) -> None:
     ended = run("produce_buffered", f"unix://{tmp_path}/none.sock", given="sensor-1 1\n")
 
     assert ended.stdout == "0 written, 1 not\n"

@@ -55,7 +55,7 @@ def test_a_batch_has_nothing_that_has_expired(desk: Desk, life: Life) -> None:
 
 
 @pytest.mark.parametrize("consumer", [{}, {"concurrency": 4, "order": "key"}])
-def test_what_has_expired_is_acknowledged_unhandled(
+def test_expired_message_is_acknowledged_unhandled(
     desk: Desk, life: Life, server: Server, consumer: dict[str, Any]
 ) -> None:
     items = [
@@ -75,7 +75,7 @@ def test_what_has_expired_is_acknowledged_unhandled(
     assert desk.do("XLEN", desk.dlq) == 0
 
 
-def test_a_span_begins_when_the_message_was_first_readable(desk: Desk, life: Life) -> None:
+def test_expiry_span_starts_when_the_message_is_first_readable(desk: Desk, life: Life) -> None:
     hour = ["expiresAfter", "3600000"]
     old, new = ["originalId", "1000-0"], ["originalId", f"{desk.now_unix_ms()}-0"]
     desk.do("XADD", desk.retry, "*", "payload", "old", *hour, *old)
@@ -86,14 +86,14 @@ def test_a_span_begins_when_the_message_was_first_readable(desk: Desk, life: Lif
 
 
 @pytest.mark.parametrize("end", ["soon", "-1", "", "9" * 40])
-def test_an_end_that_cannot_be_read_is_none(desk: Desk, life: Life, end: str) -> None:
+def test_unreadable_expiry_is_ignored(desk: Desk, life: Life, end: str) -> None:
     desk.do("XADD", desk.stream, "*", "payload", "x", "expiresAt", end, "expiresAfter", end)
     desk.do("XADD", desk.stream, "*", "payload", "last")
 
     assert handled(life) == [b"x", b"last"]
 
 
-def test_what_was_pending_before_expires_too(desk: Desk, life: Life) -> None:
+def test_pending_message_expires(desk: Desk, life: Life) -> None:
     desk.do("XADD", desk.stream, "*", "payload", "x", "expiresAt", "1000")
     desk.fetch(1)
     desk.do("XADD", desk.stream, "*", "payload", "last")

@@ -36,7 +36,7 @@ def create(link: Connection, keys: Keys, partitions: int) -> None:
 # --- partitioners ---------------------------------------------------------------------------------
 
 
-def test_round_robin_spreads_one_key_and_keeps_it(server, link, keys):
+def test_round_robin_spreads_messages_of_one_key(server, link, keys):
     create(link, keys, 4)
     with Producer(server.url, partitioner="round-robin") as producer:
         producer.send_many("access", [Outgoing(b"x", "same")] * 8)
@@ -46,7 +46,7 @@ def test_round_robin_spreads_one_key_and_keeps_it(server, link, keys):
     assert fields == [b"payload", b"x", b"key", b"same"]
 
 
-def test_sticky_writes_a_chunk_to_one_partition(server, link, keys):
+def test_sticky_partitioner_writes_a_chunk_to_one_partition(server, link, keys):
     create(link, keys, 4)
     with Producer(server.url, partitioner="sticky") as producer:
         producer.send_many("access", [b"x"] * (3 * 512))
@@ -167,7 +167,7 @@ def test_a_producer_waits_for_room_and_keeps_the_order(server, link, keys, new_l
     assert read == [b"%d" % n for n in range(40)]
 
 
-def test_waiting_for_room_ends(server, link, keys):
+def test_backlog_wait_raises_after_its_timeout(server, link, keys):
     with Producer(server.url, max_backlog=1, backlog_wait=0.05) as producer:
         producer.send("access", b"1")
         with pytest.raises(BacklogFull):
@@ -198,7 +198,7 @@ def test_backlog_limit_without_script_permission_is_an_error(server, link, keys)
 
 
 @pytest.mark.parametrize("wrong", [0, -1])
-def test_a_limit_is_at_least_one(server: Any, wrong: int) -> None:
+def test_max_backlog_must_be_at_least_one(server: Any, wrong: int) -> None:
     with pytest.raises((ValueError, ContractError)):
         Producer(server.url, max_backlog=wrong)
 

@@ -117,7 +117,7 @@ def taken(producer: Producer) -> bool:
     return free
 
 
-def test_fork_while_another_thread_sends_leaves_the_child_a_free_lock(
+def test_fork_during_a_send_gives_the_child_a_free_lock(
     fresh_server: ProcessServer,
 ) -> None:
     """U4: a child forked during another thread's send can send."""
@@ -155,7 +155,7 @@ def elapsed(send: Callable[[], object]) -> float:
 @pytest.mark.parametrize(
     "options", [{}, {"dedup_id": "order-7"}, {"delay": 3600}], ids=["plain", "dedup", "delay"]
 )
-def test_send_to_a_hung_server_ends_within_its_timeout(
+def test_send_to_a_hung_server_fails_within_its_timeout(
     fresh_server: ProcessServer, options: dict[str, object], *, warm: bool
 ) -> None:
     """U7: `timeout` bounds a send with all its repetitions, even the first send to a topic."""

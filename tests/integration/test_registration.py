@@ -30,14 +30,14 @@ def groups(link: Connection, stream: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("text", [READS, LETTERS, f"[topics.access]\n{LETTERS}"])
-def test_a_topic_whose_partitions_nobody_states_is_taken_as_it_is(
+def test_topic_without_configured_partitions_keeps_its_count(
     link: Connection, tmp_path: Path, text: str
 ):
     topics.create(Store(link, KEYS), "access", config.Topic(partitions=3))
     assert ensure_topics(link, settings(tmp_path, text)) == {"access": 3}
 
 
-def test_one_partition_that_is_stated_is_no_default(link: Connection, tmp_path: Path):
+def test_explicit_single_partition_is_checked(link: Connection, tmp_path: Path):
     topics.create(Store(link, KEYS), "access", config.Topic(partitions=3))
     with pytest.raises(ConfigError, match="1 is less than the 3 registered"):
         ensure_topics(link, settings(tmp_path, f"[topics.access]\npartitions = 1\n{READS}"))
@@ -46,9 +46,7 @@ def test_one_partition_that_is_stated_is_no_default(link: Connection, tmp_path: 
 @pytest.mark.parametrize(
     "text", [READS + LETTERS, f"[topics.access]\npartitions = 2\n{LETTERS}"], ids=["read", "stated"]
 )
-def test_a_reader_of_letters_brings_its_group_to_their_streams(
-    link: Connection, tmp_path: Path, text: str
-):
+def test_dead_letter_consumer_creates_its_groups(link: Connection, tmp_path: Path, text: str):
     counts = ensure_topics(link, settings(tmp_path, text))
     assert ensure_topics(link, settings(tmp_path, text)) == counts, "it may be repeated"
     for number in range(counts["access"]):
@@ -59,7 +57,7 @@ def test_a_reader_of_letters_brings_its_group_to_their_streams(
     )
 
 
-def test_a_reader_of_letters_makes_no_topic(link: Connection, tmp_path: Path):
+def test_dead_letter_consumer_creates_no_topic(link: Connection, tmp_path: Path):
     with pytest.raises(ConfigError) as raised:
         ensure_topics(link, settings(tmp_path, LETTERS))
     (problem,) = raised.value.problems
@@ -69,7 +67,7 @@ def test_a_reader_of_letters_makes_no_topic(link: Connection, tmp_path: Path):
     assert topics.registered(Store(link, KEYS)) == []
 
 
-def test_letters_to_come_or_all_that_are_there(link: Connection, tmp_path: Path):
+def test_dead_letter_consumer_respects_its_start_position(link: Connection, tmp_path: Path):
     topics.create(Store(link, KEYS), "access", config.Topic(partitions=1))
     last = link.execute("XADD", KEYS.dlq("access", 0), "*", "payload", "x")
     late = LETTERS.replace("look", "late") + 'start = "latest"\n'

@@ -78,7 +78,7 @@ def test_bytes_bound_the_memory_of_a_partition(desk: Desk, view: MetricsView) ->
     assert view.tally("trimmed")["access", "0"] == 3_000 - length(desk)
 
 
-def test_a_shrink_keeps_what_came_since_the_last(desk: Desk, view: MetricsView) -> None:
+def test_shrink_keeps_entries_since_the_last_round(desk: Desk, view: MetricsView) -> None:
     trimmer = trimmer_of(desk, view, Topic(retention=Retention(shrink_every=60.0)))
     write(desk, 200, read=200)
     trimmer.run()
@@ -109,7 +109,7 @@ def test_deleting_on_all_acknowledgements_leaves_nothing(desk: Desk, view: Metri
 
 
 @pytest.mark.fault("F29")
-def test_what_keeps_retention_from_trimming_is_shown(desk: Desk, view: MetricsView) -> None:
+def test_trimmer_reports_the_group_that_holds_entries(desk: Desk, view: MetricsView) -> None:
     write(desk, 500, read=120)
     trimmer = trimmer_of(desk, view, Topic(retention=Retention(max_length=10)))
     trimmer.run()
@@ -173,9 +173,7 @@ def test_changed_settings_are_read_again(
     assert length(desk) == 0
 
 
-def test_nothing_goes_while_the_registered_settings_cannot_be_read(
-    desk: Desk, view: MetricsView
-) -> None:
+def test_trimmer_stops_while_settings_are_unreadable(desk: Desk, view: MetricsView) -> None:
     """The settings may require an archive."""
     registry.create(desk.store, "access", Topic())
     desk.do("HSET", desk.keys.meta("access"), "settings", "no JSON")
@@ -190,7 +188,7 @@ def test_nothing_goes_while_the_registered_settings_cannot_be_read(
     assert length(desk) == 0
 
 
-def test_one_bad_topic_does_not_stop_the_others(desk: Desk, view: MetricsView) -> None:
+def test_trimmer_continues_after_a_bad_topic(desk: Desk, view: MetricsView) -> None:
     slot = view.board.allot(Unit("other", 0, "hits"))
     slot.owned = 1
     desk.do("SET", desk.keys.meta("other"), "no hash")
@@ -203,7 +201,7 @@ def test_one_bad_topic_does_not_stop_the_others(desk: Desk, view: MetricsView) -
 # --- allowed losses -------------------------------------------------------------------------------
 
 
-def test_what_is_dropped_is_counted_told_and_recorded(
+def test_dropped_messages_are_counted_and_logged(
     desk: Desk, view: MetricsView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention_enforcer, "PAGE", 200)
@@ -231,7 +229,7 @@ def test_what_is_dropped_is_counted_told_and_recorded(
     assert desk.fetch(1) == [b"701-0"]
 
 
-def test_what_goes_in_small_parts_goes_in_one_turn(desk: Desk, view: MetricsView) -> None:
+def test_retention_drops_several_parts_in_one_turn(desk: Desk, view: MetricsView) -> None:
     """A part of 512 KiB has six entries here, which are counted and in one stream node."""
     desk.do("CONFIG", "SET", "stream-node-max-bytes", 0)
     try:
@@ -246,7 +244,7 @@ def test_what_goes_in_small_parts_goes_in_one_turn(desk: Desk, view: MetricsView
     assert view.tally("dropped") == lost
 
 
-def test_age_drops_too_and_fresh_entries_stay(desk: Desk, view: MetricsView) -> None:
+def test_retention_by_age_keeps_fresh_entries(desk: Desk, view: MetricsView) -> None:
     now = desk.now_unix_ms()
     write(desk, 300, first=now - 10_000_000)
     write(desk, 100, first=now)
@@ -261,7 +259,7 @@ def test_without_the_setting_nothing_is_lost(desk: Desk, view: MetricsView) -> N
     assert not view.tally("dropped")
 
 
-def test_what_a_dead_housekeeper_left_is_settled(desk: Desk, view: MetricsView) -> None:
+def test_retention_settles_drops_of_a_dead_housekeeper(desk: Desk, view: MetricsView) -> None:
     """It dropped entries and died before it settled. The next one counts the pending entries."""
     write(desk, 300)
     desk.fetch(150)

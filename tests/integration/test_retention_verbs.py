@@ -39,7 +39,7 @@ def length(desk: Desk) -> int:
 # --- trim -----------------------------------------------------------------------------------------
 
 
-def test_trim_removes_what_nobody_needs(desk: Desk, run: Run) -> None:
+def test_trim_removes_only_unneeded_entries(desk: Desk, run: Run) -> None:
     fill(desk, 350, acked=220)
     would = document(run("trim", "access", "--max-length", "0", "--dry-run", "--json"))
     assert would["partitions"][0]["removed"] == 220
@@ -85,7 +85,7 @@ def test_trim_takes_the_limits_of_the_topic(desk: Desk, run: Run, file: Path) ->
     assert document(run("trim", "access", "--yes", "--json"))["removed"] == 350
 
 
-def test_trim_obeys_the_archive(desk: Desk, run: Run, file: Path) -> None:
+def test_trim_keeps_unarchived_entries(desk: Desk, run: Run, file: Path) -> None:
     with file.open("a") as opened:
         opened.write('[topics.access]\narchive = "required"\n')
     fill(desk, 300, acked=300)
@@ -142,21 +142,21 @@ def test_a_healthy_topic(desk: Desk, run: Run, file: Path) -> None:
     assert "retention.max_length = 1000" in run("doctor", "stream", "access").stdout
 
 
-def test_it_writes_nothing(desk: Desk, run: Run) -> None:
+def test_doctor_stream_writes_nothing(desk: Desk, run: Run) -> None:
     fill(desk, 50, acked=20)
     before = desk.dump()
     run("doctor", "stream", "access")
     assert desk.dump() == before
 
 
-def test_no_retention_is_said_and_is_no_problem(desk: Desk, run: Run) -> None:
+def test_doctor_stream_accepts_missing_retention(desk: Desk, run: Run) -> None:
     fill(desk, 50, acked=50)
     shown = run("doctor", "stream", "access").stdout
     assert "no retention is set" in shown
 
 
 @pytest.mark.fault("F29")
-def test_an_abandoned_group_is_named_with_what_it_keeps(desk: Desk, run: Run, file: Path) -> None:
+def test_doctor_stream_names_an_abandoned_group(desk: Desk, run: Run, file: Path) -> None:
     retain(file, "retention = { max_length = 10 }")
     now = desk.now_unix_ms()
     fill(desk, 300, acked=300, first=now - 7_200_000)
@@ -175,7 +175,7 @@ def test_an_abandoned_group_is_named_with_what_it_keeps(desk: Desk, run: Run, fi
     assert "audit" in shown
 
 
-def test_a_group_that_is_owned_is_behind_not_abandoned(desk: Desk, run: Run, file: Path) -> None:
+def test_doctor_stream_shows_an_owned_group_as_lagging(desk: Desk, run: Run, file: Path) -> None:
     retain(file, 'retention = { ack_policy = "delete" }')
     fill(desk, 300, acked=100)
     desk.fetch(50)
@@ -228,14 +228,14 @@ def test_missing_groups_and_none(
     assert kinds == [(0, "missing_group"), (1, "missing_group"), (1, "no_groups")]
 
 
-def test_what_was_lost_is_shown(desk: Desk, run: Run) -> None:
+def test_doctor_stream_shows_dropped_messages(desk: Desk, run: Run) -> None:
     fill(desk, 50, acked=50)
     desk.do("HSET", desk.trim, "dropped_unread:hits", 7, "dropped_pending:hits", 5)
     found = document(run("doctor", "stream", "access", "--json"))
     assert found["partitions"][0]["groups"][0]["dropped"] == 12
 
 
-def test_what_lies_beside_the_partition_is_weighed_too(desk: Desk, run: Run) -> None:
+def test_doctor_stream_measures_related_keys(desk: Desk, run: Run) -> None:
     fill(desk, 50, acked=50)
     desk.add("1-0", "payload", "x" * 50_000, stream=desk.dlq)
     desk.add("1-0", "payload", "x" * 20_000, stream=desk.retry)
@@ -246,7 +246,7 @@ def test_what_lies_beside_the_partition_is_weighed_too(desk: Desk, run: Run) -> 
     assert "beside them: 1 dead letter, " in run("doctor", "stream", "access").stdout
 
 
-def test_a_key_of_dead_letters_that_is_none_hides_nothing_else(desk: Desk, run: Run) -> None:
+def test_doctor_stream_survives_a_bad_dead_letter_key(desk: Desk, run: Run) -> None:
     fill(desk, 50, acked=50)
     desk.do("SET", desk.dlq, "x")
     found = document(run("doctor", "stream", "access", "--json", code=1))
@@ -254,7 +254,7 @@ def test_a_key_of_dead_letters_that_is_none_hides_nothing_else(desk: Desk, run: 
     assert [each["key"] for each in found["unreadable"]] == [desk.dlq]
 
 
-def test_who_may_not_ask_for_memory_gets_the_rest(
+def test_doctor_stream_works_without_memory_permission(
     desk: Desk, run: Run, file: Path, server: Server
 ) -> None:
     fill(desk, 50, acked=50)
@@ -271,7 +271,7 @@ def test_who_may_not_ask_for_memory_gets_the_rest(
     assert (found["messages"], found["bytes"], found["dead_bytes"]) == (50, None, None)
 
 
-def test_settings_that_nobody_can_read_are_a_sentence(desk: Desk, run: Run) -> None:
+def test_unreadable_topic_settings_are_reported(desk: Desk, run: Run) -> None:
     desk.do("HSET", desk.keys.meta("access"), "settings", "no JSON")
     assert "settings of" in run("doctor", "stream", "access", code=1).stderr
     assert "JSON" in run("trim", "access", "--max-length", "0", "--yes", code=8).stderr

@@ -53,7 +53,7 @@ def ledger(client: redis.Redis, tmp_path: Path) -> Path:
     return file
 
 
-def test_it_is_none_of_ours() -> None:
+def test_row_ledger_imports_nothing_of_streamqd() -> None:
     code = (
         "import sys, tests.support.row_ledger; print([n for n in sys.modules if 'streamqd' in n])"
     )
@@ -64,7 +64,7 @@ def test_it_is_none_of_ours() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_what_is_wrong_in_a_topic_is_found(client: redis.Redis, ledger: Path) -> None:
+def test_row_ledger_finds_faults_in_a_topic(client: redis.Redis, ledger: Path) -> None:
     rows = read_ledger(ledger)
     assert rows.total() == 300
     assert len({row.content for row in rows}) < 300, "some rows are alike"
@@ -89,9 +89,7 @@ def _counted(*each: str) -> Counter[str]:
     return Counter(each)
 
 
-def test_a_table_and_a_replay_are_compared_by_all_that_a_row_holds(
-    client: redis.Redis, ledger: Path, tmp_path: Path
-) -> None:
+def test_row_ledger_compares_whole_rows(client: redis.Redis, ledger: Path, tmp_path: Path) -> None:
     rows = read_ledger(ledger)
     assert in_table(tmp_path / "table") == {}
     lines = []
@@ -134,7 +132,7 @@ def test_a_table_and_a_replay_are_compared_by_all_that_a_row_holds(
     assert line.startswith("replay: 1 never written, as ('logs/1/")
 
 
-def test_parsed_rows_and_those_in_quarantine_are_compared_by_what_they_hold(
+def test_row_ledger_compares_parsed_and_quarantined_rows(
     client: redis.Redis, ledger: Path, tmp_path: Path
 ) -> None:
     fits, does_not = read_parsed(ledger)
@@ -155,7 +153,7 @@ def test_parsed_rows_and_those_in_quarantine_are_compared_by_what_they_hold(
     assert in_quarantine(tmp_path / "quarantine") == does_not
 
 
-def test_what_redis_was_told_is_read(client: redis.Redis) -> None:
+def test_row_ledger_reads_the_archived_position(client: redis.Redis) -> None:
     assert told(client, "logs", 0) == "0-0"
     client.hset("streaming:mq:trim:{logs:p:0}", "archived", "5-3")
     assert told(client, "logs", 0) == "5-3"

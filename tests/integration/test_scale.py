@@ -44,7 +44,7 @@ def later(desk: Desk, key: str, seconds: float, number: int = 1) -> None:
         desk.do("ZADD", key, int(desk.now_unix_ms() + seconds * 1000), f"0-{at}-{seconds}")
 
 
-def test_one_worker_is_wanted_for_each_partition_with_a_backlog(at: At, scale: Scale) -> None:
+def test_scale_wants_one_worker_per_partition_with_backlog(at: At, scale: Scale) -> None:
     for partition, number in enumerate((300, 0, 40)):
         write(at(partition), number)
 
@@ -69,7 +69,7 @@ def test_a_worker_has_at_least_the_target_to_do(at: At, scale: Scale) -> None:
     assert wanted == {"1": 3, "3": 2, "100": 1}, "one message is enough for one worker"
 
 
-def test_delivered_messages_count_until_they_are_finished(at: At, scale: Scale) -> None:
+def test_scale_counts_delivered_messages_until_finished(at: At, scale: Scale) -> None:
     desk = at(1)
     write(desk, 3)
     [first, *_] = desk.fetch()
@@ -81,7 +81,7 @@ def test_delivered_messages_count_until_they_are_finished(at: At, scale: Scale) 
     assert scale()["total"]["backlog"] == 2
 
 
-def test_work_counts_before_it_is_due(at: At, keys: Keys, scale: Scale) -> None:
+def test_scale_counts_work_ahead_of_its_due_time(at: At, keys: Keys, scale: Scale) -> None:
     """Instances are started ahead of a retry, a delayed send and a schedule."""
     desk = at(0)
     write(desk, 0)
@@ -96,7 +96,7 @@ def test_work_counts_before_it_is_due(at: At, keys: Keys, scale: Scale) -> None:
     assert scale("--within", "2h")["total"]["backlog"] == 6
 
 
-def test_each_group_gets_a_delayed_send_of_its_topic(at: At, keys: Keys, scale: Scale) -> None:
+def test_scale_counts_a_delayed_send_for_each_group(at: At, keys: Keys, scale: Scale) -> None:
     for group in ("hits", "bills"):
         write(at(0, group), 0)
     later(at(0), keys.scheduled("access", 0), 5)
@@ -110,7 +110,7 @@ def test_each_group_gets_a_delayed_send_of_its_topic(at: At, keys: Keys, scale: 
     assert found["total"]["wanted"] == 2
 
 
-def test_a_paused_or_stopped_group_wants_no_worker(at: At, scale: Scale, run: Run) -> None:
+def test_scale_wants_no_worker_for_a_paused_group(at: At, scale: Scale, run: Run) -> None:
     for group in ("hits", "bills"):
         write(at(0, group), 5)
     write(at(1), 5)
@@ -148,7 +148,7 @@ def test_the_table_has_a_total(at: At, run: Run) -> None:
     assert lines[-1].split() == ["total", "4", "0", "0", "6", "2"]
 
 
-def test_an_unreadable_key_hides_no_other(
+def test_scale_reports_an_unreadable_key(
     at: At, keys: Keys, link: Connection, scale: Scale
 ) -> None:
     for partition in (0, 1):
@@ -191,7 +191,7 @@ def get(place: str, path: str = "/scale", token: str = "") -> tuple[int, str]:
     return response.status, body
 
 
-def test_the_endpoint_answers_what_the_command_prints(at: At, file: Path, scale: Scale) -> None:
+def test_scale_endpoint_equals_the_command(at: At, file: Path, scale: Scale) -> None:
     write(at(0), 3)
 
     with serving(file) as (place, process):

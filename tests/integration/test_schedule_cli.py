@@ -111,7 +111,7 @@ def test_an_added_schedule_fires(verb: Run, store: Store) -> None:
     assert document(verb("show", "tick", "--json"))["last_uid"].startswith(f"{TOPIC}/")
 
 
-def test_the_same_schedule_is_added_once(added: Run) -> None:
+def test_schedule_add_repeated_changes_nothing(added: Run) -> None:
     due = row(added)["due_unix_ms"]
     again = added("add", "tick", "--topic", TOPIC, "--every", "60m")
     assert "nothing was changed" in again.stdout
@@ -155,7 +155,7 @@ def test_a_topic_has_a_most_of_schedules(added: Run, monkeypatch: pytest.MonkeyP
     added("add", "other", "--topic", "others", "--every", "1h")
 
 
-def test_an_edit_keeps_the_other_settings(added: Run) -> None:
+def test_schedule_edit_keeps_other_settings(added: Run) -> None:
     added("edit", "tick", "--payload", "text", "--misfire", "skip")
     added("edit", "tick", "--cron", "0 3 * * *", "--timezone", "Europe/Berlin")
     found = document(added("show", "tick", "--json"))
@@ -170,7 +170,7 @@ def test_an_edit_keeps_the_other_settings(added: Run) -> None:
 
 
 @pytest.mark.parametrize("paused", [False, True])
-def test_an_edit_moves_a_schedule_to_its_new_topic(added: Run, store: Store, paused: bool) -> None:
+def test_schedule_edit_moves_to_a_new_topic(added: Run, store: Store, paused: bool) -> None:
     if paused:
         added("pause", "tick")
     added("edit", "tick", "--topic", "others")
@@ -212,7 +212,7 @@ def test_a_file_does_not_take_a_name_of_an_operator(added: Run, store: Store) ->
 # --- pausing --------------------------------------------------------------------------------------
 
 
-def test_a_paused_schedule_sends_nothing_until_it_is_resumed(added: Run, store: Store) -> None:
+def test_paused_schedule_sends_nothing_until_resumed(added: Run, store: Store) -> None:
     hour = 3_600_000
     make_due(store, server_unix_ms(store) // hour * hour - 5 * hour)
     assert added("pause", "tick").stdout == "1 schedule paused\n"
@@ -258,7 +258,7 @@ def test_a_message_is_sent_by_hand(added: Run, store: Store) -> None:
     assert row(added)["due_unix_ms"] == due
 
 
-def test_a_message_by_hand_is_never_one_of_the_clock(
+def test_schedule_run_does_not_count_as_a_tick(
     added: Run, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The headers of a manual message contain no tick, because the tick is still sent when due."""
@@ -322,7 +322,7 @@ def test_a_line_that_cannot_be_read_is_named_and_removed(added: Run, store: Stor
     assert store.execute("KEYS", "*schedule:{*") == []
 
 
-def test_a_place_of_a_wrong_type_hides_no_other(added: Run, store: Store) -> None:
+def test_schedule_list_survives_a_key_of_a_wrong_type(added: Run, store: Store) -> None:
     added("add", "other", "--topic", "others", "--every", "1h")
     store.execute("DEL", store.keys.schedules("others", 0))
     store.execute("SET", store.keys.schedules("others", 0), "x")
@@ -332,7 +332,7 @@ def test_a_place_of_a_wrong_type_hides_no_other(added: Run, store: Store) -> Non
 
 
 @pytest.mark.parametrize("part", ["tick", "ran"])
-def test_a_last_tick_behind_all_calendars_hides_no_other(
+def test_schedule_list_survives_a_tick_beyond_all_calendars(
     added: Run, store: Store, part: str
 ) -> None:
     """`schedule list` failed with an error about a year, and listed no schedule."""
@@ -361,7 +361,7 @@ def test_schedules_are_listed_in_pages(verb: Run) -> None:
     assert verb("list").stdout.splitlines()[2].split()[:4] == ["b", "others/0", "every", "1h"]
 
 
-def test_the_next_ticks_pass_both_hours_of_autumn(verb: Run) -> None:
+def test_schedule_next_ticks_handle_the_clock_change(verb: Run) -> None:
     zone = ("--topic", TOPIC, "--timezone", "Europe/Berlin", "--cron")
     verb("add", "half", *zone, "*/30 * * * *")
     verb("add", "once", *zone, "30 2 * * *")
@@ -389,7 +389,7 @@ def test_commands_are_in_the_audit_trail(added: Run, run: Run, store: Store) -> 
     assert [each["verb"] for each in trail] == [f"schedule {each}" for each in verbs]
 
 
-def test_show_says_why_a_specification_is_unreadable(added: Run, store: Store) -> None:
+def test_schedule_show_explains_an_unreadable_specification(added: Run, store: Store) -> None:
     key = store.keys.schedules(TOPIC, 0)
     store.execute("HSET", key, "tick", b"\x00\xffgarbage{")
     assert "cannot be read: it does not match its hash" in added("show", "tick").stdout

@@ -96,7 +96,7 @@ def hour_ago(store: Store, hours: int = 1) -> int:
 # --- declaring ------------------------------------------------------------------------------------
 
 
-def test_a_declared_schedule_is_kept_with_its_topic(store: Store) -> None:
+def test_declared_schedule_is_stored_with_its_topic(store: Store) -> None:
     reconcile(store, schedule())
     assert topics.partition_count(store, TOPIC) == 1
     assert one(store).due_unix_ms == hour_ago(store, 0)
@@ -138,7 +138,7 @@ def test_two_releases_fire_the_union(store: Store) -> None:
     assert [name for name, _ in sent(store)] == ["a", "b", "c"]
 
 
-def test_the_later_release_holds_while_both_run(store: Store) -> None:
+def test_later_release_wins_while_both_run(store: Store) -> None:
     old, new = schedule(), schedule(every=60.0)
     reconcile(store, old, since=1)
     reconcile(store, new, since=2)
@@ -147,7 +147,7 @@ def test_the_later_release_holds_while_both_run(store: Store) -> None:
     assert one(store).hash == digest
 
 
-def test_undeclared_schedule_stops_and_comes_back(store: Store) -> None:
+def test_undeclared_schedule_stops_until_declared_again(store: Store) -> None:
     reconcile(store, schedule())
     tick = hour_ago(store)
     make_due(store, tick)
@@ -177,7 +177,7 @@ def test_two_fleets_do_not_share_a_name(store: Store, caplog: Any) -> None:
     assert sent(store, "others") == []
 
 
-def test_two_fleets_fire_schedules_of_each_other_once(store: Store) -> None:
+def test_two_fleets_fire_each_schedule_once(store: Store) -> None:
     """A topic may be shared. Both fleets fire its due schedules, including each other's."""
     reconcile(store, schedule("a"), fleet="blue")
     reconcile(store, schedule("b"), fleet="green")
@@ -197,7 +197,7 @@ def test_a_partition_that_is_not_there_is_refused(store: Store) -> None:
     assert calls.index(store, ["tick"]) == {}
 
 
-def test_a_line_of_the_index_that_cannot_be_read_harms_its_own(store: Store) -> None:
+def test_unreadable_index_line_affects_only_its_schedule(store: Store) -> None:
     store.execute("HSET", store.keys.schedule_index(), "tick", "what is this")
     reconcile(store, schedule(), schedule("other"))
     assert one(store, "other").due_unix_ms is not None
@@ -250,7 +250,7 @@ def test_twenty_missed_ticks_follow_the_policy(store: Store, misfire: str, messa
     assert one(store).due_unix_ms == hour_ago(store, 0)
 
 
-def test_the_newest_missed_tick_is_the_one_that_is_sent(store: Store) -> None:
+def test_newest_missed_tick_is_sent(store: Store) -> None:
     reconcile(store, schedule())
     make_due(store, hour_ago(store, 20))
     fire(store)
@@ -258,7 +258,7 @@ def test_the_newest_missed_tick_is_the_one_that_is_sent(store: Store) -> None:
     assert when == firing.record.written(hour_ago(store, 1))
 
 
-def test_a_specification_of_a_stranger_is_held(store: Store) -> None:
+def test_unreadable_specification_is_held(store: Store) -> None:
     """It harms only itself, and an instance that declares the schedule replaces it."""
     reconcile(store, schedule(), schedule("other"))
     for name in ("tick", "other"):
@@ -282,7 +282,7 @@ def test_a_due_time_without_a_specification_is_held(store: Store, name: bytes) -
 
 
 @pytest.mark.parametrize("score", ["-inf", "-9e300", "-1", "1.5", "1e-300"])
-def test_a_due_time_that_is_no_time_fires_once(store: Store, score: str) -> None:
+def test_invalid_due_time_fires_once(store: Store, score: str) -> None:
     """It stayed due and never fired. 128 such schedules starved all others of their partition."""
     reconcile(store, schedule(), schedule("other"))
     for name, due in (("tick", score), ("other", hour_ago(store))):
@@ -302,7 +302,7 @@ def test_a_place_of_a_wrong_type_harms_only_itself(store: Store) -> None:
     assert len(sent(store)) == 1
 
 
-def test_a_topic_that_is_gone_is_not_made_again(store: Store) -> None:
+def test_schedule_does_not_recreate_a_deleted_topic(store: Store) -> None:
     reconcile(store, schedule())
     make_due(store, hour_ago(store))
     store.execute("DEL", store.keys.meta(TOPIC), store.keys.stream(TOPIC, 0))
@@ -322,7 +322,7 @@ def test_many_are_sent_in_pages(store: Store) -> None:
 
 
 @pytest.mark.parametrize("count", [1, firing.PAGE, 300])
-def test_specifications_are_read_before_they_are_due(store: Store, count: int) -> None:
+def test_specifications_are_read_ahead_of_their_due_time(store: Store, count: int) -> None:
     """Thousands of schedules due at one instant would be late if they were read only then."""
     names = [f"s{at}" for at in range(count)]
     reconcile(store, *(schedule(each) for each in names))
@@ -343,7 +343,7 @@ def test_specifications_are_read_before_they_are_due(store: Store, count: int) -
 # --- moving ---------------------------------------------------------------------------------------
 
 
-def test_a_schedule_moves_with_its_key_when_the_topic_grows(store: Store) -> None:
+def test_schedule_moves_with_its_key_in_a_grown_topic(store: Store) -> None:
     """Schedules whose key stays are not touched. The others keep their due time."""
     topics.create(store, TOPIC, Topic(partitions=1))
     names = [f"s{at}" for at in range(8)]
@@ -480,14 +480,14 @@ def _die_behind(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     monkeypatch.setattr(Store, "run", ran)
 
 
-def test_an_older_release_does_not_move_it_back(store: Store) -> None:
+def test_older_release_does_not_move_a_schedule_back(store: Store) -> None:
     reconcile(store, schedule(), since=1)
     reconcile(store, schedule(topic="others"), since=2)
     reconcile(store, schedule(), since=1)
     assert place_of(store) == ("others", 0)
 
 
-def test_names_of_a_whole_topic_are_deleted_with_it(store: Store) -> None:
+def test_topic_delete_removes_its_schedule_names(store: Store) -> None:
     reconcile(store, schedule(), schedule("other", topic="others"))
     topics_deletion.delete(store, TOPIC, force=True)
     assert store.execute("KEYS", "*:schedule:*{" + TOPIC + "*") == []
@@ -495,7 +495,7 @@ def test_names_of_a_whole_topic_are_deleted_with_it(store: Store) -> None:
     assert calls.places(store) == [("others", 0)]
 
 
-def test_a_schedule_of_a_file_returns_with_its_deleted_topic(store: Store) -> None:
+def test_declared_schedule_returns_after_a_topic_delete(store: Store) -> None:
     """Until a restart or a reload, the instance does not create the topic again."""
     running = Reconciler(store, "default", [schedule()], 1, {})
     running.run()
@@ -507,7 +507,7 @@ def test_a_schedule_of_a_file_returns_with_its_deleted_topic(store: Store) -> No
 
 
 @pytest.mark.parametrize("deleted", [TOPIC, "others"])
-def test_a_move_outlives_the_deletion_of_one_topic(store: Store, deleted: str) -> None:
+def test_schedule_move_survives_a_topic_delete(store: Store, deleted: str) -> None:
     reconcile(store, schedule(), schedule("other", topic="others"))
     moving = IndexLine("default", calls.FILE, ("others", 0), (TOPIC, 0))
     calls.enter(store, "tick", moving, new=False)
@@ -517,7 +517,7 @@ def test_a_move_outlives_the_deletion_of_one_topic(store: Store, deleted: str) -
     assert one(store).due_unix_ms == hour_ago(store, 0)
 
 
-def test_a_schedule_that_cannot_be_declared_harms_its_place_alone(
+def test_failed_declaration_affects_only_its_place(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B3: the task of the housekeeper failed, and no schedule of the instance was declared."""
@@ -536,7 +536,7 @@ def test_a_schedule_that_cannot_be_declared_harms_its_place_alone(
     assert [each is not None for each in found] == [False, True]
 
 
-def test_schedules_start_beside_a_topic_whose_meta_is_of_a_wrong_type(store: Store) -> None:
+def test_schedules_start_despite_topic_meta_of_a_wrong_type(store: Store) -> None:
     """S1: the refusal of one key stopped the declaration of all."""
     store.execute("DEL", store.keys.meta(TOPIC))
     store.execute("SET", store.keys.meta(TOPIC), "x")

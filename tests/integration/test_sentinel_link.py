@@ -58,14 +58,14 @@ def test_sentinels_have_a_login_of_their_own(settings: config.Redis) -> None:
     assert not caught.value.sent
 
 
-def test_a_sentinel_that_is_gone_is_passed_over(settings: config.Redis) -> None:
+def test_sentinel_link_skips_an_unreachable_sentinel(settings: config.Redis) -> None:
     url = settings.url.replace("://", "://127.0.0.1:1,")
     link = connect(replace(settings, url=url), timeout=5.0, name="test")
     assert link.execute("PING") == b"PONG"
     link.close()
 
 
-def test_a_master_that_no_sentinel_knows(settings: config.Redis) -> None:
+def test_sentinel_link_reports_an_unknown_master(settings: config.Redis) -> None:
     url = settings.url.replace(NAME, "nobody")
     link = connect(replace(settings, url=url), timeout=2.0, name="test")
     with pytest.raises(RedisUnavailable, match=r"\(nobody\): .* does not know"):
@@ -73,7 +73,7 @@ def test_a_master_that_no_sentinel_knows(settings: config.Redis) -> None:
 
 
 @pytest.mark.fault("F17")
-def test_who_says_that_it_is_a_replica_is_not_written_to(
+def test_sentinel_link_does_not_write_to_a_replica(
     link: Connection, settings: config.Redis, sentinels: Sentinels
 ) -> None:
     """The sentinels still name it, and its connection is open and returns READONLY."""
@@ -108,9 +108,7 @@ def test_the_start_warns_of_a_master_that_needs_no_replicas(
     assert not any("min-replicas-to-write" in text for text in warnings)
 
 
-def test_a_sentinel_given_for_a_server_is_told_apart(
-    settings: config.Redis, sentinels: Sentinels
-) -> None:
+def test_plain_url_of_a_sentinel_is_reported(settings: config.Redis, sentinels: Sentinels) -> None:
     url = f"redis://:watch@127.0.0.1:{sentinels.sentinels[0].port}"
     link = connect(replace(settings, url=url), timeout=2.0, name="test")
     problems, _ = inspection.check_servers(

@@ -148,7 +148,7 @@ def test_a_forked_child_has_no_part_in_the_turn(desk: Desk, life: Life, turns: T
 
 @KINDS
 @pytest.mark.parametrize("end", ["max_messages", "fenced", "stop"])
-def test_a_worker_that_ends_has_no_turn_when_it_says_so(
+def test_exiting_worker_gives_its_turn_back_first(
     desk: Desk, life: Life, slot: WorkerSlot, turns: Turns, kind: dict[str, Any], end: str
 ):
     """It has no turn in `on_stop` either, which may take long."""
@@ -217,7 +217,7 @@ HOLDS: dict[str, tuple[Callable[[WorkerSlot, Life], None], dict[str, Any]]] = {
 @pytest.mark.fault("F27")
 @KINDS
 @pytest.mark.parametrize("held_by", HOLDS)
-def test_while_nothing_may_begin_nobody_is_suspected_and_the_turn_is_the_others(
+def test_halted_worker_has_no_mark_and_no_turn(
     desk: Desk, life: Life, slot: WorkerSlot, turns: Turns, look: Callable[[], bytes],
     kind: dict[str, Any], held_by: str,
 ):  # fmt: skip
@@ -284,7 +284,7 @@ def test_lease_expiry_during_marking_suspects_no_message(
 
 
 @KINDS
-def test_a_pause_that_comes_right_behind_the_mark_waits_for_the_run(
+def test_pause_after_a_mark_waits_for_the_run(
     desk: Desk,
     life: Life,
     slot: WorkerSlot,
@@ -321,7 +321,7 @@ def test_a_pause_that_comes_right_behind_the_mark_waits_for_the_run(
 @pytest.mark.parametrize(
     "kind", [ONE, SEVERAL | {"order": "key"}], ids=["one at a time", "four at a time"]
 )
-def test_finished_held_message_is_no_longer_suspected(
+def test_finished_held_message_loses_its_mark(
     desk: Desk, life: Life, turns: Turns, look: Callable[[], bytes], kind: dict[str, Any]
 ):
     """This holds even while its worker is full and still lists pending entries."""
@@ -424,7 +424,7 @@ def test_a_member_that_is_held_leaves_the_mark_and_the_turn_to_those_that_run(
 @pytest.mark.parametrize(
     "kind", [ONE, SEVERAL | {"order": "key"}], ids=["one at a time", "four at a time"]
 )
-def test_a_suspect_that_was_kept_is_alone_when_it_runs_again(
+def test_held_suspect_runs_alone_again(
     desk: Desk, life: Life, keys: Keys, turns: Turns, kind: dict[str, Any]
 ):
     """This holds even if the last started entry is not a suspect."""

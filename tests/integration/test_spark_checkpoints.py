@@ -16,7 +16,7 @@ from streamqd.store.client import Connection
 from tests.support.servers import Server
 
 
-def test_one_run_at_a_time_under_whatever_path(
+def test_checkpoint_is_held_by_one_run_under_any_path(
     server: Server, link: Connection, tmp_path: Path
 ) -> None:
     link.execute("PING")
@@ -31,7 +31,7 @@ def test_one_run_at_a_time_under_whatever_path(
         pass
 
 
-def test_of_one_query(tmp_path: Path) -> None:
+def test_checkpoint_belongs_to_one_query(tmp_path: Path) -> None:
     query = {"query": "SELECT 1", "mode": "append"}
     bind(tmp_path, query)
     bind(tmp_path, query)
@@ -61,7 +61,7 @@ def test_of_one_query(tmp_path: Path) -> None:
         (["--stream", "--mode", "complete"], "Invalid value for '--mode'"),
     ],
 )
-def test_what_does_not_go_together(arguments: list[str], said: str) -> None:
+def test_pipeline_sql_rejects_conflicting_options(arguments: list[str], said: str) -> None:
     ended = CliRunner().invoke(cli, ["pipeline", "sql", "SELECT 1", *arguments])
     assert ended.exit_code == 2
     assert said in ended.output

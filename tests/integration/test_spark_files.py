@@ -117,7 +117,7 @@ def test_batch_after_batch_everything_once(shop: Shop) -> None:
     }
 
 
-def test_whatever_a_checkpoint_says_the_table_is_the_truth(shop: Shop) -> None:
+def test_archive_trusts_the_table_over_the_checkpoint(shop: Shop) -> None:
     shop.fill(0, 1, 4)
     reader = shop.reader()
     assert shop.batch(reader)
@@ -138,7 +138,7 @@ def test_a_long_stream_is_divided(shop: Shop, monkeypatch: pytest.MonkeyPatch) -
     assert len(shop.archived()) == 200
 
 
-def test_what_is_gone_is_told_or_passed_over(shop: Shop) -> None:
+def test_archive_reports_or_skips_missing_entries(shop: Shop) -> None:
     shop.fill(0, 1, 4)
     shop.batch(shop.reader())
     shop.fill(0, 5, 9)
@@ -161,7 +161,7 @@ def test_a_second_try_of_a_task_is_not_in_the_table(shop: Shop) -> None:
     assert len(list(shop.table.folder.rglob("*.parquet"))) == 2
 
 
-def test_a_task_that_fails_removes_its_files(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_archive_task_removes_its_files(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk becomes full after its first file, within the second."""
     shop.add(0, "1-0", "86400000-0")
     group = parts.OpenFile._write_group
@@ -178,7 +178,7 @@ def test_a_task_that_fails_removes_its_files(shop: Shop, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("ids", [("2-0",), ("2-0", "9-0")])
-def test_redis_is_told_nothing_of_a_stream_that_was_made_anew(
+def test_archive_reports_no_position_for_a_recreated_stream(
     shop: Shop, ids: tuple[str, ...]
 ) -> None:
     """Entries reported as archived may be trimmed, but these are in no table."""
@@ -199,7 +199,7 @@ def test_redis_is_told_nothing_of_a_stream_that_was_made_anew(
     assert told == [None, b"2-0"]
 
 
-def test_after_a_restore_redis_is_told_again_where_the_table_ends(shop: Shop) -> None:
+def test_archive_reports_its_position_after_a_restore(shop: Shop) -> None:
     """As in the guide: without a watermark, Redis keeps all entries until a run reports one."""
     from streamqd.spark.pipelines.archive import Archiver
 
@@ -251,7 +251,7 @@ def test_an_object_store_is_refused_before_anything_is_written(
     assert list(Path().iterdir()) == []
 
 
-def test_a_pipeline_of_no_topic_is_told(shop: Shop, tmp_path: Path) -> None:
+def test_archive_warns_about_an_unknown_topic(shop: Shop, tmp_path: Path) -> None:
     file, folder = tmp_path / "streamq.toml", str(shop.archive.root)
     file.write_text(
         f'[redis]\nurl = "{shop.server.url}"\n[topics.later]\n'
@@ -262,7 +262,7 @@ def test_a_pipeline_of_no_topic_is_told(shop: Shop, tmp_path: Path) -> None:
     assert (done.exit_code, done.stderr) == (0, f"Warning: pipelines.acess: {said}\n")
 
 
-def test_a_table_that_cannot_be_compacted_stops_no_other(shop: Shop, tmp_path: Path) -> None:
+def test_compaction_continues_after_a_failed_table(shop: Shop, tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     for number in range(3):
         shop.fill(0, 10 * number + 1, 10 * number + 2)

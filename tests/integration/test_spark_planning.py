@@ -82,14 +82,14 @@ def test_the_first_offset(shop: Shop) -> None:
     assert by_time["#"]["access"]["0"] == 20
 
 
-def test_the_first_offset_stays_the_same(shop: Shop) -> None:
+def test_initial_offset_does_not_change(shop: Shop) -> None:
     reader = shop.reader(startingOffsets="latest")
     first = reader.initialOffset()
     shop.fill(0, 1, 5)
     assert reader.initialOffset() == first
 
 
-def test_an_unlimited_batch_goes_to_the_end(shop: Shop) -> None:
+def test_unlimited_batch_reaches_the_end(shop: Shop) -> None:
     shop.fill(0, 1, 30)
     reader = shop.reader()
     end = reader.latestOffset(at("0-0", "0-0"), ALL)
@@ -97,7 +97,7 @@ def test_an_unlimited_batch_goes_to_the_end(shop: Shop) -> None:
     assert len(rows(reader, at("0-0", "0-0"), end)) == 30
 
 
-def test_without_news_the_offset_is_the_same_text(shop: Shop) -> None:
+def test_offset_without_new_entries_is_the_same_text(shop: Shop) -> None:
     shop.fill(0, 1, 30)
     reader = shop.reader()
     start = json.loads('{"access": {"0": "30-0", "1": "0-0"}}')
@@ -118,7 +118,7 @@ def test_a_limited_batch_is_shared_by_backlog(shop: Shop) -> None:
     assert len(rows(reader, first, second)) == 40
 
 
-def test_nobody_starves(shop: Shop) -> None:
+def test_limited_batch_starves_no_partition(shop: Shop) -> None:
     shop.fill(0, 1, 3000)
     shop.fill(1, 1, 1)
     reader = shop.reader()
@@ -127,7 +127,7 @@ def test_nobody_starves(shop: Shop) -> None:
     assert reader.latestOffset(at("9-0", "1-0"), streaming.ReadMaxRows(1)) == at("9-0", "2-0")
 
 
-def test_a_query_that_is_to_end_does_not_look_at_what_comes_later(shop: Shop) -> None:
+def test_available_now_query_ignores_later_entries(shop: Shop) -> None:
     shop.fill(0, 1, 50)
     reader = shop.reader(minOffsetsPerTrigger=1000, maxTriggerDelay="1h")
     reader.prepareForTriggerAvailableNow()
@@ -145,7 +145,7 @@ def test_a_query_that_is_to_end_does_not_look_at_what_comes_later(shop: Shop) ->
     assert reader.reportLatestOffset() == at("80-0", "0-0", "5-0") | lag
 
 
-def test_a_partition_that_is_new_is_read_from_its_first_entry(shop: Shop) -> None:
+def test_new_partition_is_read_from_its_first_entry(shop: Shop) -> None:
     reader = shop.reader(startingOffsets="latest")
     start = at("0-0", "0-0")
     shop.grow(3)
@@ -170,7 +170,7 @@ def test_too_few_entries_wait_for_more(shop: Shop) -> None:
     assert impatient.latestOffset(at("11-0", "1-0"), ALL) == at("12-0", "1-0")
 
 
-def test_a_loss_is_counted_and_then_left_behind(shop: Shop, link: Connection, keys: Keys) -> None:
+def test_loss_is_reported_once(shop: Shop, link: Connection, keys: Keys) -> None:
     if shop.server.version < (7,):
         pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
     shop.fill(0, 1, 100)
@@ -195,7 +195,7 @@ def test_entries_are_read_though_the_counts_are_equal(shop: Shop) -> None:
     assert rows(reader, start, end) == [f"0:{number}-0" for number in range(11, 16)]
 
 
-def test_what_others_remove_lets_nothing_be_skipped(shop: Shop) -> None:
+def test_foreign_trimming_does_not_skip_entries(shop: Shop) -> None:
     """P2, N: this also holds without counts (Redis 6.2), and no entry is read twice."""
     key = shop.keys.stream("access", 0)
     shop.fill(0, 1, 10)
@@ -245,7 +245,7 @@ def goes_on(caplog: pytest.LogCaptureFixture, reader: Any, start: Any, end: Any)
 @pytest.mark.parametrize(
     "how", [{"subscribe": None, "subscribePattern": "acc.*"}, {}, {"subscribe": "access,other"}]
 )
-def test_a_topic_that_is_gone_is_a_loss(
+def test_deleted_topic_is_a_loss(
     shop: Shop, caplog: pytest.LogCaptureFixture, how: dict[str, object]
 ) -> None:
     """P2: it had 500 entries that the query has not read."""
@@ -277,7 +277,7 @@ def test_a_topic_that_is_gone_is_a_loss(
     assert len(rows(reader, end, reader.latestOffset(end, ALL))) == 3
 
 
-def test_partitions_that_are_gone_are_a_loss(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+def test_removed_partitions_are_a_loss(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     """P2: the topic was recreated with fewer partitions."""
     start = at("0-0", "7-0")
     topics_deletion.delete(Store(shop.link, shop.keys), "access", force=True)
@@ -300,7 +300,7 @@ def test_partitions_that_are_gone_are_a_loss(shop: Shop, caplog: pytest.LogCaptu
         *((first, count) for first in (101, 1000) for count in (0, 1, 99, 100, 101, 300)),
     ],
 )
-def test_a_stream_made_anew_is_a_loss(
+def test_recreated_stream_is_a_loss(
     shop: Shop, caplog: pytest.LogCaptureFixture, first: int, count: int
 ) -> None:
     """P2: with fewer entries and with more, with smaller ids and with larger ones."""
@@ -318,7 +318,7 @@ def test_a_stream_made_anew_is_a_loss(
     assert len(goes_on(caplog, lenient(shop), start, end)) == count
 
 
-def test_a_stream_made_anew_with_smaller_ids_and_more_entries(
+def test_recreated_stream_with_smaller_ids_is_a_loss(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
     """P2: its counts would also fit the old stream."""
@@ -333,7 +333,7 @@ def test_a_stream_made_anew_with_smaller_ids_and_more_entries(
     assert len(goes_on(caplog, lenient(shop), start, end)) == 30
 
 
-def test_a_stream_made_anew_in_portions(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+def test_recreated_stream_is_read_in_portions(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     """P2: limits and a fixed end hold for the new stream too, and the loss is reported."""
     shop.fill(0, 1, 100)
     reader = lenient(shop, maxOffsetsPerTrigger=40)
@@ -352,7 +352,7 @@ def test_a_stream_made_anew_in_portions(shop: Shop, caplog: pytest.LogCaptureFix
     assert len(caplog.records) == 1
 
 
-def test_a_stream_that_is_made_anew_after_the_batch_was_planned(
+def test_stream_recreated_after_planning_is_read_once(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
     """P2: no entry of the new stream is read twice or left out."""
@@ -368,7 +368,7 @@ def test_a_stream_that_is_made_anew_after_the_batch_was_planned(
     assert len(rows(reader, end, onward)) == 31
 
 
-def test_a_stream_that_is_made_anew_while_it_is_read(shop: Shop) -> None:
+def test_stream_recreated_during_a_read_is_a_loss(shop: Shop) -> None:
     """P2: the task reports that its entries are gone."""
     shop.fill(0, 1, 100)
     start = at("0-0", "0-0")
@@ -401,7 +401,7 @@ def test_a_batch_can_be_cut_into_pieces(shop: Shop) -> None:
         assert len(rows(reader, at("0-0"), at("100-0"))) == 100
 
 
-def test_a_stream_that_is_gone_before_its_pieces_are_read(shop: Shop) -> None:
+def test_stream_deleted_before_its_read_is_a_loss(shop: Shop) -> None:
     """N: the loss is reported in this batch, not only in the next."""
     shop.fill(0, 1, 100)
     reader = shop.reader(minPartitions=2)
@@ -427,7 +427,7 @@ class Trimmer:
         return self.walk(catalog, wanted)
 
 
-def test_a_batch_that_is_trimmed_while_it_is_counted(
+def test_trimming_during_the_count_is_no_later_loss(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """N: the count at its end equals the stream's, so the next batch finds no loss."""
@@ -441,7 +441,7 @@ def test_a_batch_that_is_trimmed_while_it_is_counted(
     assert len(rows(reader, at("10-0", "0-0"), end)) == 20
 
 
-def test_a_first_offset_that_is_trimmed_while_it_is_counted(
+def test_trimming_during_the_first_count_hides_no_loss(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """N: a later loss is reported like an earlier one."""
@@ -487,7 +487,7 @@ def test_a_stream_refuses_an_end(shop: Shop, ending: dict[str, str]) -> None:
         shop.reader(**ending)
 
 
-def test_a_start_after_its_end_is_refused(shop: Shop) -> None:
+def test_batch_read_refuses_a_start_after_its_end(shop: Shop) -> None:
     """T11: such a read had no rows, without a word."""
     shop.fill(0, 1, 9)
 

@@ -101,7 +101,7 @@ def in_tasks(made: list[Any], count: int) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("key", [True, False])
-def test_a_batch_in_another_layout_is_written_once(shop: Shop, key: bool) -> None:
+def test_sink_writes_a_batch_with_another_layout_once(shop: Shop, key: bool) -> None:
     """P1: four tasks staged it and the driver died before publishing. One task stages it again."""
     made = rows(*LETTERS, key=key)
     for task, part in enumerate(in_tasks(made, 4)):
@@ -182,7 +182,9 @@ def dying_after(exchanges: int) -> Callable[..., Any]:
     return persist
 
 
-def test_two_drivers_publish_the_same_batch(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sink_publishes_a_batch_of_two_drivers_once(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """P1: the second starts while the first is active, and each row is there once."""
     monkeypatch.setattr(staging, "CALLS", 1)
     monkeypatch.setattr(store, "ROWS_MAX", 3)
@@ -227,7 +229,7 @@ def test_a_copy_that_stages_on_after_the_batch(shop: Shop) -> None:
     assert shop.all_written() == [b"a", b"b"]
 
 
-def test_all_that_is_kept_expires(shop: Shop) -> None:
+def test_sink_records_and_staged_rows_expire(shop: Shop) -> None:
     """P5: record and staged rows."""
     parts = [shop.stage(rows("a"), commitRetention="1h")]
     for key in (*shop.left_over(), shop.keys.sink(QUERY)):
@@ -305,7 +307,7 @@ def test_an_old_checkpoint_is_refused(shop: Shop) -> None:
     assert shop.all_written() == [b"a"]
 
 
-def test_other_rows_of_a_batch_that_is_done_are_told(
+def test_sink_reports_different_rows_of_a_finished_batch(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
     """P1: for example after a checkpoint was copied or set back by one batch."""
@@ -361,7 +363,7 @@ def test_a_batch_that_is_given_up_leaves_nothing(shop: Shop) -> None:
     assert shop.link.execute("HGETALL", shop.keys.sink(QUERY)) == []
 
 
-def test_what_is_decided_stays_when_the_commit_failed(
+def test_sink_keeps_a_decision_after_a_failed_commit(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P1: Spark calls abort in this case too."""
@@ -373,7 +375,7 @@ def test_what_is_decided_stays_when_the_commit_failed(
     assert shop.left_over() == []
 
 
-def test_what_is_staged_expires_from_its_first_row_on(
+def test_sink_staged_rows_expire_from_the_first_row(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P5: the task dies in the middle of a chunk."""
@@ -394,7 +396,7 @@ def test_what_is_staged_expires_from_its_first_row_on(
     assert shop.link.execute("PTTL", key) > 0
 
 
-def test_the_slower_of_two_drivers_is_told_no_loss(shop: Shop) -> None:
+def test_sink_reports_no_loss_to_the_slower_driver(shop: Shop) -> None:
     """P1: the faster driver has removed the unpublished rows."""
     mine, theirs = shop.stage(rows(*LETTERS)), shop.stage(rows(*LETTERS))
     shop.publish([theirs])
@@ -413,7 +415,7 @@ def test_staged_rows_that_redis_lost(shop: Shop) -> None:
     assert shop.all_written() == BODIES
 
 
-def test_what_was_decided_and_is_gone_is_told(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sink_reports_lost_staged_rows(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """P1: a half batch is always reported, and the message contains the remedy."""
     parts = [shop.stage(rows(*LETTERS))]
     only_decided(shop, monkeypatch, parts)
@@ -428,7 +430,9 @@ def test_what_was_decided_and_is_gone_is_told(shop: Shop, monkeypatch: pytest.Mo
     assert shop.all_written() == BODIES
 
 
-def test_a_batch_of_which_nothing_is_known(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+def test_sink_reports_a_batch_without_a_record(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
     """P1: its record has expired, so the error reports that its completion is unknown."""
     shop.batch([rows("a")], batch=0)
     shop.batch([rows("b")], batch=1)
@@ -444,13 +448,13 @@ def test_a_task_stages_so_much_and_no_more(shop: Shop) -> None:
     assert shop.all_written() == []
 
 
-def test_a_plan_that_nobody_could_read_again(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sink_refuses_an_oversized_plan(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "PLAN_BYTES_MAX", 10)
     with pytest.raises(staging.NotPublishedError, match="use fewer tasks"):
         shop.batch([rows("a")])
 
 
-def test_a_record_that_is_none_is_named(shop: Shop) -> None:
+def test_sink_names_an_invalid_record(shop: Shop) -> None:
     """S6: the error names key and field."""
     parts = [shop.stage(rows("a"))]
     shop.link.execute("HSET", shop.keys.sink(QUERY), "batch", "3", "plan", "[]", "attempt:x", "y")
@@ -459,7 +463,7 @@ def test_a_record_that_is_none_is_named(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("junk", ["9" * 5000, "-1", "x"])
-def test_a_number_that_is_none_harms_no_batch(shop: Shop, junk: str) -> None:
+def test_sink_skips_an_invalid_number_of_an_attempt(shop: Shop, junk: str) -> None:
     """S6: a bad number of an attempt is skipped."""
     shop.link.execute("HSET", shop.keys.sink(QUERY), "attempt:x:out", junk)
     shop.batch([rows(*LETTERS)])
@@ -512,7 +516,7 @@ def test_memory_is_full(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["gone", "created again"])
-def test_a_deleted_topic_holds_up_no_other(
+def test_sink_continues_after_a_topic_delete(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, again: bool
 ) -> None:
     """N: an open plan has lost its rows for the deleted one of two topics."""
@@ -538,7 +542,9 @@ def test_a_deleted_topic_holds_up_no_other(
     assert shop.link.execute("EXISTS", shop.keys.stream("other", 0)) == 0
 
 
-def test_rows_for_a_partition_that_is_no_more(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sink_handles_rows_for_a_removed_partition(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """N: the topic was recreated with fewer partitions, and streams beyond have no reader."""
     half_published(shop, monkeypatch, rows(*LETTERS))
     before = shop.written()
@@ -594,7 +600,7 @@ def test_a_failover_during_the_commit(shop: Shop, monkeypatch: pytest.MonkeyPatc
     assert shop.left_over() == []
 
 
-def test_the_proof_that_a_batch_is_published_stays_for_another(shop: Shop) -> None:
+def test_sink_keeps_the_proof_of_a_published_batch(shop: Shop) -> None:
     """N: in a cluster another node has the record, and its replica may lack the end."""
     shop.batch(in_tasks(rows(*LETTERS), 2))
     proofs = shop.staged()
@@ -623,7 +629,7 @@ def test_rows_of_a_killed_driver_go_when_the_query_starts(
     assert shop.all_written() == [b"a", b"b"]
 
 
-def test_what_a_killed_driver_has_decided_stays(
+def test_sink_keeps_the_decision_of_a_killed_driver(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half_published(shop, monkeypatch, rows(*LETTERS))
@@ -661,7 +667,7 @@ def test_columns_become_messages(shop: Shop) -> None:
     assert second == outgoing.Row("out", None, None, "", [b"payload", b""])
 
 
-def test_a_map_of_headers_is_one_too(shop: Shop) -> None:
+def test_sink_accepts_a_map_of_headers(shop: Shop) -> None:
     kind = pa.map_(pa.string(), pa.string())
     made = batch(value=["v"], headers=pa.array([[("a", "1"), ("b", None)]], kind))
     (row,) = outgoing.rows_of(made, shop.options())

@@ -98,9 +98,7 @@ def test_facts(shop: Shop, link: Connection, keys: Keys) -> None:
     assert letters["access:dlq", 0] == offsets.StreamFacts(1, 1, (7, 0), (7, 0), exact=False)
 
 
-def test_a_group_is_done_before_what_it_has_pending(
-    shop: Shop, link: Connection, keys: Keys
-) -> None:
+def test_group_start_precedes_its_pending_entries(shop: Shop, link: Connection, keys: Keys) -> None:
     shop.add("1-0", "2-0", "3-0")
     catalog = shop.catalog(startingOffsets="group:hits")
     with pytest.raises(Refused, match="the group hits does not exist on access 0"):
@@ -168,7 +166,9 @@ def test_fetches_are_bounded_by_bytes(shop: Shop, monkeypatch: pytest.MonkeyPatc
     assert max(sizes[1:]) <= 20
 
 
-def test_large_entries_behind_small_ones(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_adapts_to_large_entries_after_small_ones(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A count that fitted small entries is far too high. The rest is requested again."""
     shop.add(*(f"{n}-0" for n in range(1, 1001)), size=10)
     shop.add(*(f"{n}-0" for n in range(1001, 1101)), size=20_000)
@@ -198,14 +198,14 @@ def test_large_entries_behind_small_ones(shop: Shop, monkeypatch: pytest.MonkeyP
     assert heaviest <= 5 * 50_000
 
 
-def test_one_entry_may_be_larger_than_all_that_is_allowed(shop: Shop) -> None:
+def test_reader_accepts_one_entry_above_fetch_bytes(shop: Shop) -> None:
     shop.add(*(f"{n}-0" for n in range(1, 6)), size=100_000)
     options = shop.options(fetchBytes=1000)
     assert len(ids_of(options, shop.span(Catalog(options)))) == 5
 
 
 @pytest.mark.parametrize("limit", [1, 9, 10, 11, 99, 100, 101])
-def test_a_limited_read_says_where_it_ended(shop: Shop, limit: int) -> None:
+def test_limited_read_reports_its_end(shop: Shop, limit: int) -> None:
     shop.add(*(f"{n}-0" for n in range(1, 101)))
     options = shop.options(fetchSize=10)
     span = shop.span(Catalog(options))._replace(rows=None)
@@ -215,7 +215,7 @@ def test_a_limited_read_says_where_it_ended(shop: Shop, limit: int) -> None:
     assert reader.end == (min(limit, 100), 0)
 
 
-def test_a_limited_read_that_trimming_overtook_goes_to_the_end(shop: Shop) -> None:
+def test_limited_read_overtaken_by_trimming_reads_to_the_end(shop: Shop) -> None:
     """Only there is the number of issued entries known."""
     if shop.server.version < (7,):
         pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
@@ -266,7 +266,7 @@ def test_a_lost_connection_is_opened_again(shop: Shop, link: Connection) -> None
 # --- trimmed under us -----------------------------------------------------------------------------
 
 
-def test_what_is_gone_before_the_batch_is_planned(
+def test_reader_counts_entries_trimmed_before_planning(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
     if shop.server.version < (7,):
@@ -289,7 +289,7 @@ def test_what_is_gone_before_the_batch_is_planned(
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_what_goes_while_it_is_read(
+def test_reader_finds_entries_trimmed_during_the_read(
     shop: Shop, caplog: pytest.LogCaptureFixture, known: bool
 ) -> None:
     """The loss is found by the count of rows, or without a count by the gap in the ids."""
@@ -320,7 +320,7 @@ def test_what_goes_while_it_is_read(
     assert "continuing with the remaining entries" in caplog.text
 
 
-def test_what_goes_before_the_first_fetch(shop: Shop) -> None:
+def test_reader_finds_entries_trimmed_before_the_first_fetch(shop: Shop) -> None:
     if shop.server.version < (7,):
         pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
     shop.add(*(f"{n}-0" for n in range(1, 101)))
@@ -332,7 +332,7 @@ def test_what_goes_before_the_first_fetch(shop: Shop) -> None:
             ids_of(options, piece)
 
 
-def test_the_record_of_the_one_trimmer_counts_on_every_server(
+def test_trim_record_counts_losses_on_every_server(
     shop: Shop, link: Connection, keys: Keys
 ) -> None:
     link.run(messages.ensure_group(keys, Unit("access", 0, "hits"), "0"))
@@ -359,7 +359,7 @@ def test_the_record_of_the_one_trimmer_counts_on_every_server(
     assert offsets.lost(Position((gone - 1, 0), gone - 1), facts) == Loss("trimmed", 1)
 
 
-def test_dead_letters_may_go_at_any_time(shop: Shop, link: Connection, keys: Keys) -> None:
+def test_reader_accepts_removed_dead_letters(shop: Shop, link: Connection, keys: Keys) -> None:
     place = ("access:dlq", 0)
     dlq = keys.dlq("access", 0)
     link.pipeline([("XADD", dlq, f"{n}-0", "payload", "x") for n in range(1, 101)])

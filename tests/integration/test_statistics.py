@@ -86,7 +86,7 @@ def test_groups_that_only_look_like_queries_make_no_figures(desk: Desk) -> None:
     assert "spark:zzz" in {each.group for each in shown}
 
 
-def test_added_counts_what_was_trimmed(desk: Desk, server: Server) -> None:
+def test_added_includes_trimmed_entries(desk: Desk, server: Server) -> None:
     """Redis 7 counts them. For older servers, the record of trimming has the number."""
     desk.groups()
     for number in range(1, 6):
@@ -134,14 +134,14 @@ def test_lag_is_the_servers_or_unknown(desk: Desk, server: Server) -> None:
     assert of_unit(desk).lag == (1 if server.version >= (7, 0) else None)
 
 
-def test_lag_is_certain_while_nothing_has_been_delivered(desk: Desk) -> None:
+def test_lag_is_known_before_the_first_delivery(desk: Desk) -> None:
     desk.groups()
     for number in range(1, 4):
         desk.add(f"{number}-0")
     assert of_unit(desk).lag == 3
 
 
-def test_a_group_created_in_the_middle_has_no_lag_until_it_caught_up(desk: Desk) -> None:
+def test_group_created_midstream_has_no_lag_until_caught_up(desk: Desk) -> None:
     for number in range(1, 5):
         desk.add(f"{number}-0")
     desk.do("XGROUP", "CREATE", desk.stream, UNIT.group, "2-0")
@@ -167,7 +167,7 @@ def test_measuring_changes_nothing_even_when_memory_is_full(desk: Desk) -> None:
     assert desk.dump() == before
 
 
-def test_the_greatest_id_is_as_late_as_we_can_tell(desk: Desk) -> None:
+def test_greatest_id_has_the_latest_time(desk: Desk) -> None:
     """S3: every view can parse the value that the housekeeper publishes."""
     desk.groups()
     desk.add("18446744073709551615-18446744073709551615")

@@ -80,7 +80,7 @@ def ordered(link: Connection, keys: Keys) -> directives.Directives:
         (["--all"], Scope()),
     ],
 )
-def test_what_is_paused(
+def test_pause_and_resume_accept_each_scope(
     run: Run, link: Connection, keys: Keys, words: list[str], scope: Scope
 ) -> None:
     said = document(run("pause", *words, "--reason", "why\x1b[31m", "--json"))
@@ -118,9 +118,7 @@ def test_a_pause_of_nothing_is_refused(
     assert link.execute("EXISTS", keys.orders("default")) == 0
 
 
-def test_a_part_of_a_paused_whole_is_not_resumed_and_the_whole_takes_its_parts(
-    run: Run, link: Connection, keys: Keys
-) -> None:
+def test_resume_respects_overlapping_pauses(run: Run, link: Connection, keys: Keys) -> None:
     run("pause", "orders")
     assert "paused by orders/*/* too" in run("pause", "orders/1/bill").stdout
     run("resume", "orders/1/bill")
@@ -157,7 +155,7 @@ def test_a_dry_run_writes_nothing(run: Run, beat: Beat, link: Connection, keys: 
     assert desk.dump() == before
 
 
-def test_waiting_names_who_has_not_obeyed(
+def test_pause_wait_names_instances_that_have_not_applied_it(
     run: Run, beat: Beat, own: Any, link: Connection, keys: Keys
 ) -> None:
     beat("a")
@@ -212,7 +210,7 @@ def test_moves_that_cannot_be(run: Run, beat: Beat, own: Any, link: Connection, 
     assert "orders/0/bill is kept on a for " in run("status").stdout
 
 
-def test_a_rebalance_shows_its_plan_and_forgets_moves(
+def test_rebalance_shows_its_plan_and_clears_moves(
     run: Run, beat: Beat, own: Any, link: Connection, keys: Keys
 ) -> None:
     beat("a")
@@ -229,7 +227,9 @@ def test_a_rebalance_shows_its_plan_and_forgets_moves(
     assert found.rebalance is not None
 
 
-def test_a_drain_tells_what_will_wait(run: Run, beat: Beat, link: Connection, keys: Keys) -> None:
+def test_drain_dry_run_names_waiting_groups(
+    run: Run, beat: Beat, link: Connection, keys: Keys
+) -> None:
     beat("a")
     [note] = document(run("drain", "a", "--dry-run", "--json"))["notes"]
     assert "orders/bill: its partitions will wait" in note
@@ -246,7 +246,7 @@ def test_a_drain_tells_what_will_wait(run: Run, beat: Beat, link: Connection, ke
     run("drain", "a", "--undo", code=8)
 
 
-def test_what_may_not_be_forgotten(
+def test_forget_refuses_live_or_invalid_instances(
     run: Run, beat: Beat, own: Any, link: Connection, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """U11: refused for a run that has returned, for one with valid leases, and for a junk entry."""
@@ -356,7 +356,7 @@ def test_a_group_is_stopped_and_started(
     assert "did you mean orders?" in run("group", "stop", "order", "bill", code=8).stderr
 
 
-def test_an_order_that_all_have_obeyed_is_listed_no_more(
+def test_applied_reload_is_no_longer_listed(
     run: Run, beat: Beat, link: Connection, keys: Keys
 ) -> None:
     """U11: a finished reload is not listed as an active directive."""
@@ -406,7 +406,7 @@ def test_without_redis_nothing_is_ordered(tmp_path: Path) -> None:
 # --- adopting -------------------------------------------------------------------------------------
 
 
-def test_a_foreign_group_is_adopted_while_nobody_of_ours_owns_it(
+def test_group_adopt_requires_an_unowned_group(
     run: Run, own: Any, link: Connection, keys: Keys
 ) -> None:
     desks = [Desk(link, keys, Unit("orders", number, "bill")) for number in range(3)]
@@ -432,7 +432,7 @@ def test_a_foreign_group_is_adopted_while_nobody_of_ours_owns_it(
     run("group", "adopt", "hits", "bill", code=8)
 
 
-def test_adopting_names_once_what_it_cannot_read(run: Run, link: Connection, keys: Keys) -> None:
+def test_group_adopt_names_an_unreadable_key_once(run: Run, link: Connection, keys: Keys) -> None:
     desk = Desk(link, keys, Unit("orders", 0, "bill"))
     desk.add("1-0")
     desk.fetch(1, "celery-0")

@@ -54,9 +54,7 @@ def journal(slot: WorkerSlot) -> Journal:
     return Journal(slot)
 
 
-def test_runs_begin_no_faster_than_the_rate_and_retries_are_runs(
-    desk: Desk, life: Life, journal: Journal
-):
+def test_rate_limits_runs_including_retries(desk: Desk, life: Life, journal: Journal):
     fill(desk, 30)
 
     def work(message: Message) -> None:
@@ -72,7 +70,7 @@ def test_runs_begin_no_faster_than_the_rate_and_retries_are_runs(
     assert life.slot.waits.read().kind is Wait.NOTHING
 
 
-def test_the_next_worker_goes_on_where_the_last_one_was(desk: Desk, life: Life, journal: Journal):
+def test_rate_state_survives_a_worker_replacement(desk: Desk, life: Life, journal: Journal):
     """This also holds after a crash, because the state is outside of the worker."""
     fill(desk, 12)
     for _ in range(4):
@@ -82,7 +80,7 @@ def test_the_next_worker_goes_on_where_the_last_one_was(desk: Desk, life: Life, 
     assert within(journal.starts, 20, 2)
 
 
-def test_a_worker_takes_its_new_share_when_the_topic_grows(
+def test_rate_share_follows_the_partition_count(
     desk: Desk, life: Life, journal: Journal, slot: WorkerSlot
 ):
     """U11: the share follows the partition count that the supervisor writes, without a restart."""
@@ -111,7 +109,7 @@ def take(batch: list[Message]) -> None:
 
 
 @pytest.mark.parametrize(("batch", "burst", "most"), [(10, None, 10), (10, 4, 4), (None, 4, 4)])
-def test_a_batch_is_as_many_runs_as_it_has_messages(
+def test_rate_counts_each_message_of_a_batch(
     desk: Desk, life: Life, journal: Journal, batch: int | None, burst: int | None, most: int
 ):
     fill(desk, 40)
@@ -132,7 +130,7 @@ def test_a_batch_is_as_many_runs_as_it_has_messages(
 
 
 @pytest.mark.parametrize("lanes", [2, 8])
-def test_several_at_once_share_one_rate(desk: Desk, life: Life, slot: WorkerSlot, lanes: int):
+def test_concurrent_runs_share_one_rate(desk: Desk, life: Life, slot: WorkerSlot, lanes: int):
     fill(desk, 30)
     lock = threading.Lock()
     begun: dict[bytes, int] = {}
@@ -156,7 +154,7 @@ def test_several_at_once_share_one_rate(desk: Desk, life: Life, slot: WorkerSlot
 @pytest.mark.parametrize(
     ("kind", "prefetched"), [({}, 1), ({"concurrency": 4, "order": "none"}, 3)]
 )
-def test_no_more_is_fetched_than_the_rate_lets_run_soon(
+def test_rate_bounds_the_fetched_messages(
     desk: Desk, life: Life, slot: WorkerSlot, kind: dict[str, Any], prefetched: int
 ):
     fill(desk, 100)
@@ -214,7 +212,7 @@ def test_a_stop_does_not_wait_for_the_rate(
     )
 
 
-def test_a_pause_and_its_end_come_through_while_the_rate_holds(
+def test_pause_and_resume_work_during_a_rate_wait(
     desk: Desk, life: Life, slot: WorkerSlot, journal: Journal
 ):
     fill(desk, 4)
@@ -233,7 +231,7 @@ def test_a_pause_and_its_end_come_through_while_the_rate_holds(
     assert within(journal.starts, 10, 1)
 
 
-def test_nothing_begins_without_trust_even_when_the_rate_would_let_it(
+def test_rate_wait_respects_an_untrusted_lease(
     desk: Desk, life: Life, slot: WorkerSlot, journal: Journal
 ):
     fill(desk, 2)

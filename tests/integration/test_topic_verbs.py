@@ -47,7 +47,7 @@ def fill(at: At, *, everywhere: bool = True) -> None:
 # --- settings -------------------------------------------------------------------------------------
 
 
-def test_settings_are_changed_as_the_file_states_them(run: Run, at: At) -> None:
+def test_topic_settings_accepts_configuration_syntax(run: Run, at: At) -> None:
     changed = document(
         run("topic", "settings", "access", "retention.max_age=24h", "archive=required", "--json")
     )
@@ -85,13 +85,13 @@ def test_settings_that_are_refused(run: Run, at: At, assignment: str, why: str) 
     assert at(0).dump() == before
 
 
-def test_what_holds_between_settings_is_checked_too(run: Run, at: At) -> None:
+def test_topic_settings_checks_combinations(run: Run, at: At) -> None:
     run("topic", "settings", "access", "retention.max_age=2h")
     result = run("topic", "settings", "access", "retention.drop_unacked_after=1h", code=2)
     assert "less than max_age" in result.stderr
 
 
-def test_both_are_shown_when_the_file_says_otherwise(run: Run, at: At, file: Path) -> None:
+def test_topic_shows_registered_and_configured_settings(run: Run, at: At, file: Path) -> None:
     run("topic", "settings", "access", "retention.max_age=24h", "retention.max_length=5")
     with file.open("a") as opened:
         opened.write('[topics.access]\nretention = { max_age = "1h" }\n')
@@ -105,7 +105,7 @@ def test_both_are_shown_when_the_file_says_otherwise(run: Run, at: At, file: Pat
     assert line in run("topic", "describe", "access").stdout
 
 
-def test_what_a_later_version_has_stored_stays(run: Run, at: At) -> None:
+def test_topic_settings_keeps_unknown_fields(run: Run, at: At) -> None:
     stored = '{"later":1,"archive":"off","retention":{"newer":2}}'
     at(0).do("HSET", at(0).keys.meta("access"), "settings", stored)
     run("topic", "settings", "access", "archive=required")
@@ -150,7 +150,7 @@ def test_nothing_of_a_deleted_topic_is_left(
     assert run("topic", "delete", "access", "--yes", code=8).stderr.count("does not exist") == 1
 
 
-def test_what_a_live_instance_offers_would_come_back(
+def test_topic_delete_refuses_a_topic_in_use(
     run: Run, at: At, link: Connection, store: Store, keys: Keys
 ) -> None:
     fill(at)
@@ -167,7 +167,7 @@ def test_what_a_live_instance_offers_would_come_back(
     assert topics.registered(store) == []
 
 
-def test_every_key_of_a_partition_is_known_to_the_deletion(keys: Keys) -> None:
+def test_topic_delete_covers_every_key_of_a_partition(keys: Keys) -> None:
     own = topics_deletion.pattern(keys, "access")
     built = [
         *(keys.stream("access", 3), keys.dlq("access", 3), keys.scheduled("access", 3)),
@@ -203,7 +203,7 @@ class HaltError(Exception):
     pass
 
 
-def test_an_interrupted_deletion_is_finished_by_the_same_command(
+def test_interrupted_topic_delete_can_be_repeated(
     run: Run, at: At, store: Store, keys: Keys
 ) -> None:
     fill(at)
@@ -223,7 +223,7 @@ def test_an_interrupted_deletion_is_finished_by_the_same_command(
     assert at(0).dump().keys() == {keys.audit("access").encode()}
 
 
-def test_producers_that_go_on_leave_no_half_a_topic(
+def test_producers_leave_no_partial_topic_after_a_delete(
     run: Run, at: At, link: Connection, store: Store, keys: Keys, server: Server
 ) -> None:
     """One producer recreates the whole topic, the other reports that it is gone."""

@@ -92,7 +92,7 @@ def test_running(run: Run, handed_out: Desk, link: Connection, keys: Keys) -> No
     assert seen(run, "access/0/999-0")["state"] == "pending"
 
 
-def test_kept_in_its_place(run: Run, handed_out: Desk) -> None:
+def test_trace_shows_a_message_blocked_in_place(run: Run, handed_out: Desk) -> None:
     """U13: a message that blocks its partition is pending, with the time of its next run."""
     desk = handed_out
     due = desk.now_unix_ms() + 90_500
@@ -241,7 +241,7 @@ def test_a_delayed_send(run: Run, at: At, link: Connection, keys: Keys) -> None:
     assert "access/0/abc124 not found" in run("trace", "access/0/abc124", code=8).stderr
 
 
-def test_a_delayed_send_that_was_due_is_found_by_its_uid(run: Run, at: At) -> None:
+def test_trace_finds_a_promoted_delayed_send_by_its_uid(run: Run, at: At) -> None:
     """U2: the value from the send always identifies the message."""
     desk = at(0)
     desk.groups()
@@ -291,7 +291,7 @@ def test_no_trace(run: Run, at: At, uid: str, code: int, text: str) -> None:
     assert text in run("trace", uid, code=code).stderr
 
 
-def test_a_key_of_a_wrong_type_harms_its_own_group_only(run: Run, at: At) -> None:
+def test_trace_isolates_a_group_with_a_wrong_key_type(run: Run, at: At) -> None:
     """U13: one group that cannot be read does not hide the others."""
     at(0).groups()
     at(0, "agents").groups()
@@ -305,7 +305,9 @@ def test_a_key_of_a_wrong_type_harms_its_own_group_only(run: Run, at: At) -> Non
     assert "WRONGTYPE" in said
 
 
-def test_trace_is_bounded_and_reports_it(run: Run, at: At, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trace_reports_when_its_search_was_bounded(
+    run: Run, at: At, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """U13: a long stream is not read to its end."""
     monkeypatch.setattr(admin, "CALLS_MAX", 1)
     desk = at(0)
@@ -319,7 +321,7 @@ def test_trace_is_bounded_and_reports_it(run: Run, at: At, monkeypatch: pytest.M
 
 
 @need("pyarrow", "deltalake")
-def test_an_archive_that_is_none_is_refused(run: Run, handed_out: Desk, tmp_path: Any) -> None:
+def test_trace_refuses_a_missing_archive(run: Run, handed_out: Desk, tmp_path: Any) -> None:
     """U13: reading an archive starts no Spark, and a missing archive is reported."""
     refused = run("trace", UID, "--archive", str(tmp_path), code=8).stderr
     assert "is not an archive" in refused

@@ -33,7 +33,7 @@ def many(messages: list[Message]) -> None:
 @pytest.mark.parametrize(
     "settings", [{}, {"handler": f"{__name__}:many", "batch": 1}], ids=["one by one", "in batches"]
 )
-def test_a_lease_that_ends_while_redis_is_slow_to_settle(
+def test_lease_expiring_during_a_slow_settle_delays_runs(
     link: Connection,
     keys: Any,
     proxy: FaultProxy,

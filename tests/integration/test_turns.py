@@ -114,7 +114,7 @@ def turns(run: Callable[[], float | None], meter: Meter) -> list[Cost]:
 
 
 @pytest.mark.usefixtures("one_write_each")
-def test_letters_expire_in_small_writes_and_all_places_in_turn(
+def test_dead_letters_expire_in_small_writes_by_turns(
     link: Connection,
     keys: Keys,
     units: list[Unit],
@@ -166,7 +166,7 @@ def test_drops_over_many_turns_are_counted_exactly(
 
 
 @pytest.mark.usefixtures("one_write_each")
-def test_bad_key_is_reported_after_the_other_turns(
+def test_expirer_reports_a_bad_key_after_the_other_turns(
     link: Connection, keys: Keys, units: list[Unit], view: MetricsView, server: Server
 ) -> None:
     streams = [keys.dlq("access", unit.partition) for unit in units]
@@ -192,7 +192,7 @@ def delayed(link: Connection, keys: Keys, unit: Unit, due_unix_ms: int, count: i
 
 
 @pytest.mark.usefixtures("one_write_each")
-def test_a_unit_with_many_due_retries_keeps_no_other_waiting(
+def test_unit_with_many_due_retries_does_not_starve_others(
     link: Connection, keys: Keys, units: list[Unit], view: MetricsView, meter: Meter
 ) -> None:
     retries = retry_promoter(Store(link, keys), view)
@@ -217,7 +217,7 @@ def test_a_unit_with_many_due_retries_keeps_no_other_waiting(
     assert [link.execute("ZCARD", keys.retry(*unit)) for unit in many] == [0] * 4
 
 
-def test_due_retries_of_one_unit_cost_others_nothing(
+def test_due_retries_of_one_unit_add_no_reads_for_others(
     link: Connection, keys: Keys, units: list[Unit], view: MetricsView, meter: Meter
 ) -> None:
     retries = retry_promoter(Store(link, keys), view)
@@ -260,7 +260,7 @@ def keeper(board: Scoreboard, server: Server) -> Iterator[Housekeeper]:
 
 
 @pytest.mark.usefixtures("one_write_each")
-def test_retries_are_promoted_and_progress_is_told_while_many_letters_expire(
+def test_retries_are_promoted_while_many_dead_letters_expire(
     link: Connection, keys: Keys, units: list[Unit], board: Scoreboard, keeper: Housekeeper
 ) -> None:
     for slot in board.slots()[16:-1]:
@@ -292,7 +292,7 @@ def test_retries_are_promoted_and_progress_is_told_while_many_letters_expire(
     assert rounds > 5
 
 
-def test_every_task_reports_its_start(board: Scoreboard, keeper: Housekeeper) -> None:
+def test_housekeeper_reports_progress_at_each_task(board: Scoreboard, keeper: Housekeeper) -> None:
     told: list[int] = []
     for task in keeper._tasks:
         task.run = lambda: told.append(board.housekeeper_progress_ns)  # type: ignore[func-returns-value]
@@ -313,7 +313,7 @@ def foreign(link: Connection, keys: Keys, units: list[Unit]) -> Desk:
     return desk
 
 
-def test_an_idle_entry_behind_many_fresh_ones_is_found_page_by_page(
+def test_reclaimer_finds_an_idle_entry_after_many_fresh_ones(
     foreign: Desk, view: MetricsView, meter: Meter, counted: Connection
 ) -> None:
     consumer = Consumer(topic="access", group="hits", handler="w:c", reclaim_idle=600.0)
@@ -338,9 +338,7 @@ def test_an_idle_entry_behind_many_fresh_ones_is_found_page_by_page(
     assert cost.commands["xpending"] == summaries, "no page, because the flag is enough"
 
 
-def test_the_beginning_of_a_long_list_is_looked_at_between_its_pages(
-    foreign: Desk, view: MetricsView
-) -> None:
+def test_reclaimer_rechecks_the_start_of_a_long_list(foreign: Desk, view: MetricsView) -> None:
     consumer = Consumer(topic="access", group="hits", handler="w:c", reclaim_idle=600.0)
     looks = Reclaimer(foreign.store, [consumer])
     assert looks.run(view.owned()) == GO_ON_SECONDS

@@ -84,7 +84,7 @@ def test_every_reason_is_on_the_page_and_can_be_asked_for(run: Run, at: At) -> N
         assert run("dlq", "list", "access", "--reason", reason).stdout == "nothing matches\n"
 
 
-def test_narrow_terminal_shows_the_error_of_a_dead_letter(typed: Typed, at: At) -> None:
+def test_dlq_list_at_80_columns_shows_the_error(typed: Typed, at: At) -> None:
     """U9: at 80 columns, the message of the error is shown, without the module of its class."""
     text = "the invoice 4711 of customer 17 has no positions, so there is no sum"
     bury(at(1), "1763640000000-0", errorClass="shop.billing.errors.InvoiceError", errorMessage=text)
@@ -147,9 +147,7 @@ def test_the_state_of_a_group_is_shown_in_80_columns(typed: Typed, at: At) -> No
         ("move", "nope", "--to", "x"),
     ],
 )
-def test_malformed_input_has_one_exit_code_everywhere(
-    run: Run, at: At, words: tuple[str, ...]
-) -> None:
+def test_malformed_input_exits_2_everywhere(run: Run, at: At, words: tuple[str, ...]) -> None:
     """U9: malformed input is wrong usage (exit code 2) for every command."""
     at(0).groups()
     result = run(*words, code=2)

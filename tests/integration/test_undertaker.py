@@ -50,7 +50,7 @@ def write(desk: Desk, *ages_ms: int) -> None:
         desk.add(f"{now - age}-0", stream=desk.dlq)
 
 
-def test_letters_stay_for_as_long_as_the_topic_says(desk: Desk, view: MetricsView) -> None:
+def test_dead_letters_are_kept_for_dlq_retention(desk: Desk, view: MetricsView) -> None:
     write(desk, 90_000, 80_000, 1_000)
     desk.do("HSET", desk.keys.moving("access", 0), desk.do("XRANGE", desk.dlq, "-", "+")[0][0], "x")
 
@@ -63,9 +63,7 @@ def test_letters_stay_for_as_long_as_the_topic_says(desk: Desk, view: MetricsVie
     assert view.tally("expired") == {("access", "0"): 2}
 
 
-def test_the_registered_setting_holds_where_the_file_says_nothing(
-    desk: Desk, view: MetricsView
-) -> None:
+def test_registered_dlq_retention_applies_by_default(desk: Desk, view: MetricsView) -> None:
     topics.create(desk.store, "kept", Topic(partitions=1, dlq_retention=60.0))
     other = Desk(desk.link, desk.keys, Unit("kept", 0, "hits"))
     view.board.allot(other.unit).owned = 1
@@ -96,7 +94,7 @@ def test_many_go_in_bounded_steps(
     assert desk.do("XLEN", desk.dlq) == 0
 
 
-def test_one_bad_key_does_not_stop_the_others(desk: Desk, view: MetricsView) -> None:
+def test_dead_letter_expiry_continues_after_a_bad_key(desk: Desk, view: MetricsView) -> None:
     second = Desk(desk.link, desk.keys, Unit("access", 1, "hits"))
     view.board.allot(second.unit).owned = 1
     write(second, 90_000)
@@ -107,7 +105,7 @@ def test_one_bad_key_does_not_stop_the_others(desk: Desk, view: MetricsView) -> 
     assert second.do("XLEN", second.dlq) == 0
 
 
-def test_a_partition_of_somebody_else_is_left_alone(desk: Desk, view: MetricsView) -> None:
+def test_dead_letters_of_an_unowned_partition_are_kept(desk: Desk, view: MetricsView) -> None:
     second = Desk(desk.link, desk.keys, Unit("access", 1, "hits"))
     write(second, 90_000)
     work(desk, view, 60.0)

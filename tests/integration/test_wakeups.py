@@ -27,7 +27,7 @@ from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("kind", [{}, {"concurrency": 4, "order": "none"}])
-def test_entries_of_a_foreign_consumer_do_not_wait_for_the_long_poll(
+def test_reclaim_request_interrupts_the_long_poll(
     link: Connection,
     keys: Keys,
     life: Life,
@@ -61,7 +61,7 @@ def test_entries_of_a_foreign_consumer_do_not_wait_for_the_long_poll(
 
 @pytest.mark.parametrize("retried", [False, True])
 @pytest.mark.parametrize("kind", [{}, {"concurrency": 4, "order": "none"}])
-def test_foreign_reads_interrupt_only_one_poll(
+def test_foreign_reads_interrupt_the_long_poll_once(
     link: Connection, keys: Keys, life: Life, slot: WorkerSlot, kind: dict[str, Any], retried: bool
 ):
     """The poll must not return each time because of entries that other consumers have read."""
@@ -111,7 +111,7 @@ def test_a_supervisor_that_is_woken_listens_on(link: Connection, server: Server)
     listener.link.close()
 
 
-def test_a_wake_up_that_comes_with_the_answer_to_the_subscription_is_heard(
+def test_wake_up_with_the_subscription_reply_is_noticed(
     new_server: Callable[..., ProcessServer],
 ) -> None:
     server = new_server()
@@ -148,7 +148,7 @@ def subscribed_while_published(server: ProcessServer, other: Connection) -> tupl
     return got, heard[0]
 
 
-def test_an_instance_looks_at_the_fleet_once_it_listens(server: Server, link: Connection) -> None:
+def test_instance_checks_the_fleet_after_subscribing(server: Server, link: Connection) -> None:
     """Earlier wake-ups were missed."""
     settings = Settings(
         redis=server.settings,

@@ -195,7 +195,7 @@ def add(bench: Bench, *words: str, first: int = 1, stream: str = "") -> list[str
 # --- the ordinary life ----------------------------------------------------------------------------
 
 
-def test_it_handles_what_comes_and_leaves_when_told(bench: Bench):
+def test_worker_handles_messages_until_stopped(bench: Bench):
     ids = add(bench, *["ok"] * 40)
     bench.start()
     bench.wait_idle()
@@ -213,7 +213,7 @@ def test_it_handles_what_comes_and_leaves_when_told(bench: Bench):
     assert bench.slot.state == WorkerState.QUIET
 
 
-def test_a_stop_ends_the_current_message_and_releases_the_rest(bench: Bench):
+def test_stop_finishes_the_message_and_releases_the_rest(bench: Bench):
     ids = add(bench, "gate", *["ok"] * 20)
     # Fetched together, because the group has read them before.
     bench.desk.fetch(30)
@@ -228,7 +228,7 @@ def test_a_stop_ends_the_current_message_and_releases_the_rest(bench: Bench):
     assert bench.slot.counter("released") == in_hand - 1 > 0
 
 
-def test_a_pause_settles_what_is_done_and_begins_nothing(bench: Bench):
+def test_pause_settles_finished_messages_and_starts_none(bench: Bench):
     ids = add(bench, "ok", "gate", "ok", "ok")
     bench.desk.fetch(10)
     bench.start()
@@ -244,7 +244,7 @@ def test_a_pause_settles_what_is_done_and_begins_nothing(bench: Bench):
 
 
 @pytest.mark.fault("F11")
-def test_nothing_begins_while_the_lease_is_not_trusted(bench: Bench):
+def test_untrusted_lease_starts_nothing(bench: Bench):
     (entry,) = add(bench, "ok")
     bench.start(trusted=False)
     wait_until(lambda: bench.pending() == [entry], what="it is fetched")
@@ -257,7 +257,7 @@ def test_nothing_begins_while_the_lease_is_not_trusted(bench: Bench):
     assert bench.runs() == [entry]
 
 
-def test_a_worker_without_trust_obeys_a_stop(bench: Bench):
+def test_stop_works_with_an_untrusted_lease(bench: Bench):
     (entry,) = add(bench, "ok")
     bench.start(trusted=False)
     wait_until(lambda: bench.pending() == [entry], what="it is fetched")
@@ -265,7 +265,7 @@ def test_a_worker_without_trust_obeys_a_stop(bench: Bench):
     assert bench.runs() == []
 
 
-def test_it_ends_at_once_when_its_supervisor_is_gone(bench: Bench):
+def test_worker_exits_when_its_supervisor_disappears(bench: Bench):
     bench.start()
     wait_until(lambda: bench.slot.state == WorkerState.READY, what="it is ready")
     assert bench.child is not None
@@ -274,7 +274,7 @@ def test_it_ends_at_once_when_its_supervisor_is_gone(bench: Bench):
 
 
 @pytest.mark.parametrize("limit", [1, 7])
-def test_it_is_replaced_after_so_many_messages(bench: Bench, limit: int):
+def test_worker_is_replaced_after_max_messages(bench: Bench, limit: int):
     ids = add(bench, *["ok"] * 20)
     bench.start(max_messages=limit)
     assert bench.ended() == Exit(ExitCode.RECYCLE, None)
@@ -287,7 +287,7 @@ def test_it_is_replaced_after_so_many_messages(bench: Bench, limit: int):
 # --- pending entries come first -------------------------------------------------------------------
 
 
-def test_inherited_entries_of_both_streams_run_first_and_in_order(bench: Bench):
+def test_inherited_entries_run_first_in_order(bench: Bench):
     for entry_id in ("1-1", "3-1", "5-1"):
         bench.desk.add(entry_id, "payload", "ok")
     for entry_id in ("2-1", "4-1"):
@@ -300,7 +300,7 @@ def test_inherited_entries_of_both_streams_run_first_and_in_order(bench: Bench):
     assert bench.runs() == ["1-1", "2-1", "3-1", "4-1", "5-1", "6-1"]
 
 
-def test_more_inherited_entries_than_one_page(bench: Bench):
+def test_inherited_entries_may_exceed_one_page(bench: Bench):
     ids = add(bench, *["ok"] * 300)
     assert len(bench.desk.fetch(300)) == 300
     bench.start()
@@ -311,7 +311,7 @@ def test_more_inherited_entries_than_one_page(bench: Bench):
 
 
 @pytest.mark.fault("F7")
-def test_after_an_unclean_end_each_inherited_entry_is_marked_before_it_runs(bench: Bench):
+def test_inherited_entries_after_a_crash_are_marked_before_runs(bench: Bench):
     ids = add(bench, "gate", "ok")
     bench.desk.fetch(10)
     bench.desk.do("DEL", bench.desk.lease)
@@ -355,7 +355,7 @@ def test_an_entry_that_crashed_too_often_is_buried_unread(bench: Bench):
     assert not bench.desk.do("EXISTS", bench.desk.attempts), "its counters went with it"
 
 
-def test_a_charged_entry_that_ends_well_leaves_no_counters(bench: Bench):
+def test_successful_charged_entry_leaves_no_counters(bench: Bench):
     ids = add(bench, "ok")
     bench.desk.fetch(10)
     call = leases.refence(
@@ -370,7 +370,7 @@ def test_a_charged_entry_that_ends_well_leaves_no_counters(bench: Bench):
 
 
 @pytest.mark.fault("F25")
-def test_ghosts_are_settled_and_counted(bench: Bench):
+def test_missing_entries_are_settled_and_counted(bench: Bench):
     add(bench, *["ok"] * 4)
     bench.desk.fetch(10)
     bench.desk.do("XTRIM", bench.desk.stream, "MAXLEN", 1)
@@ -381,7 +381,7 @@ def test_ghosts_are_settled_and_counted(bench: Bench):
     assert bench.slot.counter("ghosts") == 3
 
 
-def test_a_foreign_acknowledgement_while_it_runs_harms_nobody(bench: Bench):
+def test_foreign_acknowledgement_during_a_run_is_harmless(bench: Bench):
     """Q35: the message still runs, and acknowledges nothing."""
     (entry,) = add(bench, "gate")
     bench.start()
@@ -394,7 +394,7 @@ def test_a_foreign_acknowledgement_while_it_runs_harms_nobody(bench: Bench):
     assert bench.runs() == [entry, "5-1"]
 
 
-def test_a_flag_of_the_housekeeper_has_foreign_entries_claimed(bench: Bench):
+def test_reclaim_flag_makes_the_worker_claim_foreign_entries(bench: Bench):
     ids = add(bench, *["ok"] * 3)
     bench.desk.fetch(10, consumer="legacy")
     bench.slot.reclaim_requested = 1
@@ -420,7 +420,7 @@ def test_a_flag_of_the_housekeeper_has_foreign_entries_claimed(bench: Bench):
 
 @pytest.mark.fault("F8")
 @pytest.mark.parametrize("word", ["gate", "fail", "dead"])
-def test_a_superseded_worker_changes_nothing_and_ends(bench: Bench, word: str):
+def test_superseded_worker_exits_without_changes(bench: Bench, word: str):
     ids = add(bench, word, *["ok"] * 3)
     bench.desk.fetch(10)
     bench.start(trusted=False)
@@ -454,7 +454,7 @@ def test_an_idle_worker_notices_a_new_owner_with_the_next_message(bench: Bench):
 
 
 @pytest.mark.parametrize("which", ["stream", "retry"])
-def test_a_missing_group_ends_it_with_a_code_of_its_own(bench: Bench, which: str):
+def test_missing_group_exits_with_its_own_code(bench: Bench, which: str):
     bench.desk.do("XGROUP", "DESTROY", getattr(bench.desk, which), UNIT.group)
     bench.start()
     assert bench.ended() == Exit(ExitCode.NO_GROUP, None)
@@ -493,7 +493,7 @@ def test_a_module_that_does_not_import_is_a_failed_boot(bench: Bench):
     assert ended.problem.startswith("cannot import work: ZeroDivisionError: division by zero (")
 
 
-def test_a_soft_limit_is_an_exception_in_the_run_that_it_is_meant_for(bench: Bench):
+def test_soft_limit_raises_in_its_own_run(bench: Bench):
     ids = add(bench, "crawl", "ok")
     bench.start(timeout="1s", max_attempts=1)
     bench.wait_told("crawl")
@@ -513,7 +513,7 @@ def test_a_soft_limit_is_an_exception_in_the_run_that_it_is_meant_for(bench: Ben
     assert bench.stop() == Exit(ExitCode.STOPPED, None)
 
 
-def test_a_cautious_worker_has_one_entry_in_hand_at_a_time(bench: Bench):
+def test_cautious_worker_holds_one_entry_at_a_time(bench: Bench):
     ids = add(bench, *["ok"] * 6, "gate", "ok")
     bench.desk.fetch(3)
     bench.start(cautious=True)
@@ -525,7 +525,7 @@ def test_a_cautious_worker_has_one_entry_in_hand_at_a_time(bench: Bench):
     assert bench.runs() == ids
 
 
-def test_a_cautious_worker_that_lives_on_fetches_like_any_other(bench: Bench):
+def test_cautious_worker_later_fetches_batches(bench: Bench):
     add(bench, *["ok"] * 300)
     bench.start(cautious=True, prefetch_max=20)
     most = 0
@@ -539,7 +539,7 @@ def test_a_cautious_worker_that_lives_on_fetches_like_any_other(bench: Bench):
     assert most > 1
 
 
-def test_the_batch_grows_with_quick_work_and_never_over_its_bound(bench: Bench):
+def test_batch_grows_with_quick_runs_up_to_its_bound(bench: Bench):
     add(bench, *["ok"] * 600)
     bench.start(prefetch_max=20)
     most = 0

@@ -64,7 +64,7 @@ def fail_bad(message: Message) -> None:
 # --- entries that are too wide --------------------------------------------------------------------
 
 
-def test_an_entry_that_is_too_wide_dies_with_what_is_known_of_it(desk: Desk, life: Life):
+def test_too_wide_entry_is_dead_lettered_in_part(desk: Desk, life: Life):
     add_wide(desk, "1-0")
     desk.add("2-0", "payload", "bad")
     desk.add("3-0")
@@ -79,7 +79,7 @@ def test_an_entry_that_is_too_wide_dies_with_what_is_known_of_it(desk: Desk, lif
 
 
 @pytest.mark.parametrize("body", ["hash", "none"])
-def test_a_wide_entry_without_its_body_becomes_a_dead_letter(desk: Desk, life: Life, body: str):
+def test_wide_entry_without_a_body_becomes_a_dead_letter(desk: Desk, life: Life, body: str):
     """B2: the fields that replace a body fit into one call, for any number of fields."""
     add_wide(desk, "1-0")
     desk.add("2-0")
@@ -90,7 +90,7 @@ def test_a_wide_entry_without_its_body_becomes_a_dead_letter(desk: Desk, life: L
     assert desk.state()["stream"].groups == {"hits": ("2-0", {})}
 
 
-def test_an_entry_that_is_too_wide_is_retried_and_holds_nobody(desk: Desk, life: Life):
+def test_too_wide_entry_is_retried_without_blocking_others(desk: Desk, life: Life):
     add_wide(desk, "1-0")
     desk.add("2-0", "payload", "bad")
 
@@ -107,7 +107,7 @@ def test_an_entry_that_is_too_wide_is_retried_and_holds_nobody(desk: Desk, life:
     assert desk.state()["stream"].groups == {"hits": ("2-0", {})}
 
 
-def test_a_body_that_a_script_can_take_keeps_all_its_fields(desk: Desk, life: Life):
+def test_entry_within_the_script_limit_keeps_all_fields(desk: Desk, life: Life):
     fields = [part for n in range(3000) for part in (f"f{n}", "v")]
     desk.add("1-0", *fields, "payload", "bad")
     life.run(life.worker("t1", max_messages=1, max_attempts=1), fail_bad)
@@ -156,7 +156,7 @@ Unwritable.__qualname__ = "Caf\udce9"
 
 @pytest.mark.parametrize("kind", [Unspeakable, Quits, Hurried, Vague, Hidden, Unwritable])
 @pytest.mark.parametrize("attempts", [1, 2])
-def test_an_exception_that_cannot_be_described_is_a_failure_like_any_other(
+def test_undescribable_exception_counts_as_a_failure(
     desk: Desk, life: Life, slot: WorkerSlot, kind: type[Exception], attempts: int
 ):
     desk.add("1-0")
@@ -181,7 +181,7 @@ def test_an_exception_that_cannot_be_described_is_a_failure_like_any_other(
         assert list(state["items"]) == ["m:1-0"]
 
 
-def test_a_text_that_cannot_be_had_leaves_class_and_traceback():
+def test_undescribable_exception_keeps_class_and_traceback():
     outcome = handlers.failure_of(Unspeakable(), "traceback")
     assert outcome.error_class.endswith("Unspeakable")
     assert "RuntimeError" in outcome.message
@@ -204,7 +204,7 @@ def test_a_crash_record_that_cannot_be_read_does_not_save_the_message(
 
 
 @pytest.mark.fault("F21")
-def test_dead_letters_that_are_refused_hold_nobody(
+def test_refused_dead_letters_do_not_block_others(
     desk: Desk, life: Life, slot: WorkerSlot, said: list[str]
 ):
     desk.do("SET", desk.dlq, "not a stream")
@@ -219,7 +219,7 @@ def test_dead_letters_that_are_refused_hold_nobody(
     assert "worker.stalled" not in said
 
 
-def test_one_item_that_is_refused_does_not_hold_those_in_its_batch(desk: Desk, slot: WorkerSlot):
+def test_refused_item_does_not_block_its_batch(desk: Desk, slot: WorkerSlot):
     desk.add("1-0")
     desk.add("2-0")
     desk.fetch()
@@ -252,7 +252,7 @@ def test_settler_acknowledges_counted_entries_in_parts(desk: Desk, slot: WorkerS
     assert desk.do("EXISTS", desk.attempts) == 0
 
 
-def test_a_worker_that_cannot_read_says_so_once_and_tries_less_and_less_often(
+def test_refused_reads_are_logged_once_and_backed_off(
     desk: Desk, life: Life, slot: WorkerSlot, said: list[str]
 ):
     worker = life.worker("t1")
@@ -283,7 +283,7 @@ def test_a_worker_that_cannot_read_says_so_once_and_tries_less_and_less_often(
 # --- a pause without Redis ------------------------------------------------------------------------
 
 
-def test_a_pause_while_redis_is_away_is_a_pause(
+def test_pause_during_an_outage_takes_effect(
     desk: Desk, new_life: Callable[[str], Life], slot: WorkerSlot, proxy: FaultProxy
 ):
     desk.add("1-0")
@@ -313,9 +313,7 @@ def test_a_pause_while_redis_is_away_is_a_pause(
 # --- limits of held messages ----------------------------------------------------------------------
 
 
-def test_foreign_entries_come_into_hand_only_as_far_as_there_is_room(
-    desk: Desk, life: Life, slot: WorkerSlot
-):
+def test_reclaimed_entries_respect_the_room(desk: Desk, life: Life, slot: WorkerSlot):
     desk.link.pipeline([("XADD", desk.stream, "*", "payload", "x")] * 1500)
     assert len(desk.fetch(1500, consumer="legacy")) == 1500
     slot.reclaim_requested = 1
@@ -363,7 +361,7 @@ def test_inherited_entries_that_are_parked_do_not_pile_up(desk: Desk, life: Life
 
 
 @pytest.mark.fault("F21")
-def test_acknowledgements_go_out_although_there_is_no_room(desk: Desk, life: Life):
+def test_acknowledgements_are_sent_without_room(desk: Desk, life: Life):
     """T18: only the acknowledgements can free the missing memory."""
     desk.add("1-0", "payload", "bad", stream=desk.retry)
     desk.add("1-0")
@@ -387,7 +385,7 @@ def test_acknowledgements_go_out_although_there_is_no_room(desk: Desk, life: Lif
     assert pending == [0]
 
 
-def test_a_giant_that_comes_while_there_is_no_room_is_not_handled(desk: Desk, life: Life):
+def test_oversized_message_without_room_is_not_handled(desk: Desk, life: Life):
     desk.add("1-0", "payload", "x" * (life.settings.daemon.max_message_bytes + 1))
     desk.add("2-0")
     runs: list[str] = []
@@ -428,9 +426,7 @@ def test_a_session_that_is_not_the_last_means_a_new_connection_not_a_lost_unit(
     assert desk.state()["stream"].groups == {"hits": ("3-0", {})}
 
 
-def test_the_age_of_a_message_is_told_by_the_servers_clock(
-    desk: Desk, life: Life, monkeypatch: pytest.MonkeyPatch
-):
+def test_message_age_uses_the_server_clock(desk: Desk, life: Life, monkeypatch: pytest.MonkeyPatch):
     desk.add("1-0")
     desk.do("XADD", desk.stream, "*", "payload", "young")
     real = time.time
@@ -453,9 +449,7 @@ def test_the_servers_clock_is_read_again_when_the_reading_is_old(desk: Desk, lif
 
 @pytest.mark.fault("F25")
 @pytest.mark.parametrize("attempts", [1, 2])
-def test_a_message_that_is_trimmed_while_it_runs_is_settled_before_the_worker_ends(
-    desk: Desk, life: Life, attempts: int
-):
+def test_message_trimmed_during_its_run_is_settled(desk: Desk, life: Life, attempts: int):
     """Only this process has its body. A successor would find a missing entry."""
     desk.add("1-0", "payload", "precious")
 
@@ -470,7 +464,7 @@ def test_a_message_that_is_trimmed_while_it_runs_is_settled_before_the_worker_en
     assert kept["payload"] == b"precious"
 
 
-def test_what_is_parked_is_tried_once_more_before_the_worker_ends(desk: Desk, slot: WorkerSlot):
+def test_parked_items_are_retried_at_exit(desk: Desk, slot: WorkerSlot):
     desk.add("1-0")
     desk.fetch()
     settler = Settler(desk.link, desk.keys, desk.leased("t1"), slot)
@@ -490,7 +484,7 @@ def test_what_is_parked_is_tried_once_more_before_the_worker_ends(desk: Desk, sl
 
 @pytest.mark.parametrize("end", [None, ValueError("no")], ids=["done", "failed"])
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_what_has_ended_is_settled_over_a_new_connection_when_the_old_one_takes_nothing_more(
+def test_finished_message_is_settled_on_a_new_connection(
     desk: Desk,
     new_life: Callable[[str], Life],
     proxy: FaultProxy,
@@ -549,7 +543,7 @@ def test_inherited_entries_run_in_order_over_all_pages(desk: Desk, life: Life):
 
 @pytest.mark.fault("F30")
 @pytest.mark.parametrize("how", ["inherited", "reclaimed", "unread"])
-def test_bytes_in_hand_are_bounded(desk: Desk, life: Life, slot: WorkerSlot, how: str):
+def test_held_bytes_are_bounded(desk: Desk, life: Life, slot: WorkerSlot, how: str):
     for number in range(1, 41):
         desk.add(f"{number}-0", "payload", b"x" * 10_000)
     if how != "unread":
@@ -582,9 +576,7 @@ def test_a_soft_limit_is_raised_once_in_a_run(desk: Desk, life: Life, slot: Work
     assert slot.counter("failed") == 0
 
 
-def test_a_soft_limit_at_the_last_moment_of_a_run_does_not_reach_beyond_it(
-    desk: Desk, life: Life, slot: WorkerSlot
-):
+def test_late_soft_limit_stays_within_its_run(desk: Desk, life: Life, slot: WorkerSlot):
     """The exception may be raised at the first instruction of `finally`."""
     desk.add("1-0", "payload", "bad")
     worker = life.worker("t1", max_messages=1, timeout=1.0)
@@ -624,7 +616,7 @@ def test_a_soft_limit_at_the_last_moment_of_a_run_does_not_reach_beyond_it(
 # --- log records of a handler ---------------------------------------------------------------------
 
 
-def test_what_a_handler_logs_names_the_message_that_it_handles(
+def test_handler_log_lines_name_their_message(
     desk: Desk, life: Life, caplog: pytest.LogCaptureFixture
 ):
     desk.add("1-0")

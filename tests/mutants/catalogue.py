@@ -64,11 +64,7 @@ FENCE = (
         "no entry is delivered to a worker that has lost the unit",
         "streamqd/worker/reader.py",
         ("if not fetched.mine:", "if fetched.mine is None:"),
-        tests={
-            "integration/test_mutant_gaps.py": (
-                "test_a_worker_that_has_lost_the_unit_begins_nothing_more_and_says_so"
-            )
-        },
+        tests={"integration/test_mutant_gaps.py": ("test_worker_without_the_unit_starts_nothing")},
     ),
 )
 
@@ -91,7 +87,7 @@ LOST_AND_LATE = (
         ),
         tests={
             "integration/test_mutant_gaps.py": (
-                "test_what_a_lost_read_has_moved_is_handled_over_the_next_connection"
+                "test_entries_of_a_lost_read_are_handled_after_reconnect"
             )
         },
     ),
@@ -192,7 +188,7 @@ DEATH = (
         ("if self._ack_each and self._settler.since_ns:", "if False:"),
         tests={
             "integration/test_acknowledging.py": (
-                "test_each_end_is_acknowledged_before_its_lane_begins_anew[in threads]"
+                "test_lane_acknowledges_a_run_before_the_next_one[in threads]"
             )
         },
     ),
@@ -231,7 +227,7 @@ DEATH = (
         ("entry.crash_count > 0 or entry.place in self.accused", "entry.crash_count > 0"),
         tests={
             "integration/test_solo.py": (
-                "test_a_worker_that_ends_has_no_turn_when_it_says_so[stop-one at a time]"
+                "test_exiting_worker_gives_its_turn_back_first[stop-one at a time]"
             )
         },
     ),
@@ -320,7 +316,7 @@ DEATH = (
         ("            held.begin_again(entry)\n", ""),
         tests={
             "integration/test_error_policies.py": (
-                "test_in_solo_mode_keys_that_are_due_together_run_one_by_one[four at a time]"
+                "test_quarantine_runs_due_keys_one_by_one[four at a time]"
             )
         },
     ),
@@ -441,11 +437,7 @@ LIMITS = (
             "if self.in_handler and self.slot.soft_kill_seq",
             "if self.slot.soft_kill_seq",
         ),
-        tests={
-            "integration/test_mutant_gaps.py": (
-                "test_a_soft_limit_interrupts_the_run_that_it_is_meant_for_and_nothing_else"
-            )
-        },
+        tests={"integration/test_mutant_gaps.py": ("test_soft_limit_interrupts_only_its_own_run")},
     ),
     mutant(
         "a soft limit that interrupts any run",
@@ -455,11 +447,7 @@ LIMITS = (
             "self.in_handler and self.slot.soft_kill_seq == self.slot.words[WORD_RUN_SEQ]:",
             "self.in_handler:",
         ),
-        tests={
-            "integration/test_mutant_gaps.py": (
-                "test_a_soft_limit_interrupts_the_run_that_it_is_meant_for_and_nothing_else"
-            )
-        },
+        tests={"integration/test_mutant_gaps.py": ("test_soft_limit_interrupts_only_its_own_run")},
     ),
     mutant(
         "a drain that kills",
@@ -499,7 +487,7 @@ LIMITS = (
         ),
         tests={
             "integration/test_mutant_gaps.py": (
-                "test_what_a_stop_releases_runs_later_as_its_first_attempt"
+                "test_released_message_runs_later_as_its_first_attempt"
             )
         },
     ),
@@ -533,7 +521,7 @@ LIMITS = (
         "the embedded server runs until every message is settled",
         "streamqd/embedded.py",
         ("                    start_new_session=True,\n", ""),
-        tests={"integration/test_embedded.py": "test_ctrl_c_does_not_reach_it"},
+        tests={"integration/test_embedded.py": "test_ctrl_c_does_not_reach_the_embedded_server"},
     ),
     mutant(
         "a housekeeper that takes any signal for the supervisor's death",
@@ -649,7 +637,7 @@ SETTLING = (
         ),
         tests={
             "integration/test_error_policies.py": (
-                "test_other_keys_pass_and_the_held_key_keeps_its_order[one at a time]"
+                "test_held_key_keeps_its_order_while_other_keys_pass[one at a time]"
             )
         },
     ),
@@ -793,9 +781,7 @@ AROUND = (
             "return self._known[name][0] if name in self._known else self._stated.get(name)",
         ),
         tests={
-            "integration/test_retention.py": (
-                "test_nothing_goes_while_the_registered_settings_cannot_be_read"
-            )
+            "integration/test_retention.py": ("test_trimmer_stops_while_settings_are_unreadable")
         },
     ),
     mutant(
@@ -805,7 +791,7 @@ AROUND = (
         ('consumer.start == "latest" and new else', 'consumer.start == "latest" else'),
         tests={
             "integration/test_mutant_gaps.py": (
-                "test_a_group_that_began_at_the_latest_comes_back_at_the_oldest"
+                "test_recreated_latest_group_starts_at_the_oldest_entry"
             )
         },
     ),
@@ -816,7 +802,7 @@ AROUND = (
         ("new = not seen_before and not emptied", "new = not seen_before"),
         tests={
             "integration/test_mutant_gaps.py": (
-                "test_a_group_of_an_emptied_server_comes_back_at_the_oldest"
+                "test_group_on_an_emptied_server_starts_at_the_oldest_entry"
             )
         },
     ),
@@ -845,9 +831,7 @@ AROUND = (
             ),
         ),
         tests={
-            "integration/test_housekeeper.py": (
-                "test_idle_entries_of_a_foreign_consumer_raise_the_flag_once"
-            )
+            "integration/test_housekeeper.py": ("test_reclaimer_flags_idle_foreign_entries_once")
         },
     ),
     mutant(
@@ -857,7 +841,7 @@ AROUND = (
         ("            if time.monotonic() >= until:", "            if False:"),
         tests={
             "integration/test_turns.py": (
-                "test_retries_are_promoted_and_progress_is_told_while_many_letters_expire"
+                "test_retries_are_promoted_while_many_dead_letters_expire"
             )
         },
     ),
@@ -1010,7 +994,7 @@ SCHEDULES = (
         ("if not newer and now - seen <= takeover_ms then", "if false then"),
         tests={
             "contract/test_schedules.py": "test_a_file_that_was_read_earlier_does_not",
-            "integration/test_schedules.py": "test_the_later_release_holds_while_both_run",
+            "integration/test_schedules.py": "test_later_release_wins_while_both_run",
         },
     ),
     mutant(
