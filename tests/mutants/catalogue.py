@@ -139,7 +139,7 @@ LOST_AND_LATE = (
             "self.phase = Phase.FREE\n        self._drop_token()\n        self._call",
             "self.phase = Phase.FREE\n        self._call",
         ),
-        tests={"unit/test_holding.py": "test_every_taking_has_a_token_of_its_own"},
+        tests={"unit/test_holding.py": "test_every_acquire_has_a_new_token"},
     ),
     mutant(
         "a release without the fence",
@@ -340,11 +340,7 @@ DEATH = (
         "a call is repeated with equal arguments until it is answered (T4)",
         "streamqd/supervisor/partition.py",
         ("self.lease, token, ttl,", "self.lease, secrets.token_hex(16), ttl,"),
-        tests={
-            "unit/test_holding.py": (
-                "test_a_refence_is_repeated_with_equal_arguments_so_nobody_is_charged_twice"
-            )
-        },
+        tests={"unit/test_holding.py": ("test_repeated_refence_charges_once")},
     ),
     mutant(
         "a successor with the token of its predecessor",
@@ -354,11 +350,7 @@ DEATH = (
             "        self._start_refence(refence._replace(release_after=leaving))",
             "        self.phase = Phase.RELEASING if leaving else Phase.HELD",
         ),
-        tests={
-            "unit/test_mutant_gaps.py": (
-                "test_a_successor_gets_a_token_that_its_predecessor_never_had[dies]"
-            )
-        },
+        tests={"unit/test_mutant_gaps.py": ("test_successor_gets_a_new_token[dies]")},
     ),
     mutant(
         "a mark that survives the refence",
@@ -389,7 +381,7 @@ DEATH = (
         "no message is charged on suspicion",
         "streamqd/supervisor/partition.py",
         ("suspects[0] if len(suspects) == 1 else None", "suspects[0] if suspects else None"),
-        tests={"unit/test_holding.py": "test_several_running_entries_charge_nobody"},
+        tests={"unit/test_holding.py": "test_several_running_entries_are_not_charged"},
     ),
     mutant(
         "an acknowledgement of a charged entry that rides on a read",
@@ -417,8 +409,8 @@ LIMITS = (
         ),
         tests={
             "unit/test_mutant_gaps.py": [
-                "test_a_run_over_its_hard_limit_is_killed_at_the_second_look",
-                "test_a_run_that_begins_between_two_looks_is_not_killed_for_the_one_before",
+                "test_run_over_its_hard_limit_is_killed_at_the_second_tick",
+                "test_new_run_is_not_killed_for_the_previous_one",
             ]
         },
     ),
@@ -427,7 +419,7 @@ LIMITS = (
         "only the run for which the kill was decided is charged (T11)",
         "streamqd/supervisor/partition.py",
         ("suspects = self.slot.running_in(kill.run_seq)", "suspects = batch.running"),
-        tests={"unit/test_holding.py": "test_a_hard_limit_that_comes_too_late_charges_nobody"},
+        tests={"unit/test_holding.py": "test_late_hard_limit_charges_nothing"},
     ),
     mutant(
         "a soft limit that fires between two messages",
@@ -456,8 +448,8 @@ LIMITS = (
         ('StopWorker(each.unit, "drain")', 'KillWorker(each.unit, "deadline")'),
         tests={
             "unit/test_mutant_gaps.py": [
-                "test_a_drain_lets_the_running_message_finish_and_releases",
-                "test_only_the_deadline_of_a_drain_kills_and_it_charges_nobody",
+                "test_drain_finishes_the_running_message_and_releases",
+                "test_drain_deadline_kills_without_a_charge",
             ]
         },
     ),
@@ -467,10 +459,8 @@ LIMITS = (
         "streamqd/supervisor/partition.py",
         ("unordered = kill is None and not (", "unordered = not ("),
         tests={
-            "unit/test_holding.py": "test_a_kill_that_was_ordered_charges_nobody",
-            "unit/test_mutant_gaps.py": (
-                "test_only_the_deadline_of_a_drain_kills_and_it_charges_nobody"
-            ),
+            "unit/test_holding.py": "test_ordered_kill_charges_nothing",
+            "unit/test_mutant_gaps.py": ("test_drain_deadline_kills_without_a_charge"),
         },
     ),
     mutant(
@@ -531,11 +521,7 @@ LIMITS = (
             "        if os.getppid() == parent_pid:\n            return",
             "        if False:\n            return",
         ),
-        tests={
-            "unit/test_process.py": (
-                "test_a_bereaved_child_is_one_whose_parent_died_not_one_that_got_a_signal"
-            )
-        },
+        tests={"unit/test_process.py": ("test_parent_death_differs_from_an_ordinary_signal")},
     ),
     mutant(
         "a dump that looks at threads while they run",
@@ -857,11 +843,7 @@ AROUND = (
         "a pause of the server moves no partition (T10)",
         "streamqd/policy/silence.py",
         ("not (old and silence.looks >= SILENT_BEATS):", "not old:"),
-        tests={
-            "unit/test_rebalance.py": (
-                "test_after_a_pause_of_the_server_nobody_is_dead_by_age_alone"
-            )
-        },
+        tests={"unit/test_rebalance.py": ("test_server_pause_makes_no_member_dead_by_age")},
     ),
     mutant(
         "another partition for the same key",
@@ -1072,9 +1054,7 @@ SCHEDULES = (
         "each tick is sent once on the day of change",
         "streamqd/schedules/ticks.py",
         ("        if tick > last:\n", "        if tick:\n"),
-        tests={
-            "unit/test_schedules.py": ["test_no_tick_comes_back_within_the_hour_that_comes_twice"]
-        },
+        tests={"unit/test_schedules.py": ["test_tick_is_not_repeated_within_the_repeated_hour"]},
     ),
     mutant(
         "missed ticks that are sent as if on time",

@@ -24,7 +24,7 @@ def test_first_read_is_small():
     assert PrefetchController(CONSUMER, 1024, 1).count == 1
 
 
-def test_it_doubles_up_to_its_bound():
+def test_prefetch_doubles_up_to_its_bound():
     prefetch = PrefetchController(CONSUMER, MIB, 100)
     counts = []
     for _ in range(6):

@@ -128,7 +128,7 @@ def test_a_large_weight_gets_no_more_than_its_share_rounded() -> None:
     assert loads(members, wanted)["big"] == 90 or loads(members, wanted)["big"] == 91
 
 
-def test_caps_are_kept_and_the_rest_goes_to_others() -> None:
+def test_assignment_respects_caps() -> None:
     members = [member("a", cap=1), member("b"), member("c")]
     assert loads(members, assign(members, units_of({A: 9}), {})) == {"a": 1, "b": 4, "c": 4}
 
@@ -163,7 +163,7 @@ def test_an_owner_that_no_longer_offers_loses_the_unit() -> None:
     )
 
 
-def test_balance_goes_over_members_in_between() -> None:
+def test_assignment_balances_through_intermediate_members() -> None:
     # Only b can take from a, and only c can relieve b.
     members = [member("a", A), member("b", A, B), member("c", B)]
     units = units_of({A: 6, B: 3})
@@ -226,7 +226,7 @@ Fleet = tuple[list[Member], list[Unit], dict[Unit, str]]
 
 
 @given(fleets(same_offers))
-def test_every_unit_once_and_within_one_of_the_share(fleet: Fleet) -> None:
+def test_assignment_covers_each_unit_within_one_of_the_share(fleet: Fleet) -> None:
     members, units, owners = fleet
     wanted = assign(members, units, owners)
     assert sorted(wanted) == sorted(units)
@@ -278,7 +278,7 @@ def test_the_order_of_the_arguments_does_not_matter(fleet: Fleet, shuffler: rand
     assert assign(mixed_members, mixed_units, dict(mixed_owners)) == assign(members, units, owners)
 
 
-def test_every_process_has_the_same_answer() -> None:
+def test_assignment_is_the_same_in_every_process() -> None:
     """Sets iterate in a different order in every process, and hosts must still agree."""
     program = """
 from streamqd.model import Unit
@@ -379,7 +379,7 @@ def test_a_unit_is_left_out_only_when_no_chain_of_moves_makes_room(fleet: Fleet)
 
 
 @given(st.integers(1, 8), counts_of_units, st.data())
-def test_from_nothing_each_topic_and_group_is_within_one(
+def test_assignment_from_scratch_spreads_within_one(
     count: int, counts: dict[tuple[str, str], int], data: st.DataObject
 ) -> None:
     members = [member(f"m{number}") for number in range(count)]

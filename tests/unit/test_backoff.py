@@ -47,7 +47,7 @@ def test_without_jitter_the_draw_does_not_matter() -> None:
     assert {delay(policy, 1, draw) for draw in (0.0, 0.3, 1.0)} == {3.0}
 
 
-def test_an_attempt_below_one_waits_like_the_first() -> None:
+def test_backoff_of_an_attempt_below_one_equals_the_first() -> None:
     policy = Backoff(kind="exponential", base=4.0, max=60.0, jitter="none")
     assert delay(policy, 0, 1.0) == delay(policy, -5, 1.0) == delay(policy, 1, 1.0) == 4.0
 

@@ -10,15 +10,15 @@ INTERVAL = 3.0
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.5, 1.0])
-def test_at_rest_it_beats_a_little_more_often_than_once_per_interval(jitter: float) -> None:
+def test_idle_heartbeat_comes_within_its_interval(jitter: float) -> None:
     assert 0.8 * INTERVAL <= heartbeats.next_beat(10.0, INTERVAL, jitter) - 10.0 <= INTERVAL
 
 
-def test_a_wake_up_in_a_small_fleet_is_answered_at_once() -> None:
+def test_wake_up_in_a_small_fleet_is_answered_immediately() -> None:
     assert heartbeats.woken_beat(10.0, INTERVAL, 3, 1.0) - 10.0 < 0.05
 
 
-def test_wake_ups_of_a_large_fleet_are_spread_and_never_later_than_the_next_beat() -> None:
+def test_wake_ups_of_a_large_fleet_are_spread_over_an_interval() -> None:
     gaps = [heartbeats.woken_beat(0.0, INTERVAL, 100, n / 10) for n in range(11)]
     assert gaps[0] >= 0.5
     assert gaps == sorted(gaps)
@@ -26,5 +26,5 @@ def test_wake_ups_of_a_large_fleet_are_spread_and_never_later_than_the_next_beat
     assert heartbeats.woken_beat(0.0, INTERVAL, 10_000, 1.0) == INTERVAL
 
 
-def test_who_has_not_beaten_for_long_does_at_once() -> None:
+def test_overdue_heartbeat_is_sent_immediately() -> None:
     assert heartbeats.woken_beat(5.0, INTERVAL, 200, 1.0) <= 8.0

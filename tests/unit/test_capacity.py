@@ -23,7 +23,7 @@ def test_refused_start_sets_the_limit_to_running_workers():
     assert [capacity.room(owned) for owned in (0, 3, 5)] == [3, 0, 0]
 
 
-def test_tries_that_fail_follow_each_other_ever_more_slowly():
+def test_capacity_backs_off_after_failed_attempts():
     """C2: the waits between two tries grow."""
     capacity, now, waits = Capacity(), 0.0, []
     capacity.refused(now, 3, PROBLEM)
@@ -38,7 +38,7 @@ def test_tries_that_fail_follow_each_other_ever_more_slowly():
 
 
 @given(wanted=st.integers(1, 300), running=st.integers(0, 300))
-def test_once_more_can_be_started_the_limit_is_soon_gone(wanted: int, running: int):
+def test_capacity_limit_is_lifted_after_a_successful_start(wanted: int, running: int):
     """C2: the instance takes back its share, even while it waits for the others to hand it over."""
     capacity, now = Capacity(), 0.0
     capacity.refused(now, running, PROBLEM)

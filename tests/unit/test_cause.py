@@ -292,7 +292,7 @@ def test_stopped_group_lists_only_other_clients_too() -> None:
     assert "'bob' holds 1 message and 'eve' holds 2 messages" in found[2].sentence
 
 
-def test_old_failures_are_no_cause() -> None:
+def test_cause_ignores_old_failures() -> None:
     known = facts(
         worker=worker(state="booting"), failures=(failed("process ended by exit code 3", 301.0),)
     )
@@ -338,6 +338,6 @@ def test_an_open_circuit_names_a_failure_that_can_open_it() -> None:
         ("access/3/hits", "access/3/hits"),
     ],
 )
-def test_a_pause_is_answered_by_the_command_that_ends_it(scope: str, argument: str) -> None:
+def test_cause_of_a_pause_advises_the_resume_command(scope: str, argument: str) -> None:
     (cause, *_others) = causes(facts(pause=replace(PAUSE, scope=scope)))
     assert cause.advice == f"`streamqd resume {argument}`"

@@ -20,7 +20,7 @@ def opened(*, at: float = 0.0) -> Circuit:
     return one
 
 
-def test_so_many_failures_within_the_window_open_it():
+def test_circuit_opens_after_the_failures_within_its_window():
     one = circuit()
     for at, uid in ((0.0, "a"), (1.0, "b")):
         one.failed(uid, at, 0)
@@ -40,7 +40,7 @@ def test_failures_outside_the_window_do_not():
         assert one.state is CircuitState.CLOSED
 
 
-def test_after_a_while_one_message_is_tried_and_its_success_closes_it():
+def test_circuit_closes_after_a_successful_probe():
     one = opened()
     one.probe(5.0)
     assert one.state is CircuitState.HALF_OPEN
@@ -52,7 +52,7 @@ def test_after_a_while_one_message_is_tried_and_its_success_closes_it():
         assert one.state is CircuitState.CLOSED, "counting begins anew"
 
 
-def test_a_probe_that_fails_opens_it_again_at_once():
+def test_circuit_reopens_after_a_failed_probe():
     one = opened()
     for number in range(1, 10):
         at = number * 5.0
@@ -63,7 +63,7 @@ def test_a_probe_that_fails_opens_it_again_at_once():
         assert one.wait(at) == 5.0
 
 
-def test_the_first_failure_is_free_and_later_ones_count():
+def test_circuit_forgives_only_the_first_failure():
     one = circuit(failures=100)
     assert [one.failed("a", at, 0) for at in (0.0, 1.0, 2.0)] == [False, True, True]
     assert not one.failed("b", 3.0, 0)
@@ -124,7 +124,7 @@ def test_restored_failures_have_the_age_of_the_oldest():
     assert after.memory == CircuitMemory(1, 11.1)
 
 
-def test_a_message_that_was_forgiven_by_another_circuit_pays():
+def test_circuit_charges_a_message_forgiven_before():
     assert circuit().failed("a", 9.0, 0, forgiven=8.0)
     for forgiven, pays in ((5.1, True), (4.9, False)):
         one = Circuit(3, 10.0, 5.0, CircuitMemory(opened=5.0))
@@ -151,9 +151,7 @@ def test_circuit_state_is_bounded():
     ),
     st.integers(1, 6),
 )
-def test_however_often_a_dependency_goes_down_no_message_pays_twice_for_one_outage(
-    runs: list[tuple[str, float, bool]], limit: int
-):
+def test_circuit_charges_a_message_once_per_outage(runs: list[tuple[str, float, bool]], limit: int):
     """Between two openings a message is charged for all of its failures except the first."""
     one = circuit(failures=limit, window=5.0, probe_every=1.0)
     now, successes = 0.0, 0

@@ -35,7 +35,7 @@ def test_rows_within_rows(capsys: pytest.CaptureFixture[str]) -> None:
         answers.show(["at"], [(row("x", "x")(1, 2),)], "json")
 
 
-def test_csv_for_a_terminal_cannot_control_it(
+def test_csv_output_escapes_terminal_control_characters(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows: list[Any] = [(TITLE,)]

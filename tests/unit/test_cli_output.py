@@ -35,7 +35,7 @@ def test_nothing_that_commands_a_terminal_passes(given: str | bytes | None, show
     assert output.printable(given) == shown
 
 
-def test_text_of_many_lines_keeps_them() -> None:
+def test_printable_keeps_line_breaks_on_request() -> None:
     assert output.printable("a\n\tb\x07\rc", lines=True) == "a\n\tb\\x07\\rc"
 
 
@@ -143,7 +143,7 @@ CONTENT = b"one\ntwo\r\n\nfour \xff\nlast without end"
 EXPECTED = [b"one", b"two", b"", b"four \xff", b"last without end"]
 
 
-def test_lines_lose_their_ends_only(tmp_path: Path) -> None:
+def test_lines_of_strips_only_line_ends(tmp_path: Path) -> None:
     (tmp_path / "plain").write_bytes(CONTENT)
     assert lines_of(tmp_path / "plain") == EXPECTED
 

@@ -87,7 +87,7 @@ def command_at(path: tuple[str, ...]) -> click.Command:
 # --- the command and its options ------------------------------------------------------------------
 
 
-def test_there_are_these_verbs() -> None:
+def test_command_list_is_complete() -> None:
     assert {" ".join(path) for path in verbs()} == {
         *("check", "status", "partitions", "produce", "tail", "pending", "init"),
         *("delayed", "delayed list", "delayed show", "delayed now", "delayed cancel"),
@@ -118,7 +118,7 @@ def test_there_are_these_verbs() -> None:
 
 
 @pytest.mark.parametrize("path", [(), *verbs()], ids=" ".join)
-def test_every_verb_has_help_that_fits(invoke: Invoke, path: tuple[str, ...]) -> None:
+def test_every_command_has_help_of_80_columns(invoke: Invoke, path: tuple[str, ...]) -> None:
     for option in ("-h", "--help"):
         result = invoke(*path, option)
         assert result.exit_code == 0
@@ -127,7 +127,7 @@ def test_every_verb_has_help_that_fits(invoke: Invoke, path: tuple[str, ...]) ->
 
 
 @pytest.mark.parametrize("path", list(verbs()), ids=" ".join)
-def test_every_verb_takes_json(path: tuple[str, ...]) -> None:
+def test_every_command_accepts_json(path: tuple[str, ...]) -> None:
     command = command_at(path)
     if not isinstance(command, click.Group):
         assert "--json" in {name for option in command.params for name in option.opts}
@@ -176,7 +176,7 @@ def test_a_short_option_means_one_thing(path: tuple[str, ...]) -> None:
         (("topic", "create", "access", "-p", "4"), "--partitions"),
     ],
 )
-def test_an_old_letter_names_the_new_option(
+def test_old_short_option_names_its_replacement(
     invoke: Invoke, args: tuple[str, ...], instead: str
 ) -> None:
     """U12: a letter whose meaning has changed is wrong usage, and the error names the option."""
@@ -185,7 +185,7 @@ def test_an_old_letter_names_the_new_option(
     assert f"pass {instead}" in result.stderr
 
 
-def test_help_lists_the_verbs_under_headings(invoke: Invoke) -> None:
+def test_help_lists_commands_under_headings(invoke: Invoke) -> None:
     """U12: the help lists every command under the heading of its task."""
     lines = invoke("--help").stdout.splitlines()
     first = lines.index("Start:")
@@ -209,7 +209,7 @@ def test_completion_is_printed(invoke: Invoke) -> None:
     assert "_STREAMQD_COMPLETE=bash_source" in invoke("--help").stdout
 
 
-def test_a_mistyped_verb_gets_the_nearest(invoke: Invoke) -> None:
+def test_mistyped_command_suggests_the_nearest(invoke: Invoke) -> None:
     result = invoke("prodce")
 
     assert result.exit_code == 2
@@ -247,7 +247,7 @@ def test_a_mistyped_verb_gets_the_nearest(invoke: Invoke) -> None:
     ],
     ids=" ".join,
 )
-def test_wrong_usage_ends_with_2_and_a_sentence(invoke: Invoke, args: tuple[str, ...]) -> None:
+def test_wrong_usage_exits_2_with_one_sentence(invoke: Invoke, args: tuple[str, ...]) -> None:
     Path("streamq.toml").write_text(GOOD)
 
     result = invoke(*args)
@@ -281,7 +281,7 @@ def test_a_configuration_that_is_not_there(invoke: Invoke) -> None:
 
 
 @pytest.mark.parametrize("name", ["..", ".", ".hidden", "../orders", "a/b"])
-def test_no_topic_is_made_whose_name_could_be_another_path(invoke: Invoke, name: str) -> None:
+def test_topic_name_that_could_be_a_path_is_refused(invoke: Invoke, name: str) -> None:
     """S1: `produce ..` made the topic that erased an archive."""
     Path("streamq.toml").write_text('[redis]\nurl = "redis://127.0.0.1:1/0"\n')
     for words in (["produce", name, "--from", "-"], ["topic", "create", name]):
@@ -307,7 +307,7 @@ def test_the_configuration_is_named_or_from_the_environment_or_found(invoke: Inv
     assert instance(STREAMQ_DAEMON__INSTANCE="four") == "four"
 
 
-def test_the_shown_configuration_is_toml_that_means_the_same(invoke: Invoke) -> None:
+def test_config_show_prints_equivalent_toml(invoke: Invoke) -> None:
     Path("streamq.toml").write_text(GOOD)
     Path("shown.toml").write_text(invoke("config", "show").stdout)
 
@@ -337,7 +337,7 @@ def test_the_schema_is_json(invoke: Invoke) -> None:
 # --- the daemon -----------------------------------------------------------------------------------
 
 
-def test_without_a_verb_the_daemon_runs(invoke: Invoke, started: list[dict[str, Any]]) -> None:
+def test_no_command_runs_the_daemon(invoke: Invoke, started: list[dict[str, Any]]) -> None:
     Path("streamq.toml").write_text(GOOD)
 
     result = invoke("-l", "warning", "--log-format", "json", "--only", "access/hits", "--burst")
@@ -381,14 +381,14 @@ def test_only_names_a_consumer(invoke: Invoke, started: list[dict[str, Any]], on
 
 
 @pytest.mark.parametrize("args", [("status", "--log-level", "info"), ("produce", "access", "-q")])
-def test_misplaced_global_option_names_its_place(invoke: Invoke, args: tuple[str, ...]) -> None:
+def test_misplaced_global_option_names_its_position(invoke: Invoke, args: tuple[str, ...]) -> None:
     result = invoke(*args)
 
     assert result.exit_code == 2
     assert "goes before the command: streamqd " in result.stderr
 
 
-def test_letters_are_named_in_one_way_only(invoke: Invoke) -> None:
+def test_dlq_commands_accept_only_one_selection(invoke: Invoke) -> None:
     both = invoke("dlq", "replay", "access", "--all", "--id", "0:1-1")
     neither = invoke("dlq", "purge", "access")
 
@@ -582,7 +582,7 @@ def test_a_module_without_a_handler_is_named(invoke: Invoke) -> None:
     assert text.startswith("daemon.handlers: work declares no handler; put @handler(topic=")
 
 
-def test_a_slow_import_is_named_while_it_lasts(invoke: Invoke) -> None:
+def test_check_names_a_slow_import(invoke: Invoke) -> None:
     """U10: `check` printed nothing for 60 s when an import hung."""
     Path("work.py").write_text("import time\ntime.sleep(60)\n")
     Path("streamq.toml").write_text(
@@ -622,9 +622,7 @@ def test_check_prints_all_findings(invoke: Invoke) -> None:
 @pytest.mark.parametrize(
     "verb", [("check",), (), ("--only", "orders/bill")], ids=["check", "start", "only"]
 )
-def test_one_module_that_cannot_be_imported_is_one_error(
-    invoke: Invoke, verb: tuple[str, ...]
-) -> None:
+def test_module_import_failure_is_one_error(invoke: Invoke, verb: tuple[str, ...]) -> None:
     """U10: the handlers of a module that cannot be imported are not reported as missing too."""
     Path("streamq.toml").write_text(
         '[daemon]\nhandlers = ["broken"]\n'

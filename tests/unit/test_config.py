@@ -386,7 +386,7 @@ def test_one_mistake_is_one_sentence(place: Place, text: str, said: str) -> None
     assert "\n" not in found
 
 
-def test_all_mistakes_are_reported_at_once(place: Place) -> None:
+def test_config_reports_all_mistakes_together(place: Place) -> None:
     text = '[daemon]\nweight = 0\nfleat = "x"\n[log]\nlevel = "x"\n' + WORK + "max_crashes = -1"
     found = place.problems(text, environ={"STREAMQ_HTTP__BIND": "x"})
     assert [each.partition(":")[0] for each in found] == [
@@ -398,12 +398,12 @@ def test_all_mistakes_are_reported_at_once(place: Place) -> None:
     ]
 
 
-def test_a_mistake_in_a_value_brings_no_second_one_about_its_relations(place: Place) -> None:
+def test_invalid_value_causes_no_second_problem(place: Place) -> None:
     text = WORK + 'timeout = "soon"\nhard_timeout = "1ms"'
     assert place.problem(text).startswith("consumers[0].timeout:")
 
 
-def test_later_consumers_keep_their_number_behind_a_bad_one(place: Place) -> None:
+def test_consumer_numbers_survive_an_invalid_consumer(place: Place) -> None:
     bad = '[[consumers]]\ntopic = "t"\n'
     found = place.problems(bad + WORK + WORK + "max_age = -1")
     assert any(each.startswith("consumers[2].max_age: ") for each in found)
@@ -442,7 +442,7 @@ def test_a_host_name_that_cannot_be_used_must_be_replaced() -> None:
     ]
 
 
-def test_an_instance_cannot_be_called_as_a_verb_that_keeps_partitions() -> None:
+def test_instance_name_of_a_partition_keeping_command_is_refused() -> None:
     problems = Problems()
     check(config.Settings(daemon=config.Daemon(instance="group-reset")), problems, NOTHING)
     assert problems.sentences == [
@@ -492,7 +492,7 @@ def test_variables(
         *("at /* of the sender */ timestamp", "at/**/date"),
     ],
 )
-def test_the_time_of_an_event_is_a_column_however_it_is_written(place: Place, at: str) -> None:
+def test_event_time_column_is_found_in_any_spelling(place: Place, at: str) -> None:
     text = f'[pipelines.a]\nschema = "id long,{at}, b int"\nevent_time = "at"'
     assert place.load(text).pipelines["a"].event_time == "at"
 
@@ -668,7 +668,7 @@ def test_a_password_file_is_readable_by_its_owner_only(place: Place) -> None:
     assert place.load(text, environ={"CREDENTIALS_DIRECTORY": str(place.directory)})
 
 
-def test_two_passwords_are_one_too_many(place: Place) -> None:
+def test_second_password_is_refused(place: Place) -> None:
     secret = place.directory / "secret"
     secret.write_text("s3cret")
     secret.chmod(0o600)
@@ -676,7 +676,7 @@ def test_two_passwords_are_one_too_many(place: Place) -> None:
     assert "password_file names another: remove one" in place.problem(text, mode=0o600)
 
 
-def test_tls_files_go_with_tls_and_with_each_other(place: Place) -> None:
+def test_tls_files_require_tls_and_each_other(place: Place) -> None:
     for name in ("ca.pem", "cert.pem", "key.pem"):
         (place.directory / name).write_text("PEM")
         (place.directory / name).chmod(0o640)
@@ -732,7 +732,7 @@ def test_deep_state_dir_has_the_same_short_socket_for_all(place: Place, runtime:
     assert config.claim_socket_path(other, {"RUNTIME_DIRECTORY": str(runtime)}) != claimed
 
 
-def test_a_directory_that_others_may_write_is_no_place_for_the_socket(
+def test_socket_directory_writable_by_others_is_refused(
     place: Place, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
@@ -849,7 +849,7 @@ def test_url_without_a_password_is_unchanged(url: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["me", LONG])
-def test_a_file_with_any_password_is_for_its_owner_alone(place: Place, name: str) -> None:
+def test_config_file_with_a_password_must_be_private(place: Place, name: str) -> None:
     """S9: the check of the file mode recognizes the same passwords as masking."""
     with pytest.raises(ConfigError, match=r"redis\.url"):
         place.load(f'[redis]\nurl = "redis://{name}:two words@localhost:6379/0"')
@@ -870,7 +870,7 @@ def test_a_file_that_nests_deep_is_a_mistake_like_others(place: Place, text: str
 
 
 @pytest.mark.parametrize("text", ["[" * 5000, "1" * 5000, "{a=" * 5000])
-def test_a_variable_that_nests_deep_is_one_too(text: str) -> None:
+def test_deeply_nested_environment_variable_is_refused(text: str) -> None:
     """S9: the same holds for an environment variable."""
     with pytest.raises(ConfigError):
         config.load(None, {}, {"STREAMQ_DAEMON__LEASE_TTL": text})
@@ -902,7 +902,7 @@ def test_declared_consumers_are_added(place: Place) -> None:
     assert settings.topics == {"access": config.Topic()}
 
 
-def test_the_file_overrides_what_code_declares(place: Place) -> None:
+def test_config_file_overrides_declared_consumers(place: Place) -> None:
     text = '[daemon]\nhandlers = ["weblog"]\n[topics.access]\npartitions = 4\n' + WORK.replace(
         'handler = "weblog:count_hit"', 'timeout = "5s"\nmax_crashes = 3'
     )
@@ -915,7 +915,7 @@ def test_the_file_overrides_what_code_declares(place: Place) -> None:
     assert settings.topics["access"].partitions == 4
 
 
-def test_the_same_declaration_twice_is_one(place: Place) -> None:
+def test_duplicate_consumer_declaration_counts_once(place: Place) -> None:
     settings = config.declare_consumers(place.load(), [DECLARED, dict(DECLARED)])
     assert len(settings.consumers) == 1
 
@@ -977,9 +977,7 @@ def test_the_defaults_warn_of_nothing(place: Place) -> None:
         "breaker = { failures = 3 }\nmax_attempts = 0",
     ],
 )
-def test_a_breaker_that_no_single_message_halts_for_good_is_no_surprise(
-    place: Place, more: str
-) -> None:
+def test_safe_circuit_breaker_causes_no_warning(place: Place, more: str) -> None:
     assert config.warnings(place.load(WORK + more)) == []
 
 

@@ -28,7 +28,7 @@ def test_every_point_is_in_the_matrix():
     assert sum(map(len, parts)) == len(POINTS), "a point belongs to one process"
 
 
-def test_every_script_that_changes_something_has_its_points():
+def test_every_writing_script_has_crash_points():
     changing = {
         name for name, script in scripts.load().items() if scripts.GUARDS_END in script.body
     }

@@ -36,7 +36,7 @@ def problem(folder: Path, text: str) -> str:
 # --- configuration ------------------------------------------------------------------------------
 
 
-def test_a_group_and_its_namesake_for_letters_are_two(tmp_path: Path):
+def test_dead_letter_consumer_differs_from_its_namesake(tmp_path: Path):
     settings = load(tmp_path, READS + LETTERS)
     assert [each.name for each in settings.consumers] == ["access/hits", "access/hits@dlq"]
     assert [each.group for each in settings.consumers] == ["hits", "hits"]
@@ -59,7 +59,7 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, text: str, said: str):
     assert "\n" not in found
 
 
-def test_code_declares_one_beside_the_reader_of_the_topic(tmp_path: Path):
+def test_code_may_declare_a_consumer_for_topic_and_dead_letters(tmp_path: Path):
     declared = [
         {"topic": "access", "group": "hits", "handler": "weblog:count_hit"},
         {"topic": "access", "group": "hits", "handler": "weblog:look", "source": "dlq"},
@@ -83,7 +83,7 @@ def test_dead_letter_unit_shares_the_stream_and_has_own_keys():
     assert keys.fence(*UNIT) != keys.fence("access", 3, "hits")
 
 
-def test_a_letter_never_becomes_one_of_the_same_stream():
+def test_dead_letter_is_never_dead_lettered_again():
     with pytest.raises(ContractError, match="access/3/hits@dlq reads dead letters"):
         messages.dead(Keys(), Lease(UNIT, "token"), [(b"m:1-0", {})])
 
@@ -137,7 +137,7 @@ def test_dead_letter_contains_the_failure_of_its_message():
     assert (found.group, found.payload) == ("hits@dlq", b"x")
 
 
-def test_attempts_restart_and_the_replay_count_stays():
+def test_dead_letter_attempts_restart_but_replay_count_stays():
     first, third = message(FIELDS), message(FIELDS | {b"retryCount": b"2"}, retried=True)
     assert (first.attempt, first.crash_count, first.replay_count) == (1, 0, 2)
     assert (third.attempt, third.letter, third.replay_count) == (3, first.letter, 2)

@@ -130,7 +130,7 @@ def test_a_folder_in_which_a_daemon_runs_is_left_alone(tmp_path: Path):
     assert lock_path.exists()
 
 
-def test_the_commands_that_it_prints_exist(tally: DemoTally, capsys: pytest.CaptureFixture[str]):
+def test_commands_printed_by_the_demo_exist(tally: DemoTally, capsys: pytest.CaptureFixture[str]):
     summary.where_to_look(tally.folder, tally, serving=True)
 
     verbs = set(re.findall(r"streamqd -c \S+ (\w+)", capsys.readouterr().out))

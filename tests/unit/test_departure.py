@@ -36,7 +36,7 @@ def test_only_units_of_the_leaver_are_listed() -> None:
     assert takers("a", [seen("b")], HITS, owners, {}) == {HITS[0]: ("b", "")}
 
 
-def test_units_that_no_other_offers_are_left() -> None:
+def test_units_without_another_offer_have_no_taker() -> None:
     owners = {HITS[0]: "a", MAIL: "a"}
 
     taken = takers("a", [seen("b")], [*HITS, MAIL], owners, {})
@@ -73,7 +73,7 @@ def test_last_instance_leaves_all_units() -> None:
     assert takers("a", [], HITS, {HITS[0]: "a"}, {}) == {HITS[0]: ("", "no-offer")}
 
 
-def test_many_that_stay_behind_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_stranded_units_are_summarized(capsys: pytest.CaptureFixture[str]) -> None:
     def unit(number: int, to: str, stranded: str) -> DepartingUnit:
         return DepartingUnit("access", number, "hits", to, stranded, None, None)
 

@@ -41,7 +41,7 @@ class Prober:
         return answer
 
 
-def test_a_connection_is_dead_when_the_server_answers_another(ends) -> None:
+def test_connection_is_dead_if_the_server_answers_a_probe(ends) -> None:
     """C3: no byte arrived, while the server answered a new connection."""
     prober = Prober(True)
     with pytest.raises(SilentConnection, match="a new connection was answered") as raised:
@@ -65,7 +65,7 @@ def test_a_connection_that_the_server_has_closed_is_not_asked_after(ends) -> Non
     assert prober.asked == 0, "reading from the connection raises the real error"
 
 
-def test_an_answer_right_behind_that_of_the_probe_is_in_time(ends) -> None:
+def test_reply_right_after_the_probe_reply_is_accepted(ends) -> None:
     """C3: both answers came from a slow server. The next probe comes later."""
     prober = Prober(True, then=ends[1])
     one = Doubt(SOON, prober)
@@ -95,7 +95,7 @@ def test_silent_server_gets_few_probes(ends, monkeypatch: pytest.MonkeyPatch) ->
     assert 1 <= prober.asked <= 4, "after 0.02 s, and after pauses of 0.1, 0.2 and 0.4 s"
 
 
-def test_a_wait_ends_at_its_deadline(ends) -> None:
+def test_wait_for_a_reply_raises_at_its_deadline(ends) -> None:
     with pytest.raises(TimeoutError):
         Doubt(SOON, Prober()).wait(ends[0], time.monotonic() + 0.1)
 

@@ -14,7 +14,7 @@ def twin() -> SilenceDetector:
     return SilenceDetector("me", TTL, INTERVAL)
 
 
-def test_duplicate_that_beats_twice_stays(twin: SilenceDetector) -> None:
+def test_duplicate_with_two_heartbeats_stays(twin: SilenceDetector) -> None:
     """U5: detection took a ttl and an interval (18 s). One heartbeat may be a late packet."""
     lives, stays = [], []
     for number in range(3):
@@ -42,7 +42,7 @@ def test_duplicate_silent_for_a_ttl_is_dead(twin: SilenceDetector) -> None:
     assert not twin.duplicate_stays
 
 
-def test_duplicate_that_beats_once_and_dies_is_dead(
+def test_duplicate_with_one_heartbeat_is_dead(
     twin: SilenceDetector,
 ) -> None:
     dead = [twin.duplicate_seen(1000 if number < 3 else 1001, 3.0 * number) for number in range(10)]

@@ -27,7 +27,7 @@ def edits(code: Path) -> Edits:
     return edits
 
 
-def test_nothing_is_no_edit(edits: Edits):
+def test_unchanged_files_are_no_edit(edits: Edits):
     assert [edits.look() for _ in range(3)] == ["", "", ""]
 
 
@@ -40,7 +40,7 @@ def test_a_file_that_is_still_written_is_not_taken(edits: Edits, code: Path):
     assert edits.look() == "", "an edit is found once"
 
 
-def test_a_file_that_is_away_for_a_moment_is_one_edit(edits: Edits, code: Path):
+def test_briefly_missing_file_is_one_edit(edits: Edits, code: Path):
     text = code.read_text()
     code.unlink()
     assert edits.look() == ""
@@ -48,7 +48,7 @@ def test_a_file_that_is_away_for_a_moment_is_one_edit(edits: Edits, code: Path):
     assert [edits.look(), edits.look(), edits.look()] == ["", str(code), ""]
 
 
-def test_a_file_that_is_deleted_is_an_edit_and_so_is_its_return(edits: Edits, code: Path):
+def test_deleted_and_restored_file_are_two_edits(edits: Edits, code: Path):
     code.unlink()
     assert [edits.look(), edits.look()] == ["", str(code)]
     code.write_text("VERSION = 3\n")
@@ -65,7 +65,7 @@ def test_new_module_is_an_edit_but_editor_files_are_not(edits: Edits, code: Path
     assert [edits.look(), edits.look()] == ["", str(new)]
 
 
-def test_an_equal_size_and_time_do_not_hide_another_file(edits: Edits, code: Path):
+def test_replaced_file_of_equal_size_and_time_is_an_edit(edits: Edits, code: Path):
     """For example, a release is switched by a link, or a backup is restored with its time."""
     other = code.with_suffix(".new")
     other.write_text("VERSION = 2\n")
@@ -93,7 +93,7 @@ def test_file_saved_between_import_and_watch_is_an_edit(code: Path):
     assert [edits.look(), edits.look(), edits.look()] == ["", str(code), ""]
 
 
-def test_a_folder_that_goes_and_comes_back(tmp_path: Path, edits: Edits):
+def test_recreated_folder_is_watched_again(tmp_path: Path, edits: Edits):
     folder = tmp_path / "more"
     folder.mkdir()
     (folder / "a.py").write_text("")

@@ -18,7 +18,7 @@ def ended(errand: SubprocessTask) -> TaskResult:
     return found
 
 
-def test_the_result_comes_back_whatever_its_size():
+def test_subprocess_task_returns_a_result_of_any_size():
     errand = SubprocessTask(lambda: {"list": list(range(100_000))}, title="errand", timeout=30.0)
     assert ended(errand) == TaskResult({"list": list(range(100_000))}, "")
 
@@ -30,7 +30,7 @@ def test_polling_does_not_block_and_reports_a_killed_child():
     assert ended(errand) == TaskResult(None, "its process ended by signal SIGKILL")
 
 
-def test_work_that_hangs_is_killed_after_its_time():
+def test_subprocess_task_is_killed_after_its_timeout():
     errand = SubprocessTask(lambda: threading.Event().wait(), title="errand", timeout=0.2)
     assert ended(errand) == TaskResult(None, "it took longer than 0.2 s")
 
@@ -43,7 +43,7 @@ def test_work_that_hangs_is_killed_after_its_time():
         (lambda: os._exit(0), "its result cannot be read: Expecting value: line 1 column 15"),
     ],
 )
-def test_half_a_result_is_no_result(end: Callable[[], None], trouble: str):
+def test_subprocess_task_rejects_a_truncated_result(end: Callable[[], None], trouble: str):
     def write_half(descriptor: int, mode: str) -> None:
         os.write(descriptor, b'{"declared": [')
         end()

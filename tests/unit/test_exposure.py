@@ -52,7 +52,7 @@ def problem(file: Path, text: str, environ: dict[str, str] = NOTHING) -> str:
         ("redis+cluster://a:7000", "a"),
     ],
 )
-def test_another_host_without_tls_must_be_asked_for(file: Path, url: str, named: str) -> None:
+def test_redis_on_another_host_without_tls_needs_consent(file: Path, url: str, named: str) -> None:
     found = problem(file, f'[redis]\nurl = "{url}"')
     assert found.startswith(f"redis.url: {named} is another host")
     stated = load(file, f'[redis]\nurl = "{url}"\nallow_insecure = true')
@@ -76,7 +76,7 @@ def test_this_host_and_tls_need_no_word(file: Path, url: str) -> None:
     assert load(file, f'[redis]\nurl = "{url}"').redis.url == url
 
 
-def test_pages_that_other_hosts_reach_need_a_token(file: Path, tmp_path: Path) -> None:
+def test_http_pages_reachable_by_other_hosts_need_a_token(file: Path, tmp_path: Path) -> None:
     public = '[http]\nbind = "0.0.0.0:9464"\n'
     assert problem(file, public).startswith("http.bind: any client that reaches this address could")
     assert load(file, public + "allow_public = true").http.allow_public
@@ -204,7 +204,7 @@ def test_running_as_root_logs_a_warning(monkeypatch: pytest.MonkeyPatch) -> None
     assert config.as_root() == []
 
 
-def test_a_record_of_logs_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_record_with_forged_lines_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     forged = 'x\n{"event":"ready"}\r\x1b[2J\u2028y\x00'
     record = logging.LogRecord("app", logging.ERROR, __file__, 1, "%s", (forged,), None)
     record.event, record.fields = "redis.lost", {"error": forged, "key": forged.encode()}

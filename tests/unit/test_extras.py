@@ -45,7 +45,7 @@ def test_nothing_names_a_package_that_no_index_has() -> None:
     assert wrong == []
 
 
-def test_every_hint_in_the_code_is_the_one() -> None:
+def test_every_install_hint_in_the_code_is_the_same() -> None:
     """U6: all code uses the same hint for a missing package."""
     wrong = [
         str(path.relative_to(ROOT))

@@ -21,7 +21,7 @@ ValueError: no
 """
 
 
-def test_it_is_short_stable_and_hexadecimal() -> None:
+def test_fingerprint_is_short_stable_and_hexadecimal() -> None:
     found = fingerprint("ValueError", "bank.py:charge", "orders:pay")
 
     assert re.fullmatch("[0-9a-f]{12}", found)
@@ -86,5 +86,5 @@ def test_computed_fingerprint_equals_that_of_the_worker() -> None:
     )
 
 
-def test_a_path_that_is_no_text_is_no_obstacle() -> None:
+def test_fingerprint_accepts_a_path_that_is_not_text() -> None:
     assert len(fingerprint("E", "\udcff.py:f", "")) == 12

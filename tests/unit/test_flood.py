@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 from streamqd.policy.dead_letter_rate import NOTHING, DeadLetterRate, DeadLetterRateMemory
 
 
-def test_so_many_deaths_within_the_window_are_a_flood():
+def test_many_dead_letters_within_the_window_are_a_flood():
     flood = DeadLetterRate(letters=3, window=10.0, share=0.5)
     assert [flood.died(at, n) for n, at in enumerate((0.0, 5.0, 10.0), 1)] == [False, False, True]
 
 
-def test_deaths_that_come_slowly_are_none():
+def test_slow_dead_letters_are_no_flood():
     flood = DeadLetterRate(letters=3, window=10.0, share=0.5)
     assert not any(flood.died(number * 5.1, number) for number in range(1, 50))
 
 
-def test_deaths_among_many_that_live_are_none():
+def test_dead_letters_among_many_successes_are_no_flood():
     flood = DeadLetterRate(letters=3, window=10.0, share=0.5)
     assert not any(flood.died(number * 0.01, 3 * number) for number in range(1, 50))
 
@@ -59,7 +59,7 @@ def test_next_watch_continues_the_count():
     st.integers(1, 8),
     st.floats(0, 1),
 )
-def test_it_agrees_with_a_count_of_the_last_deaths(
+def test_flood_guard_agrees_with_a_plain_count(
     steps: list[tuple[float, int]], letters: int, share: float
 ):
     flood = DeadLetterRate(letters, 10.0, share)

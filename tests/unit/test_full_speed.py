@@ -29,7 +29,7 @@ def test_the_time_until_full_speed(times: list[float], seconds: float) -> None:
     assert found == pytest.approx(seconds, abs=0.5)
 
 
-def test_it_is_unknown_until_the_speed_has_stayed_full() -> None:
+def test_full_speed_is_unknown_until_it_is_steady() -> None:
     gap = runs(0, 5)
     assert seconds_until_full(gap, 5.0, RATE) is None
     assert seconds_until_full(gap + runs(7, 7 + STEADY_SECONDS / 2), 5.0, RATE) is None

@@ -140,7 +140,7 @@ def test_a_payload_is_decoded_or_undecodable(codec: str, annotation: Any, raw: b
 
 
 @pytest.mark.parametrize("raw", DEEP, ids=["list", "object", "msgpack", "number"])
-def test_what_nests_too_deep_is_no_value(raw: bytes) -> None:
+def test_decoders_reject_too_deep_nesting(raw: bytes) -> None:
     for codec in ("json", "msgpack"):
         with pytest.raises(Undecodable):
             decoder(Order, codec, "work:obey")(raw)
@@ -163,7 +163,7 @@ def test_headers_are_not_without_number() -> None:
 
 @given(st.text(st.characters()) | st.binary())
 @example("\ud800")
-def test_what_is_shown_can_be_written_and_is_one_line(text: str | bytes) -> None:
+def test_printable_text_is_one_encodable_line(text: str | bytes) -> None:
     shown = printable(text)
     shown.encode()
     assert len(shown.splitlines()) <= 1
@@ -299,6 +299,6 @@ def test_a_count_of_partitions_is_never_guessed(raw: bytes) -> None:
         assert len(refused) < 300
 
 
-def test_the_recursion_limit_is_as_python_sets_it() -> None:
+def test_recursion_limit_is_pythons_default() -> None:
     """With a raised limit, deeper values would be accepted and fail later."""
     assert sys.getrecursionlimit() <= 10_000

@@ -69,7 +69,7 @@ def test_more_partitions_are_compared_without_the_shapes_that_have_groups() -> N
     assert "4.0 µs for a message with 1 and 5.0 with 256 (+25%)" in text
 
 
-def test_more_groups_are_compared_with_one_group_of_the_same_partitions() -> None:
+def test_growth_page_compares_groups_on_the_same_partitions() -> None:
     """112 more units cost 11.2 ms."""
     text = words(growth_page.text(RESULTS))
 
@@ -78,7 +78,7 @@ def test_more_groups_are_compared_with_one_group_of_the_same_partitions() -> Non
     assert "4.0 µs for a message with 16 and 3.0 with 128 (-25%)" in text
 
 
-def test_shapes_without_groups_are_one_curve() -> None:
+def test_growth_page_without_groups_has_one_curve() -> None:
     rows = [row for row in RESULTS["units"] if row["groups"] == 1]
 
     assert growth_page.curves(reversed(rows)) == {"partitions": rows}

@@ -53,7 +53,7 @@ def write(folder: Path) -> Write:
 # --- loading --------------------------------------------------------------------------------------
 
 
-def test_a_function_is_found_with_the_hooks_of_its_module(write: Write, folder: Path):
+def test_load_finds_a_function_and_its_module_hooks(write: Write, folder: Path):
     write("h1", "def go(m): return 7\ndef on_start(c): return 1\ndef on_stop(): return 2\n")
     loaded = handlers.load("h1:go", folder)
     assert loaded.function(None) == 7  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ def test_redact_error_decides_the_kept_error_text(write: Write, folder: Path, co
     assert handlers.redacted(silent, loaded.redact) == silent, "nothing to look at"
 
 
-def test_a_redaction_that_is_none(write: Write, folder: Path):
+def test_load_refuses_an_invalid_redact_error(write: Write, folder: Path):
     for number, code in enumerate(
         ("async def redact_error(text): return text", "redact_error = 1")
     ):
@@ -96,7 +96,7 @@ def test_a_redaction_that_is_none(write: Write, folder: Path):
             handlers.load(f"rn{number}:go", folder)
 
 
-def test_a_method_of_a_class_and_one_with_defaults(write: Write, folder: Path):
+def test_load_accepts_a_static_method_with_defaults(write: Write, folder: Path):
     write("h2", "class H:\n    @staticmethod\n    def go(m, *, limit=3): return limit\n")
     loaded = handlers.load("h2:H.go", folder)
     assert loaded.function(None) == 3  # type: ignore[arg-type]
@@ -147,7 +147,7 @@ def test_missing_module_error_names_the_searched_path(folder: Path):
         ("retry=5", "retry is a RetryPolicy, not int"),
     ],
 )
-def test_an_option_that_is_no_setting_is_a_problem_with_its_place(
+def test_unknown_handler_option_is_reported_with_its_line(
     write: Write, folder: Path, option: str, sentence: str
 ):
     write("h13", f"from streamqd import handler\n\nhandler(topic='t', group='g', {option})\n")
@@ -234,7 +234,7 @@ def test_more_declarations_than_a_pipe_holds(write: Write, folder: Path):
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "signal SIGSEGV"),
     ],
 )
-def test_a_module_that_kills_its_process_is_a_problem(
+def test_module_that_kills_its_process_is_a_problem(
     write: Write, folder: Path, capfd, text: str, how: str
 ):
     write("h9", text)
@@ -249,7 +249,7 @@ def test_a_module_that_hangs_is_killed_after_the_timeout(write: Write, folder: P
     assert found.problems == ["importing the handler modules failed: it took longer than 0.3 s"]
 
 
-def test_an_interrupted_probe_ends_at_once(write: Write, folder: Path):
+def test_interrupted_probe_returns_immediately(write: Write, folder: Path):
     write("h11", "import threading; threading.Event().wait()")
     found = handlers.probe(["h11"], [], folder, 60.0, interrupted=lambda: True)
     assert found.declared == []
@@ -372,7 +372,7 @@ def test_traceback_equals_that_of_python(error: BaseException):
         assert written == "".join(traceback.format_exception(type(error), error, trace))
 
 
-def test_a_traceback_names_the_file_although_the_code_of_another_is_the_same():
+def test_traceback_names_the_right_file_for_identical_code():
     source = "def work():\n    raise RefusalError\n"
     for name in ("/srv/one/client.py", "/srv/two/client.py"):
         scope: dict[str, Any] = {"RefusalError": RefusalError}
@@ -442,12 +442,12 @@ def test_retry_and_dead_are_asked_for():
 
 
 @pytest.mark.parametrize("after", [-1, float("nan"), float("inf"), 1e12])
-def test_a_wait_that_is_none_is_refused_where_it_is_written(after: float):
+def test_retry_refuses_an_out_of_range_wait(after: float):
     with pytest.raises(ValueError, match="one year"):
         Retry(after=after)
 
 
-def test_a_wait_that_is_no_number_is_refused_with_its_value():
+def test_retry_refuses_a_wait_that_is_not_a_number():
     """U10: `Retry(after="soon")` raised an error about a comparison."""
     with pytest.raises(TypeError, match="after must be a number of seconds, not 'soon'"):
         Retry(after="soon")  # type: ignore[arg-type]
@@ -465,7 +465,7 @@ def test_a_soft_timeout_is_a_failure_that_timed_out():
     assert failed.timed_out
 
 
-def test_the_fingerprint_is_the_same_for_the_same_failure_only():
+def test_fingerprint_identifies_equal_failures():
     one = handlers.Description(raised(RefusalError("a"))).fingerprint("h:go")
     assert one == handlers.Description(raised(RefusalError("b"))).fingerprint("h:go"), (
         "the text differs, no more"
@@ -532,7 +532,7 @@ def test_explicit_settings_override_a_retry_policy(write: Write, folder: Path):
     assert consumer.breaker.on == ("h12.Down",)
 
 
-def test_a_class_goes_by_the_name_that_its_package_gives_it():
+def test_error_class_has_the_name_given_by_its_package():
     names = lineage_of(redis.ConnectionError)
     assert names[:3] == (
         "redis.exceptions.ConnectionError",

@@ -95,14 +95,14 @@ def desk() -> Desk:
 # --- taking ---------------------------------------------------------------------------------------
 
 
-def test_a_free_unit_wants_nothing(desk: Desk):
+def test_free_unit_has_no_wish(desk: Desk):
     assert desk.wish() is None
     assert not desk.holding.owned
     assert not desk.holding.startable
     assert not desk.holding.wants_exchange
 
 
-def test_an_acquire_is_repeated_with_equal_arguments_until_it_is_answered(desk: Desk):
+def test_acquire_is_repeated_unchanged_until_its_reply(desk: Desk):
     desk.holding.take(seen_epoch=5, dead_token="corpse")
     first = desk.wish()
     assert first is not None
@@ -138,7 +138,7 @@ def test_unit_taken_by_another_instance_is_not_owned(
     assert desk.wish() is None
 
 
-def test_every_taking_has_a_token_of_its_own(desk: Desk):
+def test_every_acquire_has_a_new_token(desk: Desk):
     """T13: a token is void as soon as its release is sent."""
     tokens = set()
     for _ in range(5):
@@ -150,7 +150,7 @@ def test_every_taking_has_a_token_of_its_own(desk: Desk):
     assert len(tokens) == 5
 
 
-def test_an_acquire_given_up_before_its_answer_is_released_with_its_token(desk: Desk):
+def test_abandoned_acquire_is_released_with_its_token(desk: Desk):
     desk.holding.take(seen_epoch=5)
     token = desk.argument("token")
     desk.holding.give_up()
@@ -161,7 +161,7 @@ def test_an_acquire_given_up_before_its_answer_is_released_with_its_token(desk: 
 
 
 @pytest.mark.parametrize("word", ["OK", "FENCED"])
-def test_a_release_is_wanted_until_it_is_answered_whatever_the_answer(desk: Desk, word: str):
+def test_release_is_repeated_until_any_reply(desk: Desk, word: str):
     desk.hold().holding.give_up()
     first = desk.wish()
     assert first is not None
@@ -193,7 +193,7 @@ def test_a_worker_that_leaves_with_unconfirmed_acks_is_refenced_then_released(de
     assert desk.script() == "lease_release"
 
 
-def test_giving_up_during_a_refence_waits_for_its_answer(desk: Desk):
+def test_release_during_a_refence_waits_for_its_reply(desk: Desk):
     desk.hold().run().mark(RUNNING)
     desk.holding.ended(KILLED)
     refence = desk.wish()
@@ -225,7 +225,7 @@ def test_the_running_entry_is_charged_the_done_are_acknowledged_the_rest_is_left
     assert (context["signal"], context["pid"]) == ("SIGKILL", 4711)
 
 
-def test_a_refence_is_repeated_with_equal_arguments_so_nobody_is_charged_twice(desk: Desk):
+def test_repeated_refence_charges_once(desk: Desk):
     desk.hold().run().mark(DONE, RUNNING)
     desk.holding.ended(KILLED)
     first = desk.wish()
@@ -249,7 +249,7 @@ def test_a_refence_that_is_fenced_means_the_unit_is_lost(desk: Desk):
 
 
 @pytest.mark.fault("F1")
-def test_several_running_entries_charge_nobody(desk: Desk):
+def test_several_running_entries_are_not_charged(desk: Desk):
     desk.hold().run().mark(RUNNING, RUNNING)
     verdict = desk.holding.ended(KILLED)
     assert (verdict.crashed, verdict.charged) == (True, None)
@@ -257,7 +257,7 @@ def test_several_running_entries_charge_nobody(desk: Desk):
 
 
 @pytest.mark.parametrize("reason", ["quit", "deadline"])
-def test_a_kill_that_was_ordered_charges_nobody(desk: Desk, reason: str):
+def test_ordered_kill_charges_nothing(desk: Desk, reason: str):
     desk.hold().run().mark(DONE, RUNNING)
     desk.worker.kill = Kill(reason, desk.slot.run_seq, 103.0)
     verdict = desk.holding.ended(KILLED)
@@ -266,7 +266,7 @@ def test_a_kill_that_was_ordered_charges_nobody(desk: Desk, reason: str):
 
 
 @pytest.mark.fault("F4")
-def test_a_hard_limit_charges_the_run_it_was_decided_for(desk: Desk):
+def test_hard_limit_charges_its_own_run(desk: Desk):
     desk.hold().run().mark(DONE, RUNNING)
     desk.worker.kill = Kill("hard-limit", desk.slot.run_seq, 103.0)
     verdict = desk.holding.ended(KILLED)
@@ -274,7 +274,7 @@ def test_a_hard_limit_charges_the_run_it_was_decided_for(desk: Desk):
     assert json.loads(str(desk.argument("context"), "ascii"))["what"] == "a hard time limit"
 
 
-def test_a_hard_limit_that_comes_too_late_charges_nobody(desk: Desk):
+def test_late_hard_limit_charges_nothing(desk: Desk):
     """T11: when the signal arrives, the next entry is already running."""
     desk.hold().run().mark(DONE, RUNNING)
     desk.worker.kill = Kill("hard-limit", desk.slot.run_seq, 103.0)
@@ -283,7 +283,7 @@ def test_a_hard_limit_that_comes_too_late_charges_nobody(desk: Desk):
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 4, 5, 6, 9, 255])
-def test_a_handler_that_ends_its_process_is_charged_whatever_code_it_takes(desk: Desk, code: int):
+def test_handler_that_exits_its_process_is_charged(desk: Desk, code: int):
     desk.hold().run().mark(DONE, RUNNING)
     verdict = desk.holding.ended(Exit(code, None))
     assert (verdict.crashed, verdict.charged) == (True, PLACES[1])
@@ -299,7 +299,7 @@ def test_a_process_that_vanishes_between_two_messages_has_crashed(desk: Desk, co
 
 
 @pytest.mark.parametrize("code", [ExitCode.STOPPED, ExitCode.RECYCLE, ExitCode.NO_GROUP])
-def test_an_orderly_end_is_no_crash(desk: Desk, code: ExitCode):
+def test_orderly_exit_is_no_crash(desk: Desk, code: ExitCode):
     desk.hold().run().mark(DONE).quiet()
     verdict = desk.holding.ended(Exit(code, None))
     assert (verdict.crashed, verdict.cause, verdict.charged) == (False, ExitCause.ORDERED, None)
@@ -372,7 +372,7 @@ def test_entries_of_a_lost_unit_are_not_settled_later(desk: Desk):
     assert desk.places() == []
 
 
-def test_an_undead_process_is_fenced_out_and_the_unit_goes_elsewhere(desk: Desk):
+def test_unkillable_process_is_fenced_and_its_unit_moves(desk: Desk):
     desk.hold().run().mark(DONE, RUNNING)
     child = desk.holding.child
     assert desk.holding.abandon() is child
@@ -382,7 +382,7 @@ def test_an_undead_process_is_fenced_out_and_the_unit_goes_elsewhere(desk: Desk)
     assert desk.script() == "lease_release"
 
 
-def test_losing_takes_the_trust_away(desk: Desk):
+def test_lost_unit_is_no_longer_trusted(desk: Desk):
     desk.hold()
     desk.slot.trusted_until_ns = 10**18
     desk.holding.become_free()
@@ -425,7 +425,7 @@ def test_quiet_worker_is_replaced_before_its_exit(desk: Desk):
     assert desk.holding.startable
 
 
-def test_a_unit_that_was_just_acquired_boots_and_is_not_gone(desk: Desk):
+def test_acquired_unit_is_booting(desk: Desk):
     desk.hold()
     assert desk.slot.state == WorkerState.BOOTING
     assert not desk.holding.is_ready
@@ -459,7 +459,7 @@ def test_standby_is_warm_after_its_own_report(desk: Desk):
 # --- rounds ---------------------------------------------------------------------------------------
 
 
-def test_the_suspects_of_a_crash_are_kept_until_a_worker_has_run_them(desk: Desk):
+def test_crash_suspects_are_kept_until_they_ran(desk: Desk):
     """The suspects also survive an orderly exit of the worker, such as a reload."""
     desk.hold().run().mark(RUNNING, RUNNING, RUNNING, RUNNING)
     desk.holding.ended(Exit(None, 9))

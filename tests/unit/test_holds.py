@@ -17,7 +17,7 @@ class One(NamedTuple):
     size: int = 10
 
 
-def test_a_held_key_is_due_in_its_time_and_its_line_is_in_order():
+def test_held_key_is_due_on_time_with_its_entries_in_order():
     holds: KeyBlocker[One] = KeyBlocker()
     first, second = One(1, "a"), One(2, "a")
     holds.hold("a", first, 5.0)
@@ -44,7 +44,7 @@ def test_entry_that_fails_again_stays_first():
     assert holds.entries == 2
 
 
-def test_a_key_is_free_when_nothing_is_behind():
+def test_key_is_free_without_waiting_entries():
     holds: KeyBlocker[One] = KeyBlocker()
     holds.hold("a", One(1, "a"), 1.0)
     holds.behind("a", One(2, "a"))
@@ -59,7 +59,7 @@ def test_a_key_is_free_when_nothing_is_behind():
     assert (holds.entries, holds.size, holds.keys, holds.next_due()) == (0, 0, 0, None)
 
 
-def test_keys_come_in_the_order_in_which_they_are_due():
+def test_held_keys_are_taken_in_due_order():
     holds: KeyBlocker[One] = KeyBlocker()
     for key, due in (("a", 3.0), ("b", 1.0), ("c", 2.0)):
         holds.hold(key, One(0, key), due)
@@ -84,7 +84,7 @@ def test_taken_entry_is_due_again_but_a_running_one_is_not():
     st.integers(1, 5),
     st.randoms(use_true_random=False),
 )
-def test_every_key_ends_in_its_order(
+def test_every_key_finishes_in_order(
     stream: list[tuple[str, int]], delays: list[float], longest: int, chance: object
 ):
     """Entries arrive, fail a number of times and run when they are due. Some runs never start."""

@@ -38,13 +38,13 @@ def lock(folder: Path) -> Iterator[InstanceLock]:
     made.release()
 
 
-def test_it_is_for_its_user_only(lock: InstanceLock) -> None:
+def test_instance_lock_is_private_to_its_user(lock: InstanceLock) -> None:
     """S9: any local user could take the lock in an existing folder of mode 0755."""
     assert lock.acquire() is None
     assert lock.path.stat().st_mode & 0o777 == 0o600
 
 
-def test_one_of_an_earlier_version_becomes_so(lock: InstanceLock) -> None:
+def test_instance_lock_of_an_earlier_version_becomes_private(lock: InstanceLock) -> None:
     """S9: an upgrade removes the permissions of other users."""
     lock.path.touch(0o644)
     assert lock.acquire() is None
@@ -52,7 +52,7 @@ def test_one_of_an_earlier_version_becomes_so(lock: InstanceLock) -> None:
 
 
 @as_root
-def test_another_user_cannot_take_it(lock: InstanceLock) -> None:
+def test_instance_lock_cannot_be_taken_by_another_user(lock: InstanceLock) -> None:
     """S9: other users cannot take it even while it is free."""
     assert lock.acquire() is None
     lock.release()

@@ -30,7 +30,7 @@ def read(flat: list[Any], heads: int) -> list[tuple[tuple[Any, ...], dict[bytes,
 
 
 @given(some.lists(FIELDS, max_size=6))
-def test_every_entry_comes_out_as_it_went_in(changes: list[dict[bytes, bytes]]) -> None:
+def test_item_list_round_trips_every_entry(changes: list[dict[bytes, bytes]]) -> None:
     entries = [((b"m:%d-0" % number, 5), fields) for number, fields in enumerate(changes)]
     assert read(listed(entries), heads=2) == entries
 

@@ -57,7 +57,7 @@ def test_repeated_and_unexpected_runs_are_found(ledger: Ledger):
     assert ledger.audit("g") == Audit(repeated={"a": 2}, unexpected=["b"])
 
 
-def test_records_of_a_killed_process_stay(ledger: Ledger):
+def test_ledger_keeps_records_of_a_killed_process(ledger: Ledger):
     pid = os.fork()
     if not pid:
         with ledger.run(Run("a")):
@@ -79,7 +79,7 @@ def test_a_record_that_is_being_written_is_read_later(ledger: Ledger):
     assert len(ledger.records()) == 2
 
 
-def test_a_record_that_a_kill_has_torn_spoils_no_other(ledger: Ledger):
+def test_ledger_skips_a_torn_record(ledger: Ledger):
     ledger.sent("a", "1")
     with ledger.path.open("ab") as file:
         file.write(ledger.path.read_bytes()[:9])

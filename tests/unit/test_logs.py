@@ -91,7 +91,7 @@ def test_json_line_carries_event_process_and_fields(pipe: tuple[int, int]) -> No
     }
 
 
-def test_text_goes_to_a_terminal() -> None:
+def test_log_style_on_a_terminal_is_text() -> None:
     main, terminal = pty.openpty()
     try:
         logs.setup(role="supervisor", fd=terminal)
@@ -136,7 +136,7 @@ def test_no_value_can_forge_a_line(pipe: tuple[int, int], style: str, evil: str)
         assert "event" not in json.loads(lines[1])
 
 
-def test_a_traceback_stays_inside_its_event(pipe: tuple[int, int]) -> None:
+def test_log_traceback_stays_within_its_event(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     logs.setup(role="worker", style="text", fd=writer)
     try:
@@ -227,7 +227,7 @@ raise KeyError("at the end")
 """
 
 
-def test_all_that_python_prints_itself_is_json() -> None:
+def test_python_messages_are_logged_as_json() -> None:
     """U6: warnings, exceptions that no code catches, records that no handler takes."""
     ran = subprocess.run([sys.executable, "-c", _PRINTED_BY_PYTHON], capture_output=True)
     warned, thread, unraisable, library, end = _parsed(ran.stderr.decode())
@@ -284,7 +284,7 @@ def _endpoints(kind: str) -> tuple[int, int]:
 
 @pytest.mark.fault("F34")
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
-def test_nobody_reading_never_blocks_and_the_loss_is_told(kind: str) -> None:
+def test_unread_log_never_blocks_and_reports_its_loss(kind: str) -> None:
     reader, writer = _endpoints(kind)
     try:
         logs.setup(role="supervisor", style="json", fd=writer)
@@ -414,7 +414,7 @@ def _is_open(descriptor: int) -> bool:
     return True
 
 
-def test_a_process_whose_code_closed_standard_error_keeps_its_own_descriptor() -> None:
+def test_log_survives_a_closed_standard_error() -> None:
     """B5: the worker opens its own descriptor of the log before user code runs."""
     reader, writer = os.pipe()
     logs.setup(role="supervisor", style="json", fd=writer)
@@ -443,14 +443,14 @@ sink.write("4" * 50)
 """
 
 
-def test_a_line_cut_in_another_process_swallows_no_line(tmp_path: Path) -> None:
+def test_log_line_cut_in_another_process_loses_no_line(tmp_path: Path) -> None:
     """C5: the next process wrote its record into the line of the cut one."""
     file = tmp_path / "log"
     subprocess.run([sys.executable, "-c", _SHARED_DISK, str(file)], check=True)
     assert file.read_text().split("\n") == ["1" * 50, "2" * 19, "3" * 50, "4" * 50, ""]
 
 
-def test_the_first_line_after_a_file_that_ends_within_one_is_whole(tmp_path: Path) -> None:
+def test_first_log_line_after_a_cut_file_is_whole(tmp_path: Path) -> None:
     """C5: after a full disk, a restarted daemon appended to a cut record."""
     path = tmp_path / "log"
     path.write_text("cut")
@@ -462,7 +462,7 @@ def test_the_first_line_after_a_file_that_ends_within_one_is_whole(tmp_path: Pat
     assert path.read_text() == "cut\nwhole\nwhole\n"
 
 
-def test_a_line_into_which_another_process_broke_is_sent_whole() -> None:
+def test_interrupted_log_line_is_sent_whole() -> None:
     """C5: the rest of a long line would follow the line of another process."""
     reader, writer = _endpoints("pipe")
     sink = Sink(writer)
@@ -487,7 +487,7 @@ def test_a_line_into_which_another_process_broke_is_sent_whole() -> None:
     os.close(writer)
 
 
-def test_many_things_of_one_look_take_a_few_lines(pipe: tuple[int, int]) -> None:
+def test_repeated_findings_are_logged_in_a_few_lines(pipe: tuple[int, int]) -> None:
     """S6: 50,000 junk directives took a line each. Only a changed value is logged again."""
     reader, writer = pipe
     logs.setup(role="supervisor", style="json", fd=writer)

@@ -44,7 +44,7 @@ def test_the_innermost_frame_of_the_user_blocks(frames: list[str], found: Frame 
     assert blocking_frame(stack(*frames)) == found
 
 
-def test_a_stack_that_is_no_stack_has_no_frame() -> None:
+def test_blocking_frame_ignores_invalid_stacks() -> None:
     for text in ("", "Stack (most recent call first):", "Fatal Python error", '  File "', "\0" * 9):
         assert blocking_frame(text) is None
 
@@ -67,7 +67,9 @@ def loop() -> Iterator[eventloop.EventLoop]:
     made.close()
 
 
-def test_a_loop_beats_only_while_runs_are_open(slot: WorkerSlot, loop: eventloop.EventLoop) -> None:
+def test_loop_heartbeat_runs_only_during_open_runs(
+    slot: WorkerSlot, loop: eventloop.EventLoop
+) -> None:
     """S4: the watch costs nothing per message, and an idle loop sets no timer."""
     loop.show(slot)
     assert slot.loop_thread != threading.get_native_id()
@@ -101,7 +103,7 @@ def test_a_loop_that_is_shown_no_more_writes_nothing(
     assert slot.loop_beat_ns == 0
 
 
-def test_the_place_that_blocks_is_kept_to_its_end(slot: WorkerSlot) -> None:
+def test_blocking_place_is_kept_until_the_loop_resumes(slot: WorkerSlot) -> None:
     slot.note_blocker("/srv/main.py:12 in handle")
     assert slot.blocker == "/srv/main.py:12 in handle"
     slot.note_blocker("/srv/" + "é" * 300 + "/main.py:12 in handle")

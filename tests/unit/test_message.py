@@ -47,7 +47,7 @@ NAMES = st.sampled_from([b"payload", b"key", b"headers", b"x", b""])
 
 
 @given(st.lists(st.tuples(NAMES, NAMES | st.binary(max_size=3)), max_size=6))
-def test_of_fields_with_the_same_name_one_counts_everywhere(pairs: list[tuple[bytes, bytes]]):
+def test_duplicate_field_names_resolve_the_same_everywhere(pairs: list[tuple[bytes, bytes]]):
     """S9: of two equal names, `payload` returned the first field and all other readers the last."""
     flat = [part for pair in pairs for part in pair]
     found = message(*flat)
@@ -58,13 +58,13 @@ def test_of_fields_with_the_same_name_one_counts_everywhere(pairs: list[tuple[by
 
 
 @pytest.mark.parametrize("topic", [b"..", b".", b".x", b"a/b", b""])
-def test_an_origin_that_is_no_topic_is_not_believed(topic: bytes):
+def test_invalid_origin_topic_is_ignored(topic: bytes):
     """S1: handlers may use the origin in file names."""
     fields = (b"originalTopic", topic, b"originalId", b"1-1", b"originalPartition", b"0")
     assert message(b"payload", b"", *fields).origin == ("access", 3)
 
 
-def test_nothing_is_decoded_before_it_is_asked_for():
+def test_message_is_decoded_lazily():
     broken = message(b"payload", b"\xff\xfe", b"headers", b"[1]", b"originalId", b"\xff")
     assert broken.payload == b"\xff\xfe"
     assert broken.id == "1763640000000-7"
@@ -106,13 +106,13 @@ def test_counts_in_the_partition_stream_are_not_believed():
     assert fresh.fields[b"retryCount"] == b"99", "they stay readable, as anything else"
 
 
-def test_when_it_was_forgiven_is_believed_in_the_retry_stream_only():
+def test_forgiven_at_is_read_only_in_the_retry_stream():
     fields = (b"payload", b"x", b"forgivenAt", b"1763640000123")
     assert message(*fields).forgiven_at == 0.0
     assert message(*fields, retried=True).forgiven_at == 1_763_640_000.123
 
 
-def test_an_original_id_is_believed_when_it_is_one():
+def test_valid_original_id_is_used():
     assert message(b"originalId", b"5-1").uid == "access/3/5-1"
 
 
@@ -139,7 +139,7 @@ def test_any_other_original_id_is_ignored(written: bytes):
     assert odd.timestamp == 1_763_640_000.0
 
 
-def test_a_message_that_was_moved_keeps_the_name_of_its_first_place():
+def test_moved_message_keeps_its_original_uid():
     origin = (b"originalTopic", b"orders", b"originalPartition", b"7")
     moved = message(b"payload", b"x", b"originalId", b"5-1", *origin)
     assert moved.uid == "orders/7/5-1"
@@ -151,7 +151,7 @@ def test_a_message_that_was_moved_keeps_the_name_of_its_first_place():
 
 
 @pytest.mark.parametrize("written", [b"", b"-1", b"1.5", b"1e9", b" 1", b"\xb2", b"x", b"9" * 5000])
-def test_a_count_that_is_no_number_is_zero_even_in_the_retry_stream(written: bytes):
+def test_invalid_retry_count_is_zero(written: bytes):
     assert message(b"retryCount", written, retried=True).attempt == 1
 
 

@@ -300,7 +300,7 @@ def test_promtool_finds_nothing(view: MetricsView, slot: WorkerSlot) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
-def test_openmetrics_is_given_to_those_who_ask(view: MetricsView, slot: WorkerSlot) -> None:
+def test_openmetrics_format_is_returned_on_request(view: MetricsView, slot: WorkerSlot) -> None:
     plain = Exporter(view).render()
     assert plain[1].startswith("text/plain")
     body, content_type = Exporter(view).render("application/openmetrics-text;version=1.0.0")

@@ -104,7 +104,7 @@ class Scene:
 # --- the hard limit -------------------------------------------------------------------------------
 
 
-def test_a_run_over_its_hard_limit_is_killed_at_the_second_look() -> None:
+def test_run_over_its_hard_limit_is_killed_at_the_second_tick() -> None:
     scene = Scene(hard_timeout=5.0)
     scene.begin(0, age=6.0)
     scene.look()
@@ -113,7 +113,7 @@ def test_a_run_over_its_hard_limit_is_killed_at_the_second_look() -> None:
     assert scene.child.killed
 
 
-def test_a_run_that_begins_between_two_looks_is_not_killed_for_the_one_before() -> None:
+def test_new_run_is_not_killed_for_the_previous_one() -> None:
     """T11: the second observation sees another run."""
     scene = Scene(hard_timeout=5.0)
     scene.begin(0, age=6.0)
@@ -125,7 +125,7 @@ def test_a_run_that_begins_between_two_looks_is_not_killed_for_the_one_before() 
 
 
 @pytest.mark.parametrize("limit", ["timeout", "hard_timeout"])
-def test_a_worker_keeps_the_limits_that_it_was_started_with(limit: str) -> None:
+def test_worker_keeps_its_limits_after_a_reload(limit: str) -> None:
     """A reload changes the limits of the next worker. This one may be unable to interrupt a run."""
     scene = Scene()
     scene.holding.consumer = replace(scene.holding.consumer, **{limit: 5.0})  # type: ignore[arg-type]
@@ -187,7 +187,7 @@ class DrainOf:
         return self.drain.exit_code([self.scene.holding], at, ending=0, redis_ok=True)
 
 
-def test_a_drain_lets_the_running_message_finish_and_releases() -> None:
+def test_drain_finishes_the_running_message_and_releases() -> None:
     scene = Scene()
     drain = DrainOf(scene)
     assert drain.look() is None
@@ -229,7 +229,7 @@ def test_drain_waits_only_for_calls_that_may_still_succeed(
     assert drain.look(drain.drain.deadline - 0.1) == ends
 
 
-def test_only_the_deadline_of_a_drain_kills_and_it_charges_nobody() -> None:
+def test_drain_deadline_kills_without_a_charge() -> None:
     scene = Scene()
     drain = DrainOf(scene)
     assert drain.look() is None
@@ -246,7 +246,7 @@ def test_only_the_deadline_of_a_drain_kills_and_it_charges_nobody() -> None:
 
 
 @pytest.mark.parametrize("how", ["dies", "is undead"])
-def test_a_successor_gets_a_token_that_its_predecessor_never_had(how: str) -> None:
+def test_successor_gets_a_new_token(how: str) -> None:
     scene = Scene()
     token = scene.holding.lease.token
     if how == "dies":

@@ -15,12 +15,12 @@ def test_a_seed_repeats_its_plan():
     assert planned(1) == planned(1) != planned(2)
 
 
-def test_a_longer_plan_begins_like_a_shorter_one():
+def test_longer_plan_starts_like_a_shorter_one():
     shorter = planned(1, 60.0)
     assert planned(1)[: len(shorter)] == shorter
 
 
-def test_each_kind_has_its_turn_before_any_has_a_second_one():
+def test_plan_uses_each_kind_before_repeating_one():
     strokes = planned(1)
     kinds = [stroke.kind for stroke in strokes]
     for turn in range(len(kinds) // len(FAULTS)):
@@ -28,7 +28,7 @@ def test_each_kind_has_its_turn_before_any_has_a_second_one():
         assert Counter(once) == Counter(FAULTS)
 
 
-def test_strokes_come_in_time_and_last_as_long_as_they_may():
+def test_planned_strokes_respect_interval_and_duration():
     strokes = planned(3)
     assert 300 < len(strokes) < 600
     assert [stroke.at for stroke in strokes] == sorted(stroke.at for stroke in strokes)

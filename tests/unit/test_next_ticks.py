@@ -25,7 +25,7 @@ def _declared() -> Iterator[None]:
     handlers.scheduled.update(timed)
 
 
-def test_ticks_pass_both_hours_of_autumn() -> None:
+def test_next_ticks_cover_both_hours_of_the_clock_change() -> None:
     found = next_ticks(start=START, count=4, cron="30 * * * *", timezone="Europe/Berlin")
     assert [each.isoformat() for each in found] == [
         "2026-10-25T02:30:00+02:00",
@@ -44,7 +44,7 @@ def test_an_instant_is_one_tick() -> None:
     assert next_ticks(start=START, count=5, at=at) == [at]
 
 
-def test_a_handler_has_the_ticks_of_its_schedule() -> None:
+def test_next_ticks_accepts_a_scheduled_handler() -> None:
     @schedule(cron="0 3 * * *", timezone="Europe/Berlin")
     @handler(topic="reports", group="build")
     def nightly(msg: Message) -> None: ...
@@ -55,7 +55,7 @@ def test_a_handler_has_the_ticks_of_its_schedule() -> None:
     assert changed == datetime(2026, 10, 25, 3, tzinfo=UTC)
 
 
-def test_one_of_several_schedules_is_named() -> None:
+def test_next_ticks_selects_a_schedule_by_name() -> None:
     @schedule(name="a", every="1h")
     @schedule(name="b", every="1m")
     @handler(topic="reports", group="build")

@@ -72,7 +72,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
     made.close()
 
 
-def test_the_watchdog_is_fed_by_the_progress_of_both(watched: Watched) -> None:
+def test_watchdog_needs_progress_of_both_processes(watched: Watched) -> None:
     assert "WATCHDOG=1" in watched.tick()  # the housekeeper has not started yet
     watched.board.housekeeper_progress_ns = now_ns()
     assert "WATCHDOG=1" in watched.tick()
@@ -84,7 +84,7 @@ def test_the_watchdog_is_fed_by_the_progress_of_both(watched: Watched) -> None:
     assert "WATCHDOG=1" in watched.tick()
 
 
-def test_redis_being_away_starves_no_watchdog(watched: Watched) -> None:
+def test_watchdog_is_fed_while_redis_is_down(watched: Watched) -> None:
     said = watched.tick(redis_ok=False)
 
     assert "WATCHDOG=1" in said
@@ -126,7 +126,7 @@ def value_of(text: str, name: str) -> str:
     return value
 
 
-def test_there_is_one_unit_in_the_end(tmp_path: Path) -> None:
+def test_shipped_units_match_their_template(tmp_path: Path) -> None:
     shipped = shipped_unit()
     template = (ROOT / "systemd" / "streamqd@.service").read_text()
 
@@ -180,7 +180,7 @@ EXPRESSIONS = [*alert_expressions().items(), *dashboard_expressions().items()]
 
 
 @pytest.mark.parametrize(("place", "expression"), EXPRESSIONS, ids=[one for one, _ in EXPRESSIONS])
-def test_rules_and_dashboard_know_the_metrics(place: str, expression: str) -> None:
+def test_alert_rules_and_dashboard_use_existing_metrics(place: str, expression: str) -> None:
     metrics = exposed()
     named = set(re.findall(r"\bstreamqd_\w+", expression))
     if place != "StreamqdDown":
@@ -378,7 +378,7 @@ def test_kubernetes_waits_longer_than_a_drain_and_a_boot(defaults: config.Settin
     assert all(probe["timeoutSeconds"] <= probe["periodSeconds"] for probe in probes.values())
 
 
-def test_kubernetes_gives_the_pod_nothing_that_it_does_not_need() -> None:
+def test_kubernetes_pod_has_minimal_permissions() -> None:
     _, deployment, budget, policy = documents(KUBERNETES / "streamqd.yaml")
     [monitor] = documents(KUBERNETES / "podmonitor.yaml")
     template = deployment["spec"]["template"]

@@ -26,7 +26,7 @@ KEYS = st.lists(st.sampled_from([None, b"a", b"b", b"c"]), max_size=60)
 
 
 @given(KEYS, st.integers(1, 8), st.randoms(use_true_random=False))
-def test_each_key_is_given_out_in_order_and_one_at_a_time(
+def test_ordering_starts_each_key_in_order_one_at_a_time(
     keys: list[bytes | None], lanes: int, chance: random.Random
 ):
     ordering: Ordering[Entry] = ByKey()
@@ -64,7 +64,7 @@ def test_without_keys_nothing_waits():
     assert [each.number for each in ordering.take(9)] == [0, 1, 2]
 
 
-def test_a_key_behind_a_slow_one_does_not_wait():
+def test_ordering_does_not_wait_for_a_slow_key():
     ordering: Ordering[Entry] = ByKey()
     slow, behind, other = Entry(0, b"a"), Entry(1, b"a"), Entry(2, b"b")
     for entry in (slow, behind, other):

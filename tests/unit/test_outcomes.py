@@ -58,7 +58,7 @@ def raised(kind: Callable[..., BaseException]) -> BaseException:
 
 @pytest.mark.parametrize("kind", HOSTILE, ids=range(len(HOSTILE)))
 @pytest.mark.parametrize("detail", ["none", "class", "message", "traceback"])
-def test_no_exception_keeps_its_verdict_from_being_found(kind: Any, detail: str):
+def test_hostile_exception_still_has_an_outcome(kind: Any, detail: str):
     """S4: attributes of an exception are user code, which killed a worker or a lane."""
     error = raised(kind)
     expected = DeadAsked if kind is DeadAndSilent else Failed

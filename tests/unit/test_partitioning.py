@@ -73,7 +73,7 @@ def test_fixed_vectors(key: bytes, count: int, partition: int) -> None:
 
 
 @given(st.binary(max_size=64), st.integers(1, 4096))
-def test_equal_to_two_other_implementations(key: bytes, count: int) -> None:
+def test_crc32_partition_equals_two_other_implementations(key: bytes, count: int) -> None:
     assert crc32_partition(key, count) == (binascii.crc32(key) & 0xFFFFFFFF) % count
     assert crc32_partition(key, count) == bitwise_crc32(key) % count
 

@@ -72,7 +72,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @example(["_staging", "..", ".."])
 @example(["link"])
 @example(["back", "x"])
-def test_a_joined_path_stays_below_its_root_or_is_refused(root: Path, parts: list[str]) -> None:
+def test_joined_path_is_below_its_root_or_refused(root: Path, parts: list[str]) -> None:
     """S1: for any parts, the joined path is below the root, or it is refused."""
     try:
         found = below(root, *parts)
@@ -87,7 +87,7 @@ def test_a_joined_path_stays_below_its_root_or_is_refused(root: Path, parts: lis
 @example([".."])
 @example(["."])
 @example(["inner", "up"])
-def test_a_removal_takes_nothing_beside_its_folder(root: Path, parts: list[str]) -> None:
+def test_removal_deletes_nothing_outside_its_folder(root: Path, parts: list[str]) -> None:
     """S1: a removal keeps files outside of the root, the root itself and the targets of links."""
     (root / "inner").mkdir(exist_ok=True)
     with contextlib.suppress(Refused):
@@ -98,7 +98,7 @@ def test_a_removal_takes_nothing_beside_its_folder(root: Path, parts: list[str])
 
 @given(st.from_regex(NAME, fullmatch=True))
 @settings(max_examples=examples(200))
-def test_every_name_that_the_rule_admits_is_one_part_of_a_path(root: Path, name: str) -> None:
+def test_every_valid_name_is_one_path_component(root: Path, name: str) -> None:
     """S1: the rule for names and the rule for paths agree."""
     if name not in ("link", "back"):
         assert below(root, name).parent == root
@@ -106,12 +106,12 @@ def test_every_name_that_the_rule_admits_is_one_part_of_a_path(root: Path, name:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a\n", "é", "x" * 65])
-def test_these_are_no_names(name: str) -> None:
+def test_invalid_names_are_rejected(name: str) -> None:
     """S1: no name starts with a dot."""
     assert not NAME.fullmatch(name)
 
 
-def test_a_root_behind_a_link_is_as_good(tmp_path: Path) -> None:
+def test_root_may_be_a_symlink(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "linked").symlink_to("real")
     assert below(tmp_path / "linked", "a", "b") == tmp_path / "linked" / "a" / "b"
@@ -144,7 +144,7 @@ def test_local_folder_of_a_path_or_a_file_uri(named: str, folder: str) -> None:
     "named",
     ["s3a://bucket/ck", "s3://b", "gs://b/c", "abfss://c@a.example/d", "hdfs:/a", "file://host/a"],
 )
-def test_local_folder_refuses_a_uri_that_is_none(named: str) -> None:
+def test_local_folder_refuses_a_remote_uri(named: str) -> None:
     """T2: such a URI created a local folder named `s3a:`, and the command exited with 0."""
     with pytest.raises(Malformed) as caught:
         local_folder(named)

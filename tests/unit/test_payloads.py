@@ -165,7 +165,7 @@ def test_a_second_parameter_can_only_be_the_message():
         tuple["Message", int],
     ],
 )
-def test_a_message_within_another_type_is_refused(annotation: Any):
+def test_message_inside_another_annotation_is_refused(annotation: Any):
     def wrong(given): ...  # type: ignore[no-untyped-def]
 
     wrong.__annotations__["given"] = annotation
@@ -184,7 +184,7 @@ def test_a_message_within_another_type_is_refused(annotation: Any):
         functools.partial(functools.partial(Generator())),
     ],
 )
-def test_a_generator_is_no_handler(function: Callable[..., object]):
+def test_generator_handler_is_refused(function: Callable[..., object]):
     with pytest.raises(HandlerLoadError, match=r"h:go has a yield.*: remove the yield"):
         form_of(function, "h:go")
 
@@ -244,7 +244,7 @@ def test_payload_is_decoded_to_the_annotated_type(kind: Any, value: object, code
 @pytest.mark.parametrize(
     "kind", [Plain, Plain | None, list[Plain], dict[str, Plain], Holder, list[Model], Message, Duck]
 )
-def test_a_class_that_is_no_data_is_refused_before_any_message(kind: Any):
+def test_unsupported_payload_class_is_refused_at_load(kind: Any):
     with pytest.raises(HandlerLoadError, match=r"^h:go asks for .* is no type of data\); annotate"):
         decoder(kind, "json", "h:go")
 

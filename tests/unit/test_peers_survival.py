@@ -8,7 +8,7 @@ DIED_NS = 5_000_000_000
 MS = 1_000_000
 
 
-def test_all_that_ran_once_is_neither_lost_nor_doubled() -> None:
+def test_survival_counts_single_runs_as_neither_lost_nor_twice() -> None:
     runs = [Run(number, DIED_NS - 1) for number in range(JOBS) if number != VICTIM]
     runs.append(Run(VICTIM, DIED_NS + 40 * MS))
 
@@ -30,7 +30,7 @@ def test_lost_count_excludes_the_struck_message() -> None:
     assert found["others_done_s"] == (VICTIM - 1) / 1000
 
 
-def test_a_second_run_is_no_later_end_of_the_work() -> None:
+def test_survival_ignores_the_time_of_second_runs() -> None:
     """Runs count in the order of their records, which may differ from their times."""
     runs = [Run(1, DIED_NS + 9 * MS), Run(1, DIED_NS + MS), Run(2, DIED_NS + 2 * MS)]
 

@@ -85,7 +85,7 @@ def parked(spawn: Start, **options: object) -> Child:
 # --- exit status ----------------------------------------------------------------------------------
 
 
-def test_its_result_is_its_exit_code(spawn: Start):
+def test_child_result_is_its_exit_code(spawn: Start):
     assert ended(spawn(lambda _: 5)) == Exit(5, None)
 
 
@@ -138,7 +138,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.fault("F37")
-def test_what_a_child_started_dies_with_it(spawn: Start):
+def test_descendants_exit_with_their_child(spawn: Start):
     def run(control: socket.socket) -> int:
         if os.fork() == 0:
             control.send(str(os.getpid()).encode())
@@ -153,12 +153,12 @@ def test_what_a_child_started_dies_with_it(spawn: Start):
     wait_until(lambda: not alive(grandchild), what="the grandchild is gone")
 
 
-def test_a_child_is_in_a_group_of_its_own(spawn: Start):
+def test_child_has_its_own_process_group(spawn: Start):
     child = parked(spawn)
     assert os.getpgid(child.pid) == child.pid != os.getpgrp()
 
 
-def test_a_child_dies_with_its_parent(spawn: Start):
+def test_child_exits_with_its_parent(spawn: Start):
     def run(control: socket.socket) -> int:
         inner = process.spawn(park, title="test: inner", keep=[control.fileno()])
         control.send(str(inner.pid).encode())
@@ -171,7 +171,7 @@ def test_a_child_dies_with_its_parent(spawn: Start):
     wait_until(lambda: not alive(inner), what="the inner one is gone")
 
 
-def test_a_bereaved_child_is_one_whose_parent_died_not_one_that_got_a_signal(spawn: Start):
+def test_parent_death_differs_from_an_ordinary_signal(spawn: Start):
     """The kernel reports the parent's death with SIGUSR1, which an operator may also send."""
 
     def run(control: socket.socket) -> int:
@@ -196,7 +196,7 @@ def test_a_bereaved_child_is_one_whose_parent_died_not_one_that_got_a_signal(spa
     assert heard(child) == b"on_parent_death"
 
 
-def test_a_child_whose_parent_is_gone_already_ends_at_once(spawn: Start):
+def test_child_of_a_dead_parent_exits_immediately(spawn: Start):
     def run(_control: socket.socket) -> int:
         process.die_with_parent(parent_pid=1 if os.getppid() != 1 else 2)
         return 7

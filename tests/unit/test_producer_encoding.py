@@ -151,7 +151,7 @@ def test_batches_are_bounded_by_count_and_bytes() -> None:
     assert cut([]) == []
 
 
-def test_a_batch_is_of_one_kind() -> None:
+def test_batch_contains_one_kind_of_message() -> None:
     items = [
         b"1",
         Outgoing(b"2", dedup_id="a"),

@@ -57,7 +57,7 @@ WRONG_BUFFERED = [
         *((BufferedProducer, *each) for each in WRONG_BUFFERED),
     ],
 )
-def test_a_wrong_option_is_named_at_once(kind: Any, name: str, value: object, error: type):
+def test_invalid_producer_option_is_named(kind: Any, name: str, value: object, error: type):
     with pytest.raises(error) as caught:
         kind(NOWHERE, **{name: value})
     assert type(caught.value) is error
@@ -97,7 +97,7 @@ def test_all_producers_take_texts():
 
 
 @pytest.mark.parametrize("topic", [5, None, b"access", ["access"]])
-def test_a_topic_that_is_no_text_is_refused_at_the_call(topic: Any):
+def test_topic_that_is_not_a_string_is_refused(topic: Any):
     async def send() -> None:
         await AsyncProducer(NOWHERE).send(topic, b"x")
 

@@ -82,7 +82,7 @@ def test_turns_visit_every_partition(partitioner: Partitioner, keys: list[bytes 
     st.sampled_from(["hash", "round-robin", "sticky", "consistent"]),
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 7))),
 )
-def test_turns_of_many_are_those_of_one_after_the_other(
+def test_bulk_turns_equal_single_turns(
     partitioner: Partitioner, batches: list[tuple[int, int]]
 ) -> None:
     one, many = (Chooser(partitioner) for _ in range(2))
@@ -95,7 +95,7 @@ def test_turns_of_many_are_those_of_one_after_the_other(
         assert many.turns(number, count) == [one.choose(None, None, count) for _ in range(number)]
 
 
-def test_sticky_stays_for_a_batch() -> None:
+def test_sticky_partitioner_keeps_a_partition_per_batch() -> None:
     chooser = Chooser("sticky")
     found = []
     for _ in range(4):
@@ -131,7 +131,7 @@ def test_partitioner_with_an_invalid_result_is_refused(answer: Any) -> None:
         chosen(lambda _key, _count: answer, [b"a"])
 
 
-def test_each_topic_may_have_its_own() -> None:
+def test_partitioner_may_differ_per_topic() -> None:
     router = routed({"orders": lambda _key, _count: 3, "logs": "round-robin"})
 
     assert router.chooser("orders").choose(b"k", None, 4) == 3
@@ -140,6 +140,6 @@ def test_each_topic_may_have_its_own() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["murmur", {"orders": "random"}, 7])
-def test_a_wrong_name_is_refused_at_once(wrong: Any) -> None:
+def test_unknown_partitioner_name_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="choose one of hash, round-robin, sticky, consistent"):
         routed(wrong)

@@ -16,14 +16,14 @@ EVIDENCE = (ROOT / "docs" / "internals" / "evidence.md").read_text()
 BOUNDS = EVIDENCE.partition("\n## Rebalance")[0]
 
 
-def test_the_tests_that_it_names_exist() -> None:
+def test_evidence_page_names_existing_tests() -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", EVIDENCE)
     assert len(named) >= 6
     for path, test in named:
         assert f"def {test}" in (ROOT / path).read_text(), f"{path}::{test}"
 
 
-def test_a_quick_run_has_every_test_that_it_names() -> None:
+def test_quick_run_includes_every_test_of_the_promises_page() -> None:
     """`make test` proves on one server what the page promises."""
     named = re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", BOUNDS)
     command = [sys.executable, "-m", "pytest", "--quick", "--collect-only", "-q", "-p"]
@@ -38,7 +38,7 @@ def test_a_quick_run_has_every_test_that_it_names() -> None:
     assert [each for each in named if not any(line.startswith(each) for line in listed)] == []
 
 
-def test_its_figures_are_the_measured_ones() -> None:
+def test_promises_page_has_the_measured_figures() -> None:
     if not bounds.RESULTS.exists():
         pytest.skip("make bench NAME=bounds has not been run")
     results = json.loads(bounds.RESULTS.read_text())

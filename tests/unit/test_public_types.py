@@ -151,7 +151,7 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[int]]:
 
 
 @pytest.mark.slow
-def test_pyright_accepts_it_too(tmp_path: Path) -> None:
+def test_public_types_pass_pyright(tmp_path: Path) -> None:
     (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
     (tmp_path / "good.py").write_text(GOOD)
     (tmp_path / "producers.py").write_text(test_producer_types.GOOD)
@@ -185,5 +185,5 @@ def test_no_public_name_is_left_out() -> None:
     assert set(testing.__all__) - imported(GOOD, "streamqd.testing") == set()
 
 
-def test_the_names_of_earlier_releases_stay() -> None:
+def test_names_of_earlier_releases_remain() -> None:
     assert streamqd.Letter is streamqd.DeadLetter

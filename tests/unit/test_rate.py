@@ -58,7 +58,7 @@ def test_without_a_burst_runs_are_spread_evenly():
     assert {b - a for a, b in zip(clock.starts, clock.starts[1:], strict=False)} == {SECOND // 100}
 
 
-def test_after_a_rest_a_burst_begins_at_once_and_no_more():
+def test_rate_allows_one_burst_after_a_rest():
     clock = Clock(Rate(10.0, burst=5))
     assert [clock.run() for _ in range(5)] == [0] * 5
     assert clock.run() == SECOND // 10
@@ -68,7 +68,7 @@ def test_after_a_rest_a_burst_begins_at_once_and_no_more():
     assert [clock.run() for _ in range(6)] == [0] * 5 + [SECOND // 10]
 
 
-def test_several_that_begin_together_count_as_many():
+def test_rate_counts_simultaneous_runs_separately():
     clock = Clock(Rate(10.0, burst=4))
     assert clock.run(4) == 0
     assert clock.run(4) == 4 * SECOND // 10
@@ -85,7 +85,7 @@ def test_state_of_a_lower_rate_does_not_delay_a_higher_one():
     assert fast.fill(1) == 99
 
 
-def test_the_state_goes_from_one_worker_to_the_next():
+def test_rate_state_passes_to_the_next_worker():
     first = Clock(Rate(2.0, burst=2))
     first.run(2)
     second = Clock(Rate(2.0, burst=2), first.now)
@@ -163,7 +163,7 @@ def test_a_burst_without_a_rate_is_a_mistake(tmp_path: Path):
     ]
 
 
-def test_a_rate_of_a_group_is_shared_by_its_partitions(tmp_path: Path):
+def test_group_rate_is_shared_by_its_partitions(tmp_path: Path):
     """U11: each partition gets an equal share, or the whole rate if their count is unknown."""
     (shared,) = loaded(tmp_path, f'{WORK}rate = "12/s"\nrate_per = "group"').consumers
     assert [shared.rate_per_second(count) for count in (0, 1, 4, 8)] == [12.0, 12.0, 3.0, 1.5]

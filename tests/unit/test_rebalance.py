@@ -52,13 +52,13 @@ class Watch:
         return names(self.silence.live(at, now_ms, seen))
 
 
-def test_a_member_that_beats_lives():
+def test_member_with_heartbeats_is_live():
     watch = Watch()
     for number in range(20):
         assert watch.beat(number * BEAT, {"you": number * BEAT - 1}) == {"me", "you"}
 
 
-def test_a_member_is_dead_after_one_ttl_of_silence_over_two_of_our_beats():
+def test_member_is_dead_after_one_ttl_and_two_own_heartbeats():
     watch = Watch()
     alive = {number: "you" in watch.beat(number * BEAT, {"you": 0.0}) for number in range(8)}
     # Its beat is exactly one ttl old at the sixth look, and older at the seventh.
@@ -66,7 +66,7 @@ def test_a_member_is_dead_after_one_ttl_of_silence_over_two_of_our_beats():
 
 
 @pytest.mark.fault("F9")
-def test_after_a_pause_of_the_server_nobody_is_dead_by_age_alone():
+def test_server_pause_makes_no_member_dead_by_age():
     """T10: the first instance back would find all other beats old and take everything."""
     watch = Watch()
     watch.beat(0.0, {"you": 0.0})
@@ -76,7 +76,7 @@ def test_after_a_pause_of_the_server_nobody_is_dead_by_age_alone():
     assert watch.beat(back + BEAT, {"you": back + 1}) == {"me", "you"}, "it only came second"
 
 
-def test_after_a_pause_of_the_server_no_silence_from_before_it_counts():
+def test_server_pause_resets_earlier_silence():
     watch = Watch()
     watch.beat(0.0, {"you": 0.0})
     watch.beat(BEAT, {"you": 0.0})
@@ -93,7 +93,7 @@ def test_after_a_pause_of_the_server_the_dead_are_still_found():
     assert [("you" in look) for look in looks] == [True, False, False]
 
 
-def test_wake_up_beats_right_after_each_other_prove_nothing():
+def test_consecutive_wake_up_heartbeats_prove_no_silence():
     watch = Watch()
     watch.beat(0.0, {"you": -2 * TTL})
     looks = [watch.beat(0.1 * number, {"you": -2 * TTL}) for number in range(1, 10)]
@@ -102,7 +102,7 @@ def test_wake_up_beats_right_after_each_other_prove_nothing():
     assert "you" not in watch.beat(2 * BEAT, {"you": -2 * TTL})
 
 
-def test_a_dead_member_lives_again_with_its_next_beat():
+def test_dead_member_is_live_after_its_next_heartbeat():
     watch = Watch()
     for number in range(8):
         watch.beat(number * BEAT, {"you": 0.0})
@@ -110,7 +110,7 @@ def test_a_dead_member_lives_again_with_its_next_beat():
 
 
 @pytest.mark.fault("F10")
-def test_only_who_was_silent_while_i_watched_may_be_forgotten():
+def test_only_members_observed_silent_are_forgotten():
     """After a jump of the clock, all instances look silent for a long time."""
     watch, jump = Watch(), 3600.0
     watch.beat(0.0, {"you": 0.0, "dead": 0.0})
@@ -129,7 +129,7 @@ def test_only_who_was_silent_while_i_watched_may_be_forgotten():
 
 
 @pytest.mark.fault("F10")
-def test_a_member_that_dies_before_a_clock_is_set_back_is_dead_after_one_ttl_all_the_same():
+def test_member_death_is_found_despite_a_clock_set_back():
     watch, back = Watch(), -3600.0
     watch.beat(0.0, {"you": 0.0})
     looks = [watch.beat(n * BEAT, {"you": 0.0}, server=n * BEAT + back) for n in range(1, 8)]
@@ -256,7 +256,7 @@ class Fleet:
         return counts
 
 
-def test_one_alone_takes_everything_at_once():
+def test_single_instance_takes_everything_immediately():
     fleet = Fleet("a")
     assert fleet.beat() == 8
     assert fleet.shares() == {"a": 8}
@@ -276,7 +276,7 @@ def test_nothing_moves_in_steady_state():
     assert fleet.moves == []
 
 
-def test_a_new_member_gets_its_share_after_the_delay_and_a_few_at_a_time():
+def test_new_member_gets_its_share_gradually_after_the_delay():
     fleet = Fleet("a", delay=3.0, hold=0.0, moves=2)
     fleet.settle(5)
     fleet.join("b")
@@ -304,7 +304,7 @@ def test_a_change_shorter_than_the_delay_moves_nothing():
     assert fleet.moves == [], "each change restarts the delay"
 
 
-def test_a_partition_stays_for_its_hold_time():
+def test_partition_is_not_moved_within_its_hold_time():
     fleet = Fleet("a", delay=0.0, hold=10 * BEAT)
     fleet.beat()
     acquired = fleet.moves[0][0]
@@ -330,7 +330,7 @@ def test_leaving_member_keeps_its_units_until_their_release():
     assert fleet.shares()["a"] == 8
 
 
-def test_an_expired_lease_of_a_living_owner_is_not_taken():
+def test_expired_lease_of_a_live_owner_is_not_taken():
     """The owner renews it late, so a pause of the server longer than the ttl moves no unit."""
     brain = Rebalancer("a", 0.0, 0.0, 4, patience=2 * BEAT)
     expired, renewed = PartitionView(3, "b", leased=False), PartitionView(3, "b", leased=True)
@@ -343,7 +343,7 @@ def test_an_expired_lease_of_a_living_owner_is_not_taken():
     assert dead.acquire == UNITS[:1]
 
 
-def test_a_lease_that_its_living_owner_does_not_renew_is_taken_after_a_while():
+def test_unrenewed_lease_of_a_live_owner_is_taken_later():
     """An owner restarted with a smaller cap beats, but no longer renews the lease of this unit."""
     brain = Rebalancer("a", 0.0, 0.0, 4, patience=2 * BEAT)
     live = [member("a"), member("b")]
@@ -355,7 +355,7 @@ def test_a_lease_that_its_living_owner_does_not_renew_is_taken_after_a_while():
     assert taken == [[], [], UNITS[:1]]
 
 
-def test_a_lease_whose_living_owner_no_longer_offers_it_is_taken_at_once():
+def test_expired_lease_no_longer_offered_is_taken_immediately():
     brain = Rebalancer("a", 0.0, 0.0, 4, patience=2 * BEAT)
     other = MemberView(Member("b", 1, 0, frozenset()), 0, leaving=False)
     views = {UNITS[0]: PartitionView(3, "b", leased=False)}
@@ -364,7 +364,7 @@ def test_a_lease_whose_living_owner_no_longer_offers_it_is_taken_at_once():
 
 
 @pytest.mark.fault("F3")
-def test_a_unit_is_not_sent_where_its_worker_crashes_in_a_loop():
+def test_unit_is_not_moved_to_an_instance_in_a_crash_loop():
     brain = Rebalancer("a", 0.0, 0.0, 8, patience=2 * BEAT)
     mine = dict.fromkeys(UNITS, -100.0)
     healthy = [member("a"), member("b")]
@@ -386,7 +386,7 @@ def test_live_lease_is_never_taken():
     assert brain.decide(99.0, [member("a")], UNITS[:1], {}, 0, views, room=8).acquire == []
 
 
-def test_a_free_unit_is_left_to_the_member_it_belongs_to_for_a_while_only():
+def test_free_unit_waits_for_its_member_within_the_patience():
     # One of the two units is assigned to b, which may be unable to take it.
     brain = Rebalancer("a", 3.0, 10.0, 4, patience=2 * BEAT)
     live = [member("a"), member("b")]
@@ -475,7 +475,7 @@ def test_unit_no_longer_offered_goes_to_a_member_that_offers_it():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_dead_ones_share_is_taken_by_the_living(seed: int):
+def test_share_of_a_dead_member_is_taken_by_live_members(seed: int):
     fleet = Fleet("a", "b", "c")
     fleet.settle(5)
     victim = "abc"[seed % 3]
@@ -486,7 +486,7 @@ def test_the_dead_ones_share_is_taken_by_the_living(seed: int):
 
 
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=12))
-def test_any_coming_and_going_ends_in_balance_and_rest(changes: list[str]):
+def test_rebalancing_converges_after_any_membership_changes(changes: list[str]):
     fleet = Fleet("z", delay=0.0, hold=0.0)
     fleet.beat()
     for name in changes:
@@ -518,7 +518,7 @@ def ordered(fleet: Fleet, unit: Unit, to: str, at: int = 1) -> None:
     )
 
 
-def test_an_ordered_move_happens_at_once_and_is_not_undone():
+def test_ordered_move_happens_immediately_and_is_kept():
     fleet = Fleet("a", "b", delay=1000.0, hold=1000.0)
     fleet.settle(3)
     unit = next(unit for unit, (owner, _) in fleet.owned.items() if owner == "a")
@@ -555,7 +555,7 @@ def test_move_to_an_absent_instance_waits_for_its_return():
     ],
     ids=["broken", "leaving", "no offer"],
 )
-def test_a_move_to_an_instance_that_cannot_have_it_is_no_move(target: MemberView):
+def test_move_to_an_unable_instance_is_ignored(target: MemberView):
     brain = Rebalancer("a", 0.0, 0.0, 8, patience=0.0)
     chosen = Constraints({UNITS[0]: ("b", 1)})
     mine = {UNITS[0]: 0.0}
@@ -577,7 +577,7 @@ def test_moves_count_for_nothing_in_the_levelling_of_the_rest():
     assert (rest.count("a"), rest.count("b")) == (3, 3)
 
 
-def test_a_drained_instance_hands_over_everything_at_once_and_takes_nothing():
+def test_drained_instance_hands_over_all_and_takes_nothing():
     fleet = Fleet("a", "b", delay=1000.0, hold=1000.0, moves=1)
     fleet.settle(3)
     fleet.constraints = Constraints(drained={"b"})

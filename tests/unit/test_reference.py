@@ -40,7 +40,7 @@ def test_the_reference_loads_as_the_defaults(tmp_path: Path) -> None:
     assert load(tmp_path, config.reference_toml()) == load(tmp_path, "")
 
 
-def test_the_reference_states_the_defaults_when_its_settings_are_uncommented(
+def test_reference_states_the_defaults(
     tmp_path: Path,
 ) -> None:
     text = re.sub(r"(?m)^#(?! |$)", "", config.reference_toml())
@@ -58,7 +58,7 @@ def test_the_reference_states_the_defaults_when_its_settings_are_uncommented(
     assert settings.consumers[0].stated == set(settings_of(config.Consumer))
 
 
-def test_the_reference_names_every_setting_once_with_its_meaning() -> None:
+def test_reference_describes_every_setting_once() -> None:
     text = config.reference_toml()
     for section in (*SECTIONS.values(), *NAMED_SECTIONS.values(), config.Consumer, config.Schedule):
         for name, setting in settings_of(section).items():
@@ -137,7 +137,7 @@ def test_no_password_is_shown(tmp_path: Path) -> None:
 # --- the schema ----------------------------------------------------------------------------------
 
 
-def test_the_schema_knows_every_setting_and_no_other() -> None:
+def test_schema_contains_exactly_the_settings() -> None:
     schema = config.json_schema()
     assert schema["additionalProperties"] is False
     for name, section in SECTIONS.items():

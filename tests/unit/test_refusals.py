@@ -58,5 +58,5 @@ def test_other_errors_are_not_transient(code: str) -> None:
         ("DELETING", RefusalKind.OTHER),
     ],
 )
-def test_a_refusal_knows_its_kind(code: str, kind: RefusalKind) -> None:
+def test_refusal_has_the_kind_of_its_code(code: str, kind: RefusalKind) -> None:
     assert RedisRefused(code, "x").kind is kind

@@ -49,7 +49,7 @@ def test_first_worker_starts_immediately() -> None:
 
 @pytest.mark.parametrize("cause", ExitCause)
 @pytest.mark.parametrize("lived", [0.0, 3.0, 1e6])
-def test_the_first_end_of_any_kind_restarts_at_once(cause: ExitCause, lived: float) -> None:
+def test_first_exit_of_any_kind_restarts_immediately(cause: ExitCause, lived: float) -> None:
     assert after([WorkerExit(100.0, cause, lived)]) == NOW
 
 
@@ -78,14 +78,14 @@ def test_waits_are_jittered_and_capped_by_the_backoff() -> None:
     assert after(exits, backoff=policy, jitter=0.5) == Restart(0.4)
 
 
-def test_after_the_cooldown_one_try_is_made_whose_crash_opens_the_breaker_again() -> None:
+def test_crash_after_the_cooldown_reopens_the_breaker() -> None:
     exits = [boot(float(at)) for at in range(1, 6)]
     assert after(exits, now=64.9) == GiveUp(65.0)
     assert after(exits, now=65.0) == NOW
     assert after([*exits, boot(66.0)]) == GiveUp(126.0)
 
 
-def test_a_long_life_ends_the_streak() -> None:
+def test_long_run_resets_the_crash_streak() -> None:
     exits = [boot(float(at)) for at in range(1, 6)]
     well = WorkerExit(200.0, ExitCause.IDLE, lived=30.0)
     assert after([*exits, well]) == NOW
@@ -94,7 +94,7 @@ def test_a_long_life_ends_the_streak() -> None:
     assert after([*exits, well, boot(201.0)]) == Restart(0.5)
 
 
-def test_an_ordered_end_of_a_ready_worker_ends_the_streak() -> None:
+def test_ordered_exit_of_a_ready_worker_resets_the_streak() -> None:
     exits = [boot(float(at)) for at in range(1, 6)]
     assert after([*exits, WorkerExit(7.0, ExitCause.ORDERED, lived=1.0), boot(8.0)]) == NOW
 
@@ -113,7 +113,7 @@ def test_settled_messages_do_not_excuse_crashes_between_messages() -> None:
 
 
 @pytest.mark.parametrize("max_crashes", [1, 2, 3, 5, 10, 50])
-def test_a_poison_message_costs_no_wait_until_it_is_dead(max_crashes: int) -> None:
+def test_poison_message_restarts_without_a_wait(max_crashes: int) -> None:
     exits = [handling(float(at)) for at in range(1, max_crashes + 1)]
     for count in range(1, max_crashes + 1):
         assert after(exits[:count], max_crashes=max_crashes) == NOW
@@ -124,7 +124,7 @@ def test_a_poison_message_after_a_boot_crash_never_opens_the_breaker() -> None:
     assert isinstance(after(exits), Restart)
 
 
-def test_poison_messages_among_good_ones_are_each_a_first_crash() -> None:
+def test_poison_messages_among_good_ones_restart_immediately() -> None:
     exits = []
     for number in range(100):
         exits += [handling(10.0 * number, settled=50), handling(10.0 * number + 1)]
@@ -147,7 +147,7 @@ def test_without_a_limit_of_crashes_a_poison_message_opens_the_breaker_too() -> 
     assert after(exits, max_crashes=0) == GiveUp(80.0)
 
 
-def test_a_crash_loop_of_one_gives_up_at_the_first_boot_crash() -> None:
+def test_crash_loop_of_one_gives_up_at_the_first_crash() -> None:
     assert after([boot(1.0)], crash_loop=1) == GiveUp(61.0)
 
 

@@ -183,7 +183,7 @@ def test_reload_does_not_use_a_standby_with_old_code() -> None:
     assert fleet.tick() == [ForkStandby(UNITS[0])]
 
 
-def test_the_other_workers_do_not_wait_for_the_end_of_a_standby() -> None:
+def test_other_workers_do_not_wait_for_an_exiting_standby() -> None:
     """A standby may take as long as its `on_stop`. Only its own partition waits for it."""
     fleet = Fleet()
     ending = fleet.partitions[UNITS[0]]
@@ -198,7 +198,7 @@ def test_the_other_workers_do_not_wait_for_the_end_of_a_standby() -> None:
     assert fleet.tick() == [ForkStandby(UNITS[0])]
 
 
-def test_an_idle_worker_keeps_its_place_and_its_pace_is_forgotten() -> None:
+def test_idle_worker_stays_and_its_pace_is_reset() -> None:
     fleet = Fleet()
     partition = fleet.partitions[UNITS[0]]
     partition.pace = 50.0

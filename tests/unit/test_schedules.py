@@ -57,7 +57,7 @@ def ticks(of: Schedule, after: str, count: int) -> list[str]:
 # --- due times ------------------------------------------------------------------------------------
 
 
-def test_a_time_that_comes_twice_is_fired_once() -> None:
+def test_repeated_local_time_fires_once() -> None:
     nightly = schedule(cron="30 2 * * *", timezone="Europe/Berlin")
     assert ticks(nightly, "2026-10-24T12:00", 2) == [
         "2026-10-25T02:30+02:00",
@@ -65,7 +65,7 @@ def test_a_time_that_comes_twice_is_fired_once() -> None:
     ]
 
 
-def test_a_time_that_is_skipped_is_fired_once_behind_it() -> None:
+def test_skipped_local_time_fires_once_after_the_gap() -> None:
     nightly = schedule(cron="30 2 * * *", timezone="Europe/Berlin")
     assert ticks(nightly, "2026-03-28T12:00", 2) == [
         "2026-03-29T03:00+02:00",
@@ -73,7 +73,7 @@ def test_a_time_that_is_skipped_is_fired_once_behind_it() -> None:
     ]
 
 
-def test_two_times_that_are_skipped_are_one_tick() -> None:
+def test_two_skipped_local_times_are_one_tick() -> None:
     twice = schedule(cron="10,40 2 * * *", timezone="Europe/Berlin")
     assert ticks(twice, "2026-03-29T00:00", 2) == [
         "2026-03-29T03:00+02:00",
@@ -81,7 +81,7 @@ def test_two_times_that_are_skipped_are_one_tick() -> None:
     ]
 
 
-def test_every_half_hour_fires_in_both_hours_of_autumn() -> None:
+def test_half_hourly_schedule_fires_in_both_repeated_hours() -> None:
     often = schedule(cron="*/30 * * * *", timezone="Europe/Berlin")
     assert ticks(often, "2026-10-25T01:45+02:00", 5) == [
         "2026-10-25T02:00+02:00",
@@ -92,7 +92,7 @@ def test_every_half_hour_fires_in_both_hours_of_autumn() -> None:
     ]
 
 
-def test_no_tick_comes_back_within_the_hour_that_comes_twice() -> None:
+def test_tick_is_not_repeated_within_the_repeated_hour() -> None:
     """Seen from the second of the two hours, the first is past."""
     nightly = schedule(cron="30 2 * * *", timezone="Europe/Berlin")
     assert ticks(nightly, "2026-10-25T02:10+01:00", 1) == ["2026-10-26T02:30+01:00"]
@@ -104,7 +104,7 @@ def test_the_first_ticks_are_those_of_1970(when: dict[str, Any], after: int) -> 
     assert next_tick(Schedule("n", "t", **when), after) == 0
 
 
-def test_half_a_surrogate_pair_is_no_payload() -> None:
+def test_lone_surrogate_payload_is_refused() -> None:
     with pytest.raises(ValueError, match=r"payload: .* cannot be written as JSON"):
         record.build({"name": "n", "topic": "t", "every": "1h", "payload": "\ud800"})
 
@@ -115,13 +115,13 @@ def test_a_period_is_counted_from_the_epoch() -> None:
     assert next_tick(of, ms("2026-11-25T10:00:30")) == ms("2026-11-25T10:01:00")
 
 
-def test_an_instant_comes_once() -> None:
+def test_schedule_at_an_instant_fires_once() -> None:
     of = schedule(at="2027-01-01T08:00:00+01:00")
     assert next_tick(of, 0) == ms("2027-01-01T07:00:00")
     assert next_tick(of, ms("2027-01-01T07:00:00")) is None
 
 
-def test_a_date_that_no_year_has_never_comes() -> None:
+def test_impossible_date_never_fires() -> None:
     assert next_tick(schedule(cron="0 0 30 2 1"), 0) is not None  # or a Monday
     assert next_tick(schedule(every=1.0), 10**18) is None
 
@@ -134,7 +134,7 @@ def test_a_date_that_no_year_has_never_comes() -> None:
     zone=st.sampled_from(ZONES),
     start=st.integers(ms("2025-01-01"), ms("2028-01-01")),
 )
-def test_ticks_only_grow_wherever_one_begins(cron: str, zone: str, start: int) -> None:
+def test_ticks_increase_from_any_start(cron: str, zone: str, start: int) -> None:
     """The ticks do not depend on the start of the search, so they need no state and no leader."""
     of = schedule(cron=cron, timezone=zone)
     found = [start]
@@ -160,7 +160,7 @@ def test_newest_ticks_equal_counted_ticks(period: int, after: int, ticks_: int) 
     assert newest_ticks(of, after, until, 2) == [until - period, until][-(ticks_ + 1) :]
 
 
-def test_jitter_is_one_part_for_all_ticks() -> None:
+def test_jitter_is_the_same_for_all_ticks() -> None:
     of = schedule(cron="0 3 * * *", jitter=600.0)
     assert 0 <= offset_ms(of) < 600_000
     assert offset_ms(of) == offset_ms(dataclasses.replace(of))
@@ -210,7 +210,7 @@ def test_all_sends_the_newest_hundred() -> None:
     assert found[-1].following == 1_001_000
 
 
-def test_a_nightly_tick_is_in_time_for_its_grace() -> None:
+def test_nightly_tick_fires_within_its_grace() -> None:
     of = schedule(cron="0 3 * * *", misfire="skip", misfire_grace=3_600.0)
     tick = ms("2026-11-25T03:00")
     assert grace_ms(of, tick) == HOUR
@@ -218,7 +218,7 @@ def test_a_nightly_tick_is_in_time_for_its_grace() -> None:
     assert steps(of, tick, tick + HOUR + 1) == [TickStep(None, tick + DAY, 1)]
 
 
-def test_the_grace_of_a_fast_schedule_ends_with_its_next_tick() -> None:
+def test_grace_of_a_fast_schedule_is_limited_by_its_next_tick() -> None:
     assert grace_ms(schedule(every=60.0), 60_000) == 60_000
     assert grace_ms(schedule(every=1.0), 60_000) == SLACK_MS
     assert grace_ms(schedule(every=1.0, misfire_grace=2.0), 60_000) == 2_000
@@ -241,7 +241,9 @@ def test_an_instant_that_was_missed_is_sent_once_or_skipped() -> None:
     tick=st.integers(-(1 << 53), ms("2027-01-01")),
     late=st.integers(0, 40 * DAY),
 )
-def test_steps_always_end_behind_now(misfire: str, cron: str | None, tick: int, late: int) -> None:
+def test_steps_always_reach_beyond_now(
+    misfire: str, cron: str | None, tick: int, late: int
+) -> None:
     """For any due time in Redis, the steps are bounded and distinct, and end after now."""
     of = schedule(cron=cron, every=None if cron else 7.0, misfire=misfire, timezone="Europe/Berlin")
     now = max(tick, 0) + late
@@ -273,7 +275,7 @@ def test_stored_record_is_read_back(payload: Any, every: int, key: str | None) -
     assert record.text_of(record.read(record.text_of(of))) == record.text_of(of)
 
 
-def test_schedules_of_one_cron_share_its_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schedules_of_one_cron_share_its_parsing(monkeypatch: pytest.MonkeyPatch) -> None:
     """10,000 schedules took 2.3 s of CPU, because each parsed its cron three times."""
     made = []
 
@@ -420,7 +422,7 @@ def test_each_mistake_is_one_sentence(tmp_path: Path, text: str, clause: str) ->
         ('[[schedules]]\nname = "a"\nevery = 1', ["schedules[0].topic: is missing"]),
     ],
 )
-def test_a_table_that_is_none_is_refused(tmp_path: Path, text: str, found: list[str]) -> None:
+def test_invalid_schedule_table_is_refused(tmp_path: Path, text: str, found: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, text)
     for problem_, begin in zip(caught.value.problems, found, strict=True):
@@ -433,7 +435,7 @@ def test_a_topic_takes_ten_thousand() -> None:
         declared(tables)
 
 
-def test_the_file_overrides_what_code_declares() -> None:
+def test_config_file_overrides_declared_schedules() -> None:
     of = schedule(every=60.0)
     handler = {"topic": "reports", "group": "g", "handler": "work:run"}
     table = {"name": "nightly", "topic": "reports", "every": 5}
@@ -443,7 +445,7 @@ def test_the_file_overrides_what_code_declares() -> None:
     assert whole.schedules == (of,)
 
 
-def test_a_handler_declares_its_schedules(tmp_path: Path) -> None:
+def test_handler_may_declare_its_schedules(tmp_path: Path) -> None:
     (tmp_path / "timed.py").write_text(
         "from datetime import timedelta\n"
         "from streamqd import handler, schedule\n"

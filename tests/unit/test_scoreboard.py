@@ -49,7 +49,7 @@ def slot(board: Scoreboard) -> WorkerSlot:
 # --- slots ----------------------------------------------------------------------------------------
 
 
-def test_a_unit_keeps_its_slot(board: Scoreboard):
+def test_unit_keeps_its_slot(board: Scoreboard):
     first = board.allot(UNIT)
     second = board.allot(Unit("access", 3, "agents"))
     assert (first.index, second.index) == (0, 1)
@@ -74,7 +74,7 @@ def test_full_board_raises(board: Scoreboard):
         board.allot(Unit("a", 4, "g"))
 
 
-def test_slots_do_not_touch_each_other(board: Scoreboard):
+def test_slots_do_not_overlap(board: Scoreboard):
     slots = [board.allot(Unit("a", number, "g")) for number in range(4)]
     for number, one in enumerate(slots):
         one.post_batch([b"m:%d-%d" % (2**63 + number, entry) for entry in range(ENTRIES_MAX)])
@@ -153,7 +153,7 @@ def test_after_a_half_written_batch_the_next_process_starts_even(slot: WorkerSlo
     assert slot.batch().running == PLACES[:1]
 
 
-def test_a_new_batch_forgets_the_states_of_the_one_before(slot: WorkerSlot):
+def test_new_batch_clears_the_previous_states(slot: WorkerSlot):
     slot.post_batch(PLACES)
     for index in range(len(PLACES)):
         slot.states[index] = RUNNING
@@ -188,7 +188,7 @@ def test_the_longest_places_fit(slot: WorkerSlot):
     assert slot.batch().running == [longest]
 
 
-def test_several_may_run_at_once_each_with_its_start_and_sequence(slot: WorkerSlot):
+def test_slot_records_each_concurrent_run(slot: WorkerSlot):
     slot.open_table(2)
     slot.put(0, *PLACES)
     for lane, index in enumerate((1, 3)):
@@ -201,14 +201,14 @@ def test_several_may_run_at_once_each_with_its_start_and_sequence(slot: WorkerSl
     assert slot.running_in(9) == []
 
 
-def test_a_batch_runs_in_one_lane(slot: WorkerSlot):
+def test_batch_runs_in_one_lane(slot: WorkerSlot):
     slot.post_batch(PLACES)
     slot.lanes[0], slot.lanes[1], slot.run_seq = 1, 100, 7
     slot.states[1] = slot.states[2] = RUNNING
     assert slot.running == [RunningEntry(PLACES[1], 100, 7), RunningEntry(PLACES[2], 100, 7)]
 
 
-def test_in_a_table_entries_come_and_go_one_by_one(slot: WorkerSlot):
+def test_slot_table_entries_are_added_and_removed_singly(slot: WorkerSlot):
     slot.open_table(LANES_MAX)
     assert slot.batch() == Batch([], [])
     assert slot.unfinished == 0
@@ -229,7 +229,7 @@ def test_in_a_table_entries_come_and_go_one_by_one(slot: WorkerSlot):
 
 
 @pytest.mark.parametrize("lanes", [2, 128, 600, LANES_MAX])
-def test_a_table_is_as_long_as_its_lanes_need(slot: WorkerSlot, lanes: int):
+def test_slot_table_size_follows_its_lanes(slot: WorkerSlot, lanes: int):
     """S2: the slot of a worker with few lanes takes little memory."""
     slot.open_table(lanes)
     last = entries_of(lanes) - 1
@@ -246,7 +246,7 @@ def test_a_table_is_as_long_as_its_lanes_need(slot: WorkerSlot, lanes: int):
     assert slot.batch() == Batch([], [PLACES[0]])
 
 
-def test_a_worker_takes_the_memory_that_its_lanes_need():
+def test_slot_memory_follows_its_lanes():
     """S2: a slot for 4,096 coroutines is large, and a board may have 4,096 slots."""
     descriptor = os.memfd_create("board")
     try:
@@ -277,7 +277,7 @@ def test_a_worker_takes_the_memory_that_its_lanes_need():
         os.close(descriptor)
 
 
-def test_several_entries_come_into_a_table_at_once(slot: WorkerSlot):
+def test_slot_table_accepts_several_entries_together(slot: WorkerSlot):
     slot.open_table(LANES_MAX)
     slot.put(3, PLACES[3])
     slot.put(4, *PLACES[:3])
@@ -353,7 +353,7 @@ def test_bucket_bounds_equal_the_shifted_values():
         assert index == 0 or seconds >= BUCKETS[index - 1]
 
 
-def test_the_first_entry_of_a_batch_has_its_start(slot: WorkerSlot):
+def test_first_entry_of_a_batch_has_its_start(slot: WorkerSlot):
     """Unused lanes also contain index 0. They must not hide the start of entry 0."""
     slot.post_batch(PLACES)
     slot.lanes[0], slot.lanes[1] = 0, 777
@@ -361,7 +361,7 @@ def test_the_first_entry_of_a_batch_has_its_start(slot: WorkerSlot):
     assert slot.running == [RunningEntry(PLACES[0], 777, slot.run_seq)]
 
 
-def test_a_child_that_leaves_its_slot_writes_into_memory_of_its_own():
+def test_child_that_leaves_its_slot_writes_to_private_memory():
     """S5: writes of a forked child never reach the process that owns the slot."""
     board = Scoreboard(slots=4)
     slot, other = board.allot(Unit("a", 0, "g")), board.allot(Unit("a", 1, "g"))

@@ -22,7 +22,7 @@ from streamqd.supervisor.scoreboard_file import ScoreboardFile
 UNITS = [Unit("orders", number, "mail") for number in range(3)]
 
 
-def test_a_header_is_read_as_it_was_written():
+def test_scoreboard_file_header_round_trips():
     assert scoreboard_file.unpacked(scoreboard_file.packed({"layout": 1})) == {"layout": 1}
 
 
@@ -143,7 +143,7 @@ def _pipe(path: Path) -> None:
 
 
 @pytest.mark.parametrize("obstacle", [_folder, _pipe])
-def test_board_that_is_no_file_is_put_aside(
+def test_scoreboard_that_is_not_a_file_is_moved_aside(
     memory: Path, lock: InstanceLock, told: list[str], obstacle: Callable[[Path], None]
 ):
     """B1: a directory in place of the file prevented every start of the daemon."""

@@ -339,7 +339,7 @@ def test_limits_that_belong_together_agree() -> None:
     assert call is not None, "a refence takes a full table"
 
 
-def test_an_assignment_of_all_suspects_fits_into_one_word() -> None:
+def test_assignment_of_all_suspects_fits_into_one_datagram() -> None:
     """S2: a standby gets the suspects over its socket, and waits for them before it starts."""
     chance = random.Random(1)
     places = [

@@ -92,7 +92,7 @@ def test_splices_shared_blocks_before_the_body(sample: Script) -> None:
     assert "@include" not in source
 
 
-def test_a_changed_block_is_another_script(sample: Script, folder: Path) -> None:
+def test_changed_block_changes_the_script_hash(sample: Script, folder: Path) -> None:
     (folder / "_block.lua").write_text("local function helper()\n  return 8\nend\n")
     assert scripts.parse("sample", HEADER + BODY, folder).sha != sample.sha
 
@@ -126,7 +126,7 @@ def test_calls_by_name(sample: Script) -> None:
     assert call == Call(sample, "s", ("s", "e", "t1", 5, 1, b"\xff", "1-0", b"2-0"))
 
 
-def test_the_first_key_stands_in_for_an_optional_one(sample: Script) -> None:
+def test_first_key_replaces_a_missing_optional_key(sample: Script) -> None:
     assert sample.call({"source": "s"}, **ARGS).argv[:2] == ("s", "s")
 
 
@@ -200,7 +200,7 @@ def test_lint_finds(folder: Path, old: str, new: str, problem: str) -> None:
     assert any(problem in found for found in scripts.lint(broken)), scripts.lint(broken)
 
 
-def test_lint_knows_shared_functions_that_write(folder: Path) -> None:
+def test_lint_detects_writes_in_shared_functions(folder: Path) -> None:
     (folder / "_block.lua").write_text(
         "local function helper()\n  return redis.call('DEL', 'x')\nend\n"
     )
@@ -263,7 +263,7 @@ PLACED = [
 
 
 @pytest.mark.parametrize(("script", "key"), PLACED)
-def test_a_key_of_a_place_is_the_one_that_the_header_shows(script: Script, key: KeySpec) -> None:
+def test_keys_of_a_call_match_the_script_header(script: Script, key: KeySpec) -> None:
     """A name in a header means the same key in every script."""
     shown = key.pattern.replace("…", "streaming:mq")
     places: tuple[Unit | tuple[str, int], ...] = (Unit("T", 7, "G"), ("T", 7))
@@ -274,7 +274,7 @@ def test_a_key_of_a_place_is_the_one_that_the_header_shows(script: Script, key: 
     assert built & set(re.split(r",? +(?:or )?", shown)), (shown, built)
 
 
-def test_a_call_on_a_place_has_its_keys_and_its_group() -> None:
+def test_call_on_a_unit_has_its_keys_and_group() -> None:
     keys, unit = Keys(), Unit("access", 3, "hits")
     call = scripts.on("unit_measure", keys, unit)
     assert call.argv == (

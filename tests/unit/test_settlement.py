@@ -153,7 +153,7 @@ def test_jitter_reaches_the_backoff() -> None:
 
 
 @pytest.mark.parametrize("name", LINEAGE)
-def test_a_class_is_named_by_any_of_its_lineage(name: str) -> None:
+def test_policy_matches_any_class_of_the_lineage(name: str) -> None:
     dead = dataclasses.replace(POLICY, dead_on=(name,))
     assert verdict(FAILED, policy=dead) == DeadVerdict("not-retried")
     retried = dataclasses.replace(POLICY, retry_on=("KeyError", name))
@@ -271,7 +271,7 @@ policies = st.builds(
     policies,
     st.floats(0, 1),
 )
-def test_there_is_always_one_verdict_with_a_known_reason(
+def test_verdict_always_has_a_known_reason(
     outcome: Outcome, attempt: int, crashes: int, age: float, policy: RetryPolicy, jitter: float
 ) -> None:
     found = verdict(outcome, attempt, crashes, age, policy, jitter)
@@ -294,7 +294,7 @@ def test_there_is_always_one_verdict_with_a_known_reason(
 
 
 @given(policies, st.floats(0, 1))
-def test_a_limited_message_ends_after_exactly_max_attempts_failures(
+def test_message_is_dead_after_exactly_max_attempts_failures(
     policy: RetryPolicy, jitter: float
 ) -> None:
     policy = dataclasses.replace(policy, max_age=None, retry_on=(), dead_on=())

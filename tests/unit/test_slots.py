@@ -23,7 +23,7 @@ def test_slot_of_a_key(key: str, slot: int) -> None:
     assert slot_of(key) == slot_of(key.encode()) == slot
 
 
-def test_all_keys_of_a_partition_and_of_its_groups_are_in_one_slot() -> None:
+def test_keys_of_a_partition_and_its_groups_share_a_slot() -> None:
     keys, unit = Keys(), Unit("orders", 3, "bill")
     of_unit = [keys.source, keys.retry_stream, keys.lease, keys.fence, keys.retry]
     of_unit += [keys.retry_items, keys.attempts]

@@ -29,7 +29,7 @@ def reached(each: Stretch, end: Id, rows: int) -> Position:
     return batches.reached({place: each.begin}, {place: each.target}, ended)[place]
 
 
-def test_all_of_it_when_it_fits() -> None:
+def test_batch_plan_reads_everything_that_fits() -> None:
     facts = {("t", 0): stream(30), ("t", 1): stream(10)}
     planned = batches.plan([stretch(p, f) for p, f in facts.items()], facts, 40, tasks=2)
     assert [(each.limit, [span.rows for span in each.spans]) for each in planned] == [
@@ -39,7 +39,7 @@ def test_all_of_it_when_it_fits() -> None:
     assert reached(planned[0], (30, 0), 30) == Position((30, 0), 30)
 
 
-def test_shares_when_it_does_not() -> None:
+def test_batch_plan_shares_its_limit_between_partitions() -> None:
     facts = {("t", 0): stream(300), ("t", 1): stream(100)}
     planned = batches.plan([stretch(p, f) for p, f in facts.items()], facts, 40, tasks=2)
     assert [(each.limit, [span.rows for span in each.spans]) for each in planned] == [
@@ -69,7 +69,7 @@ def test_fully_removed_entries_are_skipped() -> None:
     }
 
 
-def test_without_a_count_there_is_no_limit() -> None:
+def test_batch_plan_without_a_count_has_no_limit() -> None:
     """At the end of a limited read, the number of issued entries would be unknown."""
     facts = {("t", 0): stream(300)}
     uncounted = stretch(("t", 0), facts["t", 0])._replace(begin=Position((5, 0)))
@@ -87,14 +87,14 @@ def test_a_long_stream_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ends[-1] == (100, 0)
 
 
-def test_a_divided_stream_is_read_to_the_end_of_its_last_piece() -> None:
+def test_divided_stream_reaches_the_position_of_its_last_piece() -> None:
     place = ("t", 0)
     ended = [TaskEnd(0, (50, 0), 50), TaskEnd(0, (100, 0), 50), TaskEnd(1, (7, 0), 7)]
     found = batches.reached({place: Position(ZERO, 0)}, {place: Position((100, 0), 100)}, ended)
     assert found == {place: Position((100, 0), 100)}
 
 
-def test_where_it_stands() -> None:
+def test_waiting_lists_partitions_with_unarchived_entries() -> None:
     facts = {("t", 0): stream(9), ("t", 1): stream(5)}
     targets = {place: each.latest for place, each in facts.items()}
     archived = {("t", 0): Position((4, 0), 4), ("t", 1): Position((5, 0), 5)}

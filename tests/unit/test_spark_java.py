@@ -46,7 +46,7 @@ def nothing_bundled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("version", ["17.0.15", "21", "25.0.2"])
-def test_java_home_goes_first(tmp_path: Path, version: str) -> None:
+def test_java_home_takes_precedence(tmp_path: Path, version: str) -> None:
     home = program(tmp_path / "home/bin/java", version)
     other = program(tmp_path / "path/java", "21")
     environ = {"JAVA_HOME": str(tmp_path / "home"), "PATH": str(other.parent)}
@@ -62,7 +62,7 @@ def test_a_java_home_that_cannot_be_used_is_refused(tmp_path: Path, bundled: Pat
         ensure_java({"JAVA_HOME": str(tmp_path / "nowhere"), "PATH": ""})
 
 
-def test_java_on_path_comes_next(tmp_path: Path) -> None:
+def test_java_on_path_is_used_without_java_home(tmp_path: Path) -> None:
     found = program(tmp_path / "java", "17.0.1")
     environ = {"PATH": str(tmp_path)}
     assert ensure_java(environ) == str(found)

@@ -51,7 +51,7 @@ STREAMS = st.lists(IDS.filter(lambda each: each > offsets.ZERO), min_size=1, max
 
 
 @given(IDS)
-def test_an_id_is_read_back_as_it_was_written(entry_id: offsets.Id) -> None:
+def test_entry_id_round_trips(entry_id: offsets.Id) -> None:
     text = offsets.write_id(entry_id)
     assert offsets.read_id(text) == offsets.read_id(text.encode()) == entry_id
 
@@ -65,7 +65,7 @@ def test_invalid_id_is_refused(text: str) -> None:
 
 
 @given(IDS, IDS)
-def test_neighbours_have_nothing_between_them(one: offsets.Id, other: offsets.Id) -> None:
+def test_adjacent_ids_have_no_id_between_them(one: offsets.Id, other: offsets.Id) -> None:
     after = offsets.successor(one)
     assert one <= after
     assert not one < other < after
@@ -79,7 +79,7 @@ def test_neighbours_carry_over_from_half_to_half() -> None:
     assert offsets.predecessor((0, 0)) == (0, 0)
 
 
-def test_before_a_time_is_before_its_first_possible_entry() -> None:
+def test_before_time_precedes_the_first_possible_entry() -> None:
     assert offsets.before_time(5) == (4, offsets.PART_MAX)
     assert offsets.before_time(0) == (0, 0)
 
@@ -111,9 +111,7 @@ def test_the_json_is_that_of_the_documentation() -> None:
 
 
 @given(STREAMS, st.integers(0, 12))
-def test_earliest_and_latest_hold_everything_between_them(
-    ids: list[offsets.Id], trimmed: int
-) -> None:
+def test_earliest_to_latest_covers_every_entry(ids: list[offsets.Id], trimmed: int) -> None:
     stream = Stream(ids, trimmed)
     facts = stream.facts()
     earliest = offsets.resolve(EARLIEST, facts)
@@ -127,7 +125,7 @@ def test_earliest_and_latest_hold_everything_between_them(
 
 
 @given(STREAMS, st.integers(0, 12), st.integers(0, 40))
-def test_a_time_begins_at_its_first_entry_that_is_left(
+def test_start_time_resolves_to_its_first_remaining_entry(
     ids: list[offsets.Id], trimmed: int, unix_ms: int
 ) -> None:
     stream = Stream(ids, trimmed)
@@ -145,7 +143,7 @@ def test_group_start_follows_its_settled_entries() -> None:
     assert offsets.lost(found, trimmed) is None, "the group had settled the removed entries"
 
 
-def test_an_id_knows_its_count_where_that_is_plain() -> None:
+def test_start_id_has_a_count_where_it_is_certain() -> None:
     facts = Stream([(5, 0), (6, 0)]).facts()
     assert offsets.at((4, 7), facts) == Position((4, 7), 0)
     assert offsets.at((6, 0), facts) == Position((6, 0), 2)
@@ -166,7 +164,7 @@ def test_a_loss_is_counted_to_the_entry(ids: list[offsets.Id], trimmed: int, rea
 
 
 @given(STREAMS, st.integers(0, 12), st.integers(0, 12))
-def test_after_a_loss_all_that_is_left_is_read_and_nothing_twice(
+def test_after_a_loss_remaining_entries_are_read_once(
     ids: list[offsets.Id], trimmed: int, read: int
 ) -> None:
     stream = Stream(ids, trimmed)
@@ -176,7 +174,7 @@ def test_after_a_loss_all_that_is_left_is_read_and_nothing_twice(
     assert onward.id >= start.id
 
 
-def test_trimming_just_up_to_the_reader_is_no_loss() -> None:
+def test_trimming_up_to_the_reader_is_no_loss() -> None:
     """The last read entry is gone, so ids alone cannot distinguish this from a loss."""
     stream = Stream([(1, 0), (5, 0), (9, 0)], trimmed=2)
     assert offsets.lost(Position((5, 0), 2), stream.facts()) is None
@@ -221,9 +219,7 @@ def test_recreated_stream_is_detected(
 
 
 @given(STREAMS, st.data())
-def test_a_stream_that_is_trimmed_is_still_the_same(
-    ids: list[offsets.Id], data: st.DataObject
-) -> None:
+def test_trimmed_stream_is_not_a_replacement(ids: list[offsets.Id], data: st.DataObject) -> None:
     """P2: trimming raises no false alarm, for any position of the reader."""
     count = len(set(ids))
     stream = Stream(ids, data.draw(st.integers(0, count)))
@@ -249,7 +245,7 @@ def test_counts_that_stand_still_skip_nothing(added: int) -> None:
     assert planned == Span(PLACE, (9, 0), (12, 0), rows, facts.removed, facts.latest)
 
 
-def test_a_stream_with_smaller_ids_is_another_one() -> None:
+def test_stream_with_smaller_ids_is_a_replacement() -> None:
     """P2: for any number of entries. A position without a count may be in the future."""
     new = StreamFacts(length=200, added=200, first=(1, 0), last=(90, 0))
     assert offsets.lost(Position((100, 0), 100), new) == Loss("replaced", None)
@@ -276,7 +272,7 @@ def test_backlog_counts_the_remaining_entries(
 
 
 @given(STREAMS, st.integers(0, 12), IDS)
-def test_an_estimated_backlog_is_nought_only_when_there_is_none(
+def test_estimated_backlog_is_zero_only_without_backlog(
     ids: list[offsets.Id], trimmed: int, entry_id: offsets.Id
 ) -> None:
     stream = Stream(ids, trimmed)
@@ -353,7 +349,7 @@ def test_whole_span_keeps_its_row_count() -> None:
     assert offsets.narrow([whole], offsets.ZERO, (20, 0)) == [whole]
 
 
-def test_counted_pieces_know_their_rows() -> None:
+def test_counted_pieces_have_their_row_counts() -> None:
     whole = Span(PLACE, (0, 0), (9, 0), 9, 0)
     parts = offsets.cut_at(whole, [(4, 0), (8, 0)], 4)
     assert [part.rows for part in parts] == [4, 4, 1]
@@ -370,14 +366,14 @@ def test_narrowing_keeps_the_entries_inside(
 
 
 @given(st.dictionaries(PLACES, st.integers(0, 10_000), min_size=1), st.integers(0, 64))
-def test_there_are_as_many_pieces_as_wanted(weights: dict[offsets.Place, int], wanted: int) -> None:
+def test_pieces_match_the_requested_number(weights: dict[offsets.Place, int], wanted: int) -> None:
     counts = offsets.pieces(weights, wanted)
     assert all(count >= 1 for count in counts.values())
     if any(weights.values()):
         assert sum(counts.values()) == max(wanted, len(weights))
 
 
-def test_a_span_of_nothing_is_none() -> None:
+def test_empty_span_is_none() -> None:
     facts = Stream([(1, 0), (2, 0)]).facts()
 
     def planned(start: Position, end: Position) -> Span | None:
@@ -406,7 +402,7 @@ def test_ids_identify_a_stream_without_a_server_count(
     assert offsets.onward(read, facts) == (facts.earliest if other else read)
 
 
-def test_a_stream_that_others_have_emptied_is_the_same() -> None:
+def test_emptied_stream_is_not_a_replacement() -> None:
     """N: on Redis 6.2 the last id shows it."""
     facts = StreamFacts(last=(100, 0), counted=False)
     assert not offsets.replaced(Position((100, 0), 100), facts)

@@ -126,7 +126,7 @@ def test_the_three_ways_to_subscribe() -> None:
     assert found.assign == (("access", 0), ("access", 2), ("orders", 1))
 
 
-def test_dead_letters_are_named_by_their_topic() -> None:
+def test_dead_letter_topics_are_recognized() -> None:
     assert read(subscribe="access:dlq,orders:dlq").dead
     assert read(subscribe=None, subscribePattern=".*:dlq").dead
     assert read(subscribe=None, assign='{"access:dlq": [0]}').dead
@@ -177,7 +177,7 @@ def test_dead_letters_are_named_by_their_topic() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said(options: dict[str, object], sentence: str) -> None:
+def test_invalid_spark_options_are_reported(options: dict[str, object], sentence: str) -> None:
     assert any(sentence in problem for problem in problems(**options)), problems(**options)
 
 
@@ -186,7 +186,7 @@ def test_all_wrong_options_are_reported_together() -> None:
     assert len(found) == 4
 
 
-def test_spark_may_add_options_of_its_own() -> None:
+def test_options_added_by_spark_are_ignored() -> None:
     assert read(checkpointLocation="/x", queryName="q").subscribe == ("access",)
 
 
@@ -202,7 +202,7 @@ def test_spark_may_add_options_of_its_own() -> None:
         ("17-3", Bound("id", (17, 3))),
     ],
 )
-def test_one_bound_for_all(text: str, bound: Bound) -> None:
+def test_one_bound_applies_to_all_partitions(text: str, bound: Bound) -> None:
     assert read(startingOffsets=text).starting_default == bound
     assert read(endingOffsets=text).ending_default == bound
 
@@ -304,7 +304,7 @@ def test_a_configuration_is_turned_into_options(tmp_path: Path) -> None:
     assert (found.connection.control, found.connection.streams) == ("a", "b")
 
 
-def test_the_embedded_server_is_found_by_its_socket(tmp_path: Path) -> None:
+def test_embedded_server_url_uses_its_socket(tmp_path: Path) -> None:
     daemon = replace(config.Settings().daemon, state_dir=tmp_path)
     options = of_settings(replace(config.Settings(), daemon=daemon))
     assert options["url"].startswith("unix:///")
@@ -331,7 +331,7 @@ def test_an_archive_is_not_an_option_of_the_source() -> None:
         assert "streamqd.spark.read_topic" in problem
 
 
-def test_the_page_has_every_option_with_its_default() -> None:
+def test_documentation_lists_every_spark_option_and_default() -> None:
     sections = re.split(r"^##+ (.*)\n", PAGE.read_text(), flags=re.MULTILINE)
     parts = dict(zip(sections[1::2], sections[2::2], strict=True))
     told = [

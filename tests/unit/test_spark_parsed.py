@@ -69,7 +69,7 @@ ZERO = (0, 0)
         (b'{"\\n": 1, "\\n": 2}', "the name '\\n' is there twice"),
     ],
 )
-def test_a_payload_is_one_object_strictly(payload: bytes | None, reason: str | None) -> None:
+def test_payload_must_be_one_strict_json_object(payload: bytes | None, reason: str | None) -> None:
     assert fault(payload) == reason
 
 
@@ -162,7 +162,7 @@ def test_the_fast_reader_proves_usual_payloads() -> None:
 
 @settings(max_examples=examples(200))
 @given(st.binary())
-def test_no_bytes_break_it(payload: bytes) -> None:
+def test_payload_check_accepts_any_bytes(payload: bytes) -> None:
     assert fault(payload) is None or isinstance(fault(payload), str)
 
 
@@ -302,7 +302,7 @@ def test_broken_log_of_a_result_table_is_reported(archive: Archive) -> None:
 
 
 @pytest.mark.parametrize("path", ["../../tables/orders/x.parquet", "/etc/passwd"])
-def test_a_file_that_is_owed_lies_in_its_table(archive: Archive, path: str) -> None:
+def test_owed_file_must_be_inside_its_table(archive: Archive, path: str) -> None:
     table, _ = made(archive)
     table.append([], at(1), owed=Owed(0, (WrittenFile(path, "2025-01-01", 0, 1, 1, ZERO, ZERO),)))
     with pytest.raises(Refused, match="is not a path below"):

@@ -54,7 +54,9 @@ def test_unsupported_filter_is_left_to_spark() -> None:
 
 
 @given(st.sampled_from(sorted(COMPARE)), st.integers(0, 12_000), st.booleans())
-def test_a_time_leaves_all_that_spark_would_leave(kind: str, micros: int, elsewhere: bool) -> None:
+def test_time_filter_keeps_all_rows_that_spark_keeps(
+    kind: str, micros: int, elsewhere: bool
+) -> None:
     value = EPOCH + timedelta(microseconds=micros)
     if elsewhere:
         value = value.astimezone(timezone(timedelta(hours=5)))
@@ -79,14 +81,14 @@ def test_a_number_of_milliseconds_does_too(kind: str, value: int) -> None:
             assert any(span.start < (ms, 0) and (ms, 9) <= span.end for span in kept)
 
 
-def test_a_narrowed_span_has_forgotten_its_rows() -> None:
+def test_narrowed_span_has_no_row_count() -> None:
     narrowing = Narrowing()
     narrowing.take([made("GreaterThanOrEqual", "id_ms", 5), made("LessThan", "id_ms", 9)])
     (kept,) = narrowing.spans([WHOLE])
     assert (kept.start, kept.rows, kept.removed) == ((4, offsets.PART_MAX), None, 0)
 
 
-def test_a_time_without_a_zone_and_one_before_all_are_left_to_spark() -> None:
+def test_unsupported_time_filters_are_left_to_spark() -> None:
     narrowing = Narrowing()
     naive = datetime(2026, 1, 1)  # noqa: DTZ001
     narrowing.take(

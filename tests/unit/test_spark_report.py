@@ -84,7 +84,7 @@ def test_a_healthy_fleet_with_a_small_topic_gets_no_advice() -> None:
     assert wrong(living(GROUP), topic("orders", 5, 0, 0, 0, keys=hot)) == []
 
 
-def test_the_worst_comes_first() -> None:
+def test_report_sorts_the_worst_first() -> None:
     dying = topic("orders", 10, letters=7, causes=[cause(4, error_class="KeyError"), cause(3)])
     stuck = replace(GROUP, group="mail", longest_run_seconds=75.0, pending=1)
     failing = replace(GROUP, delayed=12, lag=90, pending=10)
@@ -104,7 +104,7 @@ def test_the_worst_comes_first() -> None:
     assert [each["topic"] for each in found["topics"]] == ["orders", "audit", "fine"]
 
 
-def test_a_topic_stands_where_its_worst_finding_does() -> None:
+def test_report_ranks_topics_by_their_worst_finding() -> None:
     seen = living(GROUP, replace(GROUP, topic="mail", delayed=1), behind=[LATE])
     uneven = topic("orders", 900, 100)
     assert [each.partition(":")[0] for each in wrong(seen, topic("mail", 9), uneven)] == [
@@ -412,7 +412,7 @@ def test_where_a_report_may_go(tmp_path: Path) -> None:
         reports._write(tmp_path / "file" / "below", document(living()))
 
 
-def test_nothing_stays_of_a_report_that_could_not_be_written(tmp_path: Path) -> None:
+def test_failed_report_leaves_no_files(tmp_path: Path) -> None:
     out = tmp_path / "out"
     (out / "report.html").mkdir(parents=True)
     with pytest.raises(Refused, match="cannot be written"):

@@ -69,7 +69,7 @@ def test_no_entries_are_a_batch_too() -> None:
     assert table([]) == []
 
 
-def test_a_dead_letter() -> None:
+def test_dead_letter_entry_becomes_columns() -> None:
     letter = entry(
         "9-0",
         payload=b"v",
@@ -121,7 +121,7 @@ def test_half_characters_in_headers() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"x", b"1.5", b"9" * 400, b"3000000000", b"\xff"])
-def test_counts_that_are_none_are_null(raw: bytes) -> None:
+def test_invalid_counts_become_null(raw: bytes) -> None:
     assert table([entry("1-0", attempts=raw)], "attempts", dead=True) == [{"attempts": None}]
 
 
@@ -139,7 +139,7 @@ FLAT = st.lists(
 
 
 @given(st.lists(FLAT, max_size=8))
-def test_each_entry_is_read_as_if_it_were_alone(bodies: list[list[bytes]]) -> None:
+def test_entry_columns_are_independent_of_neighbors(bodies: list[list[bytes]]) -> None:
     """The rows must not depend on the order of fields in neighboring entries."""
     entries = [[b"%d-0" % number, body] for number, body in enumerate(bodies)]
     together = table(entries)

@@ -182,7 +182,7 @@ def test_positions_come_from_the_newest_commit(archive: Archive) -> None:
     assert archive.topics() == ["access"]
 
 
-def test_of_two_runs_one_is_refused(archive: Archive) -> None:
+def test_second_concurrent_run_is_refused(archive: Archive) -> None:
     """The lease is only advisory. The conflict check is the fence."""
     first, second = opened(archive), opened(archive)
     files = written(second, 0, 3)
@@ -192,7 +192,7 @@ def test_of_two_runs_one_is_refused(archive: Archive) -> None:
     assert seen(archive) == [1, 2, 3]
 
 
-def test_two_runs_at_the_same_instant(archive: Archive) -> None:
+def test_simultaneous_runs_commit_only_once(archive: Archive) -> None:
     opened(archive)
     tables = [opened(archive) for _ in range(4)]
     files = [written(each, 0, 5) for each in tables]
@@ -396,7 +396,7 @@ def test_added_columns_do_no_harm(archive: Archive) -> None:
     assert seen(archive) == [1, 2, 3]
 
 
-def test_a_table_of_another_kind_is_left_alone(archive: Archive) -> None:
+def test_foreign_table_is_left_alone(archive: Archive) -> None:
     deltalake.write_deltalake(str(archive.folder("access")), pa.table({"x": [1]}))
     with pytest.raises(ArchiveError, match="a table with other columns: move it away"):
         archive.table("access", create=True)
@@ -490,7 +490,7 @@ def everything(archive: Archive) -> set[Path]:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @example("..")
-def test_no_name_of_a_topic_harms_another(archive: Archive, topic: str) -> None:
+def test_topic_name_never_affects_another_archive(archive: Archive, topic: str) -> None:
     """S1: no name of a topic can change the archive of another topic."""
     if not archive.topics():
         add(opened(archive), 0, 3)
@@ -528,7 +528,7 @@ def test_many_small_files_become_few_by_themselves(archive: Archive) -> None:
     assert opened(archive).positions == {PLACE: Position((compact.FAN_IN, 0), compact.FAN_IN)}
 
 
-def test_small_files_of_many_dates_become_few_in_one_commit(archive: Archive) -> None:
+def test_small_files_of_many_dates_are_compacted_in_one_commit(archive: Archive) -> None:
     """Any producer may send messages of many dates, and a commit looks at all files."""
     made = opened(archive)
     dates = 20
@@ -592,7 +592,7 @@ def test_a_file_that_cannot_be_purged_is_a_sentence(small_disk: Path) -> None:
     assert made.locate(orphan).exists()
 
 
-def test_a_batch_of_another_run_is_no_damage_of_a_compaction(archive: Archive) -> None:
+def test_compaction_tolerates_a_batch_of_another_run(archive: Archive) -> None:
     made = opened(archive)
     for low in range(3):
         add(made, low, low + 1)

@@ -42,7 +42,7 @@ def split(text: str) -> tuple[list[str], str]:
         (";; -- nothing\n;", [], ""),
     ],
 )
-def test_a_statement_ends_where_it_does(text: str, statements: list[str], rest: str) -> None:
+def test_split_finds_the_end_of_each_statement(text: str, statements: list[str], rest: str) -> None:
     assert split(text) == (statements, rest)
 
 
@@ -84,7 +84,7 @@ def test_each_line_is_scanned_once(monkeypatch: pytest.MonkeyPatch) -> None:
         "CONCAT ( 'redis://:' /* , */ , 'sec' 'ret@h')",
     ],
 )
-def test_a_password_is_refused_however_it_is_written(literal: str) -> None:
+def test_sql_password_is_refused_in_any_spelling(literal: str) -> None:
     with pytest.raises(Refused, match="passwordFile"):
         check(f"CREATE TABLE t USING streamq OPTIONS (topic 't', url {literal})")
 
@@ -160,7 +160,7 @@ def test_a_pipe_that_is_not_utf_8_is_malformed(monkeypatch: pytest.MonkeyPatch) 
         ("SELECT 'CREATE TABLE o (id long) USING streamq'", False),
     ],
 )
-def test_a_table_with_columns_of_its_own_is_refused(statement: str, refused: bool) -> None:
+def test_sql_table_with_explicit_columns_is_refused(statement: str, refused: bool) -> None:
     """T12: Spark accepted the table, and the first SELECT failed."""
     with pytest.raises(Refused, match="without columns") if refused else nullcontext():
         check(statement)

@@ -124,7 +124,7 @@ def test_a_number_beyond_everything_in_a_member_is_named() -> None:
 
 @quick
 @given(odd, odd, odd)
-def test_infos_that_are_no_json(name: bytes, score: bytes, info: bytes) -> None:
+def test_parsers_survive_records_that_are_not_json(name: bytes, score: bytes, info: bytes) -> None:
     """S6: names, scores and records of any bytes."""
     for beat in members.beats([name, score], [name, info]):
         assert members.seen_of(beat).member.id.isprintable() or name

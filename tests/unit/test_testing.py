@@ -115,7 +115,7 @@ def test_unsendable_message_cannot_be_tested() -> None:
         run(obey, object())
 
 
-def test_the_last_attempt_makes_a_letter_as_the_daemon_writes_it() -> None:
+def test_last_attempt_makes_the_daemons_dead_letter() -> None:
     found = run(obey, "fail", attempt=3)
     assert (found.verdict, found.reason, found.attempt) == ("dead", "attempts", 3)
     letter = found.letter
@@ -214,7 +214,7 @@ def test_topic_and_group_choose_among_declarations() -> None:
 # --- to the end -----------------------------------------------------------------------------------
 
 
-def test_a_message_is_followed_to_its_end_without_waiting() -> None:
+def test_run_to_end_follows_a_message_without_waiting() -> None:
     found = run_to_end(obey, "fail")
     assert [(each.attempt, each.verdict, each.at) for each in found] == [
         (1, "retry", 0),
@@ -232,7 +232,7 @@ def test_a_message_is_followed_to_its_end_without_waiting() -> None:
 
 
 @pytest.mark.parametrize("on_error", ["block", "hold-key"])
-def test_a_message_that_keeps_its_place_is_the_same_entry(on_error: str) -> None:
+def test_blocked_message_stays_the_same_entry(on_error: str) -> None:
     found = run_to_end(obey, "fail", on_error=on_error, key="k")
     assert [(each.attempt, each.in_place) for each in found] == [(1, True), (2, True), (3, False)]
     assert len({each.message.id for each in found}) == 1
@@ -247,7 +247,7 @@ def test_endless_retries_are_reported() -> None:
         run_to_end(obey, "release", runs_max=5)
 
 
-def test_a_duplicate_comes_once_more_with_the_same_uid() -> None:
+def test_duplicate_delivery_has_the_same_uid() -> None:
     found = run_to_end(obey, "done", duplicate=True)
     assert [each.verdict for each in found] == ["ack", "ack"]
     assert found[0].message.uid == found[1].message.uid
@@ -360,7 +360,7 @@ def leave(msg: Message) -> None:
         ),
     ],
 )
-def test_a_handler_that_ends_its_process_has_crashed(payload: str, what: str) -> None:
+def test_handler_that_exits_its_process_has_crashed(payload: str, what: str) -> None:
     """U5: the handler terminated pytest."""
     found = run(leave, payload)
     assert (found.verdict, found.crashes, found.delay) == ("crash", 1, (0.0, 0.0))
@@ -381,7 +381,7 @@ def leave_batch(batch: list[Message]) -> None:
     os._exit(3)
 
 
-def test_every_kind_of_handler_may_end_its_process() -> None:
+def test_every_handler_kind_may_exit_its_process() -> None:
     """U5: coroutines and batch handlers too."""
     assert run(leave_later, "").verdict == "crash"
     assert [each.verdict for each in run_batch(leave_batch, ["a", "b"])] == ["crash", "crash"]
@@ -409,7 +409,7 @@ def test_harmless_signals_and_children_are_not_crashes(tmp_path: Path) -> None:
     assert (os._exit, os.kill, os.killpg, os.abort, signal.raise_signal) == originals
 
 
-def test_a_handler_that_ends_the_child_of_a_crash_has_crashed_too() -> None:
+def test_handler_that_exits_before_the_crash_step_has_crashed() -> None:
     """U5: the child exits before the step of the requested crash."""
     assert run(leave, "exit 0", crash_at="end").verdict == "crash"
     assert seen == []
@@ -467,7 +467,7 @@ def test_change_by_a_second_run_is_found() -> None:
         assert_idempotent(obey, "fail", observe=list)
 
 
-def test_a_crash_that_leaves_half_of_it_behind_is_found(tmp_path: Path) -> None:
+def test_assert_idempotent_finds_a_half_written_state(tmp_path: Path) -> None:
     path = tmp_path / "rows"
 
     def careless(msg: Message) -> None:

@@ -67,7 +67,7 @@ def columns_of(line: Line) -> int:
 @pytest.mark.parametrize(
     "chosen", [Shown(), Shown(help=True), Shown(filter="9", typing=True)], ids=str
 )
-def test_a_frame_fills_its_screen_exactly(width: int, height: int, chosen: Shown) -> None:
+def test_frame_fills_its_screen_exactly(width: int, height: int, chosen: Shown) -> None:
     failures = [LiveFailure("json.JSONDecodeError", 3, 2.0, "access", 1, "hits", "west-1")]
     many = [unit(n, "owner-of-a-long-name-" * 3, lag=10**n % 10**13) for n in range(40)]
     orders = [LiveDirective("pause", "access/*/*", NOW - 5000, "alice", "why " * 60)]
@@ -140,7 +140,7 @@ def test_open_circuit_is_shown_once_per_group() -> None:
     assert " HALF-OPEN " in rows["access/8/hits"]
 
 
-def test_dead_letters_are_those_of_the_group() -> None:
+def test_top_shows_the_dead_letters_of_each_group() -> None:
     """U8: the total of the partition is not repeated for each of its groups."""
     mine = unit(0, dead_letters=7, group_dead_letters=2)
     other = unit(0, group="agents", dead_letters=7, group_dead_letters=5)

@@ -66,7 +66,7 @@ def test_a_trend_is_the_slope_and_forgets() -> None:
     assert trend.of("a") is None
 
 
-def test_a_burst_is_no_growth() -> None:
+def test_burst_is_no_growth() -> None:
     drift = Drift(7)
     for second, lag in enumerate((0, 0, 1500)):
         drift.observe({"a": lag}, second * SECOND)
@@ -124,7 +124,7 @@ def test_figures_of_many_runs_end_a_minute_after_the_last() -> None:
     assert latency.of(0) is None
 
 
-def test_no_run_lately_is_no_figure() -> None:
+def test_latency_without_recent_runs_is_none() -> None:
     latency = Latency()
     latency.observe(0, histogram(3, 1), 0.1, 0)
     latency.observe(0, histogram(3, 2), 0.2, SECOND)

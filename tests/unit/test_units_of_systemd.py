@@ -28,14 +28,14 @@ every_unit = pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 
 @pytest.mark.fault("F5")
 @every_unit
-def test_the_service_goes_on_when_the_kernel_kills_a_worker(unit: Path) -> None:
+def test_service_survives_an_oom_killed_worker(unit: Path) -> None:
     """Without this setting, systemd stops the service after the first OOM kill of a process."""
     assert settings(unit)["OOMPolicy"] == ["continue"]
 
 
 @pytest.mark.fault("F31", "F37")
 @every_unit
-def test_only_the_supervisor_is_told_to_end_and_all_that_is_left_is_killed(unit: Path) -> None:
+def test_systemd_signals_the_supervisor_and_kills_the_rest(unit: Path) -> None:
     found = settings(unit)
     assert (found["KillMode"], found["KillSignal"]) == (["mixed"], ["SIGTERM"])
     assert float(found["TimeoutStopSec"][0]) > Daemon().drain_timeout

@@ -21,7 +21,7 @@ RAW = st.one_of(
 
 
 @given(RAW)
-def test_an_integer_is_within_its_bounds(raw: bytes | None):
+def test_untrusted_integer_is_within_its_bounds(raw: bytes | None):
     try:
         found = untrusted.integer(raw, "k", "f", low=0, high=1000)
     except BadValue:
@@ -31,7 +31,7 @@ def test_an_integer_is_within_its_bounds(raw: bytes | None):
 
 
 @given(RAW)
-def test_a_number_is_finite_and_within_its_bounds(raw: bytes | None):
+def test_untrusted_number_is_finite_and_within_its_bounds(raw: bytes | None):
     try:
         found = untrusted.number(raw, "k")
     except BadValue:

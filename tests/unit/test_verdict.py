@@ -153,7 +153,7 @@ def test_running_message_of_a_killed_worker_is_explained(story: Story):
         ("restart", 100, 1.5),
     ],
 )
-def test_another_strike_explains_nothing(story: Story, strike: tuple[str, int, float]):
+def test_unrelated_strike_explains_nothing(story: Story, strike: tuple[str, int, float]):
     again(story)
     kind, pid, at = strike
     story.strike(kind, pid, at=at)
@@ -174,7 +174,7 @@ def test_a_connection_that_is_half_open_when_redis_returns_costs_the_lease(
     assert len(story.judged().unexplained) == (0 if explained else 1)
 
 
-def test_a_cause_explains_one_duplicate_of_a_process(story: Story):
+def test_cause_explains_one_duplicate_per_process(story: Story):
     """The scoreboard shows the finished runs of a dead process. Only the running one repeats."""
     for number, at in ((1, 1.0), (2, 1.2)):
         story.send(number)
@@ -193,7 +193,7 @@ def test_message_finished_long_before_a_kill_is_unexplained(story: Story):
     assert len(story.judged().unexplained) == 1
 
 
-def test_a_process_that_repeats_its_own_run_is_never_explained(story: Story):
+def test_process_repeating_its_own_run_is_unexplained(story: Story):
     story.send(1)
     for at in (1.0, 2.0):
         story.run(1, at=at)
@@ -359,7 +359,7 @@ def test_a_failure_waits_only_for_a_quick_run(
     assert [each.number for each in story.judged().unexplained] == ([] if explained else ["1"])
 
 
-def test_the_time_in_which_it_stood_still_does_not_count(story: Story):
+def test_standstill_time_does_not_count(story: Story):
     """The process was stopped between two runs, and its successor had the second one."""
     for number in (1, 2):
         story.send(number)
@@ -407,7 +407,7 @@ def test_run_started_late_by_a_stopped_process_is_explained(
     assert [each.number for each in report.unexplained] == (["2"] if explained else ["1", "2"])
 
 
-def test_each_repetition_needs_its_own_cause(story: Story):
+def test_each_repeated_run_needs_its_own_cause(story: Story):
     again(story)
     story.run(1, pid=102, at=3.0)
     story.strike("kill worker", 100, at=1.5)
@@ -482,7 +482,7 @@ def test_a_mark_that_a_lost_owner_has_left_is_charged_once(
         ("m:3-0", "end", False),  # it had finished, and the next was about to start
     ],
 )
-def test_the_charged_message_is_the_one_that_was_running(
+def test_charged_message_must_be_the_running_one(
     story: Story, place: str, end: str, *, wrong: bool
 ):
     for number in (1, 2):
@@ -585,9 +585,7 @@ def test_a_process_that_stood_still_may_run_once_more(story: Story):
         ("kill worker", 2.9, 0.0),
     ],
 )
-def test_a_strike_of_another_sort_or_time_excuses_no_late_run(
-    story: Story, kind: str, at: float, lasting: float
-):
+def test_unrelated_strike_excuses_no_late_run(story: Story, kind: str, at: float, lasting: float):
     for number in (1, 2, 3):
         story.send(number)
     story.run(1)

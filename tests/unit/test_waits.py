@@ -21,7 +21,7 @@ def slot() -> WorkerSlot:
     return board.slot(0)
 
 
-def test_it_is_read_as_it_was_written(slot: WorkerSlot):
+def test_wait_round_trips(slot: WorkerSlot):
     waits = slot.waits
     assert waits.read() == Waiting(Wait.NOTHING, 0, 0, 0, 0, 0)
     waits.begin(Wait.BLOCKED, 123)
@@ -43,7 +43,7 @@ def test_new_worker_waits_for_nothing_and_keeps_the_counts(slot: WorkerSlot):
     assert waits.read() == Waiting(Wait.NOTHING, 0, 0, 0, 1, 0)
 
 
-def test_a_word_of_a_later_version_is_no_trouble(slot: WorkerSlot):
+def test_unknown_wait_kind_reads_as_nothing(slot: WorkerSlot):
     slot.waits._words[0] = 99
     assert slot.waits.read().kind is Wait.NOTHING
 
@@ -66,7 +66,7 @@ def test_state_of_a_ready_worker_names_its_wait(slot: WorkerSlot, kind: Wait, wo
     assert worker_state(slot) == "paused"
 
 
-def test_a_ready_worker_with_suspects_left_is_recovering_unless_it_waits(slot: WorkerSlot):
+def test_ready_worker_with_suspects_is_recovering(slot: WorkerSlot):
     slot.suspects_left = 3
     assert worker_state(slot) == "recovering"
     slot.waits.begin(Wait.OPEN)

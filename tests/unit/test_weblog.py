@@ -79,7 +79,7 @@ def test_anything_else_is_dead(line: str):
         weblog.parse(line)
 
 
-def test_the_real_log_has_one_broken_line():
+def test_example_log_has_one_broken_line():
     data = resources.files("streamqd.examples") / "data" / "apache_access.log.gz"
     lines = gzip.decompress(data.read_bytes()).decode().splitlines()
     broken = []
@@ -93,7 +93,7 @@ def test_the_real_log_has_one_broken_line():
     assert broken == [8899]
 
 
-def test_a_message_that_comes_twice_is_counted_once(hits: Path):
+def test_repeated_message_is_counted_once(hits: Path):
     weblog.count_hit(message("5-0", LINE))
     weblog.count_hit(message("5-0", LINE))
     weblog.count_hit(message("6-0", LINE))

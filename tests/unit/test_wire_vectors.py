@@ -36,7 +36,7 @@ def test_the_partition_of_a_key(vector: dict[str, Any]) -> None:
 
 
 @each("write")
-def test_producers_write_them(vector: dict[str, Any]) -> None:
+def test_producers_write_the_wire_vectors(vector: dict[str, Any]) -> None:
     assert fields_of(outgoing(vector["send"]), 1000) == flat(vector["fields"])
 
 
@@ -49,7 +49,7 @@ def test_messages_read_what_producers_write(vector: dict[str, Any]) -> None:
 
 
 @each("read")
-def test_messages_read_them(vector: dict[str, Any]) -> None:
+def test_messages_read_the_wire_vectors(vector: dict[str, Any]) -> None:
     found, wanted = message(vector), vector["message"]
     assert found.payload == raw(wanted["payload"])
     assert found.key == (None if wanted["key"] is None else raw(wanted["key"]))
