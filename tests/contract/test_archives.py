@@ -84,7 +84,7 @@ def test_pipeline_lease_has_one_holder(desk: Desk) -> None:
     desk.expect("pipeline_lease_take", "OK", take(desk, "t2", name="other"))
 
 
-def test_the_lease_of_a_dead_run_is_free(desk: Desk) -> None:
+def test_pipeline_lease_of_a_dead_run_is_free(desk: Desk) -> None:
     desk.expect("pipeline_lease_take", "OK", take(desk, "t1"))
     call = archives.take_lease(desk.keys, desk.unit.topic, "archive", "t2", TTL, "t0")
     desk.expect("pipeline_lease_take", "HELD", call)
@@ -116,7 +116,7 @@ def test_pipeline_lease_ignores_another_run(desk: Desk) -> None:
     desk.expect("pipeline_lease_drop", "LOST", drop(desk))
 
 
-def test_is_given_back(desk: Desk) -> None:
+def test_pipeline_lease_drop_frees_the_lease(desk: Desk) -> None:
     desk.expect("pipeline_lease_take", "OK", take(desk))
     desk.expect("pipeline_lease_drop", "OK", drop(desk))
     assert desk.state() == {}

@@ -42,7 +42,7 @@ def test_invalid_epoch_is_reported_with_key_and_field(desk: Desk, epoch: str) ->
     desk.expect("lease_release", "OK", leases.release(desk.keys, desk.leased("t1")))
 
 
-def test_a_reset_heals_an_epoch(desk: Desk) -> None:
+def test_group_reset_repairs_an_invalid_epoch(desk: Desk) -> None:
     """C1: it writes a new epoch if it takes several calls."""
     desk.pending("1-0", "2-0")
     desk.do("HSET", desk.fence, "epoch", "zzz")
@@ -76,7 +76,7 @@ def test_invalid_counters_count_as_zero(desk: Desk, count: str) -> None:
     assert counted == [b"1", b"2"]
 
 
-def test_a_charge_of_a_lost_host_counts_on(desk: Desk) -> None:
+def test_charge_of_a_lost_host_increments_an_invalid_count(desk: Desk) -> None:
     """S6: also if the count is not a number."""
     (place,) = desk.pending("1-0")
     epoch = desk.own("t1")
@@ -143,7 +143,7 @@ def test_trimming_continues_with_a_junk_record(desk: Desk, junk: str) -> None:
     desk.expect("stream_trim", "OK", trim(desk, archive=True))
 
 
-def test_a_junk_mark_of_a_move_and_of_a_sink(desk: Desk) -> None:
+def test_junk_marks_of_a_move_and_a_sink_are_handled(desk: Desk) -> None:
     """S6: the mark of a move counts as new, and a bad batch number is named."""
     topic, partition, _ = desk.unit
     desk.add("1-0", stream=desk.dlq)
@@ -157,7 +157,7 @@ def test_a_junk_mark_of_a_move_and_of_a_sink(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("score", ["inf", "-inf", "1e300"])
-def test_a_score_without_end(desk: Desk, score: str) -> None:
+def test_infinite_scores_are_handled(desk: Desk, score: str) -> None:
     """S6: of a delayed retry, of a member."""
     desk.groups()
     desk.do("ZADD", desk.delayed, score, "m:1-0")
@@ -174,7 +174,7 @@ def test_a_score_without_end(desk: Desk, score: str) -> None:
     SettledReply.parse(Reply("OK", desk.expect("settle_retry", "OK", call)))
 
 
-def test_an_item_that_holds_anything(desk: Desk) -> None:
+def test_junk_item_does_not_hide_other_retries(desk: Desk) -> None:
     """S6: a page of delayed retries shows the other items."""
     code = "redis.call('HSET', KEYS[1], ARGV[1], cmsgpack.pack({'payload', 5, 7, 8}))"
     desk.do("EVAL", code, 1, desk.items, "m:1-0")
@@ -186,7 +186,7 @@ def test_an_item_that_holds_anything(desk: Desk) -> None:
     assert [(each.payload_bytes, each.fields) for each in found] == [(1, {b"7": b"8"}), (-1, {})]
 
 
-def test_the_last_id_of_all(desk: Desk) -> None:
+def test_stream_with_exhausted_ids_can_be_measured_and_read(desk: Desk) -> None:
     """S3: a partition and a retry stream whose ids are exhausted can be measured and read."""
     desk.groups()
     topic, partition, group = desk.unit

@@ -32,7 +32,7 @@ def text(entry_id: tuple[int, int]) -> str:
 
 
 @pytest.mark.parametrize("entry_id", ids(), ids=text)
-def test_successor_and_predecessor(desk: Desk, entry_id: tuple[int, int]) -> None:
+def test_id_successor_and_predecessor_are_exact(desk: Desk, entry_id: tuple[int, int]) -> None:
     ms, seq = entry_id
     after = (ms, seq + 1) if seq < LAST else (ms + 1, 0) if ms < LAST else (ms, seq)
     before = (ms, seq - 1) if seq else (ms - 1, LAST) if ms else (0, 0)
@@ -41,7 +41,7 @@ def test_successor_and_predecessor(desk: Desk, entry_id: tuple[int, int]) -> Non
     assert found == [text(after).encode(), text(before).encode()]
 
 
-def test_order(desk: Desk) -> None:
+def test_older_orders_ids_as_numbers(desk: Desk) -> None:
     drawn = ids()
     code = """
         local found = {}
@@ -63,7 +63,7 @@ def test_is_id_accepts_only_entry_ids(desk: Desk) -> None:
     assert evaluate(desk, "_ids", code + " return found", *good, *bad) == [1] * 3 + [0] * 10
 
 
-def test_whole_numbers(desk: Desk) -> None:
+def test_whole_number_accepts_only_plain_decimals(desk: Desk) -> None:
     """S6: Lua's own conversion accepts hex and infinity, and returns nothing for the rest."""
     code = "local found = {} for at, raw in ipairs(ARGV) do found[at] = whole(raw) or 'none' end"
     good = [0, 7, 2**53 - 1]
@@ -89,7 +89,7 @@ def test_scores_without_end_go_out_as_numbers(desk: Desk) -> None:
     assert evaluate(desk, "_clock", code) == [most, b"-" + most, most]
 
 
-def test_an_id_may_be_a_time_alone(desk: Desk) -> None:
+def test_older_accepts_an_id_without_a_sequence(desk: Desk) -> None:
     code = "return {older('5', '5-1') and 1 or 0, older('5-0', '5') and 1 or 0, successor('5')}"
     assert evaluate(desk, "_ids", code) == [1, 0, b"5-1"]
 

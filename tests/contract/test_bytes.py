@@ -43,7 +43,7 @@ def test_lua_and_python_share_the_byte_bound() -> None:
     assert f"local BYTES_MAX = {BYTES_MAX}\n".encode() in load()["message_promote"].source
 
 
-def test_promoting(desk: Desk, ids: list[str]) -> None:
+def test_promoting_is_bounded_by_bytes(desk: Desk, ids: list[str]) -> None:
     set_aside(desk, ids)
     call = messages.promote_retries(desk.keys, UNIT, 100)
     moved = []
@@ -68,7 +68,7 @@ def test_promoting_moves_one_item_above_the_bound(desk: Desk) -> None:
         assert (done.moved, done.more) == (1, bool(left))
 
 
-def test_listing_delayed_retries(desk: Desk, ids: list[str]) -> None:
+def test_listing_delayed_retries_is_bounded_by_bytes(desk: Desk, ids: list[str]) -> None:
     set_aside(desk, ids)
     places: list[str] = []
     after, sizes, more = (0, ""), [], True
@@ -90,7 +90,7 @@ def test_deleting_old_dead_letters_is_bounded(desk: Desk) -> None:
     assert desk.do("XLEN", desk.dlq) == 0
 
 
-def test_recovering(desk: Desk, ids: list[str]) -> None:
+def test_recovering_is_bounded_by_bytes(desk: Desk, ids: list[str]) -> None:
     desk.fetch()
     desk.own("t1")
     found: list[bytes] = []
@@ -115,7 +115,7 @@ def test_recovering_returns_the_requested_count(desk: Desk) -> None:
         assert Recovered.parse(desk.link.run(call)).more_main is more
 
 
-def test_reclaiming(desk: Desk, ids: list[str]) -> None:
+def test_reclaiming_is_bounded_by_bytes(desk: Desk, ids: list[str]) -> None:
     desk.fetch(consumer="foreign")
     desk.own("t1")
     desk.link.run(messages.recover(desk.keys, Lease(UNIT, "t1"), "s1", True, "", "", 1))
@@ -125,7 +125,7 @@ def test_reclaiming(desk: Desk, ids: list[str]) -> None:
     assert [entry.decode() for each in taken for entry, _ in each] == ids
 
 
-def test_counting(desk: Desk, ids: list[str]) -> None:
+def test_counting_is_bounded_by_bytes(desk: Desk, ids: list[str]) -> None:
     """Up to four entries are read at once; first one, then two."""
     call = spark.step(desk.stream, "0-0", "9-0", 100)
     assert desk.expect("stream_step", "OK", call) == [7, b"7-0", 1]
@@ -157,7 +157,7 @@ def test_settled_entries_are_cut_into_portions(sizes: list[int], parts: list[lis
 
 
 @pytest.mark.parametrize("drops", [False, True], ids=["trim", "drop"])
-def test_freeing(desk: Desk, drops: bool) -> None:
+def test_freeing_is_bounded_by_bytes(desk: Desk, drops: bool) -> None:
     desk.groups()
     costs.backlog(desk, 300, "x" * (256 << 10))
     if not drops:

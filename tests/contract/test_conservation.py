@@ -141,7 +141,7 @@ def test_message_back_after_settling_is_a_violation(scene: Scene):
     assert "1 was settled and is ['unread'] again" in scene.blamed()
 
 
-def test_a_pending_entry_without_a_body_is_seen(scene: Scene):
+def test_pending_entry_without_a_body_is_a_violation(scene: Scene):
     desk = scene.desk
     desk.do("XTRIM", desk.stream, "MINID", "2-0")
     blamed = scene.blamed()
@@ -156,7 +156,7 @@ def test_half_of_a_delayed_message_is_seen(scene: Scene, half: str):
     assert any("without a body: ['delayed'" in each for each in scene.blamed())
 
 
-def test_an_epoch_that_falls_is_seen(scene: Scene):
+def test_falling_epoch_is_a_violation(scene: Scene):
     assert scene.blamed() == []
     scene.desk.do("HSET", scene.desk.fence, "epoch", "5")
     [sentence] = scene.blamed()

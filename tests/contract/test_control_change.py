@@ -71,7 +71,7 @@ def packed(desk: Desk) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("packed")
-def test_orders_are_bounded(desk: Desk) -> None:
+def test_number_of_directives_is_bounded(desk: Desk) -> None:
     names = [f"drain:web-{number}" for number in range(directives.ORDERS_MAX)]
     for name in names:
         changed(desk, change(desk, name))

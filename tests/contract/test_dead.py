@@ -60,7 +60,7 @@ def test_replays_into_the_groups_retry_stream(desk: Desk) -> None:
     }
 
 
-def test_replays_for_everyone(desk: Desk) -> None:
+def test_dead_replay_for_everyone_writes_to_the_partition(desk: Desk) -> None:
     letter = die(desk, "1-0")[0]
     before = desk.state()
     new_id = desk.expect("dead_replay", "OK", replay(desk, letter, None))[0].decode()
@@ -98,7 +98,7 @@ def test_dead_replay_refuses_a_missing_group(desk: Desk, how: tuple[str, ...]) -
     desk.expect("dead_replay", "NOGROUP", replay(desk, letter))
 
 
-def test_a_group_has_a_name() -> None:
+def test_dead_replay_rejects_an_empty_group() -> None:
     with pytest.raises(ContractError):
         dead.replay(Keys(), "access", 0, "1-0", "", {})
 
@@ -170,7 +170,7 @@ def test_dead_mark_marks_a_dead_letter_once(desk: Desk) -> None:
     assert desk.dump() == after
 
 
-def test_a_mark_is_taken_back(desk: Desk) -> None:
+def test_dead_mark_can_be_removed(desk: Desk) -> None:
     letter = die(desk, "1-0")[0]
     before = desk.state()
     desk.expect("dead_mark", "OK", mark(desk, letter))

@@ -77,7 +77,7 @@ def test_wrong_type_is_found_before_the_first_write(
 
 @pytest.mark.fault("F21")
 @pytest.mark.parametrize("scenario", CASES)
-def test_full_memory(desk: Desk, scenario: Scenario) -> None:
+def test_scripts_respect_full_memory(desk: Desk, scenario: Scenario) -> None:
     """T14: replacing a child, reading, acknowledging and trimming work. T18: the rest waits."""
     call = scenario(desk)
     before = desk.dump()
@@ -131,7 +131,9 @@ def failed_snapshot(server: Server) -> Iterator[None]:
 @pytest.mark.usefixtures("failed_snapshot")
 @pytest.mark.parametrize("code", REFUSALS)
 @pytest.mark.parametrize("scenario", CASES)
-def test_no_writes(desk: Desk, scenario: Scenario, code: str) -> None:
+def test_scripts_are_refused_whole_when_writes_are_refused(
+    desk: Desk, scenario: Scenario, code: str
+) -> None:
     """A script is refused as a whole, unless it has nothing to write."""
     call = scenario(desk)
     desk.do("SCRIPT", "LOAD", call.script.source)

@@ -60,14 +60,14 @@ def test_ghost_settle_leaves_other_groups_alone(desk: Desk) -> None:
     assert desk.state()["stream"].groups["audit"] == ("1-0", {"1-0": "w"})
 
 
-def test_a_missing_group_is_refused(desk: Desk) -> None:
+def test_ghost_settle_refuses_a_missing_group(desk: Desk) -> None:
     call = retention.settle_ghosts(desk.keys, desk.unit, 10)
     desk.expect("ghost_settle", "NOGROUP", call)
     desk.add("1-0")
     desk.expect("ghost_settle", "NOGROUP", call)
 
 
-def test_full_memory(desk: Desk) -> None:
+def test_ghost_settle_works_with_full_memory(desk: Desk) -> None:
     desk.pending("1-0")
     desk.do("XTRIM", desk.stream, "MAXLEN", 0)
     with desk.full_memory():

@@ -72,7 +72,7 @@ def test_group_ensure_restores_a_lost_group_below_its_floor(
     assert desk.expect("group_ensure", "CREATED", ensure(desk, "$")) == [at]
 
 
-def test_a_lost_group_loses_nothing(desk: Desk) -> None:
+def test_group_ensure_after_a_lost_group_loses_nothing(desk: Desk) -> None:
     desk.pending("5-0", "5-1", "6-0")
     desk.do("XACK", desk.stream, "hits", "5-0")
     desk.do("HSET", desk.trim, "floor:hits", "5-1")

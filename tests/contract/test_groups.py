@@ -79,7 +79,7 @@ def test_on_to_the_end(busy: Desk) -> None:
     assert positions(busy, "stream") == {"hits": ("3-0", {})}
 
 
-def test_a_position_beyond_the_end_is_the_end(busy: Desk) -> None:
+def test_group_reset_beyond_the_end_is_the_end(busy: Desk) -> None:
     """New entries must not be skipped."""
     assert busy.expect("group_reset", "OK", reset(busy, "99-0"))[1] == b"3-0"
     busy.add("4-0")
@@ -99,7 +99,7 @@ def test_group_reset_keeps_retries_unless_dropped(busy: Desk) -> None:
 
 
 @pytest.mark.fault("F26")
-def test_an_owned_partition_is_left_alone(busy: Desk) -> None:
+def test_group_reset_refuses_an_owned_partition(busy: Desk) -> None:
     epoch = busy.own("t1")
 
     rest = busy.expect("group_reset", "OWNED", reset(busy, "0-0"))
@@ -134,7 +134,7 @@ def test_group_reset_with_force_fences_the_owner(busy: Desk) -> None:
     assert busy.own("t2", seen_epoch=epoch) > epoch
 
 
-def test_an_owner_that_has_not_renewed_is_fenced_too(busy: Desk) -> None:
+def test_group_reset_fences_an_owner_with_an_expired_lease(busy: Desk) -> None:
     """It may be paused. When it resumes, it must not settle entries that are read again."""
     busy.own("t1")
     busy.do("DEL", busy.lease)
@@ -144,7 +144,7 @@ def test_an_owner_that_has_not_renewed_is_fenced_too(busy: Desk) -> None:
     busy.expect("lease_renew", "FENCED", leases.renew(busy.keys, busy.leased("t1"), TTL))
 
 
-def test_a_group_that_is_not_there_is_not_made(desk: Desk) -> None:
+def test_group_reset_does_not_create_a_group(desk: Desk) -> None:
     desk.add("1-0")
     desk.expect("group_reset", "NOGROUP", reset(desk, "0-0"))
 
@@ -243,7 +243,7 @@ def test_left_in_the_middle_nothing_is_lost(full_hands: Desk) -> None:
     assert full_hands.fetch() == [f"{n}-0".encode() for n in range(1, 7)]
 
 
-def test_the_keeper_is_left_alone_in_the_middle_too(full_hands: Desk) -> None:
+def test_group_reset_refuses_a_growing_topic_between_parts(full_hands: Desk) -> None:
     full_hands.own("t1", owner="topic-grow")
     full_hands.expect("group_reset", "OWNED", reset(full_hands, "0-0", force=True, limit=2))
 
@@ -311,7 +311,7 @@ def test_group_delete_removes_all_data_of_the_group(busy: Desk) -> None:
 
 
 @pytest.mark.fault("F26")
-def test_an_owned_group_is_not_deleted(desk: Desk) -> None:
+def test_group_delete_refuses_an_owned_group(desk: Desk) -> None:
     desk.groups()
     epoch = desk.own("t1")
     rest = desk.expect("group_delete", "OWNED", delete(desk))

@@ -27,7 +27,7 @@ def meta(desk: Desk) -> dict[str, bytes]:
     return found
 
 
-def test_the_phases(desk: Desk) -> None:
+def test_growth_passes_through_its_phases(desk: Desk) -> None:
     keys, link = desk.keys, desk.link
     topics.create(Store(link, keys), "access", Topic(partitions=2))
 
@@ -105,7 +105,7 @@ def test_late_copies_change_nothing(desk: Desk) -> None:
         assert desk.dump() == before
 
 
-def test_a_topic_that_is_being_deleted_does_not_grow(desk: Desk) -> None:
+def test_growth_refuses_a_topic_being_deleted(desk: Desk) -> None:
     topics.create(desk.store, "access", Topic(partitions=2))
     desk.link.run(begin(desk))
     desk.link.run(topics.retirement(desk.keys, "access"))

@@ -81,7 +81,7 @@ def test_lease_acquire_repeated_renews_an_expired_lease(desk: Desk) -> None:
     assert 0 < desk.do("PTTL", desk.lease) <= TTL * 1000
 
 
-def test_an_unclean_takeover_charges_the_accused_entry_once(desk: Desk) -> None:
+def test_lease_acquire_after_a_crash_charges_the_accused_once(desk: Desk) -> None:
     places = desk.pending("1-0", "2-0")
     seen = lose(desk, mark=places[1])
     desk.do("HSET", desk.fence, "accused", places[1])
@@ -155,7 +155,7 @@ def test_lease_acquire_keeps_the_accused_after_another_loss(desk: Desk, mark: by
 
 
 @pytest.mark.parametrize(("before", "after"), [(b"0", b"3"), (b"2", b"3")])
-def test_the_first_charge_of_an_accused_entry_counts_three_losses(
+def test_lease_acquire_first_charge_counts_three_losses(
     desk: Desk, before: bytes, after: bytes
 ) -> None:
     places = desk.pending("1-0", "2-0", "3-0")
@@ -193,7 +193,7 @@ def test_lease_acquire_ignores_a_mark_without_its_group(desk: Desk) -> None:
     assert sorted(desk.state()) == ["fence", "lease"]
 
 
-def test_the_lease_of_a_proven_dead_predecessor_is_free(desk: Desk) -> None:
+def test_lease_acquire_takes_the_lease_of_a_dead_predecessor(desk: Desk) -> None:
     places = desk.pending("1-0")
     seen = desk.own("old")
     desk.do("HSET", desk.fence, "mark", places[0], "accused", places[0])

@@ -98,7 +98,7 @@ def test_sets_an_expired_lease(desk: Desk) -> None:
     assert 0 < desk.do("PTTL", desk.lease) <= TTL * 1000
 
 
-def test_a_third_token_is_refused(desk: Desk) -> None:
+def test_lease_refence_refuses_a_third_token(desk: Desk) -> None:
     main = desk.pending("1-0")
     epoch = desk.own("t9", owner="east-1")
     call = refence(desk, charged=main[0], context=b"signal 9", done=main)
@@ -106,13 +106,13 @@ def test_a_third_token_is_refused(desk: Desk) -> None:
     assert Holder.parse(Reply("FENCED", rest)) == (epoch, "east-1")
 
 
-def test_a_released_unit_is_refused(desk: Desk) -> None:
+def test_lease_refence_refuses_a_released_unit(desk: Desk) -> None:
     epoch = desk.own("t1")
     desk.link.run(leases.release(desk.keys, desk.leased("t1")))
     assert desk.expect("lease_refence", "FENCED", refence(desk)) == [str(epoch).encode(), b""]
 
 
-def test_many_places(desk: Desk) -> None:
+def test_lease_refence_accepts_many_places(desk: Desk) -> None:
     main = desk.pending(*(f"{n}-0" for n in range(1, 513)))
     desk.own("t1")
     desk.expect("lease_refence", "OK", refence(desk, done=main))

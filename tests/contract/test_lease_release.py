@@ -52,7 +52,7 @@ def test_lease_release_leaves_another_owner_alone(desk: Desk) -> None:
     desk.expect("lease_release", "FENCED", release(desk))
 
 
-def test_view(desk: Desk) -> None:
+def test_view_reads_fence_and_lease(desk: Desk) -> None:
     assert view(desk) == ("", 0, "", 0, False, None)
     epoch = desk.own("t1")
     seen = view(desk)

@@ -36,7 +36,7 @@ def test_finds_a_lease_that_contradicts_the_fence(desk: Desk) -> None:
     desk.expect("lease_renew", "LOST", renew(desk))
 
 
-def test_a_superseded_token_is_refused(desk: Desk) -> None:
+def test_lease_renew_refuses_a_superseded_token(desk: Desk) -> None:
     desk.own("t1")
     desk.link.run(leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, None, b"", []))
     rest = desk.expect("lease_renew", "FENCED", renew(desk))

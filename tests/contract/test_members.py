@@ -52,7 +52,7 @@ def test_heartbeat_registers_and_returns_live_members(desk: Desk) -> None:
     assert sorted(member.instance for member in again.members) == ["east-1", "west-1"]
 
 
-def test_a_new_description_replaces_the_old(desk: Desk) -> None:
+def test_heartbeat_replaces_the_description(desk: Desk) -> None:
     present(desk, beat(desk))
     assert present(desk, beat(desk, weight=7)).members[0].info["weight"] == 7
 
@@ -77,7 +77,7 @@ def test_heartbeat_replaces_a_silent_predecessor(desk: Desk) -> None:
     assert present(desk, beat(desk, nonce="n2")).members[0].info["nonce"] == "n2"
 
 
-def test_a_predecessor_that_is_proven_dead_is_taken_out_first(desk: Desk) -> None:
+def test_heartbeat_removes_a_dead_predecessor(desk: Desk) -> None:
     present(desk, beat(desk))
     desk.expect("member_beat", "TWIN", beat(desk, nonce="n2"))
     assert desk.expect("member_leave", "OK", leave(desk)) == []
@@ -115,7 +115,7 @@ def test_heartbeat_forgets_members_silent_for_long(desk: Desk) -> None:
     assert sorted(desk.state()[desk.keys.info("default")]) == ["late", "west-1"]
 
 
-def test_leaves(desk: Desk) -> None:
+def test_member_leave_removes_the_member(desk: Desk) -> None:
     present(desk, beat(desk))
     present(desk, beat(desk, "east-1"))
     desk.expect("member_leave", "OK", leave(desk))

@@ -51,7 +51,7 @@ def test_message_adopt_continues_page_by_page(desk: Desk) -> None:
     assert set(pending(desk).values()) == {"w"}
 
 
-def test_the_retry_stream_too(desk: Desk) -> None:
+def test_message_adopt_takes_the_retry_stream(desk: Desk) -> None:
     desk.groups()
     read_by(desk, "celery-1", "1-0", stream=desk.retry)
     assert adopted(desk, adopt(desk, "r")).entries == 1
@@ -69,5 +69,5 @@ def test_message_adopt_refuses_an_owned_unit(desk: Desk) -> None:
     assert adopted(desk, adopt(desk)).entries == 1
 
 
-def test_a_group_that_is_not_there(desk: Desk) -> None:
+def test_message_adopt_reports_a_missing_group(desk: Desk) -> None:
     desk.expect_error("NOGROUP", adopt(desk))

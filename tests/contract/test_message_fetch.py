@@ -39,12 +39,12 @@ def test_message_fetch_reads_both_streams(desk: Desk) -> None:
     ]
 
 
-def test_nothing_to_read(desk: Desk) -> None:
+def test_message_fetch_with_nothing_to_read_is_empty(desk: Desk) -> None:
     open_session(desk)
     assert desk.expect("message_fetch", "OK", fetch(desk)) == [[], []]
 
 
-def test_a_copy_from_an_earlier_connection_is_refused(desk: Desk) -> None:
+def test_message_fetch_refuses_an_earlier_connection(desk: Desk) -> None:
     """T1: it would deliver entries that no listing finds any more."""
     open_session(desk)
     desk.add("1-0")
@@ -67,7 +67,7 @@ def test_message_fetch_refuses_another_owner(desk: Desk) -> None:
     assert rest == [str(epoch).encode(), b"west-1"]
 
 
-def test_missing_group(desk: Desk) -> None:
+def test_message_fetch_reports_a_missing_group(desk: Desk) -> None:
     open_session(desk)
     desk.do("XGROUP", "DESTROY", desk.retry, desk.unit.group)
     desk.expect_error("NOGROUP", fetch(desk))

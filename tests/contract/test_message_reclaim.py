@@ -195,7 +195,7 @@ def test_message_reclaim_refuses_another_session(desk: Desk) -> None:
     desk.expect("message_reclaim", "SESSION", reclaim(desk))
 
 
-def test_a_missing_group_is_the_servers_error(desk: Desk) -> None:
+def test_message_reclaim_reports_a_missing_group(desk: Desk) -> None:
     own(desk)
     desk.expect_error("NOGROUP", reclaim(desk))
 

@@ -62,7 +62,7 @@ def test_message_recover_lists_bodies_and_counters(desk: Desk) -> None:
     )
 
 
-def test_pages(desk: Desk) -> None:
+def test_message_recover_works_in_pages(desk: Desk) -> None:
     desk.pending(*(f"{n}-0" for n in range(1, 6)))
     desk.pending_retry("1-0", "2-0")
     desk.own("t1")
@@ -125,7 +125,7 @@ def test_message_recover_ignores_entries_of_other_clients(desk: Desk) -> None:
     assert [entry.id for entry in page.main] == [b"2-0"]
 
 
-def test_a_superseded_token_is_refused(desk: Desk) -> None:
+def test_message_recover_refuses_a_superseded_token(desk: Desk) -> None:
     desk.pending("1-0")
     desk.own("t1")
     desk.link.run(leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, None, b"", []))
@@ -134,7 +134,7 @@ def test_a_superseded_token_is_refused(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("lost", ["stream", "retry"])
-def test_a_missing_group_is_the_servers_error(desk: Desk, lost: str) -> None:
+def test_message_recover_reports_a_missing_group(desk: Desk, lost: str) -> None:
     desk.groups()
     desk.own("t1")
     desk.do("XGROUP", "DESTROY", getattr(desk, lost), desk.unit.group)
@@ -143,7 +143,7 @@ def test_a_missing_group_is_the_servers_error(desk: Desk, lost: str) -> None:
     desk.expect_error("NOGROUP", recover(desk))
 
 
-def test_a_fetch_of_an_earlier_connection_is_refused_or_listed(
+def test_earlier_fetch_is_refused_or_listed_by_recover(
     desk: Desk, new_link: Callable[..., Connection]
 ) -> None:
     """T1: a read that executes late, after the listing, delivers nothing unnoticed."""

@@ -28,12 +28,12 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_model(desk: Desk, seed: int) -> None:
+def test_scripts_agree_with_the_model(desk: Desk, seed: int) -> None:
     Play(desk, seed).run(STEPS)
 
 
 @pytest.mark.slow
-def test_the_sequences_meet_every_answer(desk: Desk) -> None:
+def test_model_sequences_reach_every_reply(desk: Desk) -> None:
     met: Counter[str] = Counter()
     for seed in SEEDS:
         play = Play(desk, seed)
@@ -113,7 +113,9 @@ MUTATIONS = {
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda text: text.replace(" ", "-"))
-def test_model_finds(desk: Desk, mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_detects_each_mutation(
+    desk: Desk, mutation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name, old, new = MUTATIONS[mutation]
     script = scripts.get(name)
     assert script.source.decode().count(old) == 1

@@ -17,12 +17,12 @@ def snapshot(desk: Desk, limit: int = 1000) -> Snapshot:
     return found
 
 
-def test_an_empty_unit(desk: Desk) -> None:
+def test_snapshot_of_an_empty_unit_is_zero(desk: Desk) -> None:
     desk.groups()
     assert snapshot(desk) == (0,) * 8
 
 
-def test_counts_every_place(desk: Desk) -> None:
+def test_snapshot_counts_every_place(desk: Desk) -> None:
     desk.pending("1-0", "2-0", "3-0")
     desk.do("XACK", desk.stream, "hits", "1-0")
     for n in range(4, 8):
@@ -57,7 +57,7 @@ def test_counts_unread_over_pages_and_up_to_the_limit(desk: Desk) -> None:
     assert snapshot(desk, 249).unread == 249
 
 
-def test_without_the_group(desk: Desk) -> None:
+def test_snapshot_reports_a_missing_group(desk: Desk) -> None:
     call = messages.snapshot(desk.keys, desk.unit)
     desk.expect("partition_snapshot", "NOGROUP", call)
     desk.groups()

@@ -30,7 +30,7 @@ def schedule(desk: Desk, send_id: str = "send-1", dedup_id: str = "") -> Call:
     return publishing.schedule(desk.keys, "access", 0, 30.0, send_id, FIELDS, dedup_id, 60.0)
 
 
-def test_writes_and_remembers(desk: Desk) -> None:
+def test_publish_writes_and_stores_the_dedup_id(desk: Desk) -> None:
     entry_id = desk.expect("message_publish", "OK", publish(desk))[0][0]
     dedup = desk.keys.dedup("access", 0, "order-1")
     assert desk.state() == {"stream": Stream({entry_id.decode(): BODY}, {}), dedup: entry_id}
@@ -169,7 +169,7 @@ def test_append_of_more_values_than_lua_unpacks_writes_all(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(("present", "said"), [(4, b"4"), (1, b"1"), ("x", b"x"), (None, b"")])
-def test_a_topic_that_has_changed_gets_nothing(desk: Desk, present: object, said: bytes) -> None:
+def test_append_refuses_a_changed_partition_count(desk: Desk, present: object, said: bytes) -> None:
     """B10: the script compares the count. Before, each send needed a WATCH."""
     if present is not None:
         register(desk, present)
@@ -183,7 +183,7 @@ def test_a_topic_that_has_changed_gets_nothing(desk: Desk, present: object, said
     assert desk.expect("message_schedule", "MOVED", call) == [said]
 
 
-def test_a_retired_topic_gets_nothing(desk: Desk) -> None:
+def test_append_refuses_a_retired_topic(desk: Desk) -> None:
     register(desk)
     desk.link.run(topics.retirement(desk.keys, "access"))
     assert desk.expect("message_append", "MOVED", append(desk, b"a")) == [b""]
@@ -216,7 +216,7 @@ def test_publish_of_many_writes_as_many_as_fit(desk: Desk) -> None:
 # --- delayed --------------------------------------------------------------------------------------
 
 
-def test_schedules(desk: Desk) -> None:
+def test_schedule_writes_a_delayed_send(desk: Desk) -> None:
     with desk.instant() as now:
         due = int(desk.expect("message_schedule", "OK", schedule(desk))[0])
     assert now + 30_000 == due
@@ -250,7 +250,7 @@ def test_without_a_dedup_id_each_is_scheduled(desk: Desk) -> None:
     assert sorted(state["scheduled"]) == sorted(state["scheduled_items"]) == ["send-1", "send-2"]
 
 
-def test_a_dedup_id_is_scheduled_once(desk: Desk) -> None:
+def test_schedule_writes_a_dedup_id_once(desk: Desk) -> None:
     due = desk.expect("message_schedule", "OK", schedule(desk, "send-1", "order-1"))
     dedup = desk.keys.dedup("access", 0, "order-1")
     assert desk.state()[dedup] == b"send-1"
@@ -262,7 +262,7 @@ def test_a_dedup_id_is_scheduled_once(desk: Desk) -> None:
     assert desk.expect("message_schedule", "OK", schedule(desk, "send-1", "order-1")) == due
 
 
-def test_a_dedup_id_holds_for_sends_and_scheduled_sends_together(desk: Desk) -> None:
+def test_dedup_id_covers_sends_and_scheduled_sends(desk: Desk) -> None:
     entry_id = desk.expect("message_publish", "OK", publish(desk))[0][0]
     assert desk.expect("message_schedule", "DUP", schedule(desk, "s", "order-1")) == [entry_id]
 

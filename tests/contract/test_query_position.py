@@ -58,7 +58,7 @@ def test_query_position_may_move_back(desk: Desk) -> None:
     assert group(desk)["last-delivered-id"] == b"1-0"
 
 
-def test_a_position_beyond_the_last_entry_hides_nothing(desk: Desk) -> None:
+def test_query_position_beyond_the_end_counts_new_entries(desk: Desk) -> None:
     """After a failover, or in a recreated stream, new entries count as unread."""
     fill(desk, "5-0")
     assert desk.expect("query_position", "OK", position(desk, "9-0", 7)) == [b"5-0"]
@@ -98,7 +98,7 @@ def test_query_without_hold_does_not_count_as_a_group(desk: Desk) -> None:
     desk.expect("stream_trim", "NO_GROUPS", trim_all(desk, expected=[]))
 
 
-def test_a_junk_mark_keeps_nothing(desk: Desk) -> None:
+def test_query_position_with_a_junk_mark_retains_nothing(desk: Desk) -> None:
     fill(desk, "1-0")
     desk.do("XGROUP", "CREATE", desk.stream, desk.unit.group, "1-0")
     desk.expect("query_position", "OK", position(desk, "0-0", 0))

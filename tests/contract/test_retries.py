@@ -43,7 +43,7 @@ def test_retry_page_lists_retries_without_payload(desk: Desk) -> None:
     assert row.fields == {b"originalId": b"1-0", b"retryCount": b"2"}
 
 
-def test_an_item_that_cannot_be_read_is_listed(desk: Desk) -> None:
+def test_retry_page_lists_an_unreadable_item(desk: Desk) -> None:
     desk.do("ZADD", desk.delayed, 5, "m:1-0", 6, "m:2-0")
     desk.do("HSET", desk.items, "m:1-0", b"\xff\xff")
     assert [(row.place, row.payload_bytes, row.fields) for row in page(desk)] == [
@@ -53,7 +53,7 @@ def test_an_item_that_cannot_be_read_is_listed(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("vanish", [False, True], ids=["stays", "goes"])
-def test_pages_fit_together(desk: Desk, vanish: bool) -> None:
+def test_retry_pages_neither_skip_nor_repeat(desk: Desk, vanish: bool) -> None:
     """Also if many are due at once, and if the last row of a page has been removed since."""
     chance = random.Random(5)
     wanted = sorted((chance.choice((7, 8, 9)), f"m:{number}-0") for number in range(200))
@@ -69,7 +69,7 @@ def test_pages_fit_together(desk: Desk, vanish: bool) -> None:
     assert seen == wanted
 
 
-def test_a_call_is_bounded(desk: Desk) -> None:
+def test_retry_calls_are_bounded(desk: Desk) -> None:
     with pytest.raises(ContractError, match="257"):
         retries.page(desk.keys, desk.unit, (0, ""), 257)
     with pytest.raises(ContractError, match="0 retries"):

@@ -55,7 +55,7 @@ def declare(desk: Desk, digest: str = "h1", **changed: object) -> Call:
 # --- firing ---------------------------------------------------------------------------------------
 
 
-def test_a_tick_is_written_and_moved_on(desk: Desk) -> None:
+def test_schedule_fire_writes_a_tick_and_advances(desk: Desk) -> None:
     kept_schedule(desk)
     assert fire(desk, tick()) == ["FIRED"]
     assert entries(desk) == [{"payload": b"x"}]
@@ -73,7 +73,7 @@ def test_schedule_fire_repeated_fires_once(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("later", [0, 1_000])
-def test_a_tick_that_was_sent_is_not_sent_again(desk: Desk, later: int) -> None:
+def test_schedule_fire_does_not_repeat_a_sent_tick(desk: Desk, later: int) -> None:
     """An edit computed its due time before it was sent, and wrote it after."""
     kept_schedule(desk)
     assert fire(desk, tick(TICK, TICK + 5_000)) == ["FIRED"]
@@ -95,7 +95,7 @@ def test_schedule_fire_ignores_an_invalid_last_tick(desk: Desk, sent: str) -> No
     assert fire(desk, tick()) == ["FIRED"]
 
 
-def test_the_last_tick_leaves_nothing_due(desk: Desk) -> None:
+def test_schedule_fire_of_the_last_tick_leaves_nothing_due(desk: Desk) -> None:
     kept_schedule(desk)
     assert fire(desk, tick(following=None), tick()) == ["FIRED", "STALE"]
     assert due(desk) == {}
@@ -116,7 +116,7 @@ def test_schedule_fire_stops_at_a_gap_between_ticks(desk: Desk) -> None:
     assert fire(desk, *chain) == ["FIRED", "STALE"]
 
 
-def test_a_tick_is_skipped_and_counted(desk: Desk) -> None:
+def test_schedule_fire_counts_a_skipped_tick(desk: Desk) -> None:
     kept_schedule(desk)
     assert fire(desk, tick(tick=None, skipped=20, fields=[])) == ["SKIPPED"]
     assert entries(desk) == []
@@ -136,7 +136,7 @@ def test_schedule_fire_uses_the_server_clock(desk: Desk) -> None:
     assert fire(desk, tick(at, at + 1_000)) == ["EARLY"]
 
 
-def test_an_orphan_is_not_fired(desk: Desk) -> None:
+def test_schedule_fire_refuses_an_orphan(desk: Desk) -> None:
     kept_schedule(desk)
     seen = desk.now_unix_ms() - ORPHAN_MS - 1
     desk.do("HSET", desk.keys.schedules(*PLACE), "tick:seen", seen)
@@ -185,7 +185,7 @@ def test_schedule_fire_restarts_invalid_counts(desk: Desk) -> None:
     assert (last(desk, "fired"), last(desk, "skipped")) == (b"1", b"2")
 
 
-def test_a_call_answers_each_tick(desk: Desk) -> None:
+def test_schedule_fire_answers_each_tick_separately(desk: Desk) -> None:
     """Several schedules in one call are judged separately."""
     at = desk.now_unix_ms() + 60_000
     place = PLACE
@@ -227,7 +227,7 @@ SECOND = tick(TICK + 1_000, TICK + 2_000)
 
 
 @pytest.mark.parametrize("read", [False, True])
-def test_a_message_that_is_not_finished_leaves_a_tick_out(desk: Desk, read: bool) -> None:
+def test_overlap_skips_a_tick_while_a_message_is_unfinished(desk: Desk, read: bool) -> None:
     fired_before(desk, read=read)
     assert fire(desk, SECOND, group="hits") == ["OVERLAP"]
     assert last(desk, "skipped") == b"1"
@@ -235,7 +235,7 @@ def test_a_message_that_is_not_finished_leaves_a_tick_out(desk: Desk, read: bool
     assert len(entries(desk)) == 1
 
 
-def test_a_message_that_is_finished_does_not(desk: Desk) -> None:
+def test_overlap_allows_a_tick_after_a_finished_message(desk: Desk) -> None:
     done = fired_before(desk, read=True)
     desk.do("XACK", desk.stream, "hits", done)
     assert fire(desk, SECOND, group="hits") == ["FIRED"]
@@ -280,13 +280,13 @@ def settle_retry(desk: Desk, places: Sequence[str], original: str) -> None:
 
 
 @pytest.mark.parametrize("group", ["hits", "none-of-that-name"])
-def test_a_group_that_is_not_there_leaves_nothing_out(desk: Desk, group: str) -> None:
+def test_overlap_ignores_a_missing_group(desk: Desk, group: str) -> None:
     kept_schedule(desk)
     assert fire(desk, tick(), group=group) == ["FIRED"]
     assert fire(desk, SECOND, group=group) == ["FIRED"]
 
 
-def test_a_message_that_was_trimmed_is_finished(desk: Desk) -> None:
+def test_overlap_treats_a_trimmed_message_as_finished(desk: Desk) -> None:
     fired_before(desk, read=False)
     desk.do("XTRIM", desk.stream, "MAXLEN", 0)
     assert fire(desk, SECOND, group="hits") == ["FIRED"]
@@ -322,14 +322,14 @@ def test_schedule_page_has_due_ticks_and_the_next_due_time(desk: Desk) -> None:
     assert rest[2] == str(later).encode()
 
 
-def test_an_empty_place_has_an_empty_page(desk: Desk) -> None:
+def test_schedule_page_of_an_empty_place_is_empty(desk: Desk) -> None:
     assert desk.expect("schedule_page", "OK", calls.page(desk.keys, PLACE, 10))[1:] == [[], b""]
 
 
 # --- declaring ------------------------------------------------------------------------------------
 
 
-def test_a_new_schedule_is_due(desk: Desk) -> None:
+def test_schedule_declare_makes_a_new_schedule_due(desk: Desk) -> None:
     with desk.instant() as now:
         desk.expect("schedule_declare", "ADDED", declare(desk))
     assert due(desk) == {"tick": TICK}
@@ -343,14 +343,14 @@ def test_schedule_declare_repeated_changes_nothing(desk: Desk) -> None:
     desk.expect("schedule_declare", "SAME", call)
 
 
-def test_a_file_that_was_read_later_replaces(desk: Desk) -> None:
+def test_schedule_declare_of_a_later_file_replaces(desk: Desk) -> None:
     kept_schedule(desk)
     call = declare(desk, "h2", since_unix_ms=2, next_unix_ms=TICK + 5)
     desk.expect("schedule_declare", "REPLACED", call)
     assert (field(desk, "hash"), due(desk)) == (b"h2", {"tick": TICK + 5})
 
 
-def test_a_file_that_was_read_earlier_does_not(desk: Desk) -> None:
+def test_schedule_declare_of_an_earlier_file_is_refused(desk: Desk) -> None:
     kept_schedule(desk)
     call = declare(desk, "h2")
     assert desk.expect("schedule_declare", "OTHER", call) == [b"h1"]
@@ -444,7 +444,7 @@ def test_nothing_is_held_that_is_not_there(desk: Desk) -> None:
     desk.expect("schedule_hold", "GONE", calls.hold(desk.keys, PLACE, "tick", PAUSED))
 
 
-def test_a_run_by_hand_writes_a_message_and_moves_nothing(desk: Desk) -> None:
+def test_schedule_run_writes_a_message_and_keeps_the_due_time(desk: Desk) -> None:
     kept_schedule(desk)
     call = calls.run(desk.keys, PLACE, "tick", "h1", TICK + 5, ["payload", "now"])
     [entry] = desk.expect("schedule_run", "OK", call)
@@ -468,7 +468,7 @@ def test_schedule_run_refuses_a_changed_schedule(desk: Desk) -> None:
     assert desk.expect("schedule_run", "MOVED", call) == [b"0"]
 
 
-def test_a_removed_schedule_leaves_nothing(desk: Desk) -> None:
+def test_schedule_drop_leaves_nothing(desk: Desk) -> None:
     before = desk.dump()
     kept_schedule(desk)
     call = calls.drop(desk.keys, PLACE, "tick")

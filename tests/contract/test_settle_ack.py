@@ -88,7 +88,7 @@ def test_settle_ack_refuses_another_token(desk: Desk) -> None:
     desk.expect("settle_ack", "FENCED", ack(desk, [], charged=main))
 
 
-def test_a_released_unit_is_refused(desk: Desk) -> None:
+def test_settle_ack_refuses_a_released_unit(desk: Desk) -> None:
     main = desk.pending("1-0")
     desk.own("t1")
     desk.link.run(leases.release(desk.keys, desk.leased("t1")))

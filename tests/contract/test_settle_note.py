@@ -70,7 +70,7 @@ def test_settle_note_overdue_retry_does_not_wait(desk: Desk):
     assert (found.failures, found.wait_ms) == (1, 0)
 
 
-def test_a_count_only_grows_so_a_repeat_or_a_late_copy_changes_nothing(desk: Desk):
+def test_settle_note_repeated_or_late_changes_nothing(desk: Desk):
     (place,) = desk.pending("1-0")
     desk.own("t1")
     first, second = note(desk, (place, 1)), note(desk, (place, 2))
@@ -105,7 +105,7 @@ def test_settle_note_counts_are_deleted_on_settling(desk: Desk):
     assert "attempts" not in desk.state()
 
 
-def test_a_superseded_owner_writes_nothing(desk: Desk):
+def test_settle_note_refuses_a_superseded_owner(desk: Desk):
     (place,) = desk.pending("1-0")
     desk.own("t1")
     desk.link.run(leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, None, b"", []))

@@ -62,7 +62,7 @@ def test_settle_retry_takes_entries_of_both_streams(desk: Desk) -> None:
     assert state["retry"].groups["hits"] == ("1-0", {})
 
 
-def test_the_earliest_due_time_may_be_of_an_earlier_call(desk: Desk) -> None:
+def test_settle_retry_returns_the_earliest_due_time(desk: Desk) -> None:
     desk.pending("1-0")
     desk.own("t1")
     desk.do("ZADD", desk.delayed, 1_700_000_000_123, "m:0-1")
@@ -70,7 +70,7 @@ def test_the_earliest_due_time_may_be_of_an_earlier_call(desk: Desk) -> None:
     assert settled.next_due_unix_ms == 1_700_000_000_123
 
 
-def test_the_counters_end_with_the_entry(desk: Desk) -> None:
+def test_settle_retry_moves_the_counters_with_the_entry(desk: Desk) -> None:
     """T8: the crash count moves with the fields. A leftover counter would belong to no message."""
     desk.pending("1-0", "2-0")
     desk.own("t1")
@@ -91,7 +91,7 @@ def test_settle_retry_repeated_changes_nothing(desk: Desk) -> None:
     assert settled.next_due_unix_ms == desk.state()["delayed"]["m:1-0"]
 
 
-def test_a_late_copy_after_the_promotion_finds_nothing_to_do(desk: Desk) -> None:
+def test_settle_retry_after_the_promotion_changes_nothing(desk: Desk) -> None:
     desk.pending("1-0")
     desk.own("t1")
     call = retry(desk, (b"m:1-0", 0.0, CHANGED))
@@ -100,7 +100,7 @@ def test_a_late_copy_after_the_promotion_finds_nothing_to_do(desk: Desk) -> None
     assert desk.expect_entries("settle_retry", ["GONE"], call).next_due_unix_ms is None
 
 
-def test_a_place_named_twice_moves_once(desk: Desk) -> None:
+def test_settle_retry_ignores_a_duplicate_place(desk: Desk) -> None:
     desk.pending("1-0")
     desk.own("t1")
     item = (b"m:1-0", 5.0, CHANGED)
@@ -255,7 +255,7 @@ def test_settle_retry_refuses_an_invalid_place(desk: Desk) -> None:
     assert "not a place" in str(desk.expect_error("ERR", retry(desk, *items)))
 
 
-def test_nothing_at_all(desk: Desk) -> None:
+def test_settle_retry_accepts_an_empty_call(desk: Desk) -> None:
     desk.own("t1")
     desk.expect_entries("settle_retry", [], retry(desk))
 

@@ -91,7 +91,7 @@ def test_rows_are_moved_in_their_order(desk: Desk) -> None:
     assert expires(desk, key)
 
 
-def test_the_emptied_stream_is_the_proof(desk: Desk) -> None:
+def test_sink_publish_repeated_finds_the_emptied_stream(desk: Desk) -> None:
     """A repeated call finds it and writes nothing. Without it, the outcome would be unknown."""
     key = stage(desk, b"a")
     desk.expect("sink_publish", "OK", publish(desk))
@@ -115,7 +115,7 @@ def test_large_rows_go_a_few_at_a_time(desk: Desk) -> None:
     assert [text[:1] for text in published(desk)] == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_a_wide_row(desk: Desk) -> None:
+def test_sink_publish_moves_a_wide_row(desk: Desk) -> None:
     key = desk.keys.staged("access", 0, QUERY, "a")
     desk.do("XADD", key, "0-1", *[b"n"] * spark.FIELDS_MAX)
     assert desk.expect("sink_publish", "OK", publish(desk)) == [1, 0]

@@ -19,7 +19,7 @@ def inherit(desk: Desk) -> None:
     desk.do("HSET", desk.fence, "session", "s1", "solo", "1")
 
 
-def test_marks_the_first(desk: Desk) -> None:
+def test_solo_mark_marks_the_first_entry(desk: Desk) -> None:
     places = desk.pending("1-0")
     inherit(desk)
     before = desk.state()
@@ -54,7 +54,7 @@ def test_solo_mark_without_a_place_stops_solo_mode(desk: Desk) -> None:
     }
 
 
-def test_marks_a_round(desk: Desk) -> None:
+def test_solo_mark_marks_a_round(desk: Desk) -> None:
     places = desk.pending("1-0", "2-0")
     inherit(desk)
     before = desk.state()
@@ -62,7 +62,7 @@ def test_marks_a_round(desk: Desk) -> None:
     assert desk.changes(before) == {"fence": {**before["fence"], "mark": b"m:1-0 m:2-0"}}
 
 
-def test_the_end_of_solo_mode_forgets_the_accused(desk: Desk) -> None:
+def test_solo_mark_clears_the_accused_at_the_end(desk: Desk) -> None:
     desk.pending("1-0")
     inherit(desk)
     desk.do("HSET", desk.fence, "accused", "m:1-0 m:2-0")
@@ -89,7 +89,7 @@ def test_solo_mark_repeated_changes_nothing(desk: Desk) -> None:
     assert desk.dump() == before
 
 
-def test_a_copy_of_an_earlier_connection_is_refused(desk: Desk) -> None:
+def test_solo_mark_refuses_an_earlier_connection(desk: Desk) -> None:
     """T15: a late mark would name an entry that does not run."""
     main = desk.pending("1-0", "2-0")
     inherit(desk)

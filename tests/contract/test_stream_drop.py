@@ -73,7 +73,7 @@ def test_stream_drop_counts_unread_entries_per_group(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_counts_are_exact_whatever_was_read(desk: Desk, seed: int) -> None:
+def test_stream_drop_counts_exactly_for_any_position(desk: Desk, seed: int) -> None:
     """By age, by length and in pages, with groups that have read to any point of a node."""
     chance = random.Random(seed)
     total = chance.randrange(150, 900)
@@ -179,7 +179,7 @@ def test_stream_drop_keeps_unarchived_entries(desk: Desk) -> None:
     assert dropped(desk, archive=True, max_length=0) == (200, {"hits": 200})
 
 
-def test_a_trim_in_between_is_right(desk: Desk) -> None:
+def test_stream_drop_and_stream_trim_may_alternate(desk: Desk) -> None:
     fill(desk, 350)
     dropped(desk, drop_before="150-0")
     desk.link.run(trim_all(desk))
@@ -193,7 +193,7 @@ def test_stream_drop_refuses_without_groups(desk: Desk) -> None:
     desk.expect("stream_drop", "NO_GROUPS", drop_all(desk))
 
 
-def test_an_expected_group_must_be_there(desk: Desk) -> None:
+def test_stream_drop_refuses_without_an_expected_group(desk: Desk) -> None:
     fill(desk, 3)
     call = drop_all(desk, expected=["hits", "audit"])
     assert desk.expect("stream_drop", "MISSING_GROUP", call) == [b"audit"]

@@ -40,7 +40,7 @@ def test_stream_step_stays_without_entries(desk: Desk) -> None:
     assert step(desk, "4-0", "3-0", 9) == (0, "4-0")
 
 
-def test_steps_are_short() -> None:
+def test_stream_step_rejects_an_invalid_count() -> None:
     for count in (0, 1001):
         with pytest.raises(ContractError):
             spark.step("stream", "0-0", LAST, count)

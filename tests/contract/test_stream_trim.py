@@ -166,7 +166,7 @@ def test_part_of_a_node_is_not_trimmed(desk: Desk) -> None:
     assert trimmed(desk).removed == 50
 
 
-def test_the_archive_holds_the_floor(desk: Desk) -> None:
+def test_stream_trim_respects_the_archive(desk: Desk) -> None:
     fill(desk, 350, acked=350)
     assert trimmed(desk, archive=True) == (0, "0-0", "@archive")
     desk.do("HSET", desk.trim, "archived", "120-0")
@@ -175,13 +175,13 @@ def test_the_archive_holds_the_floor(desk: Desk) -> None:
     assert trimmed(desk, archive=False).removed == 250
 
 
-def test_the_archive_does_not_overtake_the_groups(desk: Desk) -> None:
+def test_stream_trim_archive_does_not_pass_the_groups(desk: Desk) -> None:
     fill(desk, 350, acked=120)
     desk.do("HSET", desk.trim, "archived", "300-0")
     assert trimmed(desk, archive=True) == (100, "121-0", "hits")
 
 
-def test_an_idle_partition_is_not_written_to(desk: Desk) -> None:
+def test_stream_trim_writes_nothing_when_idle(desk: Desk) -> None:
     fill(desk, 3, acked=3)
     trimmed(desk)
     before = desk.dump()
@@ -195,7 +195,7 @@ def test_stream_trim_refuses_without_groups(desk: Desk) -> None:
     desk.expect("stream_trim", "NO_GROUPS", trim_all(desk))
 
 
-def test_an_expected_group_must_be_there(desk: Desk) -> None:
+def test_stream_trim_refuses_without_an_expected_group(desk: Desk) -> None:
     """T12: nothing may be trimmed before every group exists."""
     fill(desk, 3, acked=3)
     call = trim_all(desk, expected=["hits", "audit"])
@@ -214,13 +214,13 @@ def test_stream_trim_keeps_the_last_floor_of_a_deleted_group(desk: Desk) -> None
 
 
 @pytest.mark.parametrize("expected", [["hits"], []])
-def test_an_empty_partition(desk: Desk, expected: list[str]) -> None:
+def test_stream_trim_accepts_an_empty_partition(desk: Desk, expected: list[str]) -> None:
     desk.groups()
     assert trimmed(desk, expected=expected) == (0, "0-1", "hits")
     assert desk.state()["trim"] == {"first": b"0-1", "size": b"0", "floor:hits": b"0-1"}
 
 
-def test_a_retry_stream_keeps_no_record(desk: Desk) -> None:
+def test_stream_trim_of_a_retry_stream_writes_no_record(desk: Desk) -> None:
     """With its ids in the record of the partition, a lost group would skip messages."""
     desk.groups()
     fill(desk, 3, acked=2, stream=desk.retry)
@@ -295,7 +295,7 @@ def test_stream_trim_shrink_removes_released_entries_later(desk: Desk) -> None:
     assert length(desk) == 0
 
 
-def test_a_clock_that_was_set_back_does_not_stop_the_shrinking(desk: Desk) -> None:
+def test_stream_trim_shrink_survives_a_clock_set_back(desk: Desk) -> None:
     fill(desk, 100, acked=100)
     ahead = desk.now_unix_ms() + 10**9
     desk.do("HSET", desk.trim, "shrunk", ahead, "shrink_from", "0-0", "shrink_next", "100-1")

@@ -14,7 +14,7 @@ SETTINGS = b'{"archive":"off","retention":{"max_age":60.0}}'
 TOPIC = Topic(partitions=3, retention=Retention(max_age=60.0))
 
 
-def test_creates(desk: Desk) -> None:
+def test_topic_create_registers_the_topic(desk: Desk) -> None:
     with desk.instant() as now:
         assert desk.expect("topic_create", "OK", topics.creation(desk.keys, "access", TOPIC)) == []
     state = desk.state()
@@ -27,7 +27,7 @@ def test_creates(desk: Desk) -> None:
     }
 
 
-def test_the_first_wins(desk: Desk) -> None:
+def test_topic_create_repeated_keeps_the_first(desk: Desk) -> None:
     desk.expect("topic_create", "OK", topics.creation(desk.keys, "access", TOPIC))
     call = topics.creation(desk.keys, "access", Topic(partitions=5))
     assert desk.expect("topic_create", "EXISTS", call) == [b"3", SETTINGS]
@@ -35,7 +35,7 @@ def test_the_first_wins(desk: Desk) -> None:
     assert desk.expect("topic_create", "EXISTS", call) == [b"3", SETTINGS]
 
 
-def test_a_topic_with_many_partitions(desk: Desk) -> None:
+def test_topic_create_accepts_many_partitions(desk: Desk) -> None:
     desk.expect("topic_create", "OK", topics.creation(desk.keys, "access", Topic(partitions=4096)))
     assert desk.do("SCARD", desk.keys.partitions("access")) == 4096
 
@@ -105,7 +105,7 @@ def test_retired_topic_is_visible_only_to_its_deletion(desk: Desk) -> None:
     desk.expect("topic_configure", "MISSING", topics.configuration(desk.keys, "access", "", {}))
 
 
-def test_the_groups_that_daemons_have_made(desk: Desk) -> None:
+def test_groups_seen_lists_groups_made_by_daemons(desk: Desk) -> None:
     assert topics.groups_seen(desk.store, "access") == []
     desk.do("HSET", desk.keys.meta("access"), "created", 5, "group:hits", 3, "group:agents", 3)
     assert topics.groups_seen(desk.store, "access") == ["agents", "hits"]

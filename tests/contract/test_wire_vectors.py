@@ -20,7 +20,7 @@ def each(part: str) -> Any:
 
 
 @each("retried")
-def test_a_retry_writes_the_copy(desk: Desk, vector: dict[str, Any]) -> None:
+def test_settle_retry_writes_the_published_vectors(desk: Desk, vector: dict[str, Any]) -> None:
     desk.groups()
     retried = vector["stream"] == "retry"
     stream = desk.keys.retry_stream(*UNIT) if retried else ""

@@ -70,7 +70,7 @@ def test_creating_a_topic_twice(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a{b", "x" * 65])
-def test_a_topic_needs_a_proper_name(store: Store, name: str) -> None:
+def test_topic_create_refuses_an_invalid_name(store: Store, name: str) -> None:
     with pytest.raises(Refused, match="A-Z"):
         admin_topics.create(store, name, config.Topic())
 
@@ -400,7 +400,7 @@ def test_replay_by_name_replays_one_dead_letter(store: Store, at: At) -> None:
     assert [row.id for row in dead_letters.listed(store, "access").rows] == [names[1]]
 
 
-def test_a_name_that_is_wrong_keeps_all_from_being_replayed(store: Store, at: At) -> None:
+def test_replay_with_one_wrong_name_replays_nothing(store: Store, at: At) -> None:
     name = bury(at(0), "1-0")
     before = at(0).dump()
 
@@ -444,7 +444,7 @@ def test_replay_works_in_bounded_batches(link: Connection, store: Store, at: At)
     assert link.execute("XLEN", desk.retry) == 250
 
 
-def test_purging(store: Store, at: At) -> None:
+def test_purge_deletes_the_chosen_dead_letters(store: Store, at: At) -> None:
     desk = at(0)
     for entry_id, group in (
         *(("1000-0", "hits"), ("2000-0", "hits")),
@@ -465,7 +465,7 @@ def test_purging(store: Store, at: At) -> None:
 # --- tail -----------------------------------------------------------------------------------------
 
 
-def test_the_last_messages_of_all_partitions_in_order(store: Store, at: At) -> None:
+def test_tail_shows_the_last_messages_in_order(store: Store, at: At) -> None:
     for number in range(1, 31):
         at(number % 3).add(f"{number}-0", "payload", f"{number}", "key", "k")
 
@@ -491,7 +491,7 @@ def test_following_misses_nothing_between_two_reads(store: Store, at: At) -> Non
     assert [each.id for each in next(coming)] == ["4-0", "5-0"]
 
 
-def test_the_last_messages_are_not_repeated_when_following(store: Store, at: At) -> None:
+def test_tail_follow_does_not_repeat_messages(store: Store, at: At) -> None:
     watched = tail.Tail(store, "access")
     at(0).add("1-0")
     shown = watched.last(5)
@@ -522,7 +522,7 @@ def calls(link: Connection, command: str) -> int:
     return int(found[1]) if found else 0
 
 
-def test_an_empty_fleet(store: Store) -> None:
+def test_status_of_an_empty_fleet_is_empty(store: Store) -> None:
     seen = fleet.status(Fleet(store, "default", 15))
 
     assert seen.instances == []
@@ -530,7 +530,7 @@ def test_an_empty_fleet(store: Store) -> None:
     assert seen.problems == ["no instance of the fleet default is alive, so nothing is handled"]
 
 
-def test_the_fleet_at_a_glance(link: Connection, store: Store, keys: Keys, at: At) -> None:
+def test_status_summarizes_the_fleet(link: Connection, store: Store, keys: Keys, at: At) -> None:
     for number in range(3):
         at(number).groups()
     at(0).own("t1", owner="west-1")

@@ -110,7 +110,7 @@ def test_empty_topic_is_reported(run: Run, at: At) -> None:
     ],
     ids=" ".join,
 )
-def test_a_topic_that_is_not_there(run: Run, at: At, args: tuple[str, ...]) -> None:
+def test_missing_topic_exits_8(run: Run, at: At, args: tuple[str, ...]) -> None:
     result = run(*args, code=8)
 
     assert result.stderr == "Error: the topic acces does not exist; did you mean access?\n"
@@ -120,7 +120,7 @@ def test_a_topic_that_is_not_there(run: Run, at: At, args: tuple[str, ...]) -> N
 # --- topics ---------------------------------------------------------------------------------------
 
 
-def test_creating_topics(run: Run, store: Store) -> None:
+def test_topic_create_prints_the_partition_count(run: Run, store: Store) -> None:
     assert run("topic", "create", "a").stdout == "a created with 1 partition\n"
     assert (
         run("topic", "create", "b", "--partitions", "4").stdout == "b created with 4 partitions\n"
@@ -138,7 +138,7 @@ def test_creating_topics(run: Run, store: Store) -> None:
     ]
 
 
-def test_describing_a_topic(run: Run, at: At) -> None:
+def test_topic_describe_shows_its_partitions(run: Run, at: At) -> None:
     at(1).groups()
     at(1).add("5-0")
 
@@ -309,7 +309,9 @@ def test_status_has_a_row_for_each_group_with_totals_and_the_truth(
 # --- produce --------------------------------------------------------------------------------------
 
 
-def test_lines_become_messages(run: Run, link: Connection, keys: Keys, tmp_path: Path) -> None:
+def test_produce_sends_one_message_per_line(
+    run: Run, link: Connection, keys: Keys, tmp_path: Path
+) -> None:
     (tmp_path / "log").write_bytes(b"one\ntwo\r\n\nthr\xffee")
 
     result = run("produce", "orders", "--from", str(tmp_path / "log"), "-H", "a=b=c")
@@ -340,7 +342,7 @@ def test_standard_input_may_be_gzipped(run: Run, pack: Any) -> None:
     }
 
 
-def test_keys_by_expression(run: Run, link: Connection, keys: Keys) -> None:
+def test_produce_key_from_an_expression(run: Run, link: Connection, keys: Keys) -> None:
     text = "GET /a 1\nnonsense\nGET /b 2\nGET /a 3\n"
     result = run("produce", "orders", "--from", "-", "--key-regex", r"GET (\S+)", typed=text)
 
@@ -364,7 +366,7 @@ def test_produce_rejects_a_key_with_half_a_character(run: Run) -> None:
     assert r"has a u that is not a valid key: the key holds '\ud800', half of" in result.stderr
 
 
-def test_keys_by_field(run: Run, link: Connection, keys: Keys) -> None:
+def test_produce_key_from_a_json_field(run: Run, link: Connection, keys: Keys) -> None:
     text = '{"u": "a", "x":  1}\n{"u": 7}\n{"u": null}\n[1]\n{"u": {"b": 1}}\n'
     result = run(
         *("produce", "orders", "--from", "-", "--format", "jsonl", "--key-field", "u"), typed=text
@@ -405,7 +407,9 @@ def test_produce_sends_the_lines_before_a_bad_line(
     assert len(entries(link, keys, "orders", 3)) == 700
 
 
-def test_a_line_that_is_too_long(run: Run, file: Path, link: Connection, keys: Keys) -> None:
+def test_produce_refuses_a_too_long_line(
+    run: Run, file: Path, link: Connection, keys: Keys
+) -> None:
     file.write_text(file.read_text() + "[daemon]\nmax_message_bytes = 10\n")
 
     result = run("produce", "orders", "--from", "-", typed="1234567890\n12345678901\n", code=2)
@@ -460,7 +464,7 @@ def test_produce_passes_on_when_and_how_often(run: Run, link: Connection, keys: 
     assert link.execute("XLEN", keys.stream("images", 0)) == 1
 
 
-def test_a_partition_and_a_delay(run: Run, link: Connection, keys: Keys) -> None:
+def test_produce_accepts_partition_and_delay(run: Run, link: Connection, keys: Keys) -> None:
     run("produce", "orders", "--from", "-", "--partition", "2", "--delay", "1h", typed="a\nb\n")
     assert link.execute("ZCARD", keys.scheduled("orders", 2)) == 2
     refused = run("produce", "orders", "--from", "-", "--partition", "3", typed="a\n", code=8)
@@ -533,7 +537,7 @@ def test_tail_shows_the_last_lines(run: Run, at: At) -> None:
     assert "no partition 9" in run("tail", "access", "-p", "9", code=8).stderr
 
 
-def test_following_until_interrupted(file: Path, link: Connection, keys: Keys, at: At) -> None:
+def test_tail_follows_until_interrupted(file: Path, link: Connection, keys: Keys, at: At) -> None:
     at(0).add("1-0", "payload", "before")
     with process(file, "tail", "access", "-f", "-n", "1") as started:
         assert started.stdout is not None
@@ -852,7 +856,9 @@ def test_tail_block_is_shorter_than_the_connection_timeout() -> None:
     assert tail.BLOCK_MS / 1000 < TIMEOUT
 
 
-def test_the_progress_bar_is_for_terminals(file: Path, link: Connection, tmp_path: Path) -> None:
+def test_produce_shows_a_progress_bar_only_on_a_terminal(
+    file: Path, link: Connection, tmp_path: Path
+) -> None:
     (tmp_path / "log").write_text("x\n" * 5000)
     ours, theirs = pty.openpty()
     try:

@@ -238,7 +238,7 @@ def test_the_accused_of_a_lost_round_run_alone(desk: Desk, life: Life):
     assert len(marks) == 5
 
 
-def test_suspects_run_alone(desk: Desk, life: Life, slot: WorkerSlot):
+def test_concurrent_worker_runs_suspects_alone(desk: Desk, life: Life, slot: WorkerSlot):
     for number in range(1, 7):
         desk.add(f"{number}-0")
     desk.fetch(6)

@@ -165,9 +165,7 @@ def test_moved_message_keeps_its_uid_as_a_dead_letter(store: Store, at: At) -> N
         (Target(topic="other", partition=2), "other has no partition 2"),
     ],
 )
-def test_a_target_that_is_not_there_is_refused(
-    store: Store, at: At, target: Target, words: str
-) -> None:
+def test_replay_refuses_a_missing_target(store: Store, at: At, target: Target, words: str) -> None:
     plain(at(0), 1)
     before = at(0).dump()
     with pytest.raises(Refused, match=words):
@@ -233,7 +231,7 @@ def test_replay_limit_counts_replayed_dead_letters(
     assert len(left(link, keys)) == 13
 
 
-def test_a_rate_is_kept_evenly() -> None:
+def test_replay_pace_is_even() -> None:
     times = iter((100.0, 100.0, 103.0, 103.05))
     throttle = ReplayPace(20.0, clock=lambda: next(times))
 
@@ -256,7 +254,7 @@ def test_replay_with_a_rate_uses_small_batches(store: Store, at: At) -> None:
 # --- choosing -------------------------------------------------------------------------------------
 
 
-def test_each_filter_chooses(store: Store, at: At) -> None:
+def test_dead_letter_filters_select(store: Store, at: At) -> None:
     desk = at(0)
     desk.groups()
     base = {"payload": "x", "group": "hits", "reason": "attempts", "errorClass": "shop.BankError"}
@@ -332,7 +330,7 @@ def judge_moved(link: Connection, keys: Keys, at: At, count: int) -> None:
 
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.DROP_REPLY, Fault.CUT_REPLY])
 @pytest.mark.parametrize("nth", range(1, 10))
-def test_a_move_that_is_cut_at_any_step_is_finished_by_the_next(
+def test_interrupted_move_is_finished_by_the_next_replay(
     link: Connection,
     store: Store,
     keys: Keys,
@@ -367,7 +365,7 @@ def test_a_move_that_is_cut_at_any_step_is_finished_by_the_next(
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_a_step_that_runs_late_does_nothing_more(
+def test_late_step_of_a_move_changes_nothing(
     link: Connection, store: Store, keys: Keys, at: At, proxy: FaultProxy, nth: int
 ) -> None:
     plain(at(0), 1)
@@ -464,7 +462,7 @@ def test_dead_letter_in_transit_is_not_replayed_elsewhere(
     assert link.execute("EXISTS", moving) == 0
 
 
-def test_a_purge_that_loses_redis_can_be_done_again(
+def test_interrupted_purge_can_be_repeated(
     link: Connection, store: Store, keys: Keys, at: At, proxy: FaultProxy, shaky: Connection
 ) -> None:
     plain(at(1), 1)
@@ -581,7 +579,7 @@ def test_replay_plan_notes_new_workers(link: Connection, store: Store, at: At) -
 # --- export, audit --------------------------------------------------------------------------------
 
 
-def test_an_export_loses_nothing(link: Connection, store: Store, keys: Keys, at: At) -> None:
+def test_export_keeps_all_bytes(link: Connection, store: Store, keys: Keys, at: At) -> None:
     odd = {
         b"payload": b"\x00\xff\n",
         b"key": b"\xfe",
@@ -613,7 +611,7 @@ def stored(link: Connection, keys: Keys, partition: int, entry_id: str) -> dict[
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
-def test_an_export_that_loses_redis_raises(
+def test_export_raises_when_redis_fails(
     link: Connection, keys: Keys, at: At, proxy: FaultProxy, shaky: Connection
 ) -> None:
     plain(at(0), 250)
@@ -682,7 +680,7 @@ def test_dead_letter_filter_states_its_choice() -> None:
     assert not replace(some, key=None, headers=()).narrows
 
 
-def test_a_walk_gives_out_bounded_pages(store: Store, at: At) -> None:
+def test_dead_letter_pages_are_bounded(store: Store, at: At) -> None:
     plain(at(0), 450)
     alive = [len(page) for page in pages(store, TOPIC, DeadLetterFilter(group="hits"))]
     assert max(alive) == PAGE_MAX

@@ -112,7 +112,7 @@ def test_delayed_list_pages_within_one_millisecond(
         (("-k", "k", "-p", "2"), []),
     ],
 )
-def test_filters_choose(
+def test_delayed_filters_select(
     verb: Run, send: Callable[..., list[str]], words: tuple[str, ...], chosen: list[int]
 ) -> None:
     """U13: by partition, key and due time."""
@@ -293,7 +293,7 @@ def test_delayed_reports_invalid_arguments(
     assert said in verb(*words, code=code).stderr
 
 
-def test_an_item_that_cannot_be_read_harms_only_itself(
+def test_delayed_list_isolates_an_unreadable_item(
     verb: Run, send: Callable[..., list[str]], link: Connection, store: Store, keys: Keys
 ) -> None:
     """U13: an unreadable item is listed without a size and can be cancelled."""

@@ -146,7 +146,7 @@ def test_replaying_by_filter_and_target(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_mistake_is_reported(dlq: Run, at: At, args: tuple[str, ...], words: str) -> None:
+def test_dlq_reports_invalid_arguments(dlq: Run, at: At, args: tuple[str, ...], words: str) -> None:
     assert words in " ".join(dlq(*args, code=2).stderr.split())
 
 
@@ -157,7 +157,9 @@ def test_mistake_is_reported(dlq: Run, at: At, args: tuple[str, ...], words: str
         *(("1970-01-01 00:00", 2), ("9999-12-31", 0)),
     ],
 )
-def test_times(dlq: Run, at: At, link: Connection, since: str, found: int) -> None:
+def test_dlq_accepts_times_in_each_spelling(
+    dlq: Run, at: At, link: Connection, since: str, found: int
+) -> None:
     if since == "2026-11-21":
         since = str(server_unix_ms(link) + 10_000)  # unix milliseconds
     yesterday = server_unix_ms(link) - 24 * 3_600_000
@@ -180,7 +182,7 @@ def test_dlq_replay_refuses_a_missing_target_before_asking(dlq: Run, at: At) -> 
     assert at(0).dump() == before
 
 
-def test_a_replay_that_leaves_some_names_why(dlq: Run, at: At) -> None:
+def test_dlq_replay_names_the_reason_for_remaining_letters(dlq: Run, at: At) -> None:
     write(at(0), 1)
     write(at(1), 2, replayCount="1")
     result = dlq("replay", "access", "--all", "--yes", "--max-replays", "1", code=8)
@@ -188,7 +190,7 @@ def test_a_replay_that_leaves_some_names_why(dlq: Run, at: At) -> None:
     assert "not replayed: 2 dead letters: it was replayed before, and died again" in result.stderr
 
 
-def test_a_purge_can_be_tried_first(dlq: Run, at: At) -> None:
+def test_dlq_purge_has_a_dry_run(dlq: Run, at: At) -> None:
     write(at(0), 2, reason="dead")
     write(at(0), 1, reason="decode")
     before = at(0).dump()
@@ -201,7 +203,7 @@ def test_a_purge_can_be_tried_first(dlq: Run, at: At) -> None:
     )
 
 
-def test_exporting(dlq: Run, at: At, tmp_path: Path, store: Store) -> None:
+def test_dlq_export_writes_a_file(dlq: Run, at: At, tmp_path: Path, store: Store) -> None:
     write(at(0), 2, key="a")
     write(at(1), 1)
     file = tmp_path / "dead_letters.jsonl"
@@ -223,7 +225,7 @@ def test_exporting(dlq: Run, at: At, tmp_path: Path, store: Store) -> None:
     assert dead_letters.total(store, "access") == 3
 
 
-def test_an_export_that_fails_leaves_the_old_file(
+def test_dlq_export_failing_keeps_the_old_file(
     dlq: Run, at: At, file: Path, tmp_path: Path, proxy: FaultProxy
 ) -> None:
     write(at(0), 250)

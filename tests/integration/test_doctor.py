@@ -33,7 +33,7 @@ def invoke(path: Path, *args: str, code: int) -> Result:
     return result
 
 
-def test_a_daemon_that_is_well(tmp_path: Path, fresh_server: ProcessServer) -> None:
+def test_doctor_passes_on_a_healthy_daemon(tmp_path: Path, fresh_server: ProcessServer) -> None:
     """All checks pass on a well configured server while messages are handled."""
     with Daemon(tmp_path, fresh_server.url, partitions=2) as daemon:
         daemon.link.execute("CONFIG", "SET", "maxmemory", 1 << 30)
@@ -72,7 +72,7 @@ def test_doctor_text_output_shows_problems_and_fixes(surgery: Surgery) -> None:
     assert shown[-1] == "25 checks: 1 problem, no warnings"
 
 
-def test_exit_codes(surgery: Surgery, tmp_path: Path) -> None:
+def test_doctor_exit_codes_match_its_findings(surgery: Surgery, tmp_path: Path) -> None:
     surgery.settle_in()
     invoke(surgery.path, "--only", "topics", code=0)
     assert "did you mean topics?" in invoke(surgery.path, "--only", "topic", code=2).stderr
@@ -92,7 +92,7 @@ def test_exit_codes(surgery: Surgery, tmp_path: Path) -> None:
     assert shown.endswith("; not everything was looked at\n"), "U7: it is not simply healthy"
 
 
-def test_the_list(surgery: Surgery) -> None:
+def test_doctor_list_needs_no_server(surgery: Surgery) -> None:
     surgery.url = "unix:///nowhere"
     surgery.write()
     listed = json.loads(invoke(surgery.path, "--list", "--json", code=0).stdout)
@@ -111,7 +111,7 @@ def test_every_check_has_a_test() -> None:
     assert len({check.id for check in CHECKS}) == len(CHECKS) >= 25
 
 
-def test_nothing_is_scanned(surgery: Surgery, link: Connection) -> None:
+def test_doctor_runs_no_unbounded_command(surgery: Surgery, link: Connection) -> None:
     """No command whose reply grows with all keys, or with all entries of one."""
     surgery.settle_in()
     link.execute("CONFIG", "RESETSTAT")

@@ -68,7 +68,7 @@ def test_doctor_finds_two_instances_of_one_name(surgery: Surgery) -> None:
     assert "daemon.instance" in found["mend"]
 
 
-def test_a_second_run_that_does_not_have_the_name(surgery: Surgery) -> None:
+def test_doctor_finds_a_duplicate_run_of_an_instance(surgery: Surgery) -> None:
     """U5: the second run publishes nothing under the name of the first, which may be starting."""
     surgery.beat(started=surgery.ago(5) / 1000)
     surgery.publish(f"{INSTANCE}/duplicate", host="web-2", pid=9)
@@ -103,7 +103,7 @@ def test_doctor_finds_instances_with_alternating_heartbeats(
     assert [each.evidence["changed"] for each in report.findings] == [True]
 
 
-def test_a_silent_housekeeper(surgery: Surgery) -> None:
+def test_doctor_finds_a_silent_housekeeper(surgery: Surgery) -> None:
     surgery.silent("fleet.housekeeper")
     surgery.publish(redis_up=False)
     assert surgery.finding("fleet.housekeeper")["evidence"]["redis_up"] is False
@@ -115,7 +115,7 @@ def test_a_silent_housekeeper(surgery: Surgery) -> None:
     surgery.silent("fleet.housekeeper")
 
 
-def test_an_instance_that_cannot_start_processes(surgery: Surgery) -> None:
+def test_doctor_finds_an_instance_that_cannot_fork(surgery: Surgery) -> None:
     """C2: doctor names the instance, the error of the operating system, and the limit to raise."""
     surgery.silent("fleet.limited")
     surgery.beat(capacity=3, capacity_problem="Too many open files", cap=3)
@@ -151,7 +151,7 @@ def test_refused_scoreboard_file_is_named_until_deleted(surgery: Surgery) -> Non
         surgery.silent("fleet.refused-board")
 
 
-def test_a_blocked_event_loop_is_named_for_15_minutes(surgery: Surgery) -> None:
+def test_doctor_names_a_blocked_event_loop_for_15_minutes(surgery: Surgery) -> None:
     """S4: doctor names a blocked loop, and names it for a while afterwards so operators see it."""
     surgery.silent("fleet.loop-blocked")
     unit = {"topic": TOPIC, "partition": 1, "group": GROUP, "state": "busy"}
@@ -172,7 +172,7 @@ def test_a_blocked_event_loop_is_named_for_15_minutes(surgery: Surgery) -> None:
         surgery.silent("fleet.loop-blocked")
 
 
-def test_a_crash_loop(surgery: Surgery) -> None:
+def test_doctor_finds_a_crash_loop(surgery: Surgery) -> None:
     surgery.silent("fleet.crash-loop")
     surgery.publish(
         units=[{"topic": TOPIC, "partition": 1, "group": GROUP, "state": "broken"}, {"state": []}]
@@ -195,14 +195,14 @@ def test_doctor_finds_a_directive_for_a_missing_instance(surgery: Surgery, name:
     surgery.silent("fleet.orders-for-gone")
 
 
-def test_an_order_that_cannot_be_read(surgery: Surgery) -> None:
+def test_doctor_finds_an_unreadable_directive(surgery: Surgery) -> None:
     order(surgery, "reload:*")
     surgery.silent("fleet.orders-unreadable")
     surgery.do("HSET", surgery.keys.orders("default"), "pause:all", "now")
     assert "control clear 'pause:all'" in surgery.finding("fleet.orders-unreadable")["mend"]
 
 
-def test_a_long_pause(surgery: Surgery) -> None:
+def test_doctor_finds_a_long_pause(surgery: Surgery) -> None:
     order(surgery, "pause:access/*/*")
     surgery.silent("fleet.paused")
     name, field = surgery.keys.orders("default"), "pause:access/*/*"
@@ -213,7 +213,7 @@ def test_a_long_pause(surgery: Surgery) -> None:
     assert found["mend"] == "`streamqd resume access`", "no star that a shell would expand"
 
 
-def test_a_long_stop(surgery: Surgery) -> None:
+def test_doctor_finds_a_long_stop(surgery: Surgery) -> None:
     """U11: doctor finds a group that was stopped and then forgotten."""
     order(surgery, "stop:access/*/hits")
     surgery.silent("fleet.stopped")
@@ -243,7 +243,7 @@ def test_doctor_accepts_a_released_assignment(surgery: Surgery) -> None:
         surgery.silent(f"fleet.{check}")
 
 
-def test_an_expired_lease(surgery: Surgery) -> None:
+def test_doctor_finds_an_expired_lease(surgery: Surgery) -> None:
     surgery.do("DEL", surgery.desk.lease)
     found = surgery.finding("fleet.not-renewed")
     assert found["evidence"] == {"partitions": [0], "owners": ["one"]}

@@ -32,7 +32,7 @@ def surgery(tmp_path: Path, server: Server, link: Connection) -> Surgery:
 # --- the time limit of a stop ---------------------------------------------------------------------
 
 
-def test_a_stop_that_is_cut_off(surgery: Surgery) -> None:
+def test_doctor_finds_a_too_short_stop_timeout(surgery: Surgery) -> None:
     unit = surgery.folder / "streamqd.service"
     unit.write_text("[Unit]\nTimeoutStopSec=1\n[Service]\nTimeoutStopSec=30s\n")
     surgery.write(daemon='drain_timeout = "30s"')
@@ -50,7 +50,7 @@ def test_a_stop_that_is_cut_off(surgery: Surgery) -> None:
     surgery.silent("host.stop-timeout", "--unit", str(unit))
 
 
-def test_the_shipped_unit_fits_the_defaults(surgery: Surgery) -> None:
+def test_doctor_accepts_the_shipped_units(surgery: Surgery) -> None:
     for name in ("streamqd.service", "streamqd@.service"):
         surgery.silent("host.stop-timeout", "--unit", str(ROOT / "systemd" / name))
 
@@ -67,7 +67,7 @@ def test_doctor_finds_a_systemd_unit_by_its_name(
     assert found["evidence"]["timeout_stop_seconds"] == 60
 
 
-def test_a_unit_without_a_limit_has_that_of_systemd(surgery: Surgery) -> None:
+def test_doctor_assumes_the_systemd_default_stop_timeout(surgery: Surgery) -> None:
     unit = surgery.folder / "streamqd.service"
     unit.write_text("[Service]\nExecStart=/bin/true\n")
     surgery.silent("host.stop-timeout", "--unit", str(unit))
@@ -95,7 +95,7 @@ def test_time_spans_of_systemd(text: str, seconds: float | None) -> None:
 # --- memory ---------------------------------------------------------------------------------------
 
 
-def test_a_group_that_the_kernel_kills_as_a_whole(
+def test_doctor_finds_a_cgroup_killed_as_a_whole(
     surgery: Surgery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     surgery.silent("host.oom-group")
@@ -123,13 +123,13 @@ def test_shipped_units_survive_one_oom_killed_worker() -> None:
 # --- the directory --------------------------------------------------------------------------------
 
 
-def test_a_directory_that_is_not_there_yet(surgery: Surgery) -> None:
+def test_doctor_accepts_a_missing_state_directory(surgery: Surgery) -> None:
     surgery.silent("host.state-dir")
     (surgery.folder / "var").rmdir()
     surgery.silent("host.state-dir")  # the daemon creates it
 
 
-def test_a_directory_that_may_not_be_written_to(surgery: Surgery) -> None:
+def test_doctor_finds_an_unwritable_state_directory(surgery: Surgery) -> None:
     settings = config.load(surgery.path)
     (surgery.folder / "var").chmod(0o500)
     was = os.geteuid()
@@ -155,7 +155,7 @@ def test_doctor_finds_state_files_of_another_user(surgery: Surgery) -> None:
     assert found["evidence"]["owners"] == {str(lock): 12_345}
 
 
-def test_a_full_disk(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_finds_a_full_disk(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
     surgery.silent("host.disk-full")
     # Every system has a file system without free space mounted.
     (surgery.folder / "var").rmdir()
@@ -163,7 +163,7 @@ def test_a_full_disk(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
     assert surgery.finding("host.disk-full")["evidence"]["free_bytes"] == 0
 
 
-def test_a_disk_too_small_for_a_rewrite(
+def test_doctor_finds_a_disk_too_small_for_a_rewrite(
     surgery: Surgery, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = surgery.folder / "var" / "redis"
@@ -182,7 +182,9 @@ def test_a_disk_too_small_for_a_rewrite(
 # --- descriptors ----------------------------------------------------------------------------------
 
 
-def test_too_few_descriptors(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_finds_too_few_file_descriptors(
+    surgery: Surgery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     surgery.silent("host.descriptors")
     wanted = 2 * host.DESCRIPTORS_EACH + host.DESCRIPTORS_BESIDE
     done = subprocess.run(
@@ -201,7 +203,7 @@ def test_too_few_descriptors(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) 
     assert found["evidence"] == {"limit": wanted - 1, "needed": wanted, "units": 2}
 
 
-def test_the_limit_of_the_daemon_that_runs_counts(surgery: Surgery) -> None:
+def test_doctor_reads_the_limit_of_the_running_daemon(surgery: Surgery) -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as daemon:
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (20, 20))
         (surgery.folder / "var" / "one.lock").write_text(str(daemon.pid))

@@ -31,7 +31,7 @@ def surgery(tmp_path: Path, server: Server, link: Connection) -> Surgery:
     return made
 
 
-def test_a_healthy_system(surgery: Surgery) -> None:
+def test_doctor_finds_nothing_in_a_healthy_system(surgery: Surgery) -> None:
     """Messages in every healthy state cause no finding."""
     desk = surgery.desk
     desk.add("1-0", "payload", "a")
@@ -70,7 +70,7 @@ def test_doctor_accepts_a_consumer_of_dead_letters(surgery: Surgery) -> None:
 # --- topics ---------------------------------------------------------------------------------------
 
 
-def test_a_name_without_a_topic(surgery: Surgery) -> None:
+def test_doctor_finds_a_registered_name_without_topic(surgery: Surgery) -> None:
     surgery.silent("topics.without-meta")
     surgery.do("SADD", surgery.keys.registry(), "ghost")
     found = surgery.finding("topics.without-meta")
@@ -107,7 +107,7 @@ def test_doctor_finds_another_configured_partition_count(
     assert ("topic grow access 4" in found["mend"]) == (count == "4")
 
 
-def test_an_interrupted_deletion(surgery: Surgery) -> None:
+def test_doctor_finds_an_interrupted_topic_delete(surgery: Surgery) -> None:
     surgery.silent("topics.deletion")
     assert surgery.link.run(topics.retirement(surgery.keys, TOPIC)).word == "OK"
     assert "topic delete access --yes" in surgery.finding("topics.deletion")["mend"]
@@ -115,7 +115,7 @@ def test_an_interrupted_deletion(surgery: Surgery) -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [("partitionCount", "two"), ("settings", "[1")])
-def test_a_spoiled_topic(surgery: Surgery, field: str, value: str) -> None:
+def test_doctor_finds_unreadable_topic_settings(surgery: Surgery, field: str, value: str) -> None:
     surgery.silent("topics.unreadable")
     surgery.do("HSET", surgery.keys.meta(TOPIC), field, value)
     assert surgery.finding("topics.unreadable")["about"] == TOPIC
@@ -172,7 +172,7 @@ def test_status_names_a_topic_that_could_not_be_created(surgery: Surgery) -> Non
     assert ensure_topics(surgery.link, settings) == {TOPIC: settings.topics[TOPIC].partitions}
 
 
-def test_a_topic_that_is_being_deleted_lacks_no_count(surgery: Surgery) -> None:
+def test_doctor_accepts_a_topic_being_deleted(surgery: Surgery) -> None:
     """S1: the deletion removes the count on purpose."""
     assert surgery.link.run(topics.retirement(surgery.keys, TOPIC)).word == "OK"
     result = CliRunner().invoke(cli, ["--config", str(surgery.path), "status"])
@@ -196,7 +196,7 @@ def test_doctor_finds_a_partition_key_of_another_type(surgery: Surgery) -> None:
     assert surgery.finding("partitions.wrong-type")["evidence"] == {"key": attempts, "type": "set"}
 
 
-def test_a_missing_group(surgery: Surgery) -> None:
+def test_doctor_finds_a_missing_group(surgery: Surgery) -> None:
     surgery.silent("partitions.group-missing")
     surgery.do("XGROUP", "DESTROY", surgery.keys.stream(TOPIC, 1), GROUP)
     found = surgery.finding("partitions.group-missing")
@@ -204,7 +204,7 @@ def test_a_missing_group(surgery: Surgery) -> None:
     assert "streamqd reload" in found["mend"]
 
 
-def test_a_deleted_group_is_not_missed(surgery: Surgery) -> None:
+def test_doctor_accepts_a_deleted_group(surgery: Surgery) -> None:
     desk = surgery.desk
     for number in range(2):
         unit = Unit(TOPIC, number, "old")
@@ -214,7 +214,7 @@ def test_a_deleted_group_is_not_missed(surgery: Surgery) -> None:
 
 
 @pytest.mark.fault("F29")
-def test_an_abandoned_group(surgery: Surgery) -> None:
+def test_doctor_finds_an_abandoned_group(surgery: Surgery) -> None:
     surgery.silent("partitions.group-abandoned")
     surgery.desk.link.run(messages.ensure_group(surgery.keys, Unit(TOPIC, 0, "old"), "0"))
     surgery.silent("partitions.group-abandoned")
@@ -224,7 +224,7 @@ def test_an_abandoned_group(surgery: Surgery) -> None:
     assert "group delete access old" in found["mend"]
 
 
-def test_a_floor_that_is_held(surgery: Surgery) -> None:
+def test_doctor_finds_a_held_floor(surgery: Surgery) -> None:
     surgery.desk.add(f"{surgery.ago(7200)}-0", "payload", "x")
     surgery.silent("partitions.floor-held")
     surgery.write(topic='retention = { max_age = "1h" }')
@@ -273,7 +273,7 @@ def test_doctor_finds_a_missing_entry_of_the_retry_stream(surgery: Surgery) -> N
     surgery.finding("partitions.ghosts")
 
 
-def test_a_large_message(surgery: Surgery) -> None:
+def test_doctor_finds_a_large_message(surgery: Surgery) -> None:
     surgery.write(daemon='max_message_bytes = "10KiB"')
     surgery.desk.add("*", "payload", "x" * 10_240)
     surgery.silent("partitions.oversize")
@@ -284,7 +284,7 @@ def test_a_large_message(surgery: Surgery) -> None:
 # --- delayed messages -----------------------------------------------------------------------------
 
 
-def test_a_due_time_without_a_message(surgery: Surgery) -> None:
+def test_doctor_finds_a_due_time_without_a_message(surgery: Surgery) -> None:
     surgery.silent("partitions.delayed-lost")
     surgery.do("ZADD", surgery.desk.delayed, surgery.ago(-60), "m:1-0")
     found = surgery.finding("partitions.delayed-lost")
@@ -292,7 +292,7 @@ def test_a_due_time_without_a_message(surgery: Surgery) -> None:
     assert "m:1-0" in found["mend"]
 
 
-def test_a_message_without_a_due_time(surgery: Surgery) -> None:
+def test_doctor_finds_a_message_without_a_due_time(surgery: Surgery) -> None:
     surgery.silent("partitions.delayed-stuck")
     surgery.do("HSET", surgery.desk.scheduled_items, "send-1", "x")
     found = surgery.finding("partitions.delayed-stuck")
@@ -411,7 +411,7 @@ def test_doctor_tolerates_a_new_owner(surgery: Surgery) -> None:
 # --- ids and entries without a consumer -----------------------------------------------------------
 
 
-def test_a_partition_without_room(surgery: Surgery) -> None:
+def test_doctor_finds_a_partition_without_free_ids(surgery: Surgery) -> None:
     """S3: no id can follow the largest one. An id far ahead of the clock is a warning."""
     surgery.desk.add("*", "payload", "x")
     surgery.silent("partitions.no-room")
@@ -446,7 +446,7 @@ def test_entries_that_no_consumer_has(surgery: Surgery) -> None:
     assert "no consumer has 1 message of access/0/hits" in why.stdout
 
 
-def test_a_value_that_cannot_be_read(surgery: Surgery) -> None:
+def test_doctor_prints_the_repair_of_a_bad_value(surgery: Surgery) -> None:
     """C1: doctor prints the exact command that repairs it. Other files test the other fields."""
     surgery.silent("values.unreadable")
     surgery.do("HSET", surgery.desk.fence, "epoch", "zzz")

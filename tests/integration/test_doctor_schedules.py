@@ -72,17 +72,17 @@ def found(surgery: Surgery, check: str, seed: Callable[[Surgery], None]) -> Any:
     return result
 
 
-def test_an_orphan_is_found(surgery: Surgery) -> None:
+def test_doctor_finds_an_orphaned_schedule(surgery: Surgery) -> None:
     found(surgery, "schedules.orphaned", orphan)
     assert "streamqd schedule prune" in surgery.finding("schedules.orphaned")["mend"]
 
 
-def test_a_name_without_a_schedule_is_found(surgery: Surgery) -> None:
+def test_doctor_finds_a_name_without_a_schedule(surgery: Surgery) -> None:
     found(surgery, "schedules.missing", lose)
     surgery.finding("schedules.missing")
 
 
-def test_a_specification_that_cannot_be_read_is_found(surgery: Surgery) -> None:
+def test_doctor_finds_an_unreadable_specification(surgery: Surgery) -> None:
     found(surgery, "schedules.unreadable", spoil)
     assert "schedule remove nightly" in surgery.finding("schedules.unreadable")["mend"]
 
@@ -109,7 +109,7 @@ def test_overlap_with_a_group_that_does_not_read_the_topic(surgery: Surgery) -> 
     assert "skips ticks for the group hist, which does not read the topic" in result["what"]
 
 
-def test_a_paused_schedule_is_not_late(surgery: Surgery) -> None:
+def test_doctor_accepts_a_paused_schedule(surgery: Surgery) -> None:
     delay(surgery)
     surgery.store.run(calls.hold(surgery.keys, place_of(surgery), "nightly", calls.PAUSED))
     surgery.silent("schedules.late")

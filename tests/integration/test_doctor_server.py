@@ -56,7 +56,7 @@ def info_or(link: Connection, name: str) -> str:
     return info(link, name) if f"{name}:" in link.execute("INFO").decode() else ""
 
 
-def test_eviction(surgery: Surgery, setting: Set) -> None:
+def test_doctor_finds_an_eviction_policy(surgery: Surgery, setting: Set) -> None:
     surgery.silent("server.eviction")
     setting("maxmemory-policy", "allkeys-lru")
     found = surgery.finding("server.eviction")
@@ -73,7 +73,7 @@ def test_no_append_only_file(surgery: Surgery) -> None:
     assert found["evidence"]["appendfsync"] == "always"
 
 
-def test_an_append_only_file_that_is_not_written_through(
+def test_doctor_finds_an_append_only_file_without_fsync(
     tmp_path: Path, new_server: Callable[..., ProcessServer]
 ) -> None:
     durable = new_server(aof=True)
@@ -114,7 +114,7 @@ def test_doctor_finds_a_master_without_min_replicas(
     other.close()
 
 
-def test_memory(surgery: Surgery, link: Connection, setting: Set) -> None:
+def test_doctor_finds_memory_problems(surgery: Surgery, link: Connection, setting: Set) -> None:
     assert surgery.finding("server.memory-unlimited")["severity"] == "note"
     surgery.run("--only", "server.memory-unlimited", code=0)
     used = int(info(link, "used_memory"))
@@ -127,14 +127,16 @@ def test_memory(surgery: Surgery, link: Connection, setting: Set) -> None:
     assert surgery.finding("server.memory-full")["severity"] == "problem"
 
 
-def test_connections(surgery: Surgery, link: Connection, setting: Set) -> None:
+def test_doctor_finds_too_few_client_connections(
+    surgery: Surgery, link: Connection, setting: Set
+) -> None:
     surgery.silent("server.clients")
     setting("maxclients", int(info(link, "connected_clients")) + 1)
     assert surgery.finding("server.clients")["evidence"]["connected_clients"] >= 2
 
 
 @pytest.mark.fault("F10")
-def test_clocks(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_finds_a_wrong_clock(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
     surgery.silent("server.clock")
     wrong = SimpleNamespace(time=lambda: time.time() + 60, perf_counter=time.perf_counter)
     monkeypatch.setattr(facts, "time", wrong)
@@ -144,7 +146,7 @@ def test_clocks(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.fault("F10")
-def test_a_clock_that_is_really_wrong(tmp_path: Path, fresh_server: ProcessServer) -> None:
+def test_doctor_finds_a_real_clock_offset(tmp_path: Path, fresh_server: ProcessServer) -> None:
     Clock(fresh_server).jump_to(-HOUR)
     link = connect(fresh_server.settings, timeout=10.0, name="test")
     wait_until(lambda: seconds_ahead(link) < -60, what="the server takes notice")
@@ -200,13 +202,15 @@ def test_doctor_finds_a_vulnerable_server(
     assert f"update it to {product} 99.1.2" in found["mend"]
 
 
-def test_versions(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_finds_an_old_server_version(
+    surgery: Surgery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     surgery.silent("server.version")
     monkeypatch.setattr(server, "OLDEST", {"redis": (99, 1), "valkey": (99, 1)})
     assert "99.1 or later" in surgery.finding("server.version")["mend"]
 
 
-def test_an_idle_timeout(surgery: Surgery, setting: Set) -> None:
+def test_doctor_finds_an_idle_timeout(surgery: Surgery, setting: Set) -> None:
     surgery.silent("server.idle-timeout")
     setting("timeout", 30)
     assert "silent for 30 s" in surgery.finding("server.idle-timeout")["what"]
@@ -214,7 +218,7 @@ def test_an_idle_timeout(surgery: Surgery, setting: Set) -> None:
     surgery.silent("server.idle-timeout")
 
 
-def test_a_limit_of_values(surgery: Surgery, setting: Set) -> None:
+def test_doctor_finds_a_message_limit_of_the_server(surgery: Surgery, setting: Set) -> None:
     surgery.silent("server.message-limit")
     setting("proto-max-bulk-len", 1 << 20)
     surgery.silent("server.message-limit")
@@ -224,7 +228,7 @@ def test_a_limit_of_values(surgery: Surgery, setting: Set) -> None:
     )
 
 
-def test_slow_commands(surgery: Surgery, link: Connection) -> None:
+def test_doctor_finds_slow_commands(surgery: Surgery, link: Connection) -> None:
     link.execute("SLOWLOG", "RESET")
     surgery.silent("server.slow-commands")
     loop = "for _ = 1, 100000000 do end return 1"
@@ -236,7 +240,9 @@ def test_slow_commands(surgery: Surgery, link: Connection) -> None:
     link.execute("SLOWLOG", "RESET")
 
 
-def test_the_distance_of_the_server(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_finds_a_lease_too_short_for_the_round_trip(
+    surgery: Surgery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     surgery.silent("fleet.short-lease")
     monkeypatch.setattr(fleet, "ROUND_TRIPS", 1e9)
     assert "lease_ttl = " in surgery.finding("fleet.short-lease")["mend"]
@@ -310,7 +316,7 @@ def writing(server: ProcessServer) -> Iterator[Connection]:
         writer.join()
 
 
-def test_a_disk_that_syncs_slowly_is_named(slow_disk: SlowDisk, tmp_path: Path) -> None:
+def test_doctor_finds_a_disk_with_slow_syncs(slow_disk: SlowDisk, tmp_path: Path) -> None:
     """C2: writes that are acknowledged during a sync of 1.5 s are lost with the process."""
     server = slow_disk(1.5, appendfsync="everysec")
     with writing(server) as link:
@@ -345,7 +351,7 @@ def test_slow_syncs_of_each_write_are_named(slow_disk: SlowDisk, tmp_path: Path)
     assert found["evidence"]["latency_ms"]["aof-fsync-always"] >= 100
 
 
-def test_a_disk_that_syncs_fast_is_not_named(slow_disk: SlowDisk, tmp_path: Path) -> None:
+def test_doctor_accepts_a_disk_with_fast_syncs(slow_disk: SlowDisk, tmp_path: Path) -> None:
     """C2: a sync of 10 ms is never a finding."""
     server = slow_disk(0.01, appendfsync="everysec")
     with writing(server) as link:

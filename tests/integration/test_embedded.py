@@ -113,7 +113,7 @@ def _mode(path: Path) -> int:
 # --- life -----------------------------------------------------------------------------------------
 
 
-def test_start_and_stop(make: Make, state_dir: Path) -> None:
+def test_embedded_server_starts_and_stops(make: Make, state_dir: Path) -> None:
     server = make()
     assert not server.running
     assert server.pid is None

@@ -145,7 +145,7 @@ def test_large_log_is_set_aside(state_dir: Path, idle: EmbeddedServer) -> None:
 # --- which program, which address -----------------------------------------------------------------
 
 
-def test_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embedded_server_without_a_program_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(embedded, "bundled_server", lambda: None)
     monkeypatch.setenv("PATH", "/nonexistent")

@@ -126,7 +126,7 @@ def test_group_reset_refuses_an_invalid_position(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["2999-01-01T00:00:00Z", f"{NOW + 3_600_000}-0"])
-def test_a_position_in_the_future_is_a_slip(text: str) -> None:
+def test_group_reset_refuses_a_future_position(text: str) -> None:
     with pytest.raises(Refused, match="is in the future"):
         groups.position(text, NOW)
 
@@ -182,7 +182,7 @@ def test_group_reset_dry_run_works_on_an_owned_group(run: Run, at: At) -> None:
     assert document(run(*words, "--dry-run", "--force", "--json"))["obstacle"] == ""
 
 
-def test_positions_are_words(run: Run, at: At) -> None:
+def test_group_commands_print_positions_as_words(run: Run, at: At) -> None:
     """U11: no position prints as 18446744073709551615."""
     for number in range(3):
         at(number).groups()
@@ -202,7 +202,7 @@ def test_positions_are_words(run: Run, at: At) -> None:
     assert not any(str(SEQ) in text for text in (first, last, described, between))
 
 
-def test_a_reset_of_some_partitions(run: Run, at: At) -> None:
+def test_group_reset_accepts_some_partitions(run: Run, at: At) -> None:
     for number in range(3):
         at(number).groups()
         at(number).add("1-0")
@@ -238,7 +238,7 @@ def test_group_reset_with_force_respects_a_growing_topic(
 
 
 @pytest.mark.fault("F26")
-def test_a_running_owner_loses_the_partition_and_reads_again(
+def test_group_reset_makes_a_running_owner_read_again(
     tmp_path: Path, fresh_server: ProcessServer
 ) -> None:
     daemon = Daemon(tmp_path, fresh_server.url, daemon={"lease_ttl": "2s"})
@@ -260,7 +260,9 @@ def test_a_running_owner_loses_the_partition_and_reads_again(
 # --- delete ---------------------------------------------------------------------------------------
 
 
-def test_a_group_is_deleted(run: Run, at: At, link: Connection, store: Store, keys: Keys) -> None:
+def test_group_delete_removes_a_group(
+    run: Run, at: At, link: Connection, store: Store, keys: Keys
+) -> None:
     for number in range(3):
         at(number).groups()
         at(number, "agents").groups()
@@ -345,7 +347,7 @@ def test_retries_are_listed_by_due_time_over_all_partitions(run: Run, at: At) ->
     assert run("retry", "list", "access", "hits", "--cursor", "x", code=2)
 
 
-def test_retries_run_now(run: Run, at: At) -> None:
+def test_retry_now_runs_retries_immediately(run: Run, at: At) -> None:
     """U11: `retry now` refused --yes, which `retry cancel` takes."""
     set_aside(at(0), "1-0", "2-0")
     set_aside(at(1), "1-0", key="other")

@@ -94,7 +94,7 @@ def set_aside(desk: Desk, place: bytes, delay: float) -> int:
 # --- promote --------------------------------------------------------------------------------------
 
 
-def test_a_hint_is_followed_before_the_poll(
+def test_promoter_follows_a_hint_before_its_poll(
     desk: Desk, view: MetricsView, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(promoter, "POLL_SECONDS", 1000.0)
@@ -168,9 +168,7 @@ def test_many_due_retries_are_moved_in_bounded_runs(
     assert desk.do("XLEN", desk.retry) == total
 
 
-def test_a_scheduled_send_is_written_to_the_partition(
-    desk: Desk, view: MetricsView, slot: WorkerSlot
-) -> None:
+def test_promoter_writes_a_scheduled_send(desk: Desk, view: MetricsView, slot: WorkerSlot) -> None:
     send = publishing.schedule(desk.keys, "access", 0, 0.1, "s1", ["payload", "later"])
     desk.link.run(send)
     sends = send_promoter(desk.store, view)
@@ -261,7 +259,7 @@ def test_reclaimer_counts_entries_without_a_consumer() -> None:
     assert held_by_others([[1, b"1-0", b"1-0", [[b"x", b"1"]]], summary]) == {"x": 1, "": 1}
 
 
-def test_a_missing_group_stops_no_look(
+def test_reclaimer_continues_after_a_missing_group(
     desk: Desk, view: MetricsView, board: Scoreboard, slot: WorkerSlot, reclaimer: Reclaimer
 ) -> None:
     other = board.allot(Unit("access", 1, "hits"))
@@ -304,7 +302,7 @@ def test_trimmer_keeps_unacknowledged_entries(
     assert view.tally("trimmed")["access", "0"] == 1000 - desk.do("XLEN", desk.stream)
 
 
-def test_a_scrape_while_streams_are_trimmed_is_answered(
+def test_metrics_scrape_succeeds_during_trimming(
     desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
     """B7: the HTTP thread iterated over a mapping that the trimmer changed, and returned 500."""
@@ -583,7 +581,7 @@ def test_duplicate_instance_publishes_no_summary(
     wait_until(lambda: desk.do("EXISTS", summary))
 
 
-def test_a_worker_that_stands_still_is_not_ready(
+def test_stalled_worker_is_not_ready(
     view: MetricsView, board: Scoreboard, slot: WorkerSlot, desk: Desk
 ) -> None:
     desk.groups()
@@ -685,7 +683,7 @@ def test_redis_may_go_and_come_back(
 
 
 @pytest.mark.fault("F15")
-def test_an_empty_redis_changes_nothing(
+def test_housekeeper_survives_an_empty_redis(
     desk: Desk, slot: WorkerSlot, server: Server, begin: Callable[[Settings], Running]
 ) -> None:
     """The housekeeper continues without registry, groups or streams, such as after FLUSHALL."""

@@ -127,9 +127,7 @@ def test_http_rejects_invalid_requests(start: Started, raw: bytes, status: int) 
     assert line.split(" ")[1] == str(status)
 
 
-def test_a_page_that_fails_is_an_error_and_the_next_is_served(
-    start: Started, lines: LogLines
-) -> None:
+def test_http_survives_a_failing_page(start: Started, lines: LogLines) -> None:
     server = start()
     assert get(server, "/fail")[0] == 500
     assert get(server, "/")[0] == 200
@@ -149,7 +147,7 @@ def test_http_drops_silent_clients(start: Started, monkeypatch: pytest.MonkeyPat
         assert silent.recv(100) == b""
 
 
-def test_a_client_that_does_not_read_is_dropped(
+def test_http_drops_a_client_that_does_not_read(
     start: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "RESPONSE_SECONDS", 0.5)
@@ -204,7 +202,7 @@ def test_http_survives_an_impossible_address(start: Started, tmp_path: Path) -> 
         assert server.alive
 
 
-def test_a_unix_socket(start: Started, tmp_path: Path) -> None:
+def test_http_serves_on_a_unix_socket(start: Started, tmp_path: Path) -> None:
     path = tmp_path / "http.sock"
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(path))  # left by a killed predecessor
@@ -219,7 +217,7 @@ def test_a_unix_socket(start: Started, tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_file_in_the_way_is_kept(start: Started, tmp_path: Path) -> None:
+def test_http_keeps_a_file_at_its_socket_path(start: Started, tmp_path: Path) -> None:
     path = tmp_path / "http.sock"
     path.write_text("precious")
     server = start(path, wait=False)

@@ -135,7 +135,7 @@ def test_http_public_health_endpoint_hides_reasons() -> None:
         ("[evil.example]:9464", 421),
     ],
 )
-def test_a_name_that_was_made_to_lead_here_is_refused(host: str, status: int) -> None:
+def test_http_refuses_dns_rebinding(host: str, status: int) -> None:
     """S10: another site cannot read our pages through DNS rebinding."""
     access = Access(config.Http(hosts=("Metrics.Example.com",)))
     page = access.addressed(lambda _: HttpResponse(200, b"figures"))
@@ -144,7 +144,7 @@ def test_a_name_that_was_made_to_lead_here_is_refused(host: str, status: int) ->
     assert (b"figures" in answer.body) == (status == 200)
 
 
-def test_an_address_for_others_takes_every_name() -> None:
+def test_http_public_address_accepts_every_host_name() -> None:
     access = Access(config.Http(bind="0.0.0.0:9464", allow_public=True))
     page = access.addressed(lambda _: HttpResponse(200, b"figures"))
     assert page(HttpRequest("/metrics", {"host": "streamqd.svc.cluster.local"})).status == 200

@@ -259,7 +259,7 @@ def test_connection_name_must_be_valid() -> None:
         connect(config.Redis(url="redis://localhost"), timeout=1.0, name="two words")
 
 
-def test_tcp(new_server: Callable[..., ProcessServer]) -> None:
+def test_connection_works_over_tcp(new_server: Callable[..., ProcessServer]) -> None:
     server = new_server(tcp=True)
     link = connect(config.Redis(url=f"{server.tcp_url}/3"), timeout=5.0, name="test")
     link.execute("SET", "a", "1")
@@ -285,7 +285,7 @@ def test_connection_skips_an_unsupported_address_family(
         link.close()
 
 
-def test_a_node_that_vanished_is_missed_also_while_nothing_is_asked(
+def test_connection_notices_a_vanished_node_while_idle(
     new_server: Callable[..., ProcessServer],
 ) -> None:
     server = new_server(tcp=True)
@@ -300,7 +300,7 @@ def test_a_node_that_vanished_is_missed_also_while_nothing_is_asked(
 # --- facts ----------------------------------------------------------------------------------------
 
 
-def test_server_facts(link: Connection, server: Server) -> None:
+def test_server_facts_name_product_and_version(link: Connection, server: Server) -> None:
     facts = server_facts(link)
     assert facts.product in ("redis", "valkey")
     assert int(facts.version.split(".")[0]) >= 6

@@ -48,7 +48,7 @@ class InterruptedInTheMiddleError(Exception):
 # --- failures -------------------------------------------------------------------------------------
 
 
-def test_nothing_listens(tmp_path: Path) -> None:
+def test_connection_to_a_missing_socket_is_a_known_failure(tmp_path: Path) -> None:
     link = connect(config.Redis(url=f"unix://{tmp_path}/none.sock"), timeout=1.0, name="test")
     with pytest.raises(RedisUnavailable, match=r"none\.sock") as caught:
         link.execute("PING")
@@ -137,7 +137,7 @@ def test_timeout_spans_the_whole_exchange(proxy: FaultProxy, link: Connection) -
     hasty.close()
 
 
-def test_paused_server(new_server: Callable[..., ProcessServer]) -> None:
+def test_paused_server_raises_after_the_timeout(new_server: Callable[..., ProcessServer]) -> None:
     server = new_server()
     link = connect(server.settings, timeout=0.3, name="test")
     link.execute("SET", "n", 0)
@@ -181,7 +181,7 @@ def test_half_a_command_was_not_sent(new_server: Callable[..., ProcessServer]) -
     link.close()
 
 
-def test_killed_server(fresh_server: ProcessServer) -> None:
+def test_killed_server_raises_and_reconnects(fresh_server: ProcessServer) -> None:
     link = connect(fresh_server.settings, timeout=2.0, name="test")
     link.execute("SET", "a", "1")
     fresh_server.kill()

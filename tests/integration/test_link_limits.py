@@ -83,7 +83,9 @@ def full_backlog(server: ProcessServer) -> Iterator[None]:
         yield
 
 
-def test_a_unix_socket_whose_backlog_is_full(new_server: Callable[..., ProcessServer]) -> None:
+def test_full_socket_backlog_raises_within_the_timeout(
+    new_server: Callable[..., ProcessServer],
+) -> None:
     server = new_server()
     with full_backlog(server):
         link = connect(server.settings, timeout=PATIENCE, name="test")
@@ -94,7 +96,7 @@ def test_a_unix_socket_whose_backlog_is_full(new_server: Callable[..., ProcessSe
     link.close()
 
 
-def test_a_unix_socket_whose_backlog_gets_room(
+def test_freed_socket_backlog_lets_the_connection_through(
     new_server: Callable[..., ProcessServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = new_server()
@@ -113,7 +115,7 @@ def test_a_unix_socket_whose_backlog_gets_room(
     link.close()
 
 
-def test_a_server_that_hangs(new_server: Callable[..., ProcessServer]) -> None:
+def test_hung_server_raises_within_the_timeout(new_server: Callable[..., ProcessServer]) -> None:
     server = new_server()
     link = connect(server.settings, timeout=PATIENCE, name="test")
     link.execute("PING")
@@ -130,7 +132,7 @@ def test_a_server_that_hangs(new_server: Callable[..., ProcessServer]) -> None:
 
 
 @pytest.mark.fault("F36")
-def test_an_address_that_hangs_leaves_time_for_the_next(
+def test_hung_address_leaves_time_for_the_next(
     new_server: Callable[..., ProcessServer],
 ) -> None:
     """For a name with several addresses, each address had the whole time limit."""
@@ -177,7 +179,7 @@ def cluster(binary: Path) -> Iterator[Cluster]:
         yield made
 
 
-def test_a_cluster_that_hangs(cluster: Cluster) -> None:
+def test_hung_cluster_raises_within_the_timeout(cluster: Cluster) -> None:
     settings = replace(config.Redis(), url=cluster.url)
     known, new = (connect(settings, timeout=PATIENCE, name="test") for _ in range(2))
     known.pipeline([("SET", f"k{number}", "1") for number in range(30)])

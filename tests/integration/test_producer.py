@@ -145,7 +145,7 @@ def test_producer_refuses_a_header_that_is_not_a_string(producer):
         producer.send("access", b"x", headers={"retries": 3})
 
 
-def test_the_size_limit_is_exact(server, link, keys):
+def test_producer_size_limit_is_exact(server, link, keys):
     settings = config.Settings(redis=server.settings, daemon=config.Daemon(max_message_bytes=100))
     with Producer(settings=settings) as producer:
         producer.send("access", b"x" * 100, key=b"k" * 100)
@@ -576,7 +576,7 @@ def test_producer_writes_the_items_before_a_bad_item(producer, link, keys):
     assert caught.value.__notes__ == ["2 messages of this call were written before it"]
 
 
-def test_scheduling_many(producer, link, keys):
+def test_send_chunks_schedules_many_messages(producer, link, keys):
     [ids] = producer.send_chunks("access", [b"x", b"y"], delay=60)
 
     members = link.execute("ZRANGE", keys.scheduled("access", 0), 0, -1)

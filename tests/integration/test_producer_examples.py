@@ -30,7 +30,7 @@ def run(module: str, *arguments: str, given: str = "") -> subprocess.CompletedPr
     )
 
 
-def test_readings_are_buffered(server, link: Connection, keys: Keys) -> None:
+def test_buffered_example_sends_all_readings(server, link: Connection, keys: Keys) -> None:
     lines = "".join(f"sensor-{n % 3} {n}\n" for n in range(500))
     ended = run("produce_buffered", server.url, given=lines)
 

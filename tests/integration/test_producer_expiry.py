@@ -42,7 +42,7 @@ def handle_batch(messages: list[Message]) -> None:
             _end[-1]()
 
 
-def test_a_batch_has_nothing_that_has_expired(desk: Desk, life: Life) -> None:
+def test_batch_contains_no_expired_message(desk: Desk, life: Life) -> None:
     desk.do("XADD", desk.stream, "*", "payload", "late", "expiresAt", "1000")
     desk.do("XADD", desk.stream, "*", "payload", "last")
     _seen.clear()

@@ -65,7 +65,7 @@ def test_trim_removes_only_unneeded_entries(desk: Desk, run: Run) -> None:
         (("--max-bytes", "1GiB"), 0),
     ],
 )
-def test_a_dry_run_counts_by_each_limit(
+def test_trim_dry_run_counts_by_each_limit(
     desk: Desk, run: Run, limit: tuple[str, str], would: int
 ) -> None:
     fill(desk, 300, acked=300)
@@ -129,7 +129,7 @@ def retain(file: Path, text: str) -> None:
         opened.write(f"[topics.access]\n{text}\n")
 
 
-def test_a_healthy_topic(desk: Desk, run: Run, file: Path) -> None:
+def test_doctor_stream_finds_nothing_in_a_healthy_topic(desk: Desk, run: Run, file: Path) -> None:
     retain(file, "retention = { max_length = 1000 }")
     fill(desk, 50, acked=50)
     desk.own("t1")
@@ -191,7 +191,7 @@ def test_doctor_stream_shows_an_owned_group_as_lagging(desk: Desk, run: Run, fil
     assert (group["owner"], group["pending"]) == ("west-1", 50)
 
 
-def test_a_group_is_abandoned_after_a_while(desk: Desk, run: Run, file: Path) -> None:
+def test_doctor_stream_calls_a_silent_group_abandoned(desk: Desk, run: Run, file: Path) -> None:
     retain(file, "retention = { max_length = 10 }")
     fill(desk, 300, acked=100)
     found = document(run("doctor", "stream", "access", "--json", code=1))
@@ -200,7 +200,7 @@ def test_a_group_is_abandoned_after_a_while(desk: Desk, run: Run, file: Path) ->
     assert [each["kind"] for each in found["problems"]] == ["abandoned"]
 
 
-def test_the_archive_is_named(desk: Desk, run: Run, file: Path) -> None:
+def test_doctor_stream_names_the_archive(desk: Desk, run: Run, file: Path) -> None:
     retain(file, 'retention = { max_length = 10 }\narchive = "required"')
     fill(desk, 300, acked=300)
     desk.do("HSET", desk.trim, "archived", "100-0")
@@ -277,5 +277,5 @@ def test_unreadable_topic_settings_are_reported(desk: Desk, run: Run) -> None:
     assert "JSON" in run("trim", "access", "--max-length", "0", "--yes", code=8).stderr
 
 
-def test_an_unknown_topic(run: Run, desk: Desk) -> None:
+def test_doctor_stream_suggests_a_similar_topic(run: Run, desk: Desk) -> None:
     assert "did you mean access?" in run("doctor", "stream", "acces", code=8).stderr

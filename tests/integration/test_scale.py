@@ -60,7 +60,7 @@ def test_scale_wants_one_worker_per_partition_with_backlog(at: At, scale: Scale)
     }
 
 
-def test_a_worker_has_at_least_the_target_to_do(at: At, scale: Scale) -> None:
+def test_scale_target_sets_the_backlog_per_worker(at: At, scale: Scale) -> None:
     for partition in range(3):
         write(at(partition), 2)
 
@@ -137,7 +137,7 @@ def test_groups_are_chosen_by_name(at: At, scale: Scale, run: Run) -> None:
     assert "the topic nowhere does not exist" in run("scale", "nowhere", code=8).stderr
 
 
-def test_the_table_has_a_total(at: At, run: Run) -> None:
+def test_scale_table_has_a_total(at: At, run: Run) -> None:
     assert run("scale").stdout == "no groups\n"
     for group in ("hits", "bills"):
         write(at(0, group), 1)
@@ -223,7 +223,7 @@ def test_without_redis_the_answer_is_503_and_a_sentence(tmp_path: Path) -> None:
     assert body.count("\n") == 1
 
 
-def test_an_address_for_others_needs_a_token(
+def test_scale_endpoint_for_other_hosts_needs_a_token(
     at: At, file: Path, tmp_path: Path, server: Server
 ) -> None:
     write(at(0), 1)
@@ -242,7 +242,7 @@ def test_an_address_for_others_needs_a_token(
         assert get(place, token="secret")[0] == 200
 
 
-def test_a_used_address_and_a_wrong_name_end_the_start(at: At, file: Path, run: Run) -> None:
+def test_scale_refuses_a_used_address_and_a_wrong_name(at: At, file: Path, run: Run) -> None:
     write(at(0), 1)
     with serving(file) as (place, _):
         refused = run("scale", "--bind", place, code=8)

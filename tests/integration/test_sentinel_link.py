@@ -38,13 +38,13 @@ def link(settings: config.Redis) -> Iterator[Connection]:
     made.close()
 
 
-def test_the_master_is_found(link: Connection, sentinels: Sentinels) -> None:
+def test_sentinel_link_finds_the_master(link: Connection, sentinels: Sentinels) -> None:
     assert link.execute("SET", "a", "1") == b"OK"
     assert sentinels.master.call("GET", "a") == b"1"
     assert link.address.endswith(f"({NAME}), 127.0.0.1:{sentinels.master.port}")
 
 
-def test_a_database_may_be_named(settings: config.Redis, sentinels: Sentinels) -> None:
+def test_sentinel_link_accepts_a_database(settings: config.Redis, sentinels: Sentinels) -> None:
     link = connect(replace(settings, url=f"{settings.url}/3"), timeout=5.0, name="test")
     link.execute("SET", "elsewhere", "1")
     assert b"db3:" in sentinels.master.call("INFO", "keyspace")
@@ -93,7 +93,7 @@ def test_sentinel_link_does_not_write_to_a_replica(
 
 
 @pytest.mark.fault("F19")
-def test_the_start_warns_of_a_master_that_needs_no_replicas(
+def test_start_warns_about_a_master_without_min_replicas(
     link: Connection, sentinels: Sentinels
 ) -> None:
     """F19: such a master would accept writes that are lost in a failover."""

@@ -73,7 +73,7 @@ def rows(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
     return sorted(found)
 
 
-def test_the_first_offset(shop: Shop) -> None:
+def test_initial_offset_is_the_start(shop: Shop) -> None:
     shop.fill(0, 1, 30)
     assert shop.reader().initialOffset() == at("0-0", "0-0")
     assert shop.reader(startingOffsets="latest").initialOffset() == at("30-0", "0-0")
@@ -384,7 +384,7 @@ def test_stream_recreated_during_a_read_is_a_loss(shop: Shop) -> None:
         shop.fill(0, 1, 100)
 
 
-def test_a_topic_that_never_was_is_a_mistake(shop: Shop) -> None:
+def test_unknown_topic_is_an_error(shop: Shop) -> None:
     """An unknown name in the options is a mistake, even with a checkpoint."""
     reader = shop.reader(subscribe="access,nowhere")
     with pytest.raises(TopicMissing, match="the topic nowhere does not exist"):
@@ -459,7 +459,7 @@ def test_trimming_during_the_first_count_hides_no_loss(
     assert not trimmer.trims
 
 
-def test_a_partition_that_nothing_reads_is_refused(shop: Shop) -> None:
+def test_unread_partition_in_the_options_is_refused(shop: Shop) -> None:
     """N: the options name it, but a checkpoint has priority."""
     places = '{"access": {"0": "1-0", "1": "1-0", "7": "1-0"}}'
     text = "Offsets names access partition 7, which is not read: it does not exist"
@@ -481,7 +481,7 @@ def test_a_partition_that_nothing_reads_is_refused(shop: Shop) -> None:
         {"endingOffsetsByTimestamp": '{"access": {"0": 5, "1": 5}}'},
     ],
 )
-def test_a_stream_refuses_an_end(shop: Shop, ending: dict[str, str]) -> None:
+def test_streaming_read_refuses_an_end(shop: Shop, ending: dict[str, str]) -> None:
     """T11: a stream ignored its end, and read on."""
     with pytest.raises(ValueError, match="a stream has no end: leave endingOffsets"):
         shop.reader(**ending)

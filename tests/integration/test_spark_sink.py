@@ -125,7 +125,7 @@ def test_the_rows_of_a_task_keep_their_order(shop: Shop) -> None:
         assert page == sorted(page)
 
 
-def test_a_driver_that_dies_anywhere_in_the_commit(
+def test_sink_survives_a_driver_death_anywhere_in_a_commit(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P1: after any exchange with Redis. The batch is repeated with other tasks and rows.
@@ -216,7 +216,7 @@ def test_speculation_and_tasks_that_were_tried_again(shop: Shop) -> None:
     assert shop.left_over() == []
 
 
-def test_a_copy_that_stages_on_after_the_batch(shop: Shop) -> None:
+def test_sink_removes_rows_staged_after_the_batch(shop: Shop) -> None:
     """Its rows are removed with the next batch, and they also expire."""
     late = staging.Stage(shop.options(), QUERY, 3)
     sink.deliver(rows("x"), shop.options(), 0, late.send)
@@ -238,7 +238,7 @@ def test_sink_records_and_staged_rows_expire(shop: Shop) -> None:
     assert 3_600_000 < shop.link.execute("PTTL", shop.keys.sink(QUERY)) <= 7_200_000
 
 
-def test_batches_without_rows(shop: Shop) -> None:
+def test_sink_accepts_batches_without_rows(shop: Shop) -> None:
     for _ in range(2):
         shop.batch([[], []])
         shop.batch([[]], batch=4)
@@ -336,7 +336,9 @@ class Task:
         return (known | {"spark.jobGroup.id": self.run})[name]
 
 
-def test_a_task_that_fails_leaves_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sink_removes_the_rows_of_a_failed_task(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """P5: full memory would stay full, and each attempt would add more."""
     monkeypatch.setattr(sink, "_task", Task)
     writer = sink.TopicStreamWriter(shop.options(batchRows=4, maxStagedBytes=1000))
@@ -355,7 +357,7 @@ def test_a_task_that_fails_leaves_nothing(shop: Shop, monkeypatch: pytest.Monkey
     assert shop.link.execute("HGETALL", shop.keys.sink(QUERY)) == []
 
 
-def test_a_batch_that_is_given_up_leaves_nothing(shop: Shop) -> None:
+def test_sink_removes_the_rows_of_an_aborted_batch(shop: Shop) -> None:
     """P5: this includes rows of tasks that finished before another task failed."""
     parts = [shop.stage(part) for part in in_tasks(rows(*LETTERS), 2)]
     sink.TopicStreamWriter(shop.options()).abort([*parts, None], 3)
@@ -442,7 +444,7 @@ def test_sink_reports_a_batch_without_a_record(
     assert "the batches of query query before batch 2 are unknown" in caplog.text
 
 
-def test_a_task_stages_so_much_and_no_more(shop: Shop) -> None:
+def test_sink_bounds_the_staged_bytes(shop: Shop) -> None:
     with pytest.raises(staging.NotPublishedError, match="maxStagedBytes"):
         shop.stage(rows(*("x" * 100 for _ in range(20))), maxStagedBytes=1000)
     assert shop.all_written() == []
@@ -470,7 +472,7 @@ def test_sink_skips_an_invalid_number_of_an_attempt(shop: Shop, junk: str) -> No
     assert shop.all_written() == BODIES
 
 
-def test_an_answer_that_was_lost_does_not_write_twice(shop: Shop) -> None:
+def test_sink_writes_once_after_a_lost_reply(shop: Shop) -> None:
     made = rows(*LETTERS)
 
     def cut_off() -> Iterator[Any]:
@@ -499,7 +501,7 @@ def test_rows_come_twice_to_the_server_and_are_staged_once(shop: Shop) -> None:
     assert shop.all_written() == BODIES
 
 
-def test_memory_is_full(shop: Shop) -> None:
+def test_sink_with_full_memory_still_publishes_staged_rows(shop: Shop) -> None:
     """Staging is refused. Staged rows are still published, which needs no more memory."""
     parts = [shop.stage(rows(*LETTERS))]
     shop.link.execute("CONFIG", "SET", "maxmemory", "1")
@@ -576,7 +578,9 @@ def test_rows_that_are_staged_after_their_topic_was_deleted(
     assert shop.link.execute("EXISTS", shop.keys.stream("out", 0)) == 0
 
 
-def test_a_failover_during_the_commit(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sink_survives_a_failover_during_the_commit(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """N: the new master lacks the last moves. No row is lost or duplicated."""
     parts = [shop.stage(part) for part in in_tasks(rows(*LETTERS), 3)]
     keys = [key.decode() for key in shop.left_over()] + [shop.keys.stream("out", n) for n in (0, 1)]
@@ -646,7 +650,7 @@ def batch(**columns: Any) -> Any:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def test_columns_become_messages(shop: Shop) -> None:
+def test_sink_turns_columns_into_messages(shop: Shop) -> None:
     made = batch(
         value=["é", None],
         key=[b"\x00", None],
@@ -683,7 +687,7 @@ def test_rows_that_cannot_be_messages(shop: Shop) -> None:
         list(outgoing.rows_of(batch(value=["v" * 11]), shop.options(maxMessageBytes=10)))
 
 
-def test_where_rows_go(shop: Shop) -> None:
+def test_sink_routes_rows_to_topic_and_partition(shop: Shop) -> None:
     found = outgoing.Targets(shop.options())
     row = rows("v", key=False)[0]
     assert [found.place(row, turn) for turn in range(3)] == [("out", 0), ("out", 1), ("out", 0)]
@@ -716,7 +720,7 @@ def test_an_id_is_written_once(shop: Shop) -> None:
     assert sum(map(len, shop.written())) == 10
 
 
-def test_a_row_of_too_many_fields(shop: Shop) -> None:
+def test_sink_refuses_a_row_with_too_many_fields(shop: Shop) -> None:
     fields = pa.array([[(f"f{n}", b"x") for n in range(2000)]], pa.map_(pa.string(), pa.binary()))
     with pytest.raises(ValueError, match="more than 2,000 fields"):
         list(outgoing.rows_of(batch(value=["v"], fields=fields), shop.options()))

@@ -68,7 +68,7 @@ def ids_of(options: ReadOptions, span: Span) -> list[str]:
 # --- places and facts -----------------------------------------------------------------------------
 
 
-def test_places(shop: Shop, store: Store) -> None:
+def test_catalog_lists_the_places_of_its_topics(shop: Shop, store: Store) -> None:
     topics.create(store, "web-1", config.Topic(partitions=1))
     assert shop.catalog().places() == [("access", 0), ("access", 1)]
     assert shop.catalog(subscribe="access:dlq").places() == [("access:dlq", 0), ("access:dlq", 1)]
@@ -84,7 +84,7 @@ def test_places(shop: Shop, store: Store) -> None:
         shop.catalog(subscribe="acess").places()
 
 
-def test_facts(shop: Shop, link: Connection, keys: Keys) -> None:
+def test_catalog_reads_the_facts_of_a_stream(shop: Shop, link: Connection, keys: Keys) -> None:
     assert shop.catalog().facts([PLACE])[PLACE] == offsets.StreamFacts()
     shop.add("1-0", "2-0", "3-0")
     assert shop.catalog().facts([PLACE])[PLACE].counted == (shop.server.version >= (7,))

@@ -38,7 +38,7 @@ def of_unit(desk: Desk) -> UnitFigures:
     return figures
 
 
-def test_nothing_is_there(desk: Desk) -> None:
+def test_figures_of_missing_keys_are_zero(desk: Desk) -> None:
     assert of_partition(desk) == PartitionFigures(0, 0, "", "", 0, 0, "")
     assert unit_figures(desk.link.run(measure_unit(desk.keys, desk.unit))) is None
     desk.groups()
@@ -46,7 +46,7 @@ def test_nothing_is_there(desk: Desk) -> None:
     assert of_unit(desk) == UnitFigures(empty, empty, 0, None)
 
 
-def test_a_partition_in_full(desk: Desk, server: Server) -> None:
+def test_figures_of_a_partition_are_complete(desk: Desk, server: Server) -> None:
     desk.groups()
     for number in range(1, 6):
         desk.add(f"{number}-0")
@@ -59,7 +59,7 @@ def test_a_partition_in_full(desk: Desk, server: Server) -> None:
     assert of_partition(desk) == whole
 
 
-def test_the_position_of_a_spark_query(desk: Desk, server: Server) -> None:
+def test_figures_include_a_spark_query_position(desk: Desk, server: Server) -> None:
     """P7: its position and the time of its last report, next to the partition's figures."""
     for number in range(1, 6):
         desk.add(f"{number}-0")
@@ -111,7 +111,7 @@ def test_added_includes_trimmed_entries(desk: Desk, server: Server) -> None:
     assert figures.trimmed_to
 
 
-def test_a_unit_in_full(desk: Desk) -> None:
+def test_figures_of_a_unit_are_complete(desk: Desk) -> None:
     desk.pending("1-0", "2-0")
     desk.add("3-0")
     desk.add("4-0")
@@ -150,7 +150,7 @@ def test_group_created_midstream_has_no_lag_until_caught_up(desk: Desk) -> None:
     assert of_unit(desk).lag == 0
 
 
-def test_a_wrong_type_is_refused(desk: Desk) -> None:
+def test_figures_report_a_key_of_a_wrong_type(desk: Desk) -> None:
     desk.do("SET", desk.stream, "no stream")
     for call in (measure_partition(desk.keys, "access", 0), measure_unit(desk.keys, desk.unit)):
         with pytest.raises(RedisRefused) as caught:

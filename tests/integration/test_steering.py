@@ -111,7 +111,7 @@ def test_pause_and_resume_accept_each_scope(
         ([], 2, "or say --all"),
     ],
 )
-def test_a_pause_of_nothing_is_refused(
+def test_pause_refuses_an_unknown_scope(
     run: Run, link: Connection, keys: Keys, words: list[str], code: int, text: str
 ) -> None:
     assert text in run("pause", *words, code=code).stderr
@@ -133,7 +133,7 @@ def test_resume_respects_overlapping_pauses(run: Run, link: Connection, keys: Ke
     assert "orders/1/* is still paused" in run("resume", "orders/bill").stdout
 
 
-def test_a_dry_run_writes_nothing(run: Run, beat: Beat, link: Connection, keys: Keys) -> None:
+def test_control_dry_run_writes_nothing(run: Run, beat: Beat, link: Connection, keys: Keys) -> None:
     beat("a")
     desk = Desk(link, keys)
     before = desk.dump()
@@ -281,7 +281,9 @@ def test_forget_refuses_live_or_invalid_instances(
     assert "cannot be read" in run("forget", "junk", "--yes", code=8).stderr
 
 
-def test_a_reload_of_some_and_of_all(run: Run, beat: Beat, link: Connection, keys: Keys) -> None:
+def test_reload_accepts_some_or_all_instances(
+    run: Run, beat: Beat, link: Connection, keys: Keys
+) -> None:
     assert "is alive" in run("reload", code=8).stderr
     beat("b")
     beat("a")
@@ -323,7 +325,7 @@ def test_orders_are_listed_and_cleared(run: Run, beat: Beat, link: Connection, k
     run("control", "clear", "--gone", "-y")
 
 
-def test_a_group_is_stopped_and_started(
+def test_group_stop_and_group_start_work(
     run: Run, beat: Beat, own: Any, link: Connection, keys: Keys
 ) -> None:
     """U11: one command stops a group, waits for its owned partitions, and rejects moves."""
@@ -387,7 +389,7 @@ def test_applied_reload_is_no_longer_listed(
 
 
 @pytest.mark.parametrize("name", ["stop:orders/1/bill", "stop:orders/*/*", "stop:orders", "stop:"])
-def test_a_stop_that_names_no_group_is_strange(link: Connection, keys: Keys, name: str) -> None:
+def test_invalid_stop_directive_is_ignored(link: Connection, keys: Keys, name: str) -> None:
     """U11: a stop directive that does not cover all partitions of one group is ignored."""
     told = json.dumps({"version": 1, "at_unix_ms": 5, "by": "x", "why": ""})
     link.execute("HSET", keys.orders("default"), name, told)

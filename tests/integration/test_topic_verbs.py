@@ -277,7 +277,7 @@ LOOKS = (
 
 @pytest.mark.parametrize("args", LOOKS, ids=" ".join)
 @pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
-def test_looking_writes_nothing(
+def test_topic_views_write_nothing(
     run: Run, at: At, link: Connection, args: tuple[str, ...], form: tuple[str, ...]
 ) -> None:
     fill(at)

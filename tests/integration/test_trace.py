@@ -45,7 +45,7 @@ def seen(run: Run, uid: str = UID, group: str = "hits") -> dict[str, Any]:
     return {**row, "trace": found}
 
 
-def test_unread_pending_acknowledged(run: Run, at: At) -> None:
+def test_trace_shows_unread_pending_and_acknowledged(run: Run, at: At) -> None:
     """U13: a message in the partition, group by group."""
     desk, other = at(0), at(0, "agents")
     desk.groups()
@@ -79,7 +79,9 @@ def test_unread_pending_acknowledged(run: Run, at: At) -> None:
     ]
 
 
-def test_running(run: Run, handed_out: Desk, link: Connection, keys: Keys) -> None:
+def test_trace_shows_a_running_message(
+    run: Run, handed_out: Desk, link: Connection, keys: Keys
+) -> None:
     """U13: a message that its owner reports as running is shown as running."""
     link.run(members.beat(keys, "default", "west-1", "n1", {"offers": [["access", "hits"]]}, 15.0))
     unit = {"topic": "access", "partition": 0, "group": "hits", "owned": True, "state": "ready"}
@@ -159,7 +161,7 @@ def test_dead_replayed_and_dead_again(run: Run, handed_out: Desk) -> None:
     assert seen(run)["place"] == f"m:{again}"
 
 
-def test_trimmed_archived_missing(run: Run, handed_out: Desk) -> None:
+def test_trace_shows_where_to_look_for_a_removed_entry(run: Run, handed_out: Desk) -> None:
     """U13: a removed entry is reported as gone, with the place to look next."""
     desk = handed_out
     trim = desk.keys.trim("access", 0)
@@ -228,7 +230,9 @@ def test_trace_counts_crashed_runs(run: Run, handed_out: Desk) -> None:
     assert "hits: dead after 3 attempts " in run("trace", UID).stdout
 
 
-def test_a_delayed_send(run: Run, at: At, link: Connection, keys: Keys) -> None:
+def test_trace_finds_a_delayed_send_by_its_send_id(
+    run: Run, at: At, link: Connection, keys: Keys
+) -> None:
     """U13: a message that is still to be written is found by its send id."""
     at(0).groups()
     link.execute("HSET", keys.scheduled_items("access", 0), "abc123", "x")
@@ -286,7 +290,9 @@ def test_schedule_that_sent_the_message(
         ("access/0/1-0", 8, "the last one written to its partition is 0-0"),
     ],
 )
-def test_no_trace(run: Run, at: At, uid: str, code: int, text: str) -> None:
+def test_trace_without_a_result_exits_with_its_code(
+    run: Run, at: At, uid: str, code: int, text: str
+) -> None:
     """U13: one sentence, and the documented exit code."""
     assert text in run("trace", uid, code=code).stderr
 
@@ -327,7 +333,7 @@ def test_trace_refuses_a_missing_archive(run: Run, handed_out: Desk, tmp_path: A
     assert "is not an archive" in refused
 
 
-def test_looking_writes_nothing(run: Run, handed_out: Desk) -> None:
+def test_trace_writes_nothing(run: Run, handed_out: Desk) -> None:
     """U13: a trace changes nothing."""
     before = handed_out.dump()
     run("trace", UID)

@@ -205,7 +205,7 @@ def test_standard_input_is_the_default(run: Run, at: At, link: Connection, keys:
     assert payloads(link, keys) == [b"one", b"three", b"two"]
 
 
-def test_a_slip_creates_no_topic(
+def test_produce_does_not_create_a_similar_topic(
     run: Run, at: At, link: Connection, store: Store, keys: Keys
 ) -> None:
     """U11: without a terminal, a new topic needs `--create`, and a similar name is suggested."""
@@ -236,7 +236,7 @@ def test_configured_topic_is_created(
 
 
 @pytest.mark.parametrize(("answer", "code", "there"), [("n", 8, []), ("y", 0, ["orders"])])
-def test_a_terminal_is_asked(
+def test_produce_on_a_terminal_asks_for_a_new_topic(
     typed: Typed, store: Store, answer: str, code: int, there: list[str]
 ) -> None:
     """U11: on a terminal the command asks before it creates a topic."""
@@ -258,7 +258,7 @@ def test_lines_are_typed_into_a_terminal(
 # --- tail -----------------------------------------------------------------------------------------
 
 
-def test_tail_since(run: Run, at: At, link: Connection) -> None:
+def test_tail_since_shows_messages_from_that_time(run: Run, at: At, link: Connection) -> None:
     """U13: `tail --since` shows all messages written since then, the oldest first."""
     now = server_unix_ms(link)
     for number in range(250):
@@ -312,7 +312,7 @@ def test_move_takes_the_instance_as_drain_does(run: Run, at: At) -> None:
         (("--color",), {"NO_COLOR": "1"}, True),
     ],
 )
-def test_a_terminal_gets_colours(
+def test_terminal_output_has_colors(
     typed: Typed, at: At, options: tuple[str, ...], env: dict[str, str], coloured: bool
 ) -> None:
     """U12: a terminal gets colors, unless NO_COLOR or `--no-color` is set."""
@@ -362,13 +362,15 @@ def complete(file: Path, tmp_path: Path) -> Callable[..., list[str]]:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_are_answered(complete: Callable[..., list[str]], at: At, shell: str) -> None:
+def test_shell_completion_answers_each_shell(
+    complete: Callable[..., list[str]], at: At, shell: str
+) -> None:
     """U12: topics complete in bash, zsh and fish, through the process that the shell starts."""
     at(0)
     assert complete("tail", "ac", shell=shell) == ["access"]
 
 
-def test_names_are_completed(file: Path, at: At, link: Connection, keys: Keys) -> None:
+def test_shell_completion_completes_names(file: Path, at: At, link: Connection, keys: Keys) -> None:
     """U10, U12: topics, groups and instances complete. Invalid names never reach the shell.
 
     U10: `why` completed nothing.

@@ -112,7 +112,7 @@ def test_dead_letters_of_an_unowned_partition_are_kept(desk: Desk, view: Metrics
     assert second.do("XLEN", second.dlq) == 1
 
 
-def test_the_setting_is_a_duration(tmp_path: Path) -> None:
+def test_dlq_retention_is_a_duration(tmp_path: Path) -> None:
     file = tmp_path / "streamq.toml"
     file.write_text('[topics.access]\ndlq_retention = "30d"\n')
     assert config.load(file, {}).topics["access"].dlq_retention == 30 * 86_400

@@ -39,7 +39,9 @@ FENCE = (
         "a superseded token gets no entries and opens no session",
         "lua/message_recover.lua",
         _FENCE,
-        tests={"contract/test_message_recover.py": "test_a_superseded_token_is_refused"},
+        tests={
+            "contract/test_message_recover.py": "test_message_recover_refuses_a_superseded_token"
+        },
     ),
     mutant(
         "a reclaim without the fence",
@@ -99,7 +101,7 @@ LOST_AND_LATE = (
         tests={
             "contract/test_message_recover.py": [
                 "test_opens_a_session_and_lists_nothing",
-                "test_a_fetch_of_an_earlier_connection_is_refused_or_listed",
+                "test_earlier_fetch_is_refused_or_listed_by_recover",
             ]
         },
     ),
@@ -304,8 +306,8 @@ DEATH = (
         ("charged and 1 or 3", "1"),
         tests={
             "contract/test_lease_acquire.py": [
-                "test_the_first_charge_of_an_accused_entry_counts_three_losses[0-3]",
-                "test_an_unclean_takeover_charges_the_accused_entry_once",
+                "test_lease_acquire_first_charge_counts_three_losses[0-3]",
+                "test_lease_acquire_after_a_crash_charges_the_accused_once",
             ]
         },
     ),
@@ -564,7 +566,7 @@ SETTLING = (
         tests={
             "contract/test_settle_retry.py": [
                 "test_settle_retry_repeated_changes_nothing",
-                "test_a_late_copy_after_the_promotion_finds_nothing_to_do",
+                "test_settle_retry_after_the_promotion_changes_nothing",
             ],
             "contract/test_settle_dead.py": "test_settle_dead_repeated_changes_nothing",
         },
@@ -597,7 +599,9 @@ SETTLING = (
         "a dead child is replaced although memory is full: consuming is what frees it (T14)",
         "lua/message_recover.lua",
         ("  redis.call('HDEL', fence, 'session')\n", ""),
-        tests={"contract/test_every_script.py": "test_full_memory[message_recover]"},
+        tests={
+            "contract/test_every_script.py": "test_scripts_respect_full_memory[message_recover]"
+        },
     ),
     mutant(
         "a retry that forgets the crashes",
@@ -634,7 +638,7 @@ SETTLING = (
         ("attempt >= policy.max_attempts:", "attempt > policy.max_attempts:"),
         tests={
             "unit/test_settlement.py": [
-                "test_the_fifth_failure_is_the_last",
+                "test_fifth_failure_is_the_last",
                 "test_one_attempt_means_no_retry",
             ]
         },
@@ -682,7 +686,7 @@ SETTLING = (
         ("if earlier then\n", "if false then\n"),
         tests={
             "contract/test_dead.py": "test_dead_deliver_delivers_a_dead_letter_once",
-            "integration/test_dead_replay.py": "test_a_step_that_runs_late_does_nothing_more",
+            "integration/test_dead_replay.py": "test_late_step_of_a_move_changes_nothing",
         },
     ),
     mutant(
@@ -742,7 +746,7 @@ AROUND = (
         "entries stay until they are archived, if that is required",
         "lua/stream_trim.lua",
         ("archive == '1' and (not floor", "archive == '2' and (not floor"),
-        tests={"contract/test_stream_trim.py": "test_the_archive_holds_the_floor"},
+        tests={"contract/test_stream_trim.py": "test_stream_trim_respects_the_archive"},
     ),
     mutant(
         "a loss that also counts entries that were read",
@@ -800,7 +804,7 @@ AROUND = (
         tests={
             "contract/test_group_ensure.py": [
                 "test_group_ensure_restores_a_lost_group_below_its_floor",
-                "test_a_lost_group_loses_nothing",
+                "test_group_ensure_after_a_lost_group_loses_nothing",
             ]
         },
     ),
@@ -850,7 +854,12 @@ AROUND = (
         "the partition of a key never changes",
         "streamqd/policy/partitioning.py",
         ("zlib.crc32(key) % count", "zlib.adler32(key) % count"),
-        tests={"unit/test_partitioning.py": ["test_fixed_vectors", "test_agrees_with_librdkafka"]},
+        tests={
+            "unit/test_partitioning.py": [
+                "test_crc32_partition_matches_fixed_vectors",
+                "test_crc32_partition_matches_librdkafka",
+            ]
+        },
     ),
     mutant(
         "a dedup id that is ignored",
@@ -865,7 +874,7 @@ AROUND = (
         "lua/_routed.lua",
         ("if present ~= partitions and", "if not present and"),
         tests={
-            "contract/test_publishing.py": "test_a_topic_that_has_changed_gets_nothing",
+            "contract/test_publishing.py": "test_append_refuses_a_changed_partition_count",
             "integration/test_growth.py": "test_topics_by_turns_all_follow_a_growth",
         },
     ),
@@ -874,7 +883,7 @@ AROUND = (
         "nothing is sent to a retired or deleted topic",
         "lua/_routed.lua",
         ("~= tonumber(partitions) then", "~= tonumber(partitions) and present then"),
-        tests={"contract/test_publishing.py": "test_a_retired_topic_gets_nothing"},
+        tests={"contract/test_publishing.py": "test_append_refuses_a_retired_topic"},
     ),
     mutant(
         "a limit that lets a whole chunk through",
@@ -911,7 +920,7 @@ SCHEDULES = (
             "redis.call('ZADD', due, step.following, name)",
             "redis.call('ZADD', due, step.due, name)",
         ),
-        tests={"contract/test_schedules.py": "test_a_tick_is_written_and_moved_on"},
+        tests={"contract/test_schedules.py": "test_schedule_fire_writes_a_tick_and_advances"},
     ),
     mutant(
         "a tick of another specification",
@@ -932,7 +941,7 @@ SCHEDULES = (
         "a schedule that no instance declares stops",
         "lua/schedule_fire.lua",
         ("elseif seen and now - (whole(seen) or 0) > orphan_ms then", "elseif false then"),
-        tests={"contract/test_schedules.py": "test_an_orphan_is_not_fired"},
+        tests={"contract/test_schedules.py": "test_schedule_fire_refuses_an_orphan"},
     ),
     mutant(
         "a tick to a topic of another size",
@@ -950,7 +959,7 @@ SCHEDULES = (
         ("if busy then", "if false then"),
         tests={
             "contract/test_schedules.py": [
-                "test_a_message_that_is_not_finished_leaves_a_tick_out",
+                "test_overlap_skips_a_tick_while_a_message_is_unfinished",
                 "test_overlap_applies_within_one_call",
             ]
         },
@@ -960,7 +969,7 @@ SCHEDULES = (
         "x-schedule and x-scheduled-for never repeat together",
         "lua/schedule_fire.lua",
         ("written[name] or sent and whole(sent) or -1", "-1"),
-        tests={"contract/test_schedules.py": "test_a_tick_that_was_sent_is_not_sent_again"},
+        tests={"contract/test_schedules.py": "test_schedule_fire_does_not_repeat_a_sent_tick"},
     ),
     mutant(
         "a deploy that changes an unchanged schedule",
@@ -975,7 +984,7 @@ SCHEDULES = (
         "lua/schedule_declare.lua",
         ("if not newer and now - seen <= takeover_ms then", "if false then"),
         tests={
-            "contract/test_schedules.py": "test_a_file_that_was_read_earlier_does_not",
+            "contract/test_schedules.py": "test_schedule_declare_of_an_earlier_file_is_refused",
             "integration/test_schedules.py": "test_later_release_wins_while_both_run",
         },
     ),

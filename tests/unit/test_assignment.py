@@ -237,7 +237,7 @@ def test_assignment_covers_each_unit_within_one_of_the_share(fleet: Fleet) -> No
 
 
 @given(fleets(same_offers))
-def test_the_fewest_moves_that_balance(fleet: Fleet) -> None:
+def test_assignment_uses_the_fewest_moves(fleet: Fleet) -> None:
     members, units, owners = fleet
     wanted = assign(members, units, owners)
     names = {each.id for each in members}
@@ -270,7 +270,7 @@ def test_assigned_again_nothing_moves(fleet: Fleet) -> None:
 
 
 @given(fleets(st.one_of(same_offers, any_offers)), st.randoms(use_true_random=False))
-def test_the_order_of_the_arguments_does_not_matter(fleet: Fleet, shuffler: random.Random) -> None:
+def test_assignment_ignores_the_argument_order(fleet: Fleet, shuffler: random.Random) -> None:
     members, units, owners = fleet
     mixed_members, mixed_units, mixed_owners = list(members), list(units), list(owners.items())
     for each in (mixed_members, mixed_units, mixed_owners):
@@ -417,7 +417,7 @@ def test_units_move_only_to_the_newcomer(count: int, counts: dict[tuple[str, str
 
 
 @pytest.mark.parametrize("kind", ["same offers", "different offers"])
-def test_a_large_fleet_is_assigned_in_time(kind: str) -> None:
+def test_assignment_of_a_large_fleet_is_fast(kind: str) -> None:
     pairs = [(f"topic{number}", "group") for number in range(40)]
     units = units_of(dict.fromkeys(pairs, 250))
     chance = random.Random(7)

@@ -29,7 +29,7 @@ attempts = st.integers(1, 10**30)
         ("exponential", [2, 4, 8, 10, 10, 10]),
     ],
 )
-def test_growth(kind: str, waits: list[float]) -> None:
+def test_backoff_grows_by_its_kind(kind: str, waits: list[float]) -> None:
     policy = Backoff(kind=kind, base=2.0, max=10.0, jitter="none")
     assert [delay(policy, attempt, 0.5) for attempt in range(1, 7)] == waits
 
@@ -58,7 +58,7 @@ def test_unknown_kind_is_an_error() -> None:
 
 
 @given(policies, attempts, st.floats(0, 1))
-def test_within_bounds(policy: Backoff, attempt: int, jitter: float) -> None:
+def test_backoff_stays_within_bounds(policy: Backoff, attempt: int, jitter: float) -> None:
     wait = delay(policy, attempt, jitter)
     assert math.isfinite(wait)
     assert 0 <= wait <= policy.max

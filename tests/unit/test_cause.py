@@ -262,7 +262,9 @@ CASES = [
 @pytest.mark.parametrize(
     ("word", "moves", "known", "part"), CASES, ids=[f"{at}-{c[0]}" for at, c in enumerate(CASES)]
 )
-def test_the_first_cause(word: str, moves: bool, known: WaitFacts, part: str) -> None:
+def test_cause_and_progress_are_derived_from_the_facts(
+    word: str, moves: bool, known: WaitFacts, part: str
+) -> None:
     first = causes(known)[0]
 
     assert (first.word, first.moves) == (word, moves)

@@ -27,7 +27,7 @@ def test_two_columns_of_one_name_keep_their_values(capsys: pytest.CaptureFixture
         answers.show(["a", "a"], [(1, 2)], "json")
 
 
-def test_rows_within_rows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nested_rows_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     row = pytest.importorskip("pyspark.sql").Row
     answers.show(["at"], [([row(x=1, y=b"z")],)], "json")
     assert json.loads(capsys.readouterr().out) == {"at": [{"x": 1, "y": "z"}]}

@@ -63,7 +63,7 @@ def test_ages_are_short(milliseconds: float | None, shown: str) -> None:
     assert words.age(milliseconds) == shown
 
 
-def test_counting_things() -> None:
+def test_count_uses_singular_and_plural() -> None:
     assert [words.count(n, "letter") for n in (0, 1, 2, 1234)] == [
         "no letters",
         "1 letter",
@@ -157,7 +157,7 @@ def test_gzip_is_recognised_whatever_the_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"\x1f", b"\n"])
-def test_very_short_files(tmp_path: Path, content: bytes) -> None:
+def test_lines_of_reads_very_short_files(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "short").write_bytes(content)
     assert lines_of(tmp_path / "short") == content.splitlines()
 
@@ -187,7 +187,7 @@ def test_a_line_may_be_as_long_as_a_message(tmp_path: Path) -> None:
     opened.close()
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_lines_of_reports_an_unreadable_file(tmp_path: Path) -> None:
     with pytest.raises(click.UsageError, match="No such file"):
         Lines(str(tmp_path / "missing"))
     with pytest.raises(click.UsageError, match="directory"):

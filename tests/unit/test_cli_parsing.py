@@ -201,7 +201,7 @@ def test_help_lists_commands_under_headings(invoke: Invoke) -> None:
     assert "produce" in shown["Send and read"]
 
 
-def test_the_version(invoke: Invoke) -> None:
+def test_version_option_prints_the_version(invoke: Invoke) -> None:
     assert invoke("--version").stdout.startswith(f"streamqd {__version__} (Python 3.")
 
 
@@ -272,7 +272,7 @@ def test_all_configuration_problems_are_printed(invoke: Invoke) -> None:
     assert "daemon.lease_ttl" in result.stderr
 
 
-def test_a_configuration_that_is_not_there(invoke: Invoke) -> None:
+def test_missing_configuration_file_is_an_error(invoke: Invoke) -> None:
     result = invoke("--config", "missing.toml", "status")
 
     assert result.exit_code == 3
@@ -328,7 +328,7 @@ def test_passwords_are_never_shown(invoke: Invoke) -> None:
     assert "***" in invoke("config", "show").stdout
 
 
-def test_the_schema_is_json(invoke: Invoke) -> None:
+def test_config_schema_prints_json(invoke: Invoke) -> None:
     schema = json.loads(invoke("config", "schema").stdout)
 
     assert {"redis", "daemon", "topics", "consumers"} <= schema["properties"].keys()
@@ -440,7 +440,7 @@ def test_failure_is_one_sentence(
     assert (result.exit_code, result.stderr) == (code, text)
 
 
-def test_verbose_shows_where(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verbose_shows_a_traceback(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "run", lambda *_a, **_o: {}["k"])
     Path("streamq.toml").write_text(GOOD)
 
@@ -530,7 +530,7 @@ def test_init_never_overwrites(invoke: Invoke) -> None:
     ],
     ids=" ".join,
 )
-def test_the_embedded_server_is_not_running(
+def test_command_reports_that_the_embedded_server_is_down(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr("streamqd.producer.sender.PAUSES", ())

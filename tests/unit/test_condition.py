@@ -39,7 +39,7 @@ def test_one_word_describes_a_unit(
     assert found == word
 
 
-def test_the_gravest_names_a_group() -> None:
+def test_group_condition_is_the_worst_of_its_units() -> None:
     """U8: a group shows the worst word of its units. A word of a later version is unknown."""
     words = ["ready", "running", "circuit-open", "later", "stopped", "crash-loop"]
     ranked = sorted(words, key=gravity)

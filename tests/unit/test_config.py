@@ -91,7 +91,7 @@ def test_the_file_may_be_named_by_the_environment(place: Place) -> None:
     assert config.load(None, {}, {"STREAMQ_CONFIG": str(place.file)}).daemon.fleet == "blue"
 
 
-def test_a_whole_file(place: Place) -> None:
+def test_config_reads_a_whole_file(place: Place) -> None:
     settings = place.load(
         """
         [redis]
@@ -201,14 +201,14 @@ def test_none_switches_an_optional_setting_off(place: Place, setting: str, value
         ("unix:/run/s.sock", Path("/run/s.sock")),
     ],
 )
-def test_addresses(place: Place, bind: str, address: object) -> None:
+def test_http_bind_addresses_are_parsed(place: Place, bind: str, address: object) -> None:
     assert place.load(f'[http]\nbind = "{bind}"').http.address == address
 
 
 # --- the file itself -----------------------------------------------------------------------------
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
+def test_missing_config_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         config.load(tmp_path / "no.toml", {}, NOTHING)
     assert raised.value.problems == [
@@ -216,7 +216,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
     ]
 
 
-def test_an_unreadable_file(tmp_path: Path) -> None:
+def test_unreadable_config_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r": it cannot be read \(Is a directory\)$"):
         config.load(tmp_path, {}, NOTHING)
 
@@ -227,13 +227,13 @@ def test_broken_toml_names_line_and_column(place: Place) -> None:
     assert "\n" not in found
 
 
-def test_a_file_that_is_not_utf8(place: Place) -> None:
+def test_config_file_that_is_not_utf8_is_an_error(place: Place) -> None:
     place.file.write_bytes(b"[daemon]\n# caf\xe9\n")
     with pytest.raises(ConfigError, match=r"streamq\.toml:2: it is not UTF-8 text"):
         config.load(place.file, {}, NOTHING)
 
 
-def test_a_file_of_absurd_size(place: Place) -> None:
+def test_oversized_config_file_is_an_error(place: Place) -> None:
     assert "is it the right file?" in place.problem("#" * (5 << 20))
 
 
@@ -420,7 +420,7 @@ def test_a_problem_of_a_consumer_names_its_topic_group_and_line(place: Place) ->
     assert re.fullmatch(r"consumers\[0\].group: .* \(\S+\.toml:2\)", whole), whole
 
 
-def test_a_text_that_looks_like_a_consumer_moves_no_line(place: Place) -> None:
+def test_problem_lines_ignore_text_that_looks_like_a_consumer(place: Place) -> None:
     """U11: a wrong line is worse than none."""
     text = f'[daemon]\ninstance = """\n[[consumers]]\n"""\n{WORK}max_attempts = -1'
     found = next(each for each in place.problems(text) if each.startswith("consumers[0]"))
@@ -479,7 +479,7 @@ def test_command_line_over_environment_over_file_over_default(place: Place) -> N
         ("STREAMQ_KEYS__CONTROL", "mq", "keys", "control", "mq"),
     ],
 )
-def test_variables(
+def test_environment_variables_set_values(
     place: Place, name: str, text: str, section: str, setting: str, value: object
 ) -> None:
     assert getattr(getattr(place.load(environ={name: text}), section), setting) == value
@@ -533,7 +533,7 @@ def test_overrides_are_dotted_toml_keys(place: Place) -> None:
         ("STREAMQ_CONSUMERS__0__TIMEOUT", "consumers are a list: state them in the file"),
     ],
 )
-def test_unknown_variables(place: Place, name: str, said: str) -> None:
+def test_unknown_environment_variables_are_problems(place: Place, name: str, said: str) -> None:
     found = place.problem(environ={name: "1"})
     assert found.startswith(f"{name}: ")
     assert said in found
@@ -553,7 +553,7 @@ def test_other_environment_variables_are_ignored(place: Place) -> None:
         ("consumers.timeout", "consumers are a list"),
     ],
 )
-def test_wrong_overrides(place: Place, key: str, said: str) -> None:
+def test_invalid_overrides_are_problems(place: Place, key: str, said: str) -> None:
     assert said in place.problem(overrides={key: "x"})
 
 
@@ -580,7 +580,7 @@ def test_a_value_from_outside_cannot_smuggle_in_other_settings(place: Place) -> 
         "rediss+cluster://h:7000,i:7001",
     ],
 )
-def test_urls(place: Place, url: str) -> None:
+def test_valid_redis_urls_are_accepted(place: Place, url: str) -> None:
     assert place.load(f'[redis]\nurl = "{url}"').redis.url == url
 
 
@@ -609,7 +609,7 @@ def test_urls(place: Place, url: str) -> None:
         (f"unix:///{'x' * 107}", "the system allows 107"),
     ],
 )
-def test_wrong_urls(place: Place, url: str, said: str) -> None:
+def test_invalid_redis_urls_are_problems(place: Place, url: str, said: str) -> None:
     found = place.problem(f'[redis]\nurl = "{url}"')
     assert found.startswith("redis.url: ")
     assert said in found
@@ -790,7 +790,7 @@ def test_root_finds_the_server_of_a_daemon_of_another_user(place: Place, runtime
     assert config.redis_url(settings) == f"unix://{claimed}"
 
 
-def test_a_state_dir_that_cannot_be_made(place: Place) -> None:
+def test_impossible_state_dir_is_an_error(place: Place) -> None:
     settings = place.load('[daemon]\nstate_dir = "streamq.toml/x"')
     with pytest.raises(ConfigError, match=r"cannot be made \(Not a directory\): name another"):
         config.claim_socket_path(settings, NOTHING)
@@ -806,7 +806,7 @@ def test_a_state_dir_that_cannot_be_made(place: Place) -> None:
         ("cannot reach redis://me:pw@h: no", "cannot reach redis://me:***@h: no"),
     ],
 )
-def test_masking(url: str, shown: str) -> None:
+def test_masked_hides_passwords_in_urls(url: str, shown: str) -> None:
     assert config.masked(url) == shown
 
 
@@ -943,7 +943,9 @@ def test_duplicate_consumer_declaration_counts_once(place: Place) -> None:
         ),
     ],
 )
-def test_wrong_declarations(place: Place, declared: list[dict[str, Any]], said: str) -> None:
+def test_invalid_consumer_declarations_are_problems(
+    place: Place, declared: list[dict[str, Any]], said: str
+) -> None:
     with pytest.raises(ConfigError) as raised:
         config.declare_consumers(place.load(), declared)
     (found,) = raised.value.problems
@@ -965,7 +967,7 @@ def test_a_consumer_that_no_module_declares_is_a_problem(place: Place) -> None:
 # --- warnings ------------------------------------------------------------------------------------
 
 
-def test_the_defaults_warn_of_nothing(place: Place) -> None:
+def test_default_configuration_causes_no_warning(place: Place) -> None:
     assert config.warnings(place.load(WORK)) == []
 
 
@@ -994,6 +996,6 @@ def test_safe_circuit_breaker_causes_no_warning(place: Place, more: str) -> None
         (WORK + "breaker = { failures = 6 }", "breaker.failures: one message of access/hits that"),
     ],
 )
-def test_warnings(place: Place, text: str, said: str) -> None:
+def test_risky_settings_cause_warnings(place: Place, text: str, said: str) -> None:
     (found,) = config.warnings(place.load(text))
     assert said in found

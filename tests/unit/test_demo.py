@@ -53,19 +53,19 @@ def wrong(tally: DemoTally) -> list[str]:
     return [sentence for ok, sentence in tally.checks() if not ok]
 
 
-def test_right_figures_agree(tally: DemoTally):
+def test_demo_accepts_correct_figures(tally: DemoTally):
     assert wrong(tally) == []
     assert tally.top("hits") == [("/a", 200, 4 * (EACH - 1))]
 
 
-def test_a_lost_message_is_seen(tally: DemoTally):
+def test_demo_finds_a_lost_message(tally: DemoTally):
     store(tally.folder, "agents", 2, handled=EACH - 2)
     tally.look()
 
     assert wrong(tally) == ["agents: handled + dead = produced, in every partition"]
 
 
-def test_a_message_in_the_wrong_partition_is_seen(tally: DemoTally):
+def test_demo_finds_a_message_in_the_wrong_partition(tally: DemoTally):
     tally.added[0] += 1
     tally.added[1] -= 1
 
@@ -75,7 +75,7 @@ def test_a_message_in_the_wrong_partition_is_seen(tally: DemoTally):
     ]
 
 
-def test_a_message_counted_twice_is_seen(tally: DemoTally):
+def test_demo_finds_a_message_counted_twice(tally: DemoTally):
     database = sqlite3.connect(tally.folder.database("hits", 3))
     with database:
         database.execute("UPDATE hits SET count = count + 1")
@@ -84,7 +84,7 @@ def test_a_message_counted_twice_is_seen(tally: DemoTally):
     assert wrong(tally) == ["hits: each handled message is counted exactly once"]
 
 
-def test_a_line_that_was_not_sent_is_seen(tally: DemoTally):
+def test_demo_finds_an_unsent_line(tally: DemoTally):
     tally.lines += 1
 
     assert wrong(tally) == ["every line of the file is in Redis"]

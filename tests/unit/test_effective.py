@@ -28,7 +28,7 @@ def test_registered_settings_restore_the_topic(tmp_path: Path) -> None:
     assert config.effective(Topic(), json.loads(json.dumps(stored))) == stated
 
 
-def test_the_file_wins_setting_by_setting(tmp_path: Path) -> None:
+def test_file_overrides_registered_settings_one_by_one(tmp_path: Path) -> None:
     stored = {"archive": "required", "retention": {"max_age": 60.0, "max_length": 7}}
     stated = topic_of(tmp_path, '[topics.access]\nretention = { max_age = "none" }')
     found = config.effective(stated, stored)

@@ -57,7 +57,7 @@ def test_subprocess_task_rejects_a_truncated_result(end: Callable[[], None], tro
     assert found.trouble.startswith(trouble)
 
 
-def test_the_work_soils_only_the_child():
+def test_subprocess_task_does_not_affect_its_parent():
     def work() -> bool:
         os.environ["LEFT_BEHIND"] = "1"
         return True

@@ -36,11 +36,11 @@ def test_fingerprint_is_short_stable_and_hexadecimal() -> None:
         ("ValueError", "bank.py:charge", "orders:ship"),
     ],
 )
-def test_each_part_matters(other: tuple[str, str, str]) -> None:
+def test_fingerprint_depends_on_each_part(other: tuple[str, str, str]) -> None:
     assert fingerprint(*other) != fingerprint("ValueError", "bank.py:charge", "orders:pay")
 
 
-def test_the_innermost_frame_of_user_code_counts() -> None:
+def test_fingerprint_uses_the_innermost_user_frame() -> None:
     user = [("/srv/a.py", "go"), ("/srv/b.py", "load")]
 
     assert innermost(user) == "b.py:load"

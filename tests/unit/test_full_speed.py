@@ -24,7 +24,7 @@ def runs(since: float, until: float, rate: float = RATE) -> list[float]:
     ],
     ids=["no loss", "a gap", "half the speed", "two gaps, the first after a while"],
 )
-def test_the_time_until_full_speed(times: list[float], seconds: float) -> None:
+def test_seconds_until_full_is_computed(times: list[float], seconds: float) -> None:
     found = seconds_until_full(times, 5.0, RATE)
     assert found == pytest.approx(seconds, abs=0.5)
 

@@ -84,7 +84,7 @@ def test_growth_page_without_groups_has_one_curve() -> None:
     assert growth_page.curves(reversed(rows)) == {"partitions": rows}
 
 
-def test_the_largest_amount_is_compared_with_the_smallest_and_not_with_nothing() -> None:
+def test_growth_page_compares_with_the_smallest_amount() -> None:
     text = words(growth_page.text(RESULTS))
 
     assert (
@@ -103,7 +103,7 @@ def test_every_figure_has_a_row() -> None:
     assert "200,000 messages of 100 bytes" in text
 
 
-def test_the_page_is_current() -> None:
+def test_growth_page_is_current() -> None:
     """To update the page, run `make bench NAME=growth-page`."""
     if not growth_page.RESULTS.exists():
         pytest.skip("make bench NAME=growth has not been run")

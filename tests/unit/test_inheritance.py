@@ -64,7 +64,7 @@ def test_frozen_objects_are_out_of_the_collectors_sight() -> None:
     assert gc.get_freeze_count() > before
 
 
-def test_the_collector_looks_less_often() -> None:
+def test_freeze_makes_garbage_collection_rarer() -> None:
     fork_hygiene.freeze()
     assert gc.get_threshold()[0] == fork_hygiene.YOUNG_OBJECTS
 

@@ -76,7 +76,7 @@ def test_lock_file_of_another_user_is_refused(lock: InstanceLock) -> None:
         lock.acquire()
 
 
-def test_a_link_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_instance_lock_refuses_a_symlink(folder: Path, tmp_path: Path) -> None:
     """S9: the target of a link is not opened, truncated or written."""
     (tmp_path / "elsewhere").write_text("kept")
     (folder / "one.lock").symlink_to(tmp_path / "elsewhere")

@@ -24,7 +24,7 @@ def test_every_dependency_is_locked_in_an_allowed_version() -> None:
     assert "hiredis" in locked
 
 
-def test_the_lock_holds_nothing_else() -> None:
+def test_lock_file_contains_only_pinned_packages() -> None:
     text = (ROOT / "etc" / "requirements.lock").read_text()
     rest = [line for line in PINNED.sub("", text).splitlines() if line and not line.startswith("#")]
     assert rest == []

@@ -161,7 +161,7 @@ def test_an_unregistered_event_is_a_programming_error() -> None:
         logs.event("start", pid=3)
 
 
-def test_lines_are_bounded(pipe: tuple[int, int]) -> None:
+def test_log_lines_are_bounded(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     logs.setup(role="supervisor", style="text", fd=writer)
     logs.event("message.dead", **{f"field{n}": "x" * 10_000 for n in range(20)})
@@ -589,7 +589,7 @@ def test_a_handlers_own_extra_wins_and_does_not_fail() -> None:
         logger.warning("sold", extra={"name": "taken"})
 
 
-def test_the_root_logger_is_not_touched(pipe: tuple[int, int]) -> None:
+def test_log_setup_leaves_the_root_logger_alone(pipe: tuple[int, int]) -> None:
     root = logging.getLogger()
     before = root.handlers[:], root.level, root.filters[:]
     reader, writer = pipe
@@ -649,7 +649,7 @@ def test_every_registered_event_is_used() -> None:
     assert sorted(logs.EVENTS.keys() - used) == []
 
 
-def test_the_registry_is_sorted_and_explained() -> None:
+def test_log_event_registry_is_sorted_and_explained() -> None:
     assert list(logs.EVENTS) == sorted(logs.EVENTS)
     for name, meaning in logs.EVENTS.items():
         assert name == name.lower()

@@ -17,7 +17,7 @@ def message(*fields: bytes, retried: bool = False, entry_id: bytes = ID) -> Mess
     return Message(DELIVERY, entry_id, list(fields), retried=retried)
 
 
-def test_a_plain_entry():
+def test_plain_entry_has_default_bookkeeping():
     plain = message(b"payload", b'{"a": 1}')
     assert plain.payload == b'{"a": 1}'
     assert plain.json() == {"a": 1}
@@ -32,13 +32,13 @@ def test_a_plain_entry():
     assert (plain.retry_count, plain.crash_count, plain.replay_count) == (0, 0, 0)
 
 
-def test_the_payload_may_stand_anywhere_or_nowhere():
+def test_payload_field_may_be_anywhere_or_missing():
     assert message(b"key", b"k", b"payload", b"x").payload == b"x"
     assert message(b"key", b"k").payload == b""
     assert message().payload == b""
 
 
-def test_a_value_is_not_taken_for_a_name():
+def test_field_value_is_not_read_as_a_name():
     odd = message(b"key", b"payload", b"payload", b"x")
     assert (odd.key, odd.payload) == (b"payload", b"x")
 

@@ -112,7 +112,7 @@ def test_counters_of_a_slot(view: MetricsView, slot: WorkerSlot, counter: str, m
     assert value(view, f"streamqd_{metric}_total", **HERE, **ME) == 42
 
 
-def test_failures_by_result(view: MetricsView, slot: WorkerSlot) -> None:
+def test_metrics_count_failures_by_result(view: MetricsView, slot: WorkerSlot) -> None:
     slot.add("failed", 5)
     slot.add("timeouts", 2)
     assert value(view, "streamqd_failures_total", **HERE, **ME, result="error") == 3
@@ -148,7 +148,7 @@ def test_figures_of_a_group(view: MetricsView, metric: str, expected: float) -> 
     assert value(view, f"streamqd_{metric}", **HERE) == expected
 
 
-def test_the_position_of_a_spark_query(view: MetricsView) -> None:
+def test_metrics_include_a_spark_query_position(view: MetricsView) -> None:
     """P7: the lag and the time of its last position. An unknown value is absent."""
     labels = frozenset({("topic", "access"), ("partition", "3"), ("group", "spark:etl")})
     assert scrape(view)["streamqd_query_lag"] == {labels: 7.0}
@@ -162,7 +162,7 @@ def test_age_uses_the_clock_of_the_server(view: MetricsView) -> None:
     assert value(view, "streamqd_oldest_unread_age_seconds", **HERE) == 0
 
 
-def test_an_unknown_lag_is_absent(view: MetricsView) -> None:
+def test_metrics_omit_an_unknown_lag(view: MetricsView) -> None:
     view.units = {UNIT: figures(unread=None)}
     assert value(view, "streamqd_lag", **HERE) is None
     assert value(view, "streamqd_pending", **HERE) == 5
@@ -192,7 +192,7 @@ def test_gauges_of_a_worker(view: MetricsView, slot: WorkerSlot) -> None:
     assert value(view, "streamqd_worker_crash_loop", **HERE, **ME) == 1
 
 
-def test_instance_metrics(view: MetricsView, board: Scoreboard) -> None:
+def test_metrics_include_the_instance(view: MetricsView, board: Scoreboard) -> None:
     board.add("rebalance_acquired", 3)
     board.add("rebalance_shed", 1)
     board.add("renew_late", 2)
@@ -237,7 +237,7 @@ def test_histograms_merge_partitions_and_are_cumulative(
 # --- the table itself -----------------------------------------------------------------------------
 
 
-def test_names_and_texts() -> None:
+def test_metric_names_and_texts_are_valid() -> None:
     names = [metric.name for metric in METRICS]
     assert len(names) == len(set(names))
     for metric in METRICS:
@@ -252,7 +252,7 @@ def test_names_and_texts() -> None:
     assert not any("partition" in m.labels for m in METRICS if m.kind == "histogram")
 
 
-def test_the_promised_metrics_are_there() -> None:
+def test_documented_metrics_exist() -> None:
     promised = {
         *("produced_total", "consumed_total", "acked_total", "retried_total", "dead_total"),
         *("topic_length", "pending", "in_flight", "partitions_owned"),
@@ -291,7 +291,7 @@ def test_every_metric_has_a_sample(view: MetricsView, slot: WorkerSlot) -> None:
     assert silent == []
 
 
-def test_promtool_finds_nothing(view: MetricsView, slot: WorkerSlot) -> None:
+def test_promtool_accepts_the_metrics(view: MetricsView, slot: WorkerSlot) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")

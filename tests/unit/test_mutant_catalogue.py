@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("one", MUTANTS, ids=lambda one: one.name.replace(" ", "-"))
-def test_the_mutant_applies_and_changes_something(one: Mutant) -> None:
+def test_every_mutant_applies(one: Mutant) -> None:
     text = one.applied(ROOT)
     assert text != (ROOT / one.path).read_text()
     assert one.path.startswith(("streamqd/", "lua/")), "tests are not broken on purpose"
@@ -22,7 +22,7 @@ def test_the_mutant_applies_and_changes_something(one: Mutant) -> None:
         compile(text, one.path, "exec")
 
 
-def test_names_are_unique() -> None:
+def test_mutant_names_are_unique() -> None:
     assert len({one.name for one in MUTANTS}) == len(MUTANTS)
 
 

@@ -98,7 +98,9 @@ def test_manager_that_does_not_read_never_blocks_notify(tmp_path: Path) -> None:
         ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": ""}, None),
     ],
 )
-def test_the_watchdog_interval(environ: dict[str, str], interval: float | None) -> None:
+def test_watchdog_interval_is_read_from_the_environment(
+    environ: dict[str, str], interval: float | None
+) -> None:
     assert Notifier(environ).watchdog_interval == interval
 
 

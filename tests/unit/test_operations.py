@@ -196,7 +196,7 @@ def test_alert_rules_and_dashboard_use_existing_metrics(place: str, expression: 
     assert set(selected) <= known
 
 
-def test_the_labels_that_alerts_print_are_there() -> None:
+def test_alert_labels_exist_in_the_metrics() -> None:
     for block in ALERTS.read_text().split("- alert: ")[1:]:
         name = block.split("\n", 1)[0]
         expression = alert_expressions()[name]
@@ -218,7 +218,7 @@ def test_every_alert_is_tested_and_explained() -> None:
     assert set(re.findall(r"Streamqd\w+", page)) <= names
 
 
-def test_the_dashboard_is_whole() -> None:
+def test_dashboard_is_complete() -> None:
     board = json.loads(DASHBOARD.read_text())
     panels = board["panels"]
     variables = {one["name"] for one in board["templating"]["list"]}
@@ -232,7 +232,7 @@ def test_the_dashboard_is_whole() -> None:
 @pytest.mark.slow
 @pytest.mark.fault("F29")
 @pytest.mark.parametrize("what", [("check", ALERTS), ("test", ALERT_TESTS)], ids=["check", "test"])
-def test_promtool_agrees(what: tuple[str, Path]) -> None:
+def test_promtool_accepts_the_alert_rules(what: tuple[str, Path]) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
@@ -242,7 +242,7 @@ def test_promtool_agrees(what: tuple[str, Path]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_page_of_metrics_is_complete() -> None:
+def test_metrics_page_is_complete() -> None:
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     rows = dict(re.findall(r"^\| `(streamqd_\w+)` \| (\w+) \|", page, re.MULTILINE))
 
@@ -343,7 +343,7 @@ def defaults() -> config.Settings:
     return config.load(None)
 
 
-def test_the_units_wait_longer_than_a_drain_and_a_boot(defaults: config.Settings) -> None:
+def test_systemd_timeouts_exceed_drain_and_boot(defaults: config.Settings) -> None:
     for name in ("streamqd.service", "streamqd@.service"):
         unit = (ROOT / "systemd" / name).read_text()
         assert float(value_of(unit, "TimeoutStopSec")) > defaults.daemon.drain_timeout + AFTER_DRAIN
@@ -406,9 +406,7 @@ def test_kubernetes_pod_has_minimal_permissions() -> None:
     assert "from" in scrape, "the HTTP endpoint is not for every pod of the cluster"
 
 
-def test_the_configuration_of_the_pod_is_valid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kubernetes_configuration_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, deployment, *_ = documents(KUBERNETES / "streamqd.yaml")
     [container] = deployment["spec"]["template"]["spec"]["containers"]
     path = tmp_path / "streamq.toml"
@@ -502,7 +500,7 @@ def test_the_scaling_pod_has_the_configuration_of_the_daemon(
     assert loaded.http.address == ("0.0.0.0", container["ports"][0]["containerPort"])
 
 
-def test_the_image_and_the_manifests_agree() -> None:
+def test_image_and_manifests_agree() -> None:
     _, deployment, *_ = documents(KUBERNETES / "streamqd.yaml")
     pod = deployment["spec"]["template"]["spec"]
     [compose] = documents(DOCKER / "compose.yaml")

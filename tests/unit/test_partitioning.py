@@ -34,7 +34,7 @@ def bitwise_crc32(data: bytes) -> int:
 
 
 @pytest.mark.parametrize(("key", "crc"), PUBLISHED.items())
-def test_published_check_values(key: bytes, crc: int) -> None:
+def test_crc32_partition_matches_published_check_values(key: bytes, crc: int) -> None:
     assert crc32_partition(key, 1 << 32) == crc
     for count in (1, 2, 3, 4, 7, 12, 64, 1000):
         assert crc32_partition(key, count) == crc % count
@@ -52,7 +52,7 @@ LIBRDKAFKA = {
 
 @pytest.mark.parametrize(("key", "crc"), LIBRDKAFKA.items())
 @pytest.mark.parametrize("count", [7, 17])
-def test_agrees_with_librdkafka(key: bytes, crc: int, count: int) -> None:
+def test_crc32_partition_matches_librdkafka(key: bytes, crc: int, count: int) -> None:
     assert crc32_partition(key, count) == crc % count
 
 
@@ -68,7 +68,7 @@ def test_agrees_with_librdkafka(key: bytes, crc: int, count: int) -> None:
         ("Grüße".encode(), 16, 1),
     ],
 )
-def test_fixed_vectors(key: bytes, count: int, partition: int) -> None:
+def test_crc32_partition_matches_fixed_vectors(key: bytes, count: int, partition: int) -> None:
     assert crc32_partition(key, count) == partition
 
 
@@ -78,7 +78,7 @@ def test_crc32_partition_equals_two_other_implementations(key: bytes, count: int
     assert crc32_partition(key, count) == bitwise_crc32(key) % count
 
 
-def test_keys_spread() -> None:
+def test_crc32_partition_spreads_keys() -> None:
     counts = [0] * 16
     for number in range(16_000):
         counts[crc32_partition(f"user-{number}".encode(), 16)] += 1

@@ -23,7 +23,7 @@ def test_pauses_grow_up_to_a_bound_and_end_with_an_answer() -> None:
 
 
 @pytest.mark.fault("F16")
-def test_the_jitter_is_half_a_pause_each_way() -> None:
+def test_reconnect_jitter_is_half_a_pause_each_way() -> None:
     assert NodeBackoff(1.0, 1.0, lambda: 0.0).begin("a", 0.0) == 0.5
     assert NodeBackoff(1.0, 1.0, lambda: 1.0).begin("a", 0.0) == 1.5
 

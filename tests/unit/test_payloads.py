@@ -135,7 +135,7 @@ class Generator:
         (optional, Signature(payload=Order)),
     ],
 )
-def test_the_form_of_a_handler(function: Callable[..., object], form: Signature):
+def test_form_of_reads_the_handler_signature(function: Callable[..., object], form: Signature):
     assert form_of(function, "h:go") == form
 
 

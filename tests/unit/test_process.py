@@ -106,7 +106,7 @@ def test_signal_is_distinguished_from_an_exit_code(spawn: Start):
     assert ended(child) == Exit(None, signal.SIGKILL)
 
 
-def test_an_exit_reads_as_words():
+def test_exit_status_is_described_in_words():
     assert str(Exit(3, None)) == "exit code 3"
     assert str(Exit(None, signal.SIGSEGV)) == "signal SIGSEGV"
     assert str(Exit(None, 99)) == "signal 99"

@@ -48,7 +48,7 @@ class Clock:
     ("per_second", "seconds", "runs"),
     [(100.0, 10, 1000), (5 / 60, 600, 50), (0.5, 100, 50), (3.0, 10, 30), (10_000.0, 1, 10_000)],
 )
-def test_the_counts_are_exact(per_second: float, seconds: int, runs: int):
+def test_rate_counts_are_exact(per_second: float, seconds: int, runs: int):
     assert Clock(Rate(per_second)).fill(seconds) == runs
 
 

@@ -32,11 +32,11 @@ def load(directory: Path, text: str) -> config.Settings:
     return config.load(file, {}, {})
 
 
-def test_the_reference_file_is_current() -> None:
+def test_reference_file_is_current() -> None:
     assert REFERENCE.read_text() == config.reference_toml(), f"run: {REGENERATE}"
 
 
-def test_the_reference_loads_as_the_defaults(tmp_path: Path) -> None:
+def test_reference_file_loads_as_the_defaults(tmp_path: Path) -> None:
     assert load(tmp_path, config.reference_toml()) == load(tmp_path, "")
 
 
@@ -67,7 +67,7 @@ def test_reference_describes_every_setting_once() -> None:
             assert setting.doc in flat, name
 
 
-def test_the_reference_is_made_for_narrow_screens() -> None:
+def test_reference_lines_have_at_most_100_columns() -> None:
     assert max(map(len, config.reference_toml().splitlines())) <= 100
 
 
@@ -171,5 +171,5 @@ def test_the_schema_accepts_none_where_the_loader_does() -> None:
     assert consumer["start"]["enum"] == ["earliest", "latest"]
 
 
-def test_the_schema_is_json() -> None:
+def test_schema_is_valid_json() -> None:
     assert json.loads(json.dumps(config.json_schema())) == config.json_schema()

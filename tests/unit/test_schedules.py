@@ -350,7 +350,7 @@ def problem(tmp_path: Path, text: str) -> str:
     return found
 
 
-def test_a_schedule_is_read(tmp_path: Path) -> None:
+def test_schedule_table_is_parsed(tmp_path: Path) -> None:
     text = """
     [[schedules]]
     name = "nightly"
@@ -429,7 +429,7 @@ def test_invalid_schedule_table_is_refused(tmp_path: Path, text: str, found: lis
         assert problem_.startswith(begin)
 
 
-def test_a_topic_takes_ten_thousand() -> None:
+def test_topic_accepts_ten_thousand_schedules() -> None:
     tables = [{"name": f"s{at}", "topic": "t", "every": 60} for at in range(10_001)]
     with pytest.raises(ConfigError, match="10,001 of them send to t: the most is 10,000"):
         declared(tables)

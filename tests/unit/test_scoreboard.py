@@ -58,11 +58,11 @@ def test_unit_keeps_its_slot(board: Scoreboard):
     assert board.used == 2
 
 
-def test_an_unused_slot_has_no_unit(board: Scoreboard):
+def test_unused_slot_has_no_unit(board: Scoreboard):
     assert board.slot(2).unit is None
 
 
-def test_the_longest_names_fit(board: Scoreboard):
+def test_slot_fits_the_longest_names(board: Scoreboard):
     unit = Unit("t" * 64, 4095, "g" * 64)
     assert board.allot(unit).unit == unit
 
@@ -179,7 +179,7 @@ def test_more_entries_than_fit_are_refused_before_anything_is_written(slot: Work
     assert slot.unfinished == len(PLACES)
 
 
-def test_the_longest_places_fit(slot: WorkerSlot):
+def test_slot_fits_the_longest_places(slot: WorkerSlot):
     longest = b"m:18446744073709551615-18446744073709551615"
     slot.post_batch([longest] * ENTRIES_MAX)
     assert slot.batch() == Batch([], [])
@@ -325,7 +325,7 @@ def test_the_instance_has_flags_progress_and_counters(board: Scoreboard):
     assert board.used == 0
 
 
-def test_an_unknown_counter_is_an_error(board: Scoreboard, slot: WorkerSlot):
+def test_unknown_slot_counter_is_an_error(board: Scoreboard, slot: WorkerSlot):
     with pytest.raises(ValueError, match="not in tuple"):
         slot.add("nonsense")
     with pytest.raises(ValueError, match="not in tuple"):

@@ -70,7 +70,7 @@ def sample(folder: Path) -> Script:
     return scripts.parse("sample", HEADER + BODY, folder)
 
 
-def test_reads_a_header(sample: Script) -> None:
+def test_script_header_is_parsed(sample: Script) -> None:
     assert sample.summary == "here -> there"
     assert sample.prose == "What it does,\nin two lines."
     assert sample.keys == (
@@ -121,7 +121,7 @@ def test_a_header_that_cannot_be_read_is_refused(folder: Path, old: str, new: st
         scripts.parse("sample", HEADER.replace(old, new) + BODY, folder)
 
 
-def test_calls_by_name(sample: Script) -> None:
+def test_script_call_takes_keys_and_arguments_by_name(sample: Script) -> None:
     call = sample.call(KEYS, **ARGS)
     assert call == Call(sample, "s", ("s", "e", "t1", 5, 1, b"\xff", "1-0", b"2-0"))
 
@@ -149,7 +149,7 @@ def test_first_key_replaces_a_missing_optional_key(sample: Script) -> None:
         (KEYS, {"other": 1}),
     ],
 )
-def test_a_call_that_does_not_fit_is_refused(
+def test_script_call_with_wrong_arguments_is_refused(
     sample: Script, keys: dict[str, str], args: dict[str, object]
 ) -> None:
     with pytest.raises(ContractError, match="sample"):
@@ -159,7 +159,7 @@ def test_a_call_that_does_not_fit_is_refused(
         sample.call(KEYS, **some)
 
 
-def test_reads_an_answer(sample: Script) -> None:
+def test_script_reply_is_parsed(sample: Script) -> None:
     call = sample.call(KEYS, **ARGS)
     assert scripts.reply(call, [b"OK", 7]) == Reply("OK", [7])
     assert scripts.reply(call, b"OK 7") == Reply("OK", [b"7"])
@@ -194,7 +194,7 @@ def test_lint_finds_nothing_in_a_good_script(sample: Script) -> None:
         ),
     ],
 )
-def test_lint_finds(folder: Path, old: str, new: str, problem: str) -> None:
+def test_lint_finds_each_mistake(folder: Path, old: str, new: str, problem: str) -> None:
     assert BODY.count(old) == 1
     broken = scripts.parse("sample", HEADER + BODY.replace(old, new), folder)
     assert any(problem in found for found in scripts.lint(broken)), scripts.lint(broken)

@@ -84,21 +84,21 @@ def expected(name: str, attempt: int, crashes: int, age: float) -> Verdict:
 
 
 @pytest.mark.parametrize("name", OUTCOMES)
-def test_table(name: str) -> None:
+def test_verdict_matches_its_table(name: str) -> None:
     policy = dataclasses.replace(POLICY, max_age=100.0)
     for attempt, crashes, age in itertools.product(range(1, 8), range(6), (0.0, 99.9, 100.0, 1e9)):
         found = verdict(OUTCOMES[name], attempt, crashes, age, policy)
         assert found == expected(name, attempt, crashes, age), (attempt, crashes, age)
 
 
-def test_the_table_names_every_kind_of_outcome() -> None:
+def test_verdict_table_covers_every_outcome() -> None:
     assert {type(outcome) for outcome in OUTCOMES.values()} == set(get_args(Outcome))
 
 
 # --- limits --------------------------------------------------------------------------------------
 
 
-def test_the_fifth_failure_is_the_last() -> None:
+def test_fifth_failure_is_the_last() -> None:
     assert isinstance(verdict(FAILED, attempt=4), RetryVerdict)
     assert verdict(FAILED, attempt=5) == DeadVerdict("attempts")
 

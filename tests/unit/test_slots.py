@@ -69,7 +69,7 @@ def test_key_of_a_command(command: tuple[object, ...], key: object) -> None:
         ("ERR MOVED 1 a:1", None),
     ],
 )
-def test_redirections(text: str, found: Redirect | None) -> None:
+def test_redirect_of_parses_redirections(text: str, found: Redirect | None) -> None:
     assert redirect_of(text, A) == found
 
 

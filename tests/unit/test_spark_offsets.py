@@ -99,7 +99,7 @@ def test_offsets_survive_the_checkpoint(positions: offsets.Offsets) -> None:
     assert json.dumps(offsets.to_json(turned)) == text
 
 
-def test_the_json_is_that_of_the_documentation() -> None:
+def test_offset_json_matches_the_documentation() -> None:
     positions = {("access", 10): Position((17, 3), 4711), ("access", 2): Position((16, 0))}
     assert offsets.to_json(positions) == {
         "access": {"2": "16-0", "10": "17-3"},

@@ -43,7 +43,7 @@ def problems(**options: object) -> list[str]:
     return caught.value.problems
 
 
-def test_defaults() -> None:
+def test_spark_options_have_their_defaults() -> None:
     found = read()
     assert found.subscribe == ("access",)
     assert found.starting is found.starting_default is found.ending is None
@@ -119,7 +119,7 @@ def test_an_error_travels_between_processes() -> None:
 # --- subscriptions --------------------------------------------------------------------------------
 
 
-def test_the_three_ways_to_subscribe() -> None:
+def test_subscription_has_three_forms() -> None:
     assert read(subscribe=" b , a,b ").subscribe == ("b", "a")
     assert read(subscribe=None, subscribePattern="web.*").pattern == "web.*"
     found = read(subscribe=None, assign='{"access": [2, 0], "orders": [1]}')
@@ -207,7 +207,7 @@ def test_one_bound_applies_to_all_partitions(text: str, bound: Bound) -> None:
     assert read(endingOffsets=text).ending_default == bound
 
 
-def test_a_bound_for_each() -> None:
+def test_each_partition_may_have_its_own_bound() -> None:
     text = '{"access": {"0": "17-3", "1": "earliest", "2": -1, "3": "group:g", "4": -2}}'
     expected = {
         ("access", 0): Bound("id", (17, 3)),
@@ -253,7 +253,7 @@ def test_times_go_before_offsets() -> None:
         ("1970-01-01", 0),
     ],
 )
-def test_times_as_text(text: str, unix_ms: int) -> None:
+def test_text_times_without_a_zone_are_utc(text: str, unix_ms: int) -> None:
     """P5: times without a zone are UTC."""
     assert read(startingTimestamp=text).starting_default == Bound("time", unix_ms)
     each = read(endingOffsetsByTimestamp=f'{{"access": {{"0": "{text}"}}}}')

@@ -210,7 +210,7 @@ def test_failed_task_removes_its_files(tmp_path: Path) -> None:
     assert [each for each in tmp_path.rglob("*") if each.is_file()] == []
 
 
-def test_the_last_id_of_a_date() -> None:
+def test_last_id_of_a_date_is_its_last_millisecond() -> None:
     for date in ("1970-01-01", "2025-11-20", "9999-12-30"):
         last, _ = last_id(date)
         assert (date_of(last), date_of(last + 1) > date) == (date, True)

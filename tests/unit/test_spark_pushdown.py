@@ -72,7 +72,7 @@ def test_time_filter_keeps_all_rows_that_spark_keeps(
 
 
 @given(st.sampled_from(sorted(COMPARE)), st.integers(0, 12))
-def test_a_number_of_milliseconds_does_too(kind: str, value: int) -> None:
+def test_millisecond_filter_keeps_all_rows_that_spark_keeps(kind: str, value: int) -> None:
     narrowing = Narrowing()
     narrowing.take([made(kind, "id_ms", value)])
     kept = narrowing.spans([WHOLE])

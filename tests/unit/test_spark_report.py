@@ -157,7 +157,7 @@ def test_skew_names_the_key_or_the_number_of_partitions() -> None:
     ]
 
 
-def test_every_command_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_names_only_existing_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STREAMQ_REDIS__URL", "redis://127.0.0.1:1/0")
     broken = replace(GROUP, condition="circuit-open", lag=5, delayed=2)
     fields = {"fits": 0, "bad": 1, "rows": []}
@@ -279,7 +279,7 @@ def hostile() -> dict[str, Any]:
     return made | compared(made | {"measures": {EVIL: 3}}, made)
 
 
-def test_the_page_escapes_everything_and_asks_for_nothing() -> None:
+def test_report_page_escapes_values_and_loads_nothing() -> None:
     text = page(hostile())
     read = Reader(text)
     assert not {"script", "img", "link", "iframe", "object", "base"} & {*read.tags}
@@ -295,7 +295,7 @@ def test_the_page_escapes_everything_and_asks_for_nothing() -> None:
     assert not {"\x1b", "\u202e"} & {*text}
 
 
-def test_the_page_has_the_plots_and_the_figures() -> None:
+def test_report_page_has_plots_and_figures() -> None:
     text = page(hostile())
     read = Reader(text)
     assert read.tags.count("svg") == 2
@@ -305,7 +305,7 @@ def test_the_page_has_the_plots_and_the_figures() -> None:
         assert words in read.words
 
 
-def test_a_long_text_is_cut() -> None:
+def test_report_cuts_a_long_text() -> None:
     made = document(living(GROUP), topic("x" * 100_000, 1))
     assert len(page(made)) < 40_000
 
@@ -376,7 +376,7 @@ def test_a_finding_of_payloads_names_the_quarantine() -> None:
     )
 
 
-def test_the_page_without_topics() -> None:
+def test_report_page_without_topics_says_so() -> None:
     words = Reader(page(document(living()))).words
     assert "There are no topics" in words
     assert "this is the first report" in words

@@ -33,7 +33,7 @@ def entry(entry_id: str, **fields: bytes) -> RawEntry:
     return [entry_id.encode(), flat]
 
 
-def test_a_message() -> None:
+def test_message_entry_becomes_columns() -> None:
     headers = json.dumps({"trace": "é", "n": 1}).encode()
     found = table([entry("1795180481132-7", payload=b"\x00\xff", key=b"k", headers=headers)])
     assert found == [
@@ -55,7 +55,7 @@ def test_a_message() -> None:
     ]
 
 
-def test_a_message_without_anything() -> None:
+def test_empty_entry_becomes_null_columns() -> None:
     found = table([[b"1-0", []]], "key", "value", "headers", "fields")
     assert found == [{"key": None, "value": b"", "headers": None, "fields": None}]
 

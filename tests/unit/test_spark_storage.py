@@ -86,7 +86,7 @@ def seen(archive: Archive) -> list[int]:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def test_a_file_for_each_date(tmp_path: Path) -> None:
+def test_part_writer_writes_one_file_per_date(tmp_path: Path) -> None:
     writer = PartWriter(tmp_path, 1)
     writer.write(table([]))
     writer.write(table([DAY - 2, DAY - 1, DAY, 3 * DAY]))

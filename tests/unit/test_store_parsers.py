@@ -82,7 +82,9 @@ def fine(number: int | None, low: int = 0, high: int = untrusted.INTEGER_MAX) ->
 
 @quick
 @given(odds, odds, odds, odds, odds, st.integers(-2, 2**62))
-def test_fences(token: Any, epoch: Any, owner: Any, since: Any, solo: Any, ttl_ms: int) -> None:
+def test_fence_parser_reports_bad_values(
+    token: Any, epoch: Any, owner: Any, since: Any, solo: Any, ttl_ms: int
+) -> None:
     """C1, S6: an invalid epoch or time is reported with its key and field."""
     fence = (token, epoch, owner, since, solo)
     key = "the fence of a"
@@ -97,7 +99,7 @@ INFO = ("weight", "cap", "owned", "reloaded", "ttl", "offers", "broken", "leavin
 
 @quick
 @given(st.dictionaries(st.sampled_from(INFO), nested, max_size=4), odd)
-def test_members(info: dict[str, Any], score: bytes) -> None:
+def test_member_parser_bounds_its_values(info: dict[str, Any], score: bytes) -> None:
     """S6: values such as `"owned": 10**400`."""
     told = json.dumps(info).encode()
     (beat,) = members.beats([b"one", score], [b"one", told])
@@ -136,7 +138,7 @@ def test_parsers_survive_records_that_are_not_json(name: bytes, score: bytes, in
 
 @quick
 @given(st.dictionaries(st.sampled_from(("version", "at_unix_ms", "by", "why", "to")), nested))
-def test_orders(told: dict[str, Any]) -> None:
+def test_directive_parser_lists_unreadable_directives(told: dict[str, Any]) -> None:
     """S6: a directive is parsed or listed as unreadable."""
     raw = json.dumps({"version": 1, "at_unix_ms": 1} | told).encode()
     known = directives.read([b"pause:a/0/b", raw, b"move:a/0/b", raw, b"reload:*", raw])
@@ -145,7 +147,9 @@ def test_orders(told: dict[str, Any]) -> None:
 
 @quick
 @given(odds, odds, odds, odds, odds)
-def test_topics(count: Any, created: Any, stored: Any, token: Any, barriers: Any) -> None:
+def test_topic_parsers_report_bad_values(
+    count: Any, created: Any, stored: Any, token: Any, barriers: Any
+) -> None:
     """S6: counts, times and settings of a topic, and of its growth."""
     keys = Keys()
     key, registered = keys.meta("orders"), Answers([count, created, stored])
@@ -161,7 +165,7 @@ def test_topics(count: Any, created: Any, stored: Any, token: Any, barriers: Any
 
 @quick
 @given(st.lists(odd | st.just(b"orders"), max_size=5))
-def test_the_registry(raw: list[bytes]) -> None:
+def test_registry_parser_separates_invalid_names(raw: list[bytes]) -> None:
     """S6: an invalid name is listed separately, and hides no valid name."""
     names, bad = topics.registry(Store(Answers(raw), Keys()))  # type: ignore[arg-type]
     assert len(names) + len(bad) == len(raw)
@@ -172,7 +176,7 @@ def test_the_registry(raw: list[bytes]) -> None:
 
 @quick
 @given(odd, odd, odd)
-def test_figures_and_stands(kept: bytes, name: bytes, due: bytes) -> None:
+def test_figure_parsers_report_bad_values(kept: bytes, name: bytes, due: bytes) -> None:
     """S6: the record of trimming and names of foreign groups."""
     rest = [3, b"5", b"1-0", b"2-0", 0, 0, kept, b"17", [[name, 3, b""]], 1]
     figures = statistics.partition_figures(Reply("OK", rest), "the record")
@@ -194,7 +198,9 @@ def test_figures_and_stands(kept: bytes, name: bytes, due: bytes) -> None:
 
 @quick
 @given(st.integers(-1, 2**62), st.integers(-1, 2**62), st.integers(-1, 2**62), st.binary())
-def test_counters(crashes: int, failures: int, wait_ms: int, context: bytes) -> None:
+def test_counter_parser_reports_bad_values(
+    crashes: int, failures: int, wait_ms: int, context: bytes
+) -> None:
     """S6: counters of an entry that cannot be read count as none, and are named."""
     row = [b"1-0", [], crashes, failures, context, wait_ms]
     page = messages.Recovered.parse(
@@ -212,7 +218,9 @@ def test_counters(crashes: int, failures: int, wait_ms: int, context: bytes) -> 
 
 @quick
 @given(odds, st.lists(st.tuples(odd, odd, st.lists(odd | st.integers(), max_size=3)), max_size=2))
-def test_plans_and_delays(raw: Any, rows: list[tuple[bytes, bytes, list[Any]]]) -> None:
+def test_plan_and_delay_parsers_report_bad_values(
+    raw: Any, rows: list[tuple[bytes, bytes, list[Any]]]
+) -> None:
     """S6: plans of the sink, and delayed retries."""
     plan = read(lambda: spark.read_plan(raw, "the record"), "the record") or {}
     for of_attempt in plan.values():

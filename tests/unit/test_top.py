@@ -119,7 +119,7 @@ def test_pauses_come_first_in_words_and_in_rows() -> None:
     assert "FREE" in rows[1]
 
 
-def test_a_handler_that_hangs_is_named() -> None:
+def test_top_names_a_hung_handler() -> None:
     shown = text(frame(view([unit(3, longest_run_seconds=95.0), unit(4)]), Shown(), 80, 24))
 
     assert "! access/3/hits has been running one message for 1m35s" in shown
@@ -164,7 +164,7 @@ def test_sums_count_partitions_without_an_owner() -> None:
     assert (sums.dead_letters, sums.arriving) == (7, 2.0)
 
 
-def test_a_message_that_runs_is_the_state() -> None:
+def test_top_shows_a_running_message_as_the_state() -> None:
     """U8: a unit that is stuck in one message is not `ready`."""
     shown = text(frame(view([unit(3, longest_run_seconds=4.2), unit(4)]), Shown(), 80, 24))
     assert " run 4.2s " in shown

@@ -33,7 +33,7 @@ from streamqd.config.values import format_duration, format_size, parse_duration,
         (timedelta(minutes=2), 120.0),
     ],
 )
-def test_durations_are_read(written: object, seconds: float) -> None:
+def test_parse_duration_accepts_each_spelling(written: object, seconds: float) -> None:
     assert parse_duration(written) == seconds
 
 
@@ -97,7 +97,7 @@ def test_a_written_duration_reads_back_exactly(seconds: float) -> None:
         ("1TiB", 1 << 40),
     ],
 )
-def test_sizes_are_read(written: object, size: int) -> None:
+def test_parse_size_accepts_each_spelling(written: object, size: int) -> None:
     assert parse_size(written) == size
 
 
@@ -109,7 +109,7 @@ def test_invalid_size_error_shows_the_format(written: object) -> None:
         parse_size(written)
 
 
-def test_a_part_of_a_byte_is_refused() -> None:
+def test_parse_size_refuses_a_fraction_of_a_byte() -> None:
     with pytest.raises(ValueError, match="is not a whole number of bytes"):
         parse_size("1.0001KiB")
 

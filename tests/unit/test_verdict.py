@@ -62,7 +62,7 @@ def story() -> Story:
     return Story()
 
 
-def test_a_clean_run_has_nothing_wrong(story: Story):
+def test_clean_soak_has_no_faults(story: Story):
     for number in (1, 2, 3):
         story.send(number)
         story.run(number, at=float(number))

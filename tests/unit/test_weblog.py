@@ -42,7 +42,7 @@ def rows(database: Path, query: str) -> list[tuple]:
         connection.close()
 
 
-def test_a_line_is_read_whole():
+def test_weblog_parses_a_whole_line():
     request = weblog.parse(LINE)
 
     assert (request.client, request.method, request.path) == (
@@ -111,7 +111,7 @@ def test_the_uid_and_the_count_are_stored_together_or_not_at_all(hits: Path):
     assert rows(hits, "SELECT * FROM hits") == [("/images/search.png", 200, 1)]
 
 
-def test_a_broken_line_counts_nothing(hits: Path):
+def test_weblog_counts_nothing_for_a_broken_line(hits: Path):
     with pytest.raises(Dead):
         weblog.count_hit(message("8-0", LINE[:-1]))
 

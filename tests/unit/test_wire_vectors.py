@@ -27,7 +27,7 @@ def message(vector: dict[str, Any], fields: str = "fields", stream: str = "") ->
 
 
 @each("partition")
-def test_the_partition_of_a_key(vector: dict[str, Any]) -> None:
+def test_key_partitions_match_the_wire_vectors(vector: dict[str, Any]) -> None:
     key = raw(vector["key"])
     assert bitwise_crc32(key) == vector["crc32"]
     assert {int(count) for count in vector["partition"]} >= {1, 3, 8, 12}
