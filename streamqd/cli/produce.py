@@ -206,7 +206,8 @@ def _deliver(
     started = time.monotonic()
     failure: BaseException | None = None
     try:
-        with Producer(settings=session.settings, create=create is not False) as producer:
+        options: dict[str, Any] = {"create": create is not False, "traces": False}
+        with Producer(settings=session.settings, **options) as producer:
             chunks = producer.send_chunks(done.topic, items)
             _send(session, lines, chunks, done, quiet=quiet)
     except ChunkUnknown as error:

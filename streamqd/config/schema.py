@@ -239,6 +239,31 @@ class Log:
 
 
 @dataclass(frozen=True, slots=True)
+class Telemetry:
+    """Traces by OpenTelemetry, and reports to Sentry."""
+
+    traces: bool = setting(
+        False,
+        "Make spans of runs, and of the sends of producers that read this file. Needs the extra"
+        " otel. The standard variables OTEL_* configure the rest, such as"
+        " OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_SERVICE_NAME.",
+    )
+    producer_span: str = setting(
+        "link",
+        "How the span of a run refers to the span of the send. link: the run starts a trace of its"
+        " own, with a link. parent: the run continues the trace of the send. Batches always use"
+        " links.",
+        choices=("link", "parent"),
+    )
+    sentry: bool = setting(
+        False,
+        "Report failed runs to Sentry, each cause once a minute, and runs as transactions. Needs"
+        " the extra sentry. The variables SENTRY_DSN, SENTRY_ENVIRONMENT, SENTRY_RELEASE and"
+        " SENTRY_TRACES_SAMPLE_RATE configure the rest.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class KeyPrefixes:
     """Prefixes of the keys in Redis. The same for every producer and instance of a fleet."""
 
@@ -256,6 +281,7 @@ class Settings:
     daemon: Daemon = field(default_factory=Daemon)
     http: Http = field(default_factory=Http)
     log: Log = field(default_factory=Log)
+    telemetry: Telemetry = field(default_factory=Telemetry)
     keys: KeyPrefixes = field(default_factory=KeyPrefixes)
     topics: dict[str, Topic] = field(default_factory=dict)
     pipelines: dict[str, Pipeline] = field(default_factory=dict)
@@ -279,6 +305,7 @@ SECTIONS: dict[str, type] = {
     "daemon": Daemon,
     "http": Http,
     "log": Log,
+    "telemetry": Telemetry,
     "keys": KeyPrefixes,
 }
 # Sections with one table per name: [topics.NAME].

@@ -20,9 +20,9 @@ TRACEBACK_BYTES_MAX = 8192
 MESSAGE_CHARS_MAX = 1000
 STACKS_MAX = 64  # cached places of failures
 
-# Frames of both directories may come between the call of a handler and its first line.
+# Frames of these directories may come between the call of a handler and its first line.
 _PACKAGE = Path(__file__).parent.parent
-_OURS = (f"{_PACKAGE / 'handlers'}/", f"{_PACKAGE / 'worker'}/")
+_OURS = tuple(f"{_PACKAGE / name}/" for name in ("handlers", "worker", "telemetry"))
 
 _SILENT = "<exception str() failed>"  # the text of Python's own tracebacks
 

@@ -42,10 +42,15 @@ from streamqd.scoreboard import InstanceFlags, Scoreboard, WorkerState, now_ns
 from streamqd.store.client import connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
+from streamqd.telemetry.killed import LOOK_SECONDS as LOOK_SECONDS_OF_SPANS
+from streamqd.telemetry.killed import WORD as EXIT_WORD
+from streamqd.telemetry.killed import KilledRuns
 
 LINK_TIMEOUT = 5.0
 DOUBT_SECONDS = 0.3  # after which a silent connection is doubted, at no risk
 AWAY_FIRST, AWAY_LONGEST = 0.5, 5.0  # seconds between two tries while Redis is away
+WORD_BYTES = 512  # of a message of the supervisor
+SPANS_SECONDS = 1.0  # how long the exit waits for an export of spans
 SUMMARY_LIFE = 10.0  # seconds, five times its interval
 NOT_AT_WORK = (WorkerState.GONE, WorkerState.BOOTING)
 # Refusals that mean "not now" for the whole server, not a fault of one key or of writing.
@@ -98,6 +103,7 @@ class Housekeeper:
         self._figures = TimeSlice(
             lambda: measure(self._store, self.view, bad, self._isolation.of("measure"))
         )
+        self._killed_runs = KilledRuns(settings) if settings.telemetry.traces else None
         self._tasks = self._table()
         self._owned: list[Unit] = []
         self._idle: list[bool] = []
@@ -123,6 +129,8 @@ class Housekeeper:
             return sends.turn(lambda: {(unit.topic, unit.partition): 0 for _, unit in view.owned()})
 
         scheduler = Scheduler(store, view, self._settings, isolate)
+        killed = self._killed_runs
+        traces = [] if killed is None else [Task("export_spans", LOOK_SECONDS_OF_SPANS, killed.run)]
         return [
             # First, because due times are compared with the clock that it reads.
             Task("probe", 2.0, self._probe),
@@ -139,6 +147,7 @@ class Housekeeper:
             Task("expire_letters", 30.0, expirer.run),
             Task("teach", 2.0, ScriptLoader(store.connection).run),
             Task("reclaim", reclaimer.every, lambda: reclaimer.run(view.owned())),
+            *traces,
         ]
 
     def run(self) -> int:
@@ -157,6 +166,8 @@ class Housekeeper:
             if server is not None:
                 server.stop()
             self._store.connection.close()
+            if self._killed_runs is not None:
+                self._killed_runs.stop(SPANS_SECONDS)
         logs.event("housekeeper.stopped")
         return 0
 
@@ -271,12 +282,18 @@ class Housekeeper:
         if not process.wait_readable([self._control.fileno()], seconds):
             return False
         try:
-            word = self._control.recv(64, socket.MSG_DONTWAIT)
+            word = self._control.recv(WORD_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError:
             return True
+        if word.startswith(EXIT_WORD) and self._killed_runs is not None:
+            self._killed_runs.note(word)
+            self._task("export_spans").due = 0.0
         return word in (b"", b"quit")
+
+    def _task(self, name: str) -> Task:
+        return next(task for task in self._tasks if task.name == name)
 
     # --- http ---
 

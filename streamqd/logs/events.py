@@ -140,6 +140,11 @@ EVENTS: dict[str, str] = {
     "steer.stop": "An operator stopped a group: no instance owns its partitions.",
     "steer.undrain": "An instance may own partitions again.",
     "steer.unmove": "A move was removed: any instance may own the partition again.",
+    "telemetry.failed": "Spans cannot be made or exported. Messages are handled anyway, without"
+    " their spans. Check the variables OTEL_* and the collector.",
+    "telemetry.recovered": "Spans are made and exported again.",
+    "telemetry.spans_lost": "The collector did not accept a worker's last spans within 1 s of its"
+    " exit. They are lost. No message is affected.",
     "topic.lost": "A topic no longer has an entry in Redis. It is written again.",
     "topic.restored": "A topic was written to Redis again, with the partitions that it had.",
     "topics.refused": "Topics and groups cannot be registered again. The daemon retries every 2 s.",

@@ -8,13 +8,13 @@ log.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
 from streamqd.model import Unit
 
-CONTEXT = ("topic", "partition", "group", "uid", "attempt")
+CONTEXT = ("topic", "partition", "group", "uid", "attempt", "trace_id", "span_id")
 """Attributes of a record, in the order in which lines show them. `handler` is never shown."""
 
 
@@ -57,11 +57,14 @@ running: ContextVar[Handled | None] = ContextVar("running", default=None)
 """The message being handled in this coroutine or thread, for workers that handle several."""
 
 
-def mark_records(handler: str, unit: Unit) -> None:
+def mark_records(
+    handler: str, unit: Unit, ids: Callable[[], tuple[str | None, str | None]] | None = None
+) -> None:
     """Add the attributes in `CONTEXT`, and `handler`, to every record made in this process.
 
-    Called by workers. Between messages, `uid` and `attempt` are None, so a format string may always
-    name them. No logger, handler or formatter is changed.
+    Called by workers. `ids` returns the IDs of the current trace and span. Between messages, `uid`
+    and `attempt` are None, so a format string may always name them. Without traces, `trace_id` and
+    `span_id` are None too. No logger, handler or formatter is changed.
     """
     base = logging.getLogRecordFactory()
     always = {
@@ -69,6 +72,8 @@ def mark_records(handler: str, unit: Unit) -> None:
         "partition": unit.partition,
         "group": unit.group,
         "handler": handler,
+        "trace_id": None,
+        "span_id": None,
     }
 
     def factory(*args: Any, **kwargs: Any) -> logging.LogRecord:
@@ -76,6 +81,8 @@ def mark_records(handler: str, unit: Unit) -> None:
         marks = _Marked(record.__dict__)
         marks.update(always)
         marks["uid"], marks["attempt"] = _named(current.message or running.get())
+        if ids is not None:
+            marks["trace_id"], marks["span_id"] = ids()
         record.__dict__ = marks
         return record
 

@@ -19,7 +19,7 @@ from streamqd.config.values import Size
 from streamqd.errors import RedisUnavailable
 from streamqd.model import Uid
 from streamqd.producer.chunk import Result
-from streamqd.producer.encoding import Envelope, Outgoing
+from streamqd.producer.encoding import Envelope, Outgoing, outgoing_of
 from streamqd.producer.options import ProducerOptions, checked
 from streamqd.producer.producer import confirmed, note_written
 from streamqd.producer.send_buffer import SendBuffer
@@ -84,6 +84,14 @@ class AsyncProducer:
     ) -> Uid:
         """Write one message and return its uid. Arguments and errors as for `Producer.send`."""
         item = Outgoing(value, key, headers, partition, delay, at, expires, dedup_id)
+        if self._sender.spans is None:
+            return await self._send(topic, item)
+        with self._sender.spans.of(topic) as span:
+            uid = await self._send(topic, item._replace(headers=span.headers(headers)))
+            span.sent(uid)
+            return uid
+
+    async def _send(self, topic: str, item: Outgoing) -> Uid:
         [result] = await self._post(topic, (self._sender.encode(item),))
         if isinstance(result, Exception):
             raise result
@@ -95,6 +103,14 @@ class AsyncProducer:
         Items, order and errors are as for `Producer.send_many`. Messages of other sends may be
         written between the chunks.
         """
+        if self._sender.spans is None:
+            return await self._send_many(topic, items)
+        with self._sender.spans.of(topic) as span:
+            ids = await self._send_many(topic, map(span.carried(outgoing_of), items))
+            span.sent_many(len(ids))
+            return ids
+
+    async def _send_many(self, topic: str, items: Iterable[Any]) -> list[Uid]:
         ids: list[Uid] = []
         try:
             for batch in self._sender.cut(items):

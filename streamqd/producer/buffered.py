@@ -178,6 +178,12 @@ class BufferedProducer:
         errors.
         """
         item = Outgoing(value, key, headers, partition, delay, at, expires, dedup_id)
+        if self._sender.spans is None:
+            return self._put(topic, item)
+        with self._sender.spans.of(topic, "create") as span:
+            return self._put(topic, item._replace(headers=span.headers(headers)))
+
+    def _put(self, topic: str, item: Outgoing) -> Receipt:
         envelopes = (self._sender.encode(item),)
         deadline: float | None = None
         while (receipt := self._buffer.put(topic, envelopes, Receipt)) is None:

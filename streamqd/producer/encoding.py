@@ -49,6 +49,11 @@ class Outgoing(NamedTuple):
     dedup_id: str | None = None
 
 
+def outgoing_of(item: Any) -> Outgoing:
+    """Return an item of `send_many` as an `Outgoing`."""
+    return item if isinstance(item, Outgoing) else Outgoing(item)
+
+
 _ALONE = Outgoing(b"")[1:]  # the other fields of a message without key and options
 _PAYLOAD = b"payload"
 

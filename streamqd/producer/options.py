@@ -21,6 +21,7 @@ class ProducerOptions(TypedDict, total=False):
     partitioner: Partitioner | Mapping[str, Partitioner]
     max_backlog: int | None
     backlog_wait: Duration
+    traces: bool | None
 
 
 class BufferOptions(TypedDict, total=False):
@@ -54,6 +55,7 @@ def _count(words: str, *others: type) -> _Rule:
 
 _RULES = {
     "create": _Rule((bool,), bool, False, True, "True or False"),
+    "traces": _Rule((bool, NoneType), bool, False, True, "True, False or None"),
     "timeout": _duration(0.001, 86_400.0),  # a socket accepts at most a few weeks
     "dedup_window": _duration(0.001),
     "backlog_wait": _duration(),

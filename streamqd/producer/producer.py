@@ -16,7 +16,7 @@ from streamqd.errors import (
 )
 from streamqd.model import Uid
 from streamqd.producer.chunk import Result
-from streamqd.producer.encoding import Outgoing
+from streamqd.producer.encoding import Outgoing, outgoing_of
 from streamqd.producer.options import ProducerOptions
 from streamqd.producer.sender import Sender
 
@@ -45,6 +45,10 @@ class Producer:
     "consistent", or a function of the key (bytes or None) and the number of partitions. Pass a
     mapping to set it per topic. Other topics use "hash". With `max_backlog`, no message is written
     to a partition where that many messages wait: after `backlog_wait` (0) BacklogFull is raised.
+
+    With `traces`, each call of `send`, `send_many` or `send_chunks` has an OpenTelemetry span,
+    whose context travels in the headers. This needs the extra otel. None means the setting
+    `telemetry.traces`.
 
     Raises TypeError or ValueError, with the option's name, for an invalid option.
     """
@@ -100,6 +104,14 @@ class Producer:
         message that cannot be encoded.
         """
         item = Outgoing(value, key, headers, partition, delay, at, expires, dedup_id)
+        if self._sender.spans is None:
+            return self._send(topic, item)
+        with self._sender.spans.of(topic) as span:
+            uid = self._send(topic, item._replace(headers=span.headers(headers)))
+            span.sent(uid)
+            return uid
+
+    def _send(self, topic: str, item: Outgoing) -> Uid:
         result = self._sender.send(topic, self._sender.encode(item))
         if isinstance(result, Exception):
             raise result
@@ -118,6 +130,14 @@ class Producer:
         that contains their number. `timeout` limits each chunk (512 messages or 1 MiB), without the
         time that `items` takes.
         """
+        if self._sender.spans is None:
+            return self._send_many(topic, items)
+        with self._sender.spans.of(topic) as span:
+            ids = self._send_many(topic, map(span.carried(outgoing_of), items))
+            span.sent_many(len(ids))
+            return ids
+
+    def _send_many(self, topic: str, items: Iterable[Any]) -> list[Uid]:
         ids: list[Uid] = []
         try:
             for results in self._sender.stream(topic, items):
@@ -140,6 +160,17 @@ class Producer:
         """
         if delay is not None:
             items = (_delayed(item, delay) for item in items)
+        if self._sender.spans is None:
+            yield from self._send_chunks(topic, items)
+            return
+        with self._sender.spans.of(topic) as span:
+            count = 0
+            for ids in self._send_chunks(topic, map(span.carried(outgoing_of), items)):
+                count += len(ids)
+                span.sent_many(count)
+                yield ids
+
+    def _send_chunks(self, topic: str, items: Iterable[Any]) -> Iterator[list[Uid]]:
         for batch in self._sender.cut(items):
             ids, failure = confirmed(topic, self._sender.post(topic, batch))
             if ids:
@@ -204,7 +235,7 @@ def note_written(error: Exception, ids: list[Uid]) -> None:
 
 
 def _delayed(item: Any, delay: float) -> Outgoing:
-    outgoing = item if isinstance(item, Outgoing) else Outgoing(item)
+    outgoing = outgoing_of(item)
     if outgoing.delay is None and outgoing.at is None:
         return outgoing._replace(delay=delay)
     return outgoing

@@ -22,11 +22,12 @@ from typing import Any, TypeVar
 
 import hiredis
 
-from streamqd import config
+from streamqd import config, telemetry
 from streamqd.config.setting import NAME
 from streamqd.config.values import Duration
 from streamqd.errors import (
     BacklogFull,
+    ConfigError,
     RedisRefused,
     RedisUnavailable,
     RefusalKind,
@@ -98,6 +99,7 @@ class Sender:
         partitioner: Partitioner | Mapping[str, Partitioner] = "hash",
         max_backlog: int | None = None,
         backlog_wait: Duration = 0.0,
+        traces: bool | None = None,
     ) -> None:
         options = checked(
             create=create,
@@ -105,6 +107,7 @@ class Sender:
             dedup_window=dedup_window,
             max_backlog=max_backlog,
             backlog_wait=backlog_wait,
+            traces=traces,
         )
         if settings is None:
             settings = config.Settings() if url is not None else config.load(config.find())
@@ -119,6 +122,10 @@ class Sender:
             envelope_of, max_bytes=settings.daemon.max_message_bytes
         )
         self._timeout: float = options["timeout"]
+        try:
+            self.spans = telemetry.send_spans(settings, options["traces"])
+        except telemetry.TelemetryUnavailable as error:
+            raise ConfigError([str(error)]) from error
         connection = connect(settings.redis, timeout=self._timeout, name="streamqd:producer")
         self._connection = connection
         self._keys = keys = Keys(settings.keys.control, settings.keys.streams)

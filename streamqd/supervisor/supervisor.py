@@ -40,6 +40,7 @@ from streamqd.supervisor.rolling_replacement import Circumstances, RollingReplac
 from streamqd.supervisor.scoreboard_file import ScoreboardFile
 from streamqd.supervisor.watcher import Watched, Watcher
 from streamqd.supervisor.worker_pool import WorkerPool
+from streamqd.telemetry.killed import exit_word
 
 TICK_SECONDS = 0.5
 FORK_SECONDS = 0.25  # per tick, after which forks wait for the next tick
@@ -640,6 +641,10 @@ class Supervisor:
             charged=found.charged.decode() if found.charged else None,
         )
         logs.stack(exit_.stack, unit=partition.unit, child=worker.child.pid)
+        if self.settings.telemetry.traces and self.pool.housekeeper is not None:
+            limited = worker.kill is not None and worker.kill.reason == "hard-limit"
+            kind = "timeout" if limited else exit_.signal_name or f"exit {exit_.code}"
+            self.pool.housekeeper.send(exit_word(worker.child.pid, kind, str(exit_)))
         self._follow_up(partition, now, found)
 
     def _reap_standby(self, partition: PartitionState, now: float) -> None:

@@ -78,7 +78,7 @@ def assemble(
     rate = rate_limiter_of(context, batch_size(consumer) if batches else 1)
     guards = guards_of(context)
     gates = Gates(context, guards, rate)
-    verdicts = Verdicts(context, guards, hooks.loaded.redact)
+    verdicts = Verdicts(context, guards, hooks.loaded.redact, hooks.observer)
     width = batch_size(consumer) if batches else consumer.lanes
     if batches and rate is not None:
         width = min(width, rate.burst)

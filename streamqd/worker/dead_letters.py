@@ -11,6 +11,7 @@ from streamqd.message import (
     FORGIVEN_AT,
     LAST_ERROR,
     LAST_ERROR_PLACE,
+    LAST_RUN,
     ORIGINAL_ID,
     REPLAY_COUNT,
     RETRY_COUNT,
@@ -73,6 +74,13 @@ def last_error(message: Message, error: str, place: str) -> dict[bytes, bytes]:
     if place or has_field(message, LAST_ERROR_PLACE):
         fields[LAST_ERROR_PLACE] = _cut(place, PLACE_BYTES_MAX)
     return fields
+
+
+def last_run(message: Message, span: str) -> dict[bytes, bytes]:
+    """Return the field that names the span of the failed run. '' means that it has none."""
+    if span or has_field(message, LAST_RUN):
+        return {LAST_RUN: span.encode()}
+    return {}
 
 
 def _cut(text: str, size: int) -> bytes:

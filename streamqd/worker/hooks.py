@@ -6,11 +6,12 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from streamqd import handlers, logs
+from streamqd import handlers, logs, telemetry
 from streamqd.config import Consumer, Settings
 from streamqd.errors import HandlerLoadError
 from streamqd.model import Unit
 from streamqd.scoreboard import WorkerSlot
+from streamqd.telemetry import RunTelemetry
 from streamqd.worker.eventloop import EventLoop
 
 
@@ -19,9 +20,13 @@ def boot(settings: Settings, consumer: Consumer, unit: Unit) -> Hooks:
     output = logs.output_of_handlers()
     if output is not None:
         output.stand_by()
+    try:
+        observer = telemetry.run_telemetry(settings, consumer, unit)
+    except telemetry.TelemetryUnavailable as error:
+        raise HandlerLoadError(str(error)) from error
     loaded = handlers.load(consumer.handler, settings.base_dir, consumer.codec)
-    hooks = Hooks(consumer, loaded, unit, settings.daemon.event_loop)
-    logs.mark_records(consumer.handler, unit)
+    hooks = Hooks(consumer, loaded, unit, settings.daemon.event_loop, observer)
+    logs.mark_records(consumer.handler, unit, observer.ids if observer is not None else None)
     if output is not None:
         output.follow(settings.log.level)
     daemon = settings.daemon
@@ -38,12 +43,18 @@ class Hooks:
     """The loaded handler, with the event loop that it needs, if any."""
 
     def __init__(
-        self, consumer: Consumer, loaded: handlers.Loaded, unit: Unit, event_loop: str = "asyncio"
+        self,
+        consumer: Consumer,
+        loaded: handlers.Loaded,
+        unit: Unit,
+        event_loop: str = "asyncio",
+        observer: RunTelemetry | None = None,
     ) -> None:
         """Start the event loop, if the handler or a hook is async. Raises HandlerLoadError."""
         self._reference = consumer.handler
         self._unit = unit
-        self.loaded = loaded
+        self.observer = observer
+        self.loaded = loaded if observer is None else observer.traced(loaded)
         started, stopped = self.loaded.on_start, self.loaded.on_stop
         asynchronous = self.loaded.form.asynchronous
         asynchronous = asynchronous or handlers.is_async(started) or handlers.is_async(stopped)
@@ -89,6 +100,8 @@ class Hooks:
             logs.event("worker.hook_failed", logging.ERROR, unit=self._unit, error=told)
         if self.loop is not None:
             self.loop.close()
+        if self.observer is not None:
+            self.observer.stop()
 
     def _told(self, error: BaseException) -> str:
         text = handlers.passed(handlers.text_of(error), self.loaded.redact)

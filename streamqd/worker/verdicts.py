@@ -27,6 +27,7 @@ from streamqd.policy import settlement
 from streamqd.policy.fingerprint import fingerprint
 from streamqd.scoreboard import CLEARED, RUNNING, now_ns
 from streamqd.store.messages import PendingEntry
+from streamqd.telemetry import FailedRun, RunTelemetry
 from streamqd.worker import dead_letters
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.entry import NOWHERE, FetchedEntry
@@ -42,7 +43,9 @@ TELL_TEXT = ("message", "traceback")  # the values of `dlq_error` that keep the 
 class Judged:
     """The facts about a failed run, found step by step. A time limit may stop the search."""
 
-    __slots__ = ("described", "error", "fingerprint", "outcome", "place", "text", "traceback")
+    __slots__ = (
+        *("described", "error", "fingerprint", "outcome", "place", "span", "text", "traceback"),
+    )
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -53,6 +56,7 @@ class Judged:
         self.place = ""  # as shop.py:41, '' when none is known
         self.traceback = ""
         self.fingerprint = ""
+        self.span = ""  # of the run, as a traceparent, '' without one
 
 
 class Verdicts:
@@ -63,8 +67,10 @@ class Verdicts:
         context: WorkerContext,
         guards: Guards | None,
         redact: Callable[[str], str] | None,
+        observer: RunTelemetry | None = None,
     ) -> None:
-        """`redact` filters the texts that a dead letter stores."""
+        """`redact` filters the texts that a dead letter stores. `observer` gets failed runs."""
+        self._observer = observer
         self._context = context
         self._consumer = context.consumer
         self._delivery = context.delivery
@@ -180,12 +186,8 @@ class Verdicts:
             exempt=free,
         )
         if isinstance(verdict, ReleaseVerdict):
-            self._slot.add("released")
-            if verdict.in_place:
-                self._keep(entry, RELEASE_SECONDS, 0)
-            else:
-                self._slot.states[entry.index] = CLEARED
-                self.released += 1
+            self._observe(entry, judged, outcome, "release", stays=True)
+            self._release(entry, in_place=verdict.in_place)
             return verdict.in_place
         failure = _failure(outcome)
         text = _in_one(failure.error_class, judged.text)
@@ -195,7 +197,9 @@ class Verdicts:
             self._slot.add("timeouts")
         fields = dead_letters.carried(message, retries=attempt - free, crashes=crashes)
         if isinstance(verdict, RetryVerdict):
+            self._observe(entry, judged, outcome, "retry", stays=verdict.in_place)
             fields |= dead_letters.last_error(message, text, judged.place)
+            fields |= dead_letters.last_run(message, judged.span)
             if not self._retry_lines.held():
                 self._say_retry(message, verdict.delay, text, judged)
             if verdict.in_place:
@@ -205,9 +209,11 @@ class Verdicts:
             return verdict.in_place
         assert not isinstance(verdict, Ack)
         self._judge(self._look_closer, judged)
+        self._observe(entry, judged, outcome, "dead")
         if self._delivery.unit.reads_letters:
             self._give_up(entry, verdict.reason, text, judged)
             return False
+        fields |= dead_letters.last_run(message, judged.span)
         handler = self._consumer.handler
         fields |= dead_letters.letter(
             message,
@@ -224,6 +230,46 @@ class Verdicts:
         self._fail(entry, None, fields)
         self._say_end(self._dead_lines, message, verdict.reason, text, judged)
         return False
+
+    def _release(self, entry: FetchedEntry, *, in_place: bool) -> None:
+        self._slot.add("released")
+        if in_place:
+            self._keep(entry, RELEASE_SECONDS, 0)
+        else:
+            self._slot.states[entry.index] = CLEARED
+            self.released += 1
+
+    def _observe(
+        self,
+        entry: FetchedEntry,
+        judged: Judged,
+        outcome: Outcome,
+        verdict: str,
+        *,
+        stays: bool = False,
+    ) -> None:
+        """Pass a failed run to the observer, and note its span."""
+        observer = self._observer
+        if observer is None:
+            return
+        failed = isinstance(outcome, Failed)
+        if observer.reports_errors and failed and not judged.fingerprint:
+            self._judge(self._look_closer, judged)
+        run = FailedRun(
+            entry.place,
+            entry.message,
+            verdict,
+            stays,
+            judged.error,
+            not failed,
+            "" if isinstance(outcome, ReleaseAsked) else _failure(outcome).error_class,
+            judged.text,
+            judged.traceback,
+            judged.fingerprint,
+        )
+        if observer.reports_errors:
+            self._judge(observer.report, run)
+        judged.span = observer.failed(run)
 
     def _look(self, judged: Judged) -> None:
         """Collect data for the decision and the log, as `dlq_error` and `redact_error` allow."""
@@ -304,6 +350,7 @@ class Verdicts:
             delay=round(delay, 3),
             error=error,
             at=judged.place or None,
+            **_ids_of(judged.span),
         )
 
     def _say_end(
@@ -324,7 +371,16 @@ class Verdicts:
                 reason=reason,
                 error=error,
                 at=(judged.place if judged else "") or None,
+                **_ids_of(judged.span if judged else ""),
             )
+
+
+def _ids_of(span: str) -> dict[str, str]:
+    """Return the log fields of a span that is given as a traceparent, none for ''."""
+    if not span:
+        return {}
+    _, trace_id, span_id, _ = span.split("-")
+    return {"trace_id": trace_id, "span_id": span_id}
 
 
 def _untold(error: BaseException, detail: str) -> Failed:

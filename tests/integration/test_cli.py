@@ -620,6 +620,7 @@ def test_dlq_show_json_is_flat(run: Run, at: At) -> None:
     assert row.items() <= letter.items()
     assert set(letter) - set(row) == {
         *("topic", "partition", "instance", "handler", "traceback", "frame", "moving_to"),
+        *("trace_id", "span_id"),
         *("signal", "exit_code", "pid", "rss", "headers", "payload", "other"),
     }
 

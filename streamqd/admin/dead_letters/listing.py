@@ -5,6 +5,7 @@ Their names are `PARTITION:ms-seq`. The dead letters of a topic are the union of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
@@ -32,11 +33,14 @@ from streamqd.admin.reading import (
     read_id,
     read_place,
 )
+from streamqd.message import LAST_RUN
 from streamqd.policy.fingerprint import frame_of, of_letter
 from streamqd.store import topics as registry
 from streamqd.store.store import Store
 
 MASK = "***"
+
+_SPAN = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,8 @@ class DeadLetterDetail(DeadLetterRow):
 
     `exit_code` or `signal` is the end of the process (`pid`) that the message took down, `rss` its
     memory in bytes. `frame` is the innermost frame of user code, `file:function`. `moving_to` is
-    the destination of an interrupted replay. `headers` is null when they cannot be read. `other`
+    the destination of an interrupted replay. `trace_id` and `span_id` name the span of the last
+    run, '' without traces. `headers` is null when they cannot be read. `other`
     has the fields unknown to streamqd.
     """
 
@@ -80,6 +85,8 @@ class DeadLetterDetail(DeadLetterRow):
     traceback: str
     frame: str
     moving_to: str
+    trace_id: str
+    span_id: str
     signal: str
     exit_code: int | None
     pid: int | None
@@ -187,6 +194,7 @@ def show(store: Store, topic: str, letter_id: str) -> DeadLetterDetail:
     entry = find(store, streams_of(store, topic), letter_id)
     row = _row(topic, entry)
     known = LetterFields(entry.fields).known(DeadLetterDetail)
+    span = _SPAN.fullmatch(entry.fields.get(LAST_RUN, b"").decode("utf-8", "replace"))
     mark = store.execute("HGET", store.keys.moving(topic, entry.partition), str(entry.id)) or b""
     return DeadLetterDetail(
         topic=topic,
@@ -194,6 +202,8 @@ def show(store: Store, topic: str, letter_id: str) -> DeadLetterDetail:
         **known | {each.name: getattr(row, each.name) for each in fields(row)},
         frame=frame_of(known["traceback"]),
         moving_to=mark.decode("utf-8", "replace").partition(" ")[2],
+        trace_id=span[1] if span else "",
+        span_id=span[2] if span else "",
         headers=entry.headers,
         payload=entry.fields.get(b"payload", b""),
         other={

@@ -38,7 +38,7 @@ DEAD_ONLY = frozenset(
 )
 KNOWN = DEAD_ONLY | frozenset(
     b"payload key headers originalId retryCount crashCount replayCount forgivenAt lastError"
-    b" lastErrorPlace".split()
+    b" lastErrorPlace lastRun".split()
 )
 
 

@@ -1,0 +1,96 @@
+"""Exports the spans of runs that killed their process. Part of the housekeeper.
+
+A worker's run file names the spans that were running. The supervisor sends the exit of each worker
+to the housekeeper, which exports the spans with it and then deletes the file. A span keeps its ID,
+so spans that the handler's own libraries exported before are its children.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from streamqd import logs
+from streamqd.config import Settings
+from streamqd.telemetry import run_file
+
+WORD = b"exited "  # the start of the supervisor's message
+LOOK_SECONDS = 5.0
+HOWS_MAX = 1024  # exits of processes whose file was not seen yet
+KEPT_SECONDS = 3600.0  # how long a file is kept while the collector does not answer
+UNKNOWN = "process_lost"  # error.type of a run whose process has exited in an unknown way
+
+
+def exit_word(pid: int, kind: str, how: str) -> bytes:
+    """Return the message about the exit of a worker. `kind` becomes `error.type`."""
+    return WORD + json.dumps([pid, kind, how[:100]]).encode()
+
+
+class KilledRuns:
+    """Finds the files of dead workers and exports their spans, in a thread of its own."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._instance = settings.daemon.instance
+        self._state_dir = settings.daemon.state_dir
+        self._exits: dict[int, tuple[str, str]] = {}
+        self._seen: set[Path] = set()  # files that a look has found before
+        self._worker: threading.Thread | None = None
+        self._export: Callable[[list[dict[str, Any]], str, str], bool] | None = None
+        self._trouble = logs.Episode("telemetry.failed", "telemetry.recovered")
+
+    def note(self, word: bytes) -> None:
+        """Take the supervisor's message about an exit."""
+        pid, kind, how = json.loads(word.removeprefix(WORD))
+        while len(self._exits) >= HOWS_MAX:
+            del self._exits[next(iter(self._exits))]
+        self._exits[pid] = kind, how
+
+    def run(self) -> None:
+        """Look for files of dead workers, and export their spans. Returns immediately.
+
+        A file whose exit is not known waits for one more look, because the message may be on its
+        way.
+        """
+        if self._worker is not None and self._worker.is_alive():
+            return
+        found = list(run_file.files_of_dead(self._state_dir))
+        ready = [each for each in found if each[0] in self._exits or each[1] in self._seen]
+        self._seen = {path for _, path in found}
+        if ready:
+            # Not a daemon task: the collector may take seconds to answer.
+            self._worker = threading.Thread(
+                target=self._work, args=(ready,), name="killed runs", daemon=True
+            )
+            self._worker.start()
+
+    def stop(self, seconds: float) -> None:
+        """Wait for a running export, at most `seconds`."""
+        if self._worker is not None:
+            self._worker.join(seconds)
+
+    def _work(self, ready: list[tuple[int, Path]]) -> None:
+        for pid, path in ready:
+            try:
+                records = run_file.read(path)
+                if not records or self._exported(records, *self._exits.get(pid, (UNKNOWN, ""))):
+                    path.unlink()
+                    self._trouble.recovered()
+                elif time.time() - path.stat().st_mtime > KEPT_SECONDS:
+                    path.unlink()
+            except FileNotFoundError:
+                continue  # the worker removed it on its way out
+            except Exception as error:  # noqa: BLE001 - a bad file must not stop the others
+                self._trouble.failed(error=f"{path.name}: {type(error).__name__}: {error}")
+                if not isinstance(error, OSError):
+                    path.unlink(missing_ok=True)
+
+    def _exported(self, records: list[dict[str, Any]], kind: str, how: str) -> bool:
+        if self._export is None:
+            from streamqd.telemetry.killed_export import exporting
+
+            self._export = exporting(self._instance)
+        return self._export(records, kind, how)

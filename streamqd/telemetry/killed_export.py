@@ -1,0 +1,62 @@
+"""Turns the records of a run file into spans and exports them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+from streamqd.telemetry.propagation import context_of
+from streamqd.telemetry.provider import SCOPE, exporter, resource
+from streamqd.version import __version__
+
+
+def exporting(instance: str) -> Callable[[list[dict[str, Any]], str, str], bool]:
+    """Return a function that exports the records of one dead process.
+
+    It takes the records, the kind of exit for `error.type` and its description. It returns False
+    if the collector did not accept the spans. Raises TelemetryUnavailable.
+    """
+    target, of = exporter(), resource(instance)
+    scope = InstrumentationScope(SCOPE, __version__)
+
+    def export(records: list[dict[str, Any]], kind: str, how: str) -> bool:
+        if target is None:
+            return True
+        ended_ns = time.time_ns()
+        spans = [
+            ReadableSpan(
+                name=str(record["name"]),
+                context=context_of(str(record["span"])),
+                parent=_parent(str(record["parent"])),
+                resource=of,
+                attributes={**record["attributes"], "error.type": kind},
+                links=[
+                    trace.Link(context_of(str(reference)), attributes)
+                    for reference, attributes in record["links"]
+                ],
+                kind=trace.SpanKind.CONSUMER,
+                status=trace.Status(trace.StatusCode.ERROR, _text(kind, how)),
+                start_time=int(record["started_ns"]),
+                end_time=max(ended_ns, int(record["started_ns"])),
+                instrumentation_scope=scope,
+            )
+            for record in records
+        ]
+        return target.export(spans) is SpanExportResult.SUCCESS
+
+    return export
+
+
+def _parent(reference: str) -> trace.SpanContext | None:
+    found = context_of(reference)
+    return found if found.is_valid else None
+
+
+def _text(kind: str, how: str) -> str:
+    return f"the process ended during this run: {how or kind}"

@@ -1,0 +1,69 @@
+"""The context of a send in the headers of its message, and the references that entries store."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from opentelemetry import propagate, trace
+from opentelemetry.context import Context
+
+from streamqd.message import LAST_RUN, Message, has_field
+
+TRACEPARENT = "traceparent"
+_REFERENCE = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+# In the JSON of the headers. The last bit of the flags is 0.
+_UNSAMPLED = re.compile(
+    rb'"traceparent": ?"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][02468ace]"',
+)
+# In headers as our producers write them: the start, and the place and values of unsampled flags.
+USUAL_START = b'{"traceparent":"00-'
+USUAL_FLAGS = slice(69, 72)
+USUAL_UNSAMPLED = frozenset({b'00"', b'02"'})  # 02: the trace ID is random
+
+
+def reference_of(context: trace.SpanContext) -> str:
+    """Return a span context in the form of a `traceparent` header."""
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags & 0xFF:02x}"
+
+
+def context_of(reference: str) -> trace.SpanContext:
+    """Return the span context of a `traceparent` value, invalid if it cannot be parsed."""
+    found = _REFERENCE.fullmatch(reference)
+    if found is None:
+        return trace.INVALID_SPAN_CONTEXT
+    trace_id, span_id, flags = (int(each, 16) for each in found.groups())
+    return trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=trace.TraceFlags(flags))
+
+
+def is_unsampled(message: Message) -> bool:
+    """Return True if the headers carry a context that is not sampled. Parses no JSON."""
+    fields = message._fields
+    if len(fields) < 4 or b"headers" not in fields:
+        return False
+    at = fields.index(b"headers") + 1
+    return at < len(fields) and _UNSAMPLED.search(fields[at]) is not None
+
+
+def extracted(message: Message) -> Context:
+    """Return the context that the headers carry: the span of the send, and baggage."""
+    return propagate.extract(_texts(message), Context())
+
+
+def previous_run(message: Message) -> trace.SpanContext:
+    """Return the span of the last failed run, as the retry or dead letter stored it."""
+    if not has_field(message, LAST_RUN):
+        return trace.INVALID_SPAN_CONTEXT
+    return context_of(message.fields[LAST_RUN].decode("ascii", "replace"))
+
+
+def _texts(message: Message) -> Mapping[str, str]:
+    try:
+        headers = message.headers
+    except ValueError:  # not JSON: the handler may not need them
+        return {}
+    return {
+        name: value
+        for name, value in headers.items()
+        if isinstance(name, str) and isinstance(value, str)
+    }

@@ -1,0 +1,135 @@
+"""The connection to OpenTelemetry: its provider, its exporter and its sampler.
+
+Everything except the switch itself is configured by the standard variables `OTEL_*`, which the SDK
+reads: the endpoint, headers, resource, sampler, propagators, batch sizes and limits.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, SamplingResult
+from opentelemetry.util.types import Attributes
+
+from streamqd.telemetry import TelemetryUnavailable
+from streamqd.version import __version__
+
+SCOPE = "streamqd"
+FLUSH_SECONDS = 1.0  # how long the exit of a process waits for the export of its last spans
+
+# Names of OTEL_TRACES_EXPORTER, and the entry points that implement them.
+_EXPORTERS = {"otlp": "otlp_proto_http", "console": "console"}
+
+
+def resource(instance: str) -> Resource:
+    """Return the resource: `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_SERVICE_NAME` and defaults for both.
+
+    The default name of the service is `streamqd`.
+    """
+    found = Resource.create({"service.instance.id": instance})
+    given = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get(
+        "OTEL_RESOURCE_ATTRIBUTES", ""
+    )
+    return found if given else found.merge(Resource({"service.name": "streamqd"}))
+
+
+def exporter() -> SpanExporter | None:
+    """Return the exporter that OTEL_TRACES_EXPORTER names, None for `none`.
+
+    The default is `otlp`, over HTTP. Raises TelemetryUnavailable.
+    """
+    name = os.environ.get("OTEL_TRACES_EXPORTER", "").strip() or "otlp"
+    if name == "none":
+        return None
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get(
+        "OTEL_EXPORTER_OTLP_PROTOCOL", ""
+    )
+    wanted = "otlp_proto_grpc" if name == "otlp" and protocol == "grpc" else _EXPORTERS.get(name)
+    found = entry_points(group="opentelemetry_traces_exporter", name=wanted or name)
+    for point in found:
+        try:
+            made: SpanExporter = point.load()()
+        except Exception as error:  # any package may provide an exporter
+            raise TelemetryUnavailable(
+                f"the exporter {name!r} of OTEL_TRACES_EXPORTER cannot be used:"
+                f" {type(error).__name__}: {error}"
+            ) from error
+        return made
+    raise TelemetryUnavailable(
+        f"OTEL_TRACES_EXPORTER {name!r} is not installed; set it to otlp, console or none, or"
+        f" install the package that provides {wanted or name}"
+    )
+
+
+def new_provider(instance: str) -> TracerProvider:
+    """Make the provider of this process, after its fork. Raises TelemetryUnavailable."""
+    target = exporter()
+    provider = TracerProvider(resource=resource(instance), shutdown_on_exit=False)
+    if isinstance(provider.sampler, ParentBased):
+        provider.sampler = LinkedSampler(provider.sampler)
+    if target is not None:
+        provider.add_span_processor(BatchSpanProcessor(target))
+    return provider
+
+
+class LinkedSampler(Sampler):
+    """Samples the run of a message as the send of the message was sampled.
+
+    A run is the root of its trace, with a link to the send. A sampler that decides by the parent
+    would draw again: with a ratio of 1 %, one run in 10,000 would be in the same sample as its
+    send.
+    """
+
+    def __init__(self, base: Sampler) -> None:
+        self._base = base
+
+    def should_sample(
+        self,
+        parent_context: Context | None,
+        trace_id: int,
+        name: str,
+        kind: trace.SpanKind | None = None,
+        attributes: Attributes = None,
+        links: Sequence[trace.Link] | None = None,
+        trace_state: trace.TraceState | None = None,
+    ) -> SamplingResult:
+        """Decide as the base sampler would for a child of the first linked span."""
+        parent = trace.get_current_span(parent_context).get_span_context()
+        if kind is trace.SpanKind.CONSUMER and links and not parent.is_valid:
+            as_parent = trace.NonRecordingSpan(links[0].context)
+            parent_context = trace.set_span_in_context(as_parent, parent_context)
+        return self._base.should_sample(
+            parent_context, trace_id, name, kind, attributes, links, trace_state
+        )
+
+    def get_description(self) -> str:
+        """Return the name of the sampler, for the SDK."""
+        return f"Linked{{{self._base.get_description()}}}"
+
+
+def tracer(provider: trace.TracerProvider | None = None) -> trace.Tracer:
+    """Return streamqd's tracer, of the global provider by default."""
+    return trace.get_tracer(SCOPE, __version__, provider)
+
+
+def flush(provider: TracerProvider, seconds: float = FLUSH_SECONDS) -> bool:
+    """Export the finished spans, for at most `seconds`. Return False if the time is over.
+
+    The SDK ignores the time limit of its own `force_flush`, so a thread waits for it.
+    """
+    done = threading.Event()
+
+    def work() -> None:
+        provider.force_flush()
+        done.set()
+
+    threading.Thread(target=work, name="span flush", daemon=True).start()
+    return done.wait(seconds)

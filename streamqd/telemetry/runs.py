@@ -1,0 +1,396 @@
+"""The spans of a worker's runs: one for each call of the handler.
+
+`RunSpans.traced` wraps the handler, so a worker without traces pays nothing. A successful run ends
+its span there. The span of a failed run stays open until the worker reports the verdict with
+`failed`, which says what the error's text may contain.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from opentelemetry import context as otel_context
+from opentelemetry import propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import TracerProvider
+
+from streamqd import handlers, logs
+from streamqd.config import Consumer, Settings
+from streamqd.handlers import Loaded
+from streamqd.message import Message
+from streamqd.model import Unit
+from streamqd.telemetry import FailedRun, Ids
+from streamqd.telemetry.propagation import (
+    TRACEPARENT,
+    USUAL_FLAGS,
+    USUAL_START,
+    USUAL_UNSAMPLED,
+    context_of,
+    extracted,
+    is_unsampled,
+    previous_run,
+    reference_of,
+)
+from streamqd.telemetry.provider import flush, new_provider, tracer
+from streamqd.telemetry.run_file import BATCH_CELL_BYTES, CELL_BYTES, NO_CELL, RunFile
+
+LINKS_MAX = 128  # of a batch. The SDK's own limit is the same by default.
+HELD_MAX = 10_000  # messages that wait in place, whose last span is remembered
+
+
+class OpenRun:
+    """One running span."""
+
+    __slots__ = ("cell", "context", "ended_ns", "places", "span")
+
+    def __init__(self, span: trace.Span, context: Context, places: list[bytes], cell: int) -> None:
+        self.span = span
+        self.context = context  # while the handler runs
+        self.places = places
+        self.cell = cell  # in the run file
+        self.ended_ns = 0  # unix time, when the handler returned or raised
+
+
+class RunSpans:
+    """Makes the spans of one worker."""
+
+    def __init__(self, settings: Settings, consumer: Consumer, unit: Unit) -> None:
+        """Make the global provider of this process. Raises TelemetryUnavailable."""
+        self._provider: TracerProvider = new_provider(settings.daemon.instance)
+        trace.set_tracer_provider(self._provider)
+        self._tracer = tracer(self._provider)
+        self._pid = os.getpid()
+        self._unit = unit
+        self._lanes = consumer.lanes
+        self._as_parent = settings.telemetry.producer_span == "parent"
+        self._state_dir = settings.daemon.state_dir
+        self._file: RunFile | None = None
+        self._batch = False
+        self._name = f"process {unit.topic}"
+        self._attributes: dict[str, str | int] = {
+            "messaging.system": "streamqd",
+            "messaging.operation.name": "process",
+            "messaging.operation.type": "process",
+            "messaging.destination.name": unit.topic,
+            "messaging.destination.partition.id": str(unit.partition),
+            "messaging.consumer.group.name": unit.group,
+            "messaging.client.id": settings.daemon.instance,
+            "streamqd.handler": consumer.handler,
+        }
+        # The decision of the send is final only for samplers that follow the parent.
+        sampler = os.environ.get("OTEL_TRACES_SAMPLER", "") or "parentbased_always_on"
+        fields = propagate.get_global_textmap().fields
+        self._skips = sampler.startswith("parentbased") and TRACEPARENT in fields
+        self._open: dict[bytes, OpenRun] = {}  # by place, for the verdicts of failed runs
+        self._last: dict[bytes, trace.SpanContext] = {}  # of messages that wait in place
+        self._threads = threading.local()
+        self._ambient = trace.set_span_in_context(_SkippedRun())
+        self._trouble = logs.Episode("telemetry.failed", "telemetry.recovered")
+        self._attach_ambient()
+
+    # --- the handler ---
+
+    def traced(self, loaded: Loaded) -> Loaded:
+        """Return the handler with a span around each call."""
+        batch = self._batch = loaded.form.batch
+        try:
+            self._file = RunFile(
+                self._state_dir,
+                1 if batch else max(1, self._lanes),
+                BATCH_CELL_BYTES if batch else CELL_BYTES,
+            )
+        except OSError as error:  # spans of killed runs are lost, and no others
+            self._trouble.failed(unit=self._unit, error=f"{self._state_dir}: {error}")
+        function: Any = loaded.function
+        if loaded.form.asynchronous:
+            wrapped = self._asynchronous(function, batch)
+        elif batch:
+            wrapped = self._many(function)
+        else:
+            wrapped = self._single(function)
+        return loaded._replace(function=wrapped)
+
+    def _single(self, function: Callable[[Message], object]) -> Callable[[Message], object]:
+        in_threads = self._lanes > 1
+
+        def traced(message: Message) -> object:
+            opened = self._started((message,))
+            if opened is None:
+                return function(message)
+            return self._called(opened, function, message)
+
+        run = self._skipping(function, traced)
+        if not in_threads:
+            return run
+
+        @functools.wraps(function)
+        def in_thread(message: Message) -> object:
+            if not hasattr(self._threads, "ready"):
+                self._attach_ambient()
+            return run(message)
+
+        return in_thread
+
+    def _skipping(
+        self, function: Callable[..., Any], traced: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Return a handler that runs unsampled messages by `function`, and others by `traced`."""
+        start, flags, unsampled = USUAL_START, USUAL_FLAGS, USUAL_UNSAMPLED
+
+        @functools.wraps(function)
+        def run(message: Message) -> Any:
+            raw = message._fields[-1]  # usually the headers
+            if raw[flags] in unsampled and raw.startswith(start):
+                return function(message)  # at a fraction of the cost of the next check
+            if is_unsampled(message):
+                return function(message)
+            return traced(message)
+
+        return run if self._skips else functools.wraps(function)(traced)
+
+    def _many(self, function: Callable[[list[Message]], object]) -> Callable[..., object]:
+        @functools.wraps(function)
+        def run(messages: list[Message]) -> object:
+            opened = self._started(messages)
+            if opened is None:
+                return function(messages)
+            return self._called(opened, function, messages)
+
+        return run
+
+    def _called(self, opened: OpenRun, function: Callable[..., object], given: object) -> object:
+        # In a context of its own: an exception of the time limit must not leave the span behind.
+        within = contextvars.copy_context()
+        within.run(otel_context.attach, opened.context)
+        try:
+            end = within.run(function, given)
+        except BaseException as error:
+            self._raised(opened, error)
+            raise
+        self._returned(opened, end)
+        return end
+
+    def _asynchronous(self, function: Callable[..., Any], batch: bool) -> Callable[..., Any]:
+        async def traced(given: Any) -> object:
+            opened = self._started(given if batch else (given,))
+            if opened is None:
+                return await function(given)
+            token = otel_context.attach(opened.context)
+            try:
+                end = await function(given)
+            except BaseException as error:
+                self._raised(opened, error)
+                raise
+            finally:
+                otel_context.detach(token)
+            self._returned(opened, end)
+            return end
+
+        return functools.wraps(function)(traced) if batch else self._skipping(function, traced)
+
+    # --- start and end ---
+
+    def _started(self, messages: Sequence[Message]) -> OpenRun | None:
+        """Start the span of a run. None if it cannot be made, which must not harm the run."""
+        try:
+            return self._start(messages)
+        except Exception as error:  # noqa: BLE001 - samplers and propagators are the user's code
+            self._trouble.failed(unit=self._unit, error=f"{type(error).__name__}: {error}")
+            return None
+
+    def _start(self, messages: Sequence[Message]) -> OpenRun:
+        one = messages[0] if len(messages) == 1 else None
+        parent = None if one is None else extracted(one)
+        links = self._links(messages, parent)
+        if parent is not None and not self._as_parent:
+            parent = trace.set_span_in_context(trace.INVALID_SPAN, parent)  # keeps the baggage
+        attributes = self._attributes | _facts(messages)
+        now = time.time_ns()
+        # A batch has no single parent.
+        span = self._tracer.start_span(
+            self._name,
+            context=parent or Context(),
+            kind=trace.SpanKind.CONSUMER,
+            attributes=attributes,
+            links=links,
+            start_time=now,
+        )
+        places = [_place(message) for message in messages]
+        cell = NO_CELL
+        if span.is_recording() and self._file is not None:
+            cell = self._file.put(_record(span, self._name, attributes, links, now))
+        if self._batch:
+            self._open.clear()  # of the last call, whose verdicts are known by now
+        opened = OpenRun(span, trace.set_span_in_context(span, parent), places, cell)
+        for place in places:
+            self._open[place] = opened
+        return opened
+
+    def _links(self, messages: Sequence[Message], parent: Context | None) -> list[trace.Link]:
+        links = []
+        for message in messages[:LINKS_MAX]:
+            sent = trace.get_current_span(parent or extracted(message)).get_span_context()
+            if sent.is_valid and not (self._as_parent and parent is not None):
+                links.append(trace.Link(sent, _facts((message,)) if parent is None else None))
+            last = self._last.pop(_place(message), None) or previous_run(message)
+            if last.is_valid:
+                links.append(trace.Link(last, {"streamqd.link": "previous_run"}))
+        return links[:LINKS_MAX]
+
+    def _returned(self, opened: OpenRun, end: object) -> None:
+        """End the span of a run that returned, unless it returned an error."""
+        if os.getpid() != self._pid:
+            return  # in a child that the handler forked
+        error = None if end is None else handlers.error_of(end)
+        if error is not None:
+            self._raised(opened, error)
+            return
+        opened.span.set_attribute("streamqd.verdict", "ack")
+        self._end(opened)
+        for place in opened.places:
+            self._open.pop(place, None)
+
+    def _raised(self, opened: OpenRun, error: BaseException) -> None:
+        """Note the end of a run that failed. Its span ends with its verdict."""
+        opened.ended_ns = time.time_ns()
+        # By the type itself: `isinstance` would ask the exception, which is the user's code.
+        of_messages = issubclass(type(error), handlers.Failures)
+        failed = getattr(error, "failed", None) if of_messages else None
+        if isinstance(failed, dict):
+            opened.span.set_attribute("streamqd.batch.failed_count", len(failed))
+
+    def failed(self, run: FailedRun) -> str:
+        """Note the verdict of a failed run, and end its span if it is open.
+
+        Return the span in the form of a `traceparent`, '' if there is none. It is stored with the
+        message, so that the next run can link to this one.
+        """
+        opened = self._open.pop(run.place, None)
+        if opened is None:
+            return ""
+        context = opened.span.get_span_context()
+        if not context.is_valid:
+            return ""
+        if opened.span.is_recording():
+            if len(opened.places) == 1:
+                opened.span.set_attribute("streamqd.verdict", run.verdict)
+            if run.verdict != "release":
+                _describe(opened.span, run)
+            self._end(opened)
+        if run.stays and len(self._last) < HELD_MAX:
+            self._last[run.place] = context
+        return reference_of(context)
+
+    def _end(self, opened: OpenRun) -> None:
+        opened.span.end(opened.ended_ns or None)
+        if self._file is not None:
+            self._file.clear(opened.cell)
+            opened.cell = NO_CELL
+
+    # --- the process ---
+
+    def ids(self) -> Ids:
+        """Return the IDs of the current trace and span, as log lines show them."""
+        context = trace.get_current_span().get_span_context()
+        if not context.is_valid:
+            return None, None
+        return f"{context.trace_id:032x}", f"{context.span_id:016x}"
+
+    def stop(self) -> None:
+        """End the open spans and export all. Takes FLUSH_SECONDS at most."""
+        for opened in set(self._open.values()):
+            if opened.span.is_recording():
+                self._end(opened)
+        self._open.clear()
+        if not flush(self._provider):
+            logs.event("telemetry.spans_lost", logging.WARNING, unit=self._unit)
+        if self._file is not None:
+            self._file.remove()
+
+    def _attach_ambient(self) -> None:
+        """Set the context of this thread for the time outside of sampled runs."""
+        self._threads.ready = True
+        otel_context.attach(self._ambient)
+
+
+class _SkippedRun(trace.NonRecordingSpan):
+    """The current span while a message runs whose send was not sampled.
+
+    Its context is that of the send, so that no client library in the handler starts a trace. It is
+    only read from the message when it is asked for, so skipped runs pay nothing. Outside of runs it
+    is not valid.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(trace.INVALID_SPAN_CONTEXT)
+
+    def get_span_context(self) -> trace.SpanContext:
+        message = logs.current.message or logs.running.get()
+        if not isinstance(message, Message):
+            return trace.INVALID_SPAN_CONTEXT
+        try:
+            return context_of(message.headers.get(TRACEPARENT, ""))
+        except Exception:  # noqa: BLE001 - its handler may have assigned anything to it
+            return trace.INVALID_SPAN_CONTEXT
+
+
+def _place(message: Message) -> bytes:
+    return (b"r:" if message._retried else b"m:") + message.id_bytes  # noqa: SLF001 - ours
+
+
+def _facts(messages: Sequence[Message]) -> dict[str, str | int]:
+    """Return the attributes of one message, or those of a batch."""
+    if len(messages) > 1:
+        return {"messaging.batch.message_count": len(messages)}
+    [message] = messages
+    age = time.time() - message.timestamp
+    found: dict[str, str | int] = {
+        "messaging.message.id": message.uid,
+        "messaging.message.body.size": len(message.payload),
+        "streamqd.attempt": message.attempt,
+        "streamqd.message.age_ms": max(0, round(age * 1000)),
+    }
+    if message.crash_count:
+        found["streamqd.crashes"] = message.crash_count
+    if message.replay_count:
+        found["streamqd.replays"] = message.replay_count
+    return found
+
+
+def _describe(span: trace.Span, run: FailedRun) -> None:
+    """Add an error to a span, as far as `dlq_error` and `redact_error` have left it."""
+    span.set_attribute("error.type", run.error_class or "_OTHER")
+    span.set_status(trace.Status(trace.StatusCode.ERROR, run.text))
+    told = {
+        "exception.type": run.error_class,
+        "exception.message": run.text,
+        "exception.stacktrace": run.traceback,
+    }
+    if run.error_class or run.text:
+        span.add_event("exception", {name: each for name, each in told.items() if each})
+
+
+def _record(
+    span: trace.Span,
+    name: str,
+    attributes: dict[str, str | int],
+    links: Sequence[trace.Link],
+    started_ns: int,
+) -> dict[str, Any]:
+    """Return a running span as the run file stores it."""
+    parent = getattr(span, "parent", None)
+    return {
+        "span": reference_of(span.get_span_context()),
+        "parent": reference_of(parent) if parent is not None else "",
+        "name": name,
+        "attributes": attributes,
+        "links": [[reference_of(link.context), dict(link.attributes or {})] for link in links],
+        "started_ns": started_ns,
+    }

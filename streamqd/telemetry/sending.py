@@ -1,0 +1,106 @@
+"""The spans of a producer's calls, made by OpenTelemetry, Sentry or both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from streamqd.model import Uid
+
+HEADERS_MAX = 256  # of a message. A context that does not fit is left out.
+
+
+class ToolSpan(Protocol):
+    """The span of one tool. `carrier` has the headers that pass its context on."""
+
+    @property
+    def carrier(self) -> Mapping[str, str]: ...
+
+    def note(self, name: str, value: str | int | bool) -> None:
+        """Set an attribute."""
+
+    def end(self, error: BaseException | None) -> None:
+        """End the span, with the error that the call raises."""
+
+
+class SendSpans:
+    """Makes the spans of one producer. Thread-safe."""
+
+    def __init__(self, makers: list[Callable[[str, str], ToolSpan]]) -> None:
+        """Each maker starts a span for an operation and a topic."""
+        self._makers = makers
+
+    def of(self, topic: object, operation: str = "send") -> SendSpan:
+        """Start the span of one send, or of the sends of one call.
+
+        `operation` is `send`, or `create` if the message is written later.
+        """
+        return SendSpan([make(operation, str(topic)) for make in self._makers])
+
+
+class SendSpan:
+    """One call of a producer, until it returns or raises. A context manager."""
+
+    def __init__(self, spans: list[ToolSpan]) -> None:
+        self._spans = spans
+        self._carrier: dict[str, str] = {}
+        for name, text in (each for span in spans for each in span.carrier.items()):
+            both = name == "baggage" and name in self._carrier
+            self._carrier[name] = f"{self._carrier[name]},{text}" if both else text
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        for span in self._spans:
+            span.end(None if isinstance(error, GeneratorExit) else error)
+
+    def headers(self, given: Mapping[str, str] | None) -> Any:
+        """Return the headers with the context of this call. Headers of the caller win.
+
+        Headers with a `traceparent` or `sentry-trace`, headers that cannot take more, and headers
+        that are not a mapping are returned unchanged.
+        """
+        carrier = self._carrier
+        if not carrier or given is None:
+            return carrier or given
+        try:
+            passed_on = "traceparent" in given or "sentry-trace" in given
+            if passed_on or len(given) + len(carrier) > HEADERS_MAX:
+                return given
+            return {**carrier, **given}
+        except TypeError:
+            return given
+
+    def carried(self, outgoing: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return a function that adds the context to an item of `send_many`.
+
+        `outgoing` makes an `Outgoing` of an item.
+        """
+
+        def with_context(item: Any) -> Any:
+            if not self._carrier:
+                return item
+            made = outgoing(item)
+            return made._replace(headers=self.headers(made.headers))
+
+        return with_context
+
+    def sent(self, uid: Uid) -> None:
+        """Note the uid of the message."""
+        for span in self._spans:
+            span.note("messaging.message.id", uid)
+            span.note("messaging.destination.partition.id", str(uid.partition))
+            if uid.is_duplicate:
+                span.note("streamqd.duplicate", True)
+
+    def sent_many(self, count: int) -> None:
+        """Note the number of messages that were written."""
+        for span in self._spans:
+            span.note("messaging.batch.message_count", count)

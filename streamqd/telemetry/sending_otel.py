@@ -1,0 +1,37 @@
+"""The span of a producer's call in OpenTelemetry, by the provider of the process that sends."""
+
+from __future__ import annotations
+
+from opentelemetry import propagate, trace
+
+from streamqd.telemetry.provider import tracer
+
+# A proxy: a provider that the application sets later takes effect.
+_tracer = tracer()
+
+
+class OtelSpan:
+    """See `sending.ToolSpan`."""
+
+    def __init__(self, operation: str, topic: str) -> None:
+        self._span = _tracer.start_span(
+            f"{operation} {topic}",
+            kind=trace.SpanKind.PRODUCER,
+            attributes={
+                "messaging.system": "streamqd",
+                "messaging.operation.name": operation,
+                "messaging.operation.type": operation,
+                "messaging.destination.name": topic,
+            },
+        )
+        self.carrier: dict[str, str] = {}
+        propagate.inject(self.carrier, trace.set_span_in_context(self._span))
+
+    def note(self, name: str, value: str | int | bool) -> None:
+        self._span.set_attribute(name, value)
+
+    def end(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._span.set_attribute("error.type", type(error).__qualname__)
+            self._span.set_status(trace.Status(trace.StatusCode.ERROR, str(error)))
+        self._span.end()

@@ -1,0 +1,24 @@
+"""The span of a producer's call in Sentry, by the client of the process that sends."""
+
+from __future__ import annotations
+
+import sentry_sdk
+
+
+class SentrySpan:
+    """See `sending.ToolSpan`. Sentry records it only within a transaction."""
+
+    def __init__(self, operation: str, topic: str) -> None:
+        self._span = sentry_sdk.start_span(op="queue.publish", name=f"{operation} {topic}")
+        self._span.set_data("messaging.system", "streamqd")
+        self._span.set_data("messaging.destination.name", topic)
+        scope = sentry_sdk.get_current_scope()
+        self.carrier = dict(scope.iter_trace_propagation_headers(span=self._span))
+
+    def note(self, name: str, value: str | int | bool) -> None:
+        self._span.set_data(name, value)
+
+    def end(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._span.set_status("internal_error")
+        self._span.finish()

@@ -1,0 +1,193 @@
+"""Reports to Sentry: the errors of failed runs, and a transaction for each run.
+
+The client is Sentry's own, configured by its variables `SENTRY_*`, or by the handler's module if it
+calls `sentry_sdk.init` itself. Events contain no payload, key, header or local variable, and of an
+error only what `dlq_error` and `redact_error` allow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import sentry_sdk
+from sentry_sdk.integrations.logging import ignore_logger
+
+from streamqd import handlers, logs
+from streamqd.config import Consumer
+from streamqd.handlers import Loaded
+from streamqd.message import Message
+from streamqd.model import Unit
+from streamqd.telemetry import FailedRun, TelemetryUnavailable
+
+EVERY_SECONDS = 60.0  # between two reports of one fingerprint
+CAUSES_MAX = 1_000  # fingerprints that are remembered
+FLUSH_SECONDS = 1.0
+RATE = "SENTRY_TRACES_SAMPLE_RATE"
+
+
+class SentryReports:
+    """Reports the runs of one worker."""
+
+    def __init__(self, consumer: Consumer, unit: Unit) -> None:
+        """Start the client of this process. Raises TelemetryUnavailable."""
+        self._unit = unit
+        self._handler = consumer.handler
+        self._texts = consumer.dlq_error in ("message", "traceback")
+        self._silent = consumer.dlq_error == "none"
+        self._redact: Callable[[str], str] | None = None
+        self._reported: dict[str, float] = {}  # by fingerprint: when (seconds, monotonic)
+        self._trouble = logs.Episode("telemetry.failed", "telemetry.recovered")
+        ignore_logger("streamqd")  # its lines about a failed run would be a second event
+        try:
+            rate = float(os.environ[RATE]) if os.environ.get(RATE) else None
+            sentry_sdk.init(
+                include_local_variables=False,
+                traces_sample_rate=rate,
+                in_app_exclude=["streamqd"],
+            )
+        except Exception as error:  # a DSN or a rate that cannot be parsed
+            raise TelemetryUnavailable(
+                f"telemetry.sentry cannot be used: {type(error).__name__}: {error}; correct the"
+                f" variables SENTRY_DSN and {RATE}"
+            ) from error
+
+    def traced(self, loaded: Loaded) -> Loaded:
+        """Return the handler with a transaction around each call."""
+        function: Any = loaded.function
+        self._redact = loaded.redact
+        batch = loaded.form.batch
+
+        def within(given: Any) -> contextlib.AbstractContextManager[Any]:
+            return self._transaction(given if batch else (given,))
+
+        if loaded.form.asynchronous:
+
+            @functools.wraps(function)
+            async def run(given: Any) -> object:
+                with within(given):
+                    return await function(given)
+        else:
+
+            @functools.wraps(function)
+            def run(given: Any) -> object:
+                # In a context of its own: an exception of the time limit must not leave the scope.
+                return contextvars.copy_context().run(call, given)
+
+            def call(given: Any) -> object:
+                with within(given):
+                    return function(given)
+
+        return loaded._replace(function=run)
+
+    @contextlib.contextmanager
+    def _transaction(self, messages: Sequence[Message]) -> Iterator[None]:
+        with contextlib.ExitStack() as entered:
+            span: Any = None
+            try:
+                span = self._entered(messages, entered)
+            except Exception as error:  # noqa: BLE001 - the user's hooks, and hostile headers
+                self._trouble.failed(unit=self._unit, error=f"{type(error).__name__}: {error}")
+            try:
+                yield
+            except BaseException:
+                if span is not None:
+                    span.set_status("internal_error")
+                raise
+
+    def _entered(self, messages: Sequence[Message], entered: contextlib.ExitStack) -> Any:
+        """Enter the scope and the transaction of a run. Return its span."""
+        scope = entered.enter_context(sentry_sdk.isolation_scope())
+        first = messages[0]
+        for name, value in self._tags(first).items():
+            scope.set_tag(name, value)
+        transaction = sentry_sdk.continue_trace(
+            _texts(first), op="queue.process", name=self._handler, source="task"
+        )
+        entered.enter_context(sentry_sdk.start_transaction(transaction))
+        name = f"process {self._unit.topic}"
+        span = entered.enter_context(sentry_sdk.start_span(op="queue.process", name=name))
+        span.set_data("messaging.system", "streamqd")
+        span.set_data("messaging.destination.name", self._unit.topic)
+        span.set_data("messaging.message.id", first.uid)
+        span.set_data("messaging.message.body.size", sum(len(each.payload) for each in messages))
+        latency = max(0.0, time.time() - first.timestamp)
+        span.set_data("messaging.message.receive.latency", round(latency * 1000))
+        span.set_data("messaging.message.retry.count", max(each.attempt for each in messages) - 1)
+        if len(messages) > 1:
+            span.set_data("messaging.batch.message_count", len(messages))
+        return span
+
+    def failed(self, run: FailedRun) -> None:
+        """Report the error of a run, unless its cause was reported within the last minute.
+
+        A verdict that the handler asked for is not reported. With `dlq_error = "none"`, nothing is.
+        """
+        if run.asked or self._silent or not self._is_due(run.fingerprint):
+            return
+        try:
+            with sentry_sdk.new_scope() as scope:
+                for name, value in self._tags(run.message).items():
+                    scope.set_tag(name, value)
+                scope.set_tag("streamqd.verdict", run.verdict)
+                context = {"uid": run.message.uid, "attempt": run.message.attempt}
+                scope.set_context("message", context)
+                scope.fingerprint = [run.fingerprint] if run.fingerprint else None
+                scope.add_event_processor(self._allowed)
+                scope.capture_exception(run.error)
+        except Exception as error:  # noqa: BLE001 - hooks of the client are the user's code
+            self._trouble.failed(unit=self._unit, error=f"{type(error).__name__}: {error}")
+
+    def _is_due(self, fingerprint: str) -> bool:
+        now = time.monotonic()
+        if now - self._reported.get(fingerprint, -EVERY_SECONDS) < EVERY_SECONDS:
+            return False
+        self._reported.pop(fingerprint, None)
+        while len(self._reported) >= CAUSES_MAX:
+            del self._reported[next(iter(self._reported))]
+        self._reported[fingerprint] = now
+        return True
+
+    def _allowed(self, event: Any, _hint: Any) -> Any:
+        """Return an event with the texts of errors that may be stored."""
+        for each in event.get("exception", {}).get("values", ()):
+            text = str(each.get("value") or "")
+            each["value"] = handlers.passed(text, self._redact) if self._texts else ""
+            if self._redact is not None or not self._texts:
+                for frame in (each.get("stacktrace") or {}).get("frames", ()):
+                    frame.pop("vars", None)
+        return event
+
+    def _tags(self, message: Message) -> dict[str, str]:
+        return {
+            "streamqd.topic": self._unit.topic,
+            "streamqd.partition": str(self._unit.partition),
+            "streamqd.group": self._unit.group,
+            "streamqd.handler": self._handler,
+            "streamqd.attempt": str(message.attempt),
+        }
+
+    def stop(self) -> None:
+        """Send the remaining events, for at most FLUSH_SECONDS."""
+        if not sentry_sdk.get_client().dsn:
+            logs.event(
+                "telemetry.failed",
+                logging.WARNING,
+                unit=self._unit,
+                error="no event was sent to Sentry: set SENTRY_DSN, or call sentry_sdk.init",
+            )
+        sentry_sdk.flush(timeout=FLUSH_SECONDS)
+
+
+def _texts(message: Message) -> dict[str, str]:
+    try:
+        headers = message.headers
+    except ValueError:  # not JSON: the handler may not need them
+        return {}
+    return {name: value for name, value in headers.items() if isinstance(value, str)}
