@@ -294,6 +294,7 @@ def fill(
     *,
     keys: int = 0,
     bodies: Sequence[bytes] = (PAYLOAD,),
+    more: Sequence[bytes] = (),
 ) -> None:
     """Write `count` packed entries over the streams on one connection, with keys if `keys` is set.
 
@@ -309,7 +310,7 @@ def fill(
         for number in numbers if keys or len(bodies) > 1 else numbers[:1]:
             key = ("key", f"k{number % keys}") if keys else ()
             body = bodies[number % len(bodies)]
-            packed.append(hiredis.pack_command(("XADD", name, "*", "payload", body, *key)))
+            packed.append(hiredis.pack_command(("XADD", name, "*", "payload", body, *key, *more)))
         connection.sendall(b"".join(packed) * (size // len(packed)))
         reader, replies = hiredis.Reader(), 0
         while replies < size:

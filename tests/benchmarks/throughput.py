@@ -147,6 +147,7 @@ def daemon_work(
     *,
     groups: Sequence[str] = ("g",),
     bodies: Sequence[bytes] = (quick.PAYLOAD,),
+    more: Sequence[bytes] = (),
     env: dict[str, str] | None = None,
 ) -> Work:
     """Measure the daemon from its first message to its last. Pauses it to write the backlog.
@@ -160,7 +161,7 @@ def daemon_work(
         process.send_signal(signal.SIGTSTP)
         quick.wait(lambda: quick.states(path) == {"PAUSED"})
         streams = [quick.stream(number) for number in range(PARTITIONS)]
-        quick.fill(path, streams, count, keys=keys, bodies=bodies)
+        quick.fill(path, streams, count, keys=keys, bodies=bodies, more=more)
         workers, server_meter = Meter(workers_of(process.pid)), Meter([quick.server_pid(path)])
         process.send_signal(signal.SIGCONT)
         handled = count * len(groups)

@@ -1,0 +1,510 @@
+"""Traces: the spans of a fleet reach a collector, and a daemon without traces pays nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.collector import Collector, Received
+from tests.support.daemon import GROUP, ROOT, TOPIC, Daemon
+from tests.support.waiting import wait_until
+
+NewDaemon = Callable[..., Daemon]
+
+SOON = {"kind": "fixed", "base": "10ms", "max": "10ms", "jitter": "none"}
+
+HANDLERS = """
+import logging, os, signal, time
+
+from opentelemetry import trace
+
+from streamqd import Failures, Message, Release, Retry
+
+log = logging.getLogger("shop")
+released = set()
+
+
+def do(message):
+    word, _, rest = message.text().partition(" ")
+    log.info("%s sampled=%s", word, trace.get_current_span().get_span_context().trace_flags.sampled)
+    with trace.get_tracer("shop").start_as_current_span("charge"):
+        pass
+    if word == "fail":
+        raise ValueError(f"the card {rest} was declined")
+    if word == "once" and message.attempt == 1:
+        raise ValueError("declined")
+    if word == "release" and message.uid not in released:
+        released.add(message.uid)
+        raise Release
+    if word == "returned":
+        return Retry(after=0.01) if message.attempt == 1 else None
+    if word == "die" and message.crash_count == 0 and not os.path.exists("died"):
+        open("died", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if word == "hang" and not os.path.exists("died"):
+        open("died", "w").close()
+        time.sleep(600)
+
+
+def plain(message: Message):
+    return do(message)
+
+
+def slow(message: Message):
+    time.sleep(0.01)
+    return do(message)
+
+
+async def coroutine(message: Message):
+    return do(message)
+
+
+def batch(messages: list[Message]) -> None:
+    failed = {}
+    for message in messages:
+        try:
+            do(message)
+        except Exception as error:
+            failed[message] = error
+    if failed:
+        raise Failures(failed)
+
+
+async def coroutine_batch(messages: list[Message]) -> None:
+    batch(messages)
+"""
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "one by one": {"handler": "work:plain"},
+    "coroutine": {"handler": "work:coroutine"},
+    "threads": {"handler": "work:slow", "concurrency": 4},
+    "coroutines": {"handler": "work:coroutine", "concurrency": 4},
+    "coroutines with a limit": {"handler": "work:coroutine", "concurrency": 4, "timeout": "30s"},
+}
+BATCHES: dict[str, dict[str, Any]] = {
+    "batch": {"handler": "work:batch"},
+    "coroutine for batches": {"handler": "work:coroutine_batch"},
+}
+
+SENDER = """
+import json, sys
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from streamqd import Producer, config
+
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter()))
+trace.set_tracer_provider(provider)
+texts, headers = json.loads(sys.argv[2]), json.loads(sys.argv[3])
+with Producer(settings=config.load(sys.argv[1])) as producer:
+    print(json.dumps([producer.send("orders", text, headers=headers) for text in texts]))
+"""
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with Collector() as running:
+        yield running
+
+
+@pytest.fixture
+def traced(new_daemon: NewDaemon, collector: Collector) -> NewDaemon:
+    """Configure daemons with traces, whose spans go to the collector."""
+
+    def make(telemetry: dict[str, Any] | None = None, **options: Any) -> Daemon:
+        daemon = new_daemon(**{"code": HANDLERS, **options})
+        daemon.environment |= collector.environment
+        daemon.write_config(telemetry={"traces": True, **(telemetry or {})})
+        return daemon
+
+    return make
+
+
+def send(daemon: Daemon, *texts: str, headers: Any = None, **environment: str) -> list[str]:
+    """Send messages from a program of its own, with traces. Return their uids."""
+    run = subprocess.run(
+        [sys.executable, "-c", SENDER, daemon.config_path, json.dumps(texts), json.dumps(headers)],
+        env=os.environ | daemon.environment | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    found: list[str] = json.loads(run.stdout)
+    return found
+
+
+def killed_and_next(collector: Collector, uid: str) -> list[Received]:
+    """Wait for the killed run of a message, and the next run. They may arrive in any order."""
+    return sorted(runs_of(collector, uid, 2), key=lambda span: not span.error)
+
+
+def runs_of(collector: Collector, uid: str, count: int = 1) -> list[Received]:
+    """Wait for the spans of the runs of a message."""
+    found: list[Received] = collector.wait(count, "process", messaging__message__id=uid)
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_span_of_a_run_links_to_the_span_of_its_send(
+    traced: NewDaemon, collector: Collector, shape: str
+):
+    with traced(consumer=SHAPES[shape], partitions=2) as daemon:
+        uids = send(daemon, *[f"ok {number}" for number in range(10)])
+        runs = [runs_of(collector, uid)[0] for uid in uids]
+        assert daemon.stop() == 0
+
+    sends = {each.attributes["messaging.message.id"]: each for each in collector.spans("send")}
+    assert sorted(sends) == sorted(uids)
+    charges = {each.parent: each for each in collector.spans("charge")}
+    for uid, run in zip(uids, runs, strict=True):
+        sent = sends[uid]
+        assert (sent.name, sent.kind) == (f"send {TOPIC}", "producer")
+        assert (run.name, run.kind) == (f"process {TOPIC}", "consumer")
+        assert run.links == [sent.ids]
+        assert run.parent == ""
+        assert run.trace_id != sent.trace_id
+        assert run.attributes["messaging.system"] == "streamqd"
+        assert run.attributes["messaging.operation.name"] == "process"
+        assert run.attributes["messaging.consumer.group.name"] == GROUP
+        assert run.attributes["messaging.destination.partition.id"] == uid.split("/")[1]
+        assert run.attributes["streamqd.attempt"] == 1
+        assert run.attributes["streamqd.verdict"] == "ack"
+        assert not run.error
+        assert run.resource["service.name"] == "streamqd"
+        assert charges[run.span_id].trace_id == run.trace_id
+    assert len(collector.spans("process")) == len(uids)
+    assert not list((daemon.folder / "var" / "runs").iterdir())
+
+
+@pytest.mark.parametrize("shape", BATCHES)
+def test_a_batch_has_one_span_with_a_link_for_each_message(
+    traced: NewDaemon, collector: Collector, shape: str
+):
+    daemon = traced(consumer={**BATCHES[shape], "backoff": SOON})
+    uids = send(daemon, "ok 1", "once 2", "ok 3")
+    with daemon:
+        daemon.wait_settled()
+        assert daemon.stop() == 0
+
+    sends = {each.attributes["messaging.message.id"]: each.ids for each in collector.spans("send")}
+    first, second = collector.spans("process")
+    assert first.links == [sends[uid] for uid in uids]
+    assert first.attributes["messaging.batch.message_count"] == 3
+    assert first.attributes["streamqd.batch.failed_count"] == 1
+    assert first.error
+    assert second.links == [sends[uids[1]], first.ids]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("on_error", ["requeue", "hold-key"])
+def test_a_retry_links_to_its_previous_run(
+    traced: NewDaemon, collector: Collector, shape: str, on_error: str
+):
+    consumer = {**SHAPES[shape], "on_error": on_error, "backoff": SOON, "max_attempts": 3}
+    with traced(consumer=consumer) as daemon:
+        [uid] = send(daemon, "fail 7")
+        first, second, third = runs_of(collector, uid, 3)
+        daemon.wait_event("message.dead")
+        assert daemon.stop() == 0
+        [letter] = daemon.letters()
+
+    [sent] = collector.spans("send")
+    assert [each.links for each in (first, second, third)] == [
+        [sent.ids],
+        [sent.ids, first.ids],
+        [sent.ids, second.ids],
+    ]
+    assert [each.attributes["streamqd.attempt"] for each in (first, second, third)] == [1, 2, 3]
+    assert [each.attributes["streamqd.verdict"] for each in (first, second, third)] == [
+        *("retry", "retry", "dead"),
+    ]
+    assert {each.attributes["error.type"] for each in (first, second, third)} == {"ValueError"}
+    assert {each.status for each in (first, second, third)} == {"the card 7 was declined"}
+    assert "in do" in third.events[0]["exception.stacktrace"]
+    assert letter["lastRun"][:53] == f"00-{third.trace_id}-{third.span_id}-"
+    [line] = daemon.events("message.dead")
+    assert (line["trace_id"], line["span_id"]) == third.ids
+
+
+def test_a_released_and_a_returned_error_end_their_spans(traced: NewDaemon, collector: Collector):
+    with traced(consumer={"handler": "work:plain", "backoff": SOON}) as daemon:
+        released, returned = send(daemon, "release", "returned")
+        first, second = runs_of(collector, released, 2)
+        third, fourth = runs_of(collector, returned, 2)
+        assert daemon.stop() == 0
+    assert (first.attributes["streamqd.verdict"], first.error) == ("release", False)
+    assert first.ids in second.links
+    assert third.attributes["streamqd.verdict"] == "retry"
+    assert third.ids in fourth.links
+
+
+def test_a_replayed_message_links_to_its_last_run(traced: NewDaemon, collector: Collector):
+    with traced(consumer={"handler": "work:plain", "max_attempts": 1}) as daemon:
+        [uid] = send(daemon, "fail 7")
+        [first] = runs_of(collector, uid)
+        daemon.wait_event("message.dead")
+        run_cli(daemon, "dlq", "replay", TOPIC, "--group", GROUP, "--yes")
+        _, second = runs_of(collector, uid, 2)
+        assert daemon.stop() == 0
+    assert first.ids in second.links
+    assert second.attributes["streamqd.replays"] == 1
+
+
+def run_cli(daemon: Daemon, *arguments: str) -> str:
+    run = subprocess.run(
+        [sys.executable, "-m", "streamqd", "--config", daemon.config_path, *arguments],
+        cwd=daemon.folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+@pytest.mark.parametrize("shape", {**SHAPES, **BATCHES})
+def test_a_run_that_kills_its_process_is_exported_once(
+    traced: NewDaemon, collector: Collector, shape: str
+):
+    with traced(consumer={**SHAPES, **BATCHES}[shape]) as daemon:
+        [uid] = send(daemon, "die")
+        killed, after = killed_and_next(collector, uid)
+        daemon.wait_settled()
+        assert daemon.stop() == 0
+
+    [sent] = collector.spans("send")
+    assert (killed.error, after.error) == (True, False)
+    assert killed.attributes["error.type"] == "SIGKILL"
+    assert killed.status == "the process ended during this run: signal SIGKILL"
+    assert killed.links == after.links == [sent.ids]
+    assert len(collector.spans("process")) == 2
+    assert len({each.ids for each in collector.spans("process")}) == 2
+    assert not list((daemon.folder / "var" / "runs").iterdir())
+
+
+def test_the_span_of_a_killed_run_is_the_one_that_its_log_lines_name(
+    traced: NewDaemon, collector: Collector
+):
+    with traced(consumer={"handler": "work:plain"}) as daemon:
+        [uid] = send(daemon, "die")
+        killed, _ = killed_and_next(collector, uid)
+        assert daemon.stop() == 0
+    lines = daemon.log_path.read_text().splitlines()
+    lines = [json.loads(line) for line in lines if '"logger":"shop"' in line]
+    assert (lines[0]["trace_id"], lines[0]["span_id"]) == killed.ids
+
+
+def test_a_hard_time_limit_is_the_error_type_of_its_run(traced: NewDaemon, collector: Collector):
+    consumer = {"handler": "work:plain", "hard_timeout": "300ms"}
+    with traced(consumer=consumer) as daemon:
+        [uid] = send(daemon, "hang")
+        killed, _ = killed_and_next(collector, uid)
+        assert daemon.stop() == 0
+    assert killed.attributes["error.type"] == "timeout"
+    assert killed.seconds >= 0.3
+
+
+def test_runs_of_a_lost_daemon_are_exported_by_the_next_one(
+    traced: NewDaemon, collector: Collector
+):
+    with traced(consumer={"handler": "work:plain"}) as daemon:
+        [uid] = send(daemon, "hang")
+        wait_until((daemon.folder / "died").exists)
+        daemon.kill_all()
+        daemon.start()
+        daemon.wait_event("ready", after=daemon.mark())
+        killed, _ = killed_and_next(collector, uid)
+        assert daemon.stop() == 0
+    assert killed.attributes["error.type"] == "process_lost"
+
+
+def test_a_collector_that_is_away_delays_killed_runs_and_nothing_else(
+    traced: NewDaemon, collector: Collector
+):
+    daemon = traced(consumer={"handler": "work:plain"})
+    daemon.environment["OTEL_EXPORTER_OTLP_TIMEOUT"] = "1"
+    collector.refuses = True
+    with daemon:
+        daemon.send(["die", "ok", "ok"])
+        daemon.wait_settled()
+        assert list((daemon.folder / "var" / "runs").iterdir())
+        collector.refuses = False
+        [killed] = collector.wait(1, "process", error__type="SIGKILL")
+        assert daemon.stop() == 0
+    assert killed.error
+
+
+def test_spans_survive_recycles_and_a_drain(traced: NewDaemon, collector: Collector):
+    """Each worker exports its spans before it exits."""
+    with traced(consumer={"handler": "work:plain", "max_messages": 5}, partitions=2) as daemon:
+        uids = daemon.send([f"ok {number}" for number in range(100)])
+        daemon.wait_settled()
+        assert daemon.stop() == 0
+    found = [each.attributes["messaging.message.id"] for each in collector.spans("process")]
+    assert sorted(found) == sorted(uids)
+
+
+def test_a_drain_waits_one_second_at_most_for_the_collector(
+    traced: NewDaemon, collector: Collector
+):
+    daemon = traced(consumer={"handler": "work:plain"})
+    daemon.environment["OTEL_BSP_SCHEDULE_DELAY"] = "60000"
+    collector.refuses = True
+    with daemon:
+        daemon.send(["ok"])
+        daemon.wait_settled()
+        assert daemon.stop() == 0
+    assert daemon.events("telemetry.spans_lost")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_message_that_was_not_sampled_has_no_span(
+    traced: NewDaemon, collector: Collector, shape: str
+):
+    """Client libraries in its handler see the unsampled context, and make no spans either."""
+    with traced(consumer=SHAPES[shape]) as daemon:
+        send(daemon, "ok 1", "once 2", OTEL_TRACES_SAMPLER="always_off")
+        daemon.wait_settled()
+        uids = send(daemon, "ok 3")
+        runs_of(collector, uids[0])
+        assert daemon.stop() == 0
+    assert len(collector.spans("process")) == 1
+    assert len(collector.spans("charge")) == 1
+    text = daemon.log_path.read_text()
+    assert text.count("ok sampled=False") == 1
+    assert text.count("ok sampled=True") == 1
+
+
+def test_a_ratio_keeps_or_drops_a_send_with_its_runs(traced: NewDaemon, collector: Collector):
+    daemon = traced(consumer={"handler": "work:plain"})
+    ratio = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.3"}
+    daemon.environment |= ratio
+    with daemon:
+        send(daemon, *["ok"] * 60)
+        daemon.wait_settled()
+        assert daemon.stop() == 0
+    sends, runs = collector.spans("send"), collector.spans("process")
+    assert 0 < len(sends) < 60
+    assert sorted(each.ids for each in sends) == sorted(each.links[0] for each in runs)
+
+
+def test_a_run_can_continue_the_trace_of_its_send(traced: NewDaemon, collector: Collector):
+    consumer = {"handler": "work:plain", "backoff": SOON}
+    with traced({"producer_span": "parent"}, consumer=consumer) as daemon:
+        [uid] = send(daemon, "once")
+        first, second = runs_of(collector, uid, 2)
+        assert daemon.stop() == 0
+    [sent] = collector.spans("send")
+    assert {each.trace_id for each in (first, second)} == {sent.trace_id}
+    assert {each.parent for each in (first, second)} == {sent.span_id}
+    assert (first.links, second.links) == ([], [first.ids])
+
+
+def test_a_traceparent_of_the_caller_is_kept(traced: NewDaemon, collector: Collector):
+    given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    with traced(consumer={"handler": "work:plain"}) as daemon:
+        [uid] = send(daemon, "ok", headers={"traceparent": given, "a": "b"})
+        [run] = runs_of(collector, uid)
+        assert daemon.stop() == 0
+    assert run.links == [("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        "no JSON",
+        "[1]",
+        '{"traceparent": 7}',
+        '{"traceparent": "00-zz-zz-01"}',
+        '{"traceparent": "00-00000000000000000000000000000000-0000000000000000-01"}',
+        '{"tracestate": {}, "baggage": ["="]}',
+        '{"traceparent": "' + "0" * 100_000 + '"}',
+    ],
+)
+def test_hostile_headers_do_not_harm_a_run(traced: NewDaemon, collector: Collector, headers: str):
+    with traced(consumer={"handler": "work:plain"}) as daemon:
+        stream = daemon.keys.stream(TOPIC, 0)
+        fields = ("payload", "ok", "headers", headers, "lastRun", "00-x")
+        daemon.link.execute("XADD", stream, "*", *fields)
+        [run] = collector.wait(1, "process")
+        daemon.wait_settled()
+        assert daemon.stop() == 0
+    assert run.links == []
+    assert not daemon.events("telemetry.failed")
+    assert not daemon.letters()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"x" * 4096, b"streamqd runs 1\n\x08\0\0\0" + b"\xff" * 900]
+)
+def test_a_damaged_run_file_is_removed(traced: NewDaemon, collector: Collector, content: bytes):
+    daemon = traced(consumer={"handler": "work:plain"})
+    folder = daemon.folder / "var" / "runs"
+    folder.mkdir(parents=True)
+    (folder / "999999-1.00").write_bytes(content)
+    with daemon:
+        wait_until(lambda: not (folder / "999999-1.00").exists(), timeout=20.0)
+        [uid] = send(daemon, "die")
+        runs_of(collector, uid, 2)
+        assert daemon.stop() == 0
+
+
+TRAP = """
+import os, sys
+open(os.environ["TRAP"], "a").write(f"{os.getpid()} {sys.argv}\\n")
+raise ImportError("a trap")
+"""
+
+OFF = """
+import os, signal
+
+
+def plain(message):
+    if message.text() == "die" and not os.path.exists("died"):
+        open("died", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_without_traces_no_process_imports_opentelemetry(new_daemon: NewDaemon):
+    daemon = new_daemon(code=OFF, consumer={"handler": "work:plain"})
+    (daemon.folder / "opentelemetry.py").write_text(TRAP)
+    trap = daemon.folder / "trap"
+    daemon.environment["TRAP"] = str(trap)
+    with daemon:
+        daemon.send(["die", "ok"])
+        daemon.wait_settled()
+        assert daemon.stop() == 0
+    assert not trap.exists()
+    assert not (daemon.folder / "var" / "runs").exists()
+
+
+def test_a_missing_package_is_named_before_the_first_message(new_daemon: NewDaemon):
+    daemon = new_daemon(code=OFF, consumer={"handler": "work:plain"})
+    daemon.write_config(telemetry={"traces": True})
+    (daemon.folder / "opentelemetry.py").write_text(TRAP)
+    daemon.environment["TRAP"] = str(daemon.folder / "trap")
+    daemon.start()
+    failed = daemon.wait_event("worker.boot_failed")
+    assert failed["error"].startswith("telemetry.traces needs OpenTelemetry, which cannot be")
+    assert "opentelemetry-sdk" in failed["error"]
+
+
+def test_workers_have_no_thread_before_the_fork(traced: NewDaemon):
+    """The supervisor stays single-threaded, so its forks are safe."""
+    with traced(consumer={"handler": "work:plain"}) as daemon:
+        assert psutil.Process(daemon.pid).num_threads() == 1
+        daemon.signal(signal.SIGTERM)
+        assert daemon.wait() == 0
