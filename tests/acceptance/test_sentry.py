@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from tests.support.daemon import GROUP, ROOT, TOPIC, Daemon
+from tests.support.optional import need
 from tests.support.sentry import SentryServer
 
-pytest.importorskip("sentry_sdk", reason="`make test-all` installs sentry_sdk")
+pytestmark = need("sentry_sdk")
 
 NewDaemon = Callable[..., Daemon]
 
