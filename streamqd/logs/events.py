@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 EVENTS: dict[str, str] = {
-    "assignment.given_up": "streamqd failed at one partition and group (`error`, a traceback"
-    " follows). Its worker was killed, its lease was released, and messages that were not"
-    " acknowledged run again. It is retried after `seconds`. All other partitions continue."
-    " Report the traceback.",
-    "burst.settled": "All messages are handled and --burst was given. The daemon exits.",
-    "capacity.raised": "The operating system lets this instance start processes again. The fleet"
-    " assigns it as many partitions as it can serve (`partitions`, where none means no"
+    "assignment.given_up": "streamqd failed with an internal error on one partition and group"
+    " (`error`, a traceback follows). Its worker was killed, its lease was released, and"
+    " messages that were not acknowledged run again. It is retried after `seconds`. All other"
+    " partitions continue. Report the traceback.",
+    "burst.settled": "No messages are left to handle (`--burst`). The daemon exits.",
+    "capacity.raised": "The operating system allows this instance to start processes again. The"
+    " fleet assigns it as many partitions as it can serve (`partitions`, where none means no"
     " limit).",
     "capacity.reduced": "The operating system refuses processes (`error`). Partitions were"
-    " released, and the fleet knows how many this instance can serve.",
+    " released, and this instance published how many it can serve.",
     "circuit.closed": "The circuit of a partition closed, because a message succeeded.",
     "circuit.opened": "A dependency is down (`breaker`). The partition tries one message at a"
     " time.",
-    "config.warning": "A setting, or the server's configuration, is allowed but unwise.",
+    "config.warning": "A setting or the server's configuration is valid but not recommended.",
     "crash_loop": "Every partition of this instance crashes in a loop. The daemon exits.",
     "drain.begun": "The daemon stops fetching and finishes running messages.",
-    "drain.deadline": "Messages were still running at the end of the drain time. They were"
-    " released.",
+    "drain.deadline": "`drain_timeout` expired while messages were running. They were released"
+    " unfinished.",
     "drained": "All running messages were finished and their partitions released.",
     "embedded.exited": "The embedded server exited and is restarted.",
     "embedded.failed": "The embedded server cannot be restarted. The daemon retries every second.",
     "embedded.started": "The embedded server answers.",
     "embedded.stopped": "The embedded server was stopped with the daemon.",
     "fenced": "A newer owner exists. The request of this process was refused and changed nothing.",
-    "flood.stopped": "Most messages of the partition are dead-lettered. It is paused until an"
-    " operator resumes it.",
+    "flood.stopped": "Too many messages of the partition were dead-lettered (`flood_guard`). It"
+    " is paused until `streamqd resume`.",
     "fork.back": "Processes can be forked again.",
     "fork.failed": "The operating system refuses another process. The daemon retries every second"
     " for 3 s.",
-    "frozen": "This instance was suspended or got no CPU for a while. No message is charged for"
-    " it.",
+    "frozen": "This instance was suspended or got no CPU time for a while. No message is charged.",
     "group.restored": "An expected group was missing, because it was destroyed or the server was"
     " emptied. It was created again at its old position, so that no unread message is"
     " skipped.",
@@ -45,10 +44,10 @@ EVENTS: dict[str, str] = {
     "housekeeper.stopped": "The housekeeper received a stop request, or lost its supervisor.",
     "http.failed": "A page could not be generated. The others are served.",
     "http.listening": "Metrics and health are served at this address.",
-    "http.unavailable": "The HTTP address cannot be bound. The daemon retries and handles messages"
-    " without it.",
-    "import.slow": "Importing the handler modules takes longer than 2 s. No worker starts before"
-    " it is complete.",
+    "http.unavailable": "The HTTP address cannot be bound. The daemon retries, and handles"
+    " messages in the meantime.",
+    "import.slow": "The import of the handler modules takes longer than 2 s. No worker starts"
+    " before it is complete.",
     "instance.duplicated": "Another run (`other_host`, `other_pid`) has the same"
     " `daemon.instance`, so this one owns nothing yet. It starts when that run's last"
     " heartbeat is older than `lease_ttl`, waits while that run drains, and exits with code 5"
@@ -59,124 +58,130 @@ EVENTS: dict[str, str] = {
     "lease.released": "This instance released the partition.",
     "lease.resumed": "The partition of a killed supervisor resumes. Finished messages (`done`) are"
     " acknowledged. A message that was running (`running`) is charged if it was the only one.",
-    "letter.given_up": "The consumer of a dead letter gave it up. It stays a dead letter.",
+    "letter.given_up": "A dead-letter consumer gave up on a dead letter, which stays in the"
+    " dead-letter stream.",
     "letters.expired": "Dead letters older than dlq_retention were deleted.",
     "log.dropped": "Log lines were dropped because their reader was too slow.",
     "loop.blocked": "A coroutine blocks the event loop of its worker for `seconds`: no other"
-    " coroutine of the partition continues. `file`, `line` and `function` name the code."
-    " Without them another thread of the worker holds the interpreter, or the process is"
-    " stopped. `running` messages run, and `messages` are the oldest. The stack of the loop"
-    " follows. The event is repeated after twice the time.",
-    "loop.resumed": "An event loop that was blocked turns again, after `seconds`.",
+    " coroutine of the partition continues. `file`, `line` and `function` name the code. Without"
+    " them, another thread of the worker holds the interpreter, or the process is stopped."
+    " `running` is the number of running messages, and `messages` lists the oldest. The stack of"
+    " the loop follows. The event is repeated after twice the time.",
+    "loop.resumed": "A blocked event loop runs again, after `seconds`.",
     "message.dead": "A message was moved to the dead-letter stream.",
     "message.expired": "A message was past the expiry time set by its producer and was not"
     " handled.",
     "message.ghost": "A pending entry had been trimmed by another client. It was acknowledged.",
-    "message.parked": "Redis refuses a command that a failed message needs. It is retried.",
+    "message.parked": "Redis rejected the write for a failed message, usually because its memory"
+    " is full. The worker retries the write.",
     "message.retry": "A message failed and will be retried.",
-    "process.failed": "An exception was not caught in a process or thread of the daemon. The"
-    " traceback names its place. A thread of a handler stops, and everything else continues.",
-    "promote.orphan": "A due time had no message stored with it. It was removed.",
-    "promote.unreadable": "A delayed message is not in streamqd's format. It waits another minute.",
+    "process.failed": "A process or thread of the daemon raised an uncaught exception"
+    " (`traceback`). A thread of a handler stops, and everything else continues.",
+    "promote.orphan": "A due time without a stored message was removed.",
+    "promote.unreadable": "A delayed message is not in streamqd's format. It is retried after a"
+    " minute.",
     "ready": "The start is complete. The daemon handles messages or stands by.",
-    "rebalance.shed": "A partition is handed over because the fleet's shares changed.",
+    "rebalance.shed": "A partition is handed over because this instance's share of the fleet"
+    " changed.",
     "reclaim": "Entries that another client left pending were taken over.",
     "reclaim.requested": "Entries read by another client are idle. The worker will claim them.",
     "redis.back": "Redis answers again.",
-    "redis.bad_value": "A value in Redis is not valid for its key. The part that it concerns is"
-    " set aside and checked again later, and everything else continues. `streamqd doctor`"
-    " prints the fix. At the level `error`, a key of the whole fleet has another type. No"
-    " instance owns anything until the command in `fix` is run.",
+    "redis.bad_value": "A value in Redis is not valid for its key. The affected partition, group"
+    " or topic is suspended and checked again later, and everything else continues. `streamqd"
+    " doctor` prints the fix. At the level `error`, a key of the whole fleet has another type."
+    " No instance owns anything until the command in `fix` is run.",
     "redis.lost": "Redis does not answer. The daemon retries until it does.",
     "redis.refused": "Redis refused a command of the supervisor, which is retried.",
-    "redis.unavailable": "Redis does not answer at the start. It is tried again for `seconds`;"
-    " then the daemon exits with code 4.",
+    "redis.unavailable": "Redis does not answer at the start. The daemon retries for `seconds`,"
+    " and then exits with code 4.",
     "reload.begun": "A reload was requested. The new configuration and code are being checked.",
     "reload.done": "All workers run the new configuration and code.",
     "reload.edited": "`--reload` noticed a saved file. A reload starts.",
-    "reload.needs_restart": "These settings have changed but take effect only at the next start.",
+    "reload.needs_restart": "These changed settings take effect only after a restart.",
     "reload.refused": "The new configuration or code is not valid. Nothing was changed.",
     "reload.rolling": "The new configuration is valid. Workers are replaced one by one.",
     "reload.stopped": "A new worker does not start. Workers that were not replaced yet keep the"
     " old code.",
-    "retention.dropped": "Unacknowledged entries were dropped, as retention.drop_unacked_*"
-    " demands.",
-    "schedule.added": "A schedule is new and fires from now on.",
-    "schedule.changed": "A schedule has another specification and fires by it from now on.",
+    "retention.dropped": "Unacknowledged entries were dropped, because of"
+    " retention.drop_unacked_*.",
+    "schedule.added": "A new schedule was added and is active.",
+    "schedule.changed": "The specification of a schedule changed and takes effect now.",
     "schedule.misfired": "Ticks of a schedule (`ticks`) were missed, because no housekeeper was"
-    " running or the schedule was held. They are skipped, as its `misfire` demands.",
+    " running or the schedule was held. They are skipped, because of its setting `misfire`.",
     "schedule.moved": "A schedule moved to another partition, because its topic has grown, or its"
     " topic or key has changed.",
     "schedule.orphaned": "No live instance has declared the schedule for 10 minutes. It stops and"
     " keeps its due time. It continues when an instance declares it again. `streamqd schedule"
     " prune` removes it.",
-    "schedule.refused": "A schedule of the file cannot be kept (`problem`). It does not fire; the"
-    " others do.",
+    "schedule.refused": "A schedule of the configuration is rejected (`problem`) and not sent."
+    " The others are not affected.",
     "schedule.unreadable": "The specification of a schedule in Redis cannot be read (`error`). It"
     " is held until an instance declares it again. `streamqd schedule remove` removes it.",
-    "scoreboard.found": "The file of a killed supervisor was read. It shows the messages that its"
-    " workers finished.",
-    "scoreboard.private": "The scoreboard has no file in memory. If the supervisor is killed,"
+    "scoreboard.found": "The scoreboard file of a killed supervisor was read. It lists the"
+    " messages that its workers finished.",
+    "scoreboard.private": "The scoreboard is not stored in a file. If the supervisor is killed,"
     " messages that its workers finished just before are handled again.",
-    "scoreboard.refused": "The file of a killed supervisor, or a partition in it, is torn or"
-    " foreign. It was ignored, so messages that were in flight may be handled again. A file"
-    " is renamed. Delete it when the cause is clear.",
-    "signal": "A signal arrived.",
-    "solo.unlocked": "The state directory does not support locks. A suspect message of a lost host"
-    " may run beside others.",
-    "stack.dumped": "A fatal signal such as SIGSEGV stopped a process (`child`), or SIGUSR1 asked"
-    " for its stack, which is the field `traceback`.",
+    "scoreboard.refused": "The scoreboard file of a killed supervisor, or a partition in it, is"
+    " damaged or belongs to another instance. It was ignored, so messages that were in flight"
+    " may be handled again. A damaged file is renamed. Delete it once you know the cause.",
+    "signal": "The daemon received a signal.",
+    "solo.unlocked": "The state directory does not support locks. A suspect message of a lost"
+    " host may run at the same time as others.",
+    "stack.dumped": "A process crashed with a signal such as SIGSEGV (`child`), or SIGUSR1"
+    " requested the stacks. The field `traceback` contains the stack.",
     "start": "The daemon starts.",
     "start.refused": "The daemon did not start and exits with `code`. Each problem has one line.",
     "state": "One line per partition, logged on SIGUSR1. The stacks follow as `stack.dumped`.",
     "steer.drain": "An operator drains an instance: it hands over its partitions.",
     "steer.ignored": "A directive in Redis cannot be read. A later version may have written it.",
     "steer.move": "An operator moves a partition to another instance.",
-    "steer.pause": "An operator has paused a topic, a group or a partition.",
+    "steer.pause": "An operator paused a topic, a group or a partition.",
     "steer.rebalance": "An operator requested a rebalance of the fleet.",
     "steer.reload": "An operator requested a reload, and it is this instance's turn.",
     "steer.resume": "A pause was removed.",
-    "steer.start": "A stopped group may be owned again.",
+    "steer.start": "A stopped group was started again.",
     "steer.stop": "An operator stopped a group: no instance owns its partitions.",
-    "steer.undrain": "An instance may own partitions again.",
+    "steer.undrain": "A drain was undone. The instance can own partitions again.",
     "steer.unmove": "A move was removed: any instance may own the partition again.",
     "telemetry.failed": "Spans cannot be made or exported. Messages are handled anyway, without"
     " their spans. Check the variables OTEL_* and the collector.",
     "telemetry.recovered": "Spans are made and exported again.",
     "telemetry.spans_lost": "The collector did not accept a worker's last spans within 1 s of its"
     " exit. They are lost. No message is affected.",
-    "topic.lost": "A topic no longer has an entry in Redis. It is written again.",
-    "topic.restored": "A topic was written to Redis again, with the partitions that it had.",
-    "topics.refused": "Topics and groups cannot be registered again. The daemon retries every 2 s.",
+    "topic.lost": "The metadata of a topic is missing in Redis. The topic is registered again.",
+    "topic.restored": "A topic was registered again, with the partitions that it had.",
+    "topics.refused": "Redis rejected the registration of topics and groups. The daemon retries"
+    " every 2 s.",
     "topics.restored": "Topics and groups are registered again.",
-    "trim.refused": "A stream is not trimmed: an expected group is missing on it.",
+    "trim.refused": "A stream is not trimmed, because an expected group is missing on it.",
     "twin": "Another live instance (`other_host`, `other_pid`) has the same `daemon.instance`."
-    " This one exits with code 5. Set another `daemon.instance` and `daemon.state_dir` for"
-    " it.",
+    " This one exits with code 5. Give it another `daemon.instance` and `daemon.state_dir`.",
     "worker.boot_failed": "A worker exited before it was ready.",
     "worker.charged": "A message was running when its worker crashed. The crash is counted against"
     " it.",
-    "worker.crash_loop": "The processes of a partition crashed too often in a row. It is not"
-    " restarted until its wait is over.",
+    "worker.crash_loop": "The worker of a partition crashed too many times in a row. Another"
+    " instance takes it, or it is started again after `crash_cooldown`.",
     "worker.crashed": "A worker crashed.",
     "worker.exited": "A worker exited as requested.",
     "worker.forked": "A child that a handler forked returned into the worker's loop. It exits.",
     "worker.handover": "A worker that booted next to its predecessor has taken over.",
     "worker.hook_failed": "An on_stop hook raised. The worker exits anyway.",
-    "worker.killed": "A worker was killed: its time limit, on_stop or the drain took too long.",
-    "worker.ready": "A worker has loaded its handler and fetches.",
+    "worker.killed": "A worker was killed, because a run, `on_stop` or the drain exceeded its"
+    " time limit.",
+    "worker.ready": "A worker has loaded its handler and fetches messages.",
     "worker.recycled": "A worker reached a limit and is replaced.",
-    "worker.resumed": "A worker that was stalled reads again.",
+    "worker.resumed": "A stalled worker reads again.",
     "worker.stalled": "A worker cannot read or acknowledge. It retries until it can.",
     "worker.standby": "A worker boots next to the worker that it will replace.",
-    "worker.standby_failed": "A replacement worker crashed while it booted. The present worker"
+    "worker.standby_failed": "A replacement worker crashed while it booted. The current worker"
     " continues.",
-    "worker.standby_given_up": "No replacement can start for now. The present worker continues.",
+    "worker.standby_given_up": "No replacement worker can start for now. The current worker"
+    " continues.",
     "worker.started": "A worker was forked.",
     "worker.tight_limit": "A worker reached max_rss with its first message. Raise the limit.",
-    "worker.tried_again": "A partition that waited after crashing in a loop is started again.",
+    "worker.tried_again": "The worker of a partition is started again after a crash loop.",
     "worker.undead": "A killed worker does not exit. Its partition is released.",
-    "worker.warm": "A standby has booted. It takes over as soon as the present worker releases the"
-    " partition.",
+    "worker.warm": "A standby has booted. It takes over as soon as the current worker releases"
+    " the partition.",
 }
 """Every event and its meaning. An event that is missing here is a programming error."""

@@ -219,7 +219,7 @@ METRICS: tuple[Metric, ...] = (
     _counter("produced", _partition(lambda p: p.added), "Entries ever written to the partition."),
     _counter("consumed", _slot("fetched"), "Entries fetched for handling, retries included."),
     _counter("acked", _slot("acked"), "Entries acknowledged."),
-    _counter("retried", _slot("retried"), "Messages set aside for another attempt."),
+    _counter("retried", _slot("retried"), "Messages scheduled for another attempt."),
     _counter("dead", _slot("dead"), "Messages moved to the dead-letter stream."),
     _counter(
         "given_up",
@@ -227,7 +227,7 @@ METRICS: tuple[Metric, ...] = (
         "Dead letters that their consumer acknowledged without success. They stay dead letters.",
     ),
     _counter(
-        "released", _slot("released"), "Entries given back unhandled at a drain or hand-over."
+        "released", _slot("released"), "Entries released without a run by a drain or handover."
     ),
     _counter(
         "failures",
@@ -238,12 +238,13 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "assignment_errors",
         _slot("assignment_errors"),
-        "Internal errors of the supervisor about the partition and group, which it gave up then.",
+        "Internal errors of the supervisor on the partition and group, which it then released.",
     ),
     _counter(
         "loop_blocked",
         _slot("loop_blocked"),
-        "How often a coroutine blocked the event loop of its worker for loop_blocked_after.",
+        "Number of times that a coroutine blocked the event loop of its worker for"
+        " loop_blocked_after.",
     ),
     _counter("charged", _slot("charged"), "Crashes charged to the message that was running."),
     _counter("restarts", _slot("restarts"), "Worker processes started to replace another."),
@@ -253,26 +254,26 @@ METRICS: tuple[Metric, ...] = (
         "Workers replaced because they reached max_messages, max_rss or max_age.",
     ),
     _counter("fenced", _slot("fenced"), "Operations refused because a newer owner exists."),
-    _counter("ghosts", _slot("ghosts"), "Pending entries whose body someone else had trimmed."),
-    _counter("expired", _slot("expired"), "Messages not handled because their time was over."),
+    _counter("ghosts", _slot("ghosts"), "Pending entries whose body another client had trimmed."),
+    _counter("expired", _slot("expired"), "Messages not handled because they had expired."),
     _counter(
-        "reclaimed", _slot("reclaimed"), "Entries taken over from foreign consumers of the group."
+        "reclaimed", _slot("reclaimed"), "Entries taken over from other clients in the group."
     ),
     _counter(
         "parked",
         _slot("parked"),
-        "Messages that had to wait for settlement because the server refused writes.",
+        "Messages whose outcome had to wait because the server rejected writes.",
     ),
-    _counter("received_bytes", _slot("bytes"), "Bytes of the entries fetched, about."),
-    _counter("redis_round_trips", _slot("round_trips"), "Exchanges of the workers with Redis."),
+    _counter("received_bytes", _slot("bytes"), "Approximate bytes of the fetched entries."),
+    _counter("redis_round_trips", _slot("round_trips"), "Round trips of the workers to Redis."),
     _counter(
-        "redis_errors", _slot("redis_errors"), "Exchanges of the workers with Redis that failed."
+        "redis_errors", _slot("redis_errors"), "Round trips of the workers to Redis that failed."
     ),
-    _counter("exchanges", _board("exchanges"), "Exchanges of the supervisor with Redis."),
+    _counter("exchanges", _board("exchanges"), "Round trips of the supervisor to Redis."),
     _counter(
         "exchange_errors",
         _board("exchange_errors"),
-        "Exchanges of the supervisor with Redis that failed.",
+        "Round trips of the supervisor to Redis that failed.",
     ),
     _counter(
         "rebalance_moves",
@@ -282,7 +283,7 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "partitions_given_up",
         _board("unstartable"),
-        "Partitions given up because the system refused the process of their worker.",
+        "Partitions released because the operating system refused their worker process.",
     ),
     _counter("leases_lost", _board("lease_lost"), "Leases that another instance took."),
     _counter(
@@ -290,7 +291,9 @@ METRICS: tuple[Metric, ...] = (
         _board("renew_late"),
         "Leases that had expired and were renewed without a change of owner.",
     ),
-    _counter("groups_restored", _board("groups_restored"), "Missing groups made again."),
+    _counter(
+        "groups_restored", _board("groups_restored"), "Missing groups that were created again."
+    ),
     _counter(
         "housekeeper_restarts",
         _board("housekeeper_restarts"),
@@ -324,13 +327,14 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "schedules_skipped",
         _tally("schedules_skipped", (*TOPIC, "reason")),
-        "Ticks of schedules that were not sent: missed while no housekeeper was there or the"
-        " schedule was held (reason misfire), or the last message was not finished (overlap).",
+        "Ticks of schedules that were not sent, because no housekeeper was running or the"
+        " schedule was held (reason misfire), or because the last message was not finished"
+        " (overlap).",
     ),
     _counter(
         "schedules_late_seconds",
         _thousandths("schedules_late_ms", TOPIC),
-        "By how much the ticks that were sent were late, in all.",
+        "Sum of the delays of all sent ticks.",
     ),
     _counter(
         "trimmed",
@@ -345,12 +349,12 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "dropped_unacked",
         _tally("dropped", (*GROUP, "result")),
-        "Entries lost to retention.drop_unacked_*: never read by the group (result unread) or in"
-        " its hands (pending).",
+        "Entries lost to retention.drop_unacked_*: never read by the group (result unread), or"
+        " read and not acknowledged (pending).",
     ),
     _gauge("topic_length", _partition(lambda p: p.length), "Entries in the partition."),
     _gauge("dlq_length", _partition(lambda p: p.dead), "Dead letters stored, of all groups."),
-    _gauge("scheduled", _partition(lambda p: p.scheduled), "Sends that wait for their time."),
+    _gauge("scheduled", _partition(lambda p: p.scheduled), "Scheduled sends that are not due yet."),
     _gauge(
         "trim_floor_timestamp_seconds",
         _partition(_trim_floor),
@@ -359,8 +363,8 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "retention_held_seconds",
         Source(GROUP, _held),
-        "Age of the entry that keeps retention from trimming, and who still needs it: a group, or"
-        " @archive. Absent while nothing is kept from being trimmed.",
+        "Age of the oldest entry past the retention limit that is still needed by a group, or by"
+        " @archive (label group). Absent while no entry is held.",
     ),
     _gauge(
         "query_lag",
@@ -371,9 +375,9 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "query_idle_seconds",
         _query(lambda q: None if q.idle_ms is None else q.idle_ms / 1000),
-        "Since a Spark query last showed its position.",
+        "Time since a Spark query last reported its position.",
     ),
-    _gauge("pending", _group(lambda _, u: u.pending), "Entries delivered and not settled."),
+    _gauge("pending", _group(lambda _, u: u.pending), "Entries delivered and not acknowledged."),
     _gauge(
         "lag",
         _group(lambda _, u: u.lag),
@@ -384,26 +388,26 @@ METRICS: tuple[Metric, ...] = (
         _group(lambda v, u: v.age(u.oldest_unread_unix_ms())),
         "Age of the oldest entry not yet delivered, 0 when there is none.",
     ),
-    _gauge("delayed", _group(lambda _, u: u.delayed), "Retries that wait for their time."),
+    _gauge("delayed", _group(lambda _, u: u.delayed), "Retries that are not due yet."),
     _gauge(
         "retry_length", _group(lambda _, u: u.retry.length), "Entries stored in the retry stream."
     ),
     _gauge(
         "in_flight",
         _owned(lambda slot: slot.unfinished),
-        "Entries fetched by the worker whose handler has not finished.",
+        "Fetched entries whose handler has not finished.",
     ),
     _gauge(
         "longest_run_seconds",
         _owned(longest_run),
-        "How long the longest running message has been running.",
+        "Time for which the longest running message has been running.",
     ),
-    _gauge("epoch", _owned(lambda slot: slot.epoch), "Fencing number of the ownership."),
-    _gauge("worker_up", _owned(_up), "1 while the worker of an owned partition serves."),
+    _gauge("epoch", _owned(lambda slot: slot.epoch), "Epoch (fencing number) of the owner."),
+    _gauge("worker_up", _owned(_up), "1 while the worker of an owned partition is ready."),
     _gauge(
         "worker_crash_loop",
         _slots(lambda slot: float(slot.state == WorkerState.BROKEN)),
-        "1 while a partition rests after its processes crashed in a loop.",
+        "1 while a partition waits after its workers crashed in a loop.",
     ),
     _gauge(
         "worker_resident_memory_bytes",
@@ -421,38 +425,40 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "limited",
         _flag(InstanceFlags.LIMITED),
-        "1 while the system refuses processes, so that the instance serves fewer partitions.",
+        "1 while the operating system refuses processes, so the instance serves fewer partitions.",
     ),
     _gauge("draining", _flag(InstanceFlags.DRAINING), "1 while the instance drains."),
     _gauge("paused", _flag(InstanceFlags.PAUSED), "1 while the instance is paused by a signal."),
     _gauge(
         "drained",
         _flag(InstanceFlags.DRAINED),
-        "1 while an operator wants the instance to own nothing.",
+        "1 while the instance is drained by a directive.",
     ),
     _gauge(
         "build_info",
         Source(("version", "python"), _build),
-        "Always 1. The labels name the versions.",
+        "Always 1. The labels contain the versions.",
     ),
-    _timer("handle", _histogram("handle"), "How long the handler ran."),
+    _timer("handle", _histogram("handle"), "Run time of the handler."),
     _timer(
-        "ack_latency", _histogram("ack"), "From the end of a handler run to its acknowledgement."
+        "ack_latency",
+        _histogram("ack"),
+        "Time from the end of a handler run to its acknowledgement.",
     ),
     _gauge(
         "partition_paused",
         _owned(lambda slot: float(slot.command == WorkerCommand.PAUSE)),
-        "1 while the worker of an owned partition shall not fetch, by a signal or by an order.",
+        "1 while a signal or a directive pauses the worker of an owned partition.",
     ),
     _gauge(
         "partition_blocked",
         _waits(lambda waits: float(waits.kind is Wait.BLOCKED)),
-        "1 while a failed message at the head of the line holds the partition (on_error = block).",
+        "1 while a failed message blocks the partition (on_error = block).",
     ),
     _gauge(
         "held_messages",
         _waits(lambda waits: waits.held),
-        "Messages in the hands of the worker that wait for their key (on_error = hold-key).",
+        "Fetched messages that wait for their key (on_error = hold-key).",
     ),
     _gauge(
         "held_keys",
@@ -462,18 +468,18 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "circuit_open",
         _waits(lambda waits: float(waits.kind in (Wait.OPEN, Wait.PROBING))),
-        "1 while the circuit of the partition is open or one message is tried, because a dependency"
-        " is down (setting breaker).",
+        "1 while the circuit of the partition is open or half-open, because a dependency is down"
+        " (setting breaker).",
     ),
     _counter(
         "circuit_openings",
         _slots(lambda slot: _waiting(slot).opened),
-        "How often the circuit of the partition opened.",
+        "Number of times that the circuit of the partition opened.",
     ),
     _counter(
         "flood_stops",
         _slots(lambda slot: _waiting(slot).flooded),
-        "How often the flood guard has paused the partition.",
+        "Number of times that the flood guard paused the partition.",
     ),
     _gauge(
         "rate_limit",
@@ -483,6 +489,6 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "throttled_seconds",
         _slots(lambda slot: slot.counter("throttled_ns") / 1e9),
-        "Time for which the rate has delayed fetched messages.",
+        "Time for which the rate delayed fetched messages.",
     ),
 )
