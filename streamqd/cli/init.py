@@ -91,7 +91,7 @@ def count_hit(msg: Message) -> None:
     line = msg.text()
     if not line.strip():
         raise Dead("an empty line")
-    # !r escapes line breaks, so that a message cannot print lines that look like the log.
+    # !r escapes line breaks, so a message cannot print lines that look like log lines.
     print(f"{msg.topic}/{msg.partition} attempt {msg.attempt}: {line!r}")
 '''
 
@@ -106,7 +106,7 @@ HEAD = """\
 
 ADAPTED = """\
 ExecStart={command} --config {config}
-# The account, and the directory that it may write. The rest of the system it can read at most.
+# The account, and the directory that it may write. The rest of the system is read-only.
 User={user}
 WorkingDirectory={directory}
 BindPaths={writable}
