@@ -39,15 +39,17 @@ class Breaker:
 
     failures: int = setting(
         0,
-        "Failures of the classes in `on`, within `window`, that open the circuit of a partition. 0:"
-        " never.",
+        "Failures within `window` that open the circuit of a partition. Counts the exceptions"
+        " listed in `on`. 0: never.",
         min=0,
         max=10_000,
     )
-    window: Seconds = setting(30.0, "The time in which the failures count.", min=0.1, max=86_400)
+    window: Seconds = setting(
+        30.0, "The period in which failures are counted.", min=0.1, max=86_400
+    )
     probe_every: Seconds = setting(
         10.0,
-        "Wait before one message of the partition is tried while the circuit is open.",
+        "Time after which one message of a partition with an open circuit runs as a probe.",
         min=0.01,
         max=3_600,
     )
@@ -65,16 +67,16 @@ class FloodGuard:
 
     letters: int = setting(
         0,
-        "Dead letters within `window` that pause the partition. 0: any number is let through.",
+        "Dead letters within `window` that pause the partition. 0: never.",
         min=0,
         max=100_000,
     )
     window: Seconds = setting(
-        60.0, "The time in which the dead letters count.", min=0.1, max=86_400
+        60.0, "The period in which dead letters are counted.", min=0.1, max=86_400
     )
     share: float = setting(
         0.5,
-        "Part of the messages settled in that time that must have died, from 0 to 1.",
+        "Minimum share of dead letters among the messages handled within `window`, from 0 to 1.",
         min=0,
         max=1,
     )
@@ -113,7 +115,7 @@ class Consumer:
     )
     batch: int | None = setting(
         None,
-        "Maximum number of messages per call of a handler that takes list[Message]. It does not"
+        "Maximum number of messages per call of a batch handler (list[Message]), which does not"
         " wait for a full batch. none: 100.",
         min=1,
         max=256,
@@ -158,8 +160,8 @@ class Consumer:
     )
     rate_burst: int | None = setting(
         None,
-        "Runs that may start at a time after a pause, and the limit of batches. none: the runs of"
-        " 20 ms, at least 1. For a handler of batches, the batch size.",
+        "Runs that can start back to back after an idle period, and the largest batch. none: 20"
+        " ms worth of rate, at least 1. For a batch handler: the batch size.",
         min=1,
         max=1_000_000,
     )
@@ -199,8 +201,8 @@ class Consumer:
     )
     held_max: int = setting(
         1_000,
-        "Messages of held keys (hold-key) in a worker's memory, within about prefetch_bytes. At the"
-        " limit, the worker stops reading.",
+        "Maximum number of messages of held keys (hold-key) in a worker's memory, within about"
+        " prefetch_bytes. At the limit, the worker stops reading.",
         min=2,
         max=100_000,
     )
@@ -208,7 +210,7 @@ class Consumer:
         Breaker(), "Stops a partition while a dependency of its handler is down."
     )
     flood_guard: FloodGuard = setting(
-        FloodGuard(), "Pauses a partition whose messages die in numbers."
+        FloodGuard(), "Pauses a partition after too many dead letters."
     )
     timeout: Seconds | None = setting(
         None,
@@ -217,38 +219,41 @@ class Consumer:
     )
     hard_timeout: Seconds | None = setting(
         None,
-        "Hard limit of one run: the process is killed, the message charged. Longer than timeout."
-        " none: no limit.",
+        "Hard limit of one run: the process is killed, and the crash is counted against the"
+        " message. Must be longer than timeout. none: no limit.",
         min=0.001,
     )
     max_messages: int = setting(
-        0, "Messages after which a worker is replaced by a fresh process. 0: never.", min=0
+        0, "Number of messages after which a worker is replaced. 0: never.", min=0
     )
     max_rss: Bytes = setting(
-        0, "Memory over what a worker had after its fork at which it is replaced. 0: never.", min=0
+        0,
+        "A worker that uses this much more memory than after its fork is replaced. 0: never.",
+        min=0,
     )
     max_age: Seconds = setting(0.0, "Age at which a worker is replaced, at least 1s. 0: never.")
     handover: str = setting(
         "warm",
-        "How a worker is replaced. warm: the next one has booted, `on_start` included, before the"
-        " present one lets go. cold: one after the other, for what there is only one of.",
+        "How a worker is replaced. warm: the next one has booted, `on_start` included, before"
+        " the current one stops. cold: the current one stops first. Use it if only one process"
+        " may exist.",
         choices=("warm", "cold"),
     )
     reclaim_idle: Seconds = setting(
         60.0,
-        "How long an entry that a foreign client fetched in this group may stay unacknowledged"
+        "How long an entry that another client fetched in this group may stay unacknowledged"
         " before it is taken over.",
         min=1,
     )
     dlq_error: str = setting(
         "traceback",
-        "How much of an exception goes into a dead letter; each includes those before it.",
+        "How much of an exception a dead letter contains. Each value includes the previous ones.",
         choices=("none", "class", "message", "traceback"),
     )
     dlq_body: str = setting(
         "full",
-        "What of a payload goes into a dead letter. hash: its size and SHA-256; none: its size."
-        " Only a whole one can be replayed.",
+        "How much of the payload a dead letter contains. hash: size and SHA-256. none: size."
+        " Only a dead letter with the full payload can be replayed.",
         choices=("full", "hash", "none"),
     )
     # The explicit settings. Declarations of @handler fill in the others.

@@ -9,7 +9,7 @@ from streamqd.config.setting import setting
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """What `streamqd pipeline` makes of a topic, named by its table. The daemon ignores it."""
+    """Settings of `streamqd pipeline` for a topic, named by its table. The daemon ignores them."""
 
     schema: str | None = setting(
         None,

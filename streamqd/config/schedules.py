@@ -32,9 +32,9 @@ _KEY = Shape(re.compile(r".{1,1024}", re.DOTALL), "write 1 to 1,024 characters")
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One message that the fleet sends again and again, or once at an instant.
+    """A message that the fleet sends repeatedly, or once at an instant.
 
-    Exactly one of cron, every and at says when.
+    Set exactly one of cron, every and at.
     """
 
     name: str = field(metadata=described("Name, unique on this Redis.", shape=_NAME))
@@ -56,30 +56,30 @@ class Schedule:
         None, "Partition of the messages. none: the key decides.", min=0, max=4_095
     )
     payload: JsonText = setting(
-        "{}", "Payload, sent as JSON; a text is sent as it is. At most 64 KiB."
+        "{}", "Payload, sent as JSON. A string is sent unchanged. At most 64 KiB."
     )
     misfire: str = setting(
         ONCE,
-        "What becomes of missed ticks: once sends one message for the newest, skip sends none, all"
-        " sends one for each (the newest 100).",
+        "Handling of missed ticks. once: one message for the newest. skip: no message. all: one"
+        " message for each of the newest 100.",
         choices=(ONCE, SKIP, ALL),
     )
     misfire_grace: Seconds = setting(
         3_600.0,
-        "How late a tick is still sent as if it were on time. A tick is missed, too, when it is"
-        " late by more than the time to its next tick and by more than 5 s.",
+        "A tick counts as missed when it is later than this. It also counts as missed when its"
+        " next tick is due and it is more than 5 s late.",
         min=1,
         max=366 * 86_400,
     )
     overlap: str = setting(
         "allow",
-        '"skip:GROUP" leaves out a tick while GROUP has not finished the last message of the'
-        " schedule: unread, running, or waiting for a retry.",
+        '"skip:GROUP" skips a tick while the last message of the schedule is unread, running or'
+        " waiting for a retry in GROUP.",
         shape=_OVERLAP,
     )
     jitter: Seconds = setting(
         0.0,
-        "All ticks are sent later by one and the same part of this time, which the name decides, so"
+        "All ticks are delayed by the same part of this time, which is derived from the name, so"
         " that schedules of one minute do not all fire in its first second.",
         min=0,
         max=JITTER_MAX,

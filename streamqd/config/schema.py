@@ -47,8 +47,8 @@ class Redis:
     username: str | None = setting(None, "ACL user. Empty: the default user.")
     password_file: Path | None = setting(
         None,
-        "File that holds the password, readable by its owner only. Empty: the systemd credential"
-        ' "redis-password", if there is one.',
+        "File with the password, readable only by its owner. Empty: the systemd credential"
+        ' "redis-password", if it exists.',
     )
     sentinel_username: str | None = setting(
         None, "ACL user of the sentinels themselves. Empty: their default user."
@@ -101,12 +101,12 @@ class Daemon:
     )
     state_dir: Path = setting(
         Path("./var"),
-        "Directory for the lock and the embedded server's data. Relative to this file, as every"
-        " path here.",
+        "Directory for the lock and the data of the embedded server. All paths are relative to"
+        " this file.",
     )
     handlers: tuple[str, ...] = setting(
         (),
-        "Modules to import for their @handler functions; found beside this file too.",
+        "Modules with @handler functions. They can be in the directory of this file.",
         shape=_MODULE,
     )
     preload: tuple[str, ...] = setting(
@@ -141,20 +141,20 @@ class Daemon:
     )
     loop_blocked_after: Seconds = setting(
         1.0,
-        "How long a coroutine may block the event loop of its worker before the event loop.blocked"
-        " names the code. 0: it is never named.",
+        "How long a coroutine may block the event loop of its worker before the event"
+        " loop.blocked is logged. 0: never.",
         min=0,
         max=3_600,
     )
     weight: int = setting(
         1,
-        "Share of the partitions that this instance takes, compared with the others'.",
+        "Share of the partitions that this instance takes, relative to the other instances.",
         min=1,
         max=1_000,
     )
     max_partitions: int = setting(
         0,
-        "Partitions (worker processes) that this instance owns at most. 0: no limit.",
+        "Maximum number of partitions (worker processes) that this instance owns. 0: no limit.",
         min=0,
         max=4_096,
     )
@@ -168,20 +168,20 @@ class Daemon:
         10.0, "How long a partition stays where it is before it may move again.", min=0, max=86_400
     )
     rebalance_moves: int = setting(
-        4, "Partitions that this instance hands over at once at most.", min=1, max=4_096
+        4, "Maximum number of partitions that this instance hands over at a time.", min=1, max=4_096
     )
     crash_backoff: Backoff = setting(
         _CRASH_BACKOFF, "How long a worker that keeps crashing waits before it is started again."
     )
     crash_loop: int = setting(
         5,
-        "Crashes in a row before a worker is given up for crash_cooldown and its partition"
-        " released. A crash while handling a message counts less: 1 / (max_crashes + 1).",
+        "Crashes in a row after which the partition is released, and not started again here for"
+        " crash_cooldown. A crash during a message counts as 1 / (max_crashes + 1).",
         min=1,
         max=1_000,
     )
     crash_cooldown: Seconds = setting(
-        60.0, "How long a worker that was given up rests before the next try.", min=1, max=86_400
+        60.0, "Wait before the worker of a released partition is started again.", min=1, max=86_400
     )
     max_message_bytes: Bytes = setting(
         1 << 20, "Largest payload that a producer accepts.", min=1, max=512 << 20
@@ -194,17 +194,17 @@ class Http:
 
     bind: str = setting(
         "127.0.0.1:9464",
-        'Where to listen: "127.0.0.1:9464", "unix:./var/http.sock", or "" for nowhere. An address'
-        " that other hosts reach needs token_file or allow_public.",
+        'Address of the endpoints: "127.0.0.1:9464", "unix:./var/http.sock", or "" to disable'
+        " them. An address that other hosts can reach requires token_file or allow_public.",
     )
     token_file: Path | None = setting(
         None,
-        'File with the token that all pages but the health checks ask for ("Authorization: Bearer'
-        ' TOKEN"), readable by its owner only. Empty: the systemd credential "http-token", if there'
-        " is one, else no token.",
+        "File with the token that all endpoints except the health checks require"
+        ' ("Authorization: Bearer TOKEN"), readable only by its owner. Empty: the systemd'
+        ' credential "http-token" if it exists, otherwise no token.',
     )
     allow_public: bool = setting(
-        False, "Serve all pages without a token to any client that reaches the address."
+        False, "Serve all endpoints without a token to any client that can reach the address."
     )
     hosts: tuple[str, ...] = setting(
         (),
@@ -233,7 +233,7 @@ class Log:
     )
     level: str = setting(
         "info",
-        "Least important lines that are written.",
+        "Minimum level of the lines that are written.",
         choices=("debug", "info", "warning", "error"),
     )
 

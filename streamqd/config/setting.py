@@ -108,7 +108,8 @@ _BACKOFF: dict[str, Setting] = {
     "base": Setting("The first delay.", min=0, max=_DELAY_MAX, kind=Kind.DURATION),
     "max": Setting("The longest delay.", min=0, max=_DELAY_MAX, kind=Kind.DURATION),
     "jitter": Setting(
-        "full: a random part of the delay, so that failures do not return in step.",
+        "full: a random part of the delay, so that failed messages do not return together. none:"
+        " the full delay.",
         choices=("full", "none"),
     ),
 }

@@ -12,35 +12,35 @@ class Retention:
     """The entries that stay in a partition after every group has acknowledged them."""
 
     max_age: Seconds | None = setting(
-        None, "Acknowledged entries older than this are trimmed. none: age trims nothing.", min=1
+        None, "Acknowledged entries older than this are trimmed. none: no limit.", min=1
     )
     max_length: int | None = setting(
         None,
-        "Acknowledged entries beyond this many per partition are trimmed. none: length trims"
-        " nothing.",
+        "Acknowledged entries beyond this number per partition are trimmed. none: no limit.",
         min=0,
     )
     max_bytes: Bytes | None = setting(
         None,
-        "Acknowledged entries are trimmed while a partition takes more memory than this, about."
-        " none: size trims nothing.",
+        "Acknowledged entries are trimmed while a partition uses more than approximately this"
+        " much memory. none: no limit.",
         min=1,
     )
     shrink_every: Seconds | None = setting(
         None,
-        "Each time so much has passed, acknowledged entries that were there the time before are"
-        " trimmed: an entry stays for once to twice as long. none: nothing is trimmed so.",
+        "Trim at this interval, removing acknowledged entries that were already there at the"
+        " previous trim. Entries are kept for one to two intervals. none: off.",
         min=1,
     )
     ack_policy: str = setting(
         "keep",
-        "delete: an entry is trimmed as soon as every group has acknowledged it. keep: the other"
-        " settings decide.",
+        "delete: entries are trimmed as soon as every group has acknowledged them. keep: the"
+        " other settings decide.",
         choices=("keep", "delete"),
     )
     without_groups: bool = setting(
         False,
-        "Trim a topic that no group reads, because it is only archived or read by position.",
+        "Also trim the topic if no group reads it, because it is only archived or read by"
+        " position.",
     )
     drop_unacked_after: Seconds | None = setting(
         None,
@@ -50,8 +50,8 @@ class Retention:
     )
     drop_unacked_above: int | None = setting(
         None,
-        "Loses messages: above this many entries per partition, the oldest are removed and counted,"
-        " acknowledged or not. none: unacknowledged entries stay.",
+        "Loses messages: entries beyond this number per partition are removed and counted,"
+        " oldest first, acknowledged or not. none: unacknowledged entries stay.",
         min=1,
     )
     # The explicit settings. Those registered with the topic fill in the others.
