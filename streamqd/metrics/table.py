@@ -420,6 +420,12 @@ METRICS: tuple[Metric, ...] = (
         "Partitions that this instance owns.",
     ),
     _gauge(
+        "partitions_unowned",
+        _instance(lambda view: view.board.unowned),
+        "Partitions of this instance's consumers that no instance owned at its last look, without"
+        " those of stopped groups.",
+    ),
+    _gauge(
         "redis_up", _instance(lambda v: float(v.redis_up)), "1 while Redis answers the housekeeper."
     ),
     _gauge(

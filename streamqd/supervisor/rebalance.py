@@ -52,6 +52,23 @@ def decide(
     return actions, decision.more
 
 
+def count_unowned(
+    view: ClusterState,
+    partitions: Mapping[Unit, PartitionState],
+    wanted: Collection[Unit],
+    constraints: Constraints,
+) -> int:
+    """Return the number of wanted units that no instance owns, without those of stopped groups."""
+    return sum(
+        1
+        for unit in wanted
+        if partitions[unit].phase is Phase.FREE
+        and (seen := view.views.get(unit)) is not None
+        and not seen.leased
+        and not constraints.stops(unit)
+    )
+
+
 def shed(partition: PartitionState) -> list[Action]:
     """Return the actions that hand over a partition, none if that is already in progress."""
     if partition.phase in (Phase.FREE, Phase.RELEASING):

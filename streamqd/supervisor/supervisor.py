@@ -234,15 +234,17 @@ class Supervisor:
         possible = self.capacity.room(owned)
         if possible is not None:  # at least 0, so it sheds no running partition
             room = min(room, possible)
+        wanted, constraints = self.wanted_units(), self.control.constraints()
+        self.board.unowned = rebalance.count_unowned(view, self.partitions, wanted, constraints)
         moves, more = rebalance.decide(
             self.rebalancer,
             now,
             view,
             self.partitions,
-            self.wanted_units(),
+            wanted,
             blocked=self.pool.unkillable,
             room=room,
-            constraints=self.control.constraints(),
+            constraints=constraints,
             isolate=self.isolation.run,
         )
         if more:

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from streamqd.store.spark import query_position
+from tests.acceptance.test_steering import verb
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.waiting import wait_until
 
@@ -138,6 +140,9 @@ def test_prometheus_evaluates_metrics_rules_and_dashboard(
     daemon.signal(signal.SIGHUP)
     daemon.send(["ok"] * 20 + ["dead"] * 2 + ["fail"])
     daemon.wait_settled()
+    # For the panels of Spark. No query runs, so its position stays.
+    position = query_position(daemon.keys, TOPIC, 0, "report", "1-0", 1, hold=False)
+    daemon.link.run(position)
 
     of_group = f'{{topic="{TOPIC}",group="{GROUP}"}}'
     prometheus.wait_value(f"sum(streamqd_acked_total{of_group})", 20)
@@ -177,6 +182,26 @@ def test_prometheus_evaluates_metrics_rules_and_dashboard(
     for query in expressions():
         empty = " == " in query
         assert prometheus.get("query", query=query)["result"] != [] or empty, query
+
+
+def test_partitions_without_an_owner_are_counted(new_daemon: NewDaemon) -> None:
+    """With `max_partitions`, the instance leaves partitions. A stopped group misses no owner."""
+    port = free_port()
+    daemon = new_daemon(partitions=3, http=f"127.0.0.1:{port}", daemon={"max_partitions": 1})
+
+    def unowned() -> float | None:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        for family in text_string_to_metric_families(text):
+            if family.name == "streamqd_partitions_unowned":
+                return family.samples[0].value
+        return None
+
+    with daemon:
+        wait_until(lambda: unowned() == 2, timeout=20.0, what=f"2 unowned, not {unowned()}")
+        verb(daemon, "group", "stop", TOPIC, GROUP)
+        wait_until(lambda: unowned() == 0, timeout=20.0, what=f"0 unowned, not {unowned()}")
+        assert daemon.stop() == 0
 
 
 def test_labels_are_bounded_by_the_configuration(
