@@ -206,7 +206,7 @@ def owned_sentence(unit: Unit, owner: str) -> str:
         )
     return (
         f"{unit} is owned by {owner}; stop the group first with `streamqd group stop {unit.topic}"
-        f" {unit.group} --wait`, or pass --force to take the partition away from its owner"
+        f" {unit.group} --wait`, or pass --force to take the partition from its owner"
     )
 
 

@@ -48,7 +48,10 @@ def check(settings: Settings, problems: Problems, environ: Mapping[str, str]) ->
 def _check_pipeline(pipeline: Pipeline, path: TomlPath, problems: Problems) -> None:
     event_time = (*path, "event_time")
     if pipeline.event_time and not pipeline.schema and problems.ok((*path, "schema"), event_time):
-        problems.add(event_time, "names a column of schema: write schema too, or remove it")
+        problems.add(
+            event_time,
+            "names a column of schema, which is not set: set schema, or remove event_time",
+        )
     elif pipeline.event_time and problems.ok((*path, "schema"), event_time):
         # Only Spark parses schemas. This pattern accepts every way to write such a column.
         schema = re.sub(r"/\*.*?\*/", " ", pipeline.schema or "")
@@ -172,7 +175,8 @@ def _check_http(http: Http, problems: Problems, environ: Mapping[str, str]) -> N
     if not found or int(found[2]) > 65_535:
         problems.add(
             path,
-            f'{shown(http.bind)} is not an address: write "HOST:PORT", "unix:PATH", or "" for none',
+            f'{shown(http.bind)} is not a valid address: write "HOST:PORT", "unix:PATH", or "" to'
+            " disable HTTP",
         )
 
 
@@ -318,7 +322,10 @@ def useless(settings: Settings, registered: Collection[str]) -> list[tuple[str, 
     This is only a warning, because the topic may be created later.
     """
     return [
-        (name, f"there is no topic {name}, so it does nothing: name a topic that there is")
+        (
+            name,
+            f"topic {name} does not exist, so this section has no effect: name an existing topic",
+        )
         for name in settings.pipelines
         if name not in settings.topics and name not in registered
     ]

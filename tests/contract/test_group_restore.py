@@ -50,7 +50,7 @@ def test_group_restore_restores_many_pending_entries(desk: Desk) -> None:
     assert desk.changes(before) == {}
 
 
-def test_group_restore_requires_the_owner(desk: Desk) -> None:
+def test_group_restore_refuses_a_stale_token(desk: Desk) -> None:
     desk.pending("1-0")
     epoch = desk.own("t1")
     destroy(desk, desk.stream)

@@ -821,7 +821,10 @@ def test_check_names_a_pipeline_of_no_topic(file: Path, store: Store) -> None:
 
     found = [each for each in json.loads(raw)["findings"] if each["about"] == "pipelines.order"]
     assert [(each["level"], each["text"]) for each in found] == [
-        ("warning", "there is no topic order, so it does nothing: name a topic that there is")
+        (
+            "warning",
+            "topic order does not exist, so this section has no effect: name an existing topic",
+        )
     ]
     assert b"pipelines.access" not in raw
 

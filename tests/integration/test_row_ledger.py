@@ -53,7 +53,7 @@ def ledger(client: redis.Redis, tmp_path: Path) -> Path:
     return file
 
 
-def test_row_ledger_imports_nothing_of_streamqd() -> None:
+def test_row_ledger_imports_no_streamqd_module() -> None:
     code = (
         "import sys, tests.support.row_ledger; print([n for n in sys.modules if 'streamqd' in n])"
     )

@@ -252,4 +252,4 @@ def test_scale_refuses_a_used_address_and_a_wrong_name(at: At, file: Path, run: 
         in run("scale", "nowhere", "--bind", "127.0.0.1:0", code=8).stderr
     )
     assert "write HOST:PORT" in run("scale", "--bind", "", code=2).stderr
-    assert "is not an address" in run("scale", "--bind", "9465", code=3).stderr
+    assert "is not a valid address" in run("scale", "--bind", "9465", code=3).stderr

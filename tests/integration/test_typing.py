@@ -205,7 +205,7 @@ def test_standard_input_is_the_default(run: Run, at: At, link: Connection, keys:
     assert payloads(link, keys) == [b"one", b"three", b"two"]
 
 
-def test_produce_does_not_create_a_similar_topic(
+def test_misspelled_topic_is_not_created(
     run: Run, at: At, link: Connection, store: Store, keys: Keys
 ) -> None:
     """U11: without a terminal, a new topic needs `--create`, and a similar name is suggested."""

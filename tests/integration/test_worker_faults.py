@@ -484,7 +484,7 @@ def test_parked_items_are_retried_at_exit(desk: Desk, slot: WorkerSlot):
 
 @pytest.mark.parametrize("end", [None, ValueError("no")], ids=["done", "failed"])
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_finished_message_is_settled_on_a_new_connection(
+def test_run_settles_over_a_new_connection_when_the_old_one_blocks(
     desk: Desk,
     new_life: Callable[[str], Life],
     proxy: FaultProxy,

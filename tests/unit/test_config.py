@@ -280,8 +280,8 @@ MISTAKES = [
     ('[redis]\nusername = "a\\u0007"', "holds control characters"),
     ('[log]\nformat = "jsn"', '"jsn" is not one of "auto", "text", "json"; did you mean "json"?'),
     ('[log]\nlevel = "loud"', 'is not one of "debug", "info", "warning", "error"'),
-    ('[http]\nbind = "9464"', 'http.bind: "9464" is not an address: write "HOST:PORT"'),
-    ('[http]\nbind = "127.0.0.1:70000"', "is not an address"),
+    ('[http]\nbind = "9464"', 'http.bind: "9464" is not a valid address: write "HOST:PORT"'),
+    ('[http]\nbind = "127.0.0.1:70000"', "is not a valid address"),
     ('[http]\nbind = "unix:"', "is not a socket path"),
     (f'[http]\nbind = "unix:/{"x" * 107}"', "is not a socket path"),
     (

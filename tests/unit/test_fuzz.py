@@ -93,7 +93,7 @@ def test_a_message_can_be_looked_at(fields: dict[bytes, bytes], retried: bool, g
 
 @quick
 @given(entries, st.booleans())
-def test_a_message_can_be_buried(fields: dict[bytes, bytes], retried: bool) -> None:
+def test_any_message_can_become_a_dead_letter(fields: dict[bytes, bytes], retried: bool) -> None:
     found = message(fields, retried=retried)
     delivery = Delivery(Unit("orders", 0, "bill"), "one", 1)
     why = ("too-large", "too-large", "text")

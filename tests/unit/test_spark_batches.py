@@ -39,7 +39,7 @@ def test_batch_plan_reads_everything_that_fits() -> None:
     assert reached(planned[0], (30, 0), 30) == Position((30, 0), 30)
 
 
-def test_batch_plan_shares_its_limit_between_partitions() -> None:
+def test_plan_splits_the_limit_by_backlog() -> None:
     facts = {("t", 0): stream(300), ("t", 1): stream(100)}
     planned = batches.plan([stretch(p, f) for p, f in facts.items()], facts, 40, tasks=2)
     assert [(each.limit, [span.rows for span in each.spans]) for each in planned] == [

@@ -82,8 +82,8 @@ def _eviction(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     if policy != "noeviction":
         allowed = facts.settings.redis.allow_eviction
         yield CheckResult(
-            f"the server may evict keys (maxmemory-policy {policy}), and an evicted stream or"
-            f" lease loses messages or repeats work",
+            f"the server may evict keys (maxmemory-policy {policy}): evicting a stream loses its"
+            " messages, and evicting a lease can run messages twice",
             _set("maxmemory-policy noeviction"),
             evidence={"maxmemory_policy": policy, "redis.allow_eviction": allowed},
             severity=Severity.WARNING if allowed else None,
@@ -170,8 +170,8 @@ def _memory_full(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         yield CheckResult(
             f"{used / limit:.0%} of the server's memory limit is used; when it is full, producers"
             " and retries are refused",
-            "see the reason with `streamqd doctor stream TOPIC`, trim with `streamqd trim TOPIC`,"
-            " or raise it: `redis-cli CONFIG SET maxmemory BYTES`",
+            "to see what holds the memory, run `streamqd doctor stream TOPIC`; then run `streamqd"
+            " trim TOPIC`, or raise the limit with `redis-cli CONFIG SET maxmemory BYTES`",
             evidence={"used_memory": used, "maxmemory": limit},
             severity=Severity.PROBLEM if used > limit * FULL else None,
         )
@@ -217,8 +217,8 @@ def _clock(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     skew = facts.server.skew_seconds
     if skew is not None and abs(skew) > SKEW_SECONDS:
         yield CheckResult(
-            f"the server's clock is {abs(skew):.1f} s {'before' if skew > 0 else 'behind'} this"
-            " host's: leases are not affected, but ages and times in logs do not match",
+            f"the server's clock is {abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} this"
+            " host's: leases are not affected, but message ages and log times do not match",
             "synchronize both hosts' clocks: `timedatectl set-ntp true`",
             evidence={"skew_seconds": skew, "round_trip_ms": facts.server.round_trip_ms},
         )
