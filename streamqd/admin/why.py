@@ -462,7 +462,7 @@ _DIRECTIVES = (
     CauseRule(
         "paused",
         lambda f: f.pause,
-        "{unit} is paused{by}, by the order for {scope}",
+        "{unit} is paused{by} (directive pause:{scope})",
         "`streamqd resume {scope_argument}`",
     ),
     CauseRule(

@@ -66,7 +66,8 @@ def _path_of_variable(
                     return path
         of = "topic" if parts[0] == "topics" else "pipeline"
         problems.sentences.append(
-            f"{name}: it is no setting of a {of} in the file; state the {of} there, or unset this"
+            f"{name}: the file defines no such {of} or setting; add the {of} to the file, or unset"
+            " this variable"
         )
         return None
     if setting_at(tuple(parts)):

@@ -67,7 +67,7 @@ def _model_decoder(annotation: Any, codec: str, reference: str) -> Decode:
                 return adapter.validate_json(payload)
             return adapter.validate_python(unpack(payload))
         except pydantic.ValidationError as error:
-            raise Undecodable(f"the payload is no {name}: {_faults(error)}") from None
+            raise Undecodable(f"payload is not a valid {name}: {_faults(error)}") from None
         except Exception as error:  # noqa: BLE001 - validators are user code
             raise _undecodable(name, error) from None
 
@@ -139,7 +139,7 @@ def _is_base_of_data(custom: type) -> bool:
 
 
 def _undecodable(name: str, error: Exception) -> Undecodable:
-    return Undecodable(f"the payload is no {name}: {error}")
+    return Undecodable(f"payload is not a valid {name}: {error}")
 
 
 def _msgspec(reference: str, what: str) -> Any:

@@ -131,7 +131,9 @@ class Reader:
 
     def start_poll(self, count: int, seconds: float) -> None:
         """Send a read that waits up to `seconds` at the server for new entries."""
-        self._slot.add("round_trips")  # first: a client that sees the poll finds it counted
+        self._slot.add(
+            "round_trips"
+        )  # first, so that the poll is counted before any client can see it
         self.poll.start(count, self.last_retry, self.last_main, seconds)
 
     def accept(self, fetched: FetchResult) -> FetchResult | None:

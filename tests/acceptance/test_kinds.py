@@ -236,7 +236,7 @@ def test_an_undecodable_payload_is_dead_lettered_immediately(new_daemon: NewDaem
             assert letter["errorClass"] == "streamqd.handlers.Undecodable"
             assert letter["traceback"] == ""
         assert letters[uids[1]]["errorMessage"] == (
-            "the payload is no Order: Expected `int`, got `str` - at `$.id`"
+            "payload is not a valid Order: Expected `int`, got `str` - at `$.id`"
         )
         assert [each.text for each in daemon.ledger.records("note")] == ["7 ['a']"]
 

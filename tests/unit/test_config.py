@@ -529,7 +529,7 @@ def test_overrides_are_dotted_toml_keys(place: Place) -> None:
         ("STREAMQ_X", "names are STREAMQ_SECTION__SETTING"),
         ("STREAMQ_DAEMON", "STREAMQ_DAEMON: unknown setting"),
         ("STREAMQ_", "STREAMQ_: unknown setting"),
-        ("STREAMQ_TOPICS__ACCESS__PARTITIONS", "state the topic there"),
+        ("STREAMQ_TOPICS__ACCESS__PARTITIONS", "add the topic to the file"),
         ("STREAMQ_CONSUMERS__0__TIMEOUT", "consumers are a list: state them in the file"),
     ],
 )

@@ -265,11 +265,11 @@ def test_bytes_and_texts_are_the_payload_itself():
 @pytest.mark.parametrize(
     ("kind", "payload", "sentence"),
     [
-        (Order, b'{"id": 1}', "the payload is no Order: Object missing required field `lines`"),
-        (Order, b"", "the payload is no Order: Input data was truncated"),
-        (Struct, b'{"id": "secret"}', r"no Struct: Expected `int`, got `str` - at `\$.id`"),
-        (Model, b'{"id": "secret"}', "no Model: id: Input should be a valid integer"),
-        (Model, b"{", "no Model: payload: Invalid JSON"),
+        (Order, b'{"id": 1}', "not a valid Order: Object missing required field `lines`"),
+        (Order, b"", "payload is not a valid Order: Input data was truncated"),
+        (Struct, b'{"id": "secret"}', r"valid Struct: Expected `int`, got `str` - at `\$.id`"),
+        (Model, b'{"id": "secret"}', "valid Model: id: Input should be a valid integer"),
+        (Model, b"{", "valid Model: payload: Invalid JSON"),
     ],
 )
 def test_decoding_error_does_not_contain_the_value(kind: Any, payload: bytes, sentence: str):
