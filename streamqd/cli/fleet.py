@@ -73,8 +73,7 @@ def pause(session: Session, *, scope: Scope, reason: str, dry_run: bool) -> Dire
 def resume(session: Session, *, scope: Scope, dry_run: bool) -> DirectiveResult:
     """Resume a topic, group or partition, with all its parts.
 
-    A part of a paused whole cannot be resumed alone. For example, if the topic is paused, a single
-    partition cannot be resumed.
+    While a topic is paused, you cannot resume only one of its groups or partitions.
     """
     fleet = session.fleet
     done = directives.resume(fleet, scope, dry_run=dry_run)

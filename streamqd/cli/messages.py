@@ -347,9 +347,9 @@ def cancel_sends(
     \b
       streamqd delayed cancel orders 3:0f3e9ac1b2d44e58a6c7d8e9f0a1b2c3
 
-    Pass their IDs, or --all with optional filters. Each send is either cancelled or already sent,
+    Pass their IDs, or --all with optional filters. Each send is either canceled or already sent,
     never both. For a sent message, the command prints its uid. The exit code is 8 if one of the IDs
-    was not cancelled. A dedup_id stays in use until it expires.
+    was not canceled. A dedup_id stays in use until it expires.
     """
     choice = _required(ids, every, "delayed sends", filters)
     if dry_run:

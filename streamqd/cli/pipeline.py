@@ -360,7 +360,7 @@ def report(
 ) -> CommandResult:
     """Write a report on topics: problems, worst first, and contents.
 
-    The directory gets report.html, a page to read or send, and report.json with the figures.
+    The directory contains report.html, a self-contained page, and report.json with the figures.
     """
     from streamqd.spark import need_spark
 
