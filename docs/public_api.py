@@ -12,7 +12,7 @@ import streamqd
 from streamqd import testing
 from streamqd.errors import StreamqdError
 
-_KINDS = ("Handlers", "Messages", "Producers", "Errors", "Else")
+_KINDS = ("Handlers", "Messages", "Producers", "Errors", "Other")
 
 
 def parts() -> Iterator[str]:
@@ -25,7 +25,10 @@ def parts() -> Iterator[str]:
         for name in names:
             yield from _described(name, public[name])
     yield "## Tests"
-    yield "From `streamqd.testing`: [Test a handler](../how-to/test-a-handler.md) shows how."
+    yield (
+        "Import these names from `streamqd.testing`. See"
+        " [Test a handler](../how-to/test-a-handler.md)."
+    )
     for name in testing.__all__:
         yield from _described(name, getattr(testing, name))
 
@@ -38,7 +41,7 @@ def _kind(thing: Any) -> str:
     for part, kind in parts.items():
         if home.startswith(f"streamqd.{part}"):
             return kind
-    return "Messages" if home in ("streamqd.message", "streamqd.dead_letter") else "Else"
+    return "Messages" if home in ("streamqd.message", "streamqd.dead_letter") else "Other"
 
 
 def _described(name: str, thing: Any) -> Iterator[str]:
@@ -47,7 +50,7 @@ def _described(name: str, thing: Any) -> Iterator[str]:
         yield f"One of {', '.join(f'`{word}`' for word in get_args(thing))}."
         return
     if not callable(thing):
-        yield f"`{thing!r}`" if name != "__version__" else "The version, as text."
+        yield f"`{thing!r}`" if name != "__version__" else "The version string."
         return
     yield f"```text\n{_signature(name, thing)}\n```"
     yield _prose(thing)
@@ -66,7 +69,7 @@ def _members(name: str, owner: type) -> Iterator[str]:
         elif inspect.isfunction(plain):
             rows.append(f"- `{_signature(member, plain)}`: {_line(plain)}")
     if rows:
-        yield f"What a `{name}` has:\n\n" + "\n".join(rows)
+        yield f"Members of `{name}`:\n\n" + "\n".join(rows)
 
 
 def _signature(name: str, thing: Any) -> str:

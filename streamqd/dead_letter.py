@@ -23,7 +23,7 @@ REASONS = (
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """The reason why a message was dead-lettered, as recorded by the group that gave it up.
+    """The reason why a message was dead-lettered, as recorded by the group that gave up.
 
     Unknown strings are '', and unknown numbers are 0 or None. The group's `dlq_error` setting
     controls how much of an exception is kept.

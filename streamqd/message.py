@@ -116,7 +116,7 @@ class Message:
 
     @property
     def epoch(self) -> int:
-        """The fencing number of this owner. It grows each time the unit changes its owner."""
+        """The fencing number of this owner. It grows with each change of owner."""
         return self._delivery.epoch
 
     @property
@@ -150,7 +150,7 @@ class Message:
 
     @property
     def crash_count(self) -> int:
-        """The number of processes that this message crashed before its last retry."""
+        """The number of worker processes that this message crashed before its last retry."""
         return self._count(CRASH_COUNT)
 
     @property

@@ -111,7 +111,7 @@ class Lease(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long a failed message waits for its retry. Durations are in seconds."""
+    """The waits of a failed message before its retries. Durations are in seconds."""
 
     kind: str = "exponential"  # fixed | linear | exponential
     base: float = 1.0
@@ -121,7 +121,7 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """When a failed message is retried and when it is dead-lettered. Counts are handler runs.
+    """The rules by which failed messages are retried or dead-lettered. Counts are handler runs.
 
     For `max_attempts` and `max_crashes`, 0 means no limit. A message that fails more than `max_age`
     seconds after its first write is dead-lettered. `retry_on` and `dead_on` contain exception

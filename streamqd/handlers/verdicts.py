@@ -35,7 +35,7 @@ class Retry(Exception):  # noqa: N818 - a verdict that a handler raises, not an 
 
 
 class Dead(Exception):  # noqa: N818 - a verdict that a handler raises, not an error
-    """Raise it in a handler to dead-letter the message now, because no attempt can succeed."""
+    """Raise it in a handler to dead-letter the message immediately: no retry can succeed."""
 
     __module__ = _PACKAGE
 
@@ -64,10 +64,10 @@ class Undecodable(Exception):  # noqa: N818 - a verdict, as Dead is
 
 
 class Failures(Exception):  # noqa: N818 - a verdict that a handler raises, not an error
-    """Raise or return it in a batch handler if some messages failed. The others are done.
+    """Raise or return it in a batch handler if some messages failed. The others are acknowledged.
 
     `failed` maps each failed message to its exception, such as `Retry`, `Dead` or `Release`. If it
-    is empty, all messages are done. Raises TypeError for other keys or values.
+    is empty, all messages are acknowledged. Raises TypeError for other keys or values.
     """
 
     __module__ = _PACKAGE

@@ -105,7 +105,7 @@ os.register_at_fork(after_in_child=Receipt._forget)  # noqa: SLF001 - not for us
 
 
 class BufferedProducer:
-    """A producer for any thread, with a buffer and a writing thread of its own.
+    """A thread-safe producer with its own buffer and writing thread.
 
     1. `send` encodes the message, puts it into the buffer and returns a Receipt.
     2. The thread waits `linger` ("5ms") after the first message, or until `max_batch` (512) wait.

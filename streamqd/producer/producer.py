@@ -191,7 +191,7 @@ class Producer:
         return self._sender.cancel(uid)
 
     def buffered(self, **buffer: Unpack[BufferOptions]) -> BufferedProducer:
-        """Return a BufferedProducer with the same settings and a connection of its own."""
+        """Return a BufferedProducer with the same settings and its own connection."""
         from streamqd.producer.buffered import BufferedProducer
 
         return BufferedProducer(None, self._sender.settings, **buffer, **self._options)

@@ -71,7 +71,7 @@ def run_to_end(
     state_dir: Path | None = None,
     **settings: Unpack[TestedOptions],
 ) -> list[Run]:
-    """Run a handler until its message is done or dead, without waiting between the runs.
+    """Run a handler until its message is acknowledged or dead-lettered, without waiting.
 
     See `Worker.run_to_end` for the arguments.
     """

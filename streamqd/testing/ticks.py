@@ -26,7 +26,7 @@ def next_ticks(
     """Return the first `count` ticks of a schedule at or after `start`, in its time zone.
 
     Pass a handler with `@schedule` (and the `name` if it has several), the options of a schedule,
-    or both: options win over `@schedule`. The list is shorter if no more ticks follow. Ticks are
+    or both. Options override `@schedule`. The list is shorter if no more ticks follow. Ticks are
     without jitter, like `x-scheduled-for`. Raises ValueError for a `start` without a time zone, and
     ConfigError with every problem.
     """

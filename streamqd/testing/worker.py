@@ -144,11 +144,11 @@ class Worker:
         jitter: float = 1.0,
         runs_max: int = RUNS_MAX,
     ) -> list[Run]:
-        """Run the handler until the message is done or dead, without waiting between the runs.
+        """Run the handler until the message is acknowledged or dead-lettered, without waiting.
 
-        `crash_at` is for the first run. With `duplicate`, a done message runs once more. `jitter`,
-        from 0 to 1, replaces the random part of a delay: 0 is the shortest, 1 the longest. Raises
-        AssertionError when the message is neither done nor dead after `runs_max` runs.
+        `crash_at` applies to the first run. With `duplicate`, an acknowledged message runs again.
+        `jitter`, from 0 to 1, replaces the random part of a delay: 0 is the shortest, 1 the
+        longest. Raises AssertionError when neither happens within `runs_max` runs.
         """
         story: list[Run] = []
         charged = 0
