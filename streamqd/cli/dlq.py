@@ -299,7 +299,7 @@ def _ended(ended: str, text: str) -> tuple[int, StreamqdError | None]:
 def _show_plan(plan: ReplayPlan, again: str, limit: int | None) -> None:
     if plan.letters:
         letters = count(plan.letters, "dead letter")
-        click.echo(f"{letters} of {plan.topic} would go to {plan.target}")
+        click.echo(f"{letters} of {plan.topic} would be replayed to {plan.target}")
     elif not plan.refused:
         click.echo(NO_MATCH)
     if plan.refused:
@@ -316,15 +316,16 @@ def _show_plan(plan: ReplayPlan, again: str, limit: int | None) -> None:
     if plan.receivers:
         click.echo()
         listing(
-            "GROUP DEAD PARTITIONS OWNED PAUSED SAME_WORKER OWNERS",
+            "GROUP DEAD PARTITIONS OWNED PAUSED UNCHANGED_WORKERS OWNERS",
             plan.receivers,
+            unchanged_workers=lambda row: row.same_worker,
             dead=lambda row: row.letters,
             owners=lambda row: ", ".join(row.owners) or None,
         )
     click.echo()
     for note in plan.notes:
         click.echo(styled(f"! {printable(note)}", "warn"))
-    click.echo(f"to do it: {again}")
+    click.echo(f"to replay them, run: {again}")
 
 
 # --- deleting and exporting -----------------------------------------------------------------------

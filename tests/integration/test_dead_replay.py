@@ -550,7 +550,7 @@ def test_replay_plan_matches_the_replay(link: Connection, store: Store, keys: Ke
     assert "the worker that failed still runs on 1 of 2 partitions" in notes
     assert "no instance owns 1 of 2 partitions" in notes
     assert "1 of 2 partitions are paused" in notes
-    assert "no order is kept" in notes
+    assert "their order is not kept" in notes
 
     done = dead_letters.replay(store, TOPIC, DeadLetterFilter(until_unix_ms=plan.until_unix_ms))
     assert done.replayed == plan.letters
@@ -565,15 +565,15 @@ def test_replay_plan_notes_new_workers(link: Connection, store: Store, at: At) -
     plan = dead_letters.plan(store, TOPIC, DeadLetterFilter(), fleet="default")
 
     assert plan.receivers[0].same_worker == 0
-    assert "started, reloaded or moved since these failed" in plan.notes[0]
+    assert "started, reloaded or moved since these failures" in plan.notes[0]
     everyone = dead_letters.plan(
         store, TOPIC, DeadLetterFilter(), fleet="default", target=Target(everyone=True)
     )
-    assert any("even one that has handled them before" in note for note in everyone.notes)
+    assert any("including groups that handled them before" in note for note in everyone.notes)
     other = dead_letters.plan(
         store, TOPIC, DeadLetterFilter(), fleet="default", target=Target(topic="other")
     )
-    assert "no group reads where they go" in other.notes[0]
+    assert "no group reads the target" in other.notes[0]
 
 
 # --- export, audit --------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def test_dlq_replay_dry_run_shows_the_effects(dlq: Run, at: At, file: Path, stor
 
     assert at(0).dump() == before
     lines = told.stdout.splitlines()
-    assert lines[0] == "2 dead letters of access would go to their own group"
+    assert lines[0] == "2 dead letters of access would be replayed to their own group"
     assert "hits  attempts: ValueError at bank.py:pay" in lines[2]
     assert any(line.split() == ["hits", *"22202", "west-0,", "west-1"] for line in lines)
     assert (
@@ -94,14 +94,14 @@ def test_dlq_replay_dry_run_shows_the_effects(dlq: Run, at: At, file: Path, stor
     plan = document(plain)
     assert plan["refused"] == {"it was replayed 3 times or more already, and died again": 1}
     few = dlq("replay", "access", "--all", "--dry-run", "--limit", "1").stdout
-    assert few.startswith("1 dead letter of access would go to their own group\n")
+    assert few.startswith("1 dead letter of access would be replayed to their own group\n")
     assert "no more because of --limit" in few
     # The receiving groups are counted for that letter too.
     assert any(line.split()[:3] == ["hits", "1", "1"] for line in few.splitlines())
     assert few.splitlines()[-1].endswith("--limit 1")
     # The printed command does what the plan showed, without letters that came later.
     bury(at(0), "5-0")
-    words = lines[-1].removeprefix("to do it: ").split()
+    words = lines[-1].removeprefix("to replay them, run: ").split()
     assert words[:6] == ["streamqd", "--config", str(file), "dlq", "replay", "access"]
     result = dlq(*words[4:], "--yes")
     assert result.stdout == "2 dead letters of access replayed\n"

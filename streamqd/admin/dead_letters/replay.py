@@ -541,7 +541,7 @@ def _notes(
             )
         elif each.owned and target.topic is None:
             notes.append(
-                f"{who}: its workers were started, reloaded or moved since these failed. Check"
+                f"{who}: its workers were started, reloaded or moved since these failures. Check"
                 " that they run the fixed code"
             )
         if each.owned < each.partitions:
@@ -554,10 +554,10 @@ def _notes(
                 f"{who}: {each.paused} {of} partitions are paused, and dead letters wait there"
             )
     if not receivers:
-        notes.append("no group reads where they go: they stay there unread")
+        notes.append("no group reads the target, so the messages stay unread")
     if any(each.reason == "crashes" for each in causes):
-        notes.append("some took their process down: replay one of them alone first")
+        notes.append("some messages crashed their worker: replay one of these alone first")
     if target.everyone or target.topic is not None:
-        notes.append("every group receives them, even one that has handled them before")
-    notes.append("they come after newer messages of the same key: no order is kept")
+        notes.append("every group receives them, including groups that handled them before")
+    notes.append("they run after newer messages of the same key, so their order is not kept")
     return notes
