@@ -59,7 +59,7 @@ def print_causes(causes: Sequence[FailureCause], now_unix_ms: int) -> None:
             f" first {age(now_unix_ms - each.first_unix_ms)} ago"
             + (f", on {', '.join(each.instances)}" if each.instances else "")
             + (f", {each.replayed:,} replayed before" if each.replayed else ""),
-            f"as {each.example}"
+            f"example: {each.example}"
             + (f" in {each.handler}" if each.handler else "")
             + (f": {each.error_message[:_TEXT_CHARS]}" if each.error_class else ""),
         ]

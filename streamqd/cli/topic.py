@@ -200,8 +200,8 @@ def delete(
     doomed = topics_deletion.look(session.store, name)
     if doomed.owned and not force and not dry_run:
         raise Refused(
-            f"{doomed.owned[0]}: the topic is being consumed; stop its consumers first, or pass"
-            " --force"
+            f"topic {name} is in use ({count(len(doomed.owned), 'assignment')}, such as"
+            f" {doomed.owned[0]}); stop its consumers first, or pass --force"
         )
     offering = directives.offering(session.fleet, name)
     if dry_run:

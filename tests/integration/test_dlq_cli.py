@@ -58,7 +58,7 @@ def test_stats_show_recent_dead_letters_by_cause(dlq: Run, at: At, link: Connect
     assert lines[0] == f"3  {first['fingerprint']}  hits  attempts: ValueError at bank.py:pay"
     assert "first 0." in lines[1]
     assert lines[1].endswith("s ago, on west-1")
-    assert lines[2].startswith(f"   as {first['example']} in shop:pay: no \\x1b[31mcolour")
+    assert lines[2].startswith(f"   example: {first['example']} in shop:pay: no \\x1b[31mcolour")
     assert "crashes: signal SIGSEGV" in lines[3]
     assert tonight.stderr == "4 of 5 dead letters in access\n"
     assert [each["count"] for each in told["causes"]] == [3, 1]
