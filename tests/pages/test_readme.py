@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.peers import excerpt, page
+from tests.benchmarks.peers.systems import SYSTEMS
 from tests.pages.reader import Fence, fences
 
 ROOT = Path(__file__).parents[2]
@@ -156,6 +157,56 @@ def test_figures_are_written_only_between_the_marks(tmp_path: Path) -> None:
     assert "| another (1.2) |" in page.text(RESULTS)
 
 
+def test_figures_show_the_range_next_to_each_median() -> None:
+    text = page.text(RESULTS)
+
+    row = "| streamqd (1.2) | 1,234 (1 to 4,321) | 1,234 (1 to 4,321) | 1,234 (1 to 4,321) |"
+    assert row in text  # memory
+    for _, title, _ in page.COLUMNS:
+        assert f"| {title} |" in text
+
+
+def test_a_result_without_a_range_shows_the_median_alone() -> None:
+    figures = {key: {"median": 1234.5} for key, _, _ in page.COLUMNS}
+    old = RESULTS | {"systems": {"huey": RESULTS["systems"]["huey"] | {"figures": figures}}}
+
+    assert "| huey (1.2) | 1,234 | 1,234 | 1,234 |" in page.text(old)
+
+
+def test_a_system_on_another_server_has_no_part_of_the_limit() -> None:
+    huey = RESULTS["systems"]["huey"] | {"server": "redis 8"}
+    systems = RESULTS["systems"] | {"huey": huey}
+
+    assert "| huey (1.2) | - | " in page.text(RESULTS | {"systems": systems})
+    assert "| another (1.2) | 66.7% | " in page.text(RESULTS)
+
+
+def test_a_failed_round_is_named_next_to_the_system() -> None:
+    systems = {"huey": RESULTS["systems"]["huey"] | {"rounds": 3}}
+
+    assert "| huey (1.2), 3 of 5 rounds | " in page.text(RESULTS | {"systems": systems})
+
+
+def test_versions_name_package_client_and_server() -> None:
+    """Older results list the client only under the system's environment, or not at all."""
+    celery = {"celery": "1.2", "redis": "5.0", "hiredis": "3.0", "kombu": "7"}
+    huey = RESULTS["systems"]["huey"]
+    new = {"package": "huey", "clients": {"redis": "6.0"}, "server": "redis 8"}
+    systems = RESULTS["systems"] | {"huey": huey | new}
+
+    text = page.text(RESULTS | {"systems": systems, "environments": {"celery": celery}})
+    assert "| huey | huey 1.2 | redis 6.0 | redis 8 |" in text
+    assert "| Celery, prefork | 1.2 | redis 5.0, hiredis 3.0 | valkey 9 |" in text
+    assert "| another | 1.2 | not recorded | valkey 9 |" in text
+
+
+def test_systems_without_figures_are_named_on_the_page() -> None:
+    assert "These results do not contain *streamqd, batch handler*; " in page.text(RESULTS)
+
+    every = {each.name: RESULTS["systems"]["huey"] for each in SYSTEMS}
+    assert "These results do not contain" not in page.text(RESULTS | {"systems": every})
+
+
 def test_the_page_names_the_tuning_of_each_and_its_sources() -> None:
     links = "[1](https://example.org/one), [2](https://example.org/two)"
 
@@ -169,7 +220,7 @@ def test_results_without_recorded_settings_make_a_page_too() -> None:
 
     text = page.text(old)
     assert "Settings of each system" not in text
-    assert "raw hiredis" not in text
+    assert page.RAW_TEXT not in text
     assert "| huey (1.2) | - | 1" in text
     assert "| huey | stay pending |" in text
 

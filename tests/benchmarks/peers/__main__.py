@@ -1,14 +1,16 @@
 """Compare streamqd with its peers: `make bench`. `make bench NAME=page` writes the page and plots.
 
 Each round runs every system once, one after the other, so that a noisy minute affects all systems.
-A round takes about eight minutes. The first run installs the systems from PyPI and npm (BullMQ
-needs Node). The figures are from one machine: compare the ratios. To check within two minutes that
-everything works, pass `--scale 0.01`. Such figures mean nothing, and need a separate `--output`.
+A round takes about eight minutes. The first run installs the systems from PyPI and npm. BullMQ
+needs Node. The server of ChasquiMQ needs a C compiler. The figures are from one machine: compare
+the ratios. To check within two minutes that everything works, pass `--scale 0.01`. Such figures
+mean nothing, and need a separate `--output`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import statistics
@@ -42,10 +44,10 @@ def main() -> int:
     missing = [system.name for system in systems if system not in there]
     for name in missing:
         print(f"left out, cannot be installed here: {name}", file=sys.stderr)
-    figures, about = _measure(there, options.rounds, options.scale)
+    figures, servers = _measure(there, options.rounds, options.scale)
     installed = {each: environments.packages(each, folder) for each, folder in there.items()}
     results = {
-        "machine": machine() | {"server": about},
+        "machine": machine() | {"server": next(iter(servers.values()), "")},
         "date": time.strftime("%Y-%m-%d"),
         "rounds": options.rounds,
         "scale": options.scale,
@@ -53,8 +55,11 @@ def main() -> int:
             system.environment or "streamqd": found for system, found in installed.items()
         },
         "systems": {
-            system.name: _about(system, installed[system]) | _summarised(figures[system.name])
-            for system in there
+            system.name: environments.versions(system, folder, installed[system])
+            | {"server": servers[system.server], "survives": system.survives}
+            | {"tuning": dataclasses.asdict(system.tuning)}
+            | _summarised(figures[system.name])
+            for system, folder in there.items()
             if figures[system.name]
         },
         "left out": missing + [name for name, rounds in figures.items() if not rounds],
@@ -64,32 +69,30 @@ def main() -> int:
         return 1
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(results, indent=2) + "\n")
-    print(page.table(results["systems"]))
+    print(page.tables(results))
     print(f"\nwritten to {options.output}; `make bench NAME=page` makes the page of it")
     return 0
 
 
-def _measure(there: dict[System, Path], rounds: int, scale: float) -> tuple[Figures, str]:
-    """Return the figures of all rounds by system, and a description of the server."""
+def _measure(
+    there: dict[System, Path], rounds: int, scale: float
+) -> tuple[Figures, dict[str, str]]:
+    """Return the figures of all rounds by system, and the servers' versions by name."""
     figures: Figures = {each.name: [] for each in there}
-    with server.private() as (port, pid, about):
+    with contextlib.ExitStack() as stack:
+        servers = {
+            name: stack.enter_context(server.private(name))
+            for name in sorted({each.server for each in there})
+        }
         for number in range(rounds):
             for system, folder in there.items():
                 print(f"round {number + 1}: {system.name}", file=sys.stderr)
+                port, pid, _ = servers[system.server]
                 try:
                     figures[system.name].append(Round(system, folder, port, pid, scale).measure())
                 except Exception:  # noqa: BLE001 - one failure must not cost the others' rounds
                     traceback.print_exc()
-    return figures, about
-
-
-def _about(system: System, installed: dict[str, str]) -> dict[str, Any]:
-    return {
-        "version": installed[system.package],
-        "package": system.package,
-        "survives": system.survives,
-        "tuning": dataclasses.asdict(system.tuning),
-    }
+    return figures, {name: about for name, (_, _, about) in servers.items()}
 
 
 def _summarised(rounds: list[dict[str, float]]) -> dict[str, Any]:

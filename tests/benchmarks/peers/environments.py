@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.peers.systems import SYSTEMS, System
+from tests.support import fetch_server
 
 HERE = Path(__file__).parent
 CACHE = HERE.parents[2] / ".cache" / "bench"
@@ -24,7 +25,12 @@ TOOLS = {"pip", "setuptools", "wheel"}  # come with every new environment and ar
 
 
 def prepare(system: System) -> Path | None:
-    """Install a system if needed; return its folder of commands, None if it is not available."""
+    """Install a system if needed; return its folder of commands, None if it is not available.
+
+    A system that needs a server of its own is not available without that server.
+    """
+    if system.server and not _serves(system.server):
+        return None
     if not system.environment:
         return Path(sys.executable).parent
     home = CACHE / system.environment
@@ -56,6 +62,24 @@ def packages(system: System, folder: Path) -> dict[str, str]:
     return {name: found[name] for name in sorted(wanted, key=str.lower)}
 
 
+def versions(system: System, folder: Path, installed: dict[str, str]) -> dict[str, Any]:
+    """Return the versions of a system and of its client libraries for Redis.
+
+    A library that is compiled into the system's wheel has its version in the wheel's list of parts.
+    """
+    parts: dict[str, str] = {}
+    lists = f"lib/*/site-packages/{system.package}-*.dist-info/sboms/*.json"
+    for path in folder.parent.glob(lists):
+        found = json.loads(path.read_text())["components"]
+        parts |= {each["name"]: each["version"] for each in found}
+    known = parts | installed
+    return {
+        "version": installed[system.package],
+        "package": system.package,
+        "clients": {name: known[name] for name in system.clients},
+    }
+
+
 def renew(name: str) -> None:
     """Rewrite requirements/NAME.txt from an environment that is made from NAME.in."""
     system = next(each for each in SYSTEMS if each.environment == name)
@@ -76,6 +100,15 @@ def _requirements(name: str, kind: str) -> Path:
 
 def _wanted(path: Path) -> list[str]:
     return path.read_text().split()
+
+
+def _serves(name: str) -> bool:
+    try:
+        fetch_server.fetch(name)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"the server {name} is not available: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def _install(home: Path, wanted: Iterable[str], *, node: bool) -> bool:

@@ -1,4 +1,4 @@
-"""The private server of the comparison."""
+"""The private servers of the comparison."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ from typing import Any
 import redis
 
 from streamqd.embedded import find_server
+from tests.support import fetch_server
 
 
 @contextlib.contextmanager
-def private() -> Iterator[tuple[int, int, str]]:
-    """A server without persistence on a free port. Yields its port, its pid, its version."""
+def private(name: str = "") -> Iterator[tuple[int, int, str]]:
+    """A server without persistence on a free port. Yields its port, its pid, its version.
+
+    `name` is a binary of fetch_server.py; '' is the server that streamqd embeds.
+    """
+    program = fetch_server.fetch(name) if name else find_server()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        command = [str(find_server()), "--port", str(port), "--bind", "127.0.0.1", "--dir", folder]
+        command = [str(program), "--port", str(port), "--bind", "127.0.0.1", "--dir", folder]
         command += ["--save", "", "--appendonly", "no"]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:

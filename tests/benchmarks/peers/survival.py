@@ -51,8 +51,9 @@ class Run:
 class Trial(Stage):
     """One system, one death."""
 
-    def __init__(self, system: System, commands: Path, port: int) -> None:
+    def __init__(self, system: System, commands: Path, port: int, server: str) -> None:
         super().__init__(system, commands, port)
+        self.server = server  # its name and version
         self.restarts = 0
         self.seen = 0  # bytes of runs read so far
         self.done = 0  # different jobs in them
@@ -123,7 +124,8 @@ class Trial(Stage):
         assert died_ns is not None
         installed = environments.packages(self.system, self.commands)
         found = {
-            "version": installed[self.system.package],
+            **environments.versions(self.system, self.commands, installed),
+            "server": self.server,
             "survives": self.system.survives,
             "restarts": self.restarts,
             **outcome(self.noted(), died_ns),
@@ -163,8 +165,8 @@ class Ward:
     def admit(self, system: System, folder: Path) -> None:
         """Start a trial, and return when it has ended or only waits."""
         with contextlib.ExitStack() as stack:
-            port, _, _ = stack.enter_context(server.private())
-            trial = Trial(system, folder, port)
+            port, _, about = stack.enter_context(server.private(system.server))
+            trial = Trial(system, folder, port, about)
             stack.enter_context(trial.fresh())
             trial.begin()
             self.waiting[trial] = stack.pop_all()

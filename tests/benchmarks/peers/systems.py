@@ -41,6 +41,8 @@ class System:
     config: str = ""  # text of {folder}/streamq.toml
     prepare: tuple[str, ...] = ()
     node: bool = False
+    clients: tuple[str, ...] = ("redis", "hiredis")  # its libraries for Redis, with versions shown
+    server: str = ""  # a binary of fetch_server.py; "" is the server that streamqd embeds
 
 
 _DAEMON = ("{bin}/python", "-m", "streamqd", "--config", "{folder}/streamq.toml")
@@ -56,29 +58,31 @@ _GROUP = ("{bin}/python", "faststream_app.py")
 _NODE = ("node", "bullmq_app.mjs", "work")
 _AGAIN = "run again when random maintenance finds a heartbeat older than a minute"
 _PENDING = "stay pending until a subscriber with `min_idle_time` claims them"
+_IDLE = "run again after 30 seconds (`claim_min_idle_ms`)"
 _HOUR = "run again after an hour (`visibility_timeout`)"
 _PREPARE = (*_DAEMON, "topic", "create", "bench", "--partitions", "2")
+_REDIS = "redis810"  # for ChasquiMQ, which needs Redis 8.6
 
 
-def _limit(name: str, app: str, package: str, about: Tuning) -> System:
+def _limit(name: str, app: str, package: str, about: Tuning, clients: tuple[str, ...]) -> System:
     return System(
         name, app, package, "", (("{bin}/python", f"{app}.py"),), 1_000_000, 20_000,
-        "stay pending forever", about,
+        "stay pending forever", about, clients=clients,
     )  # fmt: skip
 
 
-def _ours(name: str, handler: str, jobs: int) -> System:
+def _ours(name: str, handler: str, jobs: int, server: str = "") -> System:
     config = STREAMQ_TOML.replace("{handler}", handler)
     return System(
         name, "streamqd_app", "streamqd", "", (_DAEMON,), jobs, 20_000,
         "the running job runs again, the others continue", tuning.STREAMQD,
-        config=config, prepare=_PREPARE,
+        config=config, prepare=_PREPARE, server=server,
     )  # fmt: skip
 
 
 SYSTEMS = (
-    _limit("the limit: raw hiredis", "raw_app", "hiredis", tuning.RAW),
-    _limit("the limit: a bare loop", "bare_app", "redis", tuning.BARE),
+    _limit("the limit: raw hiredis", "raw_app", "hiredis", tuning.RAW, ("hiredis",)),
+    _limit("the limit: a bare loop", "bare_app", "redis", tuning.BARE, ("redis", "hiredis")),
     _ours("streamqd", "job", 1_000_000),
     _ours("streamqd, batch handler", "jobs", 1_000_000),
     System("Celery, prefork", "celery_app", "celery", "celery",
@@ -110,7 +114,7 @@ SYSTEMS = (
     System("streaq", "streaq_app", "streaq", "streaq",
            (("{bin}/streaq", "run", "streaq_app:worker"),) * 2,
            10_000, 5_000, "run again after a minute", tuning.STREAQ,
-           env={"COREDIS_OPTIMIZED": "true"}),
+           env={"COREDIS_OPTIMIZED": "true"}, clients=("coredis",)),
     System("huey", "huey_app", "huey", "huey",
            (("{bin}/huey_consumer", "huey_app.huey", "--workers", "2",
              "--worker-type", "process", "--quiet"),),
@@ -121,7 +125,12 @@ SYSTEMS = (
            (_FASTSTREAM,) * 2, 400_000, 10_000, _PENDING, tuning.FASTSTREAM_BATCH,
            env={"BENCH_BATCH": "1"}, prepare=_GROUP),
     System("BullMQ", "bullmq_app.mjs", "bullmq", "bullmq", (_NODE,) * 2,
-           60_000, 5_000, "run again after a minute", tuning.BULLMQ, node=True),
+           60_000, 5_000, "run again after a minute", tuning.BULLMQ, node=True,
+           clients=("ioredis",)),
+    System("ChasquiMQ", "chasquimq_app", "chasquimq", "chasquimq",
+           (("{bin}/python", "chasquimq_app.py"),) * 2,
+           300_000, 10_000, _IDLE, tuning.CHASQUIMQ, clients=("fred",), server=_REDIS),
+    _ours("streamqd, on the server of ChasquiMQ", "job", 1_000_000, _REDIS),
 )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ _RQ = "https://python-rq.org/docs/"
 _TASKIQ = "https://taskiq-python.github.io/"
 _HUEY = "https://huey.readthedocs.io/en/latest/"
 _FASTSTREAM = "https://faststream.ag2.ai/latest/redis/"
+_CHASQUIMQ = "https://github.com/jotarios/chasquimq/blob/main/"
 _BULLMQ = "https://docs.bullmq.io/"
 
 BARE = Tuning(
@@ -128,4 +129,11 @@ BULLMQ = Tuning(
         _BULLMQ + "guide/workers/auto-removal-of-jobs",
         _BULLMQ + "guide/workers/stalled-jobs",
     ),
+)
+CHASQUIMQ = Tuning(
+    "no events stream, uvloop (not in its documentation), otherwise its defaults: 100 concurrent "
+    "jobs, no results, in bulk `add_bulk` of 500, and senders that wait 0.3 s before they exit "
+    "(not measured), because an engine thread can crash the exit",
+    "after the handler, in batches, and the entry is deleted",
+    (_CHASQUIMQ + "chasquimq-py/README.md", _CHASQUIMQ + "chasquimq/src/config.rs"),
 )
