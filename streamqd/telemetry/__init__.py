@@ -11,6 +11,7 @@ the settings ask for them. No thread exists before the fork of a process.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamqd import extras
@@ -98,10 +99,11 @@ def send_spans(settings: Settings, asked: bool | None) -> SendSpans | None:
     makers: list[Callable[[str, str], ToolSpan]] = []
     if asked or (asked is None and settings.telemetry.traces):
         try:
+            from streamqd.telemetry.provider import server_attributes
             from streamqd.telemetry.sending_otel import OtelSpan
         except ImportError as error:
             raise _missing("traces of a producer need OpenTelemetry", error, "otel") from error
-        makers.append(OtelSpan)
+        makers.append(partial(OtelSpan, server_attributes(settings)))
     if asked is not False and settings.telemetry.sentry:
         try:
             from streamqd.telemetry.sending_sentry import SentrySpan

@@ -19,6 +19,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, SamplingResult
 from opentelemetry.util.types import Attributes
 
+from streamqd.config import Settings, topology
 from streamqd.telemetry import TelemetryUnavailable
 from streamqd.version import __version__
 
@@ -39,6 +40,17 @@ def resource(instance: str) -> Resource:
         "OTEL_RESOURCE_ATTRIBUTES", ""
     )
     return found if given else found.merge(Resource({"service.name": "streamqd"}))
+
+
+def server_attributes(settings: Settings) -> dict[str, str | int]:
+    """Return the address of Redis as attributes of a span, none for several nodes."""
+    server = topology.parse(settings.redis.url)
+    if server.path:
+        return {"server.address": server.path}
+    if server.kind != topology.SERVER:
+        return {}
+    [address] = server.addresses
+    return {"server.address": address.host, "server.port": address.port}
 
 
 def exporter() -> SpanExporter | None:

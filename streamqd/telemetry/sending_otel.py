@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from opentelemetry import propagate, trace
 
+from streamqd.errors import StreamqdError
 from streamqd.telemetry.provider import tracer
 
 # A proxy: a provider that the application sets later takes effect.
@@ -13,7 +16,8 @@ _tracer = tracer()
 class OtelSpan:
     """See `sending.ToolSpan`."""
 
-    def __init__(self, operation: str, topic: str) -> None:
+    def __init__(self, server: Mapping[str, str | int], operation: str, topic: str) -> None:
+        """`server` has the attributes of the address of Redis."""
         self._span = _tracer.start_span(
             f"{operation} {topic}",
             kind=trace.SpanKind.PRODUCER,
@@ -22,6 +26,7 @@ class OtelSpan:
                 "messaging.operation.name": operation,
                 "messaging.operation.type": operation,
                 "messaging.destination.name": topic,
+                **server,
             },
         )
         self.carrier: dict[str, str] = {}
@@ -33,5 +38,7 @@ class OtelSpan:
     def end(self, error: BaseException | None) -> None:
         if error is not None:
             self._span.set_attribute("error.type", type(error).__qualname__)
-            self._span.set_status(trace.Status(trace.StatusCode.ERROR, str(error)))
+            # The text of any other error may contain a part of the message.
+            text = str(error) if isinstance(error, StreamqdError) else None
+            self._span.set_status(trace.Status(trace.StatusCode.ERROR, text))
         self._span.end()
