@@ -643,7 +643,8 @@ class Supervisor:
             charged=found.charged.decode() if found.charged else None,
         )
         logs.stack(exit_.stack, unit=partition.unit, child=worker.child.pid)
-        if self.settings.telemetry.traces and self.pool.housekeeper is not None:
+        unplanned = found.crashed or worker.kill is not None
+        if unplanned and self.settings.telemetry.traces and self.pool.housekeeper is not None:
             limited = worker.kill is not None and worker.kill.reason == "hard-limit"
             kind = "timeout" if limited else exit_.signal_name or f"exit {exit_.code}"
             self.pool.housekeeper.send(exit_word(worker.child.pid, kind, str(exit_)))

@@ -37,7 +37,7 @@ class KilledRuns:
         self._instance = settings.daemon.instance
         self._state_dir = settings.daemon.state_dir
         self._exits: dict[int, tuple[str, str]] = {}
-        self._seen: set[Path] = set()  # files that a look has found before
+        self._seen: dict[Path, float] = {}  # files, and when a look first found them
         self._worker: threading.Thread | None = None
         self._export: Callable[[list[dict[str, Any]], str, str], bool] | None = None
         self._trouble = logs.Episode("telemetry.failed", "telemetry.recovered")
@@ -46,7 +46,7 @@ class KilledRuns:
         """Take the supervisor's message about an exit."""
         pid, kind, how = json.loads(word.removeprefix(WORD))
         while len(self._exits) >= HOWS_MAX:
-            del self._exits[next(iter(self._exits))]
+            self._exits.pop(next(iter(self._exits)), None)  # the export may have taken it
         self._exits[pid] = kind, how
 
     def run(self) -> None:
@@ -57,9 +57,10 @@ class KilledRuns:
         """
         if self._worker is not None and self._worker.is_alive():
             return
-        found = list(run_file.files_of_dead(self._state_dir))
-        ready = [each for each in found if each[0] in self._exits or each[1] in self._seen]
-        self._seen = {path for _, path in found}
+        now, seen = time.monotonic(), self._seen
+        found = list(run_file.files_of_dead(self._state_dir, self._instance))
+        ready = [each for each in found if each[0] in self._exits or each[1] in seen]
+        self._seen = {path: seen.get(path, now) for _, path in found}
         if ready:
             # Not a daemon task: the collector may take seconds to answer.
             self._worker = threading.Thread(
@@ -73,20 +74,31 @@ class KilledRuns:
             self._worker.join(seconds)
 
     def _work(self, ready: list[tuple[int, Path]]) -> None:
+        problem = ""
         for pid, path in ready:
             try:
-                records = run_file.read(path)
-                if not records or self._exported(records, *self._exits.get(pid, (UNKNOWN, ""))):
-                    path.unlink()
-                    self._trouble.recovered()
-                elif time.time() - path.stat().st_mtime > KEPT_SECONDS:
-                    path.unlink()
+                self._settle(pid, path)
             except FileNotFoundError:
                 continue  # the worker removed it on its way out
             except Exception as error:  # noqa: BLE001 - a bad file must not stop the others
-                self._trouble.failed(error=f"{path.name}: {type(error).__name__}: {error}")
-                if not isinstance(error, OSError):
+                problem = f"{path.name}: {type(error).__name__}: {error}"
+                if isinstance(error, run_file.BadRunFile) or self._is_old(path):
                     path.unlink(missing_ok=True)
+        if problem:
+            self._trouble.failed(error=problem)
+        elif ready:
+            self._trouble.recovered()
+
+    def _settle(self, pid: int, path: Path) -> None:
+        """Export the spans in a file, and delete it."""
+        records = run_file.read(path)
+        if records and not self._exported(records, *self._exits.get(pid, (UNKNOWN, ""))):
+            raise ConnectionError("the collector did not accept its spans")
+        path.unlink()
+        self._exits.pop(pid, None)
+
+    def _is_old(self, path: Path) -> bool:
+        return time.monotonic() - self._seen.get(path, time.monotonic()) > KEPT_SECONDS
 
     def _exported(self, records: list[dict[str, Any]], kind: str, how: str) -> bool:
         if self._export is None:

@@ -7,50 +7,59 @@ from collections.abc import Callable
 from typing import Any
 
 from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from streamqd.telemetry.propagation import context_of
 from streamqd.telemetry.provider import SCOPE, exporter, resource
+from streamqd.telemetry.run_file import BadRunFile
 from streamqd.version import __version__
+
+_SCOPE = InstrumentationScope(SCOPE, __version__)
 
 
 def exporting(instance: str) -> Callable[[list[dict[str, Any]], str, str], bool]:
     """Return a function that exports the records of one dead process.
 
     It takes the records, the kind of exit for `error.type` and its description. It returns False
-    if the collector did not accept the spans. Raises TelemetryUnavailable.
+    if the collector did not accept the spans, and raises BadRunFile. Raises TelemetryUnavailable.
     """
     target, of = exporter(), resource(instance)
-    scope = InstrumentationScope(SCOPE, __version__)
 
     def export(records: list[dict[str, Any]], kind: str, how: str) -> bool:
         if target is None:
             return True
-        ended_ns = time.time_ns()
-        spans = [
-            ReadableSpan(
-                name=str(record["name"]),
-                context=context_of(str(record["span"])),
-                parent=_parent(str(record["parent"])),
-                resource=of,
-                attributes={**record["attributes"], "error.type": kind},
-                links=[
-                    trace.Link(context_of(str(reference)), attributes)
-                    for reference, attributes in record["links"]
-                ],
-                kind=trace.SpanKind.CONSUMER,
-                status=trace.Status(trace.StatusCode.ERROR, _text(kind, how)),
-                start_time=int(record["started_ns"]),
-                end_time=max(ended_ns, int(record["started_ns"])),
-                instrumentation_scope=scope,
-            )
-            for record in records
-        ]
+        try:
+            spans = [_span(record, kind, how, of) for record in records]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BadRunFile(f"a record is damaged: {type(error).__name__}: {error}") from error
         return target.export(spans) is SpanExportResult.SUCCESS
 
     return export
+
+
+def _span(record: dict[str, Any], kind: str, how: str, of: Resource) -> ReadableSpan:
+    context = context_of(record["span"])
+    if not context.is_valid:
+        raise ValueError("it names no span")
+    return ReadableSpan(
+        name=str(record["name"]),
+        context=context,
+        parent=_parent(record["parent"]),
+        resource=of,
+        attributes={**record["attributes"], "error.type": kind},
+        links=[
+            trace.Link(context_of(reference), attributes)
+            for reference, attributes in record["links"]
+        ],
+        kind=trace.SpanKind.CONSUMER,
+        status=trace.Status(trace.StatusCode.ERROR, _text(kind, how)),
+        start_time=int(record["started_ns"]),
+        end_time=max(time.time_ns(), int(record["started_ns"])),
+        instrumentation_scope=_SCOPE,
+    )
 
 
 def _parent(reference: str) -> trace.SpanContext | None:

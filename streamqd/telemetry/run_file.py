@@ -5,15 +5,20 @@ worker writes each running span into its file, and removes it there when the run
 housekeeper exports the spans in the files of dead processes (`killed`).
 
 A file has cells of one size. A cell is the length of its record, 0 when it is free, then the record
-as JSON. The length is written last, so a reader never sees half a record.
+as JSON. The length is written last, so a reader never sees half a record. Cells are written with
+`pwrite`: on a full disk, it raises OSError where a mapped page would kill the process.
+
+Instances may share a `state_dir`, even from containers that do not see each other's processes. The
+name of a file therefore contains that of the instance.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
-import mmap
 import os
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,35 +26,40 @@ from typing import Any
 
 FOLDER = "runs"  # in `daemon.state_dir`
 CELL_BYTES = 2048
-BATCH_CELL_BYTES = 32 * 1024
+BATCH_CELL_BYTES = 64 * 1024
 NO_CELL = -1  # all cells are used, or the record is too long
 _MAGIC = b"streamqd runs 1\n"
 _HEAD = struct.Struct("<16sI12x")  # magic, bytes of a cell
 _LENGTH = struct.Struct("<I")
 _FILE_BYTES_MAX = 256 << 20
+_NAME = re.compile(r"(?P<instance>.+)-(?P<identity>(?P<pid>[0-9]{1,9})-[0-9]+)")
+
+
+class BadRunFile(ValueError):  # noqa: N818 - it names a file, as the caller's log line does
+    """A file of runs is damaged. The text is the reason."""
 
 
 class RunFile:
     """The file of this process. `put` and `clear` are for any thread."""
 
-    def __init__(self, state_dir: Path, cells: int, cell_bytes: int) -> None:
-        """Create the file, named after this process. Raises OSError."""
+    def __init__(self, state_dir: Path, instance: str, cells: int, cell_bytes: int) -> None:
+        """Create the file, named after the instance and this process. Raises OSError."""
         folder = state_dir / FOLDER
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._path = folder / _name(os.getpid())
+        self._path = folder / f"{instance}-{_identity(os.getpid())}"
         self._bytes = cell_bytes
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        file = os.open(self._path, flags, 0o600)
-        try:
-            os.ftruncate(file, _HEAD.size + cells * cell_bytes)  # sparse
-            self._map = mmap.mmap(file, _HEAD.size + cells * cell_bytes)
-        finally:
-            os.close(file)
-        self._map[: _HEAD.size] = _HEAD.pack(_MAGIC, cell_bytes)
+        self._file = os.open(self._path, flags, 0o600)
         self._free = list(range(cells))
+        try:
+            os.ftruncate(self._file, _HEAD.size + cells * cell_bytes)  # sparse
+            os.pwrite(self._file, _HEAD.pack(_MAGIC, cell_bytes), 0)
+        except OSError:
+            self.remove()
+            raise
 
     def put(self, record: dict[str, Any]) -> int:
-        """Store a record and return its cell, or NO_CELL."""
+        """Store a record and return its cell, or NO_CELL. Raises OSError."""
         raw = json.dumps(record, separators=(",", ":")).encode()
         if len(raw) > self._bytes - _LENGTH.size:
             return NO_CELL
@@ -58,15 +68,20 @@ class RunFile:
         except IndexError:
             return NO_CELL
         at = _HEAD.size + cell * self._bytes
-        self._map[at + _LENGTH.size : at + _LENGTH.size + len(raw)] = raw
-        self._map[at : at + _LENGTH.size] = _LENGTH.pack(len(raw))
+        try:
+            if os.pwrite(self._file, raw, at + _LENGTH.size) < len(raw):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.pwrite(self._file, _LENGTH.pack(len(raw)), at)
+        except OSError:
+            self._free.append(cell)
+            raise
         return cell
 
     def clear(self, cell: int) -> None:
         """Free a cell."""
         if cell != NO_CELL:
-            at = _HEAD.size + cell * self._bytes
-            self._map[at : at + _LENGTH.size] = _LENGTH.pack(0)
+            with contextlib.suppress(OSError):  # no block is allocated, so it should not fail
+                os.pwrite(self._file, _LENGTH.pack(0), _HEAD.size + cell * self._bytes)
             self._free.append(cell)
 
     def remove(self) -> None:
@@ -75,41 +90,51 @@ class RunFile:
             self._path.unlink()
 
 
-def files_of_dead(state_dir: Path) -> Iterator[tuple[int, Path]]:
-    """Return the process ID and the file of each process that has exited."""
+def files_of_dead(state_dir: Path, instance: str) -> Iterator[tuple[int, Path]]:
+    """Return the process ID and the file of each process of an instance that has exited."""
     try:
         found = sorted((state_dir / FOLDER).iterdir())
     except OSError:
         return
     for path in found:
-        pid, _, _ = path.name.partition("-")
-        if pid.isdigit() and len(pid) < 10 and _name(int(pid)) != path.name:
-            yield int(pid), path
+        name = _NAME.fullmatch(path.name)
+        if name is None or name["instance"] != instance:
+            continue
+        pid = int(name["pid"])
+        if _identity(pid) != name["identity"] and path.is_file() and not path.is_symlink():
+            yield pid, path
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file. Raises OSError, and ValueError if it is not a run file."""
+    """Return the records of a file. Raises OSError and BadRunFile."""
     with path.open("rb") as file:
         raw = file.read(_FILE_BYTES_MAX)
     if len(raw) < _HEAD.size:
         return []  # its process died while it was created
     magic, size = _HEAD.unpack_from(raw)
-    if magic != _MAGIC or size <= _LENGTH.size:
-        raise ValueError("it is not a file of runs")
+    if magic != _MAGIC or size not in (CELL_BYTES, BATCH_CELL_BYTES):
+        raise BadRunFile("it is not a file of runs")
     records = []
     for at in range(_HEAD.size, len(raw) - _LENGTH.size, size):
         (length,) = _LENGTH.unpack_from(raw, at)
         text = raw[at + _LENGTH.size : at + _LENGTH.size + length]
         if 0 < length == len(text):
-            record = json.loads(text)
-            if not isinstance(record, dict):
-                raise ValueError("a record is not an object")
-            records.append(record)
+            records.append(_record(text))
     return records
 
 
-def _name(pid: int) -> str:
-    """Return the file name of a process: its ID and start time. '' if it does not run.
+def _record(text: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadRunFile(f"a record cannot be read: {error}") from error
+    if not isinstance(record, dict):
+        raise BadRunFile("a record is not an object")
+    return record
+
+
+def _identity(pid: int) -> str:
+    """Return the ID and the start time of a process, '' if it does not run.
 
     The start is in clock ticks since the boot of the host, which no change of the clock affects.
     """

@@ -38,7 +38,7 @@ from streamqd.telemetry.propagation import (
     previous_run,
     reference_of,
 )
-from streamqd.telemetry.provider import flush, new_provider, tracer
+from streamqd.telemetry.provider import flush, new_provider, server_attributes, tracer
 from streamqd.telemetry.run_file import BATCH_CELL_BYTES, CELL_BYTES, NO_CELL, RunFile
 
 LINKS_MAX = 128  # of a batch. The SDK's own limit is the same by default.
@@ -71,6 +71,7 @@ class RunSpans:
         self._lanes = consumer.lanes
         self._as_parent = settings.telemetry.producer_span == "parent"
         self._state_dir = settings.daemon.state_dir
+        self._instance = settings.daemon.instance
         self._file: RunFile | None = None
         self._batch = False
         self._name = f"process {unit.topic}"
@@ -83,6 +84,7 @@ class RunSpans:
             "messaging.consumer.group.name": unit.group,
             "messaging.client.id": settings.daemon.instance,
             "streamqd.handler": consumer.handler,
+            **server_attributes(settings),
         }
         # The decision of the send is final only for samplers that follow the parent.
         sampler = os.environ.get("OTEL_TRACES_SAMPLER", "") or "parentbased_always_on"
@@ -103,11 +105,12 @@ class RunSpans:
         try:
             self._file = RunFile(
                 self._state_dir,
+                self._instance,
                 1 if batch else max(1, self._lanes),
                 BATCH_CELL_BYTES if batch else CELL_BYTES,
             )
-        except OSError as error:  # spans of killed runs are lost, and no others
-            self._trouble.failed(unit=self._unit, error=f"{self._state_dir}: {error}")
+        except OSError as error:
+            self._file_failed(error)
         function: Any = loaded.function
         if loaded.form.asynchronous:
             wrapped = self._asynchronous(function, batch)
@@ -146,8 +149,9 @@ class RunSpans:
 
         @functools.wraps(function)
         def run(message: Message) -> Any:
-            raw = message._fields[-1]  # usually the headers
-            if raw[flags] in unsampled and raw.startswith(start):
+            fields = message._fields
+            raw = fields[-1]  # usually the headers
+            if raw[flags] in unsampled and raw.startswith(start) and fields[-2] == b"headers":
                 return function(message)  # at a fraction of the cost of the next check
             if is_unsampled(message):
                 return function(message)
@@ -201,6 +205,8 @@ class RunSpans:
         """Start the span of a run. None if it cannot be made, which must not harm the run."""
         try:
             return self._start(messages)
+        except handlers.SoftTimeout:
+            raise  # the limit of the run, which holds for its span too
         except Exception as error:  # noqa: BLE001 - samplers and propagators are the user's code
             self._trouble.failed(unit=self._unit, error=f"{type(error).__name__}: {error}")
             return None
@@ -225,9 +231,12 @@ class RunSpans:
         places = [_place(message) for message in messages]
         cell = NO_CELL
         if span.is_recording() and self._file is not None:
-            cell = self._file.put(_record(span, self._name, attributes, links, now))
+            try:
+                cell = self._file.put(_record(span, self._name, attributes, links, now))
+            except OSError as error:
+                self._file_failed(error)
         if self._batch:
-            self._open.clear()  # of the last call, whose verdicts are known by now
+            self._end_all()  # of the last call, whose verdicts are known by now
         opened = OpenRun(span, trace.set_span_in_context(span, parent), places, cell)
         for place in places:
             self._open[place] = opened
@@ -251,7 +260,11 @@ class RunSpans:
         error = None if end is None else handlers.error_of(end)
         if error is not None:
             self._raised(opened, error)
-            return
+        else:
+            self._handled(opened)
+
+    def _handled(self, opened: OpenRun) -> None:
+        """End the span of a run whose messages were all handled."""
         opened.span.set_attribute("streamqd.verdict", "ack")
         self._end(opened)
         for place in opened.places:
@@ -265,6 +278,8 @@ class RunSpans:
         failed = getattr(error, "failed", None) if of_messages else None
         if isinstance(failed, dict):
             opened.span.set_attribute("streamqd.batch.failed_count", len(failed))
+            if not failed:
+                self._handled(opened)
 
     def failed(self, run: FailedRun) -> str:
         """Note the verdict of a failed run, and end its span if it is open.
@@ -284,7 +299,9 @@ class RunSpans:
             if run.verdict != "release":
                 _describe(opened.span, run)
             self._end(opened)
-        if run.stays and len(self._last) < HELD_MAX:
+        if run.stays:
+            while len(self._last) >= HELD_MAX:
+                del self._last[next(iter(self._last))]  # its message has moved, most likely
             self._last[run.place] = context
         return reference_of(context)
 
@@ -293,6 +310,17 @@ class RunSpans:
         if self._file is not None:
             self._file.clear(opened.cell)
             opened.cell = NO_CELL
+
+    def _end_all(self) -> None:
+        """End the open spans: the verdicts of their runs will not be reported."""
+        for opened in set(self._open.values()):
+            if opened.span.is_recording():
+                self._end(opened)
+        self._open.clear()
+
+    def _file_failed(self, error: OSError) -> None:
+        """Log that the run file cannot be used. Spans of killed runs are lost, and no others."""
+        self._trouble.failed(unit=self._unit, error=f"{self._state_dir}: {error}")
 
     # --- the process ---
 
@@ -305,10 +333,7 @@ class RunSpans:
 
     def stop(self) -> None:
         """End the open spans and export all. Takes FLUSH_SECONDS at most."""
-        for opened in set(self._open.values()):
-            if opened.span.is_recording():
-                self._end(opened)
-        self._open.clear()
+        self._end_all()
         if not flush(self._provider):
             logs.event("telemetry.spans_lost", logging.WARNING, unit=self._unit)
         if self._file is not None:

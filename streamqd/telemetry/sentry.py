@@ -92,6 +92,8 @@ class SentryReports:
             span: Any = None
             try:
                 span = self._entered(messages, entered)
+            except handlers.SoftTimeout:
+                raise
             except Exception as error:  # noqa: BLE001 - the user's hooks, and hostile headers
                 self._trouble.failed(unit=self._unit, error=f"{type(error).__name__}: {error}")
             try:
@@ -141,6 +143,8 @@ class SentryReports:
                 scope.fingerprint = [run.fingerprint] if run.fingerprint else None
                 scope.add_event_processor(self._allowed)
                 scope.capture_exception(run.error)
+        except handlers.SoftTimeout:
+            raise
         except Exception as error:  # noqa: BLE001 - hooks of the client are the user's code
             self._trouble.failed(unit=self._unit, error=f"{type(error).__name__}: {error}")
 
@@ -159,9 +163,8 @@ class SentryReports:
         for each in event.get("exception", {}).get("values", ()):
             text = str(each.get("value") or "")
             each["value"] = handlers.passed(text, self._redact) if self._texts else ""
-            if self._redact is not None or not self._texts:
-                for frame in (each.get("stacktrace") or {}).get("frames", ()):
-                    frame.pop("vars", None)
+            for frame in (each.get("stacktrace") or {}).get("frames", ()):
+                frame.pop("vars", None)  # a client of the handler's module may add them
         return event
 
     def _tags(self, message: Message) -> dict[str, str]:

@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -182,6 +184,8 @@ def test_the_span_of_a_run_links_to_the_span_of_its_send(
         assert run.attributes["streamqd.verdict"] == "ack"
         assert not run.error
         assert run.resource["service.name"] == "streamqd"
+        for span in (sent, run):
+            assert span.attributes["server.address"] == run.attributes["server.address"] != ""
         assert charges[run.span_id].trace_id == run.trace_id
     assert len(collector.spans("process")) == len(uids)
     assert not list((daemon.folder / "var" / "runs").iterdir())
@@ -204,6 +208,21 @@ def test_a_batch_has_one_span_with_a_link_for_each_message(
     assert first.attributes["streamqd.batch.failed_count"] == 1
     assert first.error
     assert second.links == [sends[uids[1]], first.ids]
+
+
+def test_a_batch_with_empty_failures_ends_its_span(traced: NewDaemon, collector: Collector):
+    code = """
+from streamqd import Failures, Message
+
+
+def batch(messages: list[Message]) -> None:
+    raise Failures({})
+"""
+    with traced(code=code, consumer={"handler": "work:batch"}) as daemon:
+        [uid] = daemon.send(["ok"])
+        [run] = runs_of(collector, uid)
+        assert daemon.stop() == 0
+    assert (run.attributes["streamqd.verdict"], run.error) == ("ack", False)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -339,9 +358,11 @@ def test_a_collector_that_is_away_delays_killed_runs_and_nothing_else(
     with daemon:
         daemon.send(["die", "ok", "ok"])
         daemon.wait_settled()
+        daemon.wait_event("telemetry.failed")
         assert list((daemon.folder / "var" / "runs").iterdir())
         collector.refuses = False
         [killed] = collector.wait(1, "process", error__type="SIGKILL")
+        daemon.wait_event("telemetry.recovered")
         assert daemon.stop() == 0
     assert killed.error
 
@@ -356,16 +377,19 @@ def test_spans_survive_recycles_and_a_drain(traced: NewDaemon, collector: Collec
     assert sorted(found) == sorted(uids)
 
 
+@pytest.mark.parametrize("trouble", ["refuses", "hangs"])
 def test_a_drain_waits_one_second_at_most_for_the_collector(
-    traced: NewDaemon, collector: Collector
+    traced: NewDaemon, collector: Collector, trouble: str
 ):
     daemon = traced(consumer={"handler": "work:plain"})
     daemon.environment["OTEL_BSP_SCHEDULE_DELAY"] = "60000"
-    collector.refuses = True
+    setattr(collector, trouble, True)
     with daemon:
         daemon.send(["ok"])
         daemon.wait_settled()
+        began = time.monotonic()
         assert daemon.stop() == 0
+        assert time.monotonic() - began < 3.0
     assert daemon.events("telemetry.spans_lost")
 
 
@@ -398,6 +422,16 @@ def test_a_ratio_keeps_or_drops_a_send_with_its_runs(traced: NewDaemon, collecto
     sends, runs = collector.spans("send"), collector.spans("process")
     assert 0 < len(sends) < 60
     assert sorted(each.ids for each in sends) == sorted(each.links[0] for each in runs)
+
+
+def test_a_payload_in_the_form_of_headers_does_not_decide_about_its_span(
+    traced: NewDaemon, collector: Collector
+):
+    unsampled = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+    with traced(consumer={"handler": "work:plain"}) as daemon:
+        [uid] = daemon.send([json.dumps({"traceparent": unsampled}, separators=(",", ":"))])
+        runs_of(collector, uid)
+        assert daemon.stop() == 0
 
 
 def test_a_run_can_continue_the_trace_of_its_send(traced: NewDaemon, collector: Collector):
@@ -453,12 +487,175 @@ def test_a_damaged_run_file_is_removed(traced: NewDaemon, collector: Collector, 
     daemon = traced(consumer={"handler": "work:plain"})
     folder = daemon.folder / "var" / "runs"
     folder.mkdir(parents=True)
-    (folder / "999999-1.00").write_bytes(content)
+    (folder / "one-999999-100").write_bytes(content)
     with daemon:
-        wait_until(lambda: not (folder / "999999-1.00").exists(), timeout=20.0)
+        wait_until(lambda: not (folder / "one-999999-100").exists(), timeout=20.0)
         [uid] = send(daemon, "die")
         runs_of(collector, uid, 2)
         assert daemon.stop() == 0
+
+
+def test_a_run_file_of_another_instance_is_kept(traced: NewDaemon):
+    """Its processes may be in another container, where they run."""
+    daemon = traced(consumer={"handler": "work:plain"})
+    folder = daemon.folder / "var" / "runs"
+    folder.mkdir(parents=True)
+    ours, other = folder / "one-999999-100", folder / "one-2-999999-100"
+    for path in (ours, other):
+        path.write_bytes(b"")
+    with daemon:
+        wait_until(lambda: not ours.exists(), timeout=20.0)
+        assert daemon.stop() == 0
+    assert other.exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system of 64 KiB as the directory of the run files."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a file system cannot be mounted: not root, or in a container without rights")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_costs_no_run_and_no_span(
+    traced: NewDaemon, collector: Collector, small_disk: Path
+):
+    daemon = traced(consumer={"handler": "work:slow", "concurrency": 8})
+    (daemon.folder / "var").mkdir()
+    (daemon.folder / "var" / "runs").symlink_to(small_disk)
+    with daemon:
+        (small_disk / "ballast").write_bytes(b"x" * 60_000)
+        uids = daemon.send([f"ok {number}" for number in range(50)])
+        daemon.wait_settled()
+        assert daemon.stop() == 0
+    found = [each.attributes["messaging.message.id"] for each in collector.spans("process")]
+    assert sorted(found) == sorted(uids)
+    assert daemon.events("telemetry.failed")
+    assert not daemon.events("worker.crashed")
+
+
+SLOW_EXTRACTION = """
+import time
+
+from opentelemetry import propagate
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+
+class Slow(TraceContextTextMapPropagator):
+    def extract(self, *given, **named):
+        time.sleep(5)
+        return super().extract(*given, **named)
+
+
+def on_start(_context):
+    propagate.set_global_textmap(Slow())
+
+
+def plain(message):
+    open("called", "w").close()
+"""
+
+
+def test_a_time_limit_holds_while_the_span_is_made(traced: NewDaemon):
+    consumer = {"handler": "work:plain", "timeout": "300ms", "max_attempts": 1}
+    with traced(code=SLOW_EXTRACTION, consumer=consumer) as daemon:
+        daemon.send(["ok"])
+        daemon.wait_event("message.dead")
+        assert daemon.stop() == 0
+    assert not (daemon.folder / "called").exists()
+
+
+def test_a_reload_turns_traces_on_and_off(traced: NewDaemon, collector: Collector):
+    daemon = traced(consumer={"handler": "work:plain"})
+    daemon.write_config(telemetry={"traces": False})
+    with daemon:
+        for on in (False, True, False):
+            if on != daemon.tables["telemetry"]["traces"]:
+                daemon.write_config(telemetry={"traces": on})
+                mark = daemon.mark()
+                daemon.signal(signal.SIGHUP)
+                daemon.wait_event("reload.done", after=mark)
+            [uid] = daemon.send(["die" if on else "ok"])
+            if on:
+                killed, _ = killed_and_next(collector, uid)
+                assert killed.attributes["error.type"] == "SIGKILL"
+            daemon.wait_settled()
+        assert daemon.stop() == 0
+    assert len(collector.spans("process")) == 2
+
+
+SENDERS = """
+import asyncio, json, sys, threading
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from streamqd import AsyncProducer, BufferedProducer, Outgoing, Producer, config
+
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter()))
+trace.set_tracer_provider(provider)
+settings = config.load(sys.argv[1])
+
+
+async def later():
+    async with AsyncProducer(settings=settings) as producer:
+        await producer.send("orders", "async")
+        await producer.send_many("orders", ["async many"])
+
+
+with Producer(settings=settings) as producer:
+    producer.send_many("orders", ["many", Outgoing("with headers", headers={"a": "b"})])
+    for _ in producer.send_chunks("orders", (f"chunk {number}" for number in range(10_000))):
+        break
+    try:
+        producer.send("orders", "secret", dedup_id=["secret"])
+    except TypeError:
+        pass
+    thread = threading.Thread(target=producer.send, args=("orders", "thread"))
+    thread.start()
+    thread.join()
+with BufferedProducer(settings=settings) as producer:
+    producer.send("orders", "buffered")
+asyncio.run(later())
+assert not trace.get_current_span().get_span_context().is_valid
+"""
+
+
+def test_each_producer_and_each_way_to_send_has_a_span(traced: NewDaemon, collector: Collector):
+    daemon = traced(consumer={"handler": "work:plain"})
+    run = subprocess.run(
+        [sys.executable, "-c", SENDERS, daemon.config_path],
+        env=os.environ | daemon.environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    spans = collector.wait(7)
+    names = [(each.name, each.attributes.get("messaging.batch.message_count")) for each in spans]
+    assert names == [
+        (f"send {TOPIC}", 2),
+        (f"send {TOPIC}", 512),
+        (f"send {TOPIC}", None),
+        (f"send {TOPIC}", None),
+        (f"create {TOPIC}", None),
+        (f"send {TOPIC}", None),
+        (f"send {TOPIC}", 1),
+    ]
+    refused = spans[2]
+    assert refused.attributes["error.type"] == "TypeError"
+    assert "secret" not in repr(refused)
+    assert [each.error for each in spans] == [number == 2 for number in range(7)]
+    stored = daemon.link.execute("XRANGE", daemon.keys.stream(TOPIC, 0), "-", "+")
+    parents = [json.loads(fields[fields.index(b"headers") + 1]) for _, fields in stored]
+    sent = {each.ids for each in spans}
+    assert {tuple(each["traceparent"].split("-")[1:3]) for each in parents} == sent - {refused.ids}
+    assert [each["a"] for each in parents if "a" in each] == ["b"]
 
 
 TRAP = """

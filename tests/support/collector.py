@@ -46,6 +46,8 @@ class Collector:
         self._lock = threading.Lock()
         self._spans: list[Received] = []
         self.refuses = False  # it answers 503
+        self.hangs = False  # it accepts connections and never answers
+        self._closed = threading.Event()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -53,6 +55,9 @@ class Collector:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 if self.headers.get("Content-Encoding") == "gzip":
                     body = gzip.decompress(body)
+                if outer.hangs:
+                    outer._closed.wait()
+                    return
                 if outer.refuses:
                     self.send_error(503)
                     return
@@ -77,6 +82,7 @@ class Collector:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
+        self._closed.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
