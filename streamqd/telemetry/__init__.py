@@ -54,6 +54,11 @@ class FailedRun(NamedTuple):
     fingerprint: str = ""
 
 
+def place_of(message: Message) -> bytes:
+    """Return the place of a message's entry, as `FailedRun` names it."""
+    return (b"r:" if message._retried else b"m:") + message.id_bytes  # noqa: SLF001 - ours
+
+
 class RunTelemetry:
     """Observes the runs of one worker: a wrapper of the handler, and a listener for failed runs."""
 

@@ -26,7 +26,7 @@ from streamqd.config import Consumer, Settings
 from streamqd.handlers import Loaded
 from streamqd.message import Message
 from streamqd.model import Unit
-from streamqd.telemetry import FailedRun, Ids
+from streamqd.telemetry import FailedRun, Ids, place_of
 from streamqd.telemetry.propagation import (
     TRACEPARENT,
     USUAL_FLAGS,
@@ -228,7 +228,7 @@ class RunSpans:
             links=links,
             start_time=now,
         )
-        places = [_place(message) for message in messages]
+        places = [place_of(message) for message in messages]
         cell = NO_CELL
         if span.is_recording() and self._file is not None:
             try:
@@ -248,7 +248,7 @@ class RunSpans:
             sent = trace.get_current_span(parent or extracted(message)).get_span_context()
             if sent.is_valid and not (self._as_parent and parent is not None):
                 links.append(trace.Link(sent, _facts((message,)) if parent is None else None))
-            last = self._last.pop(_place(message), None) or previous_run(message)
+            last = self._last.pop(place_of(message), None) or previous_run(message)
             if last.is_valid:
                 links.append(trace.Link(last, {"streamqd.link": "previous_run"}))
         return links[:LINKS_MAX]
@@ -364,10 +364,6 @@ class _SkippedRun(trace.NonRecordingSpan):
             return context_of(message.headers.get(TRACEPARENT, ""))
         except Exception:  # noqa: BLE001 - its handler may have assigned anything to it
             return trace.INVALID_SPAN_CONTEXT
-
-
-def _place(message: Message) -> bytes:
-    return (b"r:" if message._retried else b"m:") + message.id_bytes  # noqa: SLF001 - ours
 
 
 def _facts(messages: Sequence[Message]) -> dict[str, str | int]:

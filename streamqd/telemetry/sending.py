@@ -46,10 +46,8 @@ class SendSpan:
         self._spans = spans
         self._carrier: dict[str, str] = {}
         for name, text in (each for span in spans for each in span.carrier.items()):
-            if name == "baggage" and name in self._carrier:
-                self._carrier[name] += f",{text}"
-            else:
-                self._carrier.setdefault(name, text)  # Sentry may write a `traceparent` too
+            both = name == "baggage" and name in self._carrier
+            self._carrier[name] = f"{self._carrier[name]},{text}" if both else text
 
     def __enter__(self) -> Self:
         return self

@@ -24,10 +24,11 @@ from streamqd.config import Consumer
 from streamqd.handlers import Loaded
 from streamqd.message import Message
 from streamqd.model import Unit
-from streamqd.telemetry import FailedRun, TelemetryUnavailable
+from streamqd.telemetry import FailedRun, TelemetryUnavailable, place_of
 
 EVERY_SECONDS = 60.0  # between two reports of one fingerprint
 CAUSES_MAX = 1_000  # fingerprints that are remembered
+TRACES_MAX = 10_000  # failed runs whose verdict is not known yet
 FLUSH_SECONDS = 1.0
 RATE = "SENTRY_TRACES_SAMPLE_RATE"
 
@@ -43,6 +44,7 @@ class SentryReports:
         self._silent = consumer.dlq_error == "none"
         self._redact: Callable[[str], str] | None = None
         self._reported: dict[str, float] = {}  # by fingerprint: when (seconds, monotonic)
+        self._traces: dict[bytes, dict[str, Any]] = {}  # of failed runs, by place
         self._trouble = logs.Episode("telemetry.failed", "telemetry.recovered")
         ignore_logger("streamqd")  # its lines about a failed run would be a second event
         try:
@@ -101,6 +103,7 @@ class SentryReports:
             except BaseException:
                 if span is not None:
                     span.set_status("internal_error")
+                    self._keep(messages, span.get_trace_context())
                 raise
 
     def _entered(self, messages: Sequence[Message], entered: contextlib.ExitStack) -> Any:
@@ -126,11 +129,19 @@ class SentryReports:
             span.set_data("messaging.batch.message_count", len(messages))
         return span
 
+    def _keep(self, messages: Sequence[Message], trace: dict[str, Any]) -> None:
+        """Keep the trace of a failed run for its report, which follows after the run."""
+        for message in messages:
+            while len(self._traces) >= TRACES_MAX:
+                self._traces.pop(next(iter(self._traces)), None)
+            self._traces[place_of(message)] = trace
+
     def failed(self, run: FailedRun) -> None:
         """Report the error of a run, unless its cause was reported within the last minute.
 
         A verdict that the handler asked for is not reported. With `dlq_error = "none"`, nothing is.
         """
+        trace = self._traces.pop(run.place, None)
         if run.asked or self._silent or not self._is_due(run.fingerprint):
             return
         try:
@@ -140,6 +151,8 @@ class SentryReports:
                 scope.set_tag("streamqd.verdict", run.verdict)
                 context = {"uid": run.message.uid, "attempt": run.message.attempt}
                 scope.set_context("message", context)
+                if trace is not None:
+                    scope.set_context("trace", trace)
                 scope.fingerprint = [run.fingerprint] if run.fingerprint else None
                 scope.add_event_processor(self._allowed)
                 scope.capture_exception(run.error)

@@ -162,6 +162,45 @@ def test_a_report_contains_what_dlq_error_and_redact_error_allow(
         assert "4111" not in json.dumps(sentry.errors())
 
 
+def test_a_client_of_the_handler_reports_no_local_variables(
+    reported: NewDaemon, sentry: SentryServer
+):
+    code = (
+        KEPT
+        + """
+
+def on_start(_context):
+    import sentry_sdk
+
+    sentry_sdk.init(environment="its own")
+"""
+    )
+    with reported(consumer={"handler": "work:plain"}, code=code) as daemon:
+        daemon.send(["declined 7"])
+        daemon.wait_settled()
+        assert daemon.stop() == 0
+    [event] = sentry.errors()
+    assert event["environment"] == "its own"
+    frames = event["exception"]["values"][-1]["stacktrace"]["frames"]
+    assert not any("vars" in frame for frame in frames)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_report_belongs_to_the_trace_of_its_run(
+    reported: NewDaemon, sentry: SentryServer, shape: str
+):
+    daemon = reported(consumer={**SHAPES[shape], "max_attempts": 1})
+    daemon.environment["SENTRY_TRACES_SAMPLE_RATE"] = "1"
+    with daemon:
+        daemon.send(["declined 7"])
+        daemon.wait_settled()
+        assert daemon.stop() == 0
+    [event], [run] = sentry.errors(), sentry.transactions()
+    [process] = [each for each in run["spans"] if each["op"] == "queue.process"]
+    assert event["contexts"]["trace"]["trace_id"] == run["contexts"]["trace"]["trace_id"]
+    assert event["contexts"]["trace"]["span_id"] == process["span_id"]
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_run_is_a_transaction_of_the_queues_page(
     reported: NewDaemon, sentry: SentryServer, shape: str
