@@ -143,9 +143,10 @@ EVENTS: dict[str, str] = {
     "steer.stop": "An operator stopped a group: no instance owns its partitions.",
     "steer.undrain": "A drain was undone. The instance can own partitions again.",
     "steer.unmove": "A move was removed: any instance may own the partition again.",
-    "telemetry.failed": "Spans cannot be made or exported. Messages are handled anyway, without"
-    " their spans. Check the variables OTEL_* and the collector.",
-    "telemetry.recovered": "Spans are made and exported again.",
+    "telemetry.failed": "Spans or Sentry reports cannot be made or exported, or the spans of killed"
+    " runs cannot be kept. Messages are handled normally. Check the variables OTEL_* and SENTRY_*,"
+    " the collector, and the disk of daemon.state_dir.",
+    "telemetry.recovered": "Spans of killed runs are exported again.",
     "telemetry.spans_lost": "The collector did not accept a worker's last spans within 1 s of its"
     " exit. They are lost. No message is affected.",
     "topic.lost": "The metadata of a topic is missing in Redis. The topic is registered again.",

@@ -7,6 +7,7 @@ so spans that the handler's own libraries exported before are its children.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -83,7 +84,8 @@ class KilledRuns:
             except Exception as error:  # noqa: BLE001 - a bad file must not stop the others
                 problem = f"{path.name}: {type(error).__name__}: {error}"
                 if isinstance(error, run_file.BadRunFile) or self._is_old(path):
-                    path.unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):
+                        path.unlink()
         if problem:
             self._trouble.failed(error=problem)
         elif ready:

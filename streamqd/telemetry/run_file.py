@@ -56,6 +56,7 @@ class RunFile:
             os.pwrite(self._file, _HEAD.pack(_MAGIC, cell_bytes), 0)
         except OSError:
             self.remove()
+            os.close(self._file)
             raise
 
     def put(self, record: dict[str, Any]) -> int:

@@ -146,12 +146,13 @@ class RunSpans:
     ) -> Callable[..., Any]:
         """Return a handler that runs unsampled messages by `function`, and others by `traced`."""
         start, flags, unsampled = USUAL_START, USUAL_FLAGS, USUAL_UNSAMPLED
+        head = slice(len(start))
 
         @functools.wraps(function)
         def run(message: Message) -> Any:
             fields = message._fields
             raw = fields[-1]  # usually the headers
-            if raw[flags] in unsampled and raw.startswith(start) and fields[-2] == b"headers":
+            if raw[flags] in unsampled and raw[head] == start and fields[-2] == b"headers":
                 return function(message)  # at a fraction of the cost of the next check
             if is_unsampled(message):
                 return function(message)
