@@ -17,7 +17,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, SamplingResult
-from opentelemetry.util.types import Attributes
+from opentelemetry.util.types import Attributes, AttributeValue
 
 from streamqd.config import Settings, topology
 from streamqd.telemetry import TelemetryUnavailable
@@ -31,15 +31,17 @@ _EXPORTERS = {"otlp": "otlp_proto_http", "console": "console"}
 
 
 def resource(instance: str) -> Resource:
-    """Return the resource: `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_SERVICE_NAME` and defaults for both.
+    """Return the resource: `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_SERVICE_NAME` and our defaults.
 
-    The default name of the service is `streamqd`.
+    By default, the service is `streamqd`, and its instance is `daemon.instance`.
     """
-    found = Resource.create({"service.instance.id": instance})
-    given = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get(
-        "OTEL_RESOURCE_ATTRIBUTES", ""
-    )
-    return found if given else found.merge(Resource({"service.name": "streamqd"}))
+    given = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    ours: dict[str, AttributeValue] = {}
+    if "service.instance.id=" not in given:
+        ours["service.instance.id"] = instance
+    if "service.name=" not in given and not os.environ.get("OTEL_SERVICE_NAME"):
+        ours["service.name"] = "streamqd"
+    return Resource.create(ours)
 
 
 def server_attributes(settings: Settings) -> dict[str, str | int]:

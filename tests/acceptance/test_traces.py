@@ -411,6 +411,21 @@ def test_a_message_that_was_not_sampled_has_no_span(
     assert text.count("ok sampled=True") == 1
 
 
+def test_the_variables_of_the_resource_replace_its_defaults(
+    traced: NewDaemon, collector: Collector
+):
+    daemon = traced(consumer={"handler": "work:plain"})
+    daemon.environment["OTEL_RESOURCE_ATTRIBUTES"] = "service.instance.id=pod-7"
+    daemon.environment["OTEL_SERVICE_NAME"] = "billing"
+    with daemon:
+        [uid] = daemon.send(["die"])
+        runs = killed_and_next(collector, uid)
+        assert daemon.stop() == 0
+    for run in runs:
+        assert run.resource["service.instance.id"] == "pod-7"
+        assert run.resource["service.name"] == "billing"
+
+
 def test_a_ratio_keeps_or_drops_a_send_with_its_runs(traced: NewDaemon, collector: Collector):
     daemon = traced(consumer={"handler": "work:plain"})
     ratio = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.3"}
