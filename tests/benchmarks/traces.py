@@ -1,8 +1,8 @@
 """`make bench NAME=traces`: the cost of traces, with traces off and on in turns.
 
-All messages have the same size, with a traceparent in their headers. The handler does nothing, so
-the ratios are those of streamqd's own work: the worst case. Each sampled run has one span, which is
-exported to a collector in another process.
+All messages have a traceparent in their headers. Two handlers do nothing, so the ratios are those
+of streamqd's own work: the worst case. The third one parses real lines of a log. Each sampled run
+has one span, which is exported to a collector in another process.
 """
 
 from __future__ import annotations
@@ -11,19 +11,23 @@ import argparse
 import json
 import multiprocessing
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks import quick
+from tests.benchmarks import access_log, quick
 from tests.benchmarks.bars import Bar, Work, show
 from tests.benchmarks.throughput import daemon_work
 from tests.support.machine import machine
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-"
-SHAPES = {"one by one": ("nothing", ""), "coroutines": ("later", "concurrency = 64\n")}
+SHAPES = {
+    "one by one": ("nothing", ""),
+    "coroutines": ("later", "concurrency = 64\n"),
+    "log lines": (f"{access_log.__name__}:hits", ""),
+}
 
 
 def main() -> None:
@@ -37,7 +41,8 @@ def main() -> None:
     bars: list[Bar] = []
     with quick.server(aof=False) as path, collector() as address:
         for shape, (handler, extra) in SHAPES.items():
-            kinds = _kinds(path, options.messages, handler, extra, address)
+            bodies = access_log.lines() if shape == "log lines" else [quick.PAYLOAD]
+            kinds = _kinds(path, options.messages, handler, extra, bodies, address)
             works: dict[str, list[Work]] = {name: [] for name in kinds}
             for number in range(options.rounds):
                 for name in sorted(kinds, reverse=bool(number % 2)):
@@ -67,13 +72,14 @@ def main() -> None:
 
 
 def _kinds(
-    path: str, count: int, handler: str, extra: str, address: str
+    path: str, count: int, handler: str, extra: str, bodies: Sequence[bytes], address: str
 ) -> dict[str, Callable[[], Work]]:
     on = {"STREAMQ_TELEMETRY__TRACES": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": address}
 
     def work(flags: str, env: dict[str, str], messages: int = count) -> Work:
         headers = json.dumps({"traceparent": TRACE + flags}, separators=(",", ":")).encode()
-        return daemon_work(path, messages, handler, extra, more=(b"headers", headers), env=env)
+        more = (b"headers", headers)
+        return daemon_work(path, messages, handler, extra, bodies=bodies, more=more, env=env)
 
     return {
         "off": lambda: work("00", {}),
