@@ -14,7 +14,7 @@ class Fate(NamedTuple):
     """The effect on a daemon when the kernel kills its control group as a whole, and the remedy."""
 
     what: str
-    mend: str
+    fix: str
 
 
 def memory_file(

@@ -19,7 +19,7 @@ class Need(enum.Enum):
     """Facts of the doctor that are gathered together. The value describes the cost."""
 
     SERVER = "about 12 commands"
-    RIGHTS = "about 130 commands in 4 transactions that are discarded"
+    PERMISSIONS = "about 130 commands in 4 transactions that are discarded"
     FLEET = "5 commands, and 1 for each instance"
     TOPICS = "2 commands for each topic"
     UNITS = "13 commands for each of at most 4,096 partitions, 15 for each group on it"
@@ -46,7 +46,7 @@ class CheckResult:
     """
 
     what: str
-    mend: str = ""
+    fix: str = ""
     about: str = ""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     severity: Severity | None = None
@@ -65,7 +65,7 @@ class Finding:
     severity: str
     about: str
     what: str
-    mend: str
+    fix: str
     evidence: dict[str, Any]
 
 
@@ -106,7 +106,7 @@ def judged(checks: Iterable[Check[Facts]], facts: Facts) -> list[Finding]:
             severity=str(found.severity or each.severity),
             about=found.about,
             what=found.what,
-            mend=found.mend,
+            fix=found.fix,
             evidence=dict(found.evidence),
         )
         for each in checks

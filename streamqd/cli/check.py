@@ -233,9 +233,9 @@ def _beats(
 def _rights(session: Session, settings: config.Settings) -> list[CheckFinding]:
     lacking = permissions.missing(session.store, settings.daemon.fleet)
     if not lacking:
-        return [CheckFinding("rights", "ok", "the Redis user may run all required commands")]
+        return [CheckFinding("permissions", "ok", "the Redis user may run all required commands")]
     return [
-        _problem("rights", f"the Redis user may not run {command}{_some(keys)}")
+        _problem("permissions", f"the Redis user may not run {command}{_some(keys)}")
         for command, keys in permissions.by_command(lacking).items()
     ]
 

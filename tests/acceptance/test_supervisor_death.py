@@ -422,7 +422,7 @@ def named_aside(daemon: Daemon, path: Path, problem: str) -> None:
 
 
 def doctor_says(daemon: Daemon) -> str:
-    words = ["--config", str(daemon.config_path), "doctor", "--only", "fleet.refused-board"]
+    words = ["--config", str(daemon.config_path), "doctor", "--only", "fleet.scoreboard-refused"]
     return CliRunner().invoke(cli, words).output
 
 

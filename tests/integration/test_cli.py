@@ -709,7 +709,7 @@ def test_check_judges_the_server(
     assert "allkeys-lru" in texts["redis", "problem"]
     assert "append-only" in texts["redis", "warning"]
     assert "set 5" in texts["topics", "problem"]
-    assert ("rights", "ok") in texts
+    assert ("permissions", "ok") in texts
 
 
 def test_status_counts_many_dead_letters_of_a_group(run: Run, at: At, link: Connection) -> None:
@@ -847,7 +847,7 @@ def test_check_names_missing_permissions_of_a_pipeline(
     finally:
         link.execute("ACL", "DELUSER", "limited")
 
-    rights = [each["text"] for each in json.loads(raw)["findings"] if each["about"] == "rights"]
+    rights = [each["text"] for each in json.loads(raw)["findings"] if each["about"] == "permissions"]
     assert any("SMEMBERS" in text for text in rights)
 
 

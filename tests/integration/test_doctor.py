@@ -48,7 +48,7 @@ def test_doctor_passes_on_a_healthy_daemon(tmp_path: Path, fresh_server: Process
 
         found = report()
         # The version of the suite's server does not matter here.
-        told = {each["check"] for each in found["findings"]} - {"server.flaws"}
+        told = {each["check"] for each in found["findings"]} - {"server.vulnerabilities"}
         # CONFIG GET shows passwords too, so the administrator of etc/acl may not run it.
         denied = ["what needs CONFIG GET: this user may not run it"] if users.chosen() else []
         assert (told, found["unseen"]) == (set(), denied)
@@ -57,7 +57,7 @@ def test_doctor_passes_on_a_healthy_daemon(tmp_path: Path, fresh_server: Process
         # As if its lease had expired.
         daemon.link.execute("ZADD", daemon.keys.members("default"), 1, "one")
         daemon.link.execute("DEL", *(daemon.keys.lease(*unit) for unit in daemon.units()))
-        told = {each["check"] for each in report()["findings"]} - {"server.flaws"}
+        told = {each["check"] for each in report()["findings"]} - {"server.vulnerabilities"}
         assert told == {"fleet.empty", "fleet.silent", "fleet.owner-silent"}
 
 
@@ -98,8 +98,8 @@ def test_doctor_list_needs_no_server(surgery: Surgery) -> None:
     listed = json.loads(invoke(surgery.path, "--list", "--json", code=0).stdout)
     assert [each["check"] for each in listed] == [check.id for check in CHECKS]
     assert all(each["cost"] and each["looks_for"] for each in listed)
-    shown = invoke(surgery.path, "--list", "--only", "rights", code=0).stdout
-    assert shown.splitlines()[1].startswith("rights.missing  problem")
+    shown = invoke(surgery.path, "--list", "--only", "permissions", code=0).stdout
+    assert shown.splitlines()[1].startswith("permissions.missing  problem")
 
 
 def test_every_check_has_a_test() -> None:

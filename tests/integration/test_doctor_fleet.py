@@ -61,28 +61,28 @@ def test_doctor_finds_a_consumer_without_instance(surgery: Surgery) -> None:
 
 
 def test_doctor_finds_two_instances_of_one_name(surgery: Surgery) -> None:
-    surgery.silent("fleet.twins")
+    surgery.silent("fleet.duplicate-instances")
     surgery.publish(host="web-2", pid=9)
-    found = surgery.finding("fleet.twins")
+    found = surgery.finding("fleet.duplicate-instances")
     assert "web-1 (pid 7) and web-2 (pid 9)" in found["what"]
-    assert "daemon.instance" in found["mend"]
+    assert "daemon.instance" in found["fix"]
 
 
 def test_doctor_finds_a_duplicate_run_of_an_instance(surgery: Surgery) -> None:
     """U5: the second run publishes nothing under the name of the first, which may be starting."""
     surgery.beat(started=surgery.ago(5) / 1000)
     surgery.publish(f"{INSTANCE}/duplicate", host="web-2", pid=9)
-    found = surgery.finding("fleet.twins")
+    found = surgery.finding("fleet.duplicate-instances")
     assert "web-1 (pid 7) and web-2 (pid 9)" in found["what"]
     assert found["evidence"]["publishes"] == {"host": "web-2", "pid": 9}
     surgery.publish(f"{INSTANCE}/duplicate", host="web-1", pid=7)
-    surgery.silent("fleet.twins")
+    surgery.silent("fleet.duplicate-instances")
 
 
 def test_doctor_accepts_a_restarted_instance(surgery: Surgery) -> None:
     surgery.publish(pid=6)
     surgery.beat(started=surgery.ago(5) / 1000)
-    surgery.silent("fleet.twins")
+    surgery.silent("fleet.duplicate-instances")
 
 
 def test_doctor_finds_instances_with_alternating_heartbeats(
@@ -98,7 +98,7 @@ def test_doctor_finds_instances_with_alternating_heartbeats(
         return look(store, bad, fleet, beats)
 
     monkeypatch.setattr(diagnosis, "changed_runs", after_the_other)
-    checks = diagnosis.chosen(["fleet.twins"])
+    checks = diagnosis.chosen(["fleet.duplicate-instances"])
     report = diagnosis.examine(surgery.link, config.load(surgery.path), checks)
     assert [each.evidence["changed"] for each in report.findings] == [True]
 
@@ -122,7 +122,7 @@ def test_doctor_finds_an_instance_that_cannot_fork(surgery: Surgery) -> None:
     found = surgery.finding("fleet.limited")
     assert "one can run no more than 3 partitions" in found["what"]
     assert "Too many open files" in found["what"]
-    assert "LimitNOFILE" in found["mend"]
+    assert "LimitNOFILE" in found["fix"]
     surgery.beat(capacity="many")
     surgery.silent("fleet.limited")
 
@@ -135,20 +135,20 @@ def test_doctor_names_a_failed_assignment_and_its_instance(surgery: Surgery) -> 
     )
     found = surgery.finding("fleet.assignment-failed")
     assert found["evidence"] == {"instance": "one", "unit": [TOPIC, 1, GROUP]}
-    assert "assignment.given_up" in found["mend"]
+    assert "assignment.given_up" in found["fix"]
     surgery.silent("fleet.crash-loop")
 
 
 def test_refused_scoreboard_file_is_named_until_deleted(surgery: Surgery) -> None:
     """B1: doctor names a scoreboard file that an instance could not use and renamed."""
-    surgery.silent("fleet.refused-board")
+    surgery.silent("fleet.scoreboard-refused")
     surgery.publish(refused_board="/run/streamqd/one 1.refused")
-    found = surgery.finding("fleet.refused-board")
+    found = surgery.finding("fleet.scoreboard-refused")
     assert found["about"] == "one"
-    assert "rm '/run/streamqd/one 1.refused'" in found["mend"]
+    assert "rm '/run/streamqd/one 1.refused'" in found["fix"]
     for spoiled in ("", None, 7, ["/"]):
         surgery.publish(refused_board=spoiled)
-        surgery.silent("fleet.refused-board")
+        surgery.silent("fleet.scoreboard-refused")
 
 
 def test_doctor_names_a_blocked_event_loop_for_15_minutes(surgery: Surgery) -> None:
@@ -164,7 +164,7 @@ def test_doctor_names_a_blocked_event_loop_for_15_minutes(surgery: Surgery) -> N
     found = surgery.finding("fleet.loop-blocked")
     assert found["about"] == f"{TOPIC}/1/{GROUP}"
     assert "shop.py:7 in bill" in found["what"]
-    assert "asyncio.to_thread" in found["mend"]
+    assert "asyncio.to_thread" in found["fix"]
     publish(0.0, 840.0)
     assert found["evidence"] != surgery.finding("fleet.loop-blocked")["evidence"]
     for seconds, ago in ((0.0, None), (0.0, 960.0), ("soon", {}), (None, None)):
@@ -180,7 +180,7 @@ def test_doctor_finds_a_crash_loop(surgery: Surgery) -> None:
     assert surgery.finding("fleet.crash-loop")["evidence"] == {"partitions": {"1": "one"}}
     surgery.publish()
     surgery.beat(broken=[[TOPIC, 0, GROUP]])
-    assert "streamqd why access/0/hits" in surgery.finding("fleet.crash-loop")["mend"]
+    assert "streamqd why access/0/hits" in surgery.finding("fleet.crash-loop")["fix"]
 
 
 # --- directives -----------------------------------------------------------------------------------
@@ -190,16 +190,16 @@ def test_doctor_finds_a_crash_loop(surgery: Surgery) -> None:
 def test_doctor_finds_a_directive_for_a_missing_instance(surgery: Surgery, name: str) -> None:
     to = "two" if name.startswith("move") else ""
     order(surgery, name, to)
-    assert "control clear --gone" in surgery.finding("fleet.orders-for-gone")["mend"]
+    assert "control clear --gone" in surgery.finding("fleet.directives-for-gone")["fix"]
     surgery.beat("two")
-    surgery.silent("fleet.orders-for-gone")
+    surgery.silent("fleet.directives-for-gone")
 
 
 def test_doctor_finds_an_unreadable_directive(surgery: Surgery) -> None:
     order(surgery, "reload:*")
-    surgery.silent("fleet.orders-unreadable")
+    surgery.silent("fleet.directives-unreadable")
     surgery.do("HSET", surgery.keys.orders("default"), "pause:all", "now")
-    assert "control clear 'pause:all'" in surgery.finding("fleet.orders-unreadable")["mend"]
+    assert "control clear 'pause:all'" in surgery.finding("fleet.directives-unreadable")["fix"]
 
 
 def test_doctor_finds_a_long_pause(surgery: Surgery) -> None:
@@ -210,7 +210,7 @@ def test_doctor_finds_a_long_pause(surgery: Surgery) -> None:
     surgery.do("HSET", name, field, json.dumps({**told, "at_unix_ms": surgery.ago(86_400 * 3)}))
     found = surgery.finding("fleet.paused")
     assert "3 days by ann@west (a test)" in found["what"]
-    assert found["mend"] == "`streamqd resume access`", "no star that a shell would expand"
+    assert found["fix"] == "`streamqd resume access`", "no star that a shell would expand"
 
 
 def test_doctor_finds_a_long_stop(surgery: Surgery) -> None:
@@ -222,7 +222,7 @@ def test_doctor_finds_a_long_stop(surgery: Surgery) -> None:
     surgery.do("HSET", name, field, json.dumps({**told, "at_unix_ms": surgery.ago(86_400 * 3)}))
     found = surgery.finding("fleet.stopped")
     assert "3 days by ann@west (a test)" in found["what"]
-    assert found["mend"] == "`streamqd group start access hits`"
+    assert found["fix"] == "`streamqd group start access hits`"
 
 
 # --- leases ---------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_doctor_finds_a_lease_without_a_fence(surgery: Surgery) -> None:
     surgery.do("HDEL", surgery.desk.fence, "token")
     assert surgery.finding("fleet.lease-without-fence")["evidence"]["partitions"] == [0]
     surgery.do("HSET", surgery.desk.fence, "token", "another")
-    assert f"DEL {surgery.desk.lease}" in surgery.finding("fleet.lease-without-fence")["mend"]
+    assert f"DEL {surgery.desk.lease}" in surgery.finding("fleet.lease-without-fence")["fix"]
 
 
 def test_doctor_accepts_a_released_assignment(surgery: Surgery) -> None:
@@ -258,9 +258,9 @@ def test_doctor_finds_an_expired_lease(surgery: Surgery) -> None:
 def test_solo_mode_without_end(surgery: Surgery) -> None:
     fence = surgery.desk.fence
     surgery.do("HSET", fence, "solo", 1)
-    surgery.silent("fleet.solo-stuck")
+    surgery.silent("fleet.quarantine-stuck")
     surgery.do("HSET", fence, "since", surgery.ago(3_600))
-    assert "streamqd reload one" in surgery.finding("fleet.solo-stuck")["mend"]
+    assert "streamqd reload one" in surgery.finding("fleet.quarantine-stuck")["fix"]
     surgery.desk.add("*", "payload", "x")
     surgery.desk.fetch()
-    surgery.silent("fleet.solo-stuck")
+    surgery.silent("fleet.quarantine-stuck")

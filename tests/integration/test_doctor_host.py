@@ -42,7 +42,7 @@ def test_doctor_finds_a_too_short_stop_timeout(surgery: Surgery) -> None:
         "drain_timeout_seconds": 30.0,
         "from": str(unit),
     }
-    assert "TimeoutStopSec=35" in found["mend"]
+    assert "TimeoutStopSec=35" in found["fix"]
 
     drop_in = surgery.folder / "streamqd.service.d" / "stop.conf"
     drop_in.parent.mkdir()
@@ -102,8 +102,8 @@ def test_doctor_finds_a_cgroup_killed_as_a_whole(
     (check,) = chosen(["host.oom-group"])
     told = Host(surgery.folder, oom_group="/sys/fs/cgroup/pod1")
     [found] = check.judge(DiagnosisFacts(config.load(surgery.path), 0, host=told))
-    assert "OOMPolicy=continue" in found.mend
-    assert "singleProcessOOMKill" in found.mend
+    assert "OOMPolicy=continue" in found.fix
+    assert "singleProcessOOMKill" in found.fix
 
     # The checked cgroup: that of the daemon if it runs, else that of this process.
     asked: list[Path] = []
@@ -185,12 +185,12 @@ def test_doctor_finds_a_disk_too_small_for_a_rewrite(
 def test_doctor_finds_too_few_file_descriptors(
     surgery: Surgery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    surgery.silent("host.descriptors")
+    surgery.silent("host.file-descriptors")
     wanted = 2 * host.DESCRIPTORS_EACH + host.DESCRIPTORS_BESIDE
     done = subprocess.run(
         [
             *(sys.executable, "-m", "streamqd", "--config", str(surgery.path)),
-            *("doctor", "--only", "host.descriptors", "--json"),
+            *("doctor", "--only", "host.file-descriptors", "--json"),
         ],
         capture_output=True,
         text=True,
@@ -207,10 +207,10 @@ def test_doctor_reads_the_limit_of_the_running_daemon(surgery: Surgery) -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as daemon:
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (20, 20))
         (surgery.folder / "var" / "one.lock").write_text(str(daemon.pid))
-        found = surgery.finding("host.descriptors")
+        found = surgery.finding("host.file-descriptors")
         assert f"the daemon with the process id {daemon.pid}" in found["what"]
 
 
 def test_too_few_files_for_everybody(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "PROCESS_DESCRIPTORS", 1 << 62)
-    assert "fs.file-max" in surgery.finding("host.descriptors")["what"]
+    assert "fs.file-max" in surgery.finding("host.file-descriptors")["what"]

@@ -43,7 +43,7 @@ def test_doctor_finds_nothing_in_a_healthy_system(surgery: Surgery) -> None:
     assert desk.do("ZCARD", desk.delayed) == 1
     areas = [
         word
-        for name in ("rights", "topics", "partitions", "fleet", "host")
+        for name in ("permissions", "topics", "partitions", "fleet", "host")
         for word in ("--only", name)
     ]
     report = surgery.run(*areas, code=0)
@@ -75,14 +75,14 @@ def test_doctor_finds_a_registered_name_without_topic(surgery: Surgery) -> None:
     surgery.do("SADD", surgery.keys.registry(), "ghost")
     found = surgery.finding("topics.without-meta")
     assert found["about"] == "ghost"
-    assert "SREM streaming:mq:topics:registry ghost" in found["mend"]
+    assert "SREM streaming:mq:topics:registry ghost" in found["fix"]
 
 
 def test_doctor_finds_an_unregistered_topic(surgery: Surgery) -> None:
     surgery.silent("topics.unregistered")
     surgery.do("SREM", surgery.keys.registry(), TOPIC)
     assert (
-        "SADD streaming:mq:topics:registry access" in surgery.finding("topics.unregistered")["mend"]
+        "SADD streaming:mq:topics:registry access" in surgery.finding("topics.unregistered")["fix"]
     )
 
 
@@ -93,7 +93,7 @@ def test_doctor_finds_a_wrong_partition_set(surgery: Surgery) -> None:
     surgery.do("SADD", name, surgery.keys.stream(TOPIC, 7))
     evidence = surgery.finding("topics.partition-set")["evidence"]
     assert evidence["lacking"] == [surgery.keys.stream(TOPIC, 1)]
-    assert evidence["strange"] == [surgery.keys.stream(TOPIC, 7)]
+    assert evidence["unexpected"] == [surgery.keys.stream(TOPIC, 7)]
 
 
 @pytest.mark.parametrize(("count", "severity"), [("4", "warning"), ("1", "problem")])
@@ -104,13 +104,13 @@ def test_doctor_finds_another_configured_partition_count(
     surgery.write(partitions=count)
     found = surgery.finding("topics.configured-count")
     assert found["severity"] == severity
-    assert ("topic grow access 4" in found["mend"]) == (count == "4")
+    assert ("topic grow access 4" in found["fix"]) == (count == "4")
 
 
 def test_doctor_finds_an_interrupted_topic_delete(surgery: Surgery) -> None:
     surgery.silent("topics.deletion")
     assert surgery.link.run(topics.retirement(surgery.keys, TOPIC)).word == "OK"
-    assert "topic delete access --yes" in surgery.finding("topics.deletion")["mend"]
+    assert "topic delete access --yes" in surgery.finding("topics.deletion")["fix"]
     surgery.silent("topics.without-meta")
 
 
@@ -129,7 +129,7 @@ def test_doctor_finds_topic_meta_of_another_type(surgery: Surgery) -> None:
     found = surgery.finding("topics.unreadable")
     assert found["about"] == TOPIC
     assert "another type than a hash" in found["what"]
-    assert f"redis-cli RENAME {meta}" in found["mend"]
+    assert f"redis-cli RENAME {meta}" in found["fix"]
     surgery.silent("topics.without-meta")
 
 
@@ -201,7 +201,7 @@ def test_doctor_finds_a_missing_group(surgery: Surgery) -> None:
     surgery.do("XGROUP", "DESTROY", surgery.keys.stream(TOPIC, 1), GROUP)
     found = surgery.finding("partitions.group-missing")
     assert found["evidence"] == {"partitions": [1], "of": 2}
-    assert "streamqd reload" in found["mend"]
+    assert "streamqd reload" in found["fix"]
 
 
 def test_doctor_accepts_a_deleted_group(surgery: Surgery) -> None:
@@ -221,7 +221,7 @@ def test_doctor_finds_an_abandoned_group(surgery: Surgery) -> None:
     surgery.desk.add("*", "payload", "x")
     found = surgery.finding("partitions.group-abandoned")
     assert found["about"] == "access/old"
-    assert "group delete access old" in found["mend"]
+    assert "group delete access old" in found["fix"]
 
 
 def test_doctor_finds_a_held_floor(surgery: Surgery) -> None:
@@ -230,7 +230,7 @@ def test_doctor_finds_a_held_floor(surgery: Surgery) -> None:
     surgery.write(topic='retention = { max_age = "1h" }')
     found = surgery.finding("partitions.floor-held")
     assert "2 hours ago" in found["what"]
-    assert "streamqd why access/0/hits" in found["mend"]
+    assert "streamqd why access/0/hits" in found["fix"]
     surgery.do("XACK", surgery.desk.stream, GROUP, *surgery.desk.fetch())
     surgery.silent("partitions.floor-held")
 
@@ -239,18 +239,18 @@ def test_doctor_finds_an_archive_that_lags(surgery: Surgery) -> None:
     entry = f"{surgery.ago(7200)}-0"
     surgery.desk.add(entry, "payload", "x")
     surgery.write(topic='archive = "required"\nretention = { max_age = "1h" }')
-    assert surgery.finding("partitions.archive-behind")["evidence"] == {"partitions": [0]}
+    assert surgery.finding("partitions.archive-lag")["evidence"] == {"partitions": [0]}
     surgery.do("HSET", surgery.desk.trim, "archived", entry)
-    surgery.silent("partitions.archive-behind")
+    surgery.silent("partitions.archive-lag")
 
 
 def test_doctor_finds_entries_of_other_clients(surgery: Surgery) -> None:
     surgery.desk.add("*", "payload", "x")
     surgery.desk.add("*", "payload", "y")
     surgery.desk.fetch(1)
-    surgery.silent("partitions.foreign-pending")
+    surgery.silent("partitions.other-client")
     surgery.desk.fetch(1, consumer="worker-7f")
-    found = surgery.finding("partitions.foreign-pending")
+    found = surgery.finding("partitions.other-client")
     assert found["evidence"]["consumers"] == ["worker-7f"]
     assert found["evidence"]["pending"] == 1
 
@@ -260,17 +260,19 @@ def test_doctor_finds_missing_entries(surgery: Surgery, keep: int) -> None:
     for name in ("1-0", "2-0"):
         surgery.desk.add(name, "payload", "x")
     surgery.desk.fetch()
-    surgery.silent("partitions.ghosts")
+    surgery.silent("partitions.missing-entries")
     surgery.do("XTRIM", surgery.desk.stream, "MAXLEN", keep)
-    assert surgery.finding("partitions.ghosts")["evidence"]["oldest_pending"] == {"0": "1-0"}
+    assert surgery.finding("partitions.missing-entries")["evidence"]["oldest_pending"] == {
+        "0": "1-0"
+    }
 
 
 def test_doctor_finds_a_missing_entry_of_the_retry_stream(surgery: Surgery) -> None:
     surgery.desk.add("1-0", "payload", "x", stream=surgery.desk.retry)
     surgery.desk.fetch(stream=surgery.desk.retry)
-    surgery.silent("partitions.ghosts")
+    surgery.silent("partitions.missing-entries")
     surgery.do("XTRIM", surgery.desk.retry, "MAXLEN", 0)
-    surgery.finding("partitions.ghosts")
+    surgery.finding("partitions.missing-entries")
 
 
 def test_doctor_finds_a_large_message(surgery: Surgery) -> None:
@@ -289,14 +291,14 @@ def test_doctor_finds_a_due_time_without_a_message(surgery: Surgery) -> None:
     surgery.do("ZADD", surgery.desk.delayed, surgery.ago(-60), "m:1-0")
     found = surgery.finding("partitions.delayed-lost")
     assert found["evidence"]["members"] == ["m:1-0"]
-    assert "m:1-0" in found["mend"]
+    assert "m:1-0" in found["fix"]
 
 
 def test_doctor_finds_a_message_without_a_due_time(surgery: Surgery) -> None:
     surgery.silent("partitions.delayed-stuck")
     surgery.do("HSET", surgery.desk.scheduled_items, "send-1", "x")
     found = surgery.finding("partitions.delayed-stuck")
-    assert f"ZADD {surgery.desk.scheduled} 0 send-1" in found["mend"]
+    assert f"ZADD {surgery.desk.scheduled} 0 send-1" in found["fix"]
 
 
 def test_doctor_finds_equal_numbers_of_stuck_and_lost_retries(surgery: Surgery) -> None:
@@ -329,24 +331,24 @@ def test_doctor_finds_many_dead_letters(surgery: Surgery, monkeypatch: pytest.Mo
     monkeypatch.setattr(partitions, "MANY", 3)
     for _ in range(3):
         surgery.do("XADD", surgery.desk.dlq, "*", "payload", "x")
-    surgery.silent("partitions.dead-many")
+    surgery.silent("partitions.dead-letters-many")
     surgery.do("XADD", surgery.keys.dlq(TOPIC, 1), "*", "payload", "x")
-    assert surgery.finding("partitions.dead-many")["evidence"] == {"dead_letters": 4}
+    assert surgery.finding("partitions.dead-letters-many")["evidence"] == {"dead_letters": 4}
 
 
 def test_doctor_finds_old_dead_letters(surgery: Surgery) -> None:
     surgery.do("XADD", surgery.desk.dlq, f"{surgery.ago(86_400)}-0", "payload", "x")
-    surgery.silent("partitions.dead-old")
+    surgery.silent("partitions.dead-letters-old")
     surgery.write(topic='dlq_retention = "2h"')
-    assert "partition 0 of access" in surgery.finding("partitions.dead-old")["what"]
+    assert "partition 0 of access" in surgery.finding("partitions.dead-letters-old")["what"]
 
 
 def test_doctor_finds_growing_dead_letters(surgery: Surgery) -> None:
     unit = {"topic": TOPIC, "partition": 0, "group": GROUP, "rates": {"dead": 0.0}}
     surgery.publish(units=[unit])
-    surgery.silent("partitions.dead-growing")
+    surgery.silent("partitions.dead-letters-growing")
     surgery.publish(units=[{**unit, "rates": {"dead": 0.5}}, {"rates": 7}])
-    assert "30.0 dead letters" in surgery.finding("partitions.dead-growing")["what"]
+    assert "30.0 dead letters" in surgery.finding("partitions.dead-letters-growing")["what"]
 
 
 # --- bounds ---------------------------------------------------------------------------------------
@@ -357,7 +359,7 @@ def test_doctor_reports_unchecked_partitions(
 ) -> None:
     monkeypatch.setattr(facts, "PARTITIONS_MAX", 3)
     topics.create(surgery.store, "other", config.Topic(partitions=4))
-    report = surgery.run("--only", "partitions.ghosts", code=0)
+    report = surgery.run("--only", "partitions.missing-entries", code=0)
     assert report["unseen"] == ["4 of 6 partitions: the last of each topic"]
 
 
@@ -422,7 +424,7 @@ def test_doctor_finds_a_partition_without_free_ids(surgery: Surgery) -> None:
     surgery.do("XADD", surgery.desk.stream, f"{(1 << 64) - 1}-{(1 << 64) - 1}", "payload", "x")
     found = surgery.finding("partitions.no-room")
     assert found["severity"] == "problem"
-    assert "create a topic under another name" in found["mend"]
+    assert "create a topic under another name" in found["fix"]
 
 
 def test_entries_that_no_consumer_has(surgery: Surgery) -> None:
@@ -434,7 +436,7 @@ def test_entries_that_no_consumer_has(surgery: Surgery) -> None:
     surgery.do("XCLAIM", surgery.desk.stream, GROUP, "", 0, "1-0", "JUSTID")
     found = surgery.finding("partitions.unowned")
     assert (found["about"], found["evidence"]["unowned"]) == ("access/hits", 1)
-    surgery.silent("partitions.foreign-pending")
+    surgery.silent("partitions.other-client")
     shown = CliRunner().invoke(cli, ["--config", str(surgery.path), "pending", TOPIC])
     assert "(unowned)" in shown.stdout
     told = CliRunner().invoke(
@@ -452,16 +454,16 @@ def test_doctor_prints_the_repair_of_a_bad_value(surgery: Surgery) -> None:
     surgery.do("HSET", surgery.desk.fence, "epoch", "zzz")
     found = surgery.finding("values.unreadable")
     assert found["about"] == "access/0/hits"
-    assert f"`redis-cli HDEL {surgery.desk.fence} epoch`" in found["mend"].replace("'", "")
-    command = found["mend"].split("`")[1].split()[1:]
+    assert f"`redis-cli HDEL {surgery.desk.fence} epoch`" in found["fix"].replace("'", "")
+    command = found["fix"].split("`")[1].split()[1:]
     surgery.do(*(word.strip("'") for word in command))
     surgery.silent("values.unreadable")
     surgery.do("SADD", surgery.keys.registry(), b"\xff")
     found = surgery.finding("values.unreadable")
-    assert found["mend"] == f"`redis-cli SREM {surgery.keys.registry()} $'\\xff'`"
+    assert found["fix"] == f"`redis-cli SREM {surgery.keys.registry()} $'\\xff'`"
     surgery.do("SADD", surgery.keys.registry(), b"\xfe")
     findings = surgery.run("--only", "values")["findings"]
-    names = [each["mend"].rpartition(" ")[2] for each in findings]
+    names = [each["fix"].rpartition(" ")[2] for each in findings]
     assert names == ["$'\\xfe'`", "$'\\xff'`"], "each key is named"
 
 

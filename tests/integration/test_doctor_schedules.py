@@ -74,7 +74,7 @@ def found(surgery: Surgery, check: str, seed: Callable[[Surgery], None]) -> Any:
 
 def test_doctor_finds_an_orphaned_schedule(surgery: Surgery) -> None:
     found(surgery, "schedules.orphaned", orphan)
-    assert "streamqd schedule prune" in surgery.finding("schedules.orphaned")["mend"]
+    assert "streamqd schedule prune" in surgery.finding("schedules.orphaned")["fix"]
 
 
 def test_doctor_finds_a_name_without_a_schedule(surgery: Surgery) -> None:
@@ -84,7 +84,7 @@ def test_doctor_finds_a_name_without_a_schedule(surgery: Surgery) -> None:
 
 def test_doctor_finds_an_unreadable_specification(surgery: Surgery) -> None:
     found(surgery, "schedules.unreadable", spoil)
-    assert "schedule remove nightly" in surgery.finding("schedules.unreadable")["mend"]
+    assert "schedule remove nightly" in surgery.finding("schedules.unreadable")["fix"]
 
 
 def test_doctor_finds_a_schedule_that_does_not_fire(surgery: Surgery) -> None:

@@ -61,7 +61,7 @@ def test_doctor_finds_an_eviction_policy(surgery: Surgery, setting: Set) -> None
     setting("maxmemory-policy", "allkeys-lru")
     found = surgery.finding("server.eviction")
     assert found["severity"] == "problem"
-    assert "CONFIG SET maxmemory-policy noeviction" in found["mend"]
+    assert "CONFIG SET maxmemory-policy noeviction" in found["fix"]
 
     surgery.write(redis="allow_eviction = true")
     assert surgery.finding("server.eviction")["severity"] == "warning"
@@ -91,7 +91,7 @@ def test_doctor_finds_an_append_only_file_without_fsync(
 
     surgery.silent("server.replica")
     link.execute("REPLICAOF", "127.0.0.1", "1")
-    assert "127.0.0.1:1" in surgery.finding("server.replica")["mend"]
+    assert "127.0.0.1:1" in surgery.finding("server.replica")["fix"]
     link.close()
 
 
@@ -107,7 +107,7 @@ def test_doctor_finds_a_master_without_min_replicas(
     wait_until(lambda: info(link, "connected_slaves") == "1", what="it has a replica")
     found = surgery.finding("server.min-replicas")
     assert found["severity"] == "warning"
-    assert "CONFIG SET min-replicas-to-write 1" in found["mend"]
+    assert "CONFIG SET min-replicas-to-write 1" in found["fix"]
     link.execute("CONFIG", "SET", "min-replicas-to-write", 1)
     surgery.silent("server.min-replicas")
     link.close()
@@ -152,7 +152,7 @@ def test_doctor_finds_a_real_clock_offset(tmp_path: Path, fresh_server: ProcessS
     wait_until(lambda: seconds_ahead(link) < -60, what="the server takes notice")
     found = Surgery(tmp_path, fresh_server.url, link).finding("server.clock")
     assert -HOUR - 2 < found["evidence"]["skew_seconds"] < -HOUR + 2
-    assert "timedatectl set-ntp true" in found["mend"]
+    assert "timedatectl set-ntp true" in found["fix"]
     link.close()
 
 
@@ -194,12 +194,12 @@ def test_doctor_finds_a_vulnerable_server(
     surgery: Surgery, link: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "MENDED", {each: {(0, 1): 1} for each in ("redis", "valkey")})
-    surgery.silent("server.flaws")
+    surgery.silent("server.vulnerabilities")
     product, mine = ("valkey" if info_or(link, "valkey_version") else "redis"), (99, 1)
     monkeypatch.setattr(server, "MENDED", {each: {mine: 2} for each in ("redis", "valkey")})
-    found = surgery.finding("server.flaws")
-    assert found["evidence"]["mended"] == "99.1.2"
-    assert f"update it to {product} 99.1.2" in found["mend"]
+    found = surgery.finding("server.vulnerabilities")
+    assert found["evidence"]["fixed_in"] == "99.1.2"
+    assert f"update it to {product} 99.1.2" in found["fix"]
 
 
 def test_doctor_finds_an_old_server_version(
@@ -207,7 +207,7 @@ def test_doctor_finds_an_old_server_version(
 ) -> None:
     surgery.silent("server.version")
     monkeypatch.setattr(server, "OLDEST", {"redis": (99, 1), "valkey": (99, 1)})
-    assert "99.1 or later" in surgery.finding("server.version")["mend"]
+    assert "99.1 or later" in surgery.finding("server.version")["fix"]
 
 
 def test_doctor_finds_an_idle_timeout(surgery: Surgery, setting: Set) -> None:
@@ -223,9 +223,7 @@ def test_doctor_finds_a_message_limit_of_the_server(surgery: Surgery, setting: S
     setting("proto-max-bulk-len", 1 << 20)
     surgery.silent("server.message-limit")
     surgery.write(daemon='max_message_bytes = "2MiB"')
-    assert (
-        "CONFIG SET proto-max-bulk-len 2097152" in surgery.finding("server.message-limit")["mend"]
-    )
+    assert "CONFIG SET proto-max-bulk-len 2097152" in surgery.finding("server.message-limit")["fix"]
 
 
 def test_doctor_finds_slow_commands(surgery: Surgery, link: Connection) -> None:
@@ -245,22 +243,22 @@ def test_doctor_finds_a_lease_too_short_for_the_round_trip(
 ) -> None:
     surgery.silent("fleet.short-lease")
     monkeypatch.setattr(fleet, "ROUND_TRIPS", 1e9)
-    assert "lease_ttl = " in surgery.finding("fleet.short-lease")["mend"]
+    assert "lease_ttl = " in surgery.finding("fleet.short-lease")["fix"]
 
 
 def test_doctor_finds_missing_permissions(surgery: Surgery, link: Connection) -> None:
-    surgery.silent("rights.missing")
+    surgery.silent("permissions.missing")
     link.execute("ACL", "SETUSER", "weak", "on", ">secret", "~*", "&*", "+@all", "-xclaim")
     try:
         (surgery.folder / "password").write_text("secret")
         (surgery.folder / "password").chmod(0o600)
         surgery.write(redis='username = "weak"\npassword_file = "password"')
-        found = surgery.finding("rights.missing")
+        found = surgery.finding("permissions.missing")
         assert found["about"] == "XCLAIM"
-        assert "ACL SETUSER weak +xclaim" in found["mend"]
+        assert "ACL SETUSER weak +xclaim" in found["fix"]
 
         link.execute("ACL", "SETUSER", "weak", "+xclaim", "-slowlog", "-config")
-        report = surgery.run("--only", "server", "--only", "rights")
+        report = surgery.run("--only", "server", "--only", "permissions")
         assert report["unseen"] == [
             "what needs CONFIG GET: this user may not run it",
             "what needs SLOWLOG GET: this user may not run it",

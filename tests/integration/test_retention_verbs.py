@@ -182,7 +182,7 @@ def test_doctor_stream_shows_an_owned_group_as_lagging(desk: Desk, run: Run, fil
     desk.own("t1", owner="west-1")
     found = document(run("doctor", "stream", "access", "--json", code=1))
     (problem,) = found["problems"]
-    assert problem["kind"] == "behind"
+    assert problem["kind"] == "lag"
     assert "west-1" in problem["text"]
     assert "50 pending" in problem["text"]
     row = found["partitions"][0]
@@ -195,7 +195,7 @@ def test_doctor_stream_calls_a_silent_group_abandoned(desk: Desk, run: Run, file
     retain(file, "retention = { max_length = 10 }")
     fill(desk, 300, acked=100)
     found = document(run("doctor", "stream", "access", "--json", code=1))
-    assert [each["kind"] for each in found["problems"]] == ["behind"], "it has just read"
+    assert [each["kind"] for each in found["problems"]] == ["lag"], "it has just read"
     found = document(run("doctor", "stream", "access", "--abandoned-after", "0", "--json", code=1))
     assert [each["kind"] for each in found["problems"]] == ["abandoned"]
 

@@ -126,7 +126,7 @@ class Surgery:
         assert found["check"] == check
         assert found["what"]
         assert found["evidence"]
-        assert "`" in found["mend"], "no exact command"
+        assert "`" in found["fix"], "no exact command"
         return dict(found)
 
     def silent(self, check: str, *args: str) -> None:

@@ -134,7 +134,7 @@ def gather(link: Connection, settings: Settings, needs: set[Need], unit: str) ->
     for node in link.masters() if Need.SERVER in needs else ():
         servers[node.address] = gather_server(Store(node, store.keys), bad)
     lacking, members, found = [], FleetHealth(), []
-    if Need.RIGHTS in needs:
+    if Need.PERMISSIONS in needs:
         try:
             lacking = rights_of.missing(store, name)
         except RedisRefused as error:

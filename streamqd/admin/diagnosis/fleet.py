@@ -55,11 +55,11 @@ def _not_offered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
                 " Restart an instance run with --only or of an older version. If the group is not"
                 f" needed: `streamqd group delete {topic.name} {group}`",
                 about=f"{topic.name}/{group}",
-                evidence={"living": [beat.instance for beat in facts.living][:16]},
+                evidence={"live": [beat.instance for beat in facts.living][:16]},
             )
 
 
-@check("fleet.twins", Severity.PROBLEM, Need.FLEET)
+@check("fleet.duplicate-instances", Severity.PROBLEM, Need.FLEET)
 def _twins(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """Two instances run under one name."""
     for beat in facts.fleet.state.beats:
@@ -83,14 +83,14 @@ def _twins(facts: DiagnosisFacts) -> Iterator[CheckResult]:
                 " restart the second: `systemctl restart streamqd`",
                 about=beat.instance,
                 evidence={
-                    "beats": {"host": own[0], "pid": own[1], "boot": beat.info.get("boot")},
+                    "heartbeat": {"host": own[0], "pid": own[1], "boot": beat.info.get("boot")},
                     "publishes": {"host": other[0], "pid": other[1]},
                     "changed": beat.instance in facts.fleet.changed,
                 },
             )
 
 
-@check("fleet.orders-for-gone", Severity.WARNING, Need.FLEET)
+@check("fleet.directives-for-gone", Severity.WARNING, Need.FLEET)
 def _orders_for_gone(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A directive is for an instance that is not live."""
     known = {beat.instance for beat in facts.living} | {EVERYBODY}
@@ -106,11 +106,11 @@ def _orders_for_gone(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             f" {', '.join(names[:4])}, which are not live: they apply when an instance of that name"
             " returns",
             "`streamqd control clear --gone --yes`",
-            evidence={"orders": sorted(gone)[:16], "instances": names[:16]},
+            evidence={"directives": sorted(gone)[:16], "instances": names[:16]},
         )
 
 
-@check("fleet.orders-unreadable", Severity.WARNING, Need.FLEET)
+@check("fleet.directives-unreadable", Severity.WARNING, Need.FLEET)
 def _strange_orders(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A directive cannot be read."""
     for name, problem in facts.fleet.state.control.strange.items():
@@ -118,7 +118,7 @@ def _strange_orders(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             f"the directive {name!r} cannot be read ({problem}), so no instance applies it",
             f"`streamqd control clear '{name}' --yes`, unless a later version of streamqd wrote it",
             about=name,
-            evidence={"order": name, "problem": problem},
+            evidence={"directive": name, "problem": problem},
         )
 
 
@@ -198,7 +198,7 @@ def _failed_assignments(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
-@check("fleet.refused-board", Severity.WARNING, Need.FLEET)
+@check("fleet.scoreboard-refused", Severity.WARNING, Need.FLEET)
 def _refused_boards(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """An instance could not use the scoreboard file of a killed supervisor and renamed it."""
     for name, summary in facts.fleet.summaries.items():
@@ -344,7 +344,7 @@ def _not_renewed(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
-@check("fleet.solo-stuck", Severity.WARNING, Need.FLEET, Need.UNITS)
+@check("fleet.quarantine-stuck", Severity.WARNING, Need.FLEET, Need.UNITS)
 def _solo_stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A partition has been in quarantine for 5 minutes with nothing pending."""
 

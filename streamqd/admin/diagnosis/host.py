@@ -310,7 +310,7 @@ def _embedded_disk(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
-@check("host.descriptors", Severity.PROBLEM, Need.TOPICS, Need.HOST)
+@check("host.file-descriptors", Severity.PROBLEM, Need.TOPICS, Need.HOST)
 def _descriptors(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """The limit of open files is too low for the consumers' partitions."""
     host = facts.host

@@ -134,7 +134,7 @@ def _floor_held(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
-@check("partitions.archive-behind", Severity.WARNING, Need.UNITS)
+@check("partitions.archive-lag", Severity.WARNING, Need.UNITS)
 def _archive_behind(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """Messages beyond max_age must be archived before they may be trimmed."""
     for topic in facts.topics:
@@ -161,7 +161,7 @@ def _archive_behind(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             )
 
 
-@check("partitions.foreign-pending", Severity.WARNING, Need.UNITS)
+@check("partitions.other-client", Severity.WARNING, Need.UNITS)
 def _foreign(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """Another client holds entries of a group."""
     for (topic, group), units in by_group(each for each in facts.units if each.foreign).items():
@@ -177,7 +177,7 @@ def _foreign(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
-@check("partitions.ghosts", Severity.PROBLEM, Need.UNITS)
+@check("partitions.missing-entries", Severity.PROBLEM, Need.UNITS)
 def _ghosts(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """The oldest pending entry of a group is no longer in the stream."""
     firsts = {
@@ -373,7 +373,7 @@ LATE_SECONDS = 3_600.0  # beyond dlq_retention: they are deleted in bounded step
 GROWING = 0.01  # letters per second, an average of about 10 s
 
 
-@check("partitions.dead-many", Severity.WARNING, Need.UNITS)
+@check("partitions.dead-letters-many", Severity.WARNING, Need.UNITS)
 def _many(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A topic has more than 1,000 dead letters."""
     counts: dict[str, int] = {}
@@ -392,7 +392,7 @@ def _many(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             )
 
 
-@check("partitions.dead-old", Severity.WARNING, Need.UNITS)
+@check("partitions.dead-letters-old", Severity.WARNING, Need.UNITS)
 def _old(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """Dead letters are an hour and more beyond dlq_retention."""
     for topic in facts.topics:
@@ -419,7 +419,7 @@ def _old(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             )
 
 
-@check("partitions.dead-growing", Severity.WARNING, Need.FLEET)
+@check("partitions.dead-letters-growing", Severity.WARNING, Need.FLEET)
 def _growing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A group is producing dead letters now."""
     rates: dict[tuple[str, str], float] = {}

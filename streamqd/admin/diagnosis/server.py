@@ -263,7 +263,7 @@ def _product(facts: DiagnosisFacts) -> tuple[str, str]:
     return product, info.get(f"{product}_version", "")
 
 
-@check("server.flaws", Severity.WARNING, Need.SERVER)
+@check("server.vulnerabilities", Severity.WARNING, Need.SERVER)
 def _flaws(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """The server's version has known vulnerabilities."""
     product, version = _product(facts)
@@ -275,7 +275,7 @@ def _flaws(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             f" packager has fixed them under the same number",
             f"update it to {product} {fix} or later, see `redis-cli INFO server`. Until then,"
             f" allow only trusted clients to log in (docs/how-to/secure.md)",
-            evidence={f"{product}_version": version, "mended": fix},
+            evidence={f"{product}_version": version, "fixed_in": fix},
         )
 
 
@@ -351,7 +351,7 @@ def _slow(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 KEYS_SHOWN = 4
 
 
-@check("rights.missing", Severity.PROBLEM, Need.RIGHTS)
+@check("permissions.missing", Severity.PROBLEM, Need.PERMISSIONS)
 def _missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """The Redis user lacks a permission that a daemon needs."""
     user = facts.settings.redis.username or "default"

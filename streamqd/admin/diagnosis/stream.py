@@ -196,7 +196,7 @@ def examine(
                 kind=problem.check.partition(".")[2],
                 holder=problem.about,
                 text=problem.what,
-                advice=problem.mend,
+                advice=problem.fix,
             )
             for each in found
             for problem in judged(STREAM_CHECKS, each)
@@ -346,7 +346,7 @@ def _abandoned(facts: HeldPartition) -> Iterator[CheckResult]:
         )
 
 
-@check("stream.behind", Severity.PROBLEM)
+@check("stream.lag", Severity.PROBLEM)
 def _behind(facts: HeldPartition) -> Iterator[CheckResult]:
     """A group needs entries that retention would free."""
     row, topic = facts.row, facts.topic

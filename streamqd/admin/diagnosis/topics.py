@@ -66,7 +66,7 @@ def _set_differs(facts: DiagnosisFacts) -> Iterator[CheckResult]:
                 "partitions": topic.partitions,
                 "members": len(topic.members),
                 "lacking": lacking[:8],
-                "strange": strange[:8],
+                "unexpected": strange[:8],
             },
         )
 
