@@ -111,7 +111,7 @@ class ScaleServer:
         self._session = session
         self._look = look
         self._address = address
-        self._away = logs.Episode("redis.lost", "redis.back")
+        self._away = logs.Episode("redis.lost", "redis.recovered")
         self._next_look = 0.0  # monotonic
         self._response = HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE, b"")
         access = Access(session.settings.http)

@@ -98,7 +98,7 @@ class Housekeeper:
             self._isolation.of("publish"),
             self._isolation.failures,
         )
-        self._away = logs.Episode("redis.lost", "redis.back")
+        self._away = logs.Episode("redis.lost", "redis.recovered")
         bad = logs.bad_values()
         self._figures = TimeSlice(
             lambda: measure(self._store, self.view, bad, self._isolation.of("measure"))

@@ -66,7 +66,7 @@ class DeadLetterExpirer:
             )
         finally:
             for topic, count in expired.items():
-                logs.event("letters.expired", topic=topic, count=count)
+                logs.event("dead_letters.expired", topic=topic, count=count)
         refusals.raise_first()
         if self._topics.trouble is not None:
             raise self._topics.trouble

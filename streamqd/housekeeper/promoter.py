@@ -176,10 +176,13 @@ class Promoter(Generic[Target]):
             self._lively[target] = time.monotonic()
             self._moved(target, done.moved)
         if done.orphans:
-            logs.event("promote.orphan", logging.ERROR, where=str(target), members=done.orphans)
+            logs.event("due_time.removed", logging.ERROR, where=str(target), members=done.orphans)
         if done.unreadable:
             logs.event(
-                "promote.unreadable", logging.ERROR, where=str(target), members=done.unreadable
+                "delayed_message.unreadable",
+                logging.ERROR,
+                where=str(target),
+                members=done.unreadable,
             )
         return done.more
 

@@ -7,7 +7,7 @@ EVENTS: dict[str, str] = {
     " (`error`, a traceback follows). Its worker was killed, its lease was released, and"
     " messages that were not acknowledged run again. It is retried after `seconds`. All other"
     " partitions continue. Report the traceback.",
-    "burst.settled": "No messages are left to handle (`--burst`). The daemon exits.",
+    "burst.finished": "No messages are left to handle (`--burst`). The daemon exits.",
     "capacity.raised": "The operating system allows this instance to start processes again. The"
     " fleet assigns it as many partitions as it can serve (`partitions`, where none means no"
     " limit).",
@@ -17,25 +17,40 @@ EVENTS: dict[str, str] = {
     "circuit.opened": "A dependency is down (`breaker`). The partition tries one message at a"
     " time.",
     "config.warning": "A setting or the server's configuration is valid but not recommended.",
-    "crash_loop": "Every partition of this instance crashes in a loop. The daemon exits.",
-    "drain.begun": "The daemon stops fetching and finishes running messages.",
-    "drain.deadline": "`drain_timeout` expired while messages were running. They were released"
+    "daemon.ready": "The start is complete. The daemon handles messages or stands by.",
+    "daemon.started": "The daemon starts.",
+    "dead_letter.given_up": "A dead-letter consumer gave up on a dead letter, which stays in the"
+    " dead-letter stream.",
+    "dead_letters.expired": "Dead letters older than dlq_retention were deleted.",
+    "delayed_message.unreadable": "A delayed message is not in streamqd's format. It is retried"
+    " after a minute.",
+    "directive.ignored": "A directive in Redis cannot be read. A later version may have written"
+    " it.",
+    "drain.expired": "`drain_timeout` expired while messages were running. They were released"
     " unfinished.",
-    "drained": "All running messages were finished and their partitions released.",
+    "drain.finished": "All running messages were finished and their partitions released.",
+    "drain.removed": "A drain was undone. The instance can own partitions again.",
+    "drain.requested": "An operator drains an instance: it hands over its partitions.",
+    "drain.started": "The daemon stops fetching and finishes running messages.",
+    "due_time.removed": "A due time without a stored message was removed.",
+    "duplicate_instance.exited": "Another live instance (`other_host`, `other_pid`) has the same"
+    " `daemon.instance`. This one exits with code 5. Give it another `daemon.instance` and"
+    " `daemon.state_dir`.",
     "embedded.exited": "The embedded server exited and is restarted.",
     "embedded.failed": "The embedded server cannot be restarted. The daemon retries every second.",
     "embedded.started": "The embedded server answers.",
     "embedded.stopped": "The embedded server was stopped with the daemon.",
-    "fenced": "A newer owner exists. The request of this process was refused and changed nothing.",
+    "entries.reclaimed": "Entries that another client left pending were taken over.",
     "flood.stopped": "Too many messages of the partition were dead-lettered (`flood_guard`). It"
     " is paused until `streamqd resume`.",
-    "fork.back": "Processes can be forked again.",
     "fork.failed": "The operating system refuses another process. The daemon retries every second"
     " for 3 s.",
-    "frozen": "This instance was suspended or got no CPU time for a while. No message is charged.",
+    "fork.recovered": "Processes can be forked again.",
     "group.restored": "An expected group was missing, because it was destroyed or the server was"
     " emptied. It was created again at its old position, so that no unread message is"
     " skipped.",
+    "group.started": "A stopped group was started again.",
+    "group.stopped": "An operator stopped a group: no instance owns its partitions.",
     "housekeeper.exited": "The housekeeper exited unexpectedly and is restarted.",
     "housekeeper.failed": "A housekeeping task failed, as a whole or at one partition"
     " (`partition`). The others continue.",
@@ -48,19 +63,20 @@ EVENTS: dict[str, str] = {
     " messages in the meantime.",
     "import.slow": "The import of the handler modules takes longer than 2 s. No worker starts"
     " before it is complete.",
+    "instance.crash_looped": "Every partition of this instance crashes in a loop. The daemon"
+    " exits.",
     "instance.duplicated": "Another run (`other_host`, `other_pid`) has the same"
     " `daemon.instance`, so this one owns nothing yet. It starts when that run's last"
     " heartbeat is older than `lease_ttl`, waits while that run drains, and exits with code 5"
     " after two more heartbeats.",
+    "instance.frozen": "This instance was suspended or got no CPU time for a while. No message is"
+    " charged.",
     "lease.acquired": "This instance owns the partition.",
-    "lease.late": "The lease had expired and was renewed. Ownership did not change.",
     "lease.lost": "The partition has another owner. Its worker is stopped.",
     "lease.released": "This instance released the partition.",
+    "lease.renewed_late": "The lease had expired and was renewed. Ownership did not change.",
     "lease.resumed": "The partition of a killed supervisor resumes. Finished messages (`done`) are"
     " acknowledged. A message that was running (`running`) is charged if it was the only one.",
-    "letter.given_up": "A dead-letter consumer gave up on a dead letter, which stays in the"
-    " dead-letter stream.",
-    "letters.expired": "Dead letters older than dlq_retention were deleted.",
     "log.dropped": "Log lines were dropped because their reader was too slow.",
     "loop.blocked": "A coroutine blocks the event loop of its worker for `seconds`: no other"
     " coroutine of the partition continues. `file`, `line` and `function` name the code. Without"
@@ -68,40 +84,46 @@ EVENTS: dict[str, str] = {
     " `running` is the number of running messages, and `messages` lists the oldest. The stack of"
     " the loop follows. The event is repeated after twice the time.",
     "loop.resumed": "A blocked event loop runs again, after `seconds`.",
-    "message.dead": "A message was moved to the dead-letter stream.",
+    "message.dead_lettered": "A message was moved to the dead-letter stream.",
     "message.expired": "A message was past the expiry time set by its producer and was not"
     " handled.",
-    "message.ghost": "A pending entry had been trimmed by another client. It was acknowledged.",
     "message.parked": "Redis rejected the write for a failed message, usually because its memory"
     " is full. The worker retries the write.",
-    "message.retry": "A message failed and will be retried.",
+    "message.retried": "A message failed and will be retried.",
+    "missing_entry.acknowledged": "A pending entry had been trimmed by another client. It was"
+    " acknowledged.",
+    "move.removed": "A move was removed: any instance may own the partition again.",
+    "move.requested": "An operator moves a partition to another instance.",
+    "pause.removed": "A pause was removed.",
+    "pause.requested": "An operator paused a topic, a group or a partition.",
     "process.failed": "A process or thread of the daemon raised an uncaught exception"
     " (`traceback`). A thread of a handler stops, and everything else continues.",
-    "promote.orphan": "A due time without a stored message was removed.",
-    "promote.unreadable": "A delayed message is not in streamqd's format. It is retried after a"
-    " minute.",
-    "ready": "The start is complete. The daemon handles messages or stands by.",
+    "quarantine.unlocked": "The state directory does not support locks. A suspect message of a lost"
+    " host may run at the same time as others.",
+    "rebalance.requested": "An operator requested a rebalance of the fleet.",
     "rebalance.shed": "A partition is handed over because this instance's share of the fleet"
     " changed.",
-    "reclaim": "Entries that another client left pending were taken over.",
     "reclaim.requested": "Entries read by another client are idle. The worker will claim them.",
-    "redis.back": "Redis answers again.",
     "redis.bad_value": "A value in Redis is not valid for its key. The affected partition, group"
     " or topic is suspended and checked again later, and everything else continues. `streamqd"
     " doctor` prints the fix. At the level `error`, a key of the whole fleet has another type."
     " No instance owns anything until the command in `fix` is run.",
     "redis.lost": "Redis does not answer. The daemon retries until it does.",
+    "redis.recovered": "Redis answers again.",
     "redis.refused": "Redis refused a command of the supervisor, which is retried.",
     "redis.unavailable": "Redis does not answer at the start. The daemon retries for `seconds`,"
     " and then exits with code 4.",
-    "reload.begun": "A reload was requested. The new configuration and code are being checked.",
-    "reload.done": "All workers run the new configuration and code.",
     "reload.edited": "`--reload` noticed a saved file. A reload starts.",
+    "reload.finished": "All workers run the new configuration and code.",
     "reload.needs_restart": "These changed settings take effect only after a restart.",
     "reload.refused": "The new configuration or code is not valid. Nothing was changed.",
+    "reload.requested": "An operator requested a reload, and it is this instance's turn.",
     "reload.rolling": "The new configuration is valid. Workers are replaced one by one.",
+    "reload.started": "A reload was requested. The new configuration and code are being checked.",
     "reload.stopped": "A new worker does not start. Workers that were not replaced yet keep the"
     " old code.",
+    "request.fenced": "A newer owner exists. The request of this process was refused and changed"
+    " nothing.",
     "retention.dropped": "Unacknowledged entries were dropped, because of"
     " retention.drop_unacked_*.",
     "schedule.added": "A new schedule was added and is active.",
@@ -124,25 +146,12 @@ EVENTS: dict[str, str] = {
     "scoreboard.refused": "The scoreboard file of a killed supervisor, or a partition in it, is"
     " damaged or belongs to another instance. It was ignored, so messages that were in flight"
     " may be handled again. A damaged file is renamed. Delete it once you know the cause.",
-    "signal": "The daemon received a signal.",
-    "solo.unlocked": "The state directory does not support locks. A suspect message of a lost"
-    " host may run at the same time as others.",
+    "signal.received": "The daemon received a signal.",
     "stack.dumped": "A process crashed with a signal such as SIGSEGV (`child`), or SIGUSR1"
     " requested the stacks. The field `traceback` contains the stack.",
-    "start": "The daemon starts.",
     "start.refused": "The daemon did not start and exits with `code`. Each problem has one line.",
-    "state": "One line per partition, logged on SIGUSR1. The stacks follow as `stack.dumped`.",
-    "steer.drain": "An operator drains an instance: it hands over its partitions.",
-    "steer.ignored": "A directive in Redis cannot be read. A later version may have written it.",
-    "steer.move": "An operator moves a partition to another instance.",
-    "steer.pause": "An operator paused a topic, a group or a partition.",
-    "steer.rebalance": "An operator requested a rebalance of the fleet.",
-    "steer.reload": "An operator requested a reload, and it is this instance's turn.",
-    "steer.resume": "A pause was removed.",
-    "steer.start": "A stopped group was started again.",
-    "steer.stop": "An operator stopped a group: no instance owns its partitions.",
-    "steer.undrain": "A drain was undone. The instance can own partitions again.",
-    "steer.unmove": "A move was removed: any instance may own the partition again.",
+    "state.dumped": "One line per partition, logged on SIGUSR1. The stacks follow as"
+    " `stack.dumped`.",
     "telemetry.failed": "Spans or Sentry reports cannot be made or exported, or the spans of killed"
     " runs cannot be kept. Messages are handled normally. Check the variables OTEL_* and SENTRY_*,"
     " the collector, and the disk of daemon.state_dir.",
@@ -155,8 +164,6 @@ EVENTS: dict[str, str] = {
     " every 2 s.",
     "topics.restored": "Topics and groups are registered again.",
     "trim.refused": "A stream is not trimmed, because an expected group is missing on it.",
-    "twin": "Another live instance (`other_host`, `other_pid`) has the same `daemon.instance`."
-    " This one exits with code 5. Give it another `daemon.instance` and `daemon.state_dir`.",
     "worker.boot_failed": "A worker exited before it was ready.",
     "worker.charged": "A message was running when its worker crashed. The crash is counted against"
     " it.",
@@ -181,7 +188,7 @@ EVENTS: dict[str, str] = {
     "worker.started": "A worker was forked.",
     "worker.tight_limit": "A worker reached max_rss with its first message. Raise the limit.",
     "worker.tried_again": "The worker of a partition is started again after a crash loop.",
-    "worker.undead": "A killed worker does not exit. Its partition is released.",
+    "worker.unkillable": "A killed worker does not exit. Its partition is released.",
     "worker.warm": "A standby has booted. It takes over as soon as the current worker releases"
     " the partition.",
 }

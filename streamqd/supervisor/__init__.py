@@ -49,7 +49,7 @@ def run(
     # From here on, signals are queued. Every wait during the start checks the queue.
     signals = process.SignalQueue()
     if stopped():
-        logs.event("drained", code=0)
+        logs.event("drain.finished", code=0)
         return 0
     daemon = settings.daemon
     lock: startup.InstanceLock | None = None
@@ -86,7 +86,7 @@ def run(
         ).run()
     except StartRefused:
         if signals.stop_waits():
-            logs.event("drained", code=0)
+            logs.event("drain.finished", code=0)
             return 0
         raise
     finally:

@@ -40,7 +40,7 @@ class BoundedClient:
         self.patience = patience
         self.retry_at = 0.0  # monotonic. No call is sent before.
         self._board = board
-        self._episode = logs.Episode("redis.lost", "redis.back")
+        self._episode = logs.Episode("redis.lost", "redis.recovered")
         self._backoff = NodeBackoff(
             BACKOFF_SECONDS[0], min(BACKOFF_SECONDS[1], longest_pause), random
         )

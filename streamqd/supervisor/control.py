@@ -25,7 +25,7 @@ class Control:
         self._me = instance
         self._read = False
         self.directives = Directives()
-        self._strange = logs.Once("steer.ignored")
+        self._strange = logs.Once("directive.ignored")
         self._reloaded = 0  # time of the last finished reload directive
         self._reloading = 0  # time of the running one, 0 = none
         self._reload_problem = ""
@@ -63,14 +63,14 @@ class Control:
         before, self.directives = self.directives, directives
         self._strange.look(
             {
-                name: {"order": name[:200], "problem": why}
+                name: {"directive": name[:200], "problem": why}
                 for name, why in directives.strange.items()
             }
         )
-        _log_changes("steer.pause", "steer.resume", before.pauses, directives.pauses)
-        _log_changes("steer.stop", "steer.start", before.stops, directives.stops)
-        _log_changes("steer.move", "steer.unmove", before.moves, directives.moves)
-        _log_changes("steer.drain", "steer.undrain", before.drains, directives.drains)
+        _log_changes("pause.requested", "pause.removed", before.pauses, directives.pauses)
+        _log_changes("group.stopped", "group.started", before.stops, directives.stops)
+        _log_changes("move.requested", "move.removed", before.moves, directives.moves)
+        _log_changes("drain.requested", "drain.removed", before.drains, directives.drains)
         if not self._read:
             self._read = True
             self._reloaded = directives.reload_of(self._me)
@@ -78,7 +78,7 @@ class Control:
         directive = directives.rebalance
         hurry = directive is not None and directive != before.rebalance
         if directive is not None and hurry:
-            logs.event("steer.rebalance", by=directive.by, why=directive.why or None)
+            logs.event("rebalance.requested", by=directive.by, why=directive.why or None)
         return hurry
 
     # --- reload ---
@@ -92,7 +92,7 @@ class Control:
         named = mine is not None and mine.at_unix_ms == at
         if not (named or may_reload(self._me, at, live)):
             return False
-        logs.event("steer.reload", at=at)
+        logs.event("reload.requested", at=at)
         self._reloading = at
         return True
 
@@ -110,10 +110,12 @@ def _log_changes(
 ) -> None:
     changed = [(name, found) for name, found in now.items() if before.get(name) != found]
     for name, found in changed[:LOGGED_MAX]:
-        logs.event(begun, order=str(name), to=found.to or None, by=found.by, why=found.why or None)
+        logs.event(
+            begun, directive=str(name), to=found.to or None, by=found.by, why=found.why or None
+        )
     gone = [name for name in before if name not in now]
     for name in gone[:LOGGED_MAX]:
-        logs.event(ended, order=str(name))
+        logs.event(ended, directive=str(name))
     for event, count in ((begun, len(changed)), (ended, len(gone))):
         if count > LOGGED_MAX:
-            logs.event(event, order=f"{count - LOGGED_MAX:,} more")
+            logs.event(event, directive=f"{count - LOGGED_MAX:,} more")

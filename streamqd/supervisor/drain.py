@@ -49,7 +49,7 @@ class Drain:
         """Stop fetching everywhere. Workers finish their current message."""
         self.begun = True
         self.deadline = time.monotonic() + timeout
-        logs.event("drain.begun", timeout=timeout)
+        logs.event("drain.started", timeout=timeout)
         self.notifier.stopping("draining")
         self.notifier.extend_timeout(timeout + RELEASE_SECONDS)
 
@@ -76,7 +76,7 @@ class Drain:
         """Kill all workers after the deadline. `ending` counts dismissed processes."""
         working = ending or any(each.child is not None for each in partitions)
         if self.begun and working and now > self.deadline and not self.kill_reason:
-            logs.event("drain.deadline", logging.WARNING)
+            logs.event("drain.expired", logging.WARNING)
             self.kill_all("deadline", 0.0)
 
     def wishes(self, partitions: Collection[PartitionState]) -> list[Action]:

@@ -257,7 +257,10 @@ class LeaseManager:
             if reply.word == "LATE":
                 self.board.add("renew_late")
                 logs.event(
-                    "lease.late", logging.WARNING, unit=partition.unit, epoch=partition.lease.epoch
+                    "lease.renewed_late",
+                    logging.WARNING,
+                    unit=partition.unit,
+                    epoch=partition.lease.epoch,
                 )
             return
         self.report_lost(partition)

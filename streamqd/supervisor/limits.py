@@ -237,7 +237,9 @@ class Limits:
         """Record a period in which everything was frozen. It is not charged to any run."""
         now = now_ns()
         if self._looked_ns and now - self._looked_ns > FROZEN_NS:
-            logs.event("frozen", logging.WARNING, seconds=round((now - self._looked_ns) / 1e9, 1))
+            logs.event(
+                "instance.frozen", logging.WARNING, seconds=round((now - self._looked_ns) / 1e9, 1)
+            )
             self._frozen = [*self._frozen, (self._looked_ns, now)][-FREEZES_KEPT:]
         self._looked_ns = now
 

@@ -90,7 +90,7 @@ class Reload:
 
     def _begin(self, running: Settings) -> None:
         self._notifier.reloading()
-        logs.event("reload.begun")
+        logs.event("reload.started")
         self._begun_unix_ns = time.time_ns()
         self.problem = ""
         if self._load is None:
@@ -146,7 +146,7 @@ class Reload:
         """Report the result of replacing the workers."""
         self.rolling = False
         if result.unit is None:
-            logs.event("reload.done")
+            logs.event("reload.finished")
             self._notifier.ready("reloaded")
             return
         self.problem = (

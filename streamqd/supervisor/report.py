@@ -91,7 +91,7 @@ class StatusReporter:
         if not (self._ready or draining or starting) and (running or standing_by):
             self._ready = True
             self._notifier.ready(status)
-            logs.event("ready", partitions=running)
+            logs.event("daemon.ready", partitions=running)
         if status != self._status:
             self._status = status
             self._notifier.status(status)
@@ -127,7 +127,7 @@ def dump(partitions: Mapping[Unit, PartitionState], isolation: Isolation) -> Non
 
 def _log_state(partition: PartitionState) -> None:
     logs.event(
-        "state",
+        "state.dumped",
         unit=partition.unit,
         phase=partition.phase.value,
         epoch=partition.lease.epoch,

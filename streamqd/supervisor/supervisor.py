@@ -147,7 +147,7 @@ class Supervisor:
             process.become_subreaper()
             fork_hygiene.freeze()
             logs.event(
-                "start",
+                "daemon.started",
                 instance=self.settings.daemon.instance,
                 config=self.settings.source,
                 topics=len({unit.topic for unit in self.partitions}),
@@ -163,7 +163,7 @@ class Supervisor:
             self.leases.leave()
             if all(each.phase is Phase.FREE for each in self.partitions.values()):
                 self._scoreboard_file.remove()
-            logs.event("drained", code=self.exit_code)
+            logs.event("drain.finished", code=self.exit_code)
             return self.exit_code
         except BaseException:
             for partition in self.partitions.values():
@@ -536,7 +536,7 @@ class Supervisor:
     def _signal(self, number: signal.Signals) -> None:
         if number is signal.SIGCHLD:
             return
-        logs.event("signal", signal=number.name)
+        logs.event("signal.received", signal=number.name)
         timeout = self.settings.daemon.drain_timeout
         if number in (signal.SIGTERM, signal.SIGINT):
             self.drain.signalled(number, timeout)
@@ -723,7 +723,10 @@ class Supervisor:
         member = self.leases.membership
         if member.silence.duplicate_stays:
             logs.event(
-                "twin", logging.ERROR, instance=self.settings.daemon.instance, **member.duplicate
+                "duplicate_instance.exited",
+                logging.ERROR,
+                instance=self.settings.daemon.instance,
+                **member.duplicate,
             )
             self.exit_code = EXIT_TWIN
 
@@ -742,7 +745,7 @@ class Supervisor:
             causes = list(dict.fromkeys(each.last_exit for each in broken))
             more = [f"{len(causes) - CAUSES_MAX} more"] if len(causes) > CAUSES_MAX else []
             error = "; ".join([*causes[:CAUSES_MAX], *more])
-            logs.event("crash_loop", logging.CRITICAL, units=len(broken), error=error)
+            logs.event("instance.crash_looped", logging.CRITICAL, units=len(broken), error=error)
             self.drain.code = EXIT_CRASH_LOOP
             self.drain.begin(0.0)  # no worker is left, so the drain only releases the leases
 
@@ -751,7 +754,7 @@ class Supervisor:
         broken = burst.verdict(now, wanted)
         if broken is None:
             return
-        logs.event("burst.settled", broken=broken or None)
+        logs.event("burst.finished", broken=broken or None)
         if broken:
             self.drain.code = EXIT_CRASH_LOOP
         self.drain.begin(self.settings.daemon.drain_timeout)

@@ -71,7 +71,9 @@ class WorkerPool:
     housekeeper_at: float = 0.0
     refusal: str = ""  # the operating system's last error when it refused a process
     isolate: Isolate[Unit] = directly
-    _forks: logs.Episode = field(default_factory=lambda: logs.Episode("fork.failed", "fork.back"))
+    _forks: logs.Episode = field(
+        default_factory=lambda: logs.Episode("fork.failed", "fork.recovered")
+    )
     _replaced_at: float = 0.0
     unkillable: dict[Unit, list[Child]] = field(default_factory=dict)  # killed, but not exited yet
     dismissed: list[Dismissed] = field(default_factory=list)
@@ -400,7 +402,7 @@ class WorkerPool:
         child = partition.abandon()
         if child is not None:
             self.unkillable.setdefault(partition.unit, []).append(child)
-            logs.event("worker.undead", logging.ERROR, unit=partition.unit, child=child.pid)
+            logs.event("worker.unkillable", logging.ERROR, unit=partition.unit, child=child.pid)
 
     def let_go(self, partition: PartitionState) -> None:
         """Kill the processes of a partition that is given up. They are reaped later.

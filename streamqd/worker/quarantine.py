@@ -201,7 +201,7 @@ class Quarantine:
             if not self._logged_unlocked:
                 self._logged_unlocked = True
                 unit = self._context.unit
-                logs.event("solo.unlocked", logging.WARNING, unit=unit, error=str(error))
+                logs.event("quarantine.unlocked", logging.WARNING, unit=unit, error=str(error))
         return True
 
 

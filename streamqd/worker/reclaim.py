@@ -73,5 +73,7 @@ class Reclaim:
         slot.add("ghosts", ghosts)
         slot.add("reclaimed", len(entries))
         if entries:
-            logs.event("reclaim", unit=self._context.unit, entries=len(entries), ghosts=ghosts)
+            logs.event(
+                "entries.reclaimed", unit=self._context.unit, entries=len(entries), ghosts=ghosts
+            )
         return [messages.PendingEntry(retried, entry_id, fields) for entry_id, fields in entries]

@@ -84,9 +84,9 @@ class Verdicts:
         self._redact = redact
         self._bytes_max = context.settings.daemon.max_message_bytes
         self.released = 0  # entries given back that the worker has not listed again yet
-        self._dead_lines = logs.Limit("message.dead", logging.WARNING)
-        self._given_up_lines = logs.Limit("letter.given_up", logging.WARNING)
-        self._retry_lines = logs.Limit("message.retry", logging.INFO)
+        self._dead_lines = logs.Limit("message.dead_lettered", logging.WARNING)
+        self._given_up_lines = logs.Limit("dead_letter.given_up", logging.WARNING)
+        self._retry_lines = logs.Limit("message.retried", logging.INFO)
         self._expired_lines = logs.Limit("message.expired", logging.INFO)
 
     # --- without a run ---
@@ -108,7 +108,9 @@ class Verdicts:
         """Acknowledge a listed entry that was trimmed away."""
         self._slot.add("ghosts")
         place = entry.place.decode()
-        logs.event("message.ghost", logging.WARNING, unit=self._delivery.unit, place=place)
+        logs.event(
+            "missing_entry.acknowledged", logging.WARNING, unit=self._delivery.unit, place=place
+        )
         self._settler.ack(entry.id, NOWHERE, now_ns(), entry.retried, has_counters=True)
 
     def dead_letter_crashed(self, entry: FetchedEntry, context: bytes) -> bool:

@@ -165,7 +165,7 @@ class WorkerProcess:
     def _superseded(self) -> ExitCode:
         """Log that a newer owner exists, which is responsible for every fetched entry."""
         self.slot.add("fenced")
-        logs.event("fenced", logging.WARNING, unit=self.unit, epoch=self.lease.epoch)
+        logs.event("request.fenced", logging.WARNING, unit=self.unit, epoch=self.lease.epoch)
         return ExitCode.FENCED
 
     def _attach(self) -> None:

@@ -23,7 +23,7 @@ def watching(daemon: Daemon) -> Iterator[Daemon]:
     """Run a daemon that watches for edits."""
     daemon.start("--reload")
     try:
-        daemon.wait_event("ready")
+        daemon.wait_event("daemon.ready")
         daemon.wait_for(lambda: "streamqd: watcher" in daemon.titles(), what="it watches")
         yield daemon
     finally:
@@ -66,7 +66,7 @@ def runs_as(daemon: Daemon, name: str) -> None:
 
 
 def reloaded(daemon: Daemon, after: int) -> Event:
-    return daemon.wait_event("reload.done", after=after)
+    return daemon.wait_event("reload.finished", after=after)
 
 
 def test_edits_take_effect_however_they_are_saved(new_daemon: NewDaemon):
@@ -81,7 +81,7 @@ def test_edits_take_effect_however_they_are_saved(new_daemon: NewDaemon):
             assert daemon.wait_event("reload.edited", after=mark)["file"].endswith("work.py")
             runs_as(daemon, name)
         assert not set(daemon.pids().values()) & set(old.values())
-        assert len(daemon.events("reload.begun")) == 3, "one reload for each edit"
+        assert len(daemon.events("reload.started")) == 3, "one reload for each edit"
         assert daemon.ledger.audit(GROUP) == Audit()
         assert daemon.stop() == 0
 
@@ -186,7 +186,7 @@ def test_the_configuration_is_watched_too(new_daemon: NewDaemon):
         assert "did you mean" in problem
         mark = daemon.wait_event("reload.refused", problem=problem)["number"] + 1
         saved_whole(daemon.config_path, "[redis\n")
-        daemon.wait_event("reload.begun", after=mark)
+        daemon.wait_event("reload.started", after=mark)
         daemon.wait_for(
             lambda: any(
                 "one.toml:1:" in each["problem"] for each in daemon.events("reload.refused")

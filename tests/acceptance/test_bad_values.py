@@ -162,7 +162,7 @@ def test_a_start_names_a_fleet_key_of_a_wrong_type(
     key = getattr(KEYS, name)(FLEET)
     daemon.link.execute(command, key, "x")
     daemon.start()
-    started = daemon.wait_event("start")
+    started = daemon.wait_event("daemon.started")
     named = daemon.wait_event("redis.bad_value", timeout=PROMISED * UNDER_LOAD, key=key)
     seconds = (datetime.fromisoformat(named["ts"]) - datetime.fromisoformat(started["ts"])).seconds
     print(f"named after {seconds} s and less than another")
@@ -237,13 +237,13 @@ def test_50000_junk_directives_take_a_few_log_lines(new_daemon: Make) -> None:
             junk = [part for n in range(start, start + 5_000) for part in (f"junk:{n}", "x")]
             daemon.link.execute("HSET", KEYS.orders(FLEET), *junk)
         daemon.wait_for(
-            lambda: any(each.get("more") for each in daemon.events("steer.ignored")),
+            lambda: any(each.get("more") for each in daemon.events("directive.ignored")),
             what="one line for all others",
             timeout=30.0,
         )
         (uid,) = daemon.send(["ok"])
         daemon.wait_run(uid, "end", PROMISED * UNDER_LOAD)
-        assert len(daemon.events("steer.ignored")) < 200
+        assert len(daemon.events("directive.ignored")) < 200
         assert daemon.running
 
 

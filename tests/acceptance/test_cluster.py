@@ -220,7 +220,7 @@ def test_a_node_that_hangs_stops_only_its_partitions(
             hung.resume()
         cluster.wait_ok()
         daemon.wait_settled(40.0)
-        daemon.wait_event("redis.back", after=mark, role="supervisor")
+        daemon.wait_event("redis.recovered", after=mark, role="supervisor")
         for name in ("lease.lost", "lease.acquired", "worker.crashed"):
             assert daemon.events(name, mark) == []
         assert daemon.epochs() == epochs
@@ -259,7 +259,7 @@ def test_a_slot_that_moves_for_longer_than_a_ttl_costs_nothing(
             print(f"{code} was answered {count} times")
             assert count > 0
         assert daemon.epochs() == epochs
-        for name in ("lease.lost", "worker.crashed", "fenced"):
+        for name in ("lease.lost", "worker.crashed", "request.fenced"):
             assert daemon.events(name, mark) == []
         assert daemon.ledger.audit(GROUP) == Audit()
         assert daemon.stop() == 0

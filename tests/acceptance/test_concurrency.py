@@ -188,7 +188,7 @@ def test_a_drain_finishes_running_messages_and_spends_no_attempt(new_daemon: New
         for uid in uids[:8]:
             daemon.wait_run(uid)
         daemon.signal(signal.SIGTERM)
-        daemon.wait_event("drain.begun")
+        daemon.wait_event("drain.started")
         (daemon.folder / "go").touch()
         assert daemon.wait() == 0
         ended = daemon.ledger.ended(GROUP)

@@ -288,7 +288,7 @@ def test_a_killed_supervisor_stops_its_server_and_loses_nothing(
         daemon.wait_for(lambda: not server.is_running(), timeout=5, what="the server has ended")
 
         daemon.start()
-        daemon.wait_event("ready", after=mark)
+        daemon.wait_event("daemon.ready", after=mark)
         daemon.wait_settled()
         audit = daemon.ledger.audit(GROUP)
         assert (audit.lost, audit.unexpected) == ([], [])

@@ -112,7 +112,7 @@ def test_dead_letters_are_handled_retried_given_up_and_kept(make: NewDaemon):
     # One letter succeeds at the first attempt, one at the third, one never.
     with make() as daemon:
         plain, twice, never = daemon.send(["plain", "twice", "never"])
-        given_up = daemon.wait_event("letter.given_up")
+        given_up = daemon.wait_event("dead_letter.given_up")
         daemon.wait_for(lambda: settled(daemon, 3), what="all letters are done with")
         # Trimming does not wait for the reader, which has no group in the partition's stream.
         daemon.wait_for(
@@ -139,9 +139,9 @@ def test_dead_letters_are_handled_retried_given_up_and_kept(make: NewDaemon):
             "own_crashes": 0,
         }
         assert notes(daemon, twice) == [told] * 3, "a retried letter tells what the first one told"
-        assert not daemon.events("message.dead", group=READER), "a letter of a letter"
+        assert not daemon.events("message.dead_lettered", group=READER), "a letter of a letter"
         assert not daemon.events("trim.refused")
-        assert len(daemon.events("letter.given_up")) == 1
+        assert len(daemon.events("dead_letter.given_up")) == 1
         assert counters(daemon, "given_up") == {GROUP: 0.0, READER: 1.0}
         assert counters(daemon, "dead") == {GROUP: 3.0, READER: 0.0}
         assert counters(daemon, "acked") == {GROUP: 0.0, READER: 3.0}
@@ -151,7 +151,7 @@ def test_the_age_of_a_dead_letter_counts_from_its_death(make: NewDaemon):
     with make(retry_max_age="1h") as daemon:
         fields = ("payload", "never", "originalId", "1000-0")  # sent in 1970
         daemon.link.execute("XADD", daemon.keys.stream(*PLACE), "*", *fields)
-        given_up = daemon.wait_event("letter.given_up")
+        given_up = daemon.wait_event("dead_letter.given_up")
         assert (given_up["uid"], given_up["reason"]) == (f"{TOPIC}/0/1000-0", "attempts")
         assert attempts(daemon, f"{TOPIC}/0/1000-0") == [1, 2, 3]
 
@@ -196,7 +196,7 @@ def test_dead_letters_survive_a_kill_and_a_killer_is_given_up(make: NewDaemon, v
             daemon.wait_gone(10.0)
             daemon.start()
         (daemon.folder / "go").touch()
-        given_up = daemon.wait_event("letter.given_up", timeout=30.0)
+        given_up = daemon.wait_event("dead_letter.given_up", timeout=30.0)
         daemon.wait_for(lambda: settled(daemon, 3), what="all letters are done with")
 
         assert (given_up["uid"], given_up["reason"]) == (last, "crashes")
@@ -228,7 +228,7 @@ def test_dead_letters_purged_or_replayed_in_flight_are_missing(make: NewDaemon):
     daemon.wait_for(lambda: settled(daemon, 2), what="all letters are done with")
     assert [len(attempts(daemon, each)) for each in (replayed, purged, kept)] == [1, 0, 1]
     assert notes(daemon, replayed)[0]["replays"] == 1
-    ghosts = daemon.events("message.ghost", group=READER)
+    ghosts = daemon.events("missing_entry.acknowledged", group=READER)
     assert [each["place"] for each in ghosts] == [f"m:{each}" for each in ids[:2]]
 
 
@@ -276,7 +276,7 @@ def test_a_topic_grows_while_its_reader_waits_for_a_retry(make: NewDaemon):
         )
         daemon.write_config(topics={TOPIC: {"partitions": 2}})
         daemon.signal(signal.SIGHUP)
-        daemon.wait_event("reload.done")
+        daemon.wait_event("reload.finished")
         daemon.partitions = 2
         sent = {*daemon.send(["one", "two"])}
         daemon.wait_for(

@@ -83,7 +83,7 @@ def test_stops_at_random_moments_lose_repeat_and_charge_nothing(
         assert daemon.ledger.records("raise") == []
         assert daemon.traces() == []
         assert daemon.letters() == []
-        assert {each["code"] for each in daemon.events("drained")} == {DRAINED}
+        assert {each["code"] for each in daemon.events("drain.finished")} == {DRAINED}
         assert daemon.events("worker.crashed") == daemon.events("worker.killed") == []
 
 
@@ -110,16 +110,18 @@ def test_a_drain_finishes_the_run_and_ignores_a_second_sigterm(
         daemon.wait_run(uids[0])
 
         daemon.signal(signal.SIGTERM)
-        begun = daemon.wait_event("drain.begun")
+        begun = daemon.wait_event("drain.started")
         daemon.signal(signal.SIGTERM)
-        daemon.wait_for(lambda: len(daemon.events("signal")) == 2, what="both signals came")
+        daemon.wait_for(
+            lambda: len(daemon.events("signal.received")) == 2, what="both signals came"
+        )
         assert daemon.running
         (daemon.folder / "go").touch()
 
         assert daemon.wait() == DRAINED
         assert begun["timeout"] == 20.0
         assert daemon.ledger.ended(GROUP) == {uids[0]}
-        assert len(daemon.events("drain.begun")) == 1
+        assert len(daemon.events("drain.started")) == 1
         assert daemon.events("worker.killed") == daemon.events("worker.crashed") == []
         assert waiting(daemon) == set(uids[1:])
         assert daemon.traces() == []
@@ -144,10 +146,10 @@ def test_at_the_deadline_a_running_message_is_released_uncharged(
         assert daemon.stop() == DEADLINE
 
         assert 0.5 <= time.monotonic() - started < 5
-        assert daemon.events("drain.deadline")
+        assert daemon.events("drain.expired")
         assert daemon.wait_event("worker.killed")["reason"] == "deadline"
         assert daemon.events("worker.charged") == []
-        assert daemon.events("drained")[0]["code"] == DEADLINE
+        assert daemon.events("drain.finished")[0]["code"] == DEADLINE
         assert not daemon.link.execute("EXISTS", daemon.keys.lease(*daemon.units()[0]))
         assert uids[1] in daemon.pending_uids()
         assert waiting(daemon) == set(uids[1:])
@@ -163,12 +165,14 @@ def test_a_second_interrupt_shortens_the_drain(new_daemon: NewDaemon):
         daemon.wait_run(uids[0])
 
         daemon.signal(signal.SIGINT)
-        daemon.wait_event("drain.begun")
+        daemon.wait_event("drain.started")
         daemon.signal(signal.SIGINT)
-        daemon.wait_for(lambda: len(daemon.events("signal")) == 2, what="both signals came")
+        daemon.wait_for(
+            lambda: len(daemon.events("signal.received")) == 2, what="both signals came"
+        )
 
         assert daemon.wait(15) == DEADLINE
-        assert daemon.events("drain.deadline")
+        assert daemon.events("drain.expired")
         assert uids[0] in daemon.pending_uids()
         assert waiting(daemon) == set(uids)
         assert daemon.traces() == []
@@ -184,12 +188,12 @@ def test_a_third_interrupt_kills(new_daemon: NewDaemon):
         for count in (1, 2, 3):
             daemon.signal(signal.SIGINT)
             daemon.wait_for(
-                lambda count=count: len(daemon.events("signal", signal="SIGINT")) == count,
+                lambda count=count: len(daemon.events("signal.received", signal="SIGINT")) == count,
                 what=f"signal {count} came",
             )
 
         assert daemon.wait(3) == DEADLINE
-        assert daemon.events("drain.deadline") == []
+        assert daemon.events("drain.expired") == []
         assert daemon.wait_event("worker.killed")["reason"] == "quit"
         assert uids[0] in daemon.pending_uids()
         assert waiting(daemon) == set(uids)

@@ -261,7 +261,7 @@ def test_the_flood_guard_pauses_a_bad_release_until_it_is_fixed(
         produce(daemon, [("", [number, 1, "dead"]) for number in range(1, 501)])
         event = daemon.wait_event("flood.stopped")
         assert (event["level"], event["why"]) == ("error", "20 dead letters within 60 s")
-        daemon.wait_event("steer.pause", order=f"{TOPIC}/0/{GROUP}")
+        daemon.wait_event("pause.requested", directive=f"{TOPIC}/0/{GROUP}")
         assert len(daemon.letters()) == 20
         wait_worker(daemon, "paused")
         said = ask(daemon, "status")
@@ -271,7 +271,7 @@ def test_the_flood_guard_pauses_a_bad_release_until_it_is_fixed(
         assert "by the flood guard of one" in cause["sentence"]
         daemon.write_code(LINES.replace("if not failing:", "if True:"))
         daemon.signal(signal.SIGHUP)
-        daemon.wait_event("reload.done")
+        daemon.wait_event("reload.finished")
         ask(daemon, "resume", f"{TOPIC}/0/{GROUP}")
         daemon.wait_settled()
         assert len(daemon.letters()) == 20
@@ -361,7 +361,7 @@ def test_the_examples_behave_as_documented(new_daemon: NewDaemon):
             producer.send("statements", line)
 
         def missed() -> bool:
-            failures = daemon.events("message.retry")
+            failures = daemon.events("message.retried")
             return any(each["error"].startswith("FileNotFoundError") for each in failures)
 
         daemon.wait_for(missed, what="the missing folder is told")

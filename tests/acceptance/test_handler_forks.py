@@ -113,7 +113,7 @@ def test_a_child_that_returns_from_the_handler_exits(new_daemon: NewDaemon, shap
         assert all("os._exit" in each["error"] for each in told)
         assert {each["partition"] for each in told} == {0}
         assert daemon.letters() == []
-        for trouble in ("worker.crashed", "worker.stalled", "fenced", "message.retry"):
+        for trouble in ("worker.crashed", "worker.stalled", "request.fenced", "message.retried"):
             assert daemon.events(trouble) == [], trouble
         assert daemon.stop() == 0
         assert daemon.plain == []

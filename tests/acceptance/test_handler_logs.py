@@ -35,7 +35,7 @@ def do(message):
     if word == "library":
         library.warning("said %s", rest)
     if word == "forge":
-        log.warning("a\\nmessage.dead 12:00:00 ERROR worker[1] b\\r\\x1b[31m")
+        log.warning("a\\nmessage.dead_lettered 12:00:00 ERROR worker[1] b\\r\\x1b[31m")
     if word == "wrong":
         log.warning("%d things", "many")
     if word == "declined":
@@ -138,7 +138,7 @@ def test_handler_text_cannot_start_a_log_line(new_daemon: NewDaemon):
     daemon.wait_settled()
     assert daemon.stop() == 0
     text = daemon.log_path.read_text()
-    (line,) = [line for line in text.splitlines() if "message.dead" in line]
+    (line,) = [line for line in text.splitlines() if "message.dead_lettered" in line]
     assert line.startswith("shop ")
     assert f"topic={TOPIC} partition=0 group={GROUP} uid={TOPIC}/0/" in line
     assert "\x1b" not in text
@@ -179,7 +179,7 @@ def test_the_logging_setup_of_a_handler_takes_precedence(new_daemon: NewDaemon, 
     assert f"{uid} debugged dead letter" in own
     assert f"{uid} handled dead letter" in own
     assert not [line for line in logged(daemon) if "dead letter" in line["msg"]]
-    assert daemon.events("message.dead"), "the daemon's own lines stay where they were"
+    assert daemon.events("message.dead_lettered"), "the daemon's own lines stay where they were"
 
 
 # --- failures -------------------------------------------------------------------------------------
@@ -206,12 +206,12 @@ def test_the_first_failure_shows_its_error_and_location(new_daemon: NewDaemon):
     daemon = new_daemon(code=LOGGING, consumer={"handler": "work:plain", "backoff": LATER})
     with daemon:
         failed, dead = daemon.send(["declined", "dead"])
-        daemon.wait_event("message.dead")
-        retry = daemon.wait_event("message.retry")
+        daemon.wait_event("message.dead_lettered")
+        retry = daemon.wait_event("message.retried")
         where = f"work.py:{line_of(LOGGING, 'raise ValueError')}"
         assert (retry["uid"], retry["error"]) == (failed, "ValueError: the card was declined")
         assert retry["at"] == where
-        (end,) = daemon.events("message.dead", uid=dead)
+        (end,) = daemon.events("message.dead_lettered", uid=dead)
         assert end["error"] == "streamqd.handlers.Dead: the card was declined"
         assert end["at"] == f"work.py:{line_of(LOGGING, 'raise Dead')}"
         assert "traceback" not in retry | end
@@ -231,7 +231,7 @@ def test_log_level_debug_adds_the_traceback(new_daemon: NewDaemon):
     daemon.write_config(log={"format": "json", "level": "debug"})
     with daemon:
         daemon.send(["declined", "dead"])
-        for name in ("message.retry", "message.dead"):
+        for name in ("message.retried", "message.dead_lettered"):
             trace = daemon.wait_event(name)["traceback"]
             assert trace.startswith("Traceback (most recent call last):")
             assert 'work.py", line' in trace
@@ -256,8 +256,8 @@ def test_errors_that_must_not_be_kept_are_not_logged(
     daemon.write_config(log={"format": "json", "level": "debug"})
     with daemon:
         daemon.send(["declined", "dead"])
-        daemon.wait_event("message.dead")
-        retry = daemon.wait_event("message.retry")
+        daemon.wait_event("message.dead_lettered")
+        retry = daemon.wait_event("message.retried")
         assert retry["error"] == error
         assert ("at" in retry) is at
         daemon.wait_for(lambda: json.loads(listed(daemon, "--json"))["rows"], what="it is delayed")
@@ -272,7 +272,7 @@ def test_a_long_error_is_truncated(new_daemon: NewDaemon):
     code = LOGGING.replace('ValueError("the card was declined")', 'ValueError("\\u00e4" * 50_000)')
     with new_daemon(code=code, consumer={"handler": "work:plain", "backoff": LATER}) as daemon:
         daemon.send(["declined"])
-        daemon.wait_event("message.retry")
+        daemon.wait_event("message.retried")
         daemon.wait_for(lambda: json.loads(listed(daemon, "--json"))["rows"], what="it is delayed")
         (row,) = json.loads(listed(daemon, "--json"))["rows"]
         assert 200 < len(row["error"].encode()) <= 500
@@ -290,7 +290,7 @@ def obey(message):
         reader, writer = os.pipe()
         with os.fdopen(writer, "wb") as output:
             daemon.launch(output, log)
-        daemon.wait_event("ready")
+        daemon.wait_event("daemon.ready")
         os.close(reader)
         daemon.send([f"message {number}" for number in range(20)])
         daemon.wait_settled()

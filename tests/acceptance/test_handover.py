@@ -132,7 +132,7 @@ def test_the_old_worker_works_until_its_successor_is_warm(
         assert warm_standby(daemon) == new
         assert daemon.pids() == {0: old}, "it ends its message first"
         put(daemon, "go")
-        daemon.wait_event("reload.done")
+        daemon.wait_event("reload.finished")
         assert daemon.pids() == {0: new}
         daemon.wait_settled()
 
@@ -163,7 +163,7 @@ def test_on_stop_of_the_old_worker_does_not_delay_the_new_one(hooked: NewDaemon)
         daemon.wait_event("worker.handover", partition=1)
         assert all(map(psutil.pid_exists, old.values())), "the next partition waits neither"
         take(daemon, "lingering")
-        daemon.wait_event("reload.done")
+        daemon.wait_event("reload.finished")
         daemon.wait_for(lambda: len(daemon.events("worker.exited")) == 2, what="the old ones end")
         assert not set(daemon.pids().values()) & set(old.values())
         assert daemon.ledger.audit(GROUP) == Audit()
@@ -185,7 +185,7 @@ def test_lingering_workers_limit_further_replacements(hooked: NewDaemon):
         assert len(daemon.events("worker.standby")) == DISMISSED_MAX
         assert standbys(daemon) == {}
         take(daemon, "lingering")
-        daemon.wait_event("reload.done")
+        daemon.wait_event("reload.finished")
         daemon.wait_for(lambda: len(daemon.events("worker.exited")) == len(old), what="their end")
         assert not set(daemon.pids().values()) & set(old.values())
         assert daemon.stop() == 0
@@ -221,7 +221,7 @@ def test_planning_twice_changes_no_state_of_a_busy_supervisor(hooked: NewDaemon)
         assert daemon.ledger.ended(GROUP) == set(uids)
         assert {letter["uid"] for letter in daemon.letters()} == set(poison)
         daemon.signal(signal.SIGHUP)
-        daemon.wait_event("reload.done")
+        daemon.wait_event("reload.finished")
         put(daemon, "sick")
         daemon.signal(signal.SIGHUP)
         daemon.wait_event("reload.stopped")
@@ -290,7 +290,7 @@ def test_a_cold_handover_never_has_two_processes_at_once(new_daemon: NewDaemon):
         old = daemon.pids()[0]
         daemon.send(["sleep 0.001"] * 200)
         daemon.signal(signal.SIGHUP)
-        daemon.wait_event("reload.done")
+        daemon.wait_event("reload.finished")
         assert daemon.pids()[0] != old
         daemon.wait_settled()
         assert daemon.events("worker.standby") == daemon.events("worker.boot_failed") == []
@@ -317,7 +317,7 @@ def test_a_standby_that_does_not_start_stops_the_reload(
         assert [each["partition"] for each in given_up] == [0]
         assert "the database is away" in daemon.events("worker.boot_failed")[0]["error"]
         assert daemon.pids() == old
-        assert daemon.events("worker.crash_loop") == daemon.events("reload.done") == []
+        assert daemon.events("worker.crash_loop") == daemon.events("reload.finished") == []
         uids = daemon.send(["ok"] * 20)
         daemon.wait_settled()
         assert {each.pid for each in starts(daemon)} == set(old.values())
@@ -325,7 +325,7 @@ def test_a_standby_that_does_not_start_stops_the_reload(
         # The next reload tries again, regardless of the cooldown.
         take(daemon, "sick")
         daemon.signal(signal.SIGHUP)
-        daemon.wait_event("reload.done")
+        daemon.wait_event("reload.finished")
         assert not set(daemon.pids().values()) & set(old.values())
         assert daemon.ledger.ended(GROUP) == set(uids)
         assert daemon.ledger.audit(GROUP) == Audit()
@@ -358,7 +358,7 @@ def test_a_standby_that_is_killed_while_it_waits_costs_nothing(hooked: NewDaemon
         failed = daemon.wait_event("worker.standby_failed")
         assert failed["how"] == "signal SIGKILL"
         put(daemon, "go")
-        daemon.wait_event("reload.done")
+        daemon.wait_event("reload.finished")
         daemon.send(["ok"] * 5)
         daemon.wait_settled()
         assert daemon.ledger.audit(GROUP) == Audit()
@@ -385,7 +385,7 @@ def test_a_worker_killed_in_a_handover_is_charged_and_replaced(hooked: NewDaemon
         if not warm:
             assert daemon.pids() == {}
             take(daemon, "slow")
-        daemon.wait_event("reload.done")
+        daemon.wait_event("reload.finished")
         assert daemon.pids() == {0: new}, "the standby took over, and no third process was needed"
         daemon.wait_settled()
         assert daemon.ledger.audit(GROUP) == Audit(repeated={uids[0]: 2})
@@ -450,7 +450,7 @@ def test_a_lease_loss_found_by_the_worker_is_logged_once(hooked: NewDaemon):
         daemon.link.execute("HSET", fence, "token", "stranger")
         daemon.link.execute("DEL", lease)
         daemon.send(["ok"])
-        daemon.wait_event("fenced")
+        daemon.wait_event("request.fenced")
         daemon.wait_event("lease.lost")
         assert daemon.stop() == 0
         assert len(daemon.events("lease.lost")) == 1

@@ -200,7 +200,7 @@ def test_simultaneous_loss_of_host_and_server_loses_nothing(
     fresh_server.start(appendfsync=appendfsync)
     daemon = new_host(partitions=2, redis_url=fresh_server.url)
     daemon.start()
-    daemon.wait_event("ready", timeout=PATIENCE)
+    daemon.wait_event("daemon.ready", timeout=PATIENCE)
     uids: list[str] = []
     for round_ in range(2):
         uids += daemon.send(f"sleep {chance.uniform(0, 0.004):.4f}" for _ in range(400))
@@ -229,7 +229,7 @@ def test_a_power_cut_loses_only_writes_that_were_not_on_disk(
     """The end of the append-only file is cut off, as by a power cut with `everysec`."""
     daemon = new_host(redis_url=fresh_server.url)
     daemon.start()
-    daemon.wait_event("ready", timeout=PATIENCE)
+    daemon.wait_event("daemon.ready", timeout=PATIENCE)
     kept = daemon.send(["ok"] * 20)
     daemon.wait_settled()
     (running,) = daemon.send(["await go"])

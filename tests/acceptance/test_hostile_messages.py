@@ -57,7 +57,7 @@ CONSUMERS = {
 }
 
 GOOD = b'{"number":1,"lines":[{"a":1.5}]}'
-FORGED = b'x\r\n{"event":"ready","level":"info"}\r\n\x1b[2J\x1b]0;t\x07\xe2\x80\xae\x00'
+FORGED = b'x\r\n{"event":"daemon.ready","level":"info"}\r\n\x1b[2J\x1b]0;t\x07\xe2\x80\xae\x00'
 PAYLOADS = [
     b"",
     b"\xff\xfe\x00",
@@ -149,7 +149,7 @@ def test_every_entry_is_handled_or_dead_lettered_without_a_crash(
             assert ours.count(b"too-large") == 2
             assert 20 < len(ours) < len(sent)
         # No payload forged a line of the log.
-        assert len(daemon.events("ready")) == 1
+        assert len(daemon.events("daemon.ready")) == 1
         assert not [line for line in daemon.plain if line.startswith("{")]
         look(daemon, letters)
 

@@ -276,7 +276,7 @@ def test_an_instance_paused_at_any_point_has_the_modeled_cost(
     for number in contested:
         strikes.arm("handler-begins", number, "STOP")
     b.start()
-    b.wait_event("ready", timeout=PATIENCE)
+    b.wait_event("daemon.ready", timeout=PATIENCE)
     b.wait_for(
         lambda: all(strikes.struck("handler-begins", number) for number in contested)
         and is_at_rest(b, free)

@@ -88,7 +88,7 @@ def test_any_lost_reply_to_a_supervisor_repeats_no_message(
         }
         try:
             trial.begin("")
-            trial.one.wait_event("ready", timeout=PATIENCE)
+            trial.one.wait_event("daemon.ready", timeout=PATIENCE)
             trial.one.wait_settled(PATIENCE)
             triggers["lease_renew"].wait(PATIENCE)
             assert trial.verdict(0) == ""

@@ -148,7 +148,7 @@ def redact_error(text):
         event, said = "worker.boot_failed", f"on_start of work:obey failed: {said}"
         daemon.wait_event(event)
     else:
-        daemon.wait_event("ready")
+        daemon.wait_event("daemon.ready")
     daemon.stop()
     assert {each["error"].partition(" (")[0] for each in daemon.events(event)} == {said}
     assert "ann@x.org" not in daemon.log_path.read_text()

@@ -225,11 +225,13 @@ def test_if_no_worker_can_start_the_daemon_exits_with_the_cause(new_daemon: NewD
     assert "RuntimeError: the database is away" in daemon.events("worker.boot_failed")[0]["error"]
     opened = daemon.events("worker.crash_loop")
     assert sorted(each["partition"] for each in opened) == [0, 1]
-    assert daemon.events("crash_loop")[0]["units"] == 2
+    assert daemon.events("instance.crash_looped")[0]["units"] == 2
     away = "exit code 3: on_start of work:obey failed: RuntimeError: the database is away"
     assert all(each["last_exit"].startswith(f"{away} (") for each in opened)
-    assert daemon.events("crash_loop")[0]["error"].startswith(away), "once, though both have it"
-    assert daemon.events("crash_loop")[0]["level"] == "critical"
+    assert daemon.events("instance.crash_looped")[0]["error"].startswith(away), (
+        "once, though both have it"
+    )
+    assert daemon.events("instance.crash_looped")[0]["level"] == "critical"
     # The second restart is delayed.
     _, second, third = [event["ts"] for event in daemon.events("worker.started", partition=0)]
     assert seconds_between(second, third) >= 0.2

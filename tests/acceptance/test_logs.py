@@ -144,8 +144,8 @@ def test_no_payload_reaches_the_log(new_daemon: NewDaemon, how: str) -> None:
         assert daemon.stop() == 0
 
     kinds = Counter(event["event"] for event in daemon.events())
-    assert kinds["message.dead"] >= len(WORDS)
-    assert kinds["message.retry"] >= 5
+    assert kinds["message.dead_lettered"] >= len(WORDS)
+    assert kinds["message.retried"] >= 5
     assert kinds["worker.crashed"] >= 4
     assert SECRET not in daemon.log_path.read_text(errors="replace")
 
@@ -164,7 +164,7 @@ def test_dead_letters_do_not_flood_the_log(new_daemon: NewDaemon) -> None:
         assert daemon.stop() == 0
         assert len(daemon.letters()) == count + 1
 
-    lines = daemon.events("message.dead")
+    lines = daemon.events("message.dead_lettered")
     assert len({line["pid"] for line in lines}) == 1
     per_second = Counter(line["ts"].partition(".")[0] for line in lines)
     # The seconds of the limit are not aligned to the clock, so two may share a clock second.
@@ -241,7 +241,7 @@ def test_a_daemon_with_an_unread_log_keeps_working(deaf: Deaf) -> None:
     def told() -> bool:
         nonlocal text
         text += deaf.read()
-        return '"event":"ready"' in text and '"event":"message.dead"' in text
+        return '"event":"daemon.ready"' in text and '"event":"message.dead_lettered"' in text
 
     wait_until(told, timeout=60.0, what="the lines that were kept are written")
     lines = [line for line in text.splitlines() if line.strip(".")]

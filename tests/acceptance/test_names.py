@@ -68,7 +68,7 @@ def test_a_silent_name_server_delays_nothing_else(
             lost = daemon.wait_event("redis.lost", after=mark, timeout=TRY_SECONDS - 1)
             assert "not resolved" in lost["error"]
             daemon.signal(signal.SIGUSR1)
-            daemon.wait_event("signal", after=mark, timeout=TRY_SECONDS - 1)
+            daemon.wait_event("signal.received", after=mark, timeout=TRY_SECONDS - 1)
             hosts.write_text(f"127.0.0.1 {NAME}\n")
             daemon.send(["ok"] * 3)
             daemon.wait_settled()

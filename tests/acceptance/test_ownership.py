@@ -288,7 +288,7 @@ def test_a_duplicate_on_another_host_names_the_first_and_exits(new_daemon: NewDa
             daemon={"instance": "same", "lease_ttl": LONGER, "state_dir": "elsewhere"},
         )
         twin.start()
-        started = twin.wait_event("start")
+        started = twin.wait_event("daemon.started")
         began = time.monotonic()
         named = twin.wait_event("instance.duplicated")
         assert own.items() <= named.items()
@@ -303,7 +303,7 @@ def test_a_duplicate_on_another_host_names_the_first_and_exits(new_daemon: NewDa
         assert second["pid"] == twin.pid, "for doctor"
         assert twin.wait() == 5
         print(f"gave way after {time.monotonic() - began:.2f} s, ttl {LONGER}")
-        (given_up,) = twin.events("twin", after=started["number"])
+        (given_up,) = twin.events("duplicate_instance.exited", after=started["number"])
         assert own.items() <= given_up.items()
         assert twin.events("lease.acquired") == []
 
@@ -445,5 +445,5 @@ def test_slow_forks_are_spread_over_ticks(new_daemon: NewDaemon):
             for number, at in enumerate(logged)
         ]
         assert max(ahead) <= 2 + BESIDE
-        print(f"late: {len(daemon.events('lease.late'))} of {count} leases")
+        print(f"late: {len(daemon.events('lease.renewed_late'))} of {count} leases")
         assert daemon.stop() == 0

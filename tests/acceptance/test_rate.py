@@ -61,7 +61,7 @@ def test_a_handover_continues_the_rate(new_daemon: NewDaemon):
         daemon.wait_for(lambda: daemon.ledger.count("end") >= 5, what="some have run")
         old = daemon.pids()[0]
         daemon.signal(signal.SIGHUP)
-        daemon.wait_event("reload.done")
+        daemon.wait_event("reload.finished")
         daemon.wait_settled()
         starts = daemon.ledger.records("start")
         assert {each.pid for each in starts} == {old, daemon.pids()[0]}
@@ -90,7 +90,7 @@ def test_the_rate_of_a_group_stays_when_its_topic_grows(new_daemon: NewDaemon):
         )
         daemon.write_config(topics={TOPIC: {"partitions": 4}})
         daemon.signal(signal.SIGHUP)
-        daemon.wait_event("reload.done")
+        daemon.wait_event("reload.finished")
         daemon.partitions = 4
         daemon.wait_for(lambda: rates() == [10.0] * 4, what="each of four partitions has a quarter")
         daemon.send(["ok"], partition=0)  # makes the producer load the new count

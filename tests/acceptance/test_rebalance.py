@@ -47,7 +47,7 @@ class Fleet:
         self._joined(member)
 
     def _joined(self, member: Daemon) -> None:
-        member.wait_event("ready", timeout=30.0)
+        member.wait_event("daemon.ready", timeout=30.0)
         self.members[member.tables["daemon"]["instance"]] = member
 
     def owners(self) -> dict[int, str]:
@@ -147,14 +147,14 @@ def test_instances_that_leave_and_return_lose_and_repeat_nothing(
         one.send("sleep 0.005" for _ in range(800))
         signalled = time.monotonic()
         leaver.signal(signal.SIGTERM)
-        drained = leaver.wait_event("drained", timeout=20.0)
+        drained = leaver.wait_event("drain.finished", timeout=20.0)
         ended = time.monotonic()
         assert drained["code"] == leaver.wait() == 0
         # Messages that the leaver finished itself started before its exit.
         took.append((name, run_elsewhere(fleet, leaving, ended) + ended - signalled))
         fleet.wait_shares(4, 4)
         leaver.start()
-        leaver.wait_event("ready", after=drained["number"], timeout=30.0)
+        leaver.wait_event("daemon.ready", after=drained["number"], timeout=30.0)
         fleet.wait_shares(2, 3, 3)
     one.wait_settled(60.0)
 
@@ -243,7 +243,7 @@ def test_every_act_of_a_paused_and_replaced_instance_is_refused(
     # Its handlers return, fail and raise Dead, its workers exit, and its supervisor gives up.
     for number, uid in enumerate(gated):
         sleeper.wait_run(uid, "raise" if WORDS[number] != "ack" else "end")
-        fenced = sleeper.wait_event("fenced", after=mark, partition=number)
+        fenced = sleeper.wait_event("request.fenced", after=mark, partition=number)
         sleeper.wait_event("worker.exited", after=fenced["number"], partition=number)
     assert [each["event"] for each in sleeper.events("lease.acquired", mark)] == []
     fleet.wait_beats(2)

@@ -76,7 +76,7 @@ def test_entries_of_other_clients_are_claimed_and_handled(new_daemon: NewDaemon)
         for uid in [*uids, f"{TOPIC}/0/5-1"]:
             daemon.wait_run(uid, "end")
         daemon.wait_settled()
-        assert daemon.events("reclaim")
+        assert daemon.events("entries.reclaimed")
         audit = daemon.ledger.audit(GROUP)
         assert (audit.lost, audit.repeated) == ([], {})
         assert audit.unexpected == [f"{TOPIC}/0/5-1"]

@@ -112,7 +112,7 @@ def stand_still(server: ProcessServer, seconds: float, *daemons: Daemon) -> dict
     wait_clock(daemons[0], paused_at, seconds)
     server.resume()
     for daemon, mark in marks.items():
-        daemon.wait_event("redis.back", after=mark, role="supervisor")
+        daemon.wait_event("redis.recovered", after=mark, role="supervisor")
     return marks
 
 
@@ -147,10 +147,10 @@ def test_a_killed_server_restarted_with_its_data_costs_nothing(
             wait_clock(first, killed_at, down)
             fresh_server.restart()
             for one, mark in marks.items():
-                one.wait_event("redis.back", after=mark, role="supervisor")
+                one.wait_event("redis.recovered", after=mark, role="supervisor")
         for one, mark in marks.items():
             for number in one.pids():
-                one.wait_event("lease.late", after=mark, partition=number)
+                one.wait_event("lease.renewed_late", after=mark, partition=number)
         assert first.unsettled() > 0, "the load was too small"
         first.wait_settled(40.0)
 
@@ -287,7 +287,7 @@ def test_a_reload_creates_and_counts_a_missing_group(make: Make):
             assert daemon.link.execute("XGROUP", "DESTROY", stream, GROUP) == 1
         mark = daemon.mark()
         daemon.signal(signal.SIGHUP)
-        daemon.wait_event("reload.done", after=mark)
+        daemon.wait_event("reload.finished", after=mark)
         told = daemon.events("group.restored")
         assert sorted(each["partition"] for each in told) == [0, 1]
         wait_counted(daemon, port)

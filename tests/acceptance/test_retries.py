@@ -123,7 +123,7 @@ def test_delays_grow_with_jitter_and_spare_the_other_group(make: NewDaemon):
         daemon.wait_settled()
 
         delays: dict[int, list[float]] = defaultdict(list)
-        for event in daemon.events("message.retry"):
+        for event in daemon.events("message.retried"):
             delays[event["attempt"]].append(event["delay"])
         assert {attempt: len(found) for attempt, found in delays.items()} == dict.fromkeys(
             range(1, tries), total
@@ -149,7 +149,7 @@ def test_delays_grow_with_jitter_and_spare_the_other_group(make: NewDaemon):
 
 
 def delays_of(daemon: Daemon, uid: str) -> list[float]:
-    return [event["delay"] for event in daemon.events("message.retry", uid=uid)]
+    return [event["delay"] for event in daemon.events("message.retried", uid=uid)]
 
 
 def waits(daemon: Daemon, uid: str, delays: list[float]) -> list[float]:

@@ -111,7 +111,7 @@ def test_repeated_kills_in_a_fleet_of_five_lose_no_tick(
     for daemon in five:
         daemon.start()
     for daemon in five:
-        daemon.wait_event("ready")
+        daemon.wait_event("daemon.ready")
     for number in range(kills):
         wait_ticks(five[0], "tick", between * (number + 1))
         victim = five[number % 5]
@@ -136,7 +136,7 @@ def test_a_daemon_that_restarts_within_each_period_loses_no_tick(
     for number in range(restarts):
         daemon.start()
         after = daemon.mark()
-        daemon.wait_event("ready", after=after)
+        daemon.wait_event("daemon.ready", after=after)
         # Every other run is killed. The others stop.
         if number % 2:
             daemon.kill_all()

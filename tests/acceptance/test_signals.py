@@ -47,9 +47,9 @@ def test_a_reload_replaces_one_partition_at_a_time(new_daemon: NewDaemon, chance
         mark = daemon.mark()
         daemon.signal(signal.SIGHUP)
         daemon.wait_for(
-            lambda: busy() and daemon.events("reload.done", mark), what="the reload is done"
+            lambda: busy() and daemon.events("reload.finished", mark), what="the reload is done"
         )
-        (done,) = daemon.events("reload.done", mark)
+        (done,) = daemon.events("reload.finished", mark)
 
         # Each partition gets a warm worker that takes over before the next partition is replaced.
         steps = [
@@ -96,7 +96,7 @@ def test_a_reload_applies_settings_and_names_those_for_a_restart(
         )
         mark = daemon.mark()
         daemon.signal(signal.SIGHUP)
-        daemon.wait_event("reload.done", after=mark)
+        daemon.wait_event("reload.finished", after=mark)
         daemon.wait_event("worker.ready", after=mark, group="ship")
 
         warned = daemon.wait_event("reload.needs_restart", after=mark)
@@ -116,7 +116,7 @@ def test_a_reload_applies_settings_and_names_those_for_a_restart(
         daemon.write_config(consumers=[changed])
         mark = daemon.mark()
         daemon.signal(signal.SIGHUP)
-        daemon.wait_event("reload.done", after=mark)
+        daemon.wait_event("reload.finished", after=mark)
         daemon.wait_event("lease.released", after=mark, group="ship")
         assert daemon.pids("ship") == {}
         assert daemon.pids().keys() == {0}
@@ -155,7 +155,7 @@ def test_a_reload_of_broken_code_names_the_error(
         # The same daemon loads the code after it is fixed.
         daemon.write_code(good.replace('VERSION = "1"', 'VERSION = "mended"'))
         daemon.signal(signal.SIGHUP)
-        daemon.wait_event("reload.done")
+        daemon.wait_event("reload.finished")
         daemon.send(["ok"] * 2)
         daemon.wait_settled()
         assert versions(daemon)[-2:] == ["mended"] * 2
@@ -190,7 +190,7 @@ def test_a_reload_of_a_bad_configuration_names_every_problem(
         assert daemon.titles() == before
         daemon.write_config(**tables)
         daemon.signal(signal.SIGHUP)
-        daemon.wait_event("reload.done")
+        daemon.wait_event("reload.finished")
         assert daemon.stop() == 0
 
 
@@ -209,8 +209,8 @@ def test_sigusr1_dumps_state_and_stacks_without_side_effects(new_daemon: NewDaem
         )
 
         daemon.signal(signal.SIGUSR1)
-        daemon.wait_for(lambda: len(daemon.events("state")) == 2, what="two lines of state")
-        states = {each["partition"]: each for each in daemon.events("state")}
+        daemon.wait_for(lambda: len(daemon.events("state.dumped")) == 2, what="two lines of state")
+        states = {each["partition"]: each for each in daemon.events("state.dumped")}
         assert {number: each["child"] for number, each in states.items()} == pids
         assert {each["phase"] for each in states.values()} == {"held"}
         assert (states[0]["in_hand"], states[1]["in_hand"]) == (0, 1)
@@ -270,7 +270,7 @@ def test_sigtstp_pauses_and_sigcont_resumes_without_a_lost_lease(new_daemon: New
         assert daemon.ledger.audit(GROUP) == Audit()
         assert daemon.epochs()[1] == epochs[1]
         assert daemon.pids()[1] == before[1]
-        assert daemon.events("lease.lost") == daemon.events("lease.late") == []
+        assert daemon.events("lease.lost") == daemon.events("lease.renewed_late") == []
         assert daemon.stop() == 0
 
 

@@ -63,7 +63,7 @@ def test_the_full_loop_counts_every_line_of_a_real_log(
     daemon.write_config(topics={"hits_per_minute": {"partitions": 1}})
     topics.create(store, "access", config.Topic(partitions=3))
     daemon.start()
-    daemon.wait_event("ready")
+    daemon.wait_event("daemon.ready")
     lines = log_lines()[:2000]
 
     def serve(some: list[str]) -> None:

@@ -242,7 +242,7 @@ def test_a_server_that_may_evict_is_refused_unless_allowed(
         consumers=[daemon.tables["consumers"][0] | {"handler": "work:obey"}],
     )
     daemon.start()
-    daemon.wait_event("ready")
+    daemon.wait_event("daemon.ready")
     warned = [each["about"] for each in daemon.events("config.warning")]
     assert any("maxmemory-policy is allkeys-lru" in about for about in warned)
     assert daemon.stop() == 0
@@ -300,7 +300,7 @@ def test_a_worker_that_is_busy_at_every_check_counts_as_ready(new_daemon: NewDae
     daemon.signal(signal.SIGCONT)
 
     assert daemon.wait_event("worker.ready")["child"] == daemon.pids()[0]
-    daemon.wait_event("ready")
+    daemon.wait_event("daemon.ready")
     (daemon.folder / "go").touch()
     daemon.wait_settled()
     assert daemon.ledger.audit(GROUP) == Audit()

@@ -72,14 +72,14 @@ def test_a_pause_lets_runs_finish_and_survives_a_restart(new_daemon: NewDaemon):
         assert one.stop() == 0
         mark = one.mark()
         one.start()
-        one.wait_event("ready", after=mark)
+        one.wait_event("daemon.ready", after=mark)
         one.wait_for(
             lambda: one.worker_states() == {WorkerState.READY, WorkerState.PAUSED},
             what="the other partition is served",
         )
         one.signal(signal.SIGTSTP)
         one.signal(signal.SIGCONT)
-        one.wait_event("signal", after=mark, signal="SIGCONT")
+        one.wait_event("signal.received", after=mark, signal="SIGCONT")
         for uid in one.send(["ok"] * 5, partition=1):
             one.wait_run(uid, "end")
         assert [uid for uid in held if one.ledger.of(uid, "start")] == []
@@ -118,7 +118,7 @@ def test_move_drain_and_rebalance_directives_are_applied(fleet: Fleet):
     mark = two.mark()
     assert two.stop() == 0
     two.start()
-    two.wait_event("ready", after=mark)
+    two.wait_event("daemon.ready", after=mark)
     fleet.wait_beats(3)
     assert set(fleet.owners().values()) == {"a"}
     assert two.events("lease.acquired", mark) == []
@@ -150,7 +150,7 @@ def test_a_stopped_group_is_reset_and_started_again(fleet: Fleet):
     mark = two.mark()
     assert two.stop() == 0
     two.start()
-    two.wait_event("ready", after=mark)
+    two.wait_event("daemon.ready", after=mark)
     fleet.wait_beats(6)
     assert fleet.owners() == {}, "a stopped group was taken"
     later = one.send(["ok"] * 5)
@@ -172,26 +172,26 @@ def test_instances_reload_in_turn_once_per_directive(fleet: Fleet):
     one.link.execute("HSET", orders, "rebalance", later, "sing", "\xff", "drain:a", "[]")
     one.link.execute("PUBLISH", one.keys.wake("default"), "x")
     for name in ("rebalance", "sing", "drain:a"):
-        one.wait_event("steer.ignored", order=name)
+        one.wait_event("directive.ignored", directive=name)
 
     verb(one, "reload", "--wait")
-    first = one.wait_event("reload.done")
-    second = two.wait_event("reload.begun")
+    first = one.wait_event("reload.finished")
+    second = two.wait_event("reload.started")
     assert first["ts"] <= second["ts"]
-    assert [len(each.events("steer.ignored")) for each in (one, two)] == [3, 3]
+    assert [len(each.events("directive.ignored")) for each in (one, two)] == [3, 3]
 
     mark = two.mark()
     assert two.stop() == 0
     two.start()
-    two.wait_event("ready", after=mark)
+    two.wait_event("daemon.ready", after=mark)
     fleet.wait_beats(3)
-    assert two.events("reload.begun", mark) == [], "an order was obeyed again"
+    assert two.events("reload.started", mark) == [], "an order was obeyed again"
 
     one.write_code("this is no Python")
     marks[one] = one.mark()
     assert "a refused" in verb(one, "reload", "a", "--wait", code=1)
     one.wait_event("reload.refused", after=marks[one])
-    assert two.events("reload.begun", mark) == []
+    assert two.events("reload.started", mark) == []
 
     gone = document(one, "control", "list")
     assert set(gone["strange"]) == {"rebalance", "sing", "drain:a"}
@@ -274,7 +274,7 @@ def test_a_silent_instance_is_forgotten_but_never_a_live_one(new_daemon: NewDaem
 
         mark = two.mark()
         two.start()
-        two.wait_event("ready", after=mark)
+        two.wait_event("daemon.ready", after=mark)
         two.signal(signal.SIGSTOP)
         one.wait_for(lambda: "streamqd forget b" in verb_of(one, "status", "--json"), what="silent")
         timer = threading.Timer(0.5, two.signal, [signal.SIGCONT])

@@ -311,7 +311,7 @@ def test_an_emptied_redis_rejects_an_old_scoreboard(new_daemon: NewDaemon):
         daemon.link.execute("FLUSHALL")
         daemon.start()
         daemon.wait_event("lease.lost", after=mark)
-        daemon.wait_event("ready", after=mark)
+        daemon.wait_event("daemon.ready", after=mark)
         (uid,) = daemon.send(["sleep 0"])
         daemon.wait_run(uid, "end")
         daemon.wait_settled()

@@ -176,7 +176,7 @@ def test_the_daemon_notifies_the_service_manager_of_its_states(
         again = manager.wait("READY", "1", after=heard)
         assert again.at >= reloading.at
         assert again.words["STATUS"] == "reloaded"
-        daemon.wait_event("reload.done")
+        daemon.wait_event("reload.finished")
 
         # A drain takes as long as its messages.
         gate = tmp_path / "gate"

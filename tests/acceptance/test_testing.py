@@ -148,7 +148,7 @@ def test_a_user_configuration_runs_on_the_server_of_the_test(
     file.write_text(CONFIG)
     settled = settle(server.url, tmp_path, (), file, timeout=60)
     assert link.execute("XPENDING", "stream:topic:{plain:p:0}", "two")[0] == 0
-    assert [each["event"] for each in settled.events].count("ready") == 1
+    assert [each["event"] for each in settled.events].count("daemon.ready") == 1
 
 
 @pytest.mark.parametrize(

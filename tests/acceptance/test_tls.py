@@ -131,7 +131,7 @@ def test_a_reload_connects_workers_with_new_certificates(
         assert connections(daemon, TOPIC) == workers
         mark = daemon.mark()
         daemon.signal(signal.SIGHUP)
-        daemon.wait_event("reload.done", after=mark, timeout=30.0)
+        daemon.wait_event("reload.finished", after=mark, timeout=30.0)
         daemon.wait_for(
             lambda: connections(daemon, TOPIC).isdisjoint(workers), what="every worker is another"
         )

@@ -234,7 +234,7 @@ def test_a_retry_links_to_its_previous_run(
     with traced(consumer=consumer) as daemon:
         [uid] = send(daemon, "fail 7")
         first, second, third = runs_of(collector, uid, 3)
-        daemon.wait_event("message.dead")
+        daemon.wait_event("message.dead_lettered")
         assert daemon.stop() == 0
         [letter] = daemon.letters()
 
@@ -252,7 +252,7 @@ def test_a_retry_links_to_its_previous_run(
     assert {each.status for each in (first, second, third)} == {"the card 7 was declined"}
     assert "in do" in third.events[0]["exception.stacktrace"]
     assert letter["lastRun"][:53] == f"00-{third.trace_id}-{third.span_id}-"
-    [line] = daemon.events("message.dead")
+    [line] = daemon.events("message.dead_lettered")
     assert (line["trace_id"], line["span_id"]) == third.ids
 
 
@@ -272,7 +272,7 @@ def test_a_replayed_message_links_to_its_last_run(traced: NewDaemon, collector: 
     with traced(consumer={"handler": "work:plain", "max_attempts": 1}) as daemon:
         [uid] = send(daemon, "fail 7")
         [first] = runs_of(collector, uid)
-        daemon.wait_event("message.dead")
+        daemon.wait_event("message.dead_lettered")
         run_cli(daemon, "dlq", "replay", TOPIC, "--group", GROUP, "--yes")
         _, second = runs_of(collector, uid, 2)
         assert daemon.stop() == 0
@@ -343,7 +343,7 @@ def test_runs_of_a_lost_daemon_are_exported_by_the_next_one(
         wait_until((daemon.folder / "died").exists)
         daemon.kill_all()
         daemon.start()
-        daemon.wait_event("ready", after=daemon.mark())
+        daemon.wait_event("daemon.ready", after=daemon.mark())
         killed, _ = killed_and_next(collector, uid)
         assert daemon.stop() == 0
     assert killed.attributes["error.type"] == "process_lost"

@@ -179,7 +179,7 @@ class pair:  # noqa: N801 - a context manager, used as a function
     def __enter__(self) -> list[Daemon]:
         for each in self.both:
             each.start()
-            each.wait_event("ready")
+            each.wait_event("daemon.ready")
         share = PARTITIONS // 2
         wait_until(lambda: all(len(d.pids()) == share for d in self.both), timeout=30)
         return self.both

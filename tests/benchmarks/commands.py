@@ -115,7 +115,7 @@ def measured(server: ProcessServer, daemon: Daemon, options: argparse.Namespace)
     """Return the longest calls of each command line, and of the daemon."""
     link = connect(server.settings, timeout=120.0, name="bench:commands")
     names = {script.sha: script.name for script in scripts.load().values()}
-    daemon.wait_event("ready")  # it has created the topic and its group
+    daemon.wait_event("daemon.ready")  # it has created the topic and its group
     daemon.stop()
     started = time.monotonic()
     fill(link, daemon, options)
@@ -132,7 +132,7 @@ def measured(server: ProcessServer, daemon: Daemon, options: argparse.Namespace)
         print(" ".join(command), found[" ".join(command)], flush=True)
     link.execute("SLOWLOG", "RESET")
     daemon.start()
-    daemon.wait_event("ready", timeout=60.0)
+    daemon.wait_event("daemon.ready", timeout=60.0)
     time.sleep(3 * options.seconds)
     daemon.kill()
     found["the daemon"] = longest(link, names)

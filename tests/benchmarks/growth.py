@@ -178,7 +178,7 @@ def started(host: Host, shape: Shape, options: argparse.Namespace) -> Daemon:
     daemon = host.daemon(shape, consumer={"reclaim_idle": "1d"})
     daemon.start()
     until(lambda: all(host.owners(shape)), "all is owned")
-    daemon.wait_event("ready", timeout=PATIENCE)
+    daemon.wait_event("daemon.ready", timeout=PATIENCE)
     time.sleep(options.settle)
     return daemon
 

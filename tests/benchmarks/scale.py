@@ -126,7 +126,7 @@ class Trial:
         seconds = self.options.seconds
         daemon.start()
         found["start to all owned, s"] = until(lambda: all(host.owners(shape)), "all is owned")
-        daemon.wait_event("ready", timeout=PATIENCE)
+        daemon.wait_event("daemon.ready", timeout=PATIENCE)
         found["slow at the start"] = host.slow()
         time.sleep(seconds)  # one-time work after a start is not idle cost
         self.look("idle, empty")
@@ -222,7 +222,7 @@ class Trial:
 
     def count(self) -> None:
         """Count messages reclaimed from the dead consumer, and those the housekeeper removed."""
-        taken = self.daemon.events("reclaim")
+        taken = self.daemon.events("entries.reclaimed")
         self.found["done"]["reclaimed"] = sum(each["entries"] for each in taken)
         for name, (ever, there) in (
             ("trimmed", self.host.messages(self.shape)),
@@ -359,7 +359,7 @@ def takeover(host: Host, count: int, how: signal.Signals) -> dict[str, Any]:
     until(lambda: {n: host.owners(shape).count(n) for n in shares} == shares, "both own half")
     one, two = host.daemons
     for each in host.daemons:
-        each.wait_event("ready", timeout=PATIENCE)
+        each.wait_event("daemon.ready", timeout=PATIENCE)
     began = time.monotonic()
     if how is signal.SIGKILL:
         one.kill()

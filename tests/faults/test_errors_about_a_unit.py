@@ -83,7 +83,7 @@ class Life:
         self.daemon.signal(signal.SIGHUP)
         self.daemon.wait_for(
             lambda: (
-                self.daemon.events("reload.done", mark)
+                self.daemon.events("reload.finished", mark)
                 or self.daemon.events("reload.stopped", mark)
             ),
             what="the end of the reload",

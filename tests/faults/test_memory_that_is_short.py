@@ -130,7 +130,7 @@ def test_a_start_within_a_group_that_is_killed_as_one_warns(new_daemon: NewDaemo
     daemon = new_daemon()
     daemon.within = [*mount, "sh"]
     with daemon:
-        daemon.wait_event("ready")
+        daemon.wait_event("daemon.ready")
         said = [each["about"] for each in daemon.events("config.warning")]
         [about] = [each for each in said if "memory.oom.group" in each]
         assert f"kills all processes of {CONTROL_GROUPS} together" in about

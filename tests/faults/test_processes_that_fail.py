@@ -247,6 +247,6 @@ def obey(message: Message) -> None:
         giants = [each for each in daemon.ledger.records("end") if each.text == str(GIANT)]
         assert len({each.uid for each in giants}) == len(giants) == 4
         print(f"{(most - small) >> 20} MiB more for messages of {GIANT >> 20} MiB")
-        assert daemon.events("lease.lost") == daemon.events("lease.late") == []
+        assert daemon.events("lease.lost") == daemon.events("lease.renewed_late") == []
         assert daemon.events("worker.crashed") == []
         assert daemon.stop() == 0

@@ -107,7 +107,7 @@ def test_who_died_before_a_clock_is_set_back_is_nobodys_twin(
     with second:
         second.send(["ok"] * 20)
         second.wait_settled()
-        assert second.events("twin") == []
+        assert second.events("duplicate_instance.exited") == []
         assert second.stop() == 0
 
 
@@ -148,7 +148,7 @@ def test_a_server_that_stands_still_with_many_partitions_costs_no_ownership(
         assert_nothing_moved(marks)
         # The renewals of an instance travel together. If that packet lay in the server's socket,
         # it was executed after the pause and its answer was lost: then no renewal is late.
-        late = sum(len(daemon.events("lease.late", mark)) for daemon, mark in marks.items())
+        late = sum(len(daemon.events("lease.renewed_late", mark)) for daemon, mark in marks.items())
         print(f"told to be renewed late: {late} of 32 leases")
         assert first.ledger.audit(GROUP) == Audit()
         assert first.stop() == second.stop() == 0

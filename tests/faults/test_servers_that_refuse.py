@@ -162,7 +162,7 @@ def test_while_a_server_refuses_everybody_waits_and_nothing_is_charged(
         assert counted[0] > 10, "the daemon was not refused"
         assert counted[0] < MANY, "it spins"
         assert daemon.letters() == daemon.traces() == []
-        for word in ("redis.lost", "redis.back"):
+        for word in ("redis.lost", "redis.recovered"):
             assert daemon.events(word, role="supervisor"), "it says that it waits, and for what"
     refusal.link.close()
 

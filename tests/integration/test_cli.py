@@ -847,7 +847,9 @@ def test_check_names_missing_permissions_of_a_pipeline(
     finally:
         link.execute("ACL", "DELUSER", "limited")
 
-    rights = [each["text"] for each in json.loads(raw)["findings"] if each["about"] == "permissions"]
+    rights = [
+        each["text"] for each in json.loads(raw)["findings"] if each["about"] == "permissions"
+    ]
     assert any("SMEMBERS" in text for text in rights)
 
 

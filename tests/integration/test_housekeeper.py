@@ -184,7 +184,7 @@ def test_promoter_logs_a_due_time_without_a_message(
     desk.do("ZADD", desk.delayed, 1, "m:1-0")
     retry_promoter(desk.store, view).run({UNIT: 0})
     assert desk.do("ZCARD", desk.delayed) == 0
-    assert [line["members"] for line in lines.named("promote.orphan")] == [1]
+    assert [line["members"] for line in lines.named("due_time.removed")] == [1]
 
 
 # --- reclaim --------------------------------------------------------------------------------------
@@ -677,7 +677,7 @@ def test_redis_may_go_and_come_back(
     else:
         fresh_server.resume()
     wait_until(lambda: running.reasons("/readyz") == [], timeout=20)
-    (back,) = lines.named("redis.back")
+    (back,) = lines.named("redis.recovered")
     assert back["failures"] >= 3
     assert len(lines.named("redis.lost")) == 1
 

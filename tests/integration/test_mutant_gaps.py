@@ -263,7 +263,7 @@ def started() -> Iterator[Callable[[support.Daemon], support.Daemon]]:
     def start(daemon: support.Daemon) -> support.Daemon:
         made.append(daemon)
         daemon.start()
-        daemon.wait_event("ready")
+        daemon.wait_event("daemon.ready")
         return daemon
 
     yield start
@@ -285,7 +285,7 @@ def test_the_embedded_server_outlives_the_drain(
     daemon.wait_run(uid)
 
     daemon.signal(signal.SIGTERM)
-    daemon.wait_event("drain.begun")
+    daemon.wait_event("drain.started")
     (state_dir / "go").touch()
 
     assert daemon.wait() == 0
@@ -311,12 +311,12 @@ def test_a_reload_hands_over_when_the_old_worker_is_quiet(
     for _ in range(4):  # each answer is one more tick with a chance of a premature handover
         ticks = daemon.mark()
         daemon.signal(signal.SIGUSR1)
-        daemon.wait_event("state", after=ticks)
+        daemon.wait_event("state.dumped", after=ticks)
     assert daemon.events("worker.handover", after=mark) == []
     assert daemon.epochs() == epochs
 
     (tmp_path / "go").touch()
-    daemon.wait_event("reload.done")
+    daemon.wait_event("reload.finished")
     daemon.wait_run(other, "end")
     assert daemon.pids()[0] != old
     assert [len(daemon.ledger.of(uid, "start")) for uid in (slow, other)] == [1, 1]

@@ -87,6 +87,6 @@ def test_the_handler_of_the_readme_works(state_dir: Path, reader: Reader) -> Non
     client, _, request = line.partition(" ")
     shown = (
         f"access/… {client!r} requested {request!r}\n"
-        'message.dead … reason=dead error="streamqd.handlers.Dead: no request" at=…\n'
+        'message.dead_lettered … reason=dead error="streamqd.handlers.Dead: no request" at=…\n'
     )
     reader.obey(Fence("text", [FIRST], {}, shown, 0))

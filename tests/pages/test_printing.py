@@ -19,7 +19,9 @@ from streamqd.cli.init import HANDLER
 from streamqd.handlers import declaration
 from tests.pages.test_snippets import ROOT, blocks
 
-FORGED = "2026-01-01 ready\nmessage.dead 12:00:00.000 ERROR worker[1] forged\x1b[2J\r\u2028x"
+FORGED = (
+    "2026-01-01 ready\nmessage.dead_lettered 12:00:00.000 ERROR worker[1] forged\x1b[2J\r\u2028x"
+)
 PAYLOADS = [
     FORGED,
     f'{FORGED} \x1b[2J\x1b[2J\x1b[2J\x1b[2J\x1b[2J\x1b[2J\x1b[2J a\x1b[2Jb "',

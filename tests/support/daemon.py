@@ -122,7 +122,7 @@ class Daemon:
 
     def __enter__(self) -> Self:
         self.start()
-        self.wait_event("ready")
+        self.wait_event("daemon.ready")
         return self
 
     def __exit__(self, *_exception: object) -> None:
@@ -298,8 +298,8 @@ class Daemon:
         mark = self.mark()
         self.signal(signal.SIGUSR1)
         count = len(self.units())
-        self.wait_for(lambda: len(self.events("state", mark)) >= count, what="the state")
-        return {each["worker"] for each in self.events("state", mark)}
+        self.wait_for(lambda: len(self.events("state.dumped", mark)) >= count, what="the state")
+        return {each["worker"] for each in self.events("state.dumped", mark)}
 
     def pause(self) -> None:
         """Pause all workers with SIGTSTP, and wait until they pause."""

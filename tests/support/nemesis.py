@@ -221,9 +221,9 @@ class Nemesis:
         yield lambda: not self.server_away
         mark = daemon.mark()
         daemon.start()
-        while not daemon.events("ready", mark):
-            yield lambda: daemon.events("ready", mark) or not daemon.running
-            if not daemon.running and not daemon.events("ready", mark):
+        while not daemon.events("daemon.ready", mark):
+            yield lambda: daemon.events("daemon.ready", mark) or not daemon.running
+            if not daemon.running and not daemon.events("daemon.ready", mark):
                 assert daemon.wait() == 4, f"it does not start\n{daemon.tail()}"
                 yield lambda: not self.server_away
                 daemon.start()
@@ -352,10 +352,10 @@ class Nemesis:
             daemon.signal(signal.SIGHUP)
             yield (
                 lambda: (
-                    daemon.events("reload.done", mark)
+                    daemon.events("reload.finished", mark)
                     or daemon.events("reload.refused", mark)
                     or not daemon.running
-                    or daemon.events("start", mark)
+                    or daemon.events("daemon.started", mark)
                 )
             )
 

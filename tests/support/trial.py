@@ -139,7 +139,7 @@ class Trial:
             for victim in self.victims:
                 victim.daemon.start()
             for victim in self.victims:
-                victim.daemon.wait_event("ready", timeout=30.0)
+                victim.daemon.wait_event("daemon.ready", timeout=30.0)
             self.first.wait_for(self._shared_out, timeout=30.0, what="all partitions have workers")
             self._start_producer()
         except BaseException:
@@ -211,7 +211,13 @@ class Trial:
         hit = {pid for strike in strikes if strike.kind in DEADLY for pid in strike.pids}
         crashes = [event for one in daemons for event in one.events("worker.crashed")]
         acquired = [event for one in daemons for event in one.events("lease.acquired")]
-        names = ("worker.crashed", "lease.lost", "lease.late", "lease.acquired", "redis.lost")
+        names = (
+            "worker.crashed",
+            "lease.lost",
+            "lease.renewed_late",
+            "lease.acquired",
+            "redis.lost",
+        )
         return Outcome(
             report=judge(
                 *(self.ledger.records(), strikes, self.conservation.dead()),
@@ -224,7 +230,7 @@ class Trial:
             checks=self.conservation.checks,
             violations=self.conservation.violations,
             crashed=sorted({event["child"] for event in crashes} - hit),
-            fenced=sum(len(one.events("fenced")) for one in daemons),
+            fenced=sum(len(one.events("request.fenced")) for one in daemons),
             events={name: sum(len(one.events(name)) for one in daemons) for name in names},
             heal_seconds=round(heal_seconds, 2),
         )

@@ -205,7 +205,7 @@ def test_running_as_root_logs_a_warning(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_log_record_with_forged_lines_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    forged = 'x\n{"event":"ready"}\r\x1b[2J\u2028y\x00'
+    forged = 'x\n{"event":"daemon.ready"}\r\x1b[2J\u2028y\x00'
     record = logging.LogRecord("app", logging.ERROR, __file__, 1, "%s", (forged,), None)
     record.event, record.fields = "redis.lost", {"error": forged, "key": forged.encode()}
     for formatter in (JsonFormatter(), logs.TextFormatter()):

@@ -95,7 +95,7 @@ def test_log_style_on_a_terminal_is_text() -> None:
     main, terminal = pty.openpty()
     try:
         logs.setup(role="supervisor", fd=terminal)
-        logs.event("signal", logging.WARNING, name_of="SIG TERM")
+        logs.event("signal.received", logging.WARNING, name_of="SIG TERM")
         line = os.read(main, 4096).decode()
     finally:
         logs.close()
@@ -103,7 +103,7 @@ def test_log_style_on_a_terminal_is_text() -> None:
         os.close(terminal)
     found = re.fullmatch(r"(\S+) +(\d\d:\d\d:\d\d\.\d{3}) WARNING (.*)\r\n", line)
     assert found is not None, line
-    assert found[1] == "signal", "the event is the first word"
+    assert found[1] == "signal.received", "the event is the first word"
     assert found[3] == f'supervisor[{os.getpid()}] name_of="SIG TERM"'
 
 
@@ -111,7 +111,7 @@ def test_log_style_on_a_terminal_is_text() -> None:
 @pytest.mark.parametrize(
     "evil",
     [
-        'x\r\n{"event":"drained"}',
+        'x\r\n{"event":"drain.finished"}',
         "x\n12:00:00.000 INFO supervisor drained",
         "x\u2028drained",
         "x\x85drained",
@@ -124,7 +124,7 @@ def test_no_value_can_forge_a_line(pipe: tuple[int, int], style: str, evil: str)
     reader, writer = pipe
     logs.setup(role="supervisor", style=style, fd=writer)
 
-    logs.event("message.dead", error=evil, nested={"a": [evil]})
+    logs.event("message.dead_lettered", error=evil, nested={"a": [evil]})
     logging.getLogger("streamqd.elsewhere").warning("said %s", evil)
 
     raw = read_all(reader)
@@ -132,7 +132,7 @@ def test_no_value_can_forge_a_line(pipe: tuple[int, int], style: str, evil: str)
     assert len(lines) == 2
     assert all(line.isprintable() for line in lines)
     if style == "json":
-        assert json.loads(lines[0])["event"] == "message.dead"
+        assert json.loads(lines[0])["event"] == "message.dead_lettered"
         assert "event" not in json.loads(lines[1])
 
 
@@ -158,13 +158,13 @@ def test_an_unregistered_event_is_a_programming_error() -> None:
     with pytest.raises(AssertionError, match=r"lease\.aquired"):
         logs.event("lease.aquired")  # event-test: deliberately unknown
     with pytest.raises(AssertionError, match="pid"):
-        logs.event("start", pid=3)
+        logs.event("daemon.started", pid=3)
 
 
 def test_log_lines_are_bounded(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     logs.setup(role="supervisor", style="text", fd=writer)
-    logs.event("message.dead", **{f"field{n}": "x" * 10_000 for n in range(20)})
+    logs.event("message.dead_lettered", **{f"field{n}": "x" * 10_000 for n in range(20)})
     assert len(read_all(reader)) < 17_000
 
 
@@ -175,10 +175,10 @@ def test_a_value_that_cannot_be_shown_stops_nothing(pipe: tuple[int, int]) -> No
 
     reader, writer = pipe
     logs.setup(role="supervisor", style="json", fd=writer)
-    logs.event("message.dead", value=Hostile())
-    logs.event("drained")
+    logs.event("message.dead_lettered", value=Hostile())
+    logs.event("drain.finished")
     lines = read_all(reader).splitlines()
-    assert json.loads(lines[-1])["event"] == "drained"
+    assert json.loads(lines[-1])["event"] == "drain.finished"
 
 
 # --- JSON that every parser accepts ---------------------------------------------------------------
@@ -197,7 +197,9 @@ def test_json_keeps_letters_and_escapes_half_characters(pipe: tuple[int, int]) -
     """U6: no search found "Zo\xeb" in the log, and a lone surrogate stopped jq."""
     reader, writer = pipe
     logs.setup(role="supervisor", style="json", fd=writer)
-    logs.event("message.dead", error="Zoë 佐伊 😀 \ud800 \x7f\u200b\U000e0041", late=math.nan)
+    logs.event(
+        "message.dead_lettered", error="Zoë 佐伊 😀 \ud800 \x7f\u200b\U000e0041", late=math.nan
+    )
     raw = read_all(reader)
     assert "Zoë 佐伊 😀" in raw
     (line,) = _parsed(raw)
@@ -262,7 +264,7 @@ def test_a_line_that_cannot_be_made_is_reported_as_json(pipe: tuple[int, int]) -
 
     reader, writer = pipe
     logs.setup(role="supervisor", style="json", fd=writer)
-    logs.event("message.dead", value=Hostile())
+    logs.event("message.dead_lettered", value=Hostile())
     (line,) = _parsed(read_all(reader))
     assert (line["event"], line["lines"], line["error"]) == ("log.dropped", 1, "RuntimeError")
 
@@ -317,12 +319,12 @@ def test_a_reader_that_left_and_a_closed_descriptor_are_survived() -> None:
     reader, writer = os.pipe()
     logs.setup(role="supervisor", style="json", fd=writer)
     os.close(reader)
-    logs.event("start")
+    logs.event("daemon.started")
     assert logs.dropped() == 1
     logs.close()
     os.close(writer)
     logs.setup(role="supervisor", style="auto", fd=writer)
-    logs.event("start")
+    logs.event("daemon.started")
     assert logs.dropped() == 1
 
 
@@ -331,11 +333,11 @@ def test_a_file_that_others_append_to_is_not_overwritten(tmp_path: Path) -> None
     with path.open("wb") as file:
         logs.setup(role="supervisor", style="json", fd=file.fileno())
         os.write(file.fileno(), b"printed\n")
-        logs.event("start")
+        logs.event("daemon.started")
         os.write(file.fileno(), b"printed again\n")
     first, second, third = path.read_text().splitlines()
     assert (first, third) == ("printed", "printed again")
-    assert json.loads(second)["event"] == "start"
+    assert json.loads(second)["event"] == "daemon.started"
 
 
 _FULL_DISK = """
@@ -419,9 +421,9 @@ def test_log_survives_a_closed_standard_error() -> None:
     reader, writer = os.pipe()
     logs.setup(role="supervisor", style="json", fd=writer)
     os.close(writer)
-    logs.event("start")
+    logs.event("daemon.started")
     logs.close()
-    assert json.loads(os.read(reader, 4096))["event"] == "start"
+    assert json.loads(os.read(reader, 4096))["event"] == "daemon.started"
     os.close(reader)
 
 
@@ -491,7 +493,7 @@ def test_repeated_findings_are_logged_in_a_few_lines(pipe: tuple[int, int]) -> N
     """S6: 50,000 junk directives took a line each. Only a changed value is logged again."""
     reader, writer = pipe
     logs.setup(role="supervisor", style="json", fd=writer)
-    once = logs.Once("steer.ignored")
+    once = logs.Once("directive.ignored")
     found = {f"junk:{n}": {"order": f"junk:{n}"} for n in range(50_000)}
     for _ in range(3):
         once.look(found)
@@ -507,7 +509,7 @@ def test_a_forked_child_leaves_the_parents_buffer_alone() -> None:
     try:
         logs.setup(role="supervisor", style="json", fd=writer)
         for _ in range(100):
-            logs.event("start")
+            logs.event("daemon.started")
         pid = os.fork()
         if pid == 0:
             os.closerange(3, reader)
@@ -533,7 +535,7 @@ def test_a_forked_child_leaves_the_parents_buffer_alone() -> None:
 def test_episode_is_logged_at_start_and_end(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     logs.setup(role="supervisor", style="json", fd=writer)
-    episode = logs.Episode("redis.lost", "redis.back")
+    episode = logs.Episode("redis.lost", "redis.recovered")
     episode.recovered()
     for _ in range(50):
         episode.failed(error="refused")
@@ -542,7 +544,7 @@ def test_episode_is_logged_at_start_and_end(pipe: tuple[int, int]) -> None:
     episode.recovered()
     lost, back = (json.loads(line) for line in read_all(reader).splitlines())
     assert (lost["event"], lost["level"]) == ("redis.lost", "warning")
-    assert (back["event"], back["failures"]) == ("redis.back", 50)
+    assert (back["event"], back["failures"]) == ("redis.recovered", 50)
     assert back["seconds"] >= 0
 
 
@@ -595,7 +597,7 @@ def test_log_setup_leaves_the_root_logger_alone(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     logs.setup(role="supervisor", fd=writer)
     logs.mark_records("shop:sell", Unit("access", 3, "hits"))
-    logs.event("start")
+    logs.event("daemon.started")
     logging.getLogger("shop").warning("not ours")
     assert (root.handlers, root.level, root.filters) == before
     assert len(read_all(reader).splitlines()) == 1

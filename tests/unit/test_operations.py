@@ -262,7 +262,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_a_flood_of_lines_is_held_back_and_counted(clock: list[float]) -> None:
     with LogLines() as lines:
-        limit = logs.Limit("message.dead", logging.WARNING, per_second=3)
+        limit = logs.Limit("message.dead_lettered", logging.WARNING, per_second=3)
         for number in range(10):
             limit.event(uid=f"a/0/{number}-0")
         clock[0] += 0.9
@@ -279,7 +279,7 @@ def test_a_flood_of_lines_is_held_back_and_counted(clock: list[float]) -> None:
 
 def test_held_back_count_is_logged_without_another_message(clock: list[float]) -> None:
     with LogLines() as lines:
-        limit = logs.Limit("message.dead", logging.WARNING, per_second=2)
+        limit = logs.Limit("message.dead_lettered", logging.WARNING, per_second=2)
         for _ in range(5):
             limit.event(uid="a/0/1-0")
         limit.catch_up(unit=Unit("a", 0, "g"))
@@ -298,7 +298,7 @@ def test_held_back_count_is_logged_without_another_message(clock: list[float]) -
 
 def test_line_checked_first_is_still_counted(clock: list[float]) -> None:
     with LogLines() as lines:
-        limit = logs.Limit("message.dead", logging.WARNING, per_second=2)
+        limit = logs.Limit("message.dead_lettered", logging.WARNING, per_second=2)
         for number in range(5):
             if not limit.held():
                 limit.event(uid=f"a/0/{number}-0")
@@ -313,7 +313,7 @@ def test_line_checked_first_is_still_counted(clock: list[float]) -> None:
 def test_lines_below_the_level_are_not_counted(clock: list[float]) -> None:
     with LogLines() as lines:
         logging.getLogger("streamqd").setLevel("INFO")
-        limit = logs.Limit("message.retry", logging.DEBUG, per_second=1)
+        limit = logs.Limit("message.retried", logging.DEBUG, per_second=1)
         for _ in range(5):
             limit.event()
             assert limit.held()

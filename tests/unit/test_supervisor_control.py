@@ -11,15 +11,17 @@ from streamqd.supervisor.control import LOGGED_MAX, Control
 def test_thousands_of_planted_orders_are_a_bounded_number_of_lines(monkeypatch) -> None:
     """S6: the log stays bounded while valid directives are obeyed."""
     lines: list[tuple[str, str]] = []
-    monkeypatch.setattr(logs, "event", lambda name, **fields: lines.append((name, fields["order"])))
+    monkeypatch.setattr(
+        logs, "event", lambda name, **fields: lines.append((name, fields["directive"]))
+    )
     order = Directive(1, "mallory", "")
     control = Control("one")
     control.read(Directives(pauses={Scope("t", number): order for number in range(5_000)}))
 
-    assert [name for name, _ in lines] == ["steer.pause"] * (LOGGED_MAX + 1)
+    assert [name for name, _ in lines] == ["pause.requested"] * (LOGGED_MAX + 1)
     assert lines[-1][1] == f"{5_000 - LOGGED_MAX:,} more"
     assert control.is_paused(Unit("t", 4_999, "g"))
 
     lines.clear()
     control.read(Directives())
-    assert [name for name, _ in lines] == ["steer.resume"] * (LOGGED_MAX + 1)
+    assert [name for name, _ in lines] == ["pause.removed"] * (LOGGED_MAX + 1)

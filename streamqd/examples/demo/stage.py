@@ -125,9 +125,9 @@ class DemoDaemon:
         self._output.close()
 
     def wait_ready(self) -> None:
-        """Wait until the log contains the event `ready`. Raises DemoFailed after START_SECONDS."""
+        """Wait for the event `daemon.ready` in the log. Raises DemoFailed after START_SECONDS."""
         deadline = time.monotonic() + START_SECONDS
-        while "ready" not in self._events():
+        while "daemon.ready" not in self._events():
             self.check()
             if time.monotonic() > deadline:
                 raise DemoFailed(
