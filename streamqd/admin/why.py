@@ -555,9 +555,9 @@ _OWNED = (
         "check that the host of {owner} is up and reaches Redis; its lease expires automatically",
     ),
     CauseRule(
-        "owner-untold",
+        "no-report",
         lambda f: f.worker is None,
-        "{owner} owns {unit} but has published nothing of it",
+        "{owner} owns {unit} but has published no state of it",
         f"{_LATER}; if it stays so, read the log of that instance",
     ),
     CauseRule(
@@ -657,7 +657,7 @@ _AT_WORK = (
         "wait: streamqd runs these messages one at a time to find the one that kills its process",
     ),
     CauseRule(
-        "solo",
+        "quarantine",
         lambda f: f.solo and f.acked <= MOVING and not _in("recovering")(f),
         "{unit} runs the messages of a lost owner in rounds",
         "wait: streamqd runs these messages one at a time to find the one that kills its process",
@@ -669,7 +669,7 @@ _AT_WORK = (
         "report the traceback of housekeeper.failed in the log of {owner}",
     ),
     CauseRule(
-        "redis-away",
+        "redis-unavailable",
         lambda f: f.holder and f.holder.redis_up is False,
         "{owner}, the owner of {unit}, cannot reach Redis",
         "check the network from the host of {owner} to Redis",
@@ -686,7 +686,7 @@ _OTHER_CLIENTS = (
         "streamqd takes them over within 15 s while an instance owns the partition",
     ),
     CauseRule(
-        "foreign-client",
+        "other-client",
         lambda f: any(f.foreign),
         "another client, {clients} of {unit} that it never acknowledged",
         "stop that client; streamqd takes its entries over after reclaim_idle",
@@ -697,7 +697,7 @@ _OTHER_CLIENTS = (
 _OTHERWISE = (
     CauseRule("idle", lambda f: not f.waits, "{unit}: no messages waiting"),
     CauseRule(
-        "falling-behind",
+        "lag-growing",
         lambda f: f.acked > MOVING and f.slope > STEADY,
         "{unit} moves: {acked} on {owner}, {waiting}, growing by {slope}/s",
         "messages arrive faster than one worker handles them: make the handler faster, or grow the"
@@ -741,7 +741,7 @@ _OTHERWISE = (
     ),
 )
 
-_MOVES = ("idle", "falling-behind", "moving", "running", "recovering")
+_MOVES = ("idle", "lag-growing", "moving", "running", "recovering")
 # These delay the unit even while nothing waits.
 _GRAVE = (
     *("no-member", "no-offer", "internal-error", "crash-loop", "no-capacity", "caps-full"),

@@ -118,7 +118,7 @@ class Housekeeper:
         reclaimer = Reclaimer(store, self._settings.consumers, isolate("reclaim"))
         listener = Listener(store, self._wake_supervisor, isolate("listen"))
         trimmer = Trimmer(store, view, self._settings, isolate("trim"))
-        expirer = DeadLetterExpirer(store, view, self._settings, isolate("expire_letters"))
+        expirer = DeadLetterExpirer(store, view, self._settings, isolate("expire_dead_letters"))
 
         def promote_retries() -> float:
             return retries.turn(
@@ -144,8 +144,8 @@ class Housekeeper:
             Task("measure", 3.0, self._measure),
             Task("publish", 2.0, self._publish),
             Task("trim", 5.0, trimmer.run),
-            Task("expire_letters", 30.0, expirer.run),
-            Task("teach", 2.0, ScriptLoader(store.connection).run),
+            Task("expire_dead_letters", 30.0, expirer.run),
+            Task("load_scripts", 2.0, ScriptLoader(store.connection).run),
             Task("reclaim", reclaimer.every, lambda: reclaimer.run(view.owned())),
             *traces,
         ]

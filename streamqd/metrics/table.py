@@ -220,7 +220,7 @@ METRICS: tuple[Metric, ...] = (
     _counter("consumed", _slot("fetched"), "Entries fetched for handling, retries included."),
     _counter("acked", _slot("acked"), "Entries acknowledged."),
     _counter("retried", _slot("retried"), "Messages scheduled for another attempt."),
-    _counter("dead", _slot("dead"), "Messages moved to the dead-letter stream."),
+    _counter("dead_lettered", _slot("dead"), "Messages moved to the dead-letter stream."),
     _counter(
         "given_up",
         _slot("given_up"),
@@ -254,7 +254,11 @@ METRICS: tuple[Metric, ...] = (
         "Workers replaced because they reached max_messages, max_rss or max_age.",
     ),
     _counter("fenced", _slot("fenced"), "Operations refused because a newer owner exists."),
-    _counter("ghosts", _slot("ghosts"), "Pending entries whose body another client had trimmed."),
+    _counter(
+        "missing_entries",
+        _slot("ghosts"),
+        "Pending entries that another client had trimmed.",
+    ),
     _counter("expired", _slot("expired"), "Messages not handled because they had expired."),
     _counter(
         "reclaimed", _slot("reclaimed"), "Entries taken over from other clients in the group."
@@ -269,9 +273,11 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "redis_errors", _slot("redis_errors"), "Round trips of the workers to Redis that failed."
     ),
-    _counter("exchanges", _board("exchanges"), "Round trips of the supervisor to Redis."),
     _counter(
-        "exchange_errors",
+        "supervisor_round_trips", _board("exchanges"), "Round trips of the supervisor to Redis."
+    ),
+    _counter(
+        "supervisor_round_trip_errors",
         _board("exchange_errors"),
         "Round trips of the supervisor to Redis that failed.",
     ),

@@ -74,6 +74,9 @@ class Reclaim:
         slot.add("reclaimed", len(entries))
         if entries:
             logs.event(
-                "entries.reclaimed", unit=self._context.unit, entries=len(entries), ghosts=ghosts
+                "entries.reclaimed",
+                unit=self._context.unit,
+                entries=len(entries),
+                missing_entries=ghosts,
             )
         return [messages.PendingEntry(retried, entry_id, fields) for entry_id, fields in entries]

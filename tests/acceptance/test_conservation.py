@@ -85,7 +85,7 @@ def test_every_missing_message_was_handled_or_is_counted_as_lost(
         sent = next(numbers) // PARTITIONS
         for unit, seen in conservation.last.items():
             unhandled = len(conservation.unhandled[unit])
-            expired, ghosts = (counted(port, name, unit) for name in ("expired", "ghosts"))
+            expired, ghosts = (counted(port, name, unit) for name in ("expired", "missing_entries"))
             print(
                 f"{unit}: of {sent} {unhandled} were not handled:"
                 f" {seen.lost_unread} lost unread, {seen.lost_pending} in hand, {expired} expired"

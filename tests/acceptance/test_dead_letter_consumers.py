@@ -143,7 +143,7 @@ def test_dead_letters_are_handled_retried_given_up_and_kept(make: NewDaemon):
         assert not daemon.events("trim.refused")
         assert len(daemon.events("dead_letter.given_up")) == 1
         assert counters(daemon, "given_up") == {GROUP: 0.0, READER: 1.0}
-        assert counters(daemon, "dead") == {GROUP: 3.0, READER: 0.0}
+        assert counters(daemon, "dead_lettered") == {GROUP: 3.0, READER: 0.0}
         assert counters(daemon, "acked") == {GROUP: 0.0, READER: 3.0}
 
 

@@ -146,7 +146,7 @@ def test_prometheus_evaluates_metrics_rules_and_dashboard(
 
     of_group = f'{{topic="{TOPIC}",group="{GROUP}"}}'
     prometheus.wait_value(f"sum(streamqd_acked_total{of_group})", 20)
-    prometheus.wait_value(f"sum(streamqd_dead_total{of_group})", 3)
+    prometheus.wait_value(f"sum(streamqd_dead_lettered_total{of_group})", 3)
     prometheus.wait_value(f"sum(streamqd_retried_total{of_group})", 1)
     prometheus.wait_value(f"sum(streamqd_consumed_total{of_group})", 24)
     prometheus.wait_value(f"sum(streamqd_handle_seconds_count{of_group})", 24)

@@ -217,7 +217,7 @@ def test_why_names_another_client_that_holds_a_message(new_daemon: NewDaemon) ->
         stream = one.keys.stream(TOPIC, 0)
         one.link.execute("XREADGROUP", "GROUP", GROUP, "bob", "STREAMS", stream, ">")
         one.signal(signal.SIGCONT)
-        answer = wait_cause(one, "foreign-client")
+        answer = wait_cause(one, "other-client")
         assert "'bob' holds 1 message" in answer["causes"][0]["sentence"]
 
 

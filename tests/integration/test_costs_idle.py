@@ -116,8 +116,8 @@ TASKS = {
     "measure": (2, 4),
     "publish": (0, 1),
     "trim": (1, 8),
-    "expire_letters": (1, 8),
-    "teach": (0, 1),
+    "expire_dead_letters": (1, 8),
+    "load_scripts": (0, 1),
     "reclaim": (0, 4),
 }
 

@@ -270,7 +270,7 @@ def test_retries_are_promoted_while_many_dead_letters_expire(
     streams = [keys.dlq("access", unit.partition) for unit in units[:16]]
     fill(link, streams, 3 * letters.PAGE)
     table = {task.name: task for task in keeper._tasks}
-    table["expire_letters"].due = 0.0
+    table["expire_dead_letters"].due = 0.0
     keeper._round()
     delayed(link, keys, units[-1], 1, 1)
     board.slots()[-1].next_due_unix_ms = 1

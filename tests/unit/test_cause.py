@@ -63,7 +63,7 @@ CASES = [
     ("moving", True, facts(worker=MOVING), "10.0 messages/s on west"),
     ("moving", True, facts(worker=MOVING), "caught up in about 25 s"),
     (
-        "falling-behind",
+        "lag-growing",
         True,
         facts(worker=worker(rates={"acked": 10.0}, lag_per_second=3.0)),
         "growing by 3.0/s",
@@ -145,7 +145,7 @@ CASES = [
         facts(members=(replace(WEST, state="silent", silent_seconds=40.0), EAST)),
         "has been silent for 40 s",
     ),
-    ("owner-untold", False, facts(worker=None), "has published nothing"),
+    ("no-report", False, facts(worker=None), "has published no state"),
     ("growing", False, facts(owner="topic-grow", worker=None), "access grows"),
     (
         "slow-handler",
@@ -230,7 +230,7 @@ CASES = [
         "keeps 2 messages of one held key",
     ),
     ("moving", True, facts(worker=worker(rates={"acked": 9.0}, held=2, held_keys=1)), "moves"),
-    ("solo", False, facts(solo=True), "in rounds"),
+    ("quarantine", False, facts(solo=True), "in rounds"),
     (
         "recovering",
         True,
@@ -246,8 +246,13 @@ CASES = [
         facts(worker=worker(state="recovering", suspects_left=1, suspects=1280, round_size=0)),
         "1 of 1,280 suspects left",
     ),
-    ("redis-away", False, facts(members=(replace(WEST, redis_up=False),)), "cannot reach Redis"),
-    ("foreign-client", False, facts(foreign={"bob": 4}), "'bob' holds 4 messages"),
+    (
+        "redis-unavailable",
+        False,
+        facts(members=(replace(WEST, redis_up=False),)),
+        "cannot reach Redis",
+    ),
+    ("other-client", False, facts(foreign={"bob": 4}), "'bob' holds 4 messages"),
     (
         "waiting-for-retry",
         False,
@@ -282,7 +287,7 @@ def test_dominant_cause_comes_first_and_others_stay() -> None:
 
     words = [each.word for each in causes(known)]
 
-    assert words == ["paused", "slow-handler", "foreign-client"]
+    assert words == ["paused", "slow-handler", "other-client"]
 
 
 def test_stopped_group_lists_only_other_clients_too() -> None:
@@ -290,7 +295,7 @@ def test_stopped_group_lists_only_other_clients_too() -> None:
 
     found = causes(known)
 
-    assert [each.word for each in found] == ["stopped", "unowned", "foreign-client"]
+    assert [each.word for each in found] == ["stopped", "unowned", "other-client"]
     assert "'bob' holds 1 message and 'eve' holds 2 messages" in found[2].sentence
 
 

@@ -91,14 +91,14 @@ def value(view: MetricsView, name: str, **labels: str) -> float | None:
         ("fetched", "consumed"),
         ("acked", "acked"),
         ("retried", "retried"),
-        ("dead", "dead"),
+        ("dead", "dead_lettered"),
         ("released", "released"),
         ("crashes", "crashes"),
         ("charged", "charged"),
         ("restarts", "restarts"),
         ("recycled", "recycled"),
         ("fenced", "fenced"),
-        ("ghosts", "ghosts"),
+        ("ghosts", "missing_entries"),
         ("reclaimed", "reclaimed"),
         ("parked", "parked"),
         ("bytes", "received_bytes"),
@@ -254,7 +254,13 @@ def test_metric_names_and_texts_are_valid() -> None:
 
 def test_documented_metrics_exist() -> None:
     promised = {
-        *("produced_total", "consumed_total", "acked_total", "retried_total", "dead_total"),
+        *(
+            "produced_total",
+            "consumed_total",
+            "acked_total",
+            "retried_total",
+            "dead_lettered_total",
+        ),
         *("topic_length", "pending", "in_flight", "partitions_owned"),
         *("handle_seconds", "ack_latency_seconds"),
         *("lag", "oldest_unread_age_seconds", "delayed", "dlq_length", "epoch", "fenced_total"),
