@@ -30,7 +30,7 @@ EXIT_PROBLEMS = 1
 EXIT_REDIS = 4
 _KEPT_BY = {
     "retention": "retention",
-    "settings": "no retention is set",
+    "settings": "no retention",
     "empty": "-",
 }
 
@@ -162,7 +162,7 @@ def _show(found: StreamReport) -> None:
     unreadable(found.unreadable)
     bounds = ", ".join(topics_settings.lines({"retention": found.retention}))
     click.echo(f"{found.topic}: {count(found.messages, 'message')}, {memory(found.bytes)}")
-    click.echo(bounds or "no retention is set: acknowledged messages stay")
+    click.echo(bounds or "no retention: acknowledged messages are kept")
     if found.dead or found.retry_bytes:
         dead = f"{count(found.dead, 'dead letter')}, {memory(found.dead_bytes)}"
         click.echo(f"beside them: {dead}; retry streams, {memory(found.retry_bytes)}")

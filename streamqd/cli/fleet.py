@@ -23,8 +23,8 @@ from streamqd.words import age, count
 ALIKE_MAX = 5  # listed partitions per problem
 SHOWN_MAX = 20  # listed partitions per new owner (--json lists all)
 _WHY_STRANDED = {
-    "no-offer": "no other instance offers it",
-    "broken": "its worker crashes in a loop everywhere else",
+    "no-offer": "no other instance has their consumer",
+    "broken": "their workers crash in a loop on all other instances",
     "caps-full": "the other instances own as many partitions as they may",
 }
 
@@ -239,9 +239,10 @@ def show_departure(departure: Departure) -> None:
         place = printable(f"{unit.topic}/{unit.partition}/{unit.group}")
         stranded[unit.stranded].append(place)
     for why, places in stranded.items():
-        more = [f"{len(places) - ALIKE_MAX:,} more"] if len(places) > ALIKE_MAX else []
-        for place in places[:ALIKE_MAX] + more:
-            click.echo(styled(f"! no instance takes {place}: {_WHY_STRANDED[why]}", "warn"))
+        more = [f"and {len(places) - ALIKE_MAX:,} more"] if len(places) > ALIKE_MAX else []
+        shown = ", ".join(places[:ALIKE_MAX] + more)
+        text = f"! {count(len(places), 'partition')} without a new owner, because"
+        click.echo(styled(f"{text} {_WHY_STRANDED[why]}: {shown}", "warn"))
     for to, places in sorted(takers.items()):
         more = [f"and {len(places) - SHOWN_MAX:,} more"] if len(places) > SHOWN_MAX else []
         shown = ", ".join(places[:SHOWN_MAX] + more)

@@ -25,8 +25,8 @@ def status(session: Session, *, topic: str | None) -> CommandResult:
     There is a row for each group, with totals. STATE is the worst state of its partitions, with
     their number. `running 12s` means that one message has been running for 12 seconds. MSG/S is an
     average of about the last 10 seconds. DEAD counts the group's dead letters (`-`: not counted).
-    LAG, PEND, DELAY and OLDEST are as in `partitions`. BEAT is the age of an instance's last
-    heartbeat.
+    LAG, PENDING, DELAYED and OLDEST are as in `partitions`. HEARTBEAT is the age of an instance's
+    last heartbeat, and UPTIME the time since its start.
 
     \b
     Example:
@@ -75,11 +75,11 @@ def _schedules(seen: fleet.StatusView) -> str:
 
 def _show_instances(seen: fleet.StatusView) -> None:
     listing(
-        "INSTANCE STATE OWNED MSG/S BEAT UP PID HOST",
+        "INSTANCE STATE OWNED MSG/S HEARTBEAT UPTIME PID HOST",
         seen.instances,
         msg_s=lambda each: each.rate,
-        beat=lambda each: ago(seen.now_unix_ms, each.beat_unix_ms),
-        up=lambda each: ago(seen.now_unix_ms, each.started_unix_ms),
+        heartbeat=lambda each: ago(seen.now_unix_ms, each.beat_unix_ms),
+        uptime=lambda each: ago(seen.now_unix_ms, each.started_unix_ms),
         pid=lambda each: None if each.pid is None else str(each.pid),
     )
 
@@ -101,7 +101,7 @@ def _show_groups(seen: fleet.StatusView) -> None:
     ]
     if len(rows) > 1:
         rows.append(_total(seen))
-    columns = ("GROUP", "OWNED", "MSG/S", "LAG", "PEND", "DELAY", "DEAD", "OLDEST", "STATE")
+    columns = ("GROUP", "OWNED", "MSG/S", "LAG", "PENDING", "DELAYED", "DEAD", "OLDEST", "STATE")
     table(columns, rows, last_below=True)
 
 
@@ -129,7 +129,7 @@ def _group_state(each: fleet.GroupStatus) -> str:
     """Return the worst state of the group. Its reason is printed above the table."""
     text = _state(each.condition, each.longest_run_seconds, each.reason)
     if each.condition_partitions < each.partitions:
-        text += f" ({each.condition_partitions} of {each.partitions})"
+        text += f" ({each.condition_partitions}/{each.partitions})"
     return text
 
 
@@ -144,12 +144,10 @@ def _state(condition: str, run_seconds: float | None, progress: str) -> str:
 
 def _show_units(seen: fleet.StatusView) -> None:
     listing(
-        "PARTITION MSG/S LAG PEND DELAY OLDEST STATE OWNER",
+        "PARTITION MSG/S LAG PENDING DELAYED OLDEST STATE OWNER",
         seen.units,
         partition=lambda each: f"{each.partition}/{each.group}",
         msg_s=lambda each: each.rate,
-        pend=lambda each: each.pending,
-        delay=lambda each: each.delayed,
         oldest=lambda each: ago(seen.now_unix_ms, each.oldest_unix_ms),
         state=_unit_state,
         owner=lambda each: each.owner or "-",

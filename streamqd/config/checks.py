@@ -255,8 +255,8 @@ def check_consumer(consumer: Consumer, path: TomlPath, problems: Problems) -> No
     if 0 < consumer.max_age < AGE_MIN and problems.ok((*path, "max_age")):
         problems.add(
             (*path, "max_age"),
-            f'"{format_duration(consumer.max_age)}" is too small: the least is'
-            f' "{format_duration(AGE_MIN)}", 0 is never',
+            f'"{format_duration(consumer.max_age)}" is too small: it must be at least'
+            f' "{format_duration(AGE_MIN)}", or 0 for no limit',
         )
     both = sorted(set(consumer.retry_on) & set(consumer.dead_on))
     if both:

@@ -196,7 +196,7 @@ def written(setting: Setting, number: float) -> str:
 def _bounded(setting: Setting, number: Any) -> Any:
     low, high = bounds(setting)
     if number < low:
-        raise ValueError(f"is too small: the least is {written(setting, low)}")
+        raise ValueError(f"is too small: it must be at least {written(setting, low)}")
     if number > high:
-        raise ValueError(f"is too large: the most is {written(setting, high)}")
+        raise ValueError(f"is too large: it must be at most {written(setting, high)}")
     return number

@@ -205,7 +205,7 @@ def _zone_fault(schedule: Schedule) -> str:
 
 def _every_fault(schedule: Schedule) -> str:
     if schedule.every is not None and round(schedule.every, 3) != schedule.every:
-        return "is not a whole number of milliseconds: round it"
+        return "must be a multiple of 1ms: round it"
     return ""
 
 

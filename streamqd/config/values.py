@@ -14,7 +14,7 @@ Duration = float | str | timedelta  # seconds, or a string such as "1m30s"
 Size = int | str  # bytes, or a string such as "64MiB"
 
 DURATION_HINT = 'write a number of seconds, or a text such as "30s", "1m30s", "500ms" or "24h"'
-SIZE_HINT = 'write a whole number of bytes, or a text such as "64MiB", "4MB" or "512KiB"'
+SIZE_HINT = 'write an integer number of bytes, or a string such as "64MiB", "4MB" or "512KiB"'
 
 # Longest unit first: a duration must list its units in this order, each at most once.
 _DURATION_UNITS: dict[str, Decimal] = {
@@ -97,7 +97,7 @@ def parse_size(value: object) -> int:
         number, unit = _split_unit(value.strip())
         size = Decimal(number) * _SIZE_UNITS[unit]
         if size != int(size):
-            raise ValueError(f"is not a whole number of bytes: {SIZE_HINT}")
+            raise ValueError(f"must be an integer number of bytes: {SIZE_HINT}")
         return int(size)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"is not a size: {SIZE_HINT}")

@@ -296,7 +296,7 @@ def test_status_has_a_row_for_each_group_with_totals_and_the_truth(
     ]
     rows = said[said.index("GROUP ") :].splitlines()
     assert re.fullmatch(r"access/agents +3/3 .* 3 +\S+ +circuit open", rows[1])
-    assert re.fullmatch(r"access/hits +3/3 .* 0 +\S+ +running 12s \(1 of 3\)", rows[2])
+    assert re.fullmatch(r"access/hits +3/3 .* 0 +\S+ +running 12s \(1/3\)", rows[2])
     assert re.match(r"total +6/6 +- +6 ", rows[3]) or re.match(r"total +6/6 +0.0 +6 ", rows[3])
     assert len(rows) == 4, "24 partitions are not 24 rows"
     rows = one[one.index("PARTITION ") :].splitlines()

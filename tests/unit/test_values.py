@@ -105,12 +105,12 @@ def test_parse_size_accepts_each_spelling(written: object, size: int) -> None:
     "written", ["", "MiB", "4M", "4mib", "4Mb", "-1B", "1e3", -1, 1.5, True, None, [4]]
 )
 def test_invalid_size_error_shows_the_format(written: object) -> None:
-    with pytest.raises(ValueError, match="is not a size: write a whole number of bytes"):
+    with pytest.raises(ValueError, match="is not a size: write an integer number of bytes"):
         parse_size(written)
 
 
 def test_parse_size_refuses_a_fraction_of_a_byte() -> None:
-    with pytest.raises(ValueError, match="is not a whole number of bytes"):
+    with pytest.raises(ValueError, match="must be an integer number of bytes"):
         parse_size("1.0001KiB")
 
 

@@ -15,7 +15,7 @@ from streamqd.admin.live import LiveUnit
 from streamqd.cli.output import printable
 from streamqd.words import age, short
 
-NAME_MIN = 18  # minimum width of the partition's name
+NAME_MIN = 15  # minimum width of the partition's name
 GAP = 1
 CALM = ("ready", "running", "recovering")
 
@@ -154,14 +154,14 @@ COLUMNS = (
     ),
     _numeric("rate", "MSG/S", 6, 0, lambda unit: unit.acked),
     _numeric("fails", "FAIL/S", 6, 110, lambda unit: unit.failed),
-    _numeric("lag", "LAG", 7, 0, lambda unit: unit.lag),
+    _numeric("lag", "LAG", 6, 0, lambda unit: unit.lag),
     ScreenColumn(
         "trend", "LAG/S", 7, 110,
         lambda unit, _now: _slope(unit), lambda unit: (unit.lag_per_second or 0,),
     ),
     _timed("oldest", "OLDEST", 0, lambda unit: unit.oldest_seconds),
-    _numeric("pending", "PEND", 5, 0, lambda unit: unit.pending),
-    _numeric("delayed", "DELAY", 5, 0, lambda unit: unit.delayed),
+    _numeric("pending", "PENDING", 7, 0, lambda unit: unit.pending),
+    _numeric("delayed", "DELAYED", 7, 0, lambda unit: unit.delayed),
     _timed("p99", "P99", 0, lambda unit: unit.p99_seconds),
     ScreenColumn(
         "run", "RUN", 6, 110,
