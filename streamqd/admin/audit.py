@@ -36,7 +36,7 @@ class AuditEntry:
     id: str
     at_unix_ms: int
     who: str
-    verb: str
+    command: str
     what: dict[str, Any]
     counts: dict[str, int]
     first_id: str
@@ -128,7 +128,7 @@ def _deed(raw_id: bytes, fields: dict[bytes, bytes]) -> AuditEntry:
         id=raw_id.decode(),
         at_unix_ms=read_id(raw_id).ms,
         who=text(b"who"),
-        verb=text(b"verb"),
+        command=text(b"verb"),
         what=table(b"what"),
         counts=counts,
         first_id=text(b"first"),

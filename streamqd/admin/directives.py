@@ -51,14 +51,14 @@ class DirectiveRow:
 
 @dataclass(frozen=True, slots=True)
 class ControlView:
-    """All directives. `strange` maps unreadable ones to the problem.
+    """All directives. `unreadable_directives` maps unreadable ones to the problem.
 
     `unreadable` are other values of the fleet that cannot be read.
     """
 
     now_unix_ms: int
-    orders: list[DirectiveRow]
-    strange: dict[str, str]
+    directives: list[DirectiveRow]
+    unreadable_directives: dict[str, str]
     unreadable: list[Unreadable]
 
 
@@ -66,12 +66,12 @@ class ControlView:
 class Steered:
     """The result of a command.
 
-    `order` is its name. `at_unix_ms` is when it was given, null when nothing was written. `changed`
-    is false when the fleet was in that state already. `notes` and `waiting` are sentences for
-    people: advice, and the instances that had not obeyed at the timeout.
+    `directive` is its name. `at_unix_ms` is when it was given, null when nothing was written.
+    `changed` is false when the fleet was in that state already. `notes` and `waiting` are sentences
+    for people: advice, and the instances that had not obeyed at the timeout.
     """
 
-    order: str
+    directive: str
     at_unix_ms: int | None
     changed: bool
     dry_run: bool
@@ -124,7 +124,7 @@ def rows(state: FleetState) -> list[DirectiveRow]:
     ]
     if (order := found.rebalance) is not None:
         # Every instance reads it with its next heartbeat, and applies it immediately.
-        beaten = [seen.beat_unix_ms > order.at_unix_ms for seen in live.values()]
+        beaten = [seen.heartbeat_unix_ms > order.at_unix_ms for seen in live.values()]
         listed.append(row("rebalance", "", order, done=bool(beaten) and all(beaten)))
     return listed
 
@@ -161,7 +161,7 @@ def write(
     reply = fleet.store.run(call)
     if reply.word == "FULL":
         raise Refused(
-            f"the fleet has {int(reply.rest[0])} orders, no more are allowed; `streamqd control"
+            f"the fleet has {int(reply.rest[0])} directives, no more are allowed; `streamqd control"
             " list` shows them, `streamqd rebalance` and `streamqd control clear` take out old ones"
         )
     # Without the permission to publish, or without a listener, the next heartbeat finds it.
@@ -339,7 +339,7 @@ class Forgotten:
     """An instance removed from the fleet, or its dry run.
 
     `ownerless` counts the partitions that it owned last and that no instance has taken since.
-    `orders` are the directives to it, which stay. `topics` are the topics that it offered.
+    `directives` are those to it, which stay. `topics` are the topics that it offered.
     """
 
     instance: str
@@ -347,7 +347,7 @@ class Forgotten:
     pid: int | None
     silent_seconds: float
     ownerless: int
-    orders: list[str]
+    directives: list[str]
     topics: list[str]
     dry_run: bool
 
@@ -370,7 +370,7 @@ def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
     ttl = max(fleet.stale, seen.ttl or 0.0)
     deadline = time.monotonic() + ttl / 2
     while True:
-        now, moved = state.now_unix_ms, beat.beat_unix_ms
+        now, moved = state.now_unix_ms, beat.heartbeat_unix_ms
         if now - moved <= ttl * 1000:
             raise _alive(instance, (now - moved) / 1000)
         if time.monotonic() >= deadline:
@@ -378,8 +378,8 @@ def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
         time.sleep(LOOK_SECONDS)
         state = published.fleet_state(fleet)
         beat = _member(fleet, state, instance)
-        if (beat.beat_unix_ms, beat.info.get("nonce")) != (moved, nonce):
-            raise _alive(instance, (state.now_unix_ms - beat.beat_unix_ms) / 1000)
+        if (beat.heartbeat_unix_ms, beat.info.get("nonce")) != (moved, nonce):
+            raise _alive(instance, (state.now_unix_ms - beat.heartbeat_unix_ms) / 1000)
     units = _of_pairs(fleet, seen.member.offers)
     views = lease_views(fleet.store, units, BadValues())
     last = [held for held in views if held.token and held.owner == instance]
@@ -397,9 +397,9 @@ def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
         instance=instance,
         host=str(beat.info.get("host", "")),
         pid=published.whole(beat.info.get("pid")),
-        silent_seconds=(state.now_unix_ms - beat.beat_unix_ms) / 1000,
+        silent_seconds=(state.now_unix_ms - beat.heartbeat_unix_ms) / 1000,
         ownerless=len(last),
-        orders=[row.name for row in rows(state) if instance in (row.target, row.to)],
+        directives=[row.name for row in rows(state) if instance in (row.target, row.to)],
         topics=sorted({unit.topic for unit in units}),
         dry_run=dry_run,
     )
@@ -427,7 +427,7 @@ def _alive(instance: str, seconds: float) -> Refused:
 class Cleared:
     """The directives that were removed, or would be."""
 
-    orders: list[str]
+    directives: list[str]
     dry_run: bool
 
 
@@ -669,7 +669,7 @@ class DepartingUnit:
     group: str
     to: str
     stranded: str
-    in_hand: int | None
+    in_flight: int | None
     lag: int | None
 
 
@@ -715,7 +715,7 @@ def departure(fleet: Fleet, instance: str) -> Departure:
                 *unit,
                 to=to,
                 stranded=why,
-                in_hand=workers[unit].in_hand if unit in workers else None,
+                in_flight=workers[unit].in_flight if unit in workers else None,
                 lag=workers[unit].lag if unit in workers else None,
             )
             for unit, (to, why) in who.items()

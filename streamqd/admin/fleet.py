@@ -54,7 +54,7 @@ class InstanceRow:
     pid: int | None
     version: str
     started_unix_ms: int | None
-    beat_unix_ms: int
+    heartbeat_unix_ms: int
     offers: list[str]
     weight: int
     owned: int
@@ -74,7 +74,7 @@ class UnitStatus(UnitRow):
     reason for its wait (blocked, full, halted, probing, flooded, throttled) or recovering. It is ''
     when unknown, and `waits_seconds` is the remaining wait. A recovering worker has `suspects_left`
     of `suspects` messages of a crash or a lost host left to run, and runs `round_size` now.
-    `held` messages of `held_keys` keys wait there for an earlier message of their key. `in_hand`
+    `held` messages of `held_keys` keys wait there for an earlier message of their key. `in_flight`
     counts entries fetched and not handled, `rate` messages acknowledged per second.
     `longest_run_seconds` is the age of the oldest handler run, and `progress_seconds` the time
     since a running handler called `Message.progress`, if any did. `dead_letters` belong to the
@@ -84,7 +84,7 @@ class UnitStatus(UnitRow):
 
     condition: str
     worker: str
-    in_hand: int | None
+    in_flight: int | None
     rate: float | None
     longest_run_seconds: float | None
     lag_per_second: float | None
@@ -147,20 +147,20 @@ class Behind:
 class StatusView:
     """The fleet at a glance.
 
-    `orders` are the directives of operators, pauses first. `strange_orders` maps unreadable ones to
-    the problem. `dead_letters` counts them by topic (only topics with any). `problems` are
+    `directives` are those of operators, pauses first. `unreadable_directives` maps others to the
+    problem. `dead_letters` counts them by topic (only topics with any). `problems` are
     sentences for people. `unreadable` values in Redis count as missing and hide nothing else.
     """
 
     fleet: str
     now_unix_ms: int
-    orders: list[DirectiveRow]
-    strange_orders: dict[str, str]
+    directives: list[DirectiveRow]
+    unreadable_directives: dict[str, str]
     problems: list[str]
     instances: list[InstanceRow]
     groups: list[GroupStatus]
     units: list[UnitStatus]
-    behind: list[Behind]
+    lagging: list[Behind]
     dead_letters: dict[str, int]
     schedules: ScheduleTotals
     unreadable: list[Unreadable]
@@ -211,8 +211,8 @@ def status(fleet: Fleet, topic: str | None = None) -> StatusView:
     return StatusView(
         fleet=fleet.name,
         now_unix_ms=seen.now_unix_ms,
-        orders=directives.rows(state),
-        strange_orders=state.control.strange,
+        directives=directives.rows(state),
+        unreadable_directives=state.control.strange,
         problems=[
             *_problems(fleet.name, lives, filter(None, causes), by_topic, state.now_unix_ms),
             *_of_schedules(timed),
@@ -221,7 +221,7 @@ def status(fleet: Fleet, topic: str | None = None) -> StatusView:
         instances=instances,
         groups=_groups(units, state.control),
         units=units,
-        behind=_behind(units),
+        lagging=_behind(units),
         dead_letters=by_topic,
         schedules=timed,
     )
@@ -238,12 +238,19 @@ def _instance(each: LiveInstance, offers: frozenset[tuple[str, str]], weight: An
 
 # Fields that a row copies from its instance under the same name.
 _OF_INSTANCES = (
-    *("instance", "state", "host", "pid", "version", "started_unix_ms", "beat_unix_ms"),
+    *("instance", "state", "host", "pid", "version", "started_unix_ms", "heartbeat_unix_ms"),
     *("owned", "capacity", "limit"),
 )
 # Fields that an assignment copies from its owner's worker under the same name.
 _OF_WORKERS = (
-    *("in_hand", "longest_run_seconds", "lag_per_second", "progress_seconds", "held", "held_keys"),
+    *(
+        "in_flight",
+        "longest_run_seconds",
+        "lag_per_second",
+        "progress_seconds",
+        "held",
+        "held_keys",
+    ),
     *("suspects_left", "suspects", "round_size", "waits_seconds"),
 )
 

@@ -30,7 +30,7 @@ class LiveInstance:
     state: str
     host: str
     version: str
-    beat_unix_ms: int
+    heartbeat_unix_ms: int
     at_unix_ms: int | None
     told: bool
     redis_up: bool | None
@@ -52,7 +52,7 @@ def instance_of(seen: Heartbeat, summary: dict[str, Any], *, silent: bool) -> Li
         state="silent" if silent else str(summary.get("state") or "unknown"),
         host=str(info.get("host", "")),
         version=str(info.get("version", "")),
-        beat_unix_ms=seen.beat_unix_ms,
+        heartbeat_unix_ms=seen.heartbeat_unix_ms,
         at_unix_ms=published.whole(summary.get("at_unix_ms")),
         told=bool(summary),
         redis_up=up if isinstance(up, bool) else None,
@@ -119,7 +119,7 @@ def silent(facts: SeesInstances) -> Iterator[CheckResult]:
     """An instance disappeared without leaving the fleet."""
     for each in facts.instances:
         if each.state == "silent":
-            silence = (facts.now_unix_ms - each.beat_unix_ms) / 1000
+            silence = (facts.now_unix_ms - each.heartbeat_unix_ms) / 1000
             yield CheckResult(
                 f"the instance {each.instance} has been silent for {roughly(silence)} and has not"
                 f" left the fleet",

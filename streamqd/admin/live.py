@@ -87,7 +87,7 @@ class LiveUnit:
     lag: int | None
     pending: int | None
     delayed: int | None
-    in_hand: int | None
+    in_flight: int | None
     dead_letters: int | None
     partition_dead_letters: int | None
     oldest_seconds: float | None
@@ -175,7 +175,7 @@ class LiveView:
 
     fleet: str
     now_unix_ms: int
-    orders: list[LiveDirective]
+    directives: list[LiveDirective]
     instances: list[LiveInstance]
     units: list[LiveUnit]
     failures: list[LiveFailure]
@@ -231,7 +231,7 @@ def look(fleet: Fleet, state: FleetState | None = None) -> LiveView:
     return LiveView(
         fleet=fleet.name,
         now_unix_ms=now,
-        orders=[
+        directives=[
             *(order_of("pause", str(scope), each) for scope, each in orders.pauses.items()),
             *(order_of("stop", str(scope), each) for scope, each in orders.stops.items()),
             *(order_of("drain", name, each) for name, each in orders.drains.items()),
@@ -283,6 +283,7 @@ def unit_of(owner: str, raw: dict[str, Any]) -> LiveUnit:
         loop_blocker=str(raw.get("loop_blocker") or ""),
         running=str(raw.get("running") or ""),
         rate_per=str(raw.get("rate_per") or ""),
+        in_flight=_whole(raw.get("in_hand")),
         acked=published.rate(raw, "acked"),
         failed=published.rate(raw, "failed"),
         **numbers,
@@ -290,7 +291,7 @@ def unit_of(owner: str, raw: dict[str, Any]) -> LiveUnit:
 
 
 _WHOLE = (
-    *("lag", "pending", "delayed", "in_hand", "dead_letters"),
+    *("lag", "pending", "delayed", "dead_letters"),
     *("oldest_unread_unix_ms", "next_due_unix_ms", "held", "held_keys"),
     *("suspects_left", "suspects", "round_size"),
 )

@@ -15,7 +15,7 @@ from streamqd.words import age, spans
 @check("fleet.ordered", Severity.NOTE)
 def ordered(view: LiveView) -> Iterator[CheckResult]:
     """A directive pauses, stops or drains something."""
-    for order in sorted(view.orders, key=lambda each: (each.kind != "pause", each.at_unix_ms)):
+    for order in sorted(view.directives, key=lambda each: (each.kind != "pause", each.at_unix_ms)):
         yield CheckResult(
             f"{order.kind} of {order.scope} for {age(view.now_unix_ms - order.at_unix_ms)}"
             f" by {order.by or '?'}{': ' if order.why else ''}{order.why}",

@@ -47,7 +47,7 @@ class FleetState:
     @cached_property
     def silent(self) -> dict[str, int]:
         """Milliseconds since the last heartbeat of each instance that counts as gone."""
-        ages = {beat.instance: self.now_unix_ms - beat.beat_unix_ms for beat in self.beats}
+        ages = {beat.instance: self.now_unix_ms - beat.heartbeat_unix_ms for beat in self.beats}
         return {name: age for name, age in ages.items() if age > self.stale * 1000}
 
     @cached_property

@@ -305,7 +305,7 @@ def members_of(instances: Iterable[LiveInstance], state: FleetState) -> dict[str
     """Return the facts about each member, by its name."""
     found = {}
     for each in instances:
-        seen = seen_of(Heartbeat(each.instance, each.beat_unix_ms, state.infos[each.instance]))
+        seen = seen_of(Heartbeat(each.instance, each.heartbeat_unix_ms, state.infos[each.instance]))
         found[each.instance] = MemberFacts(
             instance=each.instance,
             state=each.state,
@@ -317,7 +317,7 @@ def members_of(instances: Iterable[LiveInstance], state: FleetState) -> dict[str
             redis_up=each.redis_up,
             capacity=each.capacity,
             limit=each.limit,
-            silent_seconds=max(0, state.now_unix_ms - each.beat_unix_ms) / 1000,
+            silent_seconds=max(0, state.now_unix_ms - each.heartbeat_unix_ms) / 1000,
         )
     return found
 

@@ -190,7 +190,7 @@ def _duplicate(session: Session, settings: config.Settings) -> list[CheckFinding
     if found is None:
         return []
     info, ttl = found.info, published.real(found.info.get("ttl")) or daemon.lease_ttl
-    age = (server_unix_ms(session.link) - found.beat_unix_ms) / 1000
+    age = (server_unix_ms(session.link) - found.heartbeat_unix_ms) / 1000
     if age > ttl or info.get("lock") == startup.lock_identity(settings):
         return []
     process = members.process_of(found)
@@ -225,7 +225,7 @@ def _beats(
         now = members.member(session.store, settings.daemon.fleet, found.instance)
         if now is None:
             return False
-        if now.beat_unix_ms != found.beat_unix_ms:
+        if now.heartbeat_unix_ms != found.heartbeat_unix_ms:
             return True
     return False
 

@@ -118,7 +118,7 @@ def print_audit(entries: Sequence[AuditEntry], now_unix_ms: int) -> None:
         "AGE WHO COMMAND COUNTS WHAT",
         entries,
         age=lambda each: ago(now_unix_ms, each.at_unix_ms),
-        command=lambda each: each.verb,
+        command=lambda each: each.command,
         counts=lambda each: _pairs(each.counts) or None,
         what=lambda each: "; ".join(filter(None, (_pairs(each.what), each.note))) or None,
     )

@@ -288,8 +288,8 @@ def forget(session: Session, *, instance: str, dry_run: bool, yes: bool) -> Comm
         if done.ownerless:
             what = count(done.ownerless, "partition")
             click.echo(f"nobody owns {what} that it owned: an instance that offers them takes them")
-        if done.orders:
-            names = ", ".join(done.orders)
+        if done.directives:
+            names = ", ".join(done.directives)
             click.echo(printable(f"directives to it stay (`streamqd control clear`): {names}"))
 
     return CommandResult(done, show)
@@ -362,10 +362,10 @@ def list_(session: Session, *, everything: bool) -> CommandResult:
 
 def _show_directives(seen: directives.ControlView, everything: bool) -> None:
     unreadable(seen.unreadable)
-    shown = [row for row in seen.orders if everything or not row.done]
-    if not shown and not seen.strange:
+    shown = [row for row in seen.directives if everything or not row.done]
+    if not shown and not seen.unreadable_directives:
         over = "no directive is in effect; --all shows finished ones"
-        click.echo(over if seen.orders else "no directives")
+        click.echo(over if seen.directives else "no directives")
     if shown:
         listing(
             "DIRECTIVE TO AGE BY _ REASON",
@@ -376,7 +376,7 @@ def _show_directives(seen: directives.ControlView, everything: bool) -> None:
             _=lambda row: "gone" if row.gone else "done" if row.done else "",
             reason=lambda row: row.why,
         )
-    for name, problem in seen.strange.items():
+    for name, problem in seen.unreadable_directives.items():
         click.echo(printable(f"! {name} cannot be read: {problem}"))
 
 
@@ -397,14 +397,14 @@ def clear(
         raise click.UsageError("pass the names of directives, or --gone")
     fleet = session.fleet
     chosen = directives.clear(fleet, list(names), gone=gone, dry_run=True)
-    if not dry_run and chosen.orders:
-        confirm(f"Take back {', '.join(chosen.orders)}?", yes)
-        chosen = directives.clear(fleet, chosen.orders)
+    if not dry_run and chosen.directives:
+        confirm(f"Take back {', '.join(chosen.directives)}?", yes)
+        chosen = directives.clear(fleet, chosen.directives)
     verb = "would be taken back" if dry_run else "taken back"
 
     def show() -> None:
-        click.echo(f"{count(len(chosen.orders), 'directive')} {verb}")
-        for name in chosen.orders:
+        click.echo(f"{count(len(chosen.directives), 'directive')} {verb}")
+        for name in chosen.directives:
             click.echo(f"  {printable(name)}")
 
     return CommandResult(chosen, show)

@@ -51,7 +51,7 @@ def _show(seen: fleet.StatusView, topic: str | None) -> None:
         sentence(problem, "  ! ", 4)
     if seen.schedules.schedules:
         click.echo(f"  {_schedules(seen)}")
-    for group in seen.behind:
+    for group in seen.lagging:
         sentence(_behind(seen.now_unix_ms, group), "  ", 4)
     if seen.instances and topic is None:
         click.echo()
@@ -78,7 +78,7 @@ def _show_instances(seen: fleet.StatusView) -> None:
         "INSTANCE STATE OWNED MSG/S HEARTBEAT UPTIME PID HOST",
         seen.instances,
         msg_s=lambda each: each.rate,
-        heartbeat=lambda each: ago(seen.now_unix_ms, each.beat_unix_ms),
+        heartbeat=lambda each: ago(seen.now_unix_ms, each.heartbeat_unix_ms),
         uptime=lambda each: ago(seen.now_unix_ms, each.started_unix_ms),
         pid=lambda each: None if each.pid is None else str(each.pid),
     )
@@ -184,7 +184,7 @@ def _behind(now_unix_ms: int, group: fleet.Behind) -> str:
 
 def _show_directives(seen: fleet.StatusView) -> None:
     """Print the directives of operators. They come first, because they explain the rest."""
-    for each in seen.orders:
+    for each in seen.directives:
         text = _DIRECTIVES[each.kind].format(target=printable(each.target), to=printable(each.to))
         reason = f": {printable(each.why)}" if each.why else ""
         gone = " (no such instance lives)" if each.gone else ""
@@ -193,7 +193,7 @@ def _show_directives(seen: fleet.StatusView) -> None:
             click.echo(f"{text} for {since}{reason}")
         elif each.kind in ("drain", "move"):
             click.echo(f"{text}{gone} for {since}{reason}")
-    for name, problem in seen.strange_orders.items():
+    for name, problem in seen.unreadable_directives.items():
         click.echo(f"the directive {printable(name)} cannot be read: {printable(problem)}")
 
 

@@ -34,7 +34,7 @@ class MemberView(NamedTuple):
     """
 
     member: Member
-    beat_unix_ms: int
+    heartbeat_unix_ms: int
     leaving: bool
     broken: frozenset[Unit] = frozenset()
     reloaded: int | None = None

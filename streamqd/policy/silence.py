@@ -99,11 +99,11 @@ class SilenceDetector:
         A member is dead when its heartbeat has not changed over at least `SILENT_BEATS` of our own,
         and is older than the TTL on the server's clock or on ours.
         """
-        found = self._members.look(now, {one.member.id: one.beat_unix_ms for one in seen})
+        found = self._members.look(now, {one.member.id: one.heartbeat_unix_ms for one in seen})
         live = []
         for one in seen:
             silence = found[one.member.id]
-            old = server_unix_ms - one.beat_unix_ms > self._ttl * 1000
+            old = server_unix_ms - one.heartbeat_unix_ms > self._ttl * 1000
             old = old or now - silence.since > self._ttl
             if one.member.id == self._me or not (old and silence.looks >= SILENT_BEATS):
                 live.append(one)
@@ -148,17 +148,17 @@ class SilenceDetector:
 
     # --- another run under our id ---
 
-    def duplicate_seen(self, beat_unix_ms: int, now: float, *, leaving: bool = False) -> bool:
+    def duplicate_seen(self, heartbeat_unix_ms: int, now: float, *, leaving: bool = False) -> bool:
         """Record another run under our ID and its last heartbeat. Return True if that run is dead.
 
         `leaving`: the run reports that it drains. Then this instance waits for it, however many
         heartbeats it sends.
         """
         known = self._duplicate.seen.get(self._me)
-        silence = self._duplicate.look(now, {self._me: beat_unix_ms})[self._me]
+        silence = self._duplicate.look(now, {self._me: heartbeat_unix_ms})[self._me]
         if leaving:
             self._duplicate_beats = 0
-        elif known is not None and known.value != beat_unix_ms:
+        elif known is not None and known.value != heartbeat_unix_ms:
             self._duplicate_beats += 1
         return now - silence.since > self._ttl
 

@@ -70,7 +70,7 @@ class Heartbeat(NamedTuple):
     """
 
     instance: str
-    beat_unix_ms: int
+    heartbeat_unix_ms: int
     info: dict[str, Any]
     bad: BadValue | None = None
 
@@ -97,12 +97,14 @@ def seen_of(beat: Heartbeat) -> MemberView:
     try:
         return described(beat)
     except BadValue:
-        return MemberView(Member(beat.instance, 1, 0, frozenset()), beat.beat_unix_ms, leaving=True)
+        return MemberView(
+            Member(beat.instance, 1, 0, frozenset()), beat.heartbeat_unix_ms, leaving=True
+        )
 
 
 def described(beat: Heartbeat, key: str = INFO) -> MemberView:
     """Read a member's record. Raises BadValue for the first bad field of the hash `key`."""
-    name, beat_unix_ms, raw, bad = beat
+    name, heartbeat_unix_ms, raw, bad = beat
     if bad is not None:
         raise BadValue(key, bad.field, bad.found, bad.wanted)
 
@@ -128,7 +130,7 @@ def described(beat: Heartbeat, key: str = INFO) -> MemberView:
         raise _bad(key, name, "ttl", ttl, f"a number of seconds to {TTL_MAX}")
     return MemberView(
         Member(name, 1 if weight is None else weight, whole("cap", 0, UNITS_MAX) or 0, offers),
-        beat_unix_ms,
+        heartbeat_unix_ms,
         bool(raw.get("leaving")),
         broken,
         whole("reloaded", 0),
@@ -159,14 +161,14 @@ def twin(reply: Reply) -> Heartbeat:
     return _beat(b"", *reply.rest)
 
 
-def _beat(instance: bytes, beat_unix_ms: bytes, described: bytes) -> Heartbeat:
+def _beat(instance: bytes, heartbeat_unix_ms: bytes, described: bytes) -> Heartbeat:
     name, bad = untrusted.label(instance), None
     try:
         info = untrusted.json_object(described or None, INFO, name, default={})
     except BadValue as error:
         info, bad = {}, error
     try:
-        beat = untrusted.integer(beat_unix_ms, INFO, f"{name}, last beat")
+        beat = untrusted.integer(heartbeat_unix_ms, INFO, f"{name}, last beat")
     except BadValue as error:
         beat, bad = 0, error  # an unreadable score counts as a heartbeat of long ago
     return Heartbeat(name, beat, info, bad)

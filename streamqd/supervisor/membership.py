@@ -163,7 +163,7 @@ class Membership:
         self.accepted = False
         info = other.info
         dead = self.silence.duplicate_seen(
-            other.beat_unix_ms, now, leaving=bool(info.get("leaving"))
+            other.heartbeat_unix_ms, now, leaving=bool(info.get("leaving"))
         )
         # This process holds the lock: a run that held it before is dead, with all its processes.
         if dead or info.get("lock") == self._lock_id:

@@ -133,7 +133,7 @@ def _log_state(partition: PartitionState) -> None:
         epoch=partition.lease.epoch,
         child=partition.child.pid if partition.child else None,
         worker=partition.slot.state,
-        in_hand=partition.slot.unfinished,
+        in_flight=partition.slot.unfinished,
         last_exit=partition.last_exit or None,
     )
 

@@ -158,7 +158,7 @@ class WorkerProcess:
             unit=self.unit,
             after=reply.rest[0].decode() or None,
             retries_after=reply.rest[1].decode() or None,
-            in_hand=len(in_hand),
+            in_flight=len(in_hand),
         )
         return True
 

@@ -258,7 +258,7 @@ def test_status_shows_the_lag_and_its_start(new_daemon: NewDaemon, server: Serve
         since = int(first.rpartition("/")[2].partition("-")[0])
 
         def behind() -> dict[str, Any]:
-            found = document(one, "status")["behind"]
+            found = document(one, "status")["lagging"]
             known = found and (server.version < (7,) or found[0]["lag_per_second"] is not None)
             return found[0] if known else {}
 
@@ -275,7 +275,7 @@ def test_status_shows_the_lag_and_its_start(new_daemon: NewDaemon, server: Serve
         )
         (one.folder / "gate").touch()
         one.wait_settled()
-        assert document(one, "status")["behind"] == []
+        assert document(one, "status")["lagging"] == []
 
 
 # --- what happens if I stop this host? ------------------------------------------------------------
@@ -305,7 +305,7 @@ def test_a_drain_dry_run_names_takers_and_stranded_groups(new_daemon: NewDaemon)
         assert "! 2 partitions without a new owner, because no other instance" in said
         assert f"{TOPIC}/0/mail, {TOPIC}/1/mail" in said
         assert "the longest running message has been running for" in said
-        assert document(one, "status")["orders"] == []  # the dry run wrote no directive
+        assert document(one, "status")["directives"] == []  # the dry run wrote no directive
         (one.folder / "gate").touch()
 
 

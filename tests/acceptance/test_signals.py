@@ -213,7 +213,7 @@ def test_sigusr1_dumps_state_and_stacks_without_side_effects(new_daemon: NewDaem
         states = {each["partition"]: each for each in daemon.events("state.dumped")}
         assert {number: each["child"] for number, each in states.items()} == pids
         assert {each["phase"] for each in states.values()} == {"held"}
-        assert (states[0]["in_hand"], states[1]["in_hand"]) == (0, 1)
+        assert (states[0]["in_flight"], states[1]["in_flight"]) == (0, 1)
         assert {number: each["epoch"] for number, each in states.items()} == daemon.epochs()
 
         def stacks() -> str:

@@ -194,9 +194,9 @@ def test_instances_reload_in_turn_once_per_directive(fleet: Fleet):
     assert two.events("reload.started", mark) == []
 
     gone = document(one, "control", "list")
-    assert set(gone["strange"]) == {"rebalance", "sing", "drain:a"}
+    assert set(gone["unreadable_directives"]) == {"rebalance", "sing", "drain:a"}
     verb(one, "control", "clear", "sing", "drain:a", "--yes")
-    assert set(document(one, "status")["strange_orders"]) == {"rebalance"}
+    assert set(document(one, "status")["unreadable_directives"]) == {"rebalance"}
 
 
 def readiness(daemon: Daemon) -> tuple[int, list[str]]:

@@ -68,7 +68,7 @@ def test_heartbeat_with_another_nonce_is_a_duplicate(desk: Desk) -> None:
     rest = desk.expect("member_beat", "TWIN", beat(desk, nonce="n2"))
     found = members.twin(Reply("TWIN", rest))
     assert found.info == {"nonce": "n1", "weight": 1}
-    assert abs(found.beat_unix_ms - desk.now_unix_ms()) < 60_000
+    assert abs(found.heartbeat_unix_ms - desk.now_unix_ms()) < 60_000
 
 
 def test_heartbeat_replaces_a_silent_predecessor(desk: Desk) -> None:
@@ -108,7 +108,7 @@ def test_heartbeat_forgets_members_silent_for_long(desk: Desk) -> None:
     present(desk, beat(desk, "late"))
     at = silent_for(desk, "late", 20 * STALE - 5)
     found = present(desk, beat(desk, silent=("old", "late", "older", "nobody")))
-    assert [(member.instance, member.beat_unix_ms) for member in found.members] == [
+    assert [(member.instance, member.heartbeat_unix_ms) for member in found.members] == [
         ("late", at),
         ("west-1", found.now_unix_ms),
     ]

@@ -559,7 +559,7 @@ def test_status_summarizes_the_fleet(link: Connection, store: Store, keys: Keys,
     assert (west.owned, west.rate, west.offers, west.weight) == (2, 12.5, ["access/hits"], 2)
     assert (by_name["east-1"].state, by_name["east-1"].owned) == ("silent", 0)
     first, second, third = seen.units
-    assert (first.worker, first.in_hand, first.rate) == ("ready", 7, 12.5)
+    assert (first.worker, first.in_flight, first.rate) == ("ready", 7, 12.5)
     assert first.longest_run_seconds == 1.5
     assert (second.worker, third.worker, third.state) == ("broken", "", "free")
     assert seen.dead_letters == {"access": 1}

@@ -240,8 +240,16 @@ def test_status_without_an_instance(run: Run, at: At) -> None:
     assert shown.startswith("fleet default: no instances, no groups\n")
     assert "! no instance of the fleet default is alive" in shown
     assert list(document(run("status", "--json"))) == [
-        *("fleet", "now_unix_ms", "orders", "strange_orders", "problems", "instances", "groups"),
-        *("units", "behind", "dead_letters", "schedules", "unreadable"),
+        *(
+            "fleet",
+            "now_unix_ms",
+            "directives",
+            "unreadable_directives",
+            "problems",
+            "instances",
+            "groups",
+        ),
+        *("units", "lagging", "dead_letters", "schedules", "unreadable"),
     ]
 
 

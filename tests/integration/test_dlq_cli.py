@@ -310,7 +310,7 @@ def test_audit_trail_names_user_and_command(dlq: Run, at: At) -> None:
     assert "exported 2" in export
     page = document(dlq("audit", "access", "-n", "1", "--json"))
     rest = document(dlq("audit", "access", "--cursor", page["cursor"], "--json"))
-    assert [each["verb"] for each in (*page["deeds"], *rest["deeds"])] == [
+    assert [each["command"] for each in (*page["deeds"], *rest["deeds"])] == [
         *("dlq purge", "dlq replay", "dlq export"),
     ]
 

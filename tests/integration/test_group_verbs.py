@@ -389,7 +389,7 @@ def test_retry_cancel_dead_letters_the_retries(run: Run, at: At) -> None:
         row["id"] for row in document(run("retry", "list", "access", "hits", "--json"))["rows"]
     ] == ["0:m:2-0"]
     deeds = document(run("dlq", "audit", "access", "--json"))["deeds"]
-    assert [(d["verb"], d["counts"]) for d in deeds if d["verb"] == "retry cancel"] == [
+    assert [(d["command"], d["counts"]) for d in deeds if d["command"] == "retry cancel"] == [
         ("retry cancel", {"dead": 0, "dropped": 1, "gone": 0}),
         ("retry cancel", {"dead": 1, "dropped": 0, "gone": 0}),
     ]
@@ -407,8 +407,11 @@ def test_resets_and_deletions_of_a_group_are_in_the_audit_trail(run: Run, at: At
     run("group", "delete", "access", "hits", "--yes", "--force")
 
     deleted, moved = document(run("dlq", "audit", "access", "--json"))["deeds"]
-    assert (deleted["verb"], deleted["what"]) == ("group delete", {"group": "hits", "force": True})
-    assert moved["verb"] == "group reset"
+    assert (deleted["command"], deleted["what"]) == (
+        "group delete",
+        {"group": "hits", "force": True},
+    )
+    assert moved["command"] == "group reset"
     assert moved["counts"] == {"forgotten": 2, "dropped": 0}
     assert moved["what"]["partitions"] == {"0": "2-0 -> 0-0"}
     assert "@" in moved["who"]

@@ -386,7 +386,7 @@ def test_commands_are_in_the_audit_trail(added: Run, run: Run, store: Store) -> 
     added("remove", "tick", "--yes")
     trail = document(run("dlq", "audit", TOPIC, "--json"))["deeds"]
     verbs = ["remove", "run", "edit", "resume", "pause", "add"]
-    assert [each["verb"] for each in trail] == [f"schedule {each}" for each in verbs]
+    assert [each["command"] for each in trail] == [f"schedule {each}" for each in verbs]
 
 
 def test_schedule_show_explains_an_unreadable_specification(added: Run, store: Store) -> None:

@@ -84,7 +84,7 @@ def test_pause_and_resume_accept_each_scope(
     run: Run, link: Connection, keys: Keys, words: list[str], scope: Scope
 ) -> None:
     said = document(run("pause", *words, "--reason", "why\x1b[31m", "--json"))
-    assert said["order"] == f"pause:{scope}"
+    assert said["directive"] == f"pause:{scope}"
     [(found, order)] = ordered(link, keys).pauses.items()
     assert found == scope
     assert order.at_unix_ms == said["at_unix_ms"]
@@ -259,7 +259,7 @@ def test_forget_refuses_live_or_invalid_instances(
     link.execute("DEL", keys.lease("orders", 1, "bill"))
     before = Desk(link, keys).dump()
     planned = document(run("forget", "a", "--dry-run", "--json"))
-    assert (planned["ownerless"], planned["orders"]) == (1, ["drain:a"])
+    assert (planned["ownerless"], planned["directives"]) == (1, ["drain:a"])
     assert Desk(link, keys).dump() == before
 
     leave = members.leave
@@ -309,12 +309,12 @@ def test_orders_are_listed_and_cleared(run: Run, beat: Beat, link: Connection, k
     link.execute("HSET", keys.orders("default"), "sing", "la")
     link.execute("ZREM", keys.members("default"), "a")
     seen = document(run("control", "list", "--json"))
-    assert [(each["name"], each["gone"]) for each in seen["orders"]] == [
+    assert [(each["name"], each["gone"]) for each in seen["directives"]] == [
         ("pause:orders/*/*", False),
         ("drain:a", True),
     ]
-    assert list(seen["strange"]) == ["sing"]
-    assert document(run("status", "--json"))["orders"][0]["name"] == "pause:orders/*/*"
+    assert list(seen["unreadable_directives"]) == ["sing"]
+    assert document(run("status", "--json"))["directives"][0]["name"] == "pause:orders/*/*"
     assert "drain:a" in run("control", "list").stdout
     assert "directive x not found" in run("control", "clear", "x", "-y", code=8).stderr
     run("control", "clear", code=2)
@@ -333,7 +333,7 @@ def test_group_stop_and_group_start_work(
     own(0, "a")
     words = ("group", "stop", "orders", "bill", "-r", "wrong prices")
     said = document(run(*words, "-w", "--timeout", "100ms", "--json", code=1))
-    assert said["order"] == "stop:orders/*/bill"
+    assert said["directive"] == "stop:orders/*/bill"
     assert said["waiting"] == ["a owns orders/0/bill"]
     [(scope, order)] = ordered(link, keys).stops.items()
     assert (scope, order.why) == (Scope("orders", None, "bill"), "wrong prices")
@@ -373,7 +373,7 @@ def test_applied_reload_is_no_longer_listed(
     beat("b", reloaded=named)
     assert "--all shows" in run("control", "list").stdout
     assert "done" in run("control", "list", "--all").stdout
-    listed = document(run("control", "list", "--json"))["orders"]
+    listed = document(run("control", "list", "--json"))["directives"]
     assert [(each["name"], each["done"]) for each in listed] == [
         ("reload:*", True),
         ("reload:b", True),

@@ -141,7 +141,7 @@ def test_nothing_of_a_deleted_topic_is_left(
     assert after.keys() == kept | {trail}, "and who has done it"
     assert all(after[key] == before[key] for key in kept - {registry})
     (deed,) = document(run("dlq", "audit", "access", "--json"))["deeds"]
-    assert deed["verb"] == "topic delete"
+    assert deed["command"] == "topic delete"
     assert "@" in deed["who"]
     assert deed["what"] == {"groups": ["hits"], "partitions": 3, "force": True}
     assert deed["counts"]["keys"] == done["keys"]

@@ -57,7 +57,7 @@ class Server:
         """Record the heartbeat of a member. Return all members."""
         self.count("beat", now)
         name = seen.member.id
-        self.beats[name] = now, seen._replace(beat_unix_ms=self.unix_ms(now))
+        self.beats[name] = now, seen._replace(heartbeat_unix_ms=self.unix_ms(now))
         for gone in [n for n, (at, _) in self.beats.items() if now - at > 20 * self.ttl]:
             del self.beats[gone]
         return [each for _, each in self.beats.values()]

@@ -28,8 +28,10 @@ UNITS = [Unit("access", number, "hits") for number in range(8)]
 FREE = PartitionView(epoch=7, owner="", leased=False)
 
 
-def member(name: str, *, beat_unix_ms: int = 0, leaving: bool = False, cap: int = 0) -> MemberView:
-    return MemberView(Member(name, 1, cap, OFFERS), beat_unix_ms, leaving)
+def member(
+    name: str, *, heartbeat_unix_ms: int = 0, leaving: bool = False, cap: int = 0
+) -> MemberView:
+    return MemberView(Member(name, 1, cap, OFFERS), heartbeat_unix_ms, leaving)
 
 
 def names(seen: list[MemberView]) -> set[str]:
@@ -47,8 +49,8 @@ class Watch:
 
     def beat(self, at: float, others: dict[str, float], *, server: float | None = None) -> set[str]:
         now_ms = int((at if server is None else server) * 1000)
-        seen = [member("me", beat_unix_ms=now_ms)]
-        seen += [member(name, beat_unix_ms=int(last * 1000)) for name, last in others.items()]
+        seen = [member("me", heartbeat_unix_ms=now_ms)]
+        seen += [member(name, heartbeat_unix_ms=int(last * 1000)) for name, last in others.items()]
         return names(self.silence.live(at, now_ms, seen))
 
 
@@ -188,7 +190,7 @@ def test_unobserved_time_does_not_expire_a_lease():
 def test_own_instance_is_always_alive():
     silence = SilenceDetector("me", TTL, BEAT)
     for number in range(5):
-        live = silence.live(number * BEAT, 10**9, [member("me", beat_unix_ms=1)])
+        live = silence.live(number * BEAT, 10**9, [member("me", heartbeat_unix_ms=1)])
         assert names(live) == {"me"}
 
 

@@ -37,14 +37,14 @@ NO_SCHEDULES = ScheduleTotals(0, 0, 0, 0, 0, 0, None)
 FLEET = StatusView("main", NOW, [], {}, [], [], [], [], [], {}, NO_SCHEDULES, [])
 
 
-def living(*groups: GroupStatus, behind: list[Behind] | None = None, **more: Any) -> StatusView:
+def living(*groups: GroupStatus, lagging: list[Behind] | None = None, **more: Any) -> StatusView:
     """Return a fleet with a live instance."""
 
     class Alive:
         instance, state = "west-1", "working"
 
     alive: Any = Alive()
-    return replace(FLEET, instances=[alive], groups=[*groups], behind=behind or [], **more)
+    return replace(FLEET, instances=[alive], groups=[*groups], lagging=lagging or [], **more)
 
 
 def topic(name: str = "orders", *held: int, **more: Any) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def test_report_sorts_the_worst_first() -> None:
     stuck = replace(GROUP, group="mail", longest_run_seconds=75.0, pending=1)
     failing = replace(GROUP, delayed=12, lag=90, pending=10)
     unread = topic("audit", 40)
-    seen = living(failing, stuck, behind=[LATE], unreadable=[Unreadable("k", "f", "x", "y")])
+    seen = living(failing, stuck, lagging=[LATE], unreadable=[Unreadable("k", "f", "x", "y")])
 
     found = judged(seen, [unread, topic("fine", 1), dying])
 
@@ -105,7 +105,7 @@ def test_report_sorts_the_worst_first() -> None:
 
 
 def test_report_ranks_topics_by_their_worst_finding() -> None:
-    seen = living(GROUP, replace(GROUP, topic="mail", delayed=1), behind=[LATE])
+    seen = living(GROUP, replace(GROUP, topic="mail", delayed=1), lagging=[LATE])
     uneven = topic("orders", 900, 100)
     assert [each.partition(":")[0] for each in wrong(seen, topic("mail", 9), uneven)] == [
         *("problem", "warning", "note"),
@@ -119,7 +119,7 @@ def test_report_ranks_topics_by_their_worst_finding() -> None:
 )
 def test_lag_is_judged_by_the_age_of_the_oldest(seconds: int, severity: list[str]) -> None:
     late = replace(LATE, since_unix_ms=NOW - seconds * 1000, lag_per_second=None)
-    found = judged(living(GROUP, behind=[late]), [topic("orders", 1)])["findings"]
+    found = judged(living(GROUP, lagging=[late]), [topic("orders", 1)])["findings"]
     assert [each["severity"] for each in found] == severity
 
 
@@ -163,7 +163,7 @@ def test_report_names_only_existing_commands(monkeypatch: pytest.MonkeyPatch) ->
     fields = {"fits": 0, "bad": 1, "rows": []}
     dying = topic("orders", 900, 200, letters=1, causes=[cause(1)], fields=fields)
     bad = [Unreadable("k", "f", "x", "y")]
-    for seen in (living(broken, behind=[LATE], unreadable=bad), FLEET):
+    for seen in (living(broken, lagging=[LATE], unreadable=bad), FLEET):
         for each in judged(seen, [dying, topic("audit", 3)])["findings"]:
             program, *words = shlex.split(each["command"])
             done = CliRunner().invoke(cli, words)
@@ -274,7 +274,7 @@ def hostile() -> dict[str, Any]:
         fields={"fits": 1, "bad": 1, "rows": [row]},
     )  # fmt: skip
     group = replace(GROUP, topic=EVIL, group=EVIL, condition=EVIL, reason=EVIL, delayed=2)
-    seen = living(group, behind=[replace(LATE, topic=EVIL, group=EVIL)], fleet=EVIL)
+    seen = living(group, lagging=[replace(LATE, topic=EVIL, group=EVIL)], fleet=EVIL)
     made = document(seen, held)
     return made | compared(made | {"measures": {EVIL: 3}}, made)
 

@@ -103,7 +103,7 @@ def test_member_parser_bounds_its_values(info: dict[str, Any], score: bytes) -> 
     """S6: values such as `"owned": 10**400`."""
     told = json.dumps(info).encode()
     (beat,) = members.beats([b"one", score], [b"one", told])
-    fine(beat.beat_unix_ms)
+    fine(beat.heartbeat_unix_ms)
     seen = members.seen_of(beat)
     fine(seen.member.weight, 1, members.WEIGHT_MAX)
     fine(seen.member.cap, 0, members.UNITS_MAX)

@@ -39,7 +39,7 @@ def view(units: Sequence[LiveUnit] = (), **more: Any) -> LiveView:
     seen = LiveView(
         fleet="default",
         now_unix_ms=NOW,
-        orders=[],
+        directives=[],
         instances=[west],
         units=list(units),
         failures=[],
@@ -71,7 +71,7 @@ def test_frame_fills_its_screen_exactly(width: int, height: int, chosen: Shown) 
     failures = [LiveFailure("json.JSONDecodeError", 3, 2.0, "access", 1, "hits", "west-1")]
     many = [unit(n, "owner-of-a-long-name-" * 3, lag=10**n % 10**13) for n in range(40)]
     orders = [LiveDirective("pause", "access/*/*", NOW - 5000, "alice", "why " * 60)]
-    seen = view([*many, unit(99, topic="ä日本" * 20)], failures=failures, orders=orders)
+    seen = view([*many, unit(99, topic="ä日本" * 20)], failures=failures, directives=orders)
 
     lines = frame(seen, chosen, width, height, trouble="no reply " * 20, old=7.0)
 
@@ -108,7 +108,7 @@ def test_pauses_come_first_in_words_and_in_rows() -> None:
         LiveDirective("drain", "east-1", NOW - 90_000, "bob", ""),
         LiveDirective("pause", "access/7/*", NOW - 60_000, "alice", "the disk"),
     ]
-    lines = text(frame(view(units, orders=orders), Shown(), 80, 24)).splitlines()
+    lines = text(frame(view(units, directives=orders), Shown(), 80, 24)).splitlines()
 
     assert lines[2] == "! pause of access/7/* for 1m by alice: the disk"
     assert lines[3] == "! drain of east-1 for 1m30s by bob"

@@ -86,7 +86,7 @@ class StreamRow:
 class BlockingProblem:
     """Memory that is kept although retention would free it, and the fix.
 
-    `kind` is abandoned, behind, archive, missing_group or no_groups.
+    `kind` is abandoned, lag, archive, missing_group or no_groups.
     """
 
     partition: int

@@ -102,7 +102,7 @@ def _group(seen: StatusView, group: GroupStatus) -> Iterator[ReportFinding]:
     elif run >= STUCK_SECONDS:
         what = f"has been running one message for {lasting(run)}"
         yield _finding(Severity.PROBLEM, about, what, waiting, why)
-    for unread in seen.behind:
+    for unread in seen.lagging:
         if (unread.topic, unread.group) == (group.topic, group.group):
             yield from _late(seen.now_unix_ms, about, unread)
     if group.delayed:
