@@ -632,7 +632,7 @@ def test_every_deed_is_in_the_audit_trail(link: Connection, store: Store, at: At
     seen = audit.trail(store, TOPIC)
 
     purge, replay, export = seen.deeds
-    assert [each.verb for each in seen.deeds] == ["dlq purge", "dlq replay", "dlq export"]
+    assert [each.command for each in seen.deeds] == ["dlq purge", "dlq replay", "dlq export"]
     assert before <= export.at_unix_ms <= replay.at_unix_ms <= purge.at_unix_ms
     assert "@" in replay.who
     assert replay.what == {"group": "hits", "to": "their own group"}
@@ -653,7 +653,7 @@ def test_audit_trail_is_bounded_and_reads_foreign_entries(
     key = keys.audit("any")
     link.execute("XADD", key, "*", "what", "[1", "counts", '{"a":"b","c":2}')
     [odd] = audit.trail(store, "any").deeds
-    assert (odd.verb, odd.what, odd.counts) == ("", {"text": "[1"}, {"c": 2})
+    assert (odd.command, odd.what, odd.counts) == ("", {"text": "[1"}, {"c": 2})
     audit.record(store, "any", "pause", what={"ids": ["x" * 5_000]})
     assert list(audit.trail(store, "any", limit=1).deeds[0].what) == ["cut"]
 
