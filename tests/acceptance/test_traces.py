@@ -579,7 +579,7 @@ def test_a_time_limit_holds_while_the_span_is_made(traced: NewDaemon):
     consumer = {"handler": "work:plain", "timeout": "300ms", "max_attempts": 1}
     with traced(code=SLOW_EXTRACTION, consumer=consumer) as daemon:
         daemon.send(["ok"])
-        daemon.wait_event("message.dead")
+        daemon.wait_event("message.dead_lettered")
         assert daemon.stop() == 0
     assert not (daemon.folder / "called").exists()
 
@@ -593,7 +593,7 @@ def test_a_reload_turns_traces_on_and_off(traced: NewDaemon, collector: Collecto
                 daemon.write_config(telemetry={"traces": on})
                 mark = daemon.mark()
                 daemon.signal(signal.SIGHUP)
-                daemon.wait_event("reload.done", after=mark)
+                daemon.wait_event("reload.finished", after=mark)
             [uid] = daemon.send(["die" if on else "ok"])
             if on:
                 killed, _ = killed_and_next(collector, uid)
