@@ -65,7 +65,7 @@ def count_unowned(
         if partitions[unit].phase is Phase.FREE
         and (seen := view.views.get(unit)) is not None
         and not seen.leased
-        and not constraints.stops(unit)
+        and (unit.topic, unit.group) not in constraints.stopped
     )
 
 

@@ -74,7 +74,7 @@ def test_causes_dry_run_fix_and_replay_work_together(new_daemon: NewDaemon) -> N
         assert (before["letters"], receiver["owners"]) == (4, ["one"])
         assert receiver["same_worker"] >= 1
         assert "the worker that failed still runs" in before["notes"][0]
-        assert any("took their process down" in note for note in before["notes"])
+        assert any("crashed their worker" in note for note in before["notes"])
 
         epochs = daemon.epochs()
         daemon.write_code(MENDED)
@@ -86,7 +86,7 @@ def test_causes_dry_run_fix_and_replay_work_together(new_daemon: NewDaemon) -> N
 
         plan = told(daemon, "replay", TOPIC, "--all", "--dry-run")
         assert plan["receivers"][0]["same_worker"] == 0
-        assert "started, reloaded or moved since these failed" in plan["notes"][0]
+        assert "started, reloaded or moved since these failures" in plan["notes"][0]
         [parse] = [each for each in causes if each["count"] == 2]
         mine = ("--fingerprint", parse["fingerprint"])
         assert told(daemon, "replay", TOPIC, *mine, "--yes")["replayed"] == 2

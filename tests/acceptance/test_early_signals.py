@@ -38,7 +38,7 @@ def test_the_daemon_exits_with_0_and_starts_nothing(config: Path, number: int) -
     done = run(number, "-c", config)
 
     assert done.returncode == 0, done.stderr
-    assert "drained" in done.stderr
+    assert "drain.finished" in done.stderr
     assert not (config.parent / "state").exists()
 
 
