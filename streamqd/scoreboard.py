@@ -219,7 +219,7 @@ class WorkerSlot:
     generation = _Field(_GENERATION)  # odd while the batch is being written
     in_hand = _Field(_IN_HAND)
     next_due_unix_ms = _Field(14)
-    progress_ns = _Field(15)  # last completed exchange or handler run
+    progress_ns = _Field(15)  # last completed round trip or handler run
     reclaim_done = _Field(16)
     rate_due_ns = _Field(24)  # state of the rate limit, passed on to the next worker, 0 = no state
     rate_micro = _Field(25)  # run starts allowed per second, in millionths, 0 = no limit

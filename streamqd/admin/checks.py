@@ -81,7 +81,7 @@ class Check(Generic[Facts]):
 
     @property
     def area(self) -> str:
-        """Server, rights, topics, partitions, values, schedules, fleet, host, stream or units."""
+        """The first part of the ID: server, permissions, topics, partitions, fleet and so on."""
         return self.id.partition(".")[0]
 
     @property

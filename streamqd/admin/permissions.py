@@ -13,7 +13,7 @@ from streamqd.model import Unit
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 
-# A server checks rights when a command is queued in a transaction, and a discarded transaction
+# A server checks permissions when a command is queued in a transaction, and a discarded transaction
 # does nothing. The names are those of a topic that does not exist.
 _UNIT = Unit("streamqd-check", 0, "streamqd-check")
 

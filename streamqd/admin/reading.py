@@ -327,7 +327,7 @@ class BadValues:
 
 
 def measure(store: Store, calls: Sequence[Call]) -> list[Reply]:
-    """Run reading scripts in bounded exchanges."""
+    """Run reading scripts in bounded round trips."""
     return [_answered(reply) for _, reply in _measured(store, calls)]
 
 

@@ -12,7 +12,7 @@ from streamqd.scoreboard import InstanceFlags, WorkerState, now_ns
 
 SUPERVISOR_SECONDS = 15.0  # a tick takes a second at most, also while Redis is silent
 HOUSEKEEPER_SECONDS = 60.0
-WORKER_SECONDS = 60.0  # an idle worker finishes an exchange every 5 s
+WORKER_SECONDS = 60.0  # an idle worker finishes a round trip every 5 s
 
 
 def live(view: MetricsView) -> list[str]:

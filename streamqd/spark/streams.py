@@ -62,7 +62,7 @@ class _Link:
 def link_for(connection: SparkConnection, key: str = "") -> Connection:
     """Return this thread's connection, made at its first use. With `key`: to the node that has it.
 
-    Call it again before each exchange: a thread keeps its last LINKS_MAX connections, and closes
+    Call it again before each round trip: a thread keeps its last LINKS_MAX connections, and closes
     connections idle for IDLE_MAX, so none outlives its password for long.
     """
     where = topology.parse(connection.redis.url)

@@ -89,7 +89,7 @@ class Acquired(NamedTuple):
     """A taken lease. `victim` is the place charged with a crash, b'' for none."""
 
     epoch: int
-    unclean: bool  # not released by the last owner: pending entries run in solo mode
+    unclean: bool  # not released by the last owner: pending entries run in quarantine
     victim: bytes
 
     @classmethod

@@ -1,14 +1,14 @@
 """The supervisor: the parent process. It decides which partitions to own, and runs their workers.
 
 `supervisor` is the loop: observe, plan, apply. `plan` holds the actions of one tick as a value.
-`partition` is the state of one assignment, `lease_manager` exchanges calls with Redis, and
+`partition` is the state of one assignment, `lease_manager` sends calls to Redis, and
 `worker_pool` manages the child processes. `rebalance`, `drain`, `limits`, `process_capacity` and
 `rolling_replacement` return wishes. `control` reads the directives of operators, `reload` validates
 a new configuration, and `report` publishes the status.
 
-The supervisor never runs user code and never starts a thread. It blocks for at most one exchange
-with Redis (one second), and for the exit of the trial processes that it forks after the operating
-system refused a process.
+The supervisor never runs user code and never starts a thread. It blocks for at most one round
+trip to Redis (one second), and for the exit of the trial processes that it forks after the
+operating system refused a process.
 """
 
 from __future__ import annotations

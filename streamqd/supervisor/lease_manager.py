@@ -1,4 +1,4 @@
-"""The supervisor's calls to Redis: at most one bounded exchange per tick.
+"""The supervisor's calls to Redis: at most one bounded round trip per tick.
 
 Renewals, the heartbeat and the calls of the partitions share one write. Looking at the fleet,
 waking it and subscribing to wake-ups happen in later ticks, which follow without a pause. While
@@ -32,12 +32,12 @@ from streamqd.supervisor.membership import Membership
 from streamqd.supervisor.partition import PartitionState, Phase
 from streamqd.supervisor.resolver import Resolver
 
-# One exchange blocks the supervisor at most this long, and at most this share of the TTL. That
+# One round trip blocks the supervisor at most this long, and at most this share of the TTL. That
 # includes resolving names, asking sentinels, connecting and waiting.
 EXCHANGE_SECONDS = 1.0
 EXCHANGE_SHARE = 0.25
 DOUBT_SECONDS = 0.3  # of silence, after which a connection is doubted and its calls are sent again
-CALLS_MAX = 64  # scripts in one exchange, roughly (about 0.03 ms each)
+CALLS_MAX = 64  # scripts in one round trip, roughly (about 0.03 ms each)
 TOGETHER = 0.2  # share of the interval by which a lease may be renewed early
 _REFUSED = "redis.refused", logging.ERROR
 
@@ -69,7 +69,7 @@ class LeaseManager:
         channel = self.keys.wake(settings.daemon.fleet)
         self.wakes = PubSubListener(redis(name="streamqd:wake", key=channel), channel)
         self.view = ClusterState()
-        self.news = False  # the last exchange changed something that may require an action
+        self.news = False  # the last round trip changed something that may require an action
         self.topics_in_doubt = False  # a fence was gone, so the topics may be gone too
         self._fresh = False  # `take_view` has not returned `view` yet
         self._view_due = False
@@ -79,12 +79,12 @@ class LeaseManager:
         self._presence = TopicPresence(self.keys)
         self._bad_fences = logs.bad_values()
         self._scheduler = RenewalScheduler(self.interval)
-        self._asked = False  # the last exchange carried calls
-        self._jitter = 0.0  # drawn for each exchange, so that calls sent together stay together
+        self._asked = False  # the last round trip carried calls
+        self._jitter = 0.0  # drawn for each round trip, so that calls sent together stay together
 
     @property
     def ok(self) -> bool:
-        """True if the last exchange was answered."""
+        """True if the last round trip was answered."""
         return self.client.ok
 
     def configure(self, settings: Settings) -> None:
@@ -93,7 +93,7 @@ class LeaseManager:
         self._topics = {each.topic for each in settings.consumers}
 
     def next_at(self) -> float:
-        """Return when the next exchange is due (monotonic seconds)."""
+        """Return when the next round trip is due (monotonic seconds)."""
         more = (
             self._view_due
             or self._wake_ups
@@ -123,7 +123,7 @@ class LeaseManager:
         listen = now >= self.wakes.next_at()
         mistyped = self.membership.mistyped
         others = self._view_due or self._wake_ups or predecessor or mistyped or listen
-        # Refused calls are due at every tick, so the other exchanges alternate with them.
+        # Refused calls are due at every tick, so the other round trips alternate with them.
         calls = [] if self._asked and others else self._calls(now, partitions, offers)
         self._asked = bool(calls)
         try:
@@ -360,10 +360,10 @@ class LeaseManager:
 
 
 class RenewalScheduler:
-    """Chooses the partitions of the next exchange, which continues where the last one stopped.
+    """Chooses the partitions of the next round trip, which continues where the last one stopped.
 
     The server serves no other client while it runs the calls of one write. So the number of calls
-    per exchange is bounded for any number of leases. A refused call is repeated in each round and
+    per round trip is bounded for any number of leases. A refused call is repeated each time and
     does not take another partition's turn.
     """
 
@@ -404,7 +404,7 @@ class RenewalScheduler:
     ) -> float:
         """Return until when renewals are due: early for leases that can join another call.
 
-        Otherwise each lease would need an exchange of its own.
+        Otherwise each lease would need a separate round trip.
         """
         renewals = (each.renew_at for each in partitions.values() if each.phase is Phase.HELD)
         first = min(renewals, default=beat_at)

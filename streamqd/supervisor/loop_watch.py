@@ -47,10 +47,10 @@ class Frame(NamedTuple):
 
 @dataclass
 class _Silence:
-    """A loop that does not turn: its process, its last beat, and the progress of its report."""
+    """A loop that does not turn: its process, last heartbeat, and the progress of its report."""
 
     child: Child
-    beat_ns: int  # its last beat
+    beat_ns: int  # its last heartbeat
     report_at: float = 0.0  # monotonic time of the next report
     asked_at: float = 0.0  # monotonic, when its stack was requested, 0 = not yet
     reported: bool = False
@@ -89,7 +89,7 @@ class LoopWatch:
         if child is None or not beat_ns:
             return math.inf
         seconds = (now_ns() - beat_ns) / 1e9
-        # The block may have started up to one interval between two beats after the last beat.
+        # The block may have started up to one heartbeat interval after the last heartbeat.
         left = after + LOOP_BEAT_SECONDS - seconds
         if left > 0:
             return now + left

@@ -202,7 +202,7 @@ class PartitionState:
     def answered(self, reply: Reply | RedisRefused, now: float) -> str:
         """Take the reply to `intent`. Return a word for the log, '' for none."""
         if isinstance(reply, RedisRefused):
-            # Redis changed nothing. The next exchange repeats the call.
+            # Redis changed nothing. The next round trip repeats the call.
             return ""
         match self._call:
             case Acquisition() as acquisition:

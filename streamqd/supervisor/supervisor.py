@@ -191,7 +191,7 @@ class Supervisor:
         self._report()
 
     def _observe(self, now: float) -> Observation:
-        """Process signals, exited children, and the results of the last exchange with Redis."""
+        """Process signals, exited children, and the replies of the last round trip."""
         for number in self.signals.take():
             self._signal(number)
         self.isolation.observe(now)
@@ -405,7 +405,7 @@ class Supervisor:
             logs.event("worker.tried_again", unit=partition.unit)
 
     def _exchange(self) -> None:
-        """Exchange with Redis: announce this instance, and send the calls of the partitions."""
+        """Do one round trip to Redis: the heartbeat, and the calls of the partitions."""
         daemon, now = self.settings.daemon, time.monotonic()
         capacity = process_capacity.announcement(self.capacity, daemon.max_partitions)
         if capacity != self._announced:

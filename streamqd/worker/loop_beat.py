@@ -1,8 +1,8 @@
-"""The beat of a worker's event loop: a time in the slot, by which others see that the loop turns.
+"""The heartbeat of a worker's event loop: a time in the slot that shows that the loop turns.
 
 The supervisor watches it (`supervisor/loop_watch.py`), because a thread of this process could not:
-C code that blocks the loop may hold the interpreter. The loop beats by a timer of its own while
-runs are open, so messages have no extra cost and an idle worker is not woken.
+C code that blocks the loop may hold the interpreter. The loop writes the time from its own timer
+while runs are open, so messages have no extra cost and an idle worker is not woken.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from streamqd.scoreboard import LOOP_BEAT_SECONDS, RUNNING, WorkerSlot, now_ns
 
 
 class LoopBeat:
-    """One loop's beat in one slot. `want` and `close` are called by the main thread."""
+    """One loop's heartbeat in one slot. `want` and `close` are called by the main thread."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, slot: WorkerSlot, thread: int | None
@@ -27,7 +27,7 @@ class LoopBeat:
         slot.loop_beat_ns = 0
 
     def want(self) -> None:
-        """Beat while runs are open. Call it when a run is RUNNING in the slot, before it starts."""
+        """Start the heartbeat. Call it when a run is RUNNING in the slot, before it starts."""
         if not self._beating and self._slot is not None:
             self._beating = True
             self._slot.loop_beat_ns = now_ns()
@@ -40,7 +40,7 @@ class LoopBeat:
             slot.loop_beat_ns = 0
 
     def _turn(self) -> None:
-        """Beat, and schedule the next beat. In the loop's thread."""
+        """Write a heartbeat, and schedule the next one. Called in the loop's thread."""
         if self._timer is not None:
             self._timer.cancel()  # `want` was called while the last turn found no open run
             self._timer = None

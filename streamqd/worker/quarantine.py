@@ -1,6 +1,6 @@
 """Quarantine: entries of a lost owner run in rounds, each under a mark that outlives a host.
 
-In Redis and in the logs it is called solo mode. A turn is the right to run such an entry: a lock
+Fields and scripts in Redis call it `solo`. A turn is the right to run such an entry: a lock
 that the workers of the instance share.
 
 A mark is a suspicion. When a host is lost, each of its partitions may leave one, and at most one of

@@ -1,8 +1,9 @@
 """`streamqd doctor`: gather the facts once, then run every check over them. Nothing is written.
 
-facts.py   the facts and how they are gathered stream.py  the memory of a topic: `doctor stream`
-server, topics, partitions, schedules, values, fleet, host: the checks, in the order of a report The
-checks of instances are in admin/instances.py, because other views need them too.
+`facts` gathers the facts, and `stream` measures the memory of a topic for `doctor stream`. The
+other modules contain the checks: server, topics, partitions, schedules, values, fleet and host, in
+the order of a report. The checks of instances are in `admin/instances.py`, because other views need
+them too.
 """
 
 from __future__ import annotations

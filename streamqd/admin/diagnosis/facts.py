@@ -161,7 +161,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class UnitFacts:
-    """One group on one partition. `looks` are two when the first was strange, else one."""
+    """One group on one partition. `looks` are two if the first one was contradictory, else one."""
 
     unit: Unit
     wrong_types: Mapping[str, str]
@@ -391,7 +391,7 @@ def gather_fleet(fleet: Fleet, bad: BadValues) -> FleetHealth:
 def changed_runs(
     store: Store, bad: BadValues, fleet: str, beats: Sequence[Heartbeat]
 ) -> frozenset[str]:
-    """Look again, and return the instances whose run is not that in `beats`."""
+    """Look again, and return the instances whose run differs from that in `beats`."""
     (infos,) = ask(store, [("HGETALL", store.keys.info(fleet))], bad)
     scores = [part for beat in beats for part in (beat.instance.encode(), b"0")]
     now = members.beats(scores, infos)
@@ -525,7 +525,7 @@ def _texts(raw: Sequence[bytes] | None) -> set[str]:
 ABANDONED_SECONDS = 600.0  # without an owner and without a reader
 PARTITIONS_MAX = 4_096  # of all topics together
 BODIES_MAX = 64  # partitions of which a message is looked at
-BODIES_AT_ONCE = 8  # bodies of one exchange
+BODIES_AT_ONCE = 8  # bodies of one round trip
 
 
 def places_of(topics: Sequence[TopicFacts]) -> tuple[list[tuple[TopicFacts, int]], int]:

@@ -37,7 +37,7 @@ from streamqd.store.scripts import Reply
 from streamqd.store.store import Store
 
 PAGE = 10_000  # fields of one hash that is read
-BODIES_AT_ONCE = 32  # hashes of one exchange
+BODIES_AT_ONCE = 32  # hashes of one round trip
 ITEMS = 64  # delayed messages of one group that are looked into
 ENDS = 100  # delayed messages read at each end, where invalid due times sort
 

@@ -37,7 +37,7 @@ from streamqd.store.store import Store
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-TIMEOUT = 10.0  # seconds that one exchange with Redis may take
+TIMEOUT = 10.0  # seconds that one round trip to Redis may take
 BATCH_ROWS = 4_000_000  # each batch costs Java most of a CPU second
 FETCH_ROWS = 5_000  # entries of one page. `fetchBytes` is the limit if entries are large.
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 COLUMNS = rows.columns(dead=False, headers=True, fields=True)
 NO_ADDRESS = "redis://localhost"
-TIMEOUT = 10.0  # seconds that one exchange with Redis may take
+TIMEOUT = 10.0  # seconds that one round trip to Redis may take
 _SHOWS = re.compile(r"\s*show\s+(tables|views)\b", re.IGNORECASE)
 _DERIVED = {"parsed": PARSED, "quarantine": QUARANTINE, "table": RESULTS}  # by the name of the view
 
