@@ -237,8 +237,8 @@ def list_sends(
     \b
       streamqd delayed list orders --due-within 1h
 
-    The ID consists of the partition and the value that the producer's send returned. A delayed send
-    becomes a message with a uid when it is due.
+    The ID consists of the partition and the send ID, the last part of the uid that the producer's
+    send returned. When the message is delivered, it gets another uid.
     """
     choice = _choice(**filters)
     seen = sends.listed(session.store, topic, choice=choice, limit=limit, cursor=cursor)
