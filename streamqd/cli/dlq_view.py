@@ -78,7 +78,7 @@ def print_letter(letter: DeadLetterDetail, now_unix_ms: int) -> None:
         ("group", letter.group),
         ("reason", letter.reason),
         ("fingerprint", letter.fingerprint),
-        ("died", None if failed is None else f"{age(now_unix_ms - failed)} ago"),
+        ("failed", None if failed is None else f"{age(now_unix_ms - failed)} ago"),
         ("on", letter.instance),
         ("handler", letter.handler),
         ("at", letter.frame),

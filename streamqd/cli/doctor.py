@@ -165,7 +165,7 @@ def _show(found: StreamReport) -> None:
     click.echo(bounds or "no retention: acknowledged messages are kept")
     if found.dead or found.retry_bytes:
         dead = f"{count(found.dead, 'dead letter')}, {memory(found.dead_bytes)}"
-        click.echo(f"beside them: {dead}; retry streams, {memory(found.retry_bytes)}")
+        click.echo(f"in addition: {dead}; retry streams, {memory(found.retry_bytes)}")
     if found.archive == "required":
         click.echo("nothing is trimmed before it is archived")
     click.echo()

@@ -14,8 +14,8 @@ EVENTS: dict[str, str] = {
     "capacity.reduced": "The operating system refuses processes (`error`). Partitions were"
     " released, and this instance published how many it can serve.",
     "circuit.closed": "The circuit of a partition closed, because a message succeeded.",
-    "circuit.opened": "A dependency is down (`breaker`). The partition tries one message at a"
-    " time.",
+    "circuit.opened": "A dependency is down (`breaker`). The partition handles no message, except"
+    " one as a probe every `probe_every`.",
     "config.warning": "A setting or the server's configuration is valid but not recommended.",
     "daemon.ready": "The start is complete. The daemon handles messages or stands by.",
     "daemon.started": "The daemon starts.",

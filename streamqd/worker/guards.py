@@ -244,7 +244,7 @@ class Guards:
         except RedisRefused as error:
             return str(error)
         self._paused = reply.word == "OK"
-        return "" if self._paused else "there are too many orders"
+        return "" if self._paused else "there are too many directives"
 
 
 def guards_of(context: WorkerContext) -> Guards | None:

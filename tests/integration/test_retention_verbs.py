@@ -243,7 +243,7 @@ def test_doctor_stream_measures_related_keys(desk: Desk, run: Run) -> None:
     assert found["dead"] == 1
     assert 50_000 < found["dead_bytes"] < 70_000
     assert 20_000 < found["retry_bytes"] < 40_000
-    assert "beside them: 1 dead letter, " in run("doctor", "stream", "access").stdout
+    assert "in addition: 1 dead letter, " in run("doctor", "stream", "access").stdout
 
 
 def test_doctor_stream_survives_a_bad_dead_letter_key(desk: Desk, run: Run) -> None:

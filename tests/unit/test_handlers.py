@@ -131,7 +131,7 @@ def test_unusable_handler_is_refused_in_one_sentence(
 
 
 def test_missing_module_error_names_the_searched_path(folder: Path):
-    with pytest.raises(HandlerLoadError, match="no module named nowhere: it is looked for beside"):
+    with pytest.raises(HandlerLoadError, match="no module named nowhere: it is searched for"):
         handlers.load("nowhere:go", folder)
 
 

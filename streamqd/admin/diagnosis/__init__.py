@@ -140,7 +140,7 @@ def gather(link: Connection, settings: Settings, needs: set[Need], unit: str) ->
             lacking = rights_of.missing(store, name)
         except RedisRefused as error:
             lacking = [rights_of.MissingPermission("MULTI", "")]
-            unseen.append(f"the other rights, because MULTI is refused: {error}")
+            unseen.append(f"the other permissions, because MULTI is refused: {error}")
     if needs & {Need.FLEET, Need.TOPICS, Need.UNITS}:
         members = gather_fleet(Fleet(store, name, settings.daemon.lease_ttl), bad)
     facts = DiagnosisFacts(settings, now, fleet=members)
