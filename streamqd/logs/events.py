@@ -149,6 +149,11 @@ EVENTS: dict[str, str] = {
     "signal.received": "The daemon received a signal.",
     "stack.dumped": "A process crashed with a signal such as SIGSEGV (`child`), or SIGUSR1"
     " requested the stacks. The field `traceback` contains the stack.",
+    "standby.failed": "A replacement worker crashed while it booted. The current worker continues.",
+    "standby.given_up": "No replacement worker can start for now. The current worker continues.",
+    "standby.ready": "A standby has booted. It takes over as soon as the current worker releases"
+    " the partition.",
+    "standby.started": "A worker boots next to the worker that it will replace.",
     "start.refused": "The daemon did not start and exits with `code`. Each problem has one line.",
     "state.dumped": "One line per partition, logged on SIGUSR1. The stacks follow as"
     " `stack.dumped`.",
@@ -167,12 +172,12 @@ EVENTS: dict[str, str] = {
     "worker.boot_failed": "A worker exited before it was ready.",
     "worker.charged": "A message was running when its worker crashed. The crash is counted against"
     " it.",
-    "worker.crash_loop": "The worker of a partition crashed too many times in a row. Another"
+    "worker.crash_looped": "The worker of a partition crashed too many times in a row. Another"
     " instance takes it, or it is started again after `crash_cooldown`.",
     "worker.crashed": "A worker crashed.",
     "worker.exited": "A worker exited as requested.",
     "worker.forked": "A child that a handler forked returned into the worker's loop. It exits.",
-    "worker.handover": "A worker that booted next to its predecessor has taken over.",
+    "worker.handed_over": "A worker that booted next to its predecessor has taken over.",
     "worker.hook_failed": "An on_stop hook raised. The worker exits anyway.",
     "worker.killed": "A worker was killed, because a run, `on_stop` or the drain exceeded its"
     " time limit.",
@@ -180,16 +185,9 @@ EVENTS: dict[str, str] = {
     "worker.recycled": "A worker reached a limit and is replaced.",
     "worker.resumed": "A stalled worker reads again.",
     "worker.stalled": "A worker cannot read or acknowledge. It retries until it can.",
-    "worker.standby": "A worker boots next to the worker that it will replace.",
-    "worker.standby_failed": "A replacement worker crashed while it booted. The current worker"
-    " continues.",
-    "worker.standby_given_up": "No replacement worker can start for now. The current worker"
-    " continues.",
     "worker.started": "A worker was forked.",
     "worker.tight_limit": "A worker reached max_rss with its first message. Raise the limit.",
     "worker.tried_again": "The worker of a partition is started again after a crash loop.",
     "worker.unkillable": "A killed worker does not exit. Its partition is released.",
-    "worker.warm": "A standby has booted. It takes over as soon as the current worker releases"
-    " the partition.",
 }
 """Every event and its meaning. An event that is missing here is a programming error."""

@@ -219,7 +219,7 @@ class RollingReplacement:
         if not replacing.warm_at:
             replacing.warm_at = now
             child = partition.standby.pid if partition.standby is not None else None
-            logs.event("worker.warm", unit=partition.unit, child=child)
+            logs.event("standby.ready", unit=partition.unit, child=child)
         if replacing.reason != MAX_MESSAGES or partition.is_quiet or not replacing.can_stay:
             return
         idle = now - replacing.warm_at > IDLE_PATIENCE_SECONDS
@@ -258,7 +258,7 @@ class RollingReplacement:
             replacing.retry_at = now + decision.after
             return
         logs.event(
-            "worker.standby_given_up",
+            "standby.given_up",
             logging.ERROR,
             unit=partition.unit,
             last_exit=how,

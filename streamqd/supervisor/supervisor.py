@@ -657,7 +657,7 @@ class Supervisor:
             return
         partition.standby_ended()
         logs.event(
-            "worker.standby_failed",
+            "standby.failed",
             logging.WARNING,
             unit=partition.unit,
             child=standby.pid,
@@ -676,7 +676,7 @@ class Supervisor:
     def _follow_up(self, partition: PartitionState, now: float, found: ExitAssessment) -> None:
         if not partition.plan_restart(found, now, self.settings.daemon):
             logs.event(
-                "worker.crash_loop",
+                "worker.crash_looped",
                 logging.ERROR,
                 unit=partition.unit,
                 last_exit=partition.last_exit,

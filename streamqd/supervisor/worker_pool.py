@@ -166,7 +166,7 @@ class WorkerPool:
             return False
         partition.standby = child
         slot.standby_pid = child.pid
-        logs.event("worker.standby", unit=partition.unit, child=child.pid)
+        logs.event("standby.started", unit=partition.unit, child=child.pid)
         return True
 
     def adopt_standby(self, partition: PartitionState, *, paused: bool) -> None:
@@ -179,7 +179,7 @@ class WorkerPool:
         partition.slot.add("restarts")
         child.send(self._assignment(partition).packed())
         logs.event(
-            "worker.handover", unit=partition.unit, child=child.pid, epoch=partition.lease.epoch
+            "worker.handed_over", unit=partition.unit, child=child.pid, epoch=partition.lease.epoch
         )
 
     def dismiss_standby(self, partition: PartitionState) -> None:

@@ -179,7 +179,7 @@ def test_a_message_that_kills_its_process_is_dead_lettered_alone(
         assert daemon.ledger.ended(GROUP) == set(uids) - {killer}
         assert len(daemon.events("worker.crashed")) == 3
         # One poison message does not cause a crash loop, so no wait and no open breaker.
-        assert daemon.events("worker.crash_loop") == []
+        assert daemon.events("worker.crash_looped") == []
         times = [each.at for each in daemon.ledger.of(killer, "start")]
         assert all(later - earlier < AT_ONCE for earlier, later in pairwise(times))
         assert daemon.traces() == []

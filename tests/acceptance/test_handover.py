@@ -92,7 +92,7 @@ def standby(daemon: Daemon) -> int:
 
 def warm_standby(daemon: Daemon) -> int:
     """Wait until a standby is warm, which makes the old worker hand over. Return its pid."""
-    pid: int = daemon.wait_event("worker.warm")["child"]
+    pid: int = daemon.wait_event("standby.ready")["child"]
     return pid
 
 
@@ -140,7 +140,7 @@ def test_the_old_worker_works_until_its_successor_is_warm(
         assert daemon.ledger.audit(GROUP) == Audit()
         assert {each.attempt for each in starts(daemon)} == {1}
         assert daemon.traces() == []
-        (over,) = daemon.events("worker.handover")
+        (over,) = daemon.events("worker.handed_over")
         assert (over["child"], over["epoch"]) == (new, daemon.epochs()[0])
         print(f"nothing ran for {idle_of(daemon)} ms")
         assert len(first) + len(second) == daemon.ledger.count("end")
@@ -154,13 +154,13 @@ def test_on_stop_of_the_old_worker_does_not_delay_the_new_one(hooked: NewDaemon)
         old = daemon.pids()
         put(daemon, "lingering")
         daemon.signal(signal.SIGHUP)
-        daemon.wait_event("worker.handover")
+        daemon.wait_event("worker.handed_over")
         uids = daemon.send(["ok"] * 20, partition=0)
         for uid in uids:
             daemon.wait_run(uid, "end")
         assert old[0] not in {each.pid for each in starts(daemon)}
         assert psutil.pid_exists(old[0]), "it still runs on_stop"
-        daemon.wait_event("worker.handover", partition=1)
+        daemon.wait_event("worker.handed_over", partition=1)
         assert all(map(psutil.pid_exists, old.values())), "the next partition waits neither"
         take(daemon, "lingering")
         daemon.wait_event("reload.finished")
@@ -178,11 +178,12 @@ def test_lingering_workers_limit_further_replacements(hooked: NewDaemon):
         put(daemon, "lingering")
         daemon.signal(signal.SIGHUP)
         daemon.wait_for(
-            lambda: len(daemon.events("worker.handover")) == DISMISSED_MAX, what="some are replaced"
+            lambda: len(daemon.events("worker.handed_over")) == DISMISSED_MAX,
+            what="some are replaced",
         )
         for _ in range(4):
             daemon.worker_states()  # each dump makes the supervisor plan again
-        assert len(daemon.events("worker.standby")) == DISMISSED_MAX
+        assert len(daemon.events("standby.started")) == DISMISSED_MAX
         assert standbys(daemon) == {}
         take(daemon, "lingering")
         daemon.wait_event("reload.finished")
@@ -226,7 +227,7 @@ def test_planning_twice_changes_no_state_of_a_busy_supervisor(hooked: NewDaemon)
         daemon.signal(signal.SIGHUP)
         daemon.wait_event("reload.stopped")
         os.kill(daemon.pids()[0], signal.SIGKILL)
-        daemon.wait_event("worker.crash_loop")
+        daemon.wait_event("worker.crash_looped")
         take(daemon, "sick")
         assert daemon.stop() == 0
 
@@ -236,18 +237,18 @@ def test_workers_are_replaced_one_partition_at_a_time(hooked: NewDaemon):
     with daemon:
         uids = daemon.send(["sleep 0.02"] * 300)
         daemon.wait_for(
-            lambda: len({each["partition"] for each in daemon.events("worker.handover")}) == 3,
+            lambda: len({each["partition"] for each in daemon.events("worker.handed_over")}) == 3,
             what="each of them was too old",
         )
         daemon.wait_settled()
         steps = [
             (each["event"], each["partition"])
             for each in daemon.events()
-            if each["event"] in ("worker.standby", "worker.handover")
+            if each["event"] in ("standby.started", "worker.handed_over")
         ]
         for number, (event, partition) in enumerate(steps):
-            if event == "worker.handover":
-                assert steps[number - 1] == ("worker.standby", partition)
+            if event == "worker.handed_over":
+                assert steps[number - 1] == ("standby.started", partition)
         assert daemon.ledger.ended(GROUP) == set(uids)
         assert daemon.ledger.audit(GROUP) == Audit()
         assert daemon.stop() == 0
@@ -260,7 +261,7 @@ def test_the_successor_of_a_paused_worker_is_paused(hooked: NewDaemon):
         daemon.pause()
         uids = daemon.send(["ok"] * 5)
         daemon.signal(signal.SIGHUP)
-        daemon.wait_event("worker.handover")
+        daemon.wait_event("worker.handed_over")
         daemon.wait_for(
             lambda: daemon.worker_states() == {WorkerState.PAUSED}, what="the new one pauses"
         )
@@ -293,7 +294,7 @@ def test_a_cold_handover_never_has_two_processes_at_once(new_daemon: NewDaemon):
         daemon.wait_event("reload.finished")
         assert daemon.pids()[0] != old
         daemon.wait_settled()
-        assert daemon.events("worker.standby") == daemon.events("worker.boot_failed") == []
+        assert daemon.events("standby.started") == daemon.events("worker.boot_failed") == []
         assert daemon.ledger.audit(GROUP) == Audit()
         assert daemon.stop() == 0
 
@@ -312,12 +313,12 @@ def test_a_standby_that_does_not_start_stops_the_reload(
         stopped = daemon.wait_event("reload.stopped")
         assert (stopped["partition"], stopped["workers"]) == (0, 2)
         assert "does not start: it ended with exit code 3; see its last" in stopped["problem"]
-        assert len(daemon.events("worker.standby_failed")) == 3, "crash_loop"
-        given_up = daemon.events("worker.standby_given_up")
+        assert len(daemon.events("standby.failed")) == 3, "crash_loop"
+        given_up = daemon.events("standby.given_up")
         assert [each["partition"] for each in given_up] == [0]
         assert "the database is away" in daemon.events("worker.boot_failed")[0]["error"]
         assert daemon.pids() == old
-        assert daemon.events("worker.crash_loop") == daemon.events("reload.finished") == []
+        assert daemon.events("worker.crash_looped") == daemon.events("reload.finished") == []
         uids = daemon.send(["ok"] * 20)
         daemon.wait_settled()
         assert {each.pid for each in starts(daemon)} == set(old.values())
@@ -338,13 +339,13 @@ def test_a_standby_that_does_not_start_keeps_an_overaged_worker(hooked: NewDaemo
         old = daemon.pids()[0]
         put(daemon, "sick")
         daemon.send(["ok"])
-        daemon.wait_event("worker.standby_given_up")
+        daemon.wait_event("standby.given_up")
         uids = daemon.send(["ok"] * 20)
         daemon.wait_settled()
         assert daemon.pids()[0] == old
         assert set(uids) <= daemon.ledger.ended(GROUP)
         assert daemon.ledger.audit(GROUP) == Audit()
-        assert len(daemon.events("worker.standby")) == 3, "no loop: it rests"
+        assert len(daemon.events("standby.started")) == 3, "no loop: it rests"
         assert daemon.stop() == 0
 
 
@@ -355,7 +356,7 @@ def test_a_standby_that_is_killed_while_it_waits_costs_nothing(hooked: NewDaemon
         daemon.wait_run(uid)
         daemon.signal(signal.SIGHUP)
         os.kill(warm_standby(daemon), signal.SIGKILL)
-        failed = daemon.wait_event("worker.standby_failed")
+        failed = daemon.wait_event("standby.failed")
         assert failed["how"] == "signal SIGKILL"
         put(daemon, "go")
         daemon.wait_event("reload.finished")
@@ -436,7 +437,7 @@ def test_a_standby_does_not_take_over_a_lost_assignment(hooked: NewDaemon):
         take(daemon, "slow")
         put(daemon, "go")
         daemon.wait_settled()
-        assert daemon.events("worker.handover") == []
+        assert daemon.events("worker.handed_over") == []
         assert daemon.ledger.ended(GROUP) == set(uids)
         assert daemon.stop() == 0
 
@@ -502,7 +503,7 @@ def test_a_successor_also_runs_messages_of_a_lost_host_alone(
     daemon.signal(signal.SIGHUP)
     warm_standby(daemon)
     put(daemon, "go")
-    daemon.wait_event("worker.handover")
+    daemon.wait_event("worker.handed_over")
     daemon.wait_run(uids[1])
     mark = daemon.link.execute("HMGET", daemon.keys.fence(*unit), "solo", "mark")
     assert mark == [b"1", f"m:{uids[1].rpartition('/')[2]}".encode()]
@@ -523,8 +524,8 @@ def test_max_messages_of_1_gives_every_message_its_own_process(hooked: NewDaemon
         runs = Counter(each.pid for each in starts(daemon))
         assert sorted(runs.values()) == [1] * 12
         assert daemon.ledger.audit(GROUP) == Audit()
-        assert len(daemon.events("worker.handover")) >= 1
-        assert daemon.events("worker.crashed") == daemon.events("worker.crash_loop") == []
+        assert len(daemon.events("worker.handed_over")) >= 1
+        assert daemon.events("worker.crashed") == daemon.events("worker.crash_looped") == []
         print(f"nothing ran for {idle_of(daemon)} ms")
         assert daemon.stop() == 0
 
@@ -534,16 +535,16 @@ def test_max_rss_below_one_message_slows_down_and_never_stops(hooked: NewDaemon)
     daemon = hooked(consumer={"max_rss": "1MiB"})
     with daemon:
         daemon.send(["leak 8000000", "await second", "leak 8000000", "await fourth", "ok"])
-        warm = daemon.wait_event("worker.warm")
+        warm = daemon.wait_event("standby.ready")
         put(daemon, "second")
-        daemon.wait_event("worker.warm", after=warm["number"] + 1)
+        daemon.wait_event("standby.ready", after=warm["number"] + 1)
         put(daemon, "fourth")
         daemon.wait_settled()
         assert daemon.ledger.audit(GROUP) == Audit()
         recycled = {each["child"] for each in daemon.events("worker.recycled")}
         assert recycled <= {each.pid for each in starts(daemon)}, "one was replaced for nothing"
         assert len(recycled) >= 2
-        assert daemon.events("worker.crashed") == daemon.events("worker.crash_loop") == []
+        assert daemon.events("worker.crashed") == daemon.events("worker.crash_looped") == []
         assert daemon.stop() == 0
 
 
@@ -568,7 +569,7 @@ def test_an_idle_worker_over_max_age_is_replaced(hooked: NewDaemon):
     with daemon:
         first = daemon.pids()[0]
         # The new process sets its title only after this event, so `pids` may miss it.
-        assert daemon.wait_event("worker.handover")["child"] != first
+        assert daemon.wait_event("worker.handed_over")["child"] != first
         uids = daemon.send(["ok"] * 3)
         daemon.wait_settled()
         assert daemon.ledger.ended(GROUP) == set(uids)

@@ -130,7 +130,7 @@ def test_max_messages_replaces_workers_and_repeats_nothing(
         assert daemon.ledger.audit(GROUP) == Audit()
         assert {each.attempt for each in daemon.ledger.records("start")} == {1}
         assert daemon.traces() == []
-        assert daemon.events("worker.crashed") == daemon.events("worker.crash_loop") == []
+        assert daemon.events("worker.crashed") == daemon.events("worker.crash_looped") == []
         exits = daemon.events("worker.exited")
         assert len(exits) == 10
         assert daemon.stop() == 0
@@ -149,7 +149,7 @@ def test_max_rss_limits_the_growth_of_a_worker_since_its_start(new_daemon: NewDa
         assert psutil.Process(first).memory_info().rss > 64 << 20
         # About 10 MB/s, checked every 2 s: the first check must not find enough.
         daemon.send(["leak 200000"] * 260)
-        daemon.wait_event("worker.handover")
+        daemon.wait_event("worker.handed_over")
         daemon.send(["ok"])
         daemon.wait_settled()
 
@@ -186,7 +186,7 @@ def test_max_age_replaces_workers_and_a_short_one_makes_progress(
         assert len(runs_of_each_process(daemon)) >= 2
         assert daemon.ledger.audit(GROUP) == Audit()
         assert {each.attempt for each in daemon.ledger.records("start")} == {1}
-        assert daemon.events("worker.crashed") == daemon.events("worker.crash_loop") == []
+        assert daemon.events("worker.crashed") == daemon.events("worker.crash_looped") == []
         assert daemon.traces() == []
         assert daemon.stop() == 0
 
@@ -223,7 +223,7 @@ def test_if_no_worker_can_start_the_daemon_exits_with_the_cause(new_daemon: NewD
 
     assert len(daemon.events("worker.boot_failed")) >= 2 * 3
     assert "RuntimeError: the database is away" in daemon.events("worker.boot_failed")[0]["error"]
-    opened = daemon.events("worker.crash_loop")
+    opened = daemon.events("worker.crash_looped")
     assert sorted(each["partition"] for each in opened) == [0, 1]
     assert daemon.events("instance.crash_looped")[0]["units"] == 2
     away = "exit code 3: on_start of work:obey failed: RuntimeError: the database is away"
@@ -261,7 +261,7 @@ def test_a_crash_loop_pauses_and_retries_only_its_partition(
     daemon.write_code(daemon.module_path.read_text() + UNBORN)
     sick(daemon, 1)
     daemon.start()
-    opened = daemon.wait_event("worker.crash_loop")
+    opened = daemon.wait_event("worker.crash_looped")
     assert (opened["partition"], opened["seconds"]) == (1, 1.0)
     assert "exit code 3" in opened["last_exit"]
     daemon.wait_event("lease.released", partition=1)
@@ -270,7 +270,7 @@ def test_a_crash_loop_pauses_and_retries_only_its_partition(
     daemon.wait_for(lambda: len(daemon.ledger.ended(GROUP)) == 10, what="partition 0 works")
     # One attempt after the cooldown, then another cooldown.
     closed = daemon.wait_event("worker.tried_again", after=opened["number"])
-    again = daemon.wait_event("worker.crash_loop", after=closed["number"])
+    again = daemon.wait_event("worker.crash_looped", after=closed["number"])
     between = daemon.events("worker.started", after=closed["number"], partition=1)
     assert len([each for each in between if each["number"] < again["number"]]) == 1
 
@@ -297,7 +297,7 @@ def test_code_that_dies_at_every_message_dead_letters_few(new_daemon: NewDaemon)
 
         assert daemon.wait() == CRASH_LOOP
 
-        assert len(daemon.events("worker.crash_loop")) == 1
+        assert len(daemon.events("worker.crash_looped")) == 1
         assert len(daemon.letters()) <= 4
         assert len(daemon.pending_uids()) + len(daemon.letters()) <= len(uids)
         started = time.monotonic()

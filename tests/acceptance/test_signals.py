@@ -55,13 +55,13 @@ def test_a_reload_replaces_one_partition_at_a_time(new_daemon: NewDaemon, chance
         steps = [
             (each["event"], each["partition"])
             for each in daemon.events(after=mark)
-            if each["event"] in ("worker.standby", "worker.handover", "worker.ready")
+            if each["event"] in ("standby.started", "worker.handed_over", "worker.ready")
             and each["number"] < done["number"]
         ]
         assert steps == [
             (name, number)
             for number in range(3)
-            for name in ("worker.standby", "worker.handover", "worker.ready")
+            for name in ("standby.started", "worker.handed_over", "worker.ready")
         ]
         assert {each["reason"] for each in daemon.events("worker.exited", after=mark)} == {"reload"}
         after = daemon.pids()

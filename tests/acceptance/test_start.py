@@ -343,6 +343,6 @@ def test_the_daemon_recovers_from_an_emptied_server_under_load(
         meta = daemon.link.execute("HGET", daemon.keys.meta(TOPIC), "partitionCount")
         assert meta == b"4"
         assert all(epoch > before[number] for number, epoch in daemon.epochs().items())
-        assert daemon.events("worker.crashed") == daemon.events("worker.crash_loop") == []
+        assert daemon.events("worker.crashed") == daemon.events("worker.crash_looped") == []
         assert daemon.letters() == []
         assert daemon.stop() == 0

@@ -307,12 +307,12 @@ def test_a_reload_hands_over_when_the_old_worker_is_quiet(
     old, epochs, mark = daemon.pids()[0], daemon.epochs(), daemon.mark()
 
     daemon.signal(signal.SIGHUP)
-    daemon.wait_event("worker.warm")
+    daemon.wait_event("standby.ready")
     for _ in range(4):  # each answer is one more tick with a chance of a premature handover
         ticks = daemon.mark()
         daemon.signal(signal.SIGUSR1)
         daemon.wait_event("state.dumped", after=ticks)
-    assert daemon.events("worker.handover", after=mark) == []
+    assert daemon.events("worker.handed_over", after=mark) == []
     assert daemon.epochs() == epochs
 
     (tmp_path / "go").touch()
