@@ -33,9 +33,9 @@ LOOK_SECONDS = 0.2
 class DirectiveRow:
     """One directive. `kind` is pause, stop, move, drain, reload or rebalance, `target` its object.
 
-    `to` is the instance named by a move. `gone` is true when that instance is not live. `done` is
-    true when every live instance has applied a directive that is applied once. Pass `name` to
-    `control clear`.
+    `to` is the instance named by a move. `instance_missing` is true when that instance is not live.
+    `done` is true when every live instance has applied a directive that is applied once. Pass
+    `name` to `control clear`.
     """
 
     name: str
@@ -45,7 +45,7 @@ class DirectiveRow:
     at_unix_ms: int
     by: str
     why: str
-    gone: bool
+    instance_missing: bool
     done: bool
 
 
@@ -442,7 +442,7 @@ def clear(fleet: Fleet, names: list[str], *, gone: bool = False, dry_run: bool =
     missing = [name for name in names if name not in known]
     if missing:
         raise Refused(f"directive {missing[0]} not found; `streamqd control list` prints all")
-    chosen = sorted({*names, *(row.name for row in listed if gone and row.gone)})
+    chosen = sorted({*names, *(row.name for row in listed if gone and row.instance_missing)})
     if chosen and not dry_run:
         write(fleet, remove=chosen)
     return Cleared(chosen, dry_run)

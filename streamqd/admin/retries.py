@@ -63,29 +63,29 @@ class RetriesView:
 
 @dataclass(frozen=True, slots=True)
 class Hastened:
-    """The result of `retry now`: `due` run now, `gone` had run or were cancelled by then."""
+    """The result of `retry now`: `due` run now, `missing` had run or were cancelled by then."""
 
     topic: str
     group: str
     due: int
-    gone: int
+    missing: int
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
     """The result of `retry cancel`.
 
-    `dead` became dead letters (`letters` are their IDs), or `dropped` were deleted for good. `gone`
-    had run by then. `unreadable` ones stay, and can only be dropped.
+    `dead_letters` became dead letters (`dead_letter_ids` are their IDs), or `dropped` were deleted
+    for good. `missing` had run by then. `unreadable` ones stay, and can only be dropped.
     """
 
     topic: str
     group: str
-    dead: int
+    dead_letters: int
     dropped: int
-    gone: int
+    missing: int
     unreadable: int
-    letters: list[str]
+    dead_letter_ids: list[str]
 
 
 def listed(
@@ -157,11 +157,11 @@ def cancel(
     return Cancelled(
         topic=topic,
         group=group,
-        dead=0 if drop else moved,
+        dead_letters=0 if drop else moved,
         dropped=moved if drop else 0,
-        gone=words.count("GONE"),
+        missing=words.count("GONE"),
         unreadable=words.count("UNREADABLE"),
-        letters=letters,
+        dead_letter_ids=letters,
     )
 
 

@@ -33,7 +33,7 @@ class TopicRow:
     partitions: int
     messages: int
     scheduled: int
-    dead: int
+    dead_letters: int
     groups: list[str]
     created_unix_ms: int | None
     unreadable: list[Unreadable]
@@ -64,7 +64,7 @@ class PartitionRow:
     last_id: str
     bytes: int | None
     scheduled: int
-    dead: int
+    dead_letters: int
     groups: list[GroupLag]
 
 
@@ -76,7 +76,7 @@ class Totals:
     added: int
     bytes: int | None
     scheduled: int
-    dead: int
+    dead_letters: int
     groups: list[GroupLag]
 
 
@@ -169,7 +169,7 @@ def _row(store: Store, topic: str) -> TopicRow | None:
         partitions=count,
         messages=sum(each.length for each in figures),
         scheduled=sum(each.scheduled for each in figures),
-        dead=sum(each.dead for each in figures),
+        dead_letters=sum(each.dead for each in figures),
         groups=names,
         created_unix_ms=meta.created_unix_ms or None if meta else None,
         unreadable=bad.rows,
@@ -253,7 +253,7 @@ def describe(store: Store, topic: str, configured: config.Topic | None = None) -
             added=sum(row.added for row in rows),
             bytes=known_sum(row.bytes for row in rows),
             scheduled=sum(row.scheduled for row in rows),
-            dead=sum(row.dead for row in rows),
+            dead_letters=sum(row.dead_letters for row in rows),
             groups=[_summed(name, rows) for name in names],
         ),
         partitions=rows,
@@ -277,7 +277,7 @@ def _partition_rows(
             last_id="" if each.last_id == "0-0" else each.last_id,
             bytes=size,
             scheduled=each.scheduled,
-            dead=each.dead,
+            dead_letters=each.dead,
             groups=[
                 GroupLag(name, one.lag, one.lag_exact, one.pending, one.delayed)
                 for name in names

@@ -47,7 +47,7 @@ class Doomed:
     topic: str
     partitions: int
     messages: int
-    dead: int
+    dead_letters: int
     groups: list[str]
     owned: list[str]
     begun: bool
@@ -84,7 +84,7 @@ def look(store: Store, topic: str) -> Doomed:
         topic=topic,
         partitions=count,
         messages=sum(lengths[::2]),
-        dead=sum(lengths[1::2]),
+        dead_letters=sum(lengths[1::2]),
         groups=names,
         owned=[
             f"{unit} by {view.owner}"

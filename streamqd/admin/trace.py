@@ -29,10 +29,10 @@ _UID = re.compile(r"([^/]+)/([0-9]{1,9})/([0-9A-Za-z_-]{1,64})")
 
 # The present state of a message in a group: the first that applies.
 RUNNING, PENDING, READY, DELAYED = "running", "pending", "retry-unread", "waiting"
-DEAD, UNREAD, DONE, UNREADABLE = "dead", "unread", "acknowledged", "unreadable"
-GONE, MISSED = "gone", "missed"  # nothing proves that the message was ever written
+DEAD, UNREAD, DONE, UNREADABLE = "dead-lettered", "unread", "acknowledged", "unreadable"
+MISSING, MISSED = "missing", "missed"  # nothing proves that the message was ever written
 _KNOWN = (RUNNING, PENDING, READY, DELAYED, DEAD)  # a trace of the message exists
-_UNPROVEN = {DONE: GONE, UNREAD: MISSED}  # the same, where nothing proves that it was written
+_UNPROVEN = {DONE: MISSING, UNREAD: MISSED}  # the same, where nothing proves that it was written
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,13 @@ class GroupTrace:
     """The message in one group.
 
     `state` is unread, pending (delivered and not acknowledged), running, waiting (for its next
-    attempt, until `due_unix_ms`), retry-unread (due, and not read yet), dead, acknowledged
+    attempt, until `due_unix_ms`), retry-unread (due, and not read yet), dead-lettered, acknowledged
     (delivered, with no trace left), or unreadable, with the reason in `problem`. Without proof that
-    the message was ever written, it is gone instead of acknowledged, and missed instead of unread.
-    A pending one with `due_unix_ms` runs again then, in its place. `condition` is that of the group
-    on the partition, as in `status`. `place` is `m:ID` in the partition or `r:ID` in the retry
-    stream. `attempt` is the number of the run it waits for or is in, from 1, null when unknown.
-    `crashes` counts crashed processes, `failures` the failures of the handler in place.
+    the message was ever written, it is missing instead of acknowledged, and missed instead of
+    unread. A pending one with `due_unix_ms` runs again then, in its place. `condition` is that of
+    the group on the partition, as in `status`. `place` is `m:ID` in the partition or `r:ID` in the
+    retry stream. `attempt` is the number of the run it waits for or is in, from 1, null when
+    unknown. `crashes` counts crashed processes, `failures` the failures of the handler in place.
     `error_class` and `error_message` describe the last failure, '' when it is not kept. For a
     waiting message, `error_message` starts with the class. `consumer` is the client that has it
     pending, '' for streamqd itself.
@@ -99,7 +99,7 @@ class GroupTrace:
     running_seconds: float | None = None
     error_class: str = ""
     error_message: str = ""
-    letters: list[str] = field(default_factory=list)
+    dead_letter_ids: list[str] = field(default_factory=list)
     problem: str = ""
 
 
@@ -128,7 +128,7 @@ class Trace:
     entry: EntryTrace | None = None
     archived: bool | None = None
     groups: list[GroupTrace] = field(default_factory=list)
-    letters: list[LetterTrace] = field(default_factory=list)
+    dead_letters: list[LetterTrace] = field(default_factory=list)
     replays: list[str] = field(default_factory=list)
     complete: bool = True
 
@@ -252,7 +252,7 @@ class _Search:
             entry=_entry(name.partition, here[0]) if here else None,
             archived=None if passed is None else self._id <= passed,
             groups=rows,
-            letters=letters,
+            dead_letters=letters,
             replays=self._again,
             complete=self._complete,
         )
@@ -317,7 +317,7 @@ class _Search:
             return self._of_letters(unit, letters, seen)
         retry = self._keys.retry_stream(*unit)
         mine = [each for each in letters if each.group == unit.group]
-        more: dict[str, Any] = {"letters": [each.id for each in mine]}
+        more: dict[str, Any] = {"dead_letter_ids": [each.id for each in mine]}
         replays = max((each.replays for each in mine), default=0)
         # The entry itself, and the entries written by replays to every group. The newest decides.
         held = [
@@ -353,7 +353,7 @@ class _Search:
         for letter in reversed(letters):
             place = f"m:{letter.id.partition(':')[2]}"
             return self._handed_out(unit, self._keys.source(*unit), place, seen) | {
-                "letters": [letter.id]
+                "dead_letter_ids": [letter.id]
             }
         return {"state": "none"}
 

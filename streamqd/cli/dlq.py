@@ -271,8 +271,8 @@ def _replayed(
     """Return the result of a replay. An interrupted one includes the command to continue."""
     letters = count(done.replayed, "dead letter")
     lines = [f"{letters} of {done.topic} replayed{_for(choice.group)}{_to(target)}"]
-    if done.gone:
-        lines.append(f"{count(done.gone, 'dead letter')} had already been replayed or purged")
+    if done.missing:
+        lines.append(f"{count(done.missing, 'dead letter')} had already been replayed or purged")
     notes = [] if done.audited else [NOT_AUDITED]
     code = 0
     error: StreamqdError | None = None
@@ -297,16 +297,16 @@ def _ended(ended: str, text: str) -> tuple[int, StreamqdError | None]:
 
 
 def _show_plan(plan: ReplayPlan, again: str, limit: int | None) -> None:
-    if plan.letters:
-        letters = count(plan.letters, "dead letter")
+    if plan.dead_letters:
+        letters = count(plan.dead_letters, "dead letter")
         click.echo(f"{letters} of {plan.topic} would be replayed to {plan.target}")
     elif not plan.refused:
         click.echo(NO_MATCH)
     if plan.refused:
         click.echo(f"not replayed: {_reasons(plan.refused)}")
-    if not plan.letters:
+    if not plan.dead_letters:
         return
-    if limit == plan.letters:
+    if limit == plan.dead_letters:
         click.echo("no more because of --limit, the oldest of each partition first")
     if plan.replayed_before:
         most = max(each.replays for each in plan.causes)
@@ -319,7 +319,7 @@ def _show_plan(plan: ReplayPlan, again: str, limit: int | None) -> None:
             "GROUP DEAD PARTITIONS OWNED PAUSED UNCHANGED_WORKERS OWNERS",
             plan.receivers,
             unchanged_workers=lambda row: row.same_worker,
-            dead=lambda row: row.letters,
+            dead=lambda row: row.dead_letters,
             owners=lambda row: ", ".join(row.owners) or None,
         )
     click.echo()

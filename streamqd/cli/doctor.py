@@ -163,8 +163,8 @@ def _show(found: StreamReport) -> None:
     bounds = ", ".join(topics_settings.lines({"retention": found.retention}))
     click.echo(f"{found.topic}: {count(found.messages, 'message')}, {memory(found.bytes)}")
     click.echo(bounds or "no retention: acknowledged messages are kept")
-    if found.dead or found.retry_bytes:
-        dead = f"{count(found.dead, 'dead letter')}, {memory(found.dead_bytes)}"
+    if found.dead_letters or found.retry_bytes:
+        dead = f"{count(found.dead_letters, 'dead letter')}, {memory(found.dead_letter_bytes)}"
         click.echo(f"in addition: {dead}; retry streams, {memory(found.retry_bytes)}")
     if found.archive == "required":
         click.echo("nothing is trimmed before it is archived")

@@ -373,7 +373,7 @@ def _show_directives(seen: directives.ControlView, everything: bool) -> None:
             directive=lambda row: row.name,
             to=lambda row: row.to or "-",
             age=lambda row: ago(seen.now_unix_ms, row.at_unix_ms),
-            _=lambda row: "gone" if row.gone else "done" if row.done else "",
+            _=lambda row: "gone" if row.instance_missing else "done" if row.done else "",
             reason=lambda row: row.why,
         )
     for name, problem in seen.unreadable_directives.items():

@@ -482,7 +482,7 @@ def retry_now(
     if dry_run:
         return _foretell_retries(rows, "would be due now")
     done = retries.hasten(session.store, topic, group, rows)
-    gone = f", {done.gone:,} had run before" if done.gone else ""
+    gone = f", {done.missing:,} had run before" if done.missing else ""
     return CommandResult(done, f"{count(done.due, 'retry')} due now{gone}")
 
 
@@ -524,12 +524,14 @@ def cancel_retries(
     done = retries.cancel(session.store, topic, group, rows, drop=drop)
     if total:
         asked = {"group": group, "retries": list(ids) or "--all", "drop": drop}
-        counts = {"dead": done.dead, "dropped": done.dropped, "gone": done.gone}
+        counts = {"dead": done.dead_letters, "dropped": done.dropped, "gone": done.missing}
         session.record(topic, "retry cancel", asked, counts)
 
     def show() -> None:
-        gone = f", {done.gone:,} had run before" if done.gone else ""
-        became = f"{done.dropped:,} lost" if drop else f"{count(done.dead, 'dead letter')} made"
+        gone = f", {done.missing:,} had run before" if done.missing else ""
+        became = (
+            f"{done.dropped:,} lost" if drop else f"{count(done.dead_letters, 'dead letter')} made"
+        )
         click.echo(f"{became}{gone}")
         if done.unreadable:
             session.note(

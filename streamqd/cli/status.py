@@ -187,7 +187,7 @@ def _show_directives(seen: fleet.StatusView) -> None:
     for each in seen.directives:
         text = _DIRECTIVES[each.kind].format(target=printable(each.target), to=printable(each.to))
         reason = f": {printable(each.why)}" if each.why else ""
-        gone = " (no such instance lives)" if each.gone else ""
+        gone = " (no such instance lives)" if each.instance_missing else ""
         since = f"{age(seen.now_unix_ms - each.at_unix_ms)} by {printable(each.by)}"
         if each.kind in ("pause", "stop"):
             click.echo(f"{text} for {since}{reason}")

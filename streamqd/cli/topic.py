@@ -59,6 +59,7 @@ def _show_topics(rows: list[topics.TopicRow]) -> None:
     listing(
         "TOPIC PARTITIONS MESSAGES SCHEDULED DEAD GROUPS",
         rows,
+        dead=lambda row: row.dead_letters,
         groups=lambda row: ", ".join(row.groups) or "-",
     )
 
@@ -97,13 +98,13 @@ def _show_topic(detail: topics.TopicDetail) -> None:
         [
             *(
                 (
-                    *(str(row.partition), row.messages, memory(row.bytes), row.dead),
+                    *(str(row.partition), row.messages, memory(row.bytes), row.dead_letters),
                     *(_lags(row.groups), row.first_id or "-", row.last_id or "-"),
                 )
                 for row in detail.partitions
             ),
             (
-                *("total", totals.messages, memory(totals.bytes), totals.dead),
+                *("total", totals.messages, memory(totals.bytes), totals.dead_letters),
                 *(_lags(totals.groups), "", ""),
             ),
         ],
@@ -217,7 +218,7 @@ def delete(
     session.record(
         name, "topic delete",
         {"groups": doomed.groups, "partitions": done.partitions, "force": force},
-        {"messages": doomed.messages, "dead": doomed.dead, "keys": done.keys},
+        {"messages": doomed.messages, "dead": doomed.dead_letters, "keys": done.keys},
     )  # fmt: skip
     return CommandResult(
         done, f"{name} deleted: {count(done.partitions, 'partition')}, {done.keys:,} keys"
@@ -235,7 +236,7 @@ def _doomed(found: topics_deletion.Doomed) -> str:
     begun = ", a part of it gone already," if found.begun else ""
     return (
         f"{found.topic} with {count(found.partitions, 'partition')}{begun},"
-        f" {count(found.messages, 'message')}, {count(found.dead, 'dead letter')}{groups}"
+        f" {count(found.messages, 'message')}, {count(found.dead_letters, 'dead letter')}{groups}"
     )
 
 

@@ -57,7 +57,7 @@ def _show(found: admin.Trace, folder: Path | None, looked: Any) -> None:
     for each in found.groups:
         sentence(f"{each.group}: {_group(found, each, proven=proven)}", hang=4)
         if each.state == admin.DEAD:
-            sentence(f"streamqd dlq show {found.topic} {each.letters[-1]}", "  -> ", 5)
+            sentence(f"streamqd dlq show {found.topic} {each.dead_letter_ids[-1]}", "  -> ", 5)
     if not found.groups and found.where != "scheduled":
         click.echo(printable(f"no group reads {found.topic}/{found.partition}"))
     if not found.complete:
@@ -148,7 +148,7 @@ def _group(found: admin.Trace, each: admin.GroupTrace, *, proven: bool) -> str:
             due = f"due in {age(left)}" if left > 0 else "due now"
             return f"waiting for {attempt}, {due}{crashes}{replayed}{error}"
         case admin.DEAD:
-            letter = next(one for one in found.letters if one.id == each.letters[-1])
+            letter = next(one for one in found.dead_letters if one.id == each.dead_letter_ids[-1])
             died = letter.failed_unix_ms
             ago = "" if died is None else f" {age(now - died)} ago"
             tries = (letter.attempts or 0) + (letter.crashes or 0)
@@ -156,7 +156,7 @@ def _group(found: admin.Trace, each: admin.GroupTrace, *, proven: bool) -> str:
             return f"dead{runs}{ago} ({letter.reason}), letter {letter.id}{replayed}{error}"
         case admin.UNREAD:
             return f"unread{_why(each)}"
-        case admin.DONE | admin.GONE | admin.MISSED:
+        case admin.DONE | admin.MISSING | admin.MISSED:
             return _done(each.state, proven=proven) + replayed
         case admin.UNREADABLE:
             return f"unknown: {each.problem}"
@@ -168,7 +168,7 @@ def _done(state: str, *, proven: bool) -> str:
     """Return the clause for a group that has no entry for the message."""
     if state == admin.DONE:
         return "acknowledged: nothing is left in Redis"
-    seen = "handled" if state == admin.GONE else "removed unread"
+    seen = "handled" if state == admin.MISSING else "removed unread"
     return f"{seen}: nothing is left in Redis" if proven else f"{seen}, or never written"
 
 

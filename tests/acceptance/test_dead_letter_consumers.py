@@ -177,7 +177,7 @@ def test_views_name_the_reader_and_its_retries_can_be_canceled(make: NewDaemon):
         rows = retries.chosen(daemon.store, TOPIC, READER, EVERY)
         assert [each.uid for each in rows[0]] == [uid]
         done = retries.cancel(daemon.store, TOPIC, READER, rows)
-        assert (done.dropped, done.dead) == (1, 0)
+        assert (done.dropped, done.dead_letters) == (1, 0)
         assert settled(daemon, 1)
 
 

@@ -71,7 +71,7 @@ def test_causes_dry_run_fix_and_replay_work_together(new_daemon: NewDaemon) -> N
 
         before = told(daemon, "replay", TOPIC, "--all", "--dry-run")
         [receiver] = before["receivers"]
-        assert (before["letters"], receiver["owners"]) == (4, ["one"])
+        assert (before["dead_letters"], receiver["owners"]) == (4, ["one"])
         assert receiver["same_worker"] >= 1
         assert "the worker that failed still runs" in before["notes"][0]
         assert any("crashed their worker" in note for note in before["notes"])

@@ -280,7 +280,7 @@ def test_a_replayed_dead_letter_returns_once_to_its_group(make: NewDaemon):
 
         assert dlq(daemon, "replay", TOPIC, "--all", "--yes")["replayed"] == 3
         again = dlq(daemon, "replay", TOPIC, "--all", "--yes")
-        assert (again["replayed"], again["gone"]) == (0, 0)
+        assert (again["replayed"], again["missing"]) == (0, 0)
         daemon.wait_settled()
 
         assert daemon.letters() == []
@@ -322,7 +322,7 @@ def test_two_concurrent_replays_return_each_letter_once(make: NewDaemon):
         daemon.wait_for(lambda: len(daemon.letters()) == total, what="all are dead", every=0.1)
         both = [start_dlq(daemon, "replay", TOPIC, "--all", "--yes") for _ in range(2)]
         said = [json.loads(one.communicate(timeout=30.0)[0]) for one in both]
-        print("replayed:", [(one["replayed"], one["gone"]) for one in said])
+        print("replayed:", [(one["replayed"], one["missing"]) for one in said])
         assert sum(one["replayed"] for one in said) == total
         daemon.wait_settled()
 

@@ -96,13 +96,13 @@ def test_listing_and_describing_topics(store: Store, keys: Keys, at: At) -> None
     detail = admin_topics.describe(store, "access")
 
     assert row.topic == "access"
-    assert (row.partitions, row.messages, row.scheduled, row.dead) == (3, 3, 1, 1)
+    assert (row.partitions, row.messages, row.scheduled, row.dead_letters) == (3, 3, 1, 1)
     assert row.groups == ["agents", "hits"]
     assert row.created_unix_ms == detail.created_unix_ms is not None
     assert [each.messages for each in detail.partitions] == [0, 2, 1]
     assert detail.partitions[1].first_id == "5-0"
     assert detail.partitions[1].last_id == "6-0"
-    assert [each.dead for each in detail.partitions] == [0, 0, 1]
+    assert [each.dead_letters for each in detail.partitions] == [0, 0, 1]
     assert letter.startswith("2:")
 
 
@@ -375,7 +375,7 @@ def test_replay_returns_dead_letters_to_their_own_group(
 
     done = dead_letters.replay(store, "access", DeadLetterFilter(group="hits"))
 
-    assert (done.replayed, done.gone, done.refused, done.ended) == (3, 0, {}, "done")
+    assert (done.replayed, done.missing, done.refused, done.ended) == (3, 0, {}, "done")
     for number in range(3):
         [fields] = at(number).read_stream(at(number).retry).entries.values()
         assert fields["payload"] == b"body of 1-0"

@@ -158,7 +158,7 @@ def test_topic_describe_shows_its_partitions(run: Run, at: At) -> None:
         "first_id": "5-0",
         "last_id": "5-0",
         "scheduled": 0,
-        "dead": 0,
+        "dead_letters": 0,
         "groups": [{"group": "hits", "lag": 1, "lag_exact": True, "pending": 0, "delayed": 0}],
     }
     assert detail["totals"]["groups"] == row["groups"]
@@ -591,7 +591,7 @@ def test_dlq_commands_work_from_list_to_replay(run: Run, at: At) -> None:
     assert "body of 1700000000000-0" in shown
     assert "Traceback:\n  somewhere\n" in shown
     assert one.stdout == "1 dead letter of access replayed\n"
-    told = {"topic": "access", "replayed": 2, "gone": 0, "refused": {}, "ended": "done"}
+    told = {"topic": "access", "replayed": 2, "missing": 0, "refused": {}, "ended": "done"}
     assert told.items() <= document(rest).items()
     assert run("dlq", "list").stdout == "no dead letters\n"
     assert [at(n).do("XLEN", at(n).retry) for n in range(3)] == [1, 1, 1]

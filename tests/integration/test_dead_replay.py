@@ -358,7 +358,7 @@ def test_interrupted_move_is_finished_by_the_next_replay(
     assert first.error
     second = dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=target)
     judge_moved(link, keys, at, 3)
-    assert (second.ended, second.refused, second.gone) == ("done", {}, 0)
+    assert (second.ended, second.refused, second.missing) == ("done", {}, 0)
     assert first.replayed + second.replayed <= 3 <= first.unknown + second.replayed
     if nth <= 3:
         assert (first.unknown, second.replayed) == (0, 3)
@@ -536,13 +536,13 @@ def test_replay_plan_matches_the_replay(link: Connection, store: Store, keys: Ke
     plan = dead_letters.plan(store, TOPIC, DeadLetterFilter(), fleet="default")
 
     assert first.dump() == before
-    assert (plan.letters, plan.replayed_before) == (2, 0)
+    assert (plan.dead_letters, plan.replayed_before) == (2, 0)
     assert plan.refused == {
         "it was replayed 3 times or more already, and died again": 1,
         "its group does not exist any more": 1,
     }
     [hits] = plan.receivers
-    assert (hits.group, hits.letters, hits.partitions, hits.owned, hits.paused) == (
+    assert (hits.group, hits.dead_letters, hits.partitions, hits.owned, hits.paused) == (
         *("hits", 2, 2, 1, 1),
     )
     assert (hits.same_worker, hits.owners) == (1, ["west-1"])
@@ -553,7 +553,7 @@ def test_replay_plan_matches_the_replay(link: Connection, store: Store, keys: Ke
     assert "their order is not kept" in notes
 
     done = dead_letters.replay(store, TOPIC, DeadLetterFilter(until_unix_ms=plan.until_unix_ms))
-    assert done.replayed == plan.letters
+    assert done.replayed == plan.dead_letters
     assert done.refused == plan.refused
 
 

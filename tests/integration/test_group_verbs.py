@@ -363,7 +363,7 @@ def test_retry_now_runs_retries_immediately(run: Run, at: At) -> None:
     )
 
     assert one.stdout == "1 retry due now\n"
-    assert (rest["due"], rest["gone"]) == (1, 0)
+    assert (rest["due"], rest["missing"]) == (1, 0)
     call = messages.promote_retries(at(0).keys, at(0).unit, 10)
     assert at(0).link.run(call).rest[0] == 1
     assert at(0).state()["delayed"].keys() == {"m:2-0"}
@@ -377,10 +377,10 @@ def test_retry_cancel_dead_letters_the_retries(run: Run, at: At) -> None:
     done = document(run("retry", "cancel", "access", "hits", "0:m:1-0", "--yes", "--json"))
     dropped = run("retry", "cancel", "access", "hits", "--all", "-p", "1", "--drop", "--yes")
 
-    assert (done["dead"], done["dropped"], done["gone"]) == (1, 0, 0)
+    assert (done["dead_letters"], done["dropped"], done["missing"]) == (1, 0, 0)
     assert dropped.stdout == "1 lost\n"
     [letter] = document(run("dlq", "list", "access", "--json"))["rows"]
-    assert letter["id"] == done["letters"][0]
+    assert letter["id"] == done["dead_letter_ids"][0]
     assert (letter["reason"], letter["attempts"], letter["group"]) == ("cancelled", 2, "hits")
     assert letter["uid"] == "access/0/1-0"
     run("dlq", "replay", "access", "--id", letter["id"], "--yes")

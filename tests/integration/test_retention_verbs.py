@@ -240,8 +240,8 @@ def test_doctor_stream_measures_related_keys(desk: Desk, run: Run) -> None:
     desk.add("1-0", "payload", "x" * 50_000, stream=desk.dlq)
     desk.add("1-0", "payload", "x" * 20_000, stream=desk.retry)
     found = document(run("doctor", "stream", "access", "--json"))
-    assert found["dead"] == 1
-    assert 50_000 < found["dead_bytes"] < 70_000
+    assert found["dead_letters"] == 1
+    assert 50_000 < found["dead_letter_bytes"] < 70_000
     assert 20_000 < found["retry_bytes"] < 40_000
     assert "in addition: 1 dead letter, " in run("doctor", "stream", "access").stdout
 
@@ -268,7 +268,7 @@ def test_doctor_stream_works_without_memory_permission(
         found = document(run("doctor", "stream", "access", "--json"))
     finally:
         desk.do("ACL", "DELUSER", "viewer")
-    assert (found["messages"], found["bytes"], found["dead_bytes"]) == (50, None, None)
+    assert (found["messages"], found["bytes"], found["dead_letter_bytes"]) == (50, None, None)
 
 
 def test_unreadable_topic_settings_are_reported(desk: Desk, run: Run) -> None:

@@ -309,7 +309,7 @@ def test_orders_are_listed_and_cleared(run: Run, beat: Beat, link: Connection, k
     link.execute("HSET", keys.orders("default"), "sing", "la")
     link.execute("ZREM", keys.members("default"), "a")
     seen = document(run("control", "list", "--json"))
-    assert [(each["name"], each["gone"]) for each in seen["directives"]] == [
+    assert [(each["name"], each["instance_missing"]) for each in seen["directives"]] == [
         ("pause:orders/*/*", False),
         ("drain:a", True),
     ]

@@ -145,9 +145,9 @@ def test_dead_replayed_and_dead_again(run: Run, handed_out: Desk) -> None:
     call = messages.dead(desk.keys, desk.leased("t1"), [(b"m:1000-0", letter)])
     assert desk.link.run(call).word == "OK"
     row = seen(run)
-    [name] = row["letters"]
-    assert row["state"] == "dead"
-    assert row["trace"]["letters"][0]["attempts"] == 5
+    [name] = row["dead_letter_ids"]
+    assert row["state"] == "dead-lettered"
+    assert row["trace"]["dead_letters"][0]["attempts"] == 5
     said = run("trace", UID).stdout
     assert re.search(rf"hits: dead after 5 attempts \S+ ago \(attempts\), letter {name}: ", said)
     assert f"  -> streamqd dlq show access {name}" in said
@@ -155,7 +155,7 @@ def test_dead_replayed_and_dead_again(run: Run, handed_out: Desk) -> None:
     run("dlq", "replay", "access", "--id", name, "--everyone", "--yes")
     row = seen(run)
     [again] = row["trace"]["replays"]
-    assert (row["state"], row["letters"]) == ("unread", [])
+    assert (row["state"], row["dead_letter_ids"]) == ("unread", [])
     assert f"replayed to every group as {again}" in run("trace", UID).stdout
     desk.fetch()
     assert seen(run)["place"] == f"m:{again}"
@@ -178,7 +178,7 @@ def test_trace_shows_where_to_look_for_a_removed_entry(run: Run, handed_out: Des
     # U2: it is unknown if the partition ever contained it.
     between = document(run("trace", "access/0/1000-7", "--json"))
     assert (between["where"], between["written"]) == ("trimmed", None)
-    assert [each["state"] for each in between["groups"]] == ["gone"]
+    assert [each["state"] for each in between["groups"]] == ["missing"]
     said = run("trace", "access/0/1000-7").stdout
     assert "not in the partition: trimmed, or never written" in said
     assert "hits: handled, or never written" in said

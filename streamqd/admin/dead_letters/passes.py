@@ -163,7 +163,7 @@ class Pass:
 class Purged:
     """The result of a purge.
 
-    `gone` letters were replayed or purged by another client. `unknown` letters had no reply when
+    `missing` letters were replayed or purged by another client. `unknown` letters had no reply when
     the connection was lost. `ended` is done, stopped or failed, and `error` the reason of a
     failure. `first_id` and `last_id` are the first and last of the chosen letters. `audited` is
     false when the audit trail could not be written.
@@ -171,7 +171,7 @@ class Purged:
 
     topic: str
     purged: int
-    gone: int
+    missing: int
     unknown: int
     ended: str
     error: str
@@ -209,7 +209,7 @@ def purge(
     return Purged(
         topic=topic,
         purged=done.counts["purged"],
-        gone=done.counts["gone"],
+        missing=done.counts["gone"],
         unknown=done.unknown,
         ended=done.ended,
         error=done.error,

@@ -165,18 +165,18 @@ BODY_WITHHELD = "its body was not kept (dlq_body)"
 class ReplayResult:
     """The result of a replay.
 
-    `gone` letters were replayed or purged by another client. `refused` maps a reason to the number
-    of letters that stayed. `unknown` letters had no reply when the connection was lost: they were
-    replayed or stay. `ended` is done, limit (reached), stopped or failed, and `error` the reason of
-    a failure. Only letters that existed at `began_unix_ms` were chosen. `first_id` and `last_id`
-    are the first and the last replayed. `audited` is false when the audit trail could not be
-    written.
+    `missing` letters were replayed or purged by another client. `refused` maps a reason to the
+    number of letters that stayed. `unknown` letters had no reply when the connection was lost: they
+    were replayed or stay. `ended` is done, limit (reached), stopped or failed, and `error` the
+    reason of a failure. Only letters that existed at `began_unix_ms` were chosen. `first_id` and
+    `last_id` are the first and the last replayed. `audited` is false when the audit trail could not
+    be written.
     """
 
     topic: str
     target: str
     replayed: int
-    gone: int
+    missing: int
     refused: dict[str, int]
     unknown: int
     ended: str
@@ -229,7 +229,7 @@ def replay(
         topic=topic,
         target=str(target),
         replayed=counts["replayed"],
-        gone=counts["gone"],
+        missing=counts["gone"],
         refused=dict(done.refused),
         unknown=done.unknown,
         ended=done.ended,
@@ -411,7 +411,7 @@ class Receiver:
     """
 
     group: str
-    letters: int
+    dead_letters: int
     partitions: int
     owned: int
     paused: int
@@ -423,15 +423,15 @@ class Receiver:
 class ReplayPlan:
     """The effects of a replay if it ran now.
 
-    `letters` would be replayed. Those in `refused` would stay, by reason. `replayed_before` counts
-    the ones with earlier replays. `causes` are as in `dlq stats`, for the letters to replay.
+    `dead_letters` would be replayed. Those in `refused` would stay, by reason. `replayed_before`
+    counts the ones with earlier replays. `causes` are as in `dlq stats`, for the letters to replay.
     `receivers` are the groups that would get them. `notes` are sentences to consider first.
     `until_unix_ms` limits the same replay to the letters counted here.
     """
 
     topic: str
     target: str
-    letters: int
+    dead_letters: int
     refused: dict[str, int]
     replayed_before: int
     causes: list[FailureCause]
@@ -481,7 +481,7 @@ def plan(
     return ReplayPlan(
         topic=topic,
         target=str(target),
-        letters=tally.count,
+        dead_letters=tally.count,
         refused=dict(refused),
         replayed_before=sum(each.replayed for each in causes),
         causes=causes,
@@ -510,7 +510,7 @@ def _receivers(
         receivers.append(
             Receiver(
                 group=group,
-                letters=letters,
+                dead_letters=letters,
                 partitions=len(mine),
                 owned=len(owned),
                 paused=sum(paused[at] for at in mine),

@@ -434,5 +434,5 @@ def _growing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
                 f"`streamqd dlq stats {topic}` shows their errors; `streamqd pause"
                 f" {topic}/{group}` stops it until that is fixed",
                 about=f"{topic}/{group}",
-                evidence={"dead_per_second": round(rate, 3)},
+                evidence={"dead_letters_per_second": round(rate, 3)},
             )

@@ -62,16 +62,16 @@ class StreamRow:
     (trimmed later), settings (no setting ever trims it) or empty. `holder` is the group, or
     @archive, that needs the oldest entry that must stay, '' without one. `since_unix_ms` is the
     entry's write time. `needed` counts the entries from there on, null for more than 100,000, and
-    `needed_bytes` is their approximate memory. `bytes` is the memory of the partition, `dead_bytes`
-    of its dead letters, `retry_bytes` of the retry streams of its groups: approximate, null without
-    the permission.
+    `needed_bytes` is their approximate memory. `bytes` is the memory of the partition,
+    `dead_letter_bytes` of its dead letters, `retry_bytes` of the retry streams of its groups:
+    approximate, null without the permission.
     """
 
     partition: int
     messages: int
     bytes: int | None
-    dead: int
-    dead_bytes: int | None
+    dead_letters: int
+    dead_letter_bytes: int | None
     retry_bytes: int | None
     oldest_unix_ms: int | None
     kept_by: str
@@ -109,8 +109,8 @@ class StreamReport:
     retention: dict[str, Any]
     messages: int
     bytes: int | None
-    dead: int
-    dead_bytes: int | None
+    dead_letters: int
+    dead_letter_bytes: int | None
     retry_bytes: int | None
     partitions: list[StreamRow]
     problems: list[BlockingProblem]
@@ -186,8 +186,8 @@ def examine(
         retention=config.registered(holds)["retention"],
         messages=sum(row.messages for row in rows),
         bytes=known_sum(row.bytes for row in rows),
-        dead=sum(row.dead for row in rows),
-        dead_bytes=known_sum(row.dead_bytes for row in rows),
+        dead_letters=sum(row.dead_letters for row in rows),
+        dead_letter_bytes=known_sum(row.dead_letter_bytes for row in rows),
         retry_bytes=known_sum(row.retry_bytes for row in rows),
         partitions=rows,
         problems=[
@@ -232,8 +232,8 @@ def _beside(
     sizes = iter(memory_of(store, [each for some in streams for each in some], retention.SAMPLES))
     return {
         number: {
-            "dead": int(dead or 0),
-            "dead_bytes": next(sizes),
+            "dead_letters": int(dead or 0),
+            "dead_letter_bytes": next(sizes),
             "retry_bytes": known_sum([next(sizes) for _ in some[1:]]),
         }
         for number, some, dead in zip(stands, streams, letters, strict=True)
