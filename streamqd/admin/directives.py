@@ -684,14 +684,14 @@ class Departure:
 
     instance: str
     last: bool
-    units: list[DepartingUnit]
+    assignments: list[DepartingUnit]
     longest_run_seconds: float | None
     longest_run: str
 
     @property
     def stranded(self) -> list[DepartingUnit]:
-        """The units that no instance takes."""
-        return [unit for unit in self.units if unit.stranded]
+        """The assignments that no instance takes."""
+        return [unit for unit in self.assignments if unit.stranded]
 
 
 def departure(fleet: Fleet, instance: str) -> Departure:
@@ -704,13 +704,13 @@ def departure(fleet: Fleet, instance: str) -> Departure:
     moves = {unit: order.to for unit, order in state.control.moves.items()}
     who = takers(instance, others, units, owners, moves)
     seen = live.look(fleet)
-    workers = {each.unit: each for each in seen.units if each.owner == instance}
+    workers = {each.unit: each for each in seen.assignments if each.owner == instance}
     busiest = max(workers.values(), key=lambda each: each.longest_run_seconds or 0.0, default=None)
     run = busiest.longest_run_seconds if busiest else None
     return Departure(
         instance=instance,
         last=not others,
-        units=[
+        assignments=[
             DepartingUnit(
                 *unit,
                 to=to,

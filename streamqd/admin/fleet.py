@@ -159,7 +159,7 @@ class StatusView:
     problems: list[str]
     instances: list[InstanceRow]
     groups: list[GroupStatus]
-    units: list[UnitStatus]
+    assignments: list[UnitStatus]
     lagging: list[Behind]
     dead_letters: dict[str, int]
     schedules: ScheduleTotals
@@ -175,7 +175,7 @@ def status(fleet: Fleet, topic: str | None = None) -> StatusView:
     seen = partitions.view(store, topic)
     # Count by leases, because a silent instance still shows its former number. For one topic this
     # would be too few, as other topics are not read.
-    owned = Counter(row.owner for row in seen.units if row.state == "owned")
+    owned = Counter(row.owner for row in seen.assignments if row.state == "owned")
     if topic is not None:
         owned = Counter({name: each.owned or 0 for name, each in state.live.items()})
     found = [
@@ -199,7 +199,7 @@ def status(fleet: Fleet, topic: str | None = None) -> StatusView:
     broken = {unit: name for (name, unit), each in workers.items() if each.state in resting}
     by_topic, letters = _letters(store, topic, bad)
     units, causes = [], []
-    for row in seen.units:
+    for row in seen.assignments:
         place = (row.owner or broken.get(row.unit, ""), row.unit)
         worker, failed = workers.get(place), failures.get(place, [])
         own = letters.get((row.topic, row.partition), _NO_LETTERS).of(row.group)
@@ -220,7 +220,7 @@ def status(fleet: Fleet, topic: str | None = None) -> StatusView:
         unreadable=bad.rows,
         instances=instances,
         groups=_groups(units, state.control),
-        units=units,
+        assignments=units,
         lagging=_behind(units),
         dead_letters=by_topic,
         schedules=timed,
@@ -232,7 +232,7 @@ def _instance(each: LiveInstance, offers: frozenset[tuple[str, str]], weight: An
         **{name: getattr(each, name) for name in _OF_INSTANCES},
         offers=sorted("/".join(pair) for pair in offers),
         weight=published.whole(weight) or 1,
-        rate=each.acked if each.told else None,
+        rate=each.acked if each.reported else None,
     )
 
 

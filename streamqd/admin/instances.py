@@ -20,7 +20,7 @@ YOUNG_SECONDS = 30.0  # an instance that has just started has published nothing 
 
 @dataclass(frozen=True, slots=True)
 class LiveInstance:
-    """One instance. `state` as in `status`. `told` is false when it has published no summary.
+    """One instance. `state` as in `status`. `reported` is false when it has published no summary.
 
     `capacity` is the number of partitions it can serve, null without a limit of the operating
     system, and `limit` the reason, '' without one.
@@ -32,7 +32,7 @@ class LiveInstance:
     version: str
     heartbeat_unix_ms: int
     at_unix_ms: int | None
-    told: bool
+    reported: bool
     redis_up: bool | None
     owned: int
     acked: float
@@ -54,7 +54,7 @@ def instance_of(seen: Heartbeat, summary: dict[str, Any], *, silent: bool) -> Li
         version=str(info.get("version", "")),
         heartbeat_unix_ms=seen.heartbeat_unix_ms,
         at_unix_ms=published.whole(summary.get("at_unix_ms")),
-        told=bool(summary),
+        reported=bool(summary),
         redis_up=up if isinstance(up, bool) else None,
         owned=len(units),
         acked=round(sum(published.rate(unit, "acked") or 0.0 for unit in units), 2),

@@ -177,7 +177,7 @@ class LiveView:
     now_unix_ms: int
     directives: list[LiveDirective]
     instances: list[LiveInstance]
-    units: list[LiveUnit]
+    assignments: list[LiveUnit]
     failures: list[LiveFailure]
     totals: LiveTotals
     unseen: int
@@ -237,7 +237,7 @@ def look(fleet: Fleet, state: FleetState | None = None) -> LiveView:
             *(order_of("drain", name, each) for name, each in orders.drains.items()),
         ],
         instances=instances,
-        units=units,
+        assignments=units,
         failures=sorted(failures, key=lambda one: one.seconds_ago),
         totals=_totals(units),
         unseen=max(0, len(strays) - STRAYS_MAX),

@@ -56,7 +56,7 @@ def _suspended(facts: SeesInstances) -> Iterator[CheckResult]:
 def _alarming(view: LiveView) -> Iterator[CheckResult]:
     """An assignment is in a condition that needs attention, once per group and condition."""
     for word in sorted(ALARMING, key=gravity):
-        alike = by_group(each for each in view.units if each.condition == word)
+        alike = by_group(each for each in view.assignments if each.condition == word)
         for (topic, group), some in sorted(alike.items()):
             where = f"{topic}/{group} in {spans(each.partition for each in some)}"
             about = some[0].name if len(some) == 1 else where
@@ -66,7 +66,7 @@ def _alarming(view: LiveView) -> Iterator[CheckResult]:
 @check("units.stuck", Severity.WARNING)
 def _stuck(view: LiveView) -> Iterator[CheckResult]:
     """A handler has been running one message for a long time."""
-    runs = [(each.longest_run_seconds or 0.0, each.name) for each in view.units]
+    runs = [(each.longest_run_seconds or 0.0, each.name) for each in view.assignments]
     slow = [run for run in runs if run[0] >= STUCK_SECONDS]
     if slow:
         seconds, name = max(slow)

@@ -65,7 +65,7 @@ class PartitionsView:
     """
 
     now_unix_ms: int
-    units: list[UnitRow]
+    assignments: list[UnitRow]
     idle_topics: list[str]
     unreadable: list[Unreadable]
 
@@ -76,7 +76,7 @@ def view(
     group: str | None = None,
     partition: int | None = None,
 ) -> PartitionsView:
-    """Look at the units of one topic or all, of one group or all, of one partition or all.
+    """Look at the assignments of one topic or all, of one group or all, of one partition or all.
 
     A partition needs its topic. Raises TopicMissing, Refused.
     """
@@ -133,7 +133,7 @@ class MeasuredUnit(NamedTuple):
     lag: int | None
 
     def row(self) -> UnitRow:
-        """Return the unit as the partitions view shows it."""
+        """Return the assignment as the partitions view shows it."""
         state, owner, since = holder(self.lease)
         state = "query" if self.unit.is_of_query else state
         figures = self.figures
@@ -164,7 +164,7 @@ def rows(store: Store, units: list[Unit], bad: BadValues) -> list[UnitRow]:
 
 
 def measured(store: Store, units: list[Unit], bad: BadValues) -> list[MeasuredUnit]:
-    """Look at each of the units."""
+    """Look at each assignment."""
     leases = lease_views(store, units, bad)
     figures = backlog.figures(store, units, bad)
     both = zip(units, figures, strict=True)

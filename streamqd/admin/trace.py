@@ -200,7 +200,7 @@ class _Search:
     def run(self) -> Trace:
         name, keys = self._name, self._keys
         view = live.look(self._fleet)
-        units = {each.unit: each for each in view.units}
+        units = {each.unit: each for each in view.assignments}
         stream = keys.stream(name.topic, name.partition)
         here, info, first, archived, removed = ask(
             self._store,

@@ -257,7 +257,7 @@ def _shown(store: Store, units: list[Unit], bad: BadValues) -> dict[Unit, float]
 
 def _published(view: LiveView, row: UnitRow) -> LiveUnit | None:
     """Return the state published by its owner, or by the last worker of a crash loop."""
-    for each in view.units:
+    for each in view.assignments:
         if each.unit == row.unit and each.state not in ("free", "expired", "unknown"):
             return each if row.owner in ("", each.owner) else None
     return None

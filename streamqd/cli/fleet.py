@@ -224,14 +224,14 @@ def drain(
 def show_departure(departure: Departure) -> None:
     """Print the effects of the departure of an instance, partitions without a new owner first."""
     name = printable(departure.instance)
-    if not departure.units:
+    if not departure.assignments:
         click.echo(f"{name} owns no partitions, so nothing changes")
         return
     if departure.last:
         click.echo(f"{name} is the last instance: its partitions wait until another one starts")
     stranded: dict[str, list[str]] = defaultdict(list)
     takers: dict[str, list[str]] = defaultdict(list)
-    for unit in departure.units:
+    for unit in departure.assignments:
         place = printable(f"{unit.topic}/{unit.partition}/{unit.group}")
         if unit.to:
             takers[unit.to].append(place)

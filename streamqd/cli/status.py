@@ -40,7 +40,7 @@ def status(session: Session, *, topic: str | None) -> CommandResult:
 def _show(seen: fleet.StatusView, topic: str | None) -> None:
     unreadable(seen.unreadable)
     _show_directives(seen)
-    states = [each.state for each in seen.units if each.state != "query"]
+    states = [each.state for each in seen.assignments if each.state != "query"]
     of = count(len(states), "partition")
     units = f"{states.count('owned')} of {of} owned" if states else "no groups"
     if topic is None:
@@ -59,7 +59,7 @@ def _show(seen: fleet.StatusView, topic: str | None) -> None:
     if seen.groups:
         click.echo()
         _show_groups(seen)
-    if seen.units and topic is not None:
+    if seen.assignments and topic is not None:
         click.echo()
         _show_units(seen)
 
@@ -145,7 +145,7 @@ def _state(condition: str, run_seconds: float | None, progress: str) -> str:
 def _show_units(seen: fleet.StatusView) -> None:
     listing(
         "PARTITION MSG/S LAG PENDING DELAYED OLDEST STATE OWNER",
-        seen.units,
+        seen.assignments,
         partition=lambda each: f"{each.partition}/{each.group}",
         msg_s=lambda each: each.rate,
         oldest=lambda each: ago(seen.now_unix_ms, each.oldest_unix_ms),
@@ -232,10 +232,10 @@ def partitions(
 
 def _show_partitions(seen: admin_partitions.PartitionsView) -> None:
     unreadable(seen.unreadable)
-    if seen.units:
+    if seen.assignments:
         listing(
             "PARTITION OWNER EPOCH SINCE LAG PENDING DELAYED OLDEST",
-            seen.units,
+            seen.assignments,
             partition=lambda row: str(row.unit),
             owner=owner,
             epoch=epoch,
@@ -244,5 +244,5 @@ def _show_partitions(seen: admin_partitions.PartitionsView) -> None:
         )
     for name in seen.idle_topics:
         click.echo(f"no group reads {name}")
-    if not seen.units and not seen.idle_topics:
+    if not seen.assignments and not seen.idle_topics:
         click.echo("no topics")

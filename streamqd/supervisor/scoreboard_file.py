@@ -142,7 +142,7 @@ class ScoreboardFile:
                 problem=problem,
             )
         self.resumable = {each.lease.unit: each for each in found.partitions}
-        logs.event("scoreboard.found", file=str(path), units=len(self.resumable))
+        logs.event("scoreboard.found", file=str(path), assignments=len(self.resumable))
 
     def _put_aside(self, path: Path, problem: str, bug: Exception | None = None) -> None:
         """Rename an unusable file, so that no later start reads it. Log its new name."""

@@ -151,7 +151,7 @@ class Supervisor:
                 instance=self.settings.daemon.instance,
                 config=self.settings.source,
                 topics=len({unit.topic for unit in self.partitions}),
-                units=len(self.partitions),
+                assignments=len(self.partitions),
                 redis=self.leases.link.address,
                 python=sys.version.split()[0],
             )
@@ -745,7 +745,9 @@ class Supervisor:
             causes = list(dict.fromkeys(each.last_exit for each in broken))
             more = [f"{len(causes) - CAUSES_MAX} more"] if len(causes) > CAUSES_MAX else []
             error = "; ".join([*causes[:CAUSES_MAX], *more])
-            logs.event("instance.crash_looped", logging.CRITICAL, units=len(broken), error=error)
+            logs.event(
+                "instance.crash_looped", logging.CRITICAL, assignments=len(broken), error=error
+            )
             self.drain.code = EXIT_CRASH_LOOP
             self.drain.begin(0.0)  # no worker is left, so the drain only releases the leases
 

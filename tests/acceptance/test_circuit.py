@@ -87,7 +87,7 @@ def mend(daemon: Daemon) -> None:
 
 def halted(daemon: Daemon) -> int:
     """Return the number of partitions that `status` shows as halted."""
-    units = json.loads(ask(daemon, "status", "--json"))["units"]
+    units = json.loads(ask(daemon, "status", "--json"))["assignments"]
     return sum(each["worker"] == "halted" for each in units)
 
 

@@ -106,7 +106,7 @@ def test_commands_read_all_nodes(
         assert servers <= addresses
         warned = next(each["text"] for each in found if "append-only" in each["text"])
         assert all(each in warned for each in addresses)
-        assert len(verb(daemon, "partitions", "--json")["units"]) == 4
+        assert len(verb(daemon, "partitions", "--json")["assignments"]) == 4
         assert len(verb(daemon, "topic", "describe", TOPIC, "--json")["partitions"]) == 4
         report = verb(daemon, "doctor", "--only", "server", "--json", code=1)
         assert {each["about"] for each in report["findings"]} == addresses

@@ -102,7 +102,8 @@ def wait_worker(daemon: Daemon, state: str) -> str:
     """Wait until `status` shows the worker in a state. Return its output."""
     daemon.wait_for(
         lambda: any(
-            each["worker"] == state for each in json.loads(ask(daemon, "status", "--json"))["units"]
+            each["worker"] == state
+            for each in json.loads(ask(daemon, "status", "--json"))["assignments"]
         ),
         what=f"a worker is {state}",
         every=0.1,

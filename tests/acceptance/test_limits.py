@@ -225,7 +225,7 @@ def test_if_no_worker_can_start_the_daemon_exits_with_the_cause(new_daemon: NewD
     assert "RuntimeError: the database is away" in daemon.events("worker.boot_failed")[0]["error"]
     opened = daemon.events("worker.crash_looped")
     assert sorted(each["partition"] for each in opened) == [0, 1]
-    assert daemon.events("instance.crash_looped")[0]["units"] == 2
+    assert daemon.events("instance.crash_looped")[0]["assignments"] == 2
     away = "exit code 3: on_start of work:obey failed: RuntimeError: the database is away"
     assert all(each["last_exit"].startswith(f"{away} (") for each in opened)
     assert daemon.events("instance.crash_looped")[0]["error"].startswith(away), (

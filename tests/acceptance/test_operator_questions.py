@@ -295,7 +295,9 @@ def test_a_drain_dry_run_names_takers_and_stranded_groups(new_daemon: NewDaemon)
             return found if found["longest_run_seconds"] else {}
 
         plan = one.wait_for(planned, what="the plan knows of the running message")
-        takers = {(u["group"], u["partition"]): (u["to"], u["stranded"]) for u in plan["units"]}
+        takers = {
+            (u["group"], u["partition"]): (u["to"], u["stranded"]) for u in plan["assignments"]
+        }
         mail = {("mail", n): ("", "no-offer") for n in range(2)}
         assert mail.items() <= takers.items()
         assert {to for (group, _), (to, _) in takers.items() if group == "bill"} <= {"b"}

@@ -216,7 +216,7 @@ def test_once_and_json_need_no_terminal_and_write_nothing(new_daemon: NewDaemon)
             return seen if seen["totals"]["dead_letters"] == 5 else {}
 
         seen = one.wait_for(told, what="the summary tells of the dead letters")
-        three = next(each for each in seen["units"] if each["partition"] == 3)
+        three = next(each for each in seen["assignments"] if each["partition"] == 3)
         assert (three["owner"], three["state"], three["lag"]) == ("one", "ready", 0)
         assert three["p99_seconds"] >= three["p50_seconds"] > 0
         assert three["arriving"] >= 0
@@ -235,7 +235,7 @@ def test_a_partition_without_an_owner_is_measured(new_daemon: NewDaemon) -> None
         seen = one.wait_for(
             lambda: [
                 each
-                for each in json.loads(run(one, "--json").stdout)["units"]
+                for each in json.loads(run(one, "--json").stdout)["assignments"]
                 if each["state"] == "free" and each["lag"] == 4
             ],
             what="the free partition is shown with its lag",

@@ -122,7 +122,7 @@ def test_partitions_show_owner_lag_and_pending(store: Store, at: At) -> None:
 
     seen = partitions.view(store)
 
-    first, second, third = seen.units
+    first, second, third = seen.assignments
     assert (first.state, first.owner, first.epoch) == ("owned", "west-1", epoch)
     assert first.since_unix_ms == epoch
     assert (first.lag, first.pending, first.delayed) == (2, 1, 1)
@@ -138,9 +138,9 @@ def test_partitions_can_be_narrowed(store: Store, at: At) -> None:
     for group in ("hits", "agents"):
         at(0, group).groups()
 
-    assert len(partitions.view(store).units) == 6
+    assert len(partitions.view(store).assignments) == 6
     assert partitions.view(store).idle_topics == ["other"]
-    assert {u.group for u in partitions.view(store, "access", "agents").units} == {"agents"}
+    assert {u.group for u in partitions.view(store, "access", "agents").assignments} == {"agents"}
     with pytest.raises(TopicMissing):
         partitions.view(store, "nope")
 
@@ -154,7 +154,7 @@ def test_unknown_lag_is_counted_despite_the_byte_bound(store: Store, at: At) -> 
     hide_lag(at(0), at(0).stream)
     hide_lag(at(0), at(0).retry)
 
-    [row] = partitions.view(store, "access", "hits", 0).units
+    [row] = partitions.view(store, "access", "hits", 0).assignments
 
     assert row.lag == 37 + 37
 
@@ -167,7 +167,7 @@ def test_unknown_lag_is_exact_or_absent(
     link.pipeline([("XADD", at(0).stream, f"{n + 1}-0", "payload", "x") for n in range(count + 3)])
     hide_lag(at(0), at(0).stream)
 
-    [row] = partitions.view(store, "access", "hits", 0).units
+    [row] = partitions.view(store, "access", "hits", 0).assignments
 
     assert row.lag == lag
 
@@ -526,7 +526,7 @@ def test_status_of_an_empty_fleet_is_empty(store: Store) -> None:
     seen = fleet.status(Fleet(store, "default", 15))
 
     assert seen.instances == []
-    assert seen.units == []
+    assert seen.assignments == []
     assert seen.problems == ["no instance of the fleet default is alive, so nothing is handled"]
 
 
@@ -558,7 +558,7 @@ def test_status_summarizes_the_fleet(link: Connection, store: Store, keys: Keys,
     assert (west.state, west.host, west.pid, west.version) == ("working", "h1", 42, "1.2")
     assert (west.owned, west.rate, west.offers, west.weight) == (2, 12.5, ["access/hits"], 2)
     assert (by_name["east-1"].state, by_name["east-1"].owned) == ("silent", 0)
-    first, second, third = seen.units
+    first, second, third = seen.assignments
     assert (first.worker, first.in_flight, first.rate) == ("ready", 7, 12.5)
     assert first.longest_run_seconds == 1.5
     assert (second.worker, third.worker, third.state) == ("broken", "", "free")

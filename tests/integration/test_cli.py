@@ -185,7 +185,7 @@ def test_partitions_in_a_table_and_in_json(run: Run, at: At) -> None:
     assert first.split()[:3] == ["access/0/hits", "west-1", str(epoch)]
     assert first.split()[4:7] == ["0", "1", "0"]
     assert second.split() == ["access/1/hits", "-", "-", "-", "0", "0", "0", "-"]
-    assert list(seen["units"][0]) == [
+    assert list(seen["assignments"][0]) == [
         *("topic", "partition", "group", "state", "owner", "epoch", "since_unix_ms", "lag"),
         *("pending", "delayed", "oldest_unix_ms", "oldest_unread_unix_ms"),
     ]
@@ -249,7 +249,7 @@ def test_status_without_an_instance(run: Run, at: At) -> None:
             "instances",
             "groups",
         ),
-        *("units", "lagging", "dead_letters", "schedules", "unreadable"),
+        *("assignments", "lagging", "dead_letters", "schedules", "unreadable"),
     ]
 
 
@@ -290,7 +290,7 @@ def test_status_has_a_row_for_each_group_with_totals_and_the_truth(
     assert (agents["reason"], agents["dead_letters"]) == ("ConnectionError", 3)
     assert (hits["condition"], hits["condition_partitions"]) == ("running", 1)
     assert (hits["dead_letters"], hits["lag"], hits["owned"]) == (0, 3, 3)
-    assert [each["condition"] for each in seen["units"][3:]] == ["running", "ready", "ready"]
+    assert [each["condition"] for each in seen["assignments"][3:]] == ["running", "ready", "ready"]
     assert seen["problems"] == [
         (
             "the circuit breaker of access/0/agents is open on west-1: no message is started, the"

@@ -134,7 +134,7 @@ def test_doctor_names_a_failed_assignment_and_its_instance(surgery: Surgery) -> 
         units=[{"topic": TOPIC, "partition": 1, "group": GROUP, "state": "failed"}, {"state": []}]
     )
     found = surgery.finding("fleet.assignment-failed")
-    assert found["evidence"] == {"instance": "one", "unit": [TOPIC, 1, GROUP]}
+    assert found["evidence"] == {"instance": "one", "assignment": [TOPIC, 1, GROUP]}
     assert "assignment.given_up" in found["fix"]
     surgery.silent("fleet.crash-loop")
 

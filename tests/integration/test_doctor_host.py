@@ -200,7 +200,7 @@ def test_doctor_finds_too_few_file_descriptors(
     )
     assert done.returncode == 1, done.stderr
     [found] = json.loads(done.stdout)["findings"]
-    assert found["evidence"] == {"limit": wanted - 1, "needed": wanted, "units": 2}
+    assert found["evidence"] == {"limit": wanted - 1, "needed": wanted, "assignments": 2}
 
 
 def test_doctor_reads_the_limit_of_the_running_daemon(surgery: Surgery) -> None:

@@ -120,7 +120,7 @@ def test_groups_get_new_partitions_after_settling_the_old(store: Store, at: At) 
         ("agents", 6, False),
         ("hits", 6, False),
     ]
-    owners = {(row.partition, row.group): row.owner for row in partitions.view(store).units}
+    owners = {(row.partition, row.group): row.owner for row in partitions.view(store).assignments}
     assert {owners[number, "hits"] for number in (2, 3)} == {growth.OWNER}
     with pytest.raises(AssertionError, match="HELD"):
         at(2).own("t1", seen_epoch=int(at(2).do("HGET", at(2).fence, "epoch")))

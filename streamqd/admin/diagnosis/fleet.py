@@ -194,7 +194,7 @@ def _failed_assignments(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             f"report the traceback of `assignment.given_up` in the log of {name};"
             f" `streamqd drain {name}` moves the partition to another instance",
             about=str(unit),
-            evidence={"instance": name, "unit": list(unit)},
+            evidence={"instance": name, "assignment": list(unit)},
         )
 
 

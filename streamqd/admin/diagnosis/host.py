@@ -323,7 +323,7 @@ def _descriptors(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             f" partitions of the configuration need about {needed:,}",
             f"write `LimitNOFILE={max(65_536, needed)}` into the unit file, or `ulimit -Hn"
             f" {max(65_536, needed)}` before the start, or limit daemon.max_partitions",
-            evidence={"limit": host.descriptors, "needed": needed, "units": host.units},
+            evidence={"limit": host.descriptors, "needed": needed, "assignments": host.units},
         )
     needed_by_all = host.units * PROCESS_DESCRIPTORS
     if host.descriptors_of_system is not None and host.descriptors_of_system < needed_by_all:

@@ -98,7 +98,7 @@ def visible(view: LiveView, chosen: Shown) -> list[LiveUnit]:
     wanted = chosen.filter.lower()
     found = [
         unit
-        for unit in view.units
+        for unit in view.assignments
         if wanted in f"{unit.name} {unit.owner} {unit.state} {unit.condition}".lower()
     ]
     found = ordered(found, chosen.order)
@@ -165,7 +165,7 @@ def _table(
 ) -> list[Line]:
     columns, name_width = shown(width)
     # On a wide screen, names must not be far away from their figures.
-    longest = max((_cut(printable(unit.name), width)[1] for unit in view.units), default=0)
+    longest = max((_cut(printable(unit.name), width)[1] for unit in view.assignments), default=0)
     name_width = min(name_width, max(NAME_MIN, longest + 1))
     mark = "^" if chosen.reverse else "v"
     heading = [
@@ -208,7 +208,7 @@ def _panels(view: LiveView, width: int, height: int | None) -> list[Line]:
     if height is not None and height < PANEL_MIN_HEIGHT:
         return []
     most = PANEL_ROWS[1] if height is None else min(PANEL_ROWS[1], max(PANEL_ROWS[0], height // 6))
-    slow, failed = _slowest(view.units)[:most], _failures(view.failures)[:most]
+    slow, failed = _slowest(view.assignments)[:most], _failures(view.failures)[:most]
     count = max(1, len(slow), len(failed))
     half = width // 2
     lines: list[Line] = []

@@ -43,7 +43,7 @@ class DemoTally:
 
     def is_settled(self) -> bool:
         """Return True if, according to Redis, both groups have handled all messages."""
-        units = self.folder.ask("partitions", TOPIC)["units"]
+        units = self.folder.ask("partitions", TOPIC)["assignments"]
         known = {unit["group"] for unit in units} == set(GROUPS)
         if known and all(unit["lag"] is not None for unit in units):
             self.unsettled = sum(unit["lag"] + unit["pending"] + unit["delayed"] for unit in units)
