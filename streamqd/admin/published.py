@@ -129,7 +129,7 @@ def summary(raw: bytes | None, key: str, bad: BadValues) -> dict[str, Any]:
     found = bad.read(untrusted.json_object, raw, key, default={}) or {}
     for name in _WHOLE:
         if found.get(name) is not None and whole(found[name]) is None:
-            bad.add(_odd(key, name, found[name], "a whole number"))
+            bad.add(_odd(key, name, found[name], "an integer"))
             found[name] = None
     units = found.get("units")
     if units is not None and not (
@@ -184,5 +184,5 @@ def _shown(value: Any) -> str:
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
     if isinstance(value, int) and abs(value) >= 10**untrusted.SHOWN_BYTES:
-        return "a whole number of many digits"
+        return "an integer of many digits"
     return repr(value)

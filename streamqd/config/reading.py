@@ -97,7 +97,7 @@ def read_value(setting: Setting, value: object, base_dir: Path) -> Any:
             return _number(setting, value)
         case Kind.BOOLEAN:
             if not isinstance(value, bool):
-                raise ValueError("is not a truth value: write true or false, without quotes")
+                raise ValueError("is not a Boolean: write true or false, without quotes")
             return value
         case Kind.TEXTS:
             return _texts(setting, value)
@@ -119,7 +119,7 @@ def _json(value: object) -> str:
         return text
     except (TypeError, ValueError, RecursionError):
         raise ValueError(
-            "cannot be written as JSON: write texts, numbers, truth values, lists and tables"
+            "cannot be written as JSON: write strings, numbers, Booleans, lists and tables"
         ) from None
 
 
@@ -133,16 +133,15 @@ def _number(setting: Setting, value: object) -> float:
     else:
         fits = setting.kind is Kind.NUMBER or isinstance(value, int)
     if not fits:
-        example = 0.5 if setting.kind is Kind.NUMBER else 4
-        what = setting.kind.value
-        raise ValueError(f"is not a {what}: write digits without quotes, such as {example}")
+        kind, example = ("a number", 0.5) if setting.kind is Kind.NUMBER else ("an integer", 4)
+        raise ValueError(f"is not {kind}: write digits without quotes, such as {example}")
     number = _bounded(setting, value)
     return float(number) if setting.kind is Kind.NUMBER else number
 
 
 def _text(setting: Setting, value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError("is not a text: write it in quotes")
+        raise ValueError("is not a string: write it in quotes")
     if setting.choices and value not in setting.choices:
         meant = wording.nearest(value, setting.choices)
         choices = ", ".join(f'"{each}"' for each in setting.choices)
@@ -158,7 +157,7 @@ def _text(setting: Setting, value: object) -> str:
 def _texts(setting: Setting, value: object) -> tuple[str, ...]:
     if not isinstance(value, list | tuple):
         raise ValueError('is not a list: write it in brackets, such as ["weblog"]')
-    assert setting.shape is not None, "a list of texts has a shape for its texts"
+    assert setting.shape is not None, "a list of strings has a shape for its strings"
     texts = [_class_name(item) if isinstance(item, type) else item for item in value]
     for text in texts:
         if not isinstance(text, str) or not setting.shape.pattern.fullmatch(text):

@@ -27,13 +27,13 @@ SIZE_MAX = 1 << 50
 class Kind(enum.Enum):
     """The notation of a setting."""
 
-    TEXT = "text"
-    INTEGER = "whole number"
+    TEXT = "string"
+    INTEGER = "integer"
     NUMBER = "number"
-    BOOLEAN = "true or false"
+    BOOLEAN = "Boolean"
     DURATION = "duration"
     SIZE = "size"
-    TEXTS = "list of texts"
+    TEXTS = "list of strings"
     PATH = "path"
     TABLE = "table"
     JSON = "value"

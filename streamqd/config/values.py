@@ -13,7 +13,7 @@ from decimal import Decimal
 Duration = float | str | timedelta  # seconds, or a string such as "1m30s"
 Size = int | str  # bytes, or a string such as "64MiB"
 
-DURATION_HINT = 'write a number of seconds, or a text such as "30s", "1m30s", "500ms" or "24h"'
+DURATION_HINT = 'write a number of seconds, or a string such as "30s", "1m30s", "500ms" or "24h"'
 SIZE_HINT = 'write an integer number of bytes, or a string such as "64MiB", "4MB" or "512KiB"'
 
 # Longest unit first: a duration must list its units in this order, each at most once.

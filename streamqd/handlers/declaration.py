@@ -158,8 +158,8 @@ def _plain(value: Any, name: str) -> Any:
     if value is None or isinstance(value, str | int | float):
         return value
     raise TypeError(
-        f"{name}: a value of type {type(value).__name__} is not a setting; pass a number, a text, "
-        "a timedelta, an exception class, or a list or mapping of those"
+        f"{name}: a value of type {type(value).__name__} is not a setting; pass a number, a "
+        "string, a timedelta, an exception class, or a list or mapping of those"
     )
 
 

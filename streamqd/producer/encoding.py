@@ -102,7 +102,7 @@ def envelope_of(item: Any, max_bytes: int) -> Envelope:
             return payload
         item = Outgoing(payload)  # refused below
     if item.dedup_id is not None and not isinstance(item.dedup_id, str):
-        raise TypeError(f"dedup_id is a text, not {item.dedup_id!r}")
+        raise TypeError(f"dedup_id is a string, not {item.dedup_id!r}")
     if item.dedup_id == "":
         raise ValueError("dedup_id must not be empty")
     if item.dedup_id is not None:
@@ -110,7 +110,7 @@ def envelope_of(item: Any, max_bytes: int) -> Envelope:
     if item.partition is not None and (
         isinstance(item.partition, bool) or not isinstance(item.partition, int)
     ):
-        raise TypeError(f"partition is a whole number, not {item.partition!r}")
+        raise TypeError(f"partition is an integer, not {item.partition!r}")
     if item.delay is not None and item.at is not None:
         raise ValueError("delay= and at= exclude each other")
     fields = fields_of(item, max_bytes)
@@ -196,7 +196,7 @@ def batches(
 def check_topic(topic: object) -> None:
     """Raise TypeError if the topic is not a string. Routing checks the name itself."""
     if not isinstance(topic, str):
-        raise TypeError(f"a topic is a text, not {topic!r}")
+        raise TypeError(f"a topic is a string, not {topic!r}")
 
 
 def kind_of(envelope: Envelope) -> str:

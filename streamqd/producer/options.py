@@ -45,7 +45,7 @@ class _Rule(NamedTuple):
 
 
 def _duration(least: float = 0.0, most: float = CENTURY) -> _Rule:
-    words = f"from {least:g} to {most:,.0f} seconds, as a number, a timedelta or a text like 5ms"
+    words = f"from {least:g} to {most:,.0f} seconds, as a number, a timedelta or a string like 5ms"
     return _Rule((int, float, str, timedelta), parse_duration, least, most, words)
 
 
@@ -54,18 +54,18 @@ def _count(words: str, *others: type) -> _Rule:
 
 
 _RULES = {
-    "create": _Rule((bool,), bool, False, True, "True or False"),
+    "create": _Rule((bool,), bool, False, True, "a Boolean"),
     "traces": _Rule((bool, NoneType), bool, False, True, "True, False or None"),
     "timeout": _duration(0.001, 86_400.0),  # a socket accepts at most a few weeks
     "dedup_window": _duration(0.001),
     "backlog_wait": _duration(),
-    "max_backlog": _count("a whole number, 1 or more, or None", NoneType),
+    "max_backlog": _count("an integer, 1 or more, or None", NoneType),
     "linger": _duration(),
     "block": _duration(),
-    "max_batch": _count("a whole number, 1 or more"),
-    "max_messages": _count("a whole number, 1 or more"),
+    "max_batch": _count("an integer, 1 or more"),
+    "max_messages": _count("an integer, 1 or more"),
     "max_bytes": _Rule(
-        (int, str), parse_size, 1, 1 << 50, "1 byte or more, as a number or a text like 64MiB"
+        (int, str), parse_size, 1, 1 << 50, "1 byte or more, as a number or a string like 64MiB"
     ),
 }
 

@@ -111,7 +111,7 @@ def described(beat: Heartbeat, key: str = INFO) -> MemberView:
     def whole(field: str, low: int, high: int = untrusted.INTEGER_MAX) -> int | None:
         value = raw.get(field)
         if value is not None and (type(value) is not int or not low <= value <= high):
-            raise _bad(key, name, field, value, f"a whole number from {low} to {high}")
+            raise _bad(key, name, field, value, f"an integer from {low} to {high}")
         return value
 
     def rows(field: str, *types: type) -> list[Any]:

@@ -198,7 +198,7 @@ def _meta(keys: Keys, name: str, reply: Sequence[bytes | None]) -> TopicMeta | N
 
 def uncounted(key: str) -> BadValue:
     """Return the error for the meta `key` of a topic without a partition count."""
-    return BadValue(key, "partitionCount", "missing", f"a whole number from 1 to {PARTITIONS_MAX}")
+    return BadValue(key, "partitionCount", "missing", f"an integer from 1 to {PARTITIONS_MAX}")
 
 
 def count_of(name: str, raw: bytes, key: str = "") -> int:

@@ -37,7 +37,7 @@ def integer(
     if raw is None and default is not None:
         return default
     if raw is None or not _INTEGER.fullmatch(raw) or not low <= int(raw) <= high:
-        raise BadValue(key, field, shown(raw), f"a whole number from {low} to {high}")
+        raise BadValue(key, field, shown(raw), f"an integer from {low} to {high}")
     return int(raw)
 
 

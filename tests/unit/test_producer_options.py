@@ -108,7 +108,7 @@ def test_topic_that_is_not_a_string_is_refused(topic: Any):
             lambda: buffered.send(topic, b"x"),
             lambda: asyncio.run(send()),
         ):
-            with pytest.raises(TypeError, match="a topic is a text, not "):
+            with pytest.raises(TypeError, match="a topic is a string, not "):
                 call()
 
 

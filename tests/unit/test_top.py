@@ -412,8 +412,8 @@ def test_styles_carry_no_information_without_words() -> None:
 
 def test_unreadable_values_are_listed_above_the_table() -> None:
     """S7: one value by name, then the number of others. Other problems keep their room."""
-    rows = [Unreadable(f"key-{n}", "epoch", "'abc'", "a whole number") for n in range(5)]
+    rows = [Unreadable(f"key-{n}", "epoch", "'abc'", "an integer") for n in range(5)]
     shown = text(frame(view(unreadable=rows), Shown(), 200, None))
-    assert "! epoch of key-0 cannot be read: it is 'abc' and not a whole number" in shown
+    assert "! epoch of key-0 cannot be read: it is 'abc' and not an integer" in shown
     assert "key-1" not in shown
     assert "and 4 more values that cannot be read" in shown

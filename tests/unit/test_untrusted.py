@@ -78,7 +78,7 @@ def test_missing_value_may_have_a_default():
     assert untrusted.number(None, "k", default=0.5) == 0.5
     assert untrusted.text(None, "k", default="") == ""
     assert untrusted.json_object(None, "k", default={}) == {}
-    with pytest.raises(BadValue, match="k in Redis is nothing and not a whole number"):
+    with pytest.raises(BadValue, match="k in Redis is nothing and not an integer"):
         untrusted.integer(None, "k")
 
 
