@@ -28,7 +28,7 @@ _VALUE_CHARS = 2_000  # of one part of an entry: a filter may name a thousand le
 class AuditEntry:
     """One entry. `at_unix_ms` is the server's time, `who` is user@host.
 
-    `what` names the chosen things, `counts` the number of things per outcome. `first_id` and
+    `arguments` names the chosen things, `counts` the number of things per outcome. `first_id` and
     `last_id` are the first and last ID touched, '' where IDs do not apply. `note` is text for
     people.
     """
@@ -37,7 +37,7 @@ class AuditEntry:
     at_unix_ms: int
     who: str
     command: str
-    what: dict[str, Any]
+    arguments: dict[str, Any]
     counts: dict[str, int]
     first_id: str
     last_id: str
@@ -129,7 +129,7 @@ def _deed(raw_id: bytes, fields: dict[bytes, bytes]) -> AuditEntry:
         at_unix_ms=read_id(raw_id).ms,
         who=text(b"who"),
         command=text(b"verb"),
-        what=table(b"what"),
+        arguments=table(b"what"),
         counts=counts,
         first_id=text(b"first"),
         last_id=text(b"last"),

@@ -45,7 +45,7 @@ class CheckResult:
     host. `severity` overrides the severity of the check.
     """
 
-    what: str
+    text: str
     fix: str = ""
     about: str = ""
     evidence: Mapping[str, Any] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Finding:
     area: str
     severity: str
     about: str
-    what: str
+    text: str
     fix: str
     evidence: dict[str, Any]
 
@@ -105,7 +105,7 @@ def judged(checks: Iterable[Check[Facts]], facts: Facts) -> list[Finding]:
             area=each.area,
             severity=str(found.severity or each.severity),
             about=found.about,
-            what=found.what,
+            text=found.text,
             fix=found.fix,
             evidence=dict(found.evidence),
         )

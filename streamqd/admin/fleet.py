@@ -369,7 +369,7 @@ def _problems(
 ) -> list[str]:
     seen = InstancesSeen(now, instances)
     problems = [
-        each.what
+        each.text
         + (
             f"; gone for good: `streamqd forget {each.about}`"
             if each.check == "fleet.silent"
@@ -379,7 +379,7 @@ def _problems(
         if each.severity != "note"
     ]
     if all(each.state == "silent" for each in instances):
-        problems.insert(0, nobody(fleet).what)
+        problems.insert(0, nobody(fleet).text)
     problems += [text for _, text in why.summed_up(causes)]
     for topic, count in letters.items():
         problems.append(

@@ -115,12 +115,12 @@ def print_letter(letter: DeadLetterDetail, now_unix_ms: int) -> None:
 def print_audit(entries: Sequence[AuditEntry], now_unix_ms: int) -> None:
     """Print entries of the audit trail, one per line."""
     listing(
-        "AGE WHO COMMAND COUNTS WHAT",
+        "AGE WHO COMMAND COUNTS DETAILS",
         entries,
         age=lambda each: ago(now_unix_ms, each.at_unix_ms),
         command=lambda each: each.command,
         counts=lambda each: _pairs(each.counts) or None,
-        what=lambda each: "; ".join(filter(None, (_pairs(each.what), each.note))) or None,
+        details=lambda each: "; ".join(filter(None, (_pairs(each.arguments), each.note))) or None,
     )
 
 

@@ -127,7 +127,7 @@ def _report(report: DiagnosisReport) -> None:
 
 def _finding(found: Finding) -> None:
     severity = styled(str(found.severity), LEVELS.get(str(found.severity), ""))
-    click.echo(f"  {severity} {found.check}: {printable(found.what)}")
+    click.echo(f"  {severity} {found.check}: {printable(found.text)}")
     click.echo(f"    fix: {printable(found.fix)}")
     seen = "  ".join(f"{name}={json_text(value)}" for name, value in found.evidence.items())
     if seen:

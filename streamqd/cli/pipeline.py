@@ -383,9 +383,9 @@ def report(
 
 def _show_report(document: dict[str, Any], out: Path) -> None:
     table(
-        ("SEVERITY", "ABOUT", "WHAT", "COMMAND"),
+        ("SEVERITY", "ABOUT", "FINDING", "COMMAND"),
         [
-            tuple(each[name] for name in ("severity", "about", "what", "command"))
+            tuple(each[name] for name in ("severity", "about", "text", "command"))
             for each in document["findings"]
         ],
     )

@@ -635,11 +635,11 @@ def test_every_deed_is_in_the_audit_trail(link: Connection, store: Store, at: At
     assert [each.command for each in seen.deeds] == ["dlq purge", "dlq replay", "dlq export"]
     assert before <= export.at_unix_ms <= replay.at_unix_ms <= purge.at_unix_ms
     assert "@" in replay.who
-    assert replay.what == {"group": "hits", "to": "their own group"}
+    assert replay.arguments == {"group": "hits", "to": "their own group"}
     assert replay.counts == {"replayed": 3, "refused": 1}
     assert (replay.first_id, replay.last_id) == ("0:1-0", "0:3-0")
     assert replay.note == "1: it was replayed 3 times or more already, and died again"
-    assert purge.what == {"letter_ids": ["1:1-0"]}
+    assert purge.arguments == {"letter_ids": ["1:1-0"]}
     assert export.note == "to f"
     page = audit.trail(store, TOPIC, limit=1)
     rest = audit.trail(store, TOPIC, limit=5, cursor=page.cursor)
@@ -653,9 +653,9 @@ def test_audit_trail_is_bounded_and_reads_foreign_entries(
     key = keys.audit("any")
     link.execute("XADD", key, "*", "what", "[1", "counts", '{"a":"b","c":2}')
     [odd] = audit.trail(store, "any").deeds
-    assert (odd.command, odd.what, odd.counts) == ("", {"text": "[1"}, {"c": 2})
+    assert (odd.command, odd.arguments, odd.counts) == ("", {"text": "[1"}, {"c": 2})
     audit.record(store, "any", "pause", what={"ids": ["x" * 5_000]})
-    assert list(audit.trail(store, "any", limit=1).deeds[0].what) == ["cut"]
+    assert list(audit.trail(store, "any", limit=1).deeds[0].arguments) == ["cut"]
 
     link.pipeline([("XADD", key, "*", "verb", "x")] * (audit.ENTRIES_MAX + 500))
     audit.record(store, "any", "pause")

@@ -302,7 +302,7 @@ def test_audit_trail_names_user_and_command(dlq: Run, at: At) -> None:
     dlq("purge", "access", "--all", "--yes")
 
     [heading, purge, replay, export] = dlq("audit", "access").stdout.splitlines()
-    assert heading.split() == ["AGE", "WHO", "COMMAND", "COUNTS", "WHAT"]
+    assert heading.split() == ["AGE", "WHO", "COMMAND", "COUNTS", "DETAILS"]
     assert "dlq purge" in purge
     assert "purged 1" in purge
     assert "replayed 1" in replay

@@ -45,7 +45,7 @@ def test_doctor_finds_an_empty_or_silent_fleet(surgery: Surgery) -> None:
     surgery.silent("fleet.empty")
     surgery.silent("fleet.silent")
     silence(surgery)
-    assert "no instance of the fleet default" in surgery.finding("fleet.empty")["what"]
+    assert "no instance of the fleet default" in surgery.finding("fleet.empty")["text"]
     found = surgery.finding("fleet.silent")
     assert found["about"] == "one"
     assert found["evidence"]["host"] == "web-1"
@@ -64,7 +64,7 @@ def test_doctor_finds_two_instances_of_one_name(surgery: Surgery) -> None:
     surgery.silent("fleet.duplicate-instances")
     surgery.publish(host="web-2", pid=9)
     found = surgery.finding("fleet.duplicate-instances")
-    assert "web-1 (pid 7) and web-2 (pid 9)" in found["what"]
+    assert "web-1 (pid 7) and web-2 (pid 9)" in found["text"]
     assert "daemon.instance" in found["fix"]
 
 
@@ -73,7 +73,7 @@ def test_doctor_finds_a_duplicate_run_of_an_instance(surgery: Surgery) -> None:
     surgery.beat(started=surgery.ago(5) / 1000)
     surgery.publish(f"{INSTANCE}/duplicate", host="web-2", pid=9)
     found = surgery.finding("fleet.duplicate-instances")
-    assert "web-1 (pid 7) and web-2 (pid 9)" in found["what"]
+    assert "web-1 (pid 7) and web-2 (pid 9)" in found["text"]
     assert found["evidence"]["publishes"] == {"host": "web-2", "pid": 9}
     surgery.publish(f"{INSTANCE}/duplicate", host="web-1", pid=7)
     surgery.silent("fleet.duplicate-instances")
@@ -108,7 +108,7 @@ def test_doctor_finds_a_silent_housekeeper(surgery: Surgery) -> None:
     surgery.publish(redis_up=False)
     assert surgery.finding("fleet.housekeeper")["evidence"]["redis_up"] is False
     surgery.publish(at_unix_ms=surgery.ago(120))
-    assert "2 minutes" in surgery.finding("fleet.housekeeper")["what"]
+    assert "2 minutes" in surgery.finding("fleet.housekeeper")["text"]
     surgery.do("DEL", surgery.keys.instance("default", "one"))
     surgery.finding("fleet.housekeeper")
     surgery.beat(started=surgery.ago(1) / 1000)
@@ -120,8 +120,8 @@ def test_doctor_finds_an_instance_that_cannot_fork(surgery: Surgery) -> None:
     surgery.silent("fleet.limited")
     surgery.beat(capacity=3, capacity_problem="Too many open files", cap=3)
     found = surgery.finding("fleet.limited")
-    assert "one can run no more than 3 partitions" in found["what"]
-    assert "Too many open files" in found["what"]
+    assert "one can run no more than 3 partitions" in found["text"]
+    assert "Too many open files" in found["text"]
     assert "LimitNOFILE" in found["fix"]
     surgery.beat(capacity="many")
     surgery.silent("fleet.limited")
@@ -163,7 +163,7 @@ def test_doctor_names_a_blocked_event_loop_for_15_minutes(surgery: Surgery) -> N
     publish(4.2, None)
     found = surgery.finding("fleet.loop-blocked")
     assert found["about"] == f"{TOPIC}/1/{GROUP}"
-    assert "shop.py:7 in bill" in found["what"]
+    assert "shop.py:7 in bill" in found["text"]
     assert "asyncio.to_thread" in found["fix"]
     publish(0.0, 840.0)
     assert found["evidence"] != surgery.finding("fleet.loop-blocked")["evidence"]
@@ -209,7 +209,7 @@ def test_doctor_finds_a_long_pause(surgery: Surgery) -> None:
     told = json.loads(surgery.do("HGET", name, field))
     surgery.do("HSET", name, field, json.dumps({**told, "at_unix_ms": surgery.ago(86_400 * 3)}))
     found = surgery.finding("fleet.paused")
-    assert "3 days by ann@west (a test)" in found["what"]
+    assert "3 days by ann@west (a test)" in found["text"]
     assert found["fix"] == "`streamqd resume access`", "no star that a shell would expand"
 
 
@@ -221,7 +221,7 @@ def test_doctor_finds_a_long_stop(surgery: Surgery) -> None:
     told = json.loads(surgery.do("HGET", name, field))
     surgery.do("HSET", name, field, json.dumps({**told, "at_unix_ms": surgery.ago(86_400 * 3)}))
     found = surgery.finding("fleet.stopped")
-    assert "3 days by ann@west (a test)" in found["what"]
+    assert "3 days by ann@west (a test)" in found["text"]
     assert found["fix"] == "`streamqd group start access hits`"
 
 

@@ -141,7 +141,7 @@ def test_doctor_finds_an_unwritable_state_directory(surgery: Surgery) -> None:
         os.seteuid(was)
     [found] = report.findings
     assert found.check == "host.state-dir"
-    assert "this user cannot write to" in found.what
+    assert "this user cannot write to" in found.text
 
 
 def test_doctor_finds_state_files_of_another_user(surgery: Surgery) -> None:
@@ -208,9 +208,9 @@ def test_doctor_reads_the_limit_of_the_running_daemon(surgery: Surgery) -> None:
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (20, 20))
         (surgery.folder / "var" / "one.lock").write_text(str(daemon.pid))
         found = surgery.finding("host.file-descriptors")
-        assert f"the daemon with the process id {daemon.pid}" in found["what"]
+        assert f"the daemon with the process id {daemon.pid}" in found["text"]
 
 
 def test_too_few_files_for_everybody(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "PROCESS_DESCRIPTORS", 1 << 62)
-    assert "fs.file-max" in surgery.finding("host.file-descriptors")["what"]
+    assert "fs.file-max" in surgery.finding("host.file-descriptors")["text"]

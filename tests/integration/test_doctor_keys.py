@@ -128,7 +128,7 @@ def test_doctor_finds_topic_meta_of_another_type(surgery: Surgery) -> None:
     surgery.do("RPUSH", meta, "x")
     found = surgery.finding("topics.unreadable")
     assert found["about"] == TOPIC
-    assert "another type than a hash" in found["what"]
+    assert "another type than a hash" in found["text"]
     assert f"redis-cli RENAME {meta}" in found["fix"]
     surgery.silent("topics.without-meta")
 
@@ -154,7 +154,7 @@ def test_status_and_doctor_name_a_topic_without_a_count(
     named = [
         each
         for each in surgery.run("--only", "topics", "--only", "values", code=1)["findings"]
-        if meta in each["what"]
+        if meta in each["text"]
     ]
     assert named
 
@@ -229,7 +229,7 @@ def test_doctor_finds_a_held_floor(surgery: Surgery) -> None:
     surgery.silent("partitions.floor-held")
     surgery.write(topic='retention = { max_age = "1h" }')
     found = surgery.finding("partitions.floor-held")
-    assert "2 hours ago" in found["what"]
+    assert "2 hours ago" in found["text"]
     assert "streamqd why access/0/hits" in found["fix"]
     surgery.do("XACK", surgery.desk.stream, GROUP, *surgery.desk.fetch())
     surgery.silent("partitions.floor-held")
@@ -311,7 +311,7 @@ def test_doctor_finds_equal_numbers_of_stuck_and_lost_retries(surgery: Surgery) 
 def test_too_many_to_compare_are_counted(surgery: Surgery) -> None:
     pairs = [part for n in range(1_100) for part in (f"m:{n}-0", "x")]
     surgery.do("HSET", surgery.desk.items, *pairs)
-    assert "1,100 messages" in surgery.finding("partitions.delayed-stuck")["what"]
+    assert "1,100 messages" in surgery.finding("partitions.delayed-stuck")["text"]
 
 
 def test_doctor_finds_overdue_retries(surgery: Surgery) -> None:
@@ -321,7 +321,7 @@ def test_doctor_finds_overdue_retries(surgery: Surgery) -> None:
     surgery.silent("partitions.overdue")
     surgery.do("ZADD", surgery.desk.delayed, surgery.ago(600), "m:1-0")
     surgery.do("HSET", surgery.desk.items, "m:1-0", "x")
-    assert "10 minutes ago" in surgery.finding("partitions.overdue")["what"]
+    assert "10 minutes ago" in surgery.finding("partitions.overdue")["text"]
 
 
 # --- dead letters ---------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def test_doctor_finds_old_dead_letters(surgery: Surgery) -> None:
     surgery.do("XADD", surgery.desk.dlq, f"{surgery.ago(86_400)}-0", "payload", "x")
     surgery.silent("partitions.dead-letters-old")
     surgery.write(topic='dlq_retention = "2h"')
-    assert "partition 0 of access" in surgery.finding("partitions.dead-letters-old")["what"]
+    assert "partition 0 of access" in surgery.finding("partitions.dead-letters-old")["text"]
 
 
 def test_doctor_finds_growing_dead_letters(surgery: Surgery) -> None:
@@ -348,7 +348,7 @@ def test_doctor_finds_growing_dead_letters(surgery: Surgery) -> None:
     surgery.publish(units=[unit])
     surgery.silent("partitions.dead-letters-growing")
     surgery.publish(units=[{**unit, "rates": {"dead": 0.5}}, {"rates": 7}])
-    assert "30.0 dead letters" in surgery.finding("partitions.dead-letters-growing")["what"]
+    assert "30.0 dead letters" in surgery.finding("partitions.dead-letters-growing")["text"]
 
 
 # --- bounds ---------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def test_doctor_finds_an_unreadable_specification(surgery: Surgery) -> None:
 
 def test_doctor_finds_a_schedule_that_does_not_fire(surgery: Surgery) -> None:
     found(surgery, "schedules.late", delay)
-    assert "were due up to 6" in surgery.finding("schedules.late")["what"]
+    assert "were due up to 6" in surgery.finding("schedules.late")["text"]
 
 
 def test_overlap_with_a_group_that_does_not_read_the_topic(surgery: Surgery) -> None:
@@ -106,7 +106,7 @@ def test_overlap_with_a_group_that_does_not_read_the_topic(surgery: Surgery) -> 
     found(surgery, "schedules.overlap", lambda _: declare("hist", 3))
     result = surgery.finding("schedules.overlap")
     assert result["evidence"]["group"] == "hist"
-    assert "skips ticks for the group hist, which does not read the topic" in result["what"]
+    assert "skips ticks for the group hist, which does not read the topic" in result["text"]
 
 
 def test_doctor_accepts_a_paused_schedule(surgery: Surgery) -> None:
@@ -122,7 +122,7 @@ def test_doctor_finds_a_schedule_name_of_another_fleet(surgery: Surgery) -> None
     other = IndexLine("green", calls.FILE, place_of(surgery))
     calls.enter(surgery.store, "nightly", other, new=False)
     told = surgery.finding("schedules.refused")
-    assert "fleet green has a schedule of this name" in told["what"]
+    assert "fleet green has a schedule of this name" in told["text"]
 
 
 @pytest.mark.parametrize(

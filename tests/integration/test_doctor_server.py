@@ -81,13 +81,13 @@ def test_doctor_finds_an_append_only_file_without_fsync(
     surgery = Surgery(tmp_path, durable.url, link)
     surgery.silent("server.persistence")
     link.execute("CONFIG", "SET", "appendfsync", "no")
-    assert "appendfsync no" in surgery.finding("server.persistence")["what"]
+    assert "appendfsync no" in surgery.finding("server.persistence")["text"]
 
     surgery.silent("server.failing-writes")
     (durable.folder / "dump.rdb").mkdir()  # the snapshot cannot be given its name
     link.execute("BGSAVE")
     wait_until(lambda: info(link, "rdb_last_bgsave_status") == "err", what="a failed snapshot")
-    assert "rdb_last_bgsave_status" in surgery.finding("server.failing-writes")["what"]
+    assert "rdb_last_bgsave_status" in surgery.finding("server.failing-writes")["text"]
 
     surgery.silent("server.replica")
     link.execute("REPLICAOF", "127.0.0.1", "1")
@@ -141,7 +141,7 @@ def test_doctor_finds_a_wrong_clock(surgery: Surgery, monkeypatch: pytest.Monkey
     wrong = SimpleNamespace(time=lambda: time.time() + 60, perf_counter=time.perf_counter)
     monkeypatch.setattr(facts, "time", wrong)
     found = surgery.finding("server.clock")
-    assert "behind this host" in found["what"]
+    assert "behind this host" in found["text"]
     assert -62 < found["evidence"]["skew_seconds"] < -58
 
 
@@ -213,7 +213,7 @@ def test_doctor_finds_an_old_server_version(
 def test_doctor_finds_an_idle_timeout(surgery: Surgery, setting: Set) -> None:
     surgery.silent("server.idle-timeout")
     setting("timeout", 30)
-    assert "silent for 30 s" in surgery.finding("server.idle-timeout")["what"]
+    assert "silent for 30 s" in surgery.finding("server.idle-timeout")["text"]
     setting("timeout", 300)
     surgery.silent("server.idle-timeout")
 
@@ -321,7 +321,7 @@ def test_doctor_finds_a_disk_with_slow_syncs(slow_disk: SlowDisk, tmp_path: Path
         surgery = Surgery(tmp_path, server.url, link)
         wait_until(lambda: info(link, "aof_pending_bio_fsync") != "0", what="a sync is under way")
         found = surgery.finding("server.slow-disk")
-    assert "acknowledged writes of up to 2 s are lost" in found["what"]
+    assert "acknowledged writes of up to 2 s are lost" in found["text"]
     assert found["evidence"]["syncing_seconds"] >= 0.1
     assert found["evidence"]["aof_delayed_fsync"] == 0
 
@@ -335,7 +335,7 @@ def test_writes_that_waited_for_the_disk_are_named(slow_disk: SlowDisk, tmp_path
             lambda: info(link, "aof_delayed_fsync") != "0", timeout=60.0, what="a write waits"
         )
         found = surgery.finding("server.slow-disk")
-    assert "waited more than 2 s for a sync" in found["what"]
+    assert "waited more than 2 s for a sync" in found["text"]
 
 
 def test_slow_syncs_of_each_write_are_named(slow_disk: SlowDisk, tmp_path: Path) -> None:
@@ -345,7 +345,7 @@ def test_slow_syncs_of_each_write_are_named(slow_disk: SlowDisk, tmp_path: Path)
         surgery = Surgery(tmp_path, server.url, link)
         wait_until(lambda: link.execute("LATENCY", "LATEST"), what="the server notes a slow sync")
         found = surgery.finding("server.slow-disk")
-    assert "are lost" not in found["what"]
+    assert "are lost" not in found["text"]
     assert found["evidence"]["latency_ms"]["aof-fsync-always"] >= 100
 
 

@@ -306,7 +306,7 @@ def test_group_delete_in_a_growing_topic_needs_force(
     run("group", "delete", "access", "hits", "--force", "--yes")
 
     (deed,) = document(run("dlq", "audit", "access", "--json"))["deeds"]
-    assert deed["what"]["growing"] is True
+    assert deed["arguments"]["growing"] is True
     assert growth.grow(store, "access", 6).done
     at(0).groups()
     run("group", "delete", "access", "hits", "--yes")
@@ -407,13 +407,13 @@ def test_resets_and_deletions_of_a_group_are_in_the_audit_trail(run: Run, at: At
     run("group", "delete", "access", "hits", "--yes", "--force")
 
     deleted, moved = document(run("dlq", "audit", "access", "--json"))["deeds"]
-    assert (deleted["command"], deleted["what"]) == (
+    assert (deleted["command"], deleted["arguments"]) == (
         "group delete",
         {"group": "hits", "force": True},
     )
     assert moved["command"] == "group reset"
     assert moved["counts"] == {"forgotten": 2, "dropped": 0}
-    assert moved["what"]["partitions"] == {"0": "2-0 -> 0-0"}
+    assert moved["arguments"]["partitions"] == {"0": "2-0 -> 0-0"}
     assert "@" in moved["who"]
 
 

@@ -143,7 +143,7 @@ def test_nothing_of_a_deleted_topic_is_left(
     (deed,) = document(run("dlq", "audit", "access", "--json"))["deeds"]
     assert deed["command"] == "topic delete"
     assert "@" in deed["who"]
-    assert deed["what"] == {"groups": ["hits"], "partitions": 3, "force": True}
+    assert deed["arguments"] == {"groups": ["hits"], "partitions": 3, "force": True}
     assert deed["counts"]["keys"] == done["keys"]
     assert deed["counts"]["messages"] > 0
     assert topics.registered(store) == ["access.p"]

@@ -150,7 +150,7 @@ def test_figures_of_a_real_log_hot_and_cold(
     following, access, empty = first["topics"]
     check_entries(access, sent)
     check_deaths(access, letters)
-    assert (empty["entries"], empty["letters"], empty["partition_count"]) == (0, 0, 2)
+    assert (empty["entries"], empty["dead_letters"], empty["partition_count"]) == (0, 0, 2)
     check_fields(following["fields"])
     assert [(each["severity"], each["about"], each["messages"]) for each in first["findings"]] == [
         ("problem", "fleet default", 6),
@@ -187,8 +187,8 @@ def check_entries(found: dict[str, Any], sent: list[Sent]) -> None:
 
 
 def check_deaths(found: dict[str, Any], letters: list[dict[str, Any]]) -> None:
-    assert found["letters"] == len(letters) + 1
-    assert sum(each["letters"] for each in found["timeline"]) == len(letters) + 1
+    assert found["dead_letters"] == len(letters) + 1
+    assert sum(each["dead_letters"] for each in found["timeline"]) == len(letters) + 1
     frame, handler = "weblog.py:count_hit", "weblog:count_hit"
     died = Counter(
         (
@@ -200,7 +200,7 @@ def check_deaths(found: dict[str, Any], letters: list[dict[str, Any]]) -> None:
     )
     died["", fingerprint("", "", ""), ""] = 1
     causes = {(e["group"], e["fingerprint"], e["error_class"]): e for e in found["causes"]}
-    assert {name: each["letters"] for name, each in causes.items()} == died
+    assert {name: each["dead_letters"] for name, each in causes.items()} == died
     told = causes["hits", "told", "ValueError"]
     assert (told["place"], told["error_message"]) == (frame, "<b>no</b>")
     assert told["id"] == f"2:{letters[2]['failedAt']}-0"
@@ -227,9 +227,9 @@ def check_changes(
     second = report(settings, lambda: shop.spark, out, asked)
     assert second["compared_with"] == first["made_unix_ms"]
     assert second["changes"] == [
-        {"what": "next/mail: unread", "before": 6, "now": 7},
-        {"what": "access/hits: dead of TypeError", "before": 0, "now": 1},
-        {"what": "entries of next", "before": 6, "now": 7},
+        {"measure": "next/mail: unread", "before": 6, "now": 7},
+        {"measure": "access/hits: dead of TypeError", "before": 0, "now": 1},
+        {"measure": "entries of next", "before": 6, "now": 7},
     ]
 
 
@@ -247,7 +247,7 @@ def check_window(
     found = report(settings, lambda: shop.spark, out, asked)
     (topic,) = found["topics"]
     assert topic["entries"] == 100
-    assert topic["letters"] == sum(first <= each["failedAt"] < last for each in letters)
+    assert topic["dead_letters"] == sum(first <= each["failedAt"] < last for each in letters)
     assert "other topics" in found["compared_with"]
 
 

@@ -124,7 +124,7 @@ class Surgery:
         assert report["unseen"] == []
         [found] = report["findings"]
         assert found["check"] == check
-        assert found["what"]
+        assert found["text"]
         assert found["evidence"]
         assert "`" in found["fix"], "no exact command"
         return dict(found)

@@ -55,8 +55,8 @@ def topic(name: str = "orders", *held: int, **more: Any) -> dict[str, Any]:
     ]
     return {
         "topic": name, "live": True, "partition_count": len(held), "entries": sum(held),
-        "bytes": sum(held), "letters": 0, "partitions": partitions, "keys": [], "causes": [],
-        "width_ms": 1000, "timeline": [{"at_unix_ms": NOW, "entries": 1, "letters": 1}],
+        "bytes": sum(held), "dead_letters": 0, "partitions": partitions, "keys": [], "causes": [],
+        "width_ms": 1000, "timeline": [{"at_unix_ms": NOW, "entries": 1, "dead_letters": 1}],
         "fields": None,
     } | more  # fmt: skip
 
@@ -64,7 +64,7 @@ def topic(name: str = "orders", *held: int, **more: Any) -> dict[str, Any]:
 def cause(letters: int, **more: Any) -> dict[str, Any]:
     told = dict.fromkeys(("place", "error_class", "error_message", "reason", "handler"), "")
     return {
-        "group": "billing", "fingerprint": "f", "letters": letters, "first_unix_ms": NOW,
+        "group": "billing", "fingerprint": "f", "dead_letters": letters, "first_unix_ms": NOW,
         "last_unix_ms": NOW, "p50_ms": 1, "p99_ms": None, "id": "0:1-0",
     } | told | more  # fmt: skip
 
@@ -72,7 +72,7 @@ def cause(letters: int, **more: Any) -> dict[str, Any]:
 def wrong(seen: StatusView, *topics: dict[str, Any]) -> list[str]:
     """Return the findings, one line each."""
     found = judged(seen, topics)["findings"]
-    return [f"{each['severity']}: {each['about']}: {each['what']}" for each in found]
+    return [f"{each['severity']}: {each['about']}: {each['text']}" for each in found]
 
 
 # --- findings -------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def test_a_healthy_fleet_with_a_small_topic_gets_no_advice() -> None:
 
 
 def test_report_sorts_the_worst_first() -> None:
-    dying = topic("orders", 10, letters=7, causes=[cause(4, error_class="KeyError"), cause(3)])
+    dying = topic("orders", 10, dead_letters=7, causes=[cause(4, error_class="KeyError"), cause(3)])
     stuck = replace(GROUP, group="mail", longest_run_seconds=75.0, pending=1)
     failing = replace(GROUP, delayed=12, lag=90, pending=10)
     unread = topic("audit", 40)
@@ -149,7 +149,7 @@ def test_skew_names_the_key_or_the_number_of_partitions() -> None:
     # Eight keys that share one of two partitions. Four partitions would separate them.
     many = [{"key": "k", "crc32": each % 2 * 2, "entries": 100, "keys": 8} for each in range(8)]
     uneven = judged(living(GROUP), [topic("orders", 900, 200, keys=many)])["findings"]
-    assert [(each["what"], each["command"]) for each in uneven] == [
+    assert [(each["text"], each["command"]) for each in uneven] == [
         (
             "partition 0 of 2 holds 82% of the entries; of 4 partitions the fullest would hold 43%",
             "streamqd topic grow orders 4",
@@ -161,7 +161,7 @@ def test_report_names_only_existing_commands(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("STREAMQ_REDIS__URL", "redis://127.0.0.1:1/0")
     broken = replace(GROUP, condition="circuit-open", lag=5, delayed=2)
     fields = {"fits": 0, "bad": 1, "rows": []}
-    dying = topic("orders", 900, 200, letters=1, causes=[cause(1)], fields=fields)
+    dying = topic("orders", 900, 200, dead_letters=1, causes=[cause(1)], fields=fields)
     bad = [Unreadable("k", "f", "x", "y")]
     for seen in (living(broken, lagging=[LATE], unreadable=bad), FLEET):
         for each in judged(seen, [dying, topic("audit", 3)])["findings"]:
@@ -187,16 +187,16 @@ def document(seen: StatusView, *topics: dict[str, Any]) -> dict[str, Any]:
 def test_worst_changes_come_first() -> None:
     before = document(living(GROUP), topic("orders", 5), topic("gone", 3))
     grown = replace(GROUP, lag=70, delayed=0)
-    dying = topic("orders", 5, letters=4, causes=[cause(4, error_class="KeyError")])
+    dying = topic("orders", 5, dead_letters=4, causes=[cause(4, error_class="KeyError")])
     now = document(living(grown), dying)
 
     assert compared(before, now) == {
         "compared_with": NOW,
         "changes": [
-            {"what": "orders/billing: unread", "before": 0, "now": 70},
-            {"what": "orders/billing: dead of KeyError", "before": 0, "now": 4},
-            {"what": "partitions of gone", "before": 1, "now": 0},
-            {"what": "entries of gone", "before": 3, "now": 0},
+            {"measure": "orders/billing: unread", "before": 0, "now": 70},
+            {"measure": "orders/billing: dead of KeyError", "before": 0, "now": 4},
+            {"measure": "partitions of gone", "before": 1, "now": 0},
+            {"measure": "entries of gone", "before": 3, "now": 0},
         ],
     }
 
@@ -223,7 +223,7 @@ def test_only_numbers_of_the_last_report_count() -> None:
     now = document(living(GROUP), topic("orders", 5))
     told = {"entries of orders": "5", "a": True, "b": 1 << 60, "c": 1.5, "d" * 501: 1, EVIL: 3}
     found = compared(now | {"measures": told}, now)
-    assert [each["what"] for each in found["changes"]] == [
+    assert [each["measure"] for each in found["changes"]] == [
         *(EVIL, "entries of orders", "partitions of orders")
     ]
 
@@ -269,8 +269,8 @@ def hostile() -> dict[str, Any]:
     held = topic(
         EVIL, 8, 2000,
         keys=[{"key": EVIL, "crc32": 3, "entries": 1900, "keys": 1}],
-        letters=2, causes=[cause(2, group=EVIL, **dict.fromkeys(texts, EVIL))],
-        timeline=[{"at_unix_ms": NOW + at, "entries": 1, "letters": at} for at in (0, 5000)],
+        dead_letters=2, causes=[cause(2, group=EVIL, **dict.fromkeys(texts, EVIL))],
+        timeline=[{"at_unix_ms": NOW + at, "entries": 1, "dead_letters": at} for at in (0, 5000)],
         fields={"fits": 1, "bad": 1, "rows": [row]},
     )  # fmt: skip
     group = replace(GROUP, topic=EVIL, group=EVIL, condition=EVIL, reason=EVIL, delayed=2)
@@ -312,7 +312,7 @@ def test_report_cuts_a_long_text() -> None:
 
 def test_times_that_no_calendar_has_are_left_out() -> None:
     far = (1 << 63) - 1
-    beyond = [{"at_unix_ms": at, "entries": 1, "letters": 0} for at in (0, far // 2)]
+    beyond = [{"at_unix_ms": at, "entries": 1, "dead_letters": 0} for at in (0, far // 2)]
     made = document(living(GROUP), topic("orders", 2, timeline=beyond, width_ms=far // 60))
     made["causes"] = [{"topic": "orders", **cause(1, last_unix_ms=far)}]
     assert Reader(page(made)).tags.count("svg") == 0
@@ -368,8 +368,8 @@ def test_a_finding_of_payloads_names_the_quarantine() -> None:
     fields = {"fits": 1, "bad": 2, "rows": []}
     held = {"archive": "/data/my archive", "view": "quarantine_orders", "rows": 3}
     made = document(living(GROUP), topic("orders", 3, fields=fields, quarantine=held))
-    [found] = [each for each in made["findings"] if "schema" in each["what"]]
-    assert found["what"] == "2 payloads not of the schema; the quarantine holds 3 rows"
+    [found] = [each for each in made["findings"] if "schema" in each["text"]]
+    assert found["text"] == "2 payloads not of the schema; the quarantine holds 3 rows"
     assert found["command"] == (
         "streamqd pipeline sql --archive '/data/my archive'"
         ' "SELECT reason, count(*) FROM quarantine_orders GROUP BY reason"'

@@ -195,7 +195,7 @@ def examine(
                 partition=each.row.partition,
                 kind=problem.check.partition(".")[2],
                 holder=problem.about,
-                text=problem.what,
+                text=problem.text,
                 advice=problem.fix,
             )
             for each in found

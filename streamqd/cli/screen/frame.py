@@ -154,7 +154,7 @@ def _troubles(view: LiveView, trouble: str) -> list[Cell]:
 
 
 def _cells(found: Sequence[Finding]) -> list[Cell]:
-    return [Cell(printable(each.what), _STYLES[each.severity]) for each in found]
+    return [Cell(printable(each.text), _STYLES[each.severity]) for each in found]
 
 
 # --- the table ------------------------------------------------------------------------------------

@@ -41,7 +41,8 @@ def bars(counts: Mapping[int, int], width_ms: int, name: str) -> str:
     def x(at: int) -> float:
         return left + wide * (at - first) / (last - first)
 
-    about = f'class="plot {name}" role="img" aria-label="{name} over time"'
+    label = name.replace("_", " ")
+    about = f'class="plot {name}" role="img" aria-label="{label} over time"'
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" {about}>']
     for value in range(0, top + 1, step):
         y = floor - high * value / top

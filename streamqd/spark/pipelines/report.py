@@ -137,7 +137,7 @@ def _topic(
         "partition_count": max(size or 0, 1, *(each["partition"] + 1 for each in parts)),
         "entries": sum(each["entries"] for each in parts),
         "bytes": sum(each["bytes"] for each in parts),
-        "letters": sum(each["letters"] for each in found["timeline"]),
+        "dead_letters": sum(each["dead_letters"] for each in found["timeline"]),
         "quarantine": _quarantine(scope.archive, name),
         **found,
     }

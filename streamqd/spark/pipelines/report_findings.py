@@ -36,7 +36,7 @@ class ReportFinding:
 
     severity: Severity
     about: str
-    what: str
+    text: str
     messages: int
     command: str
 
@@ -61,7 +61,7 @@ def judged(seen: StatusView, topics: Sequence[Topic]) -> dict[str, Any]:
     return {
         "findings": [asdict(each) for each in found],
         "groups": [asdict(each) for each in sorted(groups, key=lambda each: -(each.lag or 0))],
-        "causes": sorted(causes, key=lambda each: -each["letters"]),
+        "causes": sorted(causes, key=lambda each: -each["dead_letters"]),
         "topics": sorted(
             topics, key=lambda each: (worst.get(each["topic"], len(found)), -each["entries"])
         ),
@@ -143,10 +143,10 @@ def _trend(slope: float) -> str:
 
 
 def _topic(topic: Topic, groups: Sequence[GroupStatus]) -> Iterator[ReportFinding]:
-    name, letters, fields = topic["topic"], topic["letters"], topic["fields"]
+    name, letters, fields = topic["topic"], topic["dead_letters"], topic["fields"]
     if letters:
         worst = topic["causes"][0]
-        what = f"{plural(letters, 'dead letter')}, {worst['letters'] / letters:.0%} of them "
+        what = f"{plural(letters, 'dead letter')}, {worst['dead_letters'] / letters:.0%} of them "
         what += f"{error_of(worst)} in the group {worst['group'] or 'unknown'}"
         yield _finding(Severity.WARNING, name, what, letters, f"dlq stats {name}")
     if fields and fields["bad"]:
@@ -212,7 +212,7 @@ def _measures(
             found[f"{group.topic}/{group.group}: unread"] = group.lag
     for cause in causes:
         name = f"{cause['topic']}/{cause['group']}: dead of {error_of(cause)}"
-        found[name] = found.get(name, 0) + cause["letters"]
+        found[name] = found.get(name, 0) + cause["dead_letters"]
     return found
 
 
@@ -236,11 +236,11 @@ def compared(last: Mapping[str, Any] | None, now: Mapping[str, Any]) -> dict[str
     before = {name: each for name, each in last["measures"].items() if _is_measure(name, each)}
     both: dict[str, int] = {**before, **now["measures"]}
     rows = [
-        {"what": name, "before": before.get(name, 0), "now": now["measures"].get(name, 0)}
+        {"measure": name, "before": before.get(name, 0), "now": now["measures"].get(name, 0)}
         for name in both
     ]
     changed = [each for each in rows if each["before"] != each["now"]]
-    changed.sort(key=lambda row: (row["what"].startswith(_NEUTRAL), row["before"] - row["now"]))
+    changed.sort(key=lambda row: (row["measure"].startswith(_NEUTRAL), row["before"] - row["now"]))
     return {"compared_with": last["made_unix_ms"], "changes": changed}
 
 

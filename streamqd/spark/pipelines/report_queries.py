@@ -36,15 +36,15 @@ _KEYS = """
     FROM {entries} AS e WHERE key IS NOT NULL
     GROUP BY e.key ORDER BY entries DESC, crc32 LIMIT 50"""
 _CAUSES = """
-    SELECT `group`, fingerprint, count(*) AS letters,
+    SELECT `group`, fingerprint, count(*) AS dead_letters,
            min(ms) AS first_unix_ms, max(ms) AS last_unix_ms,
            percentile_approx(took_ms, 0.5) FILTER (WHERE took_ms >= 0) AS p50_ms,
            percentile_approx(took_ms, 0.99) FILTER (WHERE took_ms >= 0) AS p99_ms,
            max_by(newest, ms) AS newest
-    FROM {letters} GROUP BY `group`, fingerprint ORDER BY letters DESC, last_unix_ms DESC"""
+    FROM {letters} GROUP BY `group`, fingerprint ORDER BY dead_letters DESC, last_unix_ms DESC"""
 _TIMELINE = """
     SELECT ms - pmod(ms, {width}) AS at_unix_ms, count_if(NOT dead) AS entries,
-           count_if(dead) AS letters
+           count_if(dead) AS dead_letters
     FROM (SELECT ms, false AS dead FROM {entries} UNION ALL SELECT ms, true AS dead FROM {letters})
     GROUP BY at_unix_ms ORDER BY at_unix_ms"""
 
