@@ -22,7 +22,7 @@ class Need(enum.Enum):
     PERMISSIONS = "about 130 commands in 4 transactions that are discarded"
     FLEET = "5 commands, and 1 for each instance"
     TOPICS = "2 commands for each topic"
-    UNITS = "13 commands for each of at most 4,096 partitions, 15 for each group on it"
+    ASSIGNMENTS = "13 commands for each of at most 4,096 partitions, 15 for each group on it"
     BODIES = "2 messages of each partition, at most 64 partitions"
     VALUES = "6 commands for each partition, and 5 for each group on it"
     SCHEDULES = "1 command, and 3 for each of at most 10,000 schedules"

@@ -52,7 +52,7 @@ def _suspended(facts: SeesInstances) -> Iterator[CheckResult]:
             yield CheckResult(what, cure, name, severity=Severity.NOTE)
 
 
-@check("units.alarming", Severity.PROBLEM)
+@check("assignments.alarming", Severity.PROBLEM)
 def _alarming(view: LiveView) -> Iterator[CheckResult]:
     """An assignment is in a condition that needs attention, once per group and condition."""
     for word in sorted(ALARMING, key=gravity):
@@ -63,7 +63,7 @@ def _alarming(view: LiveView) -> Iterator[CheckResult]:
             yield CheckResult(f"{in_words(word)}: {about}", f"`streamqd why {topic}`", about=about)
 
 
-@check("units.stuck", Severity.WARNING)
+@check("assignments.stuck", Severity.WARNING)
 def _stuck(view: LiveView) -> Iterator[CheckResult]:
     """A handler has been running one message for a long time."""
     runs = [(each.longest_run_seconds or 0.0, each.name) for each in view.assignments]
@@ -75,7 +75,7 @@ def _stuck(view: LiveView) -> Iterator[CheckResult]:
         yield CheckResult(text, f"`streamqd why {name}`", about=name)
 
 
-@check("units.unseen", Severity.PROBLEM)
+@check("assignments.unseen", Severity.PROBLEM)
 def _unseen(view: LiveView) -> Iterator[CheckResult]:
     """More partitions have no owner than were examined."""
     if view.unseen:

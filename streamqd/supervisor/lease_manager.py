@@ -238,7 +238,7 @@ class LeaseManager:
             partition.refusal, partition.refused = error.code, what
             bad = error.code == "BADVALUE"
             name, level = ("redis.bad_value", logging.WARNING) if bad else _REFUSED
-            logs.event(name, level, unit=partition.unit, what=what, error=str(error))
+            logs.event(name, level, unit=partition.unit, request=what, error=str(error))
 
     def _on_group(self, partition: PartitionState, reply: Reply | RedisRefused) -> None:
         if isinstance(reply, RedisRefused):

@@ -135,7 +135,7 @@ class Membership:
         """Log a refusal of the heartbeat, unless the last one was the same."""
         if error != self._refusal:
             self._refusal = error
-            logs.event("redis.refused", logging.ERROR, what="heartbeat", error=error)
+            logs.event("redis.refused", logging.ERROR, request="heartbeat", error=error)
 
     def explain(self, link: Connection) -> None:
         """Log each key of the heartbeat that has a wrong type, with the remedy, once.

@@ -289,7 +289,7 @@ def _crash_with_bad_epoch(daemon: Daemon) -> None:
     """Kill the worker, and make the token rotation that follows fail."""
     daemon.link.execute("HSET", KEYS.fence(*ONE), "epoch", "zzz")
     os.kill(daemon.pids()[0], signal.SIGKILL)
-    daemon.wait_event("redis.bad_value", what="refencing")
+    daemon.wait_event("redis.bad_value", request="refencing")
 
 
 def _lease_of_wrong_type(daemon: Daemon) -> None:

@@ -141,12 +141,12 @@ def gather(link: Connection, settings: Settings, needs: set[Need], unit: str) ->
         except RedisRefused as error:
             lacking = [rights_of.MissingPermission("MULTI", "")]
             unseen.append(f"the other permissions, because MULTI is refused: {error}")
-    if needs & {Need.FLEET, Need.TOPICS, Need.UNITS}:
+    if needs & {Need.FLEET, Need.TOPICS, Need.ASSIGNMENTS}:
         members = gather_fleet(Fleet(store, name, settings.daemon.lease_ttl), bad)
     facts = DiagnosisFacts(settings, now, fleet=members)
-    if needs & {Need.TOPICS, Need.UNITS}:
+    if needs & {Need.TOPICS, Need.ASSIGNMENTS}:
         found = gather_topics(store, bad, settings, [topic for topic, _ in facts.offered])
-    places, total = places_of(found if Need.UNITS in needs else [])
+    places, total = places_of(found if Need.ASSIGNMENTS in needs else [])
     if len(places) < total:
         unseen.append(f"{total - len(places):,} of {total:,} partitions: the last of each topic")
     if Need.BODIES in needs and len(places) > BODIES_MAX:

@@ -33,7 +33,7 @@ def _empty(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         yield replace(found, evidence={"members": members})
 
 
-@check("fleet.not-offered", Severity.PROBLEM, Need.FLEET, Need.UNITS)
+@check("fleet.not-offered", Severity.PROBLEM, Need.FLEET, Need.ASSIGNMENTS)
 def _not_offered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """No live instance runs a consumer that is configured or ran before."""
     if not facts.living:
@@ -275,7 +275,7 @@ def _unfenced(each: UnitFacts) -> bool:
     )
 
 
-@check("fleet.lease-without-fence", Severity.PROBLEM, Need.FLEET, Need.UNITS)
+@check("fleet.lease-without-fence", Severity.PROBLEM, Need.FLEET, Need.ASSIGNMENTS)
 def _lease_without_fence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """There is a lease, and the fence has no token or another one (seen twice)."""
     for (topic, group), units in by_group(filter(_unfenced, facts.units)).items():
@@ -302,7 +302,7 @@ def _owner(each: UnitFacts) -> str:
     return each.view.owner if each.view is not None else ""
 
 
-@check("fleet.owner-silent", Severity.PROBLEM, Need.FLEET, Need.UNITS)
+@check("fleet.owner-silent", Severity.PROBLEM, Need.FLEET, Need.ASSIGNMENTS)
 def _owner_silent(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A lease has expired, its owner is gone, and no other has taken over."""
 
@@ -325,7 +325,7 @@ def _owner_silent(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
-@check("fleet.not-renewed", Severity.WARNING, Need.FLEET, Need.UNITS)
+@check("fleet.not-renewed", Severity.WARNING, Need.FLEET, Need.ASSIGNMENTS)
 def _not_renewed(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A lease has expired although its owner sends heartbeats."""
 
@@ -344,7 +344,7 @@ def _not_renewed(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
-@check("fleet.quarantine-stuck", Severity.WARNING, Need.FLEET, Need.UNITS)
+@check("fleet.quarantine-stuck", Severity.WARNING, Need.FLEET, Need.ASSIGNMENTS)
 def _solo_stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A partition has been in quarantine for 5 minutes with nothing pending."""
 

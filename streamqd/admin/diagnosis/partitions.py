@@ -22,7 +22,7 @@ def numbers(units: Iterable[UnitFacts]) -> list[int]:
     return [each.unit.partition for each in units]
 
 
-@check("partitions.wrong-type", Severity.PROBLEM, Need.UNITS)
+@check("partitions.wrong-type", Severity.PROBLEM, Need.ASSIGNMENTS)
 def _wrong_type(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A key has the wrong type."""
     wrong = {
@@ -43,7 +43,7 @@ def _wrong_type(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
-@check("partitions.group-missing", Severity.PROBLEM, Need.FLEET, Need.UNITS)
+@check("partitions.group-missing", Severity.PROBLEM, Need.FLEET, Need.ASSIGNMENTS)
 def _group_missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A group is missing on a partition of its topic."""
     for topic in facts.topics:
@@ -72,7 +72,7 @@ def _abandoned(facts: DiagnosisFacts, each: UnitFacts) -> bool:
     return each.standing is not None and each.standing.abandoned and not wanted
 
 
-@check("partitions.group-abandoned", Severity.WARNING, Need.FLEET, Need.UNITS)
+@check("partitions.group-abandoned", Severity.WARNING, Need.FLEET, Need.ASSIGNMENTS)
 def _group_abandoned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A group has messages, no owner, no consumer, and was not read for 10 minutes."""
     for (topic, group), units in by_group(
@@ -100,7 +100,7 @@ def _group_abandoned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
-@check("partitions.floor-held", Severity.WARNING, Need.FLEET, Need.UNITS)
+@check("partitions.floor-held", Severity.WARNING, Need.FLEET, Need.ASSIGNMENTS)
 def _floor_held(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A group needs messages 5 minutes and more beyond the topic's max_age."""
     limits = {
@@ -134,7 +134,7 @@ def _floor_held(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
-@check("partitions.archive-lag", Severity.WARNING, Need.UNITS)
+@check("partitions.archive-lag", Severity.WARNING, Need.ASSIGNMENTS)
 def _archive_behind(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """Messages beyond max_age must be archived before they may be trimmed."""
     for topic in facts.topics:
@@ -161,7 +161,7 @@ def _archive_behind(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             )
 
 
-@check("partitions.other-client", Severity.WARNING, Need.UNITS)
+@check("partitions.other-client", Severity.WARNING, Need.ASSIGNMENTS)
 def _foreign(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """Another client holds entries of a group."""
     for (topic, group), units in by_group(each for each in facts.units if each.foreign).items():
@@ -177,7 +177,7 @@ def _foreign(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
-@check("partitions.missing-entries", Severity.PROBLEM, Need.UNITS)
+@check("partitions.missing-entries", Severity.PROBLEM, Need.ASSIGNMENTS)
 def _ghosts(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """The oldest pending entry of a group is no longer in the stream."""
     firsts = {
@@ -219,7 +219,7 @@ def _ghosts(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
-@check("partitions.no-room", Severity.PROBLEM, Need.UNITS)
+@check("partitions.no-room", Severity.PROBLEM, Need.ASSIGNMENTS)
 def _no_room(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """The last id of a partition leaves no room for more, or is a day ahead of the clock."""
     for each in facts.partitions:
@@ -247,7 +247,7 @@ def _no_room(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
-@check("partitions.unowned", Severity.WARNING, Need.UNITS)
+@check("partitions.unowned", Severity.WARNING, Need.ASSIGNMENTS)
 def _unowned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """Pending messages have no consumer."""
     for (topic, group), units in by_group(each for each in facts.units if each.unowned).items():
@@ -262,7 +262,7 @@ def _unowned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
-@check("partitions.oversize", Severity.WARNING, Need.UNITS, Need.BODIES)
+@check("partitions.oversize", Severity.WARNING, Need.ASSIGNMENTS, Need.BODIES)
 def _oversize(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """The first or last entry of a partition is larger than max_message_bytes."""
     limit = facts.settings.daemon.max_message_bytes
@@ -308,7 +308,7 @@ def _sets(facts: DiagnosisFacts) -> list[_Set]:
     return sends + [_Set(*each.unit, each.delays) for each in facts.units]
 
 
-@check("partitions.delayed-lost", Severity.PROBLEM, Need.UNITS)
+@check("partitions.delayed-lost", Severity.PROBLEM, Need.ASSIGNMENTS)
 def _lost(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A due time has no message (retries, and sends with a delay)."""
     for each in _sets(facts):
@@ -325,7 +325,7 @@ def _lost(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             )
 
 
-@check("partitions.delayed-stuck", Severity.PROBLEM, Need.UNITS)
+@check("partitions.delayed-stuck", Severity.PROBLEM, Need.ASSIGNMENTS)
 def _stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A delayed message has no due time."""
     for each in _sets(facts):
@@ -342,7 +342,7 @@ def _stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             )
 
 
-@check("partitions.overdue", Severity.PROBLEM, Need.UNITS)
+@check("partitions.overdue", Severity.PROBLEM, Need.ASSIGNMENTS)
 def _overdue(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A delayed message was due more than a minute ago."""
     limit = facts.now_unix_ms - OVERDUE_SECONDS * 1000
@@ -373,7 +373,7 @@ LATE_SECONDS = 3_600.0  # beyond dlq_retention: they are deleted in bounded step
 GROWING = 0.01  # letters per second, an average of about 10 s
 
 
-@check("partitions.dead-letters-many", Severity.WARNING, Need.UNITS)
+@check("partitions.dead-letters-many", Severity.WARNING, Need.ASSIGNMENTS)
 def _many(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A topic has more than 1,000 dead letters."""
     counts: dict[str, int] = {}
@@ -392,7 +392,7 @@ def _many(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             )
 
 
-@check("partitions.dead-letters-old", Severity.WARNING, Need.UNITS)
+@check("partitions.dead-letters-old", Severity.WARNING, Need.ASSIGNMENTS)
 def _old(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """Dead letters are an hour and more beyond dlq_retention."""
     for topic in facts.topics:

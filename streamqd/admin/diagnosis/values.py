@@ -415,7 +415,7 @@ def _quoted(word: str | bytes) -> str:
     return "$'" + "".join(f"\\x{byte:02x}" for byte in raw) + "'"
 
 
-@check("values.unreadable", Severity.PROBLEM, Need.FLEET, Need.UNITS, Need.VALUES)
+@check("values.unreadable", Severity.PROBLEM, Need.FLEET, Need.ASSIGNMENTS, Need.VALUES)
 def _unreadable(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A stored value is not valid."""
     for each in facts.values:
