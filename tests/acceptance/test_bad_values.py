@@ -257,7 +257,7 @@ def test_a_partition_at_the_highest_id_stops_no_other(new_daemon: Make) -> None:
         daemon.wait_for(
             lambda: (
                 (found := daemon.link.execute("GET", KEYS.instance(FLEET, "one"))) is not None
-                and len(json.loads(found)["assignments"]) == 2
+                and len(json.loads(found)["units"]) == 2
             ),
             what="both partitions are measured",
         )
