@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.shapes import SHAPES
 
 NewDaemon = Callable[..., Daemon]
 Line = dict[str, Any]
@@ -65,13 +66,6 @@ def batch(messages: list[Message]) -> None:
 def on_start(context):
     log.info("started")
 """
-SHAPES: dict[str, dict[str, Any]] = {
-    "one by one": {"handler": "work:plain"},
-    "coroutine": {"handler": "work:coroutine"},
-    "threads": {"handler": "work:slow", "concurrency": 4},
-    "coroutines": {"handler": "work:coroutine", "concurrency": 4},
-    "coroutines with a limit": {"handler": "work:coroutine", "concurrency": 4, "timeout": "30s"},
-}
 
 
 def logged(daemon: Daemon, logger: str = "shop") -> list[Line]:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.support import shapes
 from tests.support.daemon import GROUP, ROOT, TOPIC, Daemon
 from tests.support.optional import need
-from tests.support.sentry import SentryServer
+from tests.support.sentry import SentryServer, reporting
 
 pytestmark = need("sentry_sdk")
 
@@ -42,6 +43,9 @@ def plain(message: Message) -> None:
     do(message)
 
 
+slow = plain
+
+
 async def coroutine(message: Message) -> None:
     do(message)
 
@@ -63,14 +67,7 @@ def redact_error(text: str) -> str:
 REDACTED = HANDLERS
 KEPT = HANDLERS.replace("def redact_error", "def unused")
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "one by one": {"handler": "work:plain"},
-    "coroutine": {"handler": "work:coroutine"},
-    "threads": {"handler": "work:plain", "concurrency": 4},
-    "coroutines": {"handler": "work:coroutine", "concurrency": 4},
-    "coroutines with a limit": {"handler": "work:coroutine", "concurrency": 4, "timeout": "30s"},
-    "batch": {"handler": "work:batch"},
-}
+SHAPES: dict[str, dict[str, Any]] = {**shapes.SHAPES, "batch": {"handler": "work:batch"}}
 
 SENDER = """
 import json, os, sys
@@ -87,7 +84,7 @@ sentry_sdk.flush()
 
 @pytest.fixture
 def sentry() -> Iterator[SentryServer]:
-    with SentryServer() as running:
+    with reporting() as running:
         yield running
 
 

@@ -15,8 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.collector import Collector, Received
+from tests.support.collector import Collector, Received, collecting
 from tests.support.daemon import GROUP, ROOT, TOPIC, Daemon
+from tests.support.shapes import SHAPES
 from tests.support.waiting import wait_until
 
 NewDaemon = Callable[..., Daemon]
@@ -84,13 +85,6 @@ async def coroutine_batch(messages: list[Message]) -> None:
     batch(messages)
 """
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "one by one": {"handler": "work:plain"},
-    "coroutine": {"handler": "work:coroutine"},
-    "threads": {"handler": "work:slow", "concurrency": 4},
-    "coroutines": {"handler": "work:coroutine", "concurrency": 4},
-    "coroutines with a limit": {"handler": "work:coroutine", "concurrency": 4, "timeout": "30s"},
-}
 BATCHES: dict[str, dict[str, Any]] = {
     "batch": {"handler": "work:batch"},
     "coroutine for batches": {"handler": "work:coroutine_batch"},
@@ -115,7 +109,7 @@ with Producer(settings=config.load(sys.argv[1])) as producer:
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    with Collector() as running:
+    with collecting() as running:
         yield running
 
 

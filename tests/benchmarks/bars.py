@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +43,16 @@ class Work(NamedTuple):
     rate: float
     workers_us: float
     server_us: float
+
+
+def in_turns(kinds: dict[str, Callable[[], Work]], rounds: int) -> dict[str, list[Work]]:
+    """Measure each kind once per round. Return the results in the order of the rounds."""
+    works: dict[str, list[Work]] = {name: [] for name in kinds}
+    for number in range(rounds):
+        # The first kind runs in the state that the previous round left, so the order alternates.
+        for name in sorted(kinds, reverse=bool(number % 2)):
+            works[name].append(kinds[name]())
+    return works
 
 
 class Meter:

@@ -23,7 +23,7 @@ import redis
 import redis.asyncio
 
 from tests.benchmarks import quick
-from tests.benchmarks.bars import Bar, Meter, Work, show
+from tests.benchmarks.bars import Bar, Meter, Work, in_turns, show
 from tests.benchmarks.paths import SLEEP
 from tests.benchmarks.quick import PARTITIONS
 from tests.benchmarks.throughput import daemon_work
@@ -49,7 +49,7 @@ def main() -> None:
             for loop, least in LOOPS.items():
                 count = options.messages // (1 if handler == "later" else 4)
                 kinds = _kinds(path, count, handler, loop)
-                works = _in_turns(kinds, options.rounds)
+                works = in_turns(kinds, options.rounds)
                 results[f"{handler}, {loop}"] = {
                     name: _figures(each) for name, each in works.items()
                 }
@@ -80,15 +80,6 @@ def _kinds(path: str, count: int, handler: str, loop: str) -> dict[str, Callable
         'order = "key"': lambda: ours("key"),
         'order = "none"': lambda: ours("none"),
     }
-
-
-def _in_turns(kinds: dict[str, Callable[[], Work]], rounds: int) -> dict[str, list[Work]]:
-    works: dict[str, list[Work]] = {name: [] for name in kinds}
-    for number in range(rounds):
-        # The first kind runs in the state that the previous round left, so the order alternates.
-        for name in sorted(kinds, reverse=bool(number % 2)):
-            works[name].append(kinds[name]())
-    return works
 
 
 def _figures(works: list[Work]) -> dict[str, float]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import access_log, quick
-from tests.benchmarks.bars import Bar, Work, show
+from tests.benchmarks.bars import Bar, Work, in_turns, show
 from tests.benchmarks.throughput import daemon_work
 from tests.support.machine import machine
 
@@ -43,10 +43,7 @@ def main() -> None:
         for shape, (handler, extra) in SHAPES.items():
             bodies = access_log.lines() if shape == "log lines" else [quick.PAYLOAD]
             kinds = _kinds(path, options.messages, handler, extra, bodies, address)
-            works: dict[str, list[Work]] = {name: [] for name in kinds}
-            for number in range(options.rounds):
-                for name in sorted(kinds, reverse=bool(number % 2)):
-                    works[name].append(kinds[name]())
+            works = in_turns(kinds, options.rounds)
             results[shape] = {
                 name: {
                     "messages/s": round(statistics.median(each.rate for each in found)),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tests.support.receiver import receiving
 from tests.support.waiting import wait_until
 
 KINDS = {1: "internal", 2: "server", 3: "client", 4: "producer", 5: "consumer"}
@@ -40,59 +40,21 @@ class Received:
 
 
 class Collector:
-    """The server and the spans that it has received. Use it as a context manager."""
+    """The spans that were received at `address`."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._spans: list[Received] = []
+        self.address = ""
         self.refuses = False  # it answers 503
         self.hangs = False  # it accepts connections and never answers
         self._closed = threading.Event()
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                if self.headers.get("Content-Encoding") == "gzip":
-                    body = gzip.decompress(body)
-                if outer.hangs:
-                    outer._closed.wait()
-                    return
-                if outer.refuses:
-                    self.send_error(503)
-                    return
-                outer._take(body)
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                """Print nothing."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
-        self._closed.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._lock = threading.Lock()
+        self._spans: list[Received] = []
 
     @property
     def environment(self) -> dict[str, str]:
         """The variables that point the SDK at this collector, with short waits."""
-        host, port = self._server.server_address[:2]
         return {
-            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{host!s}:{port}",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{self.address}",
             "OTEL_BSP_SCHEDULE_DELAY": "50",
         }
 
@@ -119,7 +81,11 @@ class Collector:
         )
         return self.spans(start, **attributes)
 
-    def _take(self, body: bytes) -> None:
+    def _take(self, body: bytes) -> int:
+        if self.hangs:
+            self._closed.wait()
+        if self.hangs or self.refuses:
+            return 503
         request = ExportTraceServiceRequest.FromString(body)
         found = [
             _received(span, _values(group.resource.attributes))
@@ -129,6 +95,18 @@ class Collector:
         ]
         with self._lock:
             self._spans += found
+        return 200
+
+
+@contextmanager
+def collecting() -> Iterator[Collector]:
+    """Run a collector."""
+    collector = Collector()
+    with receiving(collector._take) as collector.address:
+        try:
+            yield collector
+        finally:
+            collector._closed.set()
 
 
 def _received(span: Any, resource: dict[str, Any]) -> Received:
