@@ -42,9 +42,7 @@ from streamqd.scoreboard import InstanceFlags, Scoreboard, WorkerState, now_ns
 from streamqd.store.client import connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from streamqd.telemetry.killed import LOOK_SECONDS as LOOK_SECONDS_OF_SPANS
-from streamqd.telemetry.killed import WORD as EXIT_WORD
-from streamqd.telemetry.killed import KilledRuns
+from streamqd.telemetry import killed
 
 LINK_TIMEOUT = 5.0
 DOUBT_SECONDS = 0.3  # after which a silent connection is doubted, at no risk
@@ -103,7 +101,7 @@ class Housekeeper:
         self._figures = TimeSlice(
             lambda: measure(self._store, self.view, bad, self._isolation.of("measure"))
         )
-        self._killed_runs = KilledRuns(settings) if settings.telemetry.traces else None
+        self._killed_runs = killed.KilledRuns(settings) if settings.telemetry.traces else None
         self._tasks = self._table()
         self._owned: list[Unit] = []
         self._idle: list[bool] = []
@@ -129,8 +127,8 @@ class Housekeeper:
             return sends.turn(lambda: {(unit.topic, unit.partition): 0 for _, unit in view.owned()})
 
         scheduler = Scheduler(store, view, self._settings, isolate)
-        killed = self._killed_runs
-        traces = [] if killed is None else [Task("export_spans", LOOK_SECONDS_OF_SPANS, killed.run)]
+        runs = self._killed_runs
+        traces = [] if runs is None else [Task("export_spans", killed.LOOK_SECONDS, runs.run)]
         return [
             # First, because due times are compared with the clock that it reads.
             Task("probe", 2.0, self._probe),
@@ -287,7 +285,7 @@ class Housekeeper:
             return False
         except OSError:
             return True
-        if word.startswith(EXIT_WORD) and self._killed_runs is not None:
+        if word.startswith(killed.WORD) and self._killed_runs is not None:
             self._killed_runs.note(word)
             self._task("export_spans").due = 0.0
         return word in (b"", b"quit")

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from streamqd.errors import MessageTooLarge
+from streamqd.message import HEADERS_MAX
 
 
 def _data(value: Any) -> Any:
@@ -32,7 +33,6 @@ _to_json = json.JSONEncoder(
     ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_data
 ).encode
 
-HEADERS_MAX = 256
 CENTURY = 36_525 * 86_400.0  # seconds. A larger value is a mistake, or in milliseconds.
 
 

@@ -3,6 +3,7 @@
 `sending` makes the spans of producers, and `runs` those of a worker. `provider` connects them to
 OpenTelemetry. A worker keeps its running spans in a `run_file` too. If the process is killed,
 `killed` exports them from the housekeeper. `sentry` reports errors and transactions.
+`messages` reads what both need of a message.
 
 Only this module and `killed` are for other packages. They import OpenTelemetry and Sentry only if
 the settings ask for them. No thread exists before the fork of a process.
@@ -52,11 +53,6 @@ class FailedRun(NamedTuple):
     text: str = ""
     traceback: str = ""
     fingerprint: str = ""
-
-
-def place_of(message: Message) -> bytes:
-    """Return the place of a message's entry, as `FailedRun` names it."""
-    return (b"r:" if message._retried else b"m:") + message.id_bytes  # noqa: SLF001 - ours
 
 
 class RunTelemetry:

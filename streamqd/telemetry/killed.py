@@ -63,7 +63,7 @@ class KilledRuns:
         ready = [each for each in found if each[0] in self._exits or each[1] in seen]
         self._seen = {path: seen.get(path, now) for _, path in found}
         if ready:
-            # Not a daemon task: the collector may take seconds to answer.
+            # Not in the housekeeper's loop: the collector may take seconds to answer.
             self._worker = threading.Thread(
                 target=self._work, args=(ready,), name="killed runs", daemon=True
             )

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 
-from streamqd.message import LAST_RUN, Message, has_field
+from streamqd.message import LAST_RUN, RUN_REFERENCE, Message, has_field
+from streamqd.telemetry.messages import headers_of
 
 TRACEPARENT = "traceparent"
-_REFERENCE = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 # In the JSON of the headers. The last bit of the flags is 0.
 _UNSAMPLED = re.compile(
     rb'"traceparent": ?"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][02468ace]"',
@@ -29,7 +28,7 @@ def reference_of(context: trace.SpanContext) -> str:
 
 def context_of(reference: str) -> trace.SpanContext:
     """Return the span context of a `traceparent` value, invalid if it cannot be parsed."""
-    found = _REFERENCE.fullmatch(reference)
+    found = RUN_REFERENCE.fullmatch(reference)
     if found is None:
         return trace.INVALID_SPAN_CONTEXT
     trace_id, span_id, flags = (int(each, 16) for each in found.groups())
@@ -47,7 +46,7 @@ def is_unsampled(message: Message) -> bool:
 
 def extracted(message: Message) -> Context:
     """Return the context that the headers carry: the span of the send, and baggage."""
-    return propagate.extract(_texts(message), Context())
+    return propagate.extract(headers_of(message), Context())
 
 
 def previous_run(message: Message) -> trace.SpanContext:
@@ -55,15 +54,3 @@ def previous_run(message: Message) -> trace.SpanContext:
     if not has_field(message, LAST_RUN):
         return trace.INVALID_SPAN_CONTEXT
     return context_of(message.fields[LAST_RUN].decode("ascii", "replace"))
-
-
-def _texts(message: Message) -> Mapping[str, str]:
-    try:
-        headers = message.headers
-    except ValueError:  # not JSON: the handler may not need them
-        return {}
-    return {
-        name: value
-        for name, value in headers.items()
-        if isinstance(name, str) and isinstance(value, str)
-    }

@@ -26,9 +26,6 @@ from streamqd.version import __version__
 SCOPE = "streamqd"
 FLUSH_SECONDS = 1.0  # how long the exit of a process waits for the export of its last spans
 
-# Names of OTEL_TRACES_EXPORTER, and the entry points that implement them.
-_EXPORTERS = {"otlp": "otlp_proto_http", "console": "console"}
-
 
 def resource(instance: str) -> Resource:
     """Return the resource: `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_SERVICE_NAME` and our defaults.
@@ -66,9 +63,10 @@ def exporter() -> SpanExporter | None:
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get(
         "OTEL_EXPORTER_OTLP_PROTOCOL", ""
     )
-    wanted = "otlp_proto_grpc" if name == "otlp" and protocol == "grpc" else _EXPORTERS.get(name)
-    found = entry_points(group="opentelemetry_traces_exporter", name=wanted or name)
-    for point in found:
+    wanted = name
+    if name == "otlp":
+        wanted = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
+    for point in entry_points(group="opentelemetry_traces_exporter", name=wanted):
         try:
             made: SpanExporter = point.load()()
         except Exception as error:  # any package may provide an exporter
@@ -79,7 +77,7 @@ def exporter() -> SpanExporter | None:
         return made
     raise TelemetryUnavailable(
         f"OTEL_TRACES_EXPORTER {name!r} is not installed; set it to otlp, console or none, or"
-        f" install the package that provides {wanted or name}"
+        f" install the package that provides {wanted}"
     )
 
 

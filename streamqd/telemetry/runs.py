@@ -26,7 +26,8 @@ from streamqd.config import Consumer, Settings
 from streamqd.handlers import Loaded
 from streamqd.message import Message
 from streamqd.model import Unit
-from streamqd.telemetry import FailedRun, Ids, place_of
+from streamqd.telemetry import FailedRun, Ids
+from streamqd.telemetry.messages import place_of
 from streamqd.telemetry.propagation import (
     TRACEPARENT,
     USUAL_FLAGS,
@@ -114,23 +115,21 @@ class RunSpans:
         function: Any = loaded.function
         if loaded.form.asynchronous:
             wrapped = self._asynchronous(function, batch)
-        elif batch:
-            wrapped = self._many(function)
         else:
-            wrapped = self._single(function)
+            wrapped = self._synchronous(function, batch)
         return loaded._replace(function=wrapped)
 
-    def _single(self, function: Callable[[Message], object]) -> Callable[[Message], object]:
-        in_threads = self._lanes > 1
-
-        def traced(message: Message) -> object:
-            opened = self._started((message,))
+    def _synchronous(self, function: Callable[..., Any], batch: bool) -> Callable[..., Any]:
+        def traced(given: Any) -> object:
+            opened = self._started(given if batch else (given,))
             if opened is None:
-                return function(message)
-            return self._called(opened, function, message)
+                return function(given)
+            return self._called(opened, function, given)
 
+        if batch:
+            return functools.wraps(function)(traced)
         run = self._skipping(function, traced)
-        if not in_threads:
+        if self._lanes == 1:
             return run
 
         @functools.wraps(function)
@@ -159,16 +158,6 @@ class RunSpans:
             return traced(message)
 
         return run if self._skips else functools.wraps(function)(traced)
-
-    def _many(self, function: Callable[[list[Message]], object]) -> Callable[..., object]:
-        @functools.wraps(function)
-        def run(messages: list[Message]) -> object:
-            opened = self._started(messages)
-            if opened is None:
-                return function(messages)
-            return self._called(opened, function, messages)
-
-        return run
 
     def _called(self, opened: OpenRun, function: Callable[..., object], given: object) -> object:
         # In a context of its own: an exception of the time limit must not leave the span behind.

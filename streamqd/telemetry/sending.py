@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from streamqd.message import HEADERS_MAX
 from streamqd.model import Uid
-
-HEADERS_MAX = 256  # of a message. A context that does not fit is left out.
 
 
 class ToolSpan(Protocol):

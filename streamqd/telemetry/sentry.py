@@ -24,7 +24,8 @@ from streamqd.config import Consumer
 from streamqd.handlers import Loaded
 from streamqd.message import Message
 from streamqd.model import Unit
-from streamqd.telemetry import FailedRun, TelemetryUnavailable, place_of
+from streamqd.telemetry import FailedRun, TelemetryUnavailable
+from streamqd.telemetry.messages import headers_of, place_of
 
 EVERY_SECONDS = 60.0  # between two reports of one fingerprint
 CAUSES_MAX = 1_000  # fingerprints that are remembered
@@ -113,7 +114,7 @@ class SentryReports:
         for name, value in self._tags(first).items():
             scope.set_tag(name, value)
         transaction = sentry_sdk.continue_trace(
-            _texts(first), op="queue.process", name=self._handler, source="task"
+            headers_of(first), op="queue.process", name=self._handler, source="task"
         )
         entered.enter_context(sentry_sdk.start_transaction(transaction))
         name = f"process {self._unit.topic}"
@@ -199,11 +200,3 @@ class SentryReports:
                 error="no event was sent to Sentry: set SENTRY_DSN, or call sentry_sdk.init",
             )
         sentry_sdk.flush(timeout=FLUSH_SECONDS)
-
-
-def _texts(message: Message) -> dict[str, str]:
-    try:
-        headers = message.headers
-    except ValueError:  # not JSON: the handler may not need them
-        return {}
-    return {name: value for name, value in headers.items() if isinstance(value, str)}

@@ -28,9 +28,9 @@ from streamqd.errors import BadValue, ConfigError
 from streamqd.handlers.payloads import decoder
 from streamqd.handlers.verdicts import Undecodable
 from streamqd.http import REQUEST_BYTES_MAX, HttpResponse, HttpServer
-from streamqd.message import Delivery, Message
+from streamqd.message import HEADERS_MAX, Delivery, Message
 from streamqd.model import Unit
-from streamqd.producer.encoding import HEADERS_MAX, Outgoing, fields_of
+from streamqd.producer.encoding import Outgoing, fields_of
 from streamqd.store import directives, members, topics
 from streamqd.worker import dead_letters
 from tests.support.quick import examples

@@ -5,7 +5,6 @@ Their names are `PARTITION:ms-seq`. The dead letters of a topic are the union of
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
@@ -33,14 +32,12 @@ from streamqd.admin.reading import (
     read_id,
     read_place,
 )
-from streamqd.message import LAST_RUN
+from streamqd.message import LAST_RUN, RUN_REFERENCE
 from streamqd.policy.fingerprint import frame_of, of_letter
 from streamqd.store import topics as registry
 from streamqd.store.store import Store
 
 MASK = "***"
-
-_SPAN = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +191,7 @@ def show(store: Store, topic: str, letter_id: str) -> DeadLetterDetail:
     entry = find(store, streams_of(store, topic), letter_id)
     row = _row(topic, entry)
     known = LetterFields(entry.fields).known(DeadLetterDetail)
-    span = _SPAN.fullmatch(entry.fields.get(LAST_RUN, b"").decode("utf-8", "replace"))
+    span = RUN_REFERENCE.fullmatch(entry.fields.get(LAST_RUN, b"").decode("utf-8", "replace"))
     mark = store.execute("HGET", store.keys.moving(topic, entry.partition), str(entry.id)) or b""
     return DeadLetterDetail(
         topic=topic,

@@ -1,0 +1,20 @@
+"""The parts of a message that traces and reports need: its place, and its headers as strings."""
+
+from __future__ import annotations
+
+from streamqd.message import Message
+from streamqd.store import messages
+
+
+def place_of(message: Message) -> bytes:
+    """Return the place of a message's entry, as `FailedRun` names it."""
+    return messages.place_of(message.id_bytes, retried=message._retried)  # noqa: SLF001 - ours
+
+
+def headers_of(message: Message) -> dict[str, str]:
+    """Return the headers that are strings. Empty if the headers are not a JSON object."""
+    try:
+        headers = message.headers
+    except ValueError:  # the handler may not need them
+        return {}
+    return {name: text for name, text in headers.items() if isinstance(text, str)}
