@@ -180,9 +180,11 @@ def install(path: Path) -> None:
     """Install the wrappers in all modules that refer to a function."""
     watch = Watch(Places(path))
     streamqd = importlib.import_module("streamqd")
-    for found in pkgutil.walk_packages(streamqd.__path__, "streamqd."):
-        if found.name.split(".")[1] in PARTS:
-            importlib.import_module(found.name)
+    for part in pkgutil.iter_modules(streamqd.__path__, "streamqd."):
+        if part.name.split(".")[1] in PARTS:  # other parts may need packages of an extra
+            module = importlib.import_module(part.name)
+            for found in pkgutil.walk_packages(getattr(module, "__path__", ()), f"{part.name}."):
+                importlib.import_module(found.name)
     modules = [each for name, each in sys.modules.items() if name.startswith("streamqd.")]
     replaced: dict[object, Callable[..., Any]] = {}
     for module in modules:
