@@ -71,11 +71,16 @@ class Entry(NamedTuple):
     @property
     def headers(self) -> dict[str, str] | None:
         """Its headers, None when they are not a JSON object."""
-        try:
-            found: Any = json.loads(self.fields.get(b"headers", b"{}"))
-            return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else None
-        except (ValueError, RecursionError):
-            return None
+        return headers_of(self.fields)
+
+
+def headers_of(fields: Mapping[bytes, bytes]) -> dict[str, str] | None:
+    """Return the headers of a message, None when they are not a JSON object."""
+    try:
+        found: Any = json.loads(fields.get(b"headers", b"{}"))
+        return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def read_id(raw: bytes | str) -> Id:

@@ -14,7 +14,7 @@ import pytest
 
 from streamqd import config
 from streamqd.admin import groups, growth, partitions, retries, topics, why
-from streamqd.admin.due import EVERY
+from streamqd.admin.messages import EVERY
 from streamqd.admin.published import Fleet
 from streamqd.model import Unit
 from streamqd.producer import Producer
@@ -175,7 +175,7 @@ def test_views_name_the_reader_and_its_retries_can_be_canceled(make: NewDaemon):
         assert (told.group, told.owner, told.delayed) == (READER, "one", 1)
         # A canceled retry creates no dead letter, because the original is still there.
         rows = retries.chosen(daemon.store, TOPIC, READER, EVERY)
-        assert [each.uid for each in rows[0]] == [uid]
+        assert [each.uid for each in rows] == [uid]
         done = retries.cancel(daemon.store, TOPIC, READER, rows)
         assert (done.dropped, done.dead_letters) == (1, 0)
         assert settled(daemon, 1)

@@ -257,7 +257,7 @@ def test_cancel_and_promoter_never_both_win(
     stop.set()
     thread.join(30)
 
-    cancelled = {n for n, each in zip(reversed(names), done, strict=True) if each.cancelled}
+    cancelled = {n for n, each in zip(reversed(names), done, strict=True) if each.changed}
     told = {each.id: each.uid for answer in done for each in answer.sent}
     entries = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
     written = {}
