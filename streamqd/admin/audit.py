@@ -56,9 +56,9 @@ class AuditLog:
 def record(
     store: Store,
     topic: str,
-    verb: str,
+    command: str,
     *,
-    what: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, Any] | None = None,
     counts: Mapping[str, int] | None = None,
     first_id: str = "",
     last_id: str = "",
@@ -66,12 +66,12 @@ def record(
 ) -> str:
     """Write one entry and return its id. Raises RedisUnavailable, RedisRefused.
 
-    `verb` is what the command line calls it, such as "dlq replay". The topic need not exist.
+    `command` is the command without `streamqd`, such as "dlq replay". The topic need not exist.
     """
     fields = {
         "who": who(),
-        "verb": verb,
-        "what": _json(what),
+        "command": command,
+        "arguments": _json(arguments),
         "counts": _json(counts),
         "first": first_id,
         "last": last_id,
@@ -128,8 +128,8 @@ def _deed(raw_id: bytes, fields: dict[bytes, bytes]) -> AuditEntry:
         id=raw_id.decode(),
         at_unix_ms=read_id(raw_id).ms,
         who=text(b"who"),
-        command=text(b"verb"),
-        arguments=table(b"what"),
+        command=text(b"command"),
+        arguments=table(b"arguments"),
         counts=counts,
         first_id=text(b"first"),
         last_id=text(b"last"),

@@ -431,18 +431,20 @@ class Cleared:
     dry_run: bool
 
 
-def clear(fleet: Fleet, names: list[str], *, gone: bool = False, dry_run: bool = False) -> Cleared:
+def clear(
+    fleet: Fleet, names: list[str], *, missing: bool = False, dry_run: bool = False
+) -> Cleared:
     """Remove directives by name, unreadable ones too.
 
-    With `gone`, remove those to instances that are not live. Raises Refused for an unknown name.
+    With `missing`, remove those to instances that are not live. Raises Refused for an unknown name.
     """
     state = published.fleet_state(fleet)
     listed = rows(state)
     known = {row.name for row in listed} | state.control.strange.keys()
-    missing = [name for name in names if name not in known]
-    if missing:
-        raise Refused(f"directive {missing[0]} not found; `streamqd control list` prints all")
-    chosen = sorted({*names, *(row.name for row in listed if gone and row.instance_missing)})
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise Refused(f"directive {unknown[0]} not found; `streamqd control list` prints all")
+    chosen = sorted({*names, *(row.name for row in listed if missing and row.instance_missing)})
     if chosen and not dry_run:
         write(fleet, remove=chosen)
     return Cleared(chosen, dry_run)

@@ -45,7 +45,7 @@ class LiveInstance:
 def instance_of(seen: Heartbeat, summary: dict[str, Any], *, silent: bool) -> LiveInstance:
     """Read what an instance has published of itself."""
     info = seen.info
-    units = [unit for unit in published.tables(summary.get("units")) if unit.get("owned")]
+    units = [unit for unit in published.tables(summary.get("assignments")) if unit.get("owned")]
     up, began = summary.get("redis_up"), published.real(info.get("started"))
     return LiveInstance(
         instance=seen.instance,

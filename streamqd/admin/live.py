@@ -259,16 +259,13 @@ def order_of(kind: str, scope: str, order: directives.Directive) -> LiveDirectiv
 
 def units_of(owner: str, summary: dict[str, Any]) -> list[LiveUnit]:
     """Read what an instance has published of its units."""
-    return [unit_of(owner, raw) for raw in tables(summary.get("units"))]
+    return [unit_of(owner, raw) for raw in tables(summary.get("assignments"))]
 
 
 def unit_of(owner: str, raw: dict[str, Any]) -> LiveUnit:
     """Read what an instance has published of one unit."""
     numbers: dict[str, Any] = {name: _whole(raw.get(name)) for name in _WHOLE}
     numbers |= {name: _real(raw.get(name)) for name in _REAL}
-    # An older instance reports only the partition.
-    numbers["partition_dead_letters"] = numbers["dead_letters"]
-    numbers["dead_letters"] = _whole(raw.get("group_dead_letters"))
     return LiveUnit(
         topic=str(raw.get("topic", "")),
         partition=_whole(raw.get("partition")) or 0,
@@ -283,7 +280,7 @@ def unit_of(owner: str, raw: dict[str, Any]) -> LiveUnit:
         loop_blocker=str(raw.get("loop_blocker") or ""),
         running=str(raw.get("running") or ""),
         rate_per=str(raw.get("rate_per") or ""),
-        in_flight=_whole(raw.get("in_hand")),
+        in_flight=_whole(raw.get("in_flight")),
         acked=published.rate(raw, "acked"),
         failed=published.rate(raw, "failed"),
         **numbers,
@@ -291,7 +288,7 @@ def unit_of(owner: str, raw: dict[str, Any]) -> LiveUnit:
 
 
 _WHOLE = (
-    *("lag", "pending", "delayed", "dead_letters"),
+    *("lag", "pending", "delayed", "dead_letters", "partition_dead_letters"),
     *("oldest_unread_unix_ms", "next_due_unix_ms", "held", "held_keys"),
     *("suspects_left", "suspects", "round_size"),
 )
@@ -333,7 +330,7 @@ def failures_of(owner: str, summary: dict[str, Any]) -> list[LiveFailure]:
             group=str(raw.get("group", "")),
             instance=owner,
         )
-        for raw in tables(summary.get("units"))
+        for raw in tables(summary.get("assignments"))
         for each in tables(raw.get("failures"))
     ]
 

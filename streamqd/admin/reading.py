@@ -427,11 +427,11 @@ def lease_view(
     fence: Sequence[bytes | None] | None, ttl_ms: int | None, key: str, bad: BadValues
 ) -> LeaseView:
     """Parse the replies to the commands of `leases.view`. None is a refused command."""
-    token, epoch, owner, since, solo = fence or (None,) * 5
+    token, epoch, owner, since, quarantine = fence or (None,) * 5
     ttl = -2 if ttl_ms is None else ttl_ms
     numbers = {"epoch": epoch, "since": since}
     while True:
-        reply = (token, numbers["epoch"], owner, numbers["since"], solo)
+        reply = (token, numbers["epoch"], owner, numbers["since"], quarantine)
         try:
             return LeaseView.parse(reply, ttl, key)
         except BadValue as error:

@@ -90,7 +90,7 @@ class WaitFacts:
     drained: Collection[str]
     members: Mapping[str, MemberFacts]
     foreign: Mapping[str, int] = field(default_factory=dict)
-    solo: bool = False
+    quarantine: bool = False
     next_due_unix_ms: int | None = None
     shown_seconds: float | None = None
 
@@ -235,7 +235,7 @@ def answer(
         facts = replace(
             wait_facts(row, _published(view, row), view.failures, members, state),
             foreign=held,
-            solo=each.lease.solo,
+            quarantine=each.lease.quarantine,
             next_due_unix_ms=each.figures.next_due_unix_ms if each.figures else None,
             shown_seconds=shown.get(each.unit),
         )
@@ -658,7 +658,7 @@ _AT_WORK = (
     ),
     CauseRule(
         "quarantine",
-        lambda f: f.solo and f.acked <= MOVING and not _in("recovering")(f),
+        lambda f: f.quarantine and f.acked <= MOVING and not _in("recovering")(f),
         "{unit} runs the messages of a lost owner in rounds",
         "wait: streamqd runs these messages one at a time to find the one that kills its process",
     ),

@@ -280,20 +280,20 @@ def _replayed(
         notes.append(f"not replayed: {_reasons(done.refused)}")
         refused = count(sum(done.refused.values()), "dead letter")
         error = Refused(f"{refused} not replayed, see above")
-    if done.ended in (STOPPED, FAILED):
-        bound = _bounded(choice, done.began_unix_ms + 1)
+    if done.result in (STOPPED, FAILED):
+        bound = _bounded(choice, done.started_unix_ms + 1)
         again = command_line(session, "replay", done.topic, bound, rest)
         if done.unknown:
             notes.append(f"{count(done.unknown, 'dead letter')} may have been replayed or not")
         notes.append(f"the others were not touched; continue with: {again}")
-        code, error = _ended(done.ended, f"interrupted: {done.error}")
+        code, error = _exit_of(done.result, f"interrupted: {done.error}")
     return CommandResult(done, lambda: click.echo("\n".join(lines)), code, notes, error)
 
 
-def _ended(ended: str, text: str) -> tuple[int, StreamqdError | None]:
+def _exit_of(result: str, text: str) -> tuple[int, StreamqdError | None]:
     """Return the exit code and the error of work that was complete, interrupted or failed."""
-    error = RedisUnavailable(text, sent=False) if ended == FAILED else None
-    return (EXIT_INTERRUPTED if ended == STOPPED else 0), error
+    error = RedisUnavailable(text, sent=False) if result == FAILED else None
+    return (EXIT_INTERRUPTED if result == STOPPED else 0), error
 
 
 def _show_plan(plan: ReplayPlan, again: str, limit: int | None) -> None:
@@ -316,10 +316,9 @@ def _show_plan(plan: ReplayPlan, again: str, limit: int | None) -> None:
     if plan.receivers:
         click.echo()
         listing(
-            "GROUP DEAD PARTITIONS OWNED PAUSED UNCHANGED_WORKERS OWNERS",
+            "GROUP DEAD_LETTERS PARTITIONS OWNED PAUSED UNCHANGED_WORKERS OWNERS",
             plan.receivers,
             unchanged_workers=lambda row: row.same_worker,
-            dead=lambda row: row.dead_letters,
             owners=lambda row: ", ".join(row.owners) or None,
         )
     click.echo()
@@ -386,7 +385,7 @@ def purge(
     if done.unknown:
         notes.append(f"{count(done.unknown, 'dead letter')} may have been purged or not")
     text = f"{count(done.purged, 'dead letter')} of {topic} purged{_for(choice.group)}"
-    code, error = _ended(done.ended, f"interrupted: {done.error}; the others stay")
+    code, error = _exit_of(done.result, f"interrupted: {done.error}; the others stay")
     return CommandResult(done, text, code, notes, error)
 
 
@@ -428,7 +427,7 @@ def export(
         done = work.finish(f"to {out}" if out is not None else "")
     text = f"{count(done.exported, 'dead letter')} of {topic} exported"
     notes = [] if done.audited else [NOT_AUDITED]
-    code = EXIT_INTERRUPTED if done.ended == STOPPED else 0
+    code = EXIT_INTERRUPTED if done.result == STOPPED else 0
     if out is not None:
         return CommandResult(done, lambda: session.note(f"{text} to {out}"), code, notes)
     for note in (text, *notes):

@@ -96,7 +96,7 @@ class Session:
         from streamqd.admin import audit
 
         try:
-            audit.record(self.store, topic, command, what=what, counts=counts)
+            audit.record(self.store, topic, command, arguments=what, counts=counts)
         except (RedisUnavailable, RedisRefused):
             self.note(NOT_AUDITED)
 

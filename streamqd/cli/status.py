@@ -24,7 +24,7 @@ def status(session: Session, *, topic: str | None) -> CommandResult:
 
     There is a row for each group, with totals. STATE is the worst state of its partitions, with
     their number. `running 12s` means that one message has been running for 12 seconds. MSG/S is an
-    average of about the last 10 seconds. DEAD counts the group's dead letters (`-`: not counted).
+    average of about the last 10 seconds. DLQ counts the group's dead letters (`-`: not counted).
     LAG, PENDING, DELAYED and OLDEST are as in `partitions`. HEARTBEAT is the age of an instance's
     last heartbeat, and UPTIME the time since its start.
 
@@ -101,7 +101,7 @@ def _show_groups(seen: fleet.StatusView) -> None:
     ]
     if len(rows) > 1:
         rows.append(_total(seen))
-    columns = ("GROUP", "OWNED", "MSG/S", "LAG", "PENDING", "DELAYED", "DEAD", "OLDEST", "STATE")
+    columns = ("GROUP", "OWNED", "MSG/S", "LAG", "PENDING", "DELAYED", "DLQ", "OLDEST", "STATE")
     table(columns, rows, last_below=True)
 
 

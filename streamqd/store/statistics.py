@@ -147,7 +147,7 @@ def _queries(raw: list[Any]) -> tuple[QueryFigures, ...]:
 
 def measure_unit(keys: Keys, unit: Unit) -> Call:
     """Build the call for the figures of one group on one partition."""
-    return scripts.on("unit_measure", keys, unit)
+    return scripts.on("assignment_measure", keys, unit)
 
 
 def unit_figures(reply: Reply) -> UnitFigures | None:
@@ -187,7 +187,7 @@ class LetterCount:
 def count_letters(keys: Keys, topic: str, partition: int, known: LetterCount) -> Call:
     """Build the call that counts the next letters."""
     place = topic, partition
-    return scripts.on("letters_measure", keys, place, after=known.after, count=LETTERS_AT_ONCE)
+    return scripts.on("dead_letters_measure", keys, place, after=known.after, count=LETTERS_AT_ONCE)
 
 
 def letters_counted(known: LetterCount, reply: Reply) -> LetterCount:

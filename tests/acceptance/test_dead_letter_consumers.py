@@ -39,12 +39,12 @@ from tests.support.ledger import Ledger
 ledger = Ledger.here()
 
 def obey(message: Message) -> None:
-    assert message.letter is None
+    assert message.dead_letter is None
     with ledger.run(message):
         raise Dead(f"no use: {message.text()}")
 
 def read(message: Message) -> None:
-    letter, word = message.letter, message.text()
+    letter, word = message.dead_letter, message.text()
     assert letter is not None
     with ledger.run(message):
         ledger.note(message, json.dumps(dict(

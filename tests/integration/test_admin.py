@@ -542,11 +542,11 @@ def test_status_summarizes_the_fleet(link: Connection, store: Store, keys: Keys,
         {"topic": "access", "partition": 0, "group": "hits", "owned": True, "state": "ready"},
         {"topic": "access", "partition": 1, "group": "hits", "owned": True, "state": "broken"},
     ]
-    units[0] |= {"in_hand": 7, "longest_run_seconds": 1.5, "rates": {"acked": 12.5}}
-    summary = {"instance": "west-1", "state": "working", "redis_up": True, "units": units}
+    units[0] |= {"in_flight": 7, "longest_run_seconds": 1.5, "rates": {"acked": 12.5}}
+    summary = {"instance": "west-1", "state": "working", "redis_up": True, "assignments": units}
     link.execute("SET", keys.instance("default", "west-1"), json.dumps(summary))
     # The last report of a silent instance does not show its present units.
-    stale = {"instance": "east-1", "state": "working", "units": units}
+    stale = {"instance": "east-1", "state": "working", "assignments": units}
     link.execute("SET", keys.instance("default", "east-1"), json.dumps(stale))
     bury(at(2), "1-0")
     link.run(leases.release(keys, Lease(at(2).unit, "t1")))
@@ -625,7 +625,9 @@ def test_status_reports_the_doctors_instance_problems(
     ]
 
 
-@pytest.mark.parametrize("raw", ["not json", "[]", '{"units": 7, "state": null}', '{"units": [3]}'])
+@pytest.mark.parametrize(
+    "raw", ["not json", "[]", '{"assignments": 7, "state": null}', '{"assignments": [3]}']
+)
 def test_status_accepts_a_summary_of_another_version(
     link: Connection, store: Store, keys: Keys, raw: str
 ) -> None:

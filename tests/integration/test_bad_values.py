@@ -129,9 +129,15 @@ BAD = [
             ('{"at_unix_ms": 1e999}', "at_unix_ms"),
             ('{"started_unix_ms": ' + HUGE + "}", "started_unix_ms"),
             ('{"pid": NaN}', "pid"),
-            ('{"units": {}}', "units"),
-            ('{"units": [{"topic": "access", "partition": 1e999, "lag": -Infinity}]}', "units.lag"),
-            ('{"units": [{"longest_run_seconds": ' + HUGE + "}]}", "units.longest_run_seconds"),
+            ('{"assignments": {}}', "assignments"),
+            (
+                '{"assignments": [{"topic": "access", "partition": 1e999, "lag": -Infinity}]}',
+                "assignments.lag",
+            ),
+            (
+                '{"assignments": [{"longest_run_seconds": ' + HUGE + "}]}",
+                "assignments.longest_run_seconds",
+            ),
         )
     ),
     # directives

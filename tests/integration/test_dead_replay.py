@@ -215,7 +215,7 @@ def test_replay_ignores_dead_letters_written_meanwhile(
     done = dead_letters.replay(store, TOPIC, DeadLetterFilter(), progress=another)
 
     assert done.replayed == 150
-    assert done.began_unix_ms >= now
+    assert done.started_unix_ms >= now
     assert len(left(link, keys)) == 6, "two for each of the pages of 64, 64 and 22 letters"
 
 
@@ -227,7 +227,7 @@ def test_replay_limit_counts_replayed_dead_letters(
 
     done = dead_letters.replay(store, TOPIC, DeadLetterFilter(), limit=110)
 
-    assert (done.replayed, done.ended) == (110, "limit")
+    assert (done.replayed, done.result) == (110, "limit")
     assert len(left(link, keys)) == 13
 
 
@@ -354,11 +354,11 @@ def test_interrupted_move_is_finished_by_the_next_replay(
     first = dead_letters.replay(Store(shaky, keys), TOPIC, DeadLetterFilter(), target=target)
 
     assert trigger.hit
-    assert first.ended == "failed"
+    assert first.result == "failed"
     assert first.error
     second = dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=target)
     judge_moved(link, keys, at, 3)
-    assert (second.ended, second.refused, second.missing) == ("done", {}, 0)
+    assert (second.result, second.refused, second.missing) == ("done", {}, 0)
     assert first.replayed + second.replayed <= 3 <= first.unknown + second.replayed
     if nth <= 3:
         assert (first.unknown, second.replayed) == (0, 3)
@@ -378,7 +378,7 @@ def test_late_step_of_a_move_changes_nothing(
     trigger = proxy.arm(Fault.HOLD_REQUEST, command="EVALSHA", nth=nth)
 
     assert (
-        dead_letters.replay(Store(impatient, keys), TOPIC, DeadLetterFilter(), target=target).ended
+        dead_letters.replay(Store(impatient, keys), TOPIC, DeadLetterFilter(), target=target).result
         == "failed"
     )
     dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=target)
@@ -412,7 +412,7 @@ def test_replay_reports_its_progress_when_redis_fails(
     first = dead_letters.replay(Store(shaky, keys), TOPIC, DeadLetterFilter())
     second = dead_letters.replay(store, TOPIC, DeadLetterFilter())
 
-    assert (first.ended, first.replayed, first.unknown) == ("failed", whole, page)
+    assert (first.result, first.replayed, first.unknown) == ("failed", whole, page)
     assert first.replayed + second.replayed <= 200 <= whole + page + second.replayed
     uids = [message.uid for message in messages_in(at(0), at(0).retry, retried=True)]
     assert len(uids) == len(set(uids)) == 200
@@ -429,7 +429,7 @@ def test_replay_stops_between_two_batches(
         store, TOPIC, DeadLetterFilter(), stop=lambda: len(steps) == 2, progress=steps.append
     )
 
-    assert (done.replayed, done.unknown, done.ended) == (128, 0, "stopped")
+    assert (done.replayed, done.unknown, done.result) == (128, 0, "stopped")
     assert (done.first_id, done.last_id) == ("0:1-0", "0:128-0")
     assert len(left(link, keys)) == 250 - 128
 
@@ -473,8 +473,8 @@ def test_interrupted_purge_can_be_repeated(
     first = dead_letters.purge(Store(shaky, keys), TOPIC, DeadLetterFilter())
     second = dead_letters.purge(store, TOPIC, DeadLetterFilter())
 
-    assert (first.purged, first.unknown, first.ended) == (64, 64, "failed")
-    assert (second.purged, second.ended) == (250 - 128, "done")
+    assert (first.purged, first.unknown, first.result) == (64, 64, "failed")
+    assert (second.purged, second.result) == (250 - 128, "done")
     assert left(link, keys) == []
 
 
@@ -602,7 +602,7 @@ def test_export_keeps_all_bytes(link: Connection, store: Store, keys: Keys, at: 
         "value": {"base64": base64.b64encode(odd[b"payload"]).decode()},
     }
     assert list(fields_of(told[0])) == list(stored(link, keys, 0, "1-0"))
-    assert (done.exported, done.ended, done.audited) == (151, "done", True)
+    assert (done.exported, done.result, done.audited) == (151, "done", True)
     assert len(left(link, keys)) == 151
 
 
@@ -651,13 +651,13 @@ def test_audit_trail_is_bounded_and_reads_foreign_entries(
     link: Connection, store: Store, keys: Keys
 ) -> None:
     key = keys.audit("any")
-    link.execute("XADD", key, "*", "what", "[1", "counts", '{"a":"b","c":2}')
+    link.execute("XADD", key, "*", "arguments", "[1", "counts", '{"a":"b","c":2}')
     [odd] = audit.trail(store, "any").deeds
     assert (odd.command, odd.arguments, odd.counts) == ("", {"text": "[1"}, {"c": 2})
     audit.record(store, "any", "pause", what={"ids": ["x" * 5_000]})
     assert list(audit.trail(store, "any", limit=1).deeds[0].arguments) == ["cut"]
 
-    link.pipeline([("XADD", key, "*", "verb", "x")] * (audit.ENTRIES_MAX + 500))
+    link.pipeline([("XADD", key, "*", "command", "x")] * (audit.ENTRIES_MAX + 500))
     audit.record(store, "any", "pause")
     assert link.execute("XLEN", key) <= audit.ENTRIES_MAX + 100
 
@@ -668,7 +668,7 @@ def test_replay_reports_a_missing_audit_entry(
     plain(at(0), 1)
     proxy.arm(Fault.CUT_BEFORE, command="XADD")
     done = dead_letters.replay(Store(shaky, keys), TOPIC, DeadLetterFilter())
-    assert (done.replayed, done.ended, done.audited) == (1, "done", False)
+    assert (done.replayed, done.result, done.audited) == (1, "done", False)
 
 
 def test_dead_letter_filter_states_its_choice() -> None:

@@ -255,9 +255,9 @@ def test_doctor_finds_an_expired_lease(surgery: Surgery) -> None:
     assert found["evidence"]["partitions"] == [0]
 
 
-def test_solo_mode_without_end(surgery: Surgery) -> None:
+def test_quarantine_without_end(surgery: Surgery) -> None:
     fence = surgery.desk.fence
-    surgery.do("HSET", fence, "solo", 1)
+    surgery.do("HSET", fence, "quarantine", 1)
     surgery.silent("fleet.quarantine-stuck")
     surgery.do("HSET", fence, "since", surgery.ago(3_600))
     assert "streamqd reload one" in surgery.finding("fleet.quarantine-stuck")["fix"]

@@ -230,12 +230,12 @@ CASES = [
         "keeps 2 messages of one held key",
     ),
     ("moving", True, facts(worker=worker(rates={"acked": 9.0}, held=2, held_keys=1)), "moves"),
-    ("quarantine", False, facts(solo=True), "in rounds"),
+    ("quarantine", False, facts(quarantine=True), "in rounds"),
     (
         "recovering",
         True,
         facts(
-            solo=True,
+            quarantine=True,
             worker=worker(state="recovering", suspects_left=37, suspects=128, round_size=16),
         ),
         "is recovering on west: 37 of 128 suspects left, round of 16",
@@ -311,7 +311,7 @@ def test_cause_ignores_old_failures() -> None:
     ("more", "advice"),
     [
         ({"delayed": 10_000}, "`streamqd retry list access hits`"),
-        ({"worker": worker(rates={"failed": 3.0}, group_dead_letters=2)}, "`streamqd dlq stats"),
+        ({"worker": worker(rates={"failed": 3.0}, dead_letters=2)}, "`streamqd dlq stats"),
         ({}, "fix the handler or its dependency"),
     ],
 )

@@ -142,9 +142,9 @@ def test_open_circuit_is_shown_once_per_group() -> None:
 
 def test_top_shows_the_dead_letters_of_each_group() -> None:
     """U8: the total of the partition is not repeated for each of its groups."""
-    mine = unit(0, dead_letters=7, group_dead_letters=2)
-    other = unit(0, group="agents", dead_letters=7, group_dead_letters=5)
-    old = unit(1, dead_letters=3)
+    mine = unit(0, partition_dead_letters=7, dead_letters=2)
+    other = unit(0, group="agents", partition_dead_letters=7, dead_letters=5)
+    old = unit(1, partition_dead_letters=3)
 
     assert [each.dead_letters for each in (mine, other, old)] == [2, 5, None]
     assert [each.partition_dead_letters for each in (mine, other, old)] == [7, 7, 3]
@@ -158,9 +158,9 @@ def test_top_shows_the_dead_letters_of_each_group() -> None:
 
 def test_sums_count_partitions_without_an_owner() -> None:
     """U8: a unit without an owner does not hide the dead letters of its partition."""
-    told = unit(0, dead_letters=7, arriving=2.0)
+    told = unit(0, partition_dead_letters=7, arriving=2.0)
     stray = unit(0, owner="", state="free", group="zoo")
-    sums = _totals([told, unit(0, group="agents", dead_letters=7, arriving=2.0), stray])
+    sums = _totals([told, unit(0, group="agents", partition_dead_letters=7, arriving=2.0), stray])
     assert (sums.dead_letters, sums.arriving) == (7, 2.0)
 
 

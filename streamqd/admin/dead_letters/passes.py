@@ -97,7 +97,7 @@ class Pass:
         self.counts: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.unknown = 0
-        self.ended = DONE
+        self.result = DONE
         self.error = ""
         self.first = self.last = ""
 
@@ -110,10 +110,10 @@ class Pass:
                     piece = page[start : start + throttle.batch]
                     self._wait(throttle.take(len(piece)))
                     if self._stop():
-                        self.ended = STOPPED
+                        self.result = STOPPED
                         return
                     yield piece
-                    if self.ended != DONE:
+                    if self.result != DONE:
                         return
                     self._progress(len(piece))
         except RedisUnavailable as error:
@@ -126,7 +126,7 @@ class Pass:
 
     def fail(self, error: RedisUnavailable | RedisRefused, sent: int = 0) -> None:
         """Record the error that stopped the pass, and the number of letters without a reply."""
-        self.ended, self.error = FAILED, str(error)
+        self.result, self.error = FAILED, str(error)
         if isinstance(error, RedisUnavailable) and error.sent:
             self.unknown += sent
 
@@ -137,17 +137,17 @@ class Pass:
             counts["refused"] = self.refused.total()
         if self.unknown:
             counts["unknown"] = self.unknown
-        ended = "" if self.ended in (DONE, LIMIT) else f"{self.ended}: {self.error}".rstrip(": ")
+        result = "" if self.result in (DONE, LIMIT) else f"{self.result}: {self.error}".rstrip(": ")
         try:
             audit.record(
                 self._store,
                 self.topic,
                 verb,
-                what=self._choice.stated() | more,
+                arguments=self._choice.stated() | more,
                 counts=counts,
                 first_id=self.first,
                 last_id=self.last,
-                note="; ".join(filter(None, (note, ended))),
+                note="; ".join(filter(None, (note, result))),
             )
         except (RedisUnavailable, RedisRefused):
             return False
@@ -164,7 +164,7 @@ class Purged:
     """The result of a purge.
 
     `missing` letters were replayed or purged by another client. `unknown` letters had no reply when
-    the connection was lost. `ended` is done, stopped or failed, and `error` the reason of a
+    the connection was lost. `result` is done, stopped or failed, and `error` the reason of a
     failure. `first_id` and `last_id` are the first and last of the chosen letters. `audited` is
     false when the audit trail could not be written.
     """
@@ -173,7 +173,7 @@ class Purged:
     purged: int
     missing: int
     unknown: int
-    ended: str
+    result: str
     error: str
     first_id: str
     last_id: str
@@ -211,7 +211,7 @@ def purge(
         purged=done.counts["purged"],
         missing=done.counts["gone"],
         unknown=done.unknown,
-        ended=done.ended,
+        result=done.result,
         error=done.error,
         first_id=done.first,
         last_id=done.last,
@@ -221,11 +221,11 @@ def purge(
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The result of an export. `ended` is done or stopped. `audited` as for a replay."""
+    """The result of an export. `result` is done or stopped. `audited` as for a replay."""
 
     topic: str
     exported: int
-    ended: str
+    result: str
     first_id: str
     last_id: str
     audited: bool
@@ -253,7 +253,7 @@ class Export:
                 yield json.dumps(document(self._done.topic, entry), ensure_ascii=True)
                 self._done.counts["exported"] += 1
                 self._done.touched(entry)
-        if self._done.ended not in (DONE, STOPPED):
+        if self._done.result not in (DONE, STOPPED):
             raise RedisUnavailable(self._done.error, sent=False)
 
     def finish(self, note: str = "") -> Exported:
@@ -262,7 +262,7 @@ class Export:
         return Exported(
             topic=done.topic,
             exported=done.counts["exported"],
-            ended=done.ended,
+            result=done.result,
             first_id=done.first,
             last_id=done.last,
             audited=done.record("dlq export", note),

@@ -167,8 +167,8 @@ class ReplayResult:
 
     `missing` letters were replayed or purged by another client. `refused` maps a reason to the
     number of letters that stayed. `unknown` letters had no reply when the connection was lost: they
-    were replayed or stay. `ended` is done, limit (reached), stopped or failed, and `error` the
-    reason of a failure. Only letters that existed at `began_unix_ms` were chosen. `first_id` and
+    were replayed or stay. `result` is done, limit (reached), stopped or failed, and `error` the
+    reason of a failure. Only letters that existed at `started_unix_ms` were chosen. `first_id` and
     `last_id` are the first and the last replayed. `audited` is false when the audit trail could not
     be written.
     """
@@ -179,9 +179,9 @@ class ReplayResult:
     missing: int
     refused: dict[str, int]
     unknown: int
-    ended: str
+    result: str
     error: str
-    began_unix_ms: int
+    started_unix_ms: int
     first_id: str
     last_id: str
     audited: bool
@@ -217,12 +217,12 @@ def replay(
     """
     route = Route(store, topic, target)
     done = Pass(store, topic, choice, stop, progress)
-    began = server_unix_ms(store.connection)
+    started = server_unix_ms(store.connection)
     work = _Replay(store, route, done, max_replays)
     for piece in done.pieces(rate):
         work.run(piece if limit is None else piece[: limit - done.counts["replayed"]])
-        if limit is not None and done.counts["replayed"] >= limit and done.ended == DONE:
-            done.ended = LIMIT
+        if limit is not None and done.counts["replayed"] >= limit and done.result == DONE:
+            done.result = LIMIT
     counts = done.counts
     note = "; ".join(f"{number}: {why}" for why, number in done.refused.items())
     return ReplayResult(
@@ -232,9 +232,9 @@ def replay(
         missing=counts["gone"],
         refused=dict(done.refused),
         unknown=done.unknown,
-        ended=done.ended,
+        result=done.result,
         error=done.error,
-        began_unix_ms=began,
+        started_unix_ms=started,
         first_id=done.first,
         last_id=done.last,
         audited=done.record("dlq replay", note, to=str(target)),
@@ -283,7 +283,7 @@ class _Replay:
             else:
                 (near if self._route.stays(entry, to) else far).append(_Going(entry, to))
         self._step_back(near)
-        if self._done.ended == DONE:
+        if self._done.result == DONE:
             self._move(far)
 
     # --- within the slot ---
@@ -321,7 +321,7 @@ class _Replay:
             there = self._judge(to, reply)
             if there is not None:
                 going.append(_Going(entry, there))
-        if self._done.ended == DONE:
+        if self._done.result == DONE:
             self._deliver(going)
 
     def _judge(self, to: Destination, reply: Reply) -> Destination | None:

@@ -105,7 +105,7 @@ def _orders_for_gone(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             f"{plural(len(gone), 'directive')} {'is' if len(gone) == 1 else 'are'} for"
             f" {', '.join(names[:4])}, which are not live: they apply when an instance of that name"
             " returns",
-            "`streamqd control clear --gone --yes`",
+            "`streamqd control clear --missing --yes`",
             evidence={"directives": sorted(gone)[:16], "instances": names[:16]},
         )
 
@@ -345,14 +345,14 @@ def _not_renewed(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 
 @check("fleet.quarantine-stuck", Severity.WARNING, Need.FLEET, Need.ASSIGNMENTS)
-def _solo_stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+def _quarantine_stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A partition has been in quarantine for 5 minutes with nothing pending."""
 
     def stuck(each: UnitFacts) -> bool:
         view = each.view
         return (
             view is not None
-            and view.solo
+            and view.quarantine
             and view.ttl is not None
             and each.figures is not None
             and not each.pending

@@ -424,9 +424,9 @@ def _growing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A group is producing dead letters now."""
     rates: dict[tuple[str, str], float] = {}
     for summary in facts.fleet.summaries.values():
-        for unit in published.tables(summary.get("units")):
+        for unit in published.tables(summary.get("assignments")):
             pair = str(unit.get("topic")), str(unit.get("group"))
-            rates[pair] = rates.get(pair, 0.0) + (published.rate(unit, "dead") or 0.0)
+            rates[pair] = rates.get(pair, 0.0) + (published.rate(unit, "dead_lettered") or 0.0)
     for (topic, group), rate in rates.items():
         if rate >= GROWING:
             yield CheckResult(

@@ -167,7 +167,7 @@ COLUMNS = (
         "run", "RUN", 6, 110,
         lambda unit, _now: _run_cell(unit), lambda unit: (unit.longest_run_seconds or 0,),
     ),
-    _numeric("dead", "DEAD", 5, 110, lambda unit: unit.dead_letters),
+    _numeric("dlq", "DLQ", 5, 110, lambda unit: unit.dead_letters),
 )  # fmt: skip
 
 # The sort orders of the key `s`.

@@ -39,7 +39,7 @@ HELP = (
     "OLDEST   age of the oldest message that is unread or pending",
     "PENDING  delivered and not acknowledged, DELAYED waiting for their next attempt",
     "P99      99 of 100 handler runs of the last minute took at most this",
-    "RUN      age of the current handler run, DEAD dead letters of the group",
+    "RUN      age of the current handler run, DLQ dead letters of the group",
     "STATE    run 12s: one message has been running for 12 s, circuit: its breaker is open",
     "",
     "`streamqd why TOPIC/PARTITION` shows why a partition makes no progress.",
