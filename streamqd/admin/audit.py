@@ -1,8 +1,8 @@
-"""The audit trail of a topic: who changed what, in one bounded stream per topic.
+"""The audit log of a topic: who changed what, in one bounded stream per topic.
 
 Commands that replay, cancel, reset, delete or export write one entry when they finish. Commands on
 dead letters also write one when they are interrupted. The stream keeps about the last 10,000
-entries and belongs to no partition. Deleting the topic deletes the trail and writes one new entry
+entries and belongs to no partition. Deleting the topic deletes the log and writes one new entry
 that records the deletion.
 """
 
@@ -46,10 +46,10 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class AuditLog:
-    """A page of the trail, newest entries first. `cursor` continues it, '' at the end."""
+    """A page of the log, newest entries first. `cursor` continues it, '' at the end."""
 
     topic: str
-    deeds: list[AuditEntry]
+    entries: list[AuditEntry]
     cursor: str
 
 
@@ -82,8 +82,8 @@ def record(
     return str(raw.decode())
 
 
-def trail(store: Store, topic: str, *, limit: int = 20, cursor: str = "") -> AuditLog:
-    """Return a page of the trail, which is empty without a trail or a topic."""
+def page(store: Store, topic: str, *, limit: int = 20, cursor: str = "") -> AuditLog:
+    """Return a page of the log, which is empty without a log or a topic."""
     upper = "+"
     if cursor:
         try:
@@ -91,8 +91,8 @@ def trail(store: Store, topic: str, *, limit: int = 20, cursor: str = "") -> Aud
         except ValueError as error:
             raise Malformed(str(error)) from None
     found = store.execute("XREVRANGE", store.keys.audit(topic), upper, "-", "COUNT", limit + 1)
-    page = [_deed(raw_id, pairs(fields)) for raw_id, fields in found[:limit]]
-    return AuditLog(topic, page, page[-1].id if len(found) > limit else "")
+    entries = [_entry(raw_id, pairs(fields)) for raw_id, fields in found[:limit]]
+    return AuditLog(topic, entries, entries[-1].id if len(found) > limit else "")
 
 
 def who() -> str:
@@ -111,7 +111,7 @@ def _json(value: Mapping[str, Any] | None) -> str:
     return "" if text == "{}" else text
 
 
-def _deed(raw_id: bytes, fields: dict[bytes, bytes]) -> AuditEntry:
+def _entry(raw_id: bytes, fields: dict[bytes, bytes]) -> AuditEntry:
     def text(name: bytes) -> str:
         return fields.get(name, b"").decode("utf-8", "replace")
 

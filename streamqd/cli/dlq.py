@@ -146,22 +146,22 @@ def show(session: Session, *, topic: str, letter_id: str, mask: bool) -> Command
 @page_options(20)
 @answering
 def audit_(session: Session, *, topic: str, limit: int, cursor: str) -> CommandResult:
-    """Show the audit trail of a topic, the latest entry first.
+    """Show the audit log of a topic, the latest entry first.
 
-    The trail records replays, purges and exports of dead letters, cancelled retries, and groups
+    The log records replays, purges and exports of dead letters, cancelled retries, and groups
     that were reset or deleted. Deleting a topic deletes its trail. The deletion becomes the first
     entry of a new trail.
     """
-    seen = audit.trail(session.store, topic, limit=limit, cursor=cursor)
-    if not seen.deeds:
+    seen = audit.page(session.store, topic, limit=limit, cursor=cursor)
+    if not seen.entries:
         if not cursor:
             topics.partition_count(session.store, topic)
         more = "more " if cursor else ""
-        return CommandResult(seen, f"nothing {more}in the audit trail of {topic}")
+        return CommandResult(seen, f"nothing {more}in the audit log of {topic}")
     now = server_unix_ms(session.link)
 
     def show() -> None:
-        print_audit(seen.deeds, now)
+        print_audit(seen.entries, now)
         session.more(seen.cursor)
 
     return CommandResult(seen, show)

@@ -548,7 +548,11 @@ def cancel_retries(
     done = retries.cancel(session.store, topic, group, rows, drop=drop)
     if total:
         asked = {"group": group, "retries": list(ids) or "--all", "drop": drop}
-        counts = {"dead": done.dead_letters, "dropped": done.dropped, "gone": done.missing}
+        counts = {
+            "dead_letters": done.dead_letters,
+            "dropped": done.dropped,
+            "missing": done.missing,
+        }
         session.record(topic, "retry cancel", asked, counts)
 
     def show() -> None:

@@ -214,11 +214,11 @@ def delete(
         )
     confirm(f"Delete {_doomed(doomed)}?", yes)
     done = topics_deletion.delete(session.store, name, force=force)
-    # The audit trail was deleted with the topic: this is the first entry of a new one.
+    # The audit log was deleted with the topic: this is the first entry of a new one.
     session.record(
         name, "topic delete",
         {"groups": doomed.groups, "partitions": done.partitions, "force": force},
-        {"messages": doomed.messages, "dead": doomed.dead_letters, "keys": done.keys},
+        {"messages": doomed.messages, "dead_letters": doomed.dead_letters, "keys": done.keys},
     )  # fmt: skip
     return CommandResult(
         done, f"{name} deleted: {count(done.partitions, 'partition')}, {done.keys:,} keys"
@@ -233,7 +233,7 @@ def _show_doomed(doomed: topics_deletion.Doomed, offering: Iterable[str]) -> Non
 
 def _doomed(found: topics_deletion.Doomed) -> str:
     groups = f" and the groups {', '.join(found.groups)}" if found.groups else ""
-    partly = ", partly deleted already," if found.partly_deleted else ""
+    partly = ", partly deleted already" if found.partly_deleted else ""
     return (
         f"{found.topic} with {count(found.partitions, 'partition')}{partly},"
         f" {count(found.messages, 'message')}, {count(found.dead_letters, 'dead letter')}{groups}"

@@ -375,7 +375,7 @@ def test_replay_returns_dead_letters_to_their_own_group(
 
     done = dead_letters.replay(store, "access", DeadLetterFilter(group="hits"))
 
-    assert (done.replayed, done.missing, done.refused, done.ended) == (3, 0, {}, "done")
+    assert (done.replayed, done.missing, done.refused, done.result) == (3, 0, {}, "done")
     for number in range(3):
         [fields] = at(number).read_stream(at(number).retry).entries.values()
         assert fields["payload"] == b"body of 1-0"

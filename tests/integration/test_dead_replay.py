@@ -621,7 +621,7 @@ def test_export_raises_when_redis_fails(
         list(work.lines())
 
 
-def test_every_deed_is_in_the_audit_trail(link: Connection, store: Store, at: At) -> None:
+def test_every_command_is_in_the_audit_log(link: Connection, store: Store, at: At) -> None:
     plain(at(0), 3)
     plain(at(1), 1, replayCount="3")
     before = server_unix_ms(link)
@@ -629,10 +629,10 @@ def test_every_deed_is_in_the_audit_trail(link: Connection, store: Store, at: At
     dead_letters.replay(store, TOPIC, DeadLetterFilter(group="hits"))
     dead_letters.purge(store, TOPIC, DeadLetterFilter(("1:1-0",)))
 
-    seen = audit.trail(store, TOPIC)
+    seen = audit.page(store, TOPIC)
 
-    purge, replay, export = seen.deeds
-    assert [each.command for each in seen.deeds] == ["dlq purge", "dlq replay", "dlq export"]
+    purge, replay, export = seen.entries
+    assert [each.command for each in seen.entries] == ["dlq purge", "dlq replay", "dlq export"]
     assert before <= export.at_unix_ms <= replay.at_unix_ms <= purge.at_unix_ms
     assert "@" in replay.who
     assert replay.arguments == {"group": "hits", "to": "their own group"}
@@ -641,21 +641,21 @@ def test_every_deed_is_in_the_audit_trail(link: Connection, store: Store, at: At
     assert replay.note == "1: it was replayed 3 times or more already, and died again"
     assert purge.arguments == {"letter_ids": ["1:1-0"]}
     assert export.note == "to f"
-    page = audit.trail(store, TOPIC, limit=1)
-    rest = audit.trail(store, TOPIC, limit=5, cursor=page.cursor)
-    assert [*page.deeds, *rest.deeds] == seen.deeds
+    page = audit.page(store, TOPIC, limit=1)
+    rest = audit.page(store, TOPIC, limit=5, cursor=page.cursor)
+    assert [*page.entries, *rest.entries] == seen.entries
     assert rest.cursor == ""
 
 
-def test_audit_trail_is_bounded_and_reads_foreign_entries(
+def test_audit_log_is_bounded_and_reads_foreign_entries(
     link: Connection, store: Store, keys: Keys
 ) -> None:
     key = keys.audit("any")
     link.execute("XADD", key, "*", "arguments", "[1", "counts", '{"a":"b","c":2}')
-    [odd] = audit.trail(store, "any").deeds
+    [odd] = audit.page(store, "any").entries
     assert (odd.command, odd.arguments, odd.counts) == ("", {"text": "[1"}, {"c": 2})
-    audit.record(store, "any", "pause", what={"ids": ["x" * 5_000]})
-    assert list(audit.trail(store, "any", limit=1).deeds[0].arguments) == ["cut"]
+    audit.record(store, "any", "pause", arguments={"ids": ["x" * 5_000]})
+    assert list(audit.page(store, "any", limit=1).entries[0].arguments) == ["cut"]
 
     link.pipeline([("XADD", key, "*", "command", "x")] * (audit.ENTRIES_MAX + 500))
     audit.record(store, "any", "pause")

@@ -293,8 +293,8 @@ def test_dlq_replay_stops_cleanly_on_ctrl_c(
     assert dead_letters.total(store, "access") == 60 - done["replayed"]
 
 
-def test_audit_trail_names_user_and_command(dlq: Run, at: At) -> None:
-    assert dlq("audit", "access").stdout == "nothing in the audit trail of access\n"
+def test_audit_log_names_user_and_command(dlq: Run, at: At) -> None:
+    assert dlq("audit", "access").stdout == "nothing in the audit log of access\n"
     assert "did you mean access" in dlq("audit", "acces", code=8).stderr
     write(at(0), 2)
     dlq("export", "access")
@@ -310,7 +310,7 @@ def test_audit_trail_names_user_and_command(dlq: Run, at: At) -> None:
     assert "exported 2" in export
     page = document(dlq("audit", "access", "-n", "1", "--json"))
     rest = document(dlq("audit", "access", "--cursor", page["cursor"], "--json"))
-    assert [each["command"] for each in (*page["deeds"], *rest["deeds"])] == [
+    assert [each["command"] for each in (*page["entries"], *rest["entries"])] == [
         *("dlq purge", "dlq replay", "dlq export"),
     ]
 

@@ -131,7 +131,7 @@ class Pass:
             self.unknown += sent
 
     def record(self, verb: str, note: str = "", **more: str) -> bool:
-        """Write the pass to the audit trail. Return True if that succeeded."""
+        """Write the pass to the audit log. Return True if that succeeded."""
         counts = dict(self.counts)
         if self.refused:
             counts["refused"] = self.refused.total()
@@ -166,7 +166,7 @@ class Purged:
     `missing` letters were replayed or purged by another client. `unknown` letters had no reply when
     the connection was lost. `result` is done, stopped or failed, and `error` the reason of a
     failure. `first_id` and `last_id` are the first and last of the chosen letters. `audited` is
-    false when the audit trail could not be written.
+    false when the audit log could not be written.
     """
 
     topic: str
@@ -203,13 +203,13 @@ def purge(
             continue
         removed = int(reply.rest[0])
         done.counts["purged"] += removed
-        done.counts["gone"] += len(piece) - removed
+        done.counts["missing"] += len(piece) - removed
         for entry in (piece[0], piece[-1]):
             done.touched(entry)
     return Purged(
         topic=topic,
         purged=done.counts["purged"],
-        missing=done.counts["gone"],
+        missing=done.counts["missing"],
         unknown=done.unknown,
         result=done.result,
         error=done.error,
@@ -257,7 +257,7 @@ class Export:
             raise RedisUnavailable(self._done.error, sent=False)
 
     def finish(self, note: str = "") -> Exported:
-        """Write the audit trail and return the result."""
+        """Write the audit log and return the result."""
         done = self._done
         return Exported(
             topic=done.topic,

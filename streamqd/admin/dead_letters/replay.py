@@ -169,7 +169,7 @@ class ReplayResult:
     number of letters that stayed. `unknown` letters had no reply when the connection was lost: they
     were replayed or stay. `result` is done, limit (reached), stopped or failed, and `error` the
     reason of a failure. Only letters that existed at `started_unix_ms` were chosen. `first_id` and
-    `last_id` are the first and the last replayed. `audited` is false when the audit trail could not
+    `last_id` are the first and the last replayed. `audited` is false when the audit log could not
     be written.
     """
 
@@ -229,7 +229,7 @@ def replay(
         topic=topic,
         target=str(target),
         replayed=counts["replayed"],
-        missing=counts["gone"],
+        missing=counts["missing"],
         refused=dict(done.refused),
         unknown=done.unknown,
         result=done.result,
@@ -302,7 +302,7 @@ class _Replay:
                 case "OK":
                     self._replayed(entry)
                 case "GONE":
-                    self._done.counts["gone"] += 1
+                    self._done.counts["missing"] += 1
                 case "MOVING":
                     self._on_its_way(reply.rest[0].decode("utf-8", "replace"))
                 case _:
@@ -327,7 +327,7 @@ class _Replay:
     def _judge(self, to: Destination, reply: Reply) -> Destination | None:
         """Return the destination of a marked letter, None when it stays."""
         if reply.word == "GONE":
-            self._done.counts["gone"] += 1
+            self._done.counts["missing"] += 1
             return None
         marked = dead.Marked.parse(reply)
         there = read_destination(marked.target)
@@ -369,7 +369,7 @@ class _Replay:
             if reply.rest[0]:
                 self._replayed(entry)
             else:
-                self._done.counts["gone"] += 1
+                self._done.counts["missing"] += 1
 
     # --- both ---
 

@@ -167,7 +167,7 @@ class DeadLetterFilter:
         return any(getattr(self, each.name) != each.default for each in fields(self))
 
     def stated(self) -> dict[str, Any]:
-        """Return the filters that differ from their defaults, for the audit trail."""
+        """Return the filters that differ from their defaults, for the audit log."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         if self.key is not None:
             found["key"] = self.key.decode("utf-8", "backslashreplace")

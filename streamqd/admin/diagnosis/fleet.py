@@ -90,7 +90,7 @@ def _twins(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             )
 
 
-@check("fleet.directives-for-gone", Severity.WARNING, Need.FLEET)
+@check("fleet.directives-for-missing", Severity.WARNING, Need.FLEET)
 def _orders_for_gone(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A directive is for an instance that is not live."""
     known = {beat.instance for beat in facts.living} | {EVERYBODY}
