@@ -6,13 +6,14 @@ with `delay` or `at` has returned. The message that it becomes has a uid of its 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from streamqd.admin import due, topics
 from streamqd.admin.messages import FoundMessage, MessageFilter, MessageList
-from streamqd.admin.reading import ask, headers_of, newest_first
+from streamqd.admin.reading import PAGE_MAX, ask, backwards, headers_of
 from streamqd.errors import Malformed, Refused
 from streamqd.store import retries, scheduled
 from streamqd.store.retries import Delayed
@@ -162,9 +163,9 @@ def look_for(store: Store, topic: str, names: Sequence[str], changed: int = 0) -
         wanted.setdefault(int(number), {})[send_id.encode()] = name
     sent = []
     for partition, ids in wanted.items():
-        streams = {partition: store.keys.stream(topic, partition)}
-        entries = newest_first(store, streams, limit=LOOK_BACK)
-        for entry in entries:
+        stream = store.keys.stream(topic, partition)
+        entries = backwards(store, partition, stream, size=PAGE_MAX)
+        for entry in itertools.islice(entries, LOOK_BACK):
             name = ids.pop(entry.fields.get(b"sendId", b""), "")
             if name:
                 sent.append(Sent(name, f"{topic}/{partition}/{entry.id}"))

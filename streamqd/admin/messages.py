@@ -9,14 +9,26 @@ actions. Nothing here depends on a kind.
 from __future__ import annotations
 
 import heapq
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from streamqd.admin import topics
-from streamqd.admin.reading import BadValues, Unreadable, headers_of, server_unix_ms
-from streamqd.errors import Malformed
+from streamqd.admin.reading import (
+    PAGE_MAX,
+    BadValues,
+    Entry,
+    Id,
+    Unreadable,
+    ask,
+    backwards,
+    headers_of,
+    read_id,
+    server_unix_ms,
+)
+from streamqd.errors import BadValue, Malformed
 from streamqd.policy.fingerprint import of_letter
 from streamqd.store.store import Store
 
@@ -112,8 +124,8 @@ class MessageFilter:
         return self != EVERY
 
     def stated(self) -> dict[str, Any]:
-        """Return the filters that are set, for the audit trail."""
-        names = {"ids": "letter_ids"}  # in the trail, as only dead letters are listed there
+        """Return the filters that are set, for the audit log."""
+        names = {"ids": "letter_ids"}  # in the log, as only dead letters are listed there
         found = {
             names.get(each.name, each.name): getattr(self, each.name)
             for each in fields(self)
@@ -207,10 +219,13 @@ class MessageList(Generic[Item, Row]):
             unreadable=self.bad.rows,
         )
 
-    def every(self, choice: MessageFilter = EVERY) -> Iterator[FoundMessage[Item]]:
-        """Yield all matching messages, read page by page. Raises Refused."""
-        found = self._sorted(choice, None, 1 << 62)
-        return (each for each in found if choice.takes(each.unix_ms, each.fields))
+    def every(
+        self, choice: MessageFilter = EVERY, most: int = 1 << 62
+    ) -> Iterator[FoundMessage[Item]]:
+        """Yield at most that many matching messages, read page by page. Raises Refused."""
+        found = self._sorted(choice, None, most)
+        some = (each for each in found if choice.takes(each.unix_ms, each.fields))
+        return itertools.islice(some, most)
 
     def _sorted(
         self, choice: MessageFilter, after: MessagePosition | None, limit: int
@@ -238,6 +253,52 @@ class MessageList(Generic[Item, Row]):
             raise Malformed(f"{cursor!r} is not a cursor that this command has printed") from None
         topics.check_partition(self.topic, found.partition, self.partitions)
         return found
+
+
+def newest_first(
+    store: Store, topic: str, streams: Sequence[str], row: Callable[[Entry], Row]
+) -> MessageList[Entry, Row]:
+    """Return the entries of a stream per partition, as one list, the newest first."""
+    bad = BadValues()
+
+    def read(
+        some: Sequence[int], choice: MessageFilter, after: MessagePosition | None, limit: int
+    ) -> list[Iterator[FoundMessage[Entry]]]:
+        size = min(PAGE_MAX, -(-limit // len(some)) + 1)
+        if replace(choice, partition=None, since_unix_ms=None, until_unix_ms=None).narrows:
+            size = PAGE_MAX  # most entries may not match
+        lower = "-" if choice.since_unix_ms is None else f"{max(0, choice.since_unix_ms)}-0"
+        ends = [] if after is None else [read_id(after.place)]
+        if choice.until_unix_ms is not None:
+            ends.append(Id(max(0, choice.until_unix_ms), 0).before())
+        upper = str(min(ends)) if ends else "+"
+        return [_newest(store, each, streams[each], upper, lower, size, bad) for each in some]
+
+    def order(position: MessagePosition) -> tuple[int, int, int]:
+        ms, seq = read_id(position.place)
+        return -ms, -seq, -position.partition
+
+    return MessageList(
+        store=store,
+        topic=topic,
+        partitions=len(streams),
+        total=lambda: sum(each or 0 for each in ask(store, [("XLEN", s) for s in streams], bad)),
+        order=order,
+        read=read,
+        rows=lambda found: [row(each.item) for each in found],
+        bad=bad,
+    )
+
+
+def _newest(
+    store: Store, partition: int, stream: str, upper: str, lower: str, size: int, bad: BadValues
+) -> Iterator[FoundMessage[Entry]]:
+    try:
+        for each in backwards(store, partition, stream, upper=upper, lower=lower, size=size):
+            position = MessagePosition(0, partition, str(each.id))
+            yield FoundMessage(position, each.id.ms, each.fields, each)
+    except BadValue as error:
+        bad.add(error)
 
 
 def attempt_of(fields: Mapping[bytes, bytes]) -> int:

@@ -7,7 +7,6 @@ readers and shows its rows. An unreadable value counts as missing and hides no o
 
 from __future__ import annotations
 
-import heapq
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -174,46 +173,10 @@ def _of_another_type(key: str) -> BadValue:
     return BadValue(key, "", "of another type", _OURS)
 
 
-def newest_first(
-    store: Store,
-    streams: Mapping[int, str],
-    *,
-    before: Place | None = None,
-    since: Id | None = None,
-    keep: Callable[[Entry], bool] | None = None,
-    limit: int,
+def backwards(
+    store: Store, partition: int, stream: str, *, upper: str = "+", lower: str = "-", size: int
 ) -> Iterator[Entry]:
-    """Yield the entries of many streams that `keep` accepts, newest first.
-
-    `before` is the place of the last entry seen: older entries in this order are yielded, so a
-    place is enough for the next page. Entries older than `since` are not read.
-    """
-    size = min(PAGE_MAX, max(1, -(-limit // max(1, len(streams))) + 1))
-    if keep is not None:
-        size = PAGE_MAX  # larger than needed, as the filter may reject most entries
-    lower = "-" if since is None else str(since)
-    readers = [
-        _backwards(store, partition, stream, _upper(partition, before), lower, size)
-        for partition, stream in streams.items()
-    ]
-    merged = heapq.merge(*readers, key=lambda entry: (entry.id, entry.partition), reverse=True)
-    for entry in merged:
-        if limit <= 0:
-            return
-        if keep is None or keep(entry):
-            limit -= 1
-            yield entry
-
-
-def _upper(partition: int, before: Place | None) -> str:
-    if before is None:
-        return "+"
-    return str(before.id) if partition < before.partition else f"({before.id}"
-
-
-def _backwards(
-    store: Store, partition: int, stream: str, upper: str, lower: str, size: int
-) -> Iterator[Entry]:
+    """Yield the entries of a stream from `upper` to `lower`, newest first, `size` at a time."""
     more = True
     while more:
         page, more = _page(store, stream, upper, lower, size, newest=True)

@@ -132,7 +132,8 @@ def pending(
     not at all.
     """
     name = group or _only_group(session, topic)
-    seen = admin_pending.view(session.store, topic, name, order=sort, limit=limit, cursor=cursor)
+    listed = admin_pending.messages(session.store, topic, name, sort)
+    seen = listed.page(limit=limit, cursor=cursor)
 
     def show() -> None:
         unreadable(seen.unreadable)
@@ -151,7 +152,8 @@ def pending(
             session.note(f"only the first {admin_pending.SCAN_MAX:,} of each were ranked")
         session.more(seen.cursor)
 
-    return CommandResult(seen, show)
+    document = page_document(seen, "total rows cursor complete unreadable")
+    return CommandResult({"topic": topic, "group": name} | document, show)
 
 
 def _only_group(session: Session, topic: str) -> str:

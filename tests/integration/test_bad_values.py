@@ -298,7 +298,7 @@ def test_page_may_stop_at_the_last_possible_id(
     stream = KEYS.stream(*PLACE)
     surgery.do("XADD", stream, LAST, "payload", "x")
     surgery.do("XREADGROUP", "GROUP", GROUP, "else", "COUNT", 100, "STREAMS", stream, ">")
-    told = pending.view(Store(link, surgery.keys), TOPIC, GROUP, order=order, limit=100)
+    told = pending.messages(Store(link, surgery.keys), TOPIC, GROUP, order).page(limit=100)
     assert f"m:{LAST}" in [row.place for row in told.rows]
     pages = list(forwards(link, stream, size=1))
     assert str(pages[-1][0][0]) == LAST

@@ -23,12 +23,12 @@ from typing import Any
 
 from streamqd.admin import audit
 from streamqd.admin.dead_letters.selection import (
-    DeadLetterFilter,
     LetterFields,
     Page,
     origin_of,
     pages,
 )
+from streamqd.admin.messages import MessageFilter
 from streamqd.admin.reading import PAGE_MAX, Entry
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.policy.fingerprint import of_letter
@@ -85,7 +85,7 @@ class Pass:
         self,
         store: Store,
         topic: str,
-        choice: DeadLetterFilter,
+        choice: MessageFilter,
         stop: Stop = never,
         progress: Progress = silent,
     ) -> None:
@@ -183,7 +183,7 @@ class Purged:
 def purge(
     store: Store,
     topic: str,
-    choice: DeadLetterFilter,
+    choice: MessageFilter,
     *,
     stop: Stop = never,
     progress: Progress = silent,
@@ -238,7 +238,7 @@ class Export:
         self,
         store: Store,
         topic: str,
-        choice: DeadLetterFilter,
+        choice: MessageFilter,
         *,
         stop: Stop = never,
         progress: Progress = silent,

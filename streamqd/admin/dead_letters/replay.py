@@ -27,13 +27,13 @@ from streamqd.admin.dead_letters.passes import (
 from streamqd.admin.dead_letters.selection import (
     DEAD_ONLY,
     REPLAYS_HEADER,
-    DeadLetterFilter,
     LetterFields,
     Page,
     origin_of,
     pages,
     replays_of,
 )
+from streamqd.admin.messages import MessageFilter
 from streamqd.admin.reading import BadValues, Entry, server_unix_ms
 from streamqd.errors import RedisRefused, RedisUnavailable, Refused
 from streamqd.model import Unit
@@ -196,7 +196,7 @@ def over_replayed(most: int) -> str:
 def replay(
     store: Store,
     topic: str,
-    choice: DeadLetterFilter,
+    choice: MessageFilter,
     *,
     target: Target = HOME,
     rate: float | None = None,
@@ -443,7 +443,7 @@ class ReplayPlan:
 def plan(
     store: Store,
     topic: str,
-    choice: DeadLetterFilter,
+    choice: MessageFilter,
     *,
     fleet: str,
     target: Target = HOME,
