@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from streamqd.admin import audit, live, published, topics
+from streamqd.admin import assignments, audit, published, snapshot, topics
 from streamqd.admin.published import Fleet, FleetState
 from streamqd.admin.reading import BadValues, Unreadable, lease_views
 from streamqd.errors import Refused
@@ -634,7 +634,7 @@ def _reported(fleet: Fleet, instances: list[str]) -> dict[str, tuple[int, dict[U
     return {
         name: (
             published.whole(summary.get("at_unix_ms")) or 0,
-            {unit.unit: unit.state for unit in live.units_of(name, summary)},
+            {row.unit: row.worker for row in assignments.published_rows(name, summary)},
         )
         for name, summary in zip(instances, found, strict=True)
     }
@@ -705,7 +705,7 @@ def departure(fleet: Fleet, instance: str) -> Departure:
     others = [one for one in state.placeable() if one.member.id != instance]
     moves = {unit: order.to for unit, order in state.control.moves.items()}
     who = takers(instance, others, units, owners, moves)
-    seen = live.look(fleet)
+    seen = snapshot.read_published(fleet)
     workers = {each.unit: each for each in seen.assignments if each.owner == instance}
     busiest = max(workers.values(), key=lambda each: each.longest_run_seconds or 0.0, default=None)
     run = busiest.longest_run_seconds if busiest else None

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from streamqd.admin import backlog, growth, partitions, topics
+from streamqd.admin import assignments, backlog, growth, topics
 from streamqd.admin.reading import (
     BadValues,
     Id,
@@ -241,7 +241,7 @@ def _by_partition(
 
 
 def _partition(unit: Unit, view: leases.LeaseView, backlog: backlog.UnitBacklog) -> GroupPartition:
-    state, owner, since = partitions.holder(view)
+    state, owner, since = assignments.holder(view)
     return GroupPartition(
         partition=unit.partition,
         state=state,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -206,7 +206,12 @@ def known_counts(store: Store, bad: BadValues) -> dict[str, int]:
     names, strange = topics.registry(store)
     for error in strange:
         bad.add(error)
-    found = {name: known_count(store, name, bad) for name in names}
+    keys = [store.keys.meta(name) for name in names]
+    replies = ask(store, [("HGET", key, "partitionCount") for key in keys], bad)
+    found = {
+        name: None if raw is None else bad.read(topics.count_of, name, raw, key)
+        for name, key, raw in zip(names, keys, replies, strict=True)
+    }
     _keep_missing(store, [name for name, count in found.items() if count is None], bad)
     return {name: count for name, count in found.items() if count is not None}
 
@@ -318,6 +323,15 @@ def groups(
     found = groups_on(store, places, bad or BadValues(), letters=letters)
     names: frozenset[str] = frozenset().union(*found)
     return sorted(name for name in names if queries or not name.startswith(QUERIES))
+
+
+def groups_of(store: Store, counts: Mapping[str, int], bad: BadValues) -> dict[str, list[str]]:
+    """Return the sorted names of the groups of each topic, from its partition count."""
+    places = [(topic, number) for topic, count in counts.items() for number in range(count)]
+    found: dict[str, set[str]] = {topic: set() for topic in counts}
+    for (topic, _), names in zip(places, groups_on(store, places, bad), strict=True):
+        found[topic] |= names
+    return {topic: sorted(names) for topic, names in found.items()}
 
 
 def groups_on(

@@ -170,7 +170,7 @@ def test_views_name_the_reader_and_its_retries_can_be_canceled(make: NewDaemon):
         ]
         assert groups.describe(daemon.store, TOPIC, READER).delayed == 1
         (row,) = partitions.view(daemon.store, TOPIC, group=READER).assignments
-        assert (row.state, row.owner, row.lag) == ("owned", "one", 0)
+        assert (row.lease, row.owner, row.lag) == ("owned", "one", 0)
         (told,) = why.answer(Fleet(daemon.store, "default", 60.0), TOPIC, 0, READER)
         assert (told.group, told.owner, told.delayed) == (READER, "one", 1)
         # A canceled retry creates no dead letter, because the original is still there.

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from streamqd.admin import partitions, topics
+from streamqd.admin import assignments, topics
 from streamqd.admin.dead_letters.listing import FailureCause, FailureTally
 from streamqd.admin.dead_letters.passes import (
     DONE,
@@ -500,13 +500,13 @@ def _receivers(
 ) -> list[Receiver]:
     places = sorted(newest)
     units = [Unit(topic, number, group) for group, number in places]
-    rows = partitions.rows(store, units, BadValues())
+    rows = assignments.measured(store, units, 0, BadValues())
     orders = directives.read(store.execute("HGETALL", store.keys.orders(fleet)))
     paused = [orders.pause_of(Unit(topic, number, group)) is not None for group, number in places]
     receivers = []
     for group, letters in counts.most_common():
         mine = [at for at, place in enumerate(places) if place[0] == group]
-        owned = [rows[at] for at in mine if rows[at].state == "owned"]
+        owned = [rows[at] for at in mine if rows[at].lease == "owned"]
         receivers.append(
             Receiver(
                 group=group,

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from streamqd.admin import published
+from streamqd.admin.assignments import by_group
 from streamqd.admin.checks import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import Delays, DiagnosisFacts, UnitFacts
-from streamqd.admin.partitions import by_group
 from streamqd.admin.reading import SEQ_MAX, read_id
 from streamqd.words import plural, roughly, spans
 
