@@ -46,15 +46,17 @@ class AssignmentRow:
 
     `lease` is owned, expired (not renewed in time, and not taken over yet), free, or query: the
     group shows the position of a Spark query, which no instance owns. `owner` and `since_unix_ms`
-    describe the owner, '' and None without one. `epoch` grows with each change of owner. A
+    describe the owner, '' and None without one. `epoch` grows with each change of owner. An
     assignment in `quarantine` runs the messages of a lost owner in rounds.
 
-    `exists` is false if the group does not exist on the partition. `lag` counts unread messages,
-    None when the server keeps no count and there are more than 1,000: `lag_at_least` of them.
-    `pending` messages were delivered and not acknowledged. `delayed` ones wait for their next
-    attempt, the first until `next_due_unix_ms`. `oldest_unix_ms` is the write time of the oldest
-    unread or pending message, `oldest_seconds` its age, `oldest_unread_unix_ms` the time of the
-    oldest unread one. `dead_letters` belong to the group, `partition_dead_letters` to all groups.
+    `exists` is false if the group does not exist on the partition. `position` is the ID delivered
+    last, '' if it was not read. `lag` counts unread messages, also those in the group's retry
+    stream (`retry_unread`). It is None when the server keeps no count and there are too many to
+    count them here: there are at least `lag_at_least`. `pending` messages were delivered and not
+    acknowledged. `delayed` ones wait for their next attempt, the first until `next_due_unix_ms`.
+    `oldest_unix_ms` is the write time of the oldest unread or pending message, `oldest_seconds` its
+    age, `oldest_unread_unix_ms` and `oldest_pending_unix_ms` the times of each kind. `dead_letters`
+    belong to the group, `partition_dead_letters` to all groups of the partition.
 
     The rest is published by `reporter`: the owner, or the last one after a crash loop, '' without.
     `worker` is the state of its worker process (booting, ready, paused, quiet, broken, failed,
@@ -84,12 +86,15 @@ class AssignmentRow:
     since_unix_ms: int | None = None
     quarantine: bool = False
     exists: bool = True
+    position: str = ""
     lag: int | None = None
     lag_at_least: int = 0
+    retry_unread: int = 0
     pending: int | None = None
     delayed: int | None = None
     oldest_unix_ms: int | None = None
     oldest_unread_unix_ms: int | None = None
+    oldest_pending_unix_ms: int | None = None
     oldest_seconds: float | None = None
     next_due_unix_ms: int | None = None
     dead_letters: int | None = None
@@ -271,12 +276,12 @@ def measured(
         for unit, reply in zip(units, replies, strict=True)
         if (each := backlog.unit_figures(unit, reply, store.keys, bad)) is not None
     }
-    lags = _lags(store, figures, count_max)
+    unread = _unread(store, figures, count_max)
     rows = []
     for unit, view, reply in zip(units, views, replies, strict=True):
         lease, owner, since = holder(view)
-        each, lag = figures.get(unit, _NO_FIGURES), lags.get(unit, 0)
-        oldest = each.oldest_unix_ms()
+        each, retry = figures.get(unit, _NO_FIGURES), unread[unit, RETRY]
+        lag, oldest = unread[unit, MAIN] + retry, each.oldest_unix_ms()
         rows.append(
             replace(
                 known.get((owner, unit)) or AssignmentRow(*unit),
@@ -288,10 +293,12 @@ def measured(
                 exists=reply is None or reply.word != "NOGROUP",
                 lag=lag if unit in figures and lag <= count_max else None,
                 lag_at_least=lag,
+                retry_unread=retry,
                 pending=each.pending,
                 delayed=each.delayed,
                 oldest_unix_ms=oldest,
                 oldest_unread_unix_ms=each.oldest_unread_unix_ms(),
+                oldest_pending_unix_ms=each.oldest_pending_unix_ms(),
                 oldest_seconds=None if oldest is None else max(0, now_unix_ms - oldest) / 1000,
                 next_due_unix_ms=each.next_due_unix_ms,
             )
@@ -310,25 +317,31 @@ def holder(lease: LeaseView) -> tuple[str, str, int | None]:
     return "expired" if lease.ttl is None else "owned", lease.owner, lease.since_unix_ms
 
 
-def _lags(store: Store, figures: Mapping[Unit, UnitFigures], most: int) -> Counter[Unit]:
-    """Return the unread messages, counted up to `most` or a few more without the server's count.
+MAIN, RETRY = 0, 1  # the partition's stream, and the retry stream of the group
 
-    A call counts no more than its byte limit allows, so all assignments take turns.
+
+def _unread(
+    store: Store, figures: Mapping[Unit, UnitFigures], most: int
+) -> Counter[tuple[Unit, int]]:
+    """Return the unread messages of each unit in MAIN and in RETRY.
+
+    Where the server keeps no count, they are counted up to `most` or a few more. A call counts no
+    more than its byte limit allows, so all streams take turns.
     """
-    found: Counter[Unit] = Counter()
-    left: list[tuple[Unit, str, str]] = []  # possibly more entries: the ID to continue after
+    found: Counter[tuple[Unit, int]] = Counter()
+    left: list[tuple[tuple[Unit, int], str, str]] = []  # perhaps more entries after this ID
     for unit, each in figures.items():
         streams = {store.keys.source(*unit): each.main, store.keys.retry_stream(*unit): each.retry}
-        for stream, behind in streams.items():
-            found[unit] += 1 if behind.unread is None else behind.unread
+        for at, (stream, behind) in enumerate(streams.items()):
+            found[unit, at] = 1 if behind.unread is None else behind.unread
             if behind.unread is None:
-                left.append((unit, stream, behind.oldest_unread_id))
+                left.append(((unit, at), stream, behind.oldest_unread_id))
     while left:
         steps = [spark.step(stream, after, "+", spark.STEP_MAX) for _, stream, after in left]
         before, left = left, []
-        for (unit, stream, _), reply in zip(before, measure(store, steps), strict=True):
+        for (place, stream, _), reply in zip(before, measure(store, steps), strict=True):
             gone, last, more = reply.rest
-            found[unit] += int(gone)
-            if more and found[unit] <= most:
-                left.append((unit, stream, last.decode()))
+            found[place] += int(gone)
+            if more and found[place] <= most:
+                left.append((place, stream, last.decode()))
     return found

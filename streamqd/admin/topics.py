@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamqd import config
-from streamqd.admin import backlog, topics_settings
+from streamqd.admin import assignments, backlog, topics_settings
 from streamqd.admin.reading import BadValues, Unreadable, ask, group_names, measure_each, memory_of
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.errors import Malformed, Refused, TopicMissing
@@ -271,7 +271,7 @@ def _partition_rows(
 ) -> list[PartitionRow]:
     figures = figures_of(store, topic, count, bad)
     units = [Unit(topic, number, name) for number in range(count) for name in names]
-    found = backlog.backlogs(store, units, bad)
+    rows = assignments.measured(store, units, 0, bad, count_max=backlog.COUNT_MAX)
     sizes = memory_of(store, [store.keys.stream(topic, number) for number in range(count)], SAMPLES)
     return [
         PartitionRow(
@@ -284,9 +284,12 @@ def _partition_rows(
             scheduled=each.scheduled,
             dead_letters=each.dead,
             groups=[
-                GroupLag(name, one.lag, one.lag_exact, one.pending, one.delayed)
-                for name in names
-                if (one := found.get(Unit(topic, number, name))) is not None
+                GroupLag(
+                    *(row.group, row.lag_at_least, row.lag is not None),
+                    *(row.pending or 0, row.delayed or 0),
+                )
+                for row in rows
+                if row.partition == number and row.exists
             ],
         )
         for number, (each, size) in enumerate(zip(figures, sizes, strict=True))

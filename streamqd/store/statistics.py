@@ -87,6 +87,11 @@ class UnitFigures:
         ids = (self.main.oldest_unread_id, self.retry.oldest_unread_id)
         return min((unix_ms(each) for each in ids if each), default=None)
 
+    def oldest_pending_unix_ms(self) -> int | None:
+        """Return the time of the oldest pending entry, from its id, or None without one."""
+        ids = (self.main.oldest_pending_id, self.retry.oldest_pending_id)
+        return min((unix_ms(each) for each in ids if each), default=None)
+
     def oldest_unix_ms(self) -> int | None:
         """Return the time of the oldest unsettled entry, or None if all are settled."""
         ids = (*self.main[1::2], *self.retry[1::2])
