@@ -91,7 +91,7 @@ _TRANSIENT = (
 class RedisRefused(StreamqdError):
     """Redis returned an error, and nothing was done. `code` is its first word, such as `OOM`.
 
-    `kind` is the kind of this word (`streamqd.errors.RefusalKind`).
+    `kind` classifies this word (`streamqd.errors.RefusalKind`).
     """
 
     def __init__(self, code: str, message: str) -> None:

@@ -5,12 +5,12 @@ partition, never to another old one. The growth owns the new partitions in the n
 by leases that are not renewed. It gives them to a group as soon as that group has settled the
 entries that the old partitions held when producers switched to the new count.
 
-1. begin    the meta key records the growth and its token
+1. start    the meta key records the growth and its token
 2. keep     each group is created on each new partition, and its lease taken
-3. switch   the count changes. Producers route again, because they WATCH it while they write
+3. switch   the count changes. Producers route again, because their script compares it as it writes
 4. mark     the last id of each old partition is kept: its barrier
 5. settle   a group that is past all barriers gets the new partitions: their leases are released
-6. end      when every group has them, the record of the growth is deleted
+6. finish   when every group has them, the record of the growth is deleted
 
 Any client may repeat every step at any time, so an interrupted growth continues where it stopped.
 """

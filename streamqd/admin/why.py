@@ -591,8 +591,7 @@ _OTHER_CLIENTS = (
     CauseRule(
         "unowned",
         lambda f: f.foreign.get(""),
-        "no consumer has {unowned} of {unit} that were handed out: a client has given them up"
-        " (XNACK)",
+        "{unit} has {unowned} pending without a consumer, because a client returned them (XNACK)",
         "streamqd takes them over within 15 s while an instance owns the partition",
     ),
     CauseRule(

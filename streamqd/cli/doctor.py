@@ -106,7 +106,7 @@ def _list(checks: list[Check[DiagnosisFacts]], as_json: bool) -> None:
             ]
         )
     else:
-        table(("CHECK", "SEVERITY", "LOOKS FOR"), [(c.id, c.severity, c.title) for c in checks])
+        table(("CHECK", "SEVERITY", "FINDS"), [(c.id, c.severity, c.title) for c in checks])
 
 
 def _report(report: DiagnosisReport) -> None:
@@ -117,11 +117,11 @@ def _report(report: DiagnosisReport) -> None:
             click.echo(f"{area}:")
         _finding(each)
     for text in report.unseen:
-        click.echo(f"not looked at: {printable(text)}")
+        click.echo(f"not checked: {printable(text)}")
     serious = [each for each in report.findings if each.severity == "problem"]
     warned = [each for each in report.findings if each.severity == "warning"]
     summary = f"{count(len(serious), 'problem')}, {count(len(warned), 'warning')}"
-    rest = "; not everything was looked at" if report.unseen else ""
+    rest = "; some checks did not run" if report.unseen else ""
     click.echo(f"{count(len(report.checks), 'check')}: {summary}{rest}")
 
 

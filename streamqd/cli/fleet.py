@@ -398,9 +398,9 @@ def clear(
     fleet = session.fleet
     chosen = directives.clear(fleet, list(names), missing=missing, dry_run=True)
     if not dry_run and chosen.directives:
-        confirm(f"Take back {', '.join(chosen.directives)}?", yes)
+        confirm(f"Clear {', '.join(chosen.directives)}?", yes)
         chosen = directives.clear(fleet, chosen.directives)
-    verb = "would be taken back" if dry_run else "taken back"
+    verb = "would be cleared" if dry_run else "cleared"
 
     def show() -> None:
         click.echo(f"{count(len(chosen.directives), 'directive')} {verb}")

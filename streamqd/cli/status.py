@@ -162,13 +162,13 @@ def _unit_state(each: AssignmentRow) -> str:
 
 def _behind(now_unix_ms: int, group: fleet.Behind) -> str:
     """Return the lag of a group as a sentence, with its start and its trend."""
-    lag = "more than 1,000" if group.lag is None else f"{group.lag:,}"
+    lag = "more than 1,000 messages" if group.lag is None else count(group.lag, "message")
     where = (
         f"partition {group.partitions[0]}"
         if len(group.partitions) == 1
         else f"{len(group.partitions)} partitions"
     )
-    text = f"{group.topic}/{group.group} is {lag} behind in {where}"
+    text = f"{group.topic}/{group.group} lags by {lag} in {where}"
     if group.since_unix_ms is not None:
         since = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(group.since_unix_ms / 1000))
         text += f", since {since} ({age(now_unix_ms - group.since_unix_ms)})"

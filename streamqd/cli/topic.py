@@ -323,7 +323,7 @@ def _daemons_of(session: Session, why: str) -> Callable[[str], None]:
 
 def _left(done: growth.Progress) -> str:
     behind = [
-        f"{row.group} has {row.left:,}{'' if row.left_exact else ' or more'} to settle"
+        f"{row.group} has {row.left:,}{'' if row.left_exact else ' or more'} left to acknowledge"
         for row in done.groups
         if not row.done
     ]

@@ -134,8 +134,8 @@ def _group(found: admin.Trace, each: admin.GroupTrace, *, proven: bool) -> str:
             run = age((each.running_seconds or 0.0) * 1000)
             return f"running for {run}{on}, {attempt}{crashes}{replayed}"
         case admin.PENDING:
-            held = f" by {each.consumer}, a client of others" if each.consumer else on
-            since = f"handed out {age(each.idle_ms)} ago"
+            held = f" by {each.consumer}, another client" if each.consumer else on
+            since = f"delivered {age(each.idle_ms)} ago"
             due = ""
             if each.due_unix_ms is not None:
                 left = each.due_unix_ms - now
@@ -153,7 +153,7 @@ def _group(found: admin.Trace, each: admin.GroupTrace, *, proven: bool) -> str:
             ago = "" if died is None else f" {age(now - died)} ago"
             tries = (letter.attempts or 0) + (letter.crashes or 0)
             runs = f" after {count(tries, 'attempt')}" if tries else ""
-            return f"dead{runs}{ago} ({letter.reason}), letter {letter.id}{replayed}{error}"
+            return f"dead letter {letter.id}{runs}{ago} ({letter.reason}){replayed}{error}"
         case admin.UNREAD:
             return f"unread{_why(each)}"
         case admin.DONE | admin.MISSING | admin.MISSED:
@@ -161,7 +161,7 @@ def _group(found: admin.Trace, each: admin.GroupTrace, *, proven: bool) -> str:
         case admin.UNREADABLE:
             return f"unknown: {each.problem}"
         case _:
-            return "has not died, so nothing for it"
+            return "not a dead letter, so not for this group"
 
 
 def _done(state: str, *, proven: bool) -> str:

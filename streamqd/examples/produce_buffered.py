@@ -31,7 +31,7 @@ def send(url: str, lines: Iterable[str]) -> tuple[int, int]:
             try:
                 receipt = producer.send("readings", float(value), key=sensor, expires=3600)
             except BufferFull:
-                lost += 1  # Redis is slower than the sensors, or away: drop it, or stop reading
+                lost += 1  # Redis is too slow or unavailable: drop the value, or stop reading
             else:
                 receipt.add_done_callback(ended)
     return written, lost

@@ -35,7 +35,7 @@ def test_what_is_no_order_is_dead_at_once() -> None:
 
 
 def test_a_second_run_writes_the_same_invoice(tmp_path: Path) -> None:
-    """A process may die at any line, and the message then comes again."""
+    """A process can crash at any line, and the message then runs again."""
     folder = tmp_path / "invoices"
 
     def reset() -> None:
@@ -52,7 +52,7 @@ def test_a_second_run_writes_the_same_invoice(tmp_path: Path) -> None:
 
 
 def test_the_daemon_writes_it_too(streamqd_redis_url: str, streamqd_daemon: RunDaemon) -> None:
-    """The real daemon, with a server of its own, until everything is settled."""
+    """Run the real daemon on a private server until no messages are left."""
     with Producer(streamqd_redis_url) as producer:
         written = producer.send("orders", ORDER)
 

@@ -157,13 +157,13 @@ def test_top_survives_an_outage_of_redis(
     with new_daemon(redis_url=fresh_server.url, partitions=2) as one, watch(one) as top:
         top.wait_text(f"{TOPIC}/1/{GROUP}")
         fresh_server.kill()
-        top.wait_text("REDIS AWAY, data ")
+        top.wait_text("REDIS UNAVAILABLE, data ")
         assert f"{TOPIC}/1/{GROUP}" in top.shown
         top.type("?")
         top.wait_text("shows why a partition makes no progress")
         top.type("?")
         fresh_server.start()
-        top.wait_for(lambda: "REDIS AWAY" not in top.shown, "it has found Redis again")
+        top.wait_for(lambda: "REDIS UNAVAILABLE" not in top.shown, "it has found Redis again")
         top.wait_text("instances: 1 working")
         top.type("q")
         assert top.wait_end() == 0

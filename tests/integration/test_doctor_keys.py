@@ -445,7 +445,7 @@ def test_entries_that_no_consumer_has(surgery: Surgery) -> None:
     first = json.loads(told.stdout)["rows"][0]
     assert (first["place"], first["consumer"], first["idle_ms"]) == ("m:1-0", "", None)
     why = CliRunner().invoke(cli, ["--config", str(surgery.path), "why", "access/0"])
-    assert "no consumer has 1 message of access/0/hits" in why.stdout
+    assert "access/0/hits has 1 message pending without a consumer" in why.stdout
 
 
 def test_doctor_prints_the_repair_of_a_bad_value(surgery: Surgery) -> None:

@@ -102,7 +102,7 @@ def test_trace_shows_a_message_blocked_in_place(run: Run, handed_out: Desk) -> N
     row = seen(run)
     assert (row["state"], row["attempt"], row["crashes"]) == ("pending", 3, 0)
     assert row["due_unix_ms"] == due
-    assert "hits: pending, handed out " in run("trace", UID).stdout
+    assert "hits: pending, delivered " in run("trace", UID).stdout
     assert ", attempt 3, which runs in 1m" in run("trace", UID).stdout
 
 
@@ -149,7 +149,7 @@ def test_dead_replayed_and_dead_again(run: Run, handed_out: Desk) -> None:
     assert row["state"] == "dead-lettered"
     assert row["trace"]["dead_letters"][0]["attempts"] == 5
     said = run("trace", UID).stdout
-    assert re.search(rf"hits: dead after 5 attempts \S+ ago \(attempts\), letter {name}: ", said)
+    assert re.search(rf"hits: dead letter {name} after 5 attempts \S+ ago \(attempts\): ", said)
     assert f"  -> streamqd dlq show access {name}" in said
 
     run("dlq", "replay", "access", "--id", name, "--everyone", "--yes")
@@ -227,7 +227,7 @@ def test_trace_counts_crashed_runs(run: Run, handed_out: Desk) -> None:
     letter |= {b"originalTopic": b"access", b"originalPartition": b"0", b"crashes": b"3"}
     call = messages.dead(desk.keys, desk.leased("t1"), [(b"m:1000-0", letter)])
     assert desk.link.run(call).word == "OK"
-    assert "hits: dead after 3 attempts " in run("trace", UID).stdout
+    assert " after 3 attempts " in run("trace", UID).stdout
 
 
 def test_trace_finds_a_delayed_send_by_its_send_id(

@@ -72,7 +72,7 @@ def scenes(daemon: Daemon, server: servers.ProcessServer) -> list[tuple[str, str
         found.append(("132 columns, 30 lines: an operator has paused the topic", top.shown))
         top.resize(80, 24)
         server.kill()
-        top.wait_text("REDIS AWAY")
+        top.wait_text("REDIS UNAVAILABLE")
         found.append(("Redis is killed: the last figures stay, with their age", top.shown))
         top.type("q")
         top.wait_end()

@@ -78,14 +78,14 @@ def test_head_shows_the_fleet_and_its_sums() -> None:
 
     assert "streamqd fleet default  11:06:40Z  instances: 1 working" in shown
     assert "in 1.5/s  out 1,200/s" in shown
-    assert "lag 7  pending 2  delayed 1  dead 0" in shown
+    assert "lag 7  pending 2  delayed 1  dlq 0" in shown
     assert "lag 7+  pending 2" in text(frame(view([busy, unit(1, lag=None)]), Shown(), 80, 24))
 
 
 def test_age_of_the_data_is_shown_while_redis_is_unavailable() -> None:
     shown = text(frame(view([unit()]), Shown(), 80, 24, trouble="no reply from h:1", old=83.0))
 
-    assert "REDIS AWAY, data 1m23s old" in shown
+    assert "REDIS UNAVAILABLE, data 1m23s old" in shown
     assert "! no reply from h:1" in shown
     assert "access/0/hits" in shown
 

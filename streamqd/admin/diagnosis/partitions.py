@@ -203,10 +203,9 @@ def _ghosts(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         yield CheckResult(
             f"the group {group} holds entries on {spans(numbers(units))} of {topic} that a client"
             " has trimmed or deleted: those messages are lost",
-            "find who trims (`XADD … MAXLEN`, `XTRIM`, `XDEL`) and leave trimming to streamqd"
-            " (`streamqd"
-            f" topic settings {topic}`); a running daemon settles and counts the entries:"
-            f" `streamqd why {topic}/{units[0].unit.partition}/{group}`",
+            "find the client that trims (`XADD … MAXLEN`, `XTRIM`, `XDEL`) and let only streamqd"
+            f" trim (`streamqd topic settings {topic}`); a running daemon acknowledges and counts"
+            f" the entries: `streamqd why {topic}/{units[0].unit.partition}/{group}`",
             about=f"{topic}/{group}",
             evidence={
                 "partitions": numbers(units),

@@ -340,7 +340,7 @@ def _abandoned(facts: HeldPartition) -> Iterator[CheckResult]:
         kept = f" and keeps {_amount(row.needed)}" if row.holder == each.group else ""
         yield CheckResult(
             f"the group {each.group} has no owner, {seen}{kept}",
-            "start its consumer, or, when it is not needed, `streamqd group delete"
+            "start its consumer, or if the group is not needed, run `streamqd group delete"
             f" {facts.topic} {each.group}`",
             about=each.group,
         )

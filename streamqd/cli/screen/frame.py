@@ -123,7 +123,7 @@ def _head(view: FleetSnapshot, chosen: Shown, trouble: str, old: float) -> Line:
     clock = time.strftime("%H:%M:%S", time.gmtime(view.now_unix_ms / 1000))
     line = [Cell(f"streamqd fleet {printable(view.fleet)}", "bold")]
     if trouble:
-        line.append(Cell(f"  REDIS AWAY, data {age(old * 1000)} old", "bad"))
+        line.append(Cell(f"  REDIS UNAVAILABLE, data {age(old * 1000)} old", "bad"))
     if chosen.frozen:
         line.append(Cell("  FROZEN", "warn"))
     when = "" if trouble else f"  {clock}Z"
@@ -138,7 +138,7 @@ def _sums(view: FleetSnapshot) -> Line:
         Cell(f"  fail {number(sums.failed)}/s", "warn" if sums.failed >= 0.05 else ""),
         Cell(f"  lag {number(sums.lag)}{more}  pending {number(sums.pending)}"),
         Cell(f"  delayed {number(sums.delayed)}"),
-        Cell(f"  dead {number(sums.dead_letters)}", "bad" if sums.dead_letters else ""),
+        Cell(f"  dlq {number(sums.dead_letters)}", "bad" if sums.dead_letters else ""),
     ]
 
 

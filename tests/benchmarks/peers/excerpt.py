@@ -50,12 +50,12 @@ Medians of {rounds} rounds on {date}, {cores} cores ({cpu}), {server}: \
 CHINESE = """\
 {table}
 
-{rounds} 轮测试的中位数 ({date}, {cores} 核 {cpu}, {server})。
+{rounds} 轮测试的中位数（{date}，{cores} 核 {cpu}，{server}）。
 全部系统与数据见[基准测试](explanation/benchmarks.md)。
-"""
-CHINESE_HEADS = ("消息/秒", "延迟 p50", "延迟 p99", "每条消息 CPU", "每个 worker 内存")
+"""  # noqa: RUF001 - Chinese punctuation
+CHINESE_HEADS = ("消息/秒", "延迟 p50", "延迟 p99", "每条消息 CPU", "每个工作进程内存")
 KILLED_HEAD = "killed worker's message reruns"
-KILLED_CHINESE_HEAD = "worker 被杀后消息重跑"
+KILLED_CHINESE_HEAD = "工作进程被杀后的消息"
 MINUTE_S = 60.0
 
 Results = dict[str, Any]
