@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from streamqd.admin import assignments, published, topics
+from streamqd.admin import assignments, published, snapshot
 from streamqd.admin.assignments import COUNT_MAX, AssignmentRow, by_group
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import BadValues, Unreadable, ask
@@ -69,9 +69,8 @@ def measure(
     chosen = [name.partition("/") for name in names]
     units: list[Unit] = []
     for topic in dict.fromkeys(topic for topic, _, _ in chosen) if chosen else (None,):
-        for each, count in topics.counts_of(store, topic, bad).items():
-            found = topics.groups(store, each, range(count), queries=False, bad=bad)
-            units += [Unit(each, number, group) for group in found for number in range(count)]
+        _, _, found = snapshot.chosen(store, topic, None, None, bad)
+        units += [each for each in found if not each.is_of_query]
     if chosen:
         units = [each for each in units if not {each.topic, _name(each)}.isdisjoint(names)]
         there = {_name(each) for each in units}

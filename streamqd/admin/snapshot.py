@@ -174,7 +174,7 @@ def read(
     rows = measured(store, units, state.now_unix_ms, bad, reports)
     figures: dict[tuple[str, int], PartitionFigures] = {}
     if dead_letters:
-        figures = _partitions(store, counts, bad)
+        figures = topics.figures_of(store, counts, bad)
         letters = _letters(store, figures, bad)
         rows = [
             replace(
@@ -311,18 +311,6 @@ def chosen(
     if group is not None and not units:
         raise Refused(f"no group {group} reads {f'the topic {topic}' if topic else 'any topic'}")
     return counts, groups, units
-
-
-def _partitions(
-    store: Store, counts: Mapping[str, int], bad: BadValues
-) -> dict[tuple[str, int], PartitionFigures]:
-    """Measure all partitions of the topics, zeros where they cannot be measured."""
-    places = [(topic, number) for topic, count in counts.items() for number in range(count)]
-    calls = [statistics.measure_partition(store.keys, *place) for place in places]
-    return {
-        place: topics.partition_figures_of(reply, store.keys.trim(*place), bad)
-        for place, reply in zip(places, measure_each(store, calls, bad), strict=True)
-    }
 
 
 def _letters(

@@ -162,7 +162,7 @@ def _row(store: Store, topic: str) -> TopicRow | None:
     if meta is None and not bad.rows:
         return None
     count = meta.partitions if meta else 0
-    figures = figures_of(store, topic, count, bad)
+    figures = figures_of(store, {topic: count}, bad).values()
     names = groups(store, topic, range(count), bad=bad)
     return TopicRow(
         topic=topic,
@@ -269,7 +269,7 @@ def describe(store: Store, topic: str, configured: config.Topic | None = None) -
 def _partition_rows(
     store: Store, topic: str, count: int, names: list[str], bad: BadValues
 ) -> list[PartitionRow]:
-    figures = figures_of(store, topic, count, bad)
+    figures = figures_of(store, {topic: count}, bad).values()
     units = [Unit(topic, number, name) for number in range(count) for name in names]
     rows = assignments.measured(store, units, 0, bad, count_max=backlog.COUNT_MAX)
     sizes = memory_of(store, [store.keys.stream(topic, number) for number in range(count)], SAMPLES)
@@ -354,15 +354,15 @@ def groups_on(
 
 
 def figures_of(
-    store: Store, topic: str, count: int, bad: BadValues
-) -> list[statistics.PartitionFigures]:
-    """Return the figures of each partition, zeros where they cannot be measured."""
-    calls = [statistics.measure_partition(store.keys, topic, number) for number in range(count)]
-    replies = measure_each(store, calls, bad)
-    return [
-        partition_figures_of(reply, store.keys.trim(topic, at), bad)
-        for at, reply in enumerate(replies)
-    ]
+    store: Store, counts: Mapping[str, int], bad: BadValues
+) -> dict[tuple[str, int], statistics.PartitionFigures]:
+    """Return the figures of each partition of the topics, zeros where it cannot be measured."""
+    places = [(topic, number) for topic, count in counts.items() for number in range(count)]
+    calls = [statistics.measure_partition(store.keys, *place) for place in places]
+    return {
+        place: partition_figures_of(reply, store.keys.trim(*place), bad)
+        for place, reply in zip(places, measure_each(store, calls, bad), strict=True)
+    }
 
 
 def partition_figures_of(

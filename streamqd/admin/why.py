@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from streamqd.admin import groups, snapshot, topics
+from streamqd.admin import fields_of, groups, snapshot, topics
 from streamqd.admin.assignments import RECENT_SECONDS, AssignmentRow, RecentFailure, of_dependencies
 from streamqd.admin.backlog import other_clients
 from streamqd.admin.condition import RUNNING_SECONDS, STEADY, STUCK_SECONDS, recovery
@@ -149,23 +149,28 @@ class WaitFacts:
 class Answer:
     """The reasons why one assignment does not move, likeliest first. `moves`: nothing holds it.
 
-    `lag`, `pending`, `delayed` and `oldest_unix_ms` as in `partitions`. `lag_per_second` is the
-    growth of the lag, null when its owner has not published it. `unreadable` are values in Redis of
-    this assignment and of the fleet that cannot be read, and count as missing.
+    `unreadable` are values in Redis of this assignment and of the fleet that cannot be read, and
+    count as missing.
     """
 
-    topic: str
-    partition: int
-    group: str
-    owner: str
-    moves: bool
+    row: AssignmentRow
     causes: list[WaitCause]
-    lag: int | None
-    pending: int
-    delayed: int
-    oldest_unix_ms: int | None
-    lag_per_second: float | None
     unreadable: list[Unreadable]
+
+    @property
+    def moves(self) -> bool:
+        """True if the first cause lets it make progress."""
+        return self.causes[0].moves
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON."""
+        return fields_of(
+            self.row,
+            "topic partition group owner moves causes lag pending delayed oldest_unix_ms"
+            " lag_per_second",
+            moves=self.moves,
+            causes=self.causes,
+        ) | {"unreadable": self.unreadable}
 
 
 def answer(
@@ -188,11 +193,12 @@ def answer(
     shown = _shown(store, [unit for unit in units if unit.is_of_query], bad)
     held = dict(zip(units, other_clients(store, units, bad), strict=True))
     return [
-        _answer(
-            replace(each, foreign=held[each.row.unit], shown_seconds=shown.get(each.row.unit)),
+        Answer(
+            row,
+            causes(replace(facts, foreign=held[row.unit], shown_seconds=shown.get(row.unit))),
             bad.rows,
         )
-        for each in wait_facts(seen)
+        for row, facts in zip(seen.assignments, wait_facts(seen), strict=True)
     ]
 
 
@@ -208,22 +214,6 @@ def _shown(store: Store, units: list[Unit], bad: BadValues) -> dict[Unit, float]
     return found
 
 
-def _answer(facts: WaitFacts, unreadable: list[Unreadable]) -> Answer:
-    row, found = facts.row, causes(facts)
-    return Answer(
-        *row.unit,
-        owner=row.owner,
-        moves=found[0].moves,
-        causes=found,
-        lag=row.lag,
-        pending=row.pending or 0,
-        delayed=row.delayed or 0,
-        oldest_unix_ms=row.oldest_unix_ms,
-        lag_per_second=row.lag_per_second,
-        unreadable=unreadable,
-    )
-
-
 def wait_facts(seen: FleetSnapshot) -> list[WaitFacts]:
     """Return the facts of each assignment, without other clients and Spark queries."""
     members = {each.instance: each for each in seen.instances}
@@ -235,10 +225,9 @@ def wait_facts(seen: FleetSnapshot) -> list[WaitFacts]:
 
 
 class UnitCause(NamedTuple):
-    """The first cause of a unit, and the write time of its oldest waiting message."""
+    """The first cause of an assignment."""
 
-    unit: Unit
-    oldest_unix_ms: int | None
+    row: AssignmentRow
     cause: WaitCause
 
 
@@ -247,8 +236,7 @@ def problems(seen: FleetSnapshot) -> Iterator[UnitCause]:
     for facts in wait_facts(seen):
         for rule in _rules(facts):
             if rule.word in _PROBLEMS:
-                cause = _cause(rule, _texts(facts))
-                yield UnitCause(facts.row.unit, facts.row.oldest_unix_ms, cause)
+                yield UnitCause(facts.row, _cause(rule, _texts(facts)))
                 break
 
 
@@ -256,13 +244,13 @@ def summed_up(found: Iterable[UnitCause]) -> list[tuple[UnitCause, str]]:
     """Return each cause of each group once, as a clause, from the unit with the longest wait."""
     alike: dict[tuple[str, str, str], list[UnitCause]] = {}
     for each in found:
-        alike.setdefault((each.unit.topic, each.unit.group, each.cause.word), []).append(each)
+        alike.setdefault((each.row.topic, each.row.group, each.cause.word), []).append(each)
     clauses = []
     for (topic, group, word), some in alike.items():
-        worst = min(some, key=lambda each: each.oldest_unix_ms or math.inf)
-        text, others = worst.cause.sentence, [e.unit.partition for e in some if e is not worst]
+        worst = min(some, key=lambda each: each.row.oldest_unix_ms or math.inf)
+        text, others = worst.cause.sentence, [e.row.partition for e in some if e is not worst]
         if word == "idle" and others:
-            where = spans(each.unit.partition for each in some)
+            where = spans(each.row.partition for each in some)
             text = f"{where} of {topic}/{group}: no messages waiting"
         elif word != "stopped" and others:
             text += f"; the same in {spans(others)}"

@@ -9,7 +9,6 @@ from streamqd.admin.why import WaitCause
 from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.output import sentence, unreadable
 from streamqd.cli.session import Session
-from streamqd.model import Unit
 
 EXIT_HELD = 1
 
@@ -55,12 +54,10 @@ def _show(causes: list[WaitCause], text: str) -> None:
 
 def _show_topic(answers: list[admin.Answer]) -> None:
     """Print each cause of a group once. Causes that block progress come first."""
-    found = {Unit(each.topic, each.partition, each.group): each for each in answers}
-    first = (
-        admin.UnitCause(unit, each.oldest_unix_ms, each.causes[0]) for unit, each in found.items()
-    )
+    found = {each.row.unit: each for each in answers}
+    first = (admin.UnitCause(each.row, each.causes[0]) for each in answers)
     for worst, text in sorted(admin.summed_up(first), key=lambda each: each[0].cause.moves):
-        _show(found[worst.unit].causes, text)
+        _show(found[worst.row.unit].causes, text)
 
 
 def _place(text: str) -> tuple[str, int | None, str | None]:

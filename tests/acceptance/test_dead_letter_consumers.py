@@ -172,7 +172,7 @@ def test_views_name_the_reader_and_its_retries_can_be_canceled(make: NewDaemon):
         (row,) = partitions.view(daemon.store, TOPIC, group=READER).assignments
         assert (row.lease, row.owner, row.lag) == ("owned", "one", 0)
         (told,) = why.answer(Fleet(daemon.store, "default", 60.0), TOPIC, 0, READER)
-        assert (told.group, told.owner, told.delayed) == (READER, "one", 1)
+        assert (told.row.group, told.row.owner, told.row.delayed) == (READER, "one", 1)
         # A canceled retry creates no dead letter, because the original is still there.
         rows = retries.chosen(daemon.store, TOPIC, READER, EVERY)
         assert [each.uid for each in rows] == [uid]

@@ -18,6 +18,7 @@ from streamqd.words import age, short
 NAME_MIN = 15  # minimum width of the partition's name
 GAP = 1
 CALM = ("ready", "running", "recovering")
+Figure = Callable[[AssignmentRow], float | None]
 
 
 class Cell(NamedTuple):
@@ -111,13 +112,7 @@ def _slope(unit: AssignmentRow) -> Cell:
     return Cell(f"{'+' if slope > 0 else '-'}{number(abs(slope), 5)}", "warn" if slope > 0 else "")
 
 
-def _numeric(
-    name: str,
-    heading: str,
-    width: int,
-    from_width: int,
-    value: Callable[[AssignmentRow], float | None],
-) -> ScreenColumn:
+def _numeric(name: str, heading: str, width: int, from_width: int, value: Figure) -> ScreenColumn:
     return ScreenColumn(
         name,
         heading,
@@ -128,9 +123,7 @@ def _numeric(
     )
 
 
-def _timed(
-    name: str, heading: str, from_width: int, value: Callable[[AssignmentRow], float | None]
-) -> ScreenColumn:
+def _timed(name: str, heading: str, from_width: int, value: Figure) -> ScreenColumn:
     return ScreenColumn(
         name,
         heading,
