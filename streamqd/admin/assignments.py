@@ -64,11 +64,11 @@ class AssignmentRow:
     throttled) or recovering. `waits_seconds` is the remaining wait. `in_flight` entries are fetched
     and not handled. `held` messages of `held_keys` keys wait for an earlier message of their key.
     `suspects_left` of `suspects` messages of a crash or a lost host are left to run in rounds, and
-    a round of `round_size` runs now. Rates are per second: `acked` and `failed` averaged over 10 s,
-    `arriving` (entries written to the partition) over 20 s, `lag_per_second` the median change in
-    that time. `p50_seconds` and `p99_seconds` cover the handler runs of the last minute. The event
-    loop is blocked for `loop_blocked_seconds`, 0 while it turns, or was until
-    `loop_blocked_seconds_ago`, by the code `loop_blocker` (FILE:LINE in FUNCTION).
+    a round of `round_size` runs now. Rates are per second: `acked`, `failed` and `dead_lettered`
+    averaged over 10 s, `arriving` (entries written to the partition) over 20 s, `lag_per_second`
+    the median change in that time. `p50_seconds` and `p99_seconds` cover the handler runs of the
+    last minute. The event loop is blocked for `loop_blocked_seconds`, 0 while it turns, or was
+    until `loop_blocked_seconds_ago`, by the code `loop_blocker` (FILE:LINE in FUNCTION).
     `longest_run_seconds` is the age of the oldest handler run, `running` the place of its message,
     `progress_seconds` the time since a handler called `Message.progress`, if any did. `rate` limits
     the runs per second of the partition, or as a share of the group (`rate_per`).
@@ -110,6 +110,7 @@ class AssignmentRow:
     round_size: int | None = None
     acked: float | None = None
     failed: float | None = None
+    dead_lettered: float | None = None
     arriving: float | None = None
     lag_per_second: float | None = None
     p50_seconds: float | None = None
@@ -226,6 +227,7 @@ def _published_row(instance: str, raw: dict[str, Any]) -> AssignmentRow:
         worker=str(raw.get("state", "unknown")),
         acked=published.rate(raw, "acked"),
         failed=published.rate(raw, "failed"),
+        dead_lettered=published.rate(raw, "dead_lettered"),
         **values,
     )
 

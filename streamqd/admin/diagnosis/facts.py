@@ -16,6 +16,7 @@ from typing import Any
 
 from streamqd import config
 from streamqd.admin import backlog, published
+from streamqd.admin.assignments import AssignmentRow, published_rows
 from streamqd.admin.diagnosis.stream import BlockingGroup, blocking_group
 from streamqd.admin.instances import InstanceRow, instance_row
 from streamqd.admin.permissions import MissingPermission
@@ -267,6 +268,12 @@ class DiagnosisFacts:
         """The members as views show them."""
         state, summaries = self.fleet.state, self.fleet.summaries
         return [instance_row(state, beat, summaries.get(beat.instance, {})) for beat in state.beats]
+
+    @cached_property
+    def published(self) -> Sequence[AssignmentRow]:
+        """The assignments in the summaries. During a move, two instances may claim one."""
+        summaries = self.fleet.summaries.items()
+        return [row for name, each in summaries for row in published_rows(name, each)]
 
     @cached_property
     def living(self) -> Sequence[Heartbeat]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from streamqd.admin import instances
-from streamqd.admin.assignments import by_group, holder, published_rows
+from streamqd.admin.assignments import by_group, holder
 from streamqd.admin.checks import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import DiagnosisFacts, UnitFacts
 from streamqd.admin.diagnosis.partitions import numbers
@@ -217,37 +217,31 @@ def _refused_boards(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 @check("fleet.loop-blocked", Severity.WARNING, Need.FLEET)
 def _blocked_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A coroutine blocks its worker's event loop, or did in the last 15 minutes."""
-    for name, summary in facts.fleet.summaries.items():
-        for each in published_rows(name, summary):
-            now, ago = each.loop_blocked_seconds or 0.0, each.loop_blocked_seconds_ago
-            if not now and (ago is None or ago > BLOCKED_SECONDS):
-                continue
-            at = f" at {each.loop_blocker}" if each.loop_blocker else ""
-            when = f"for {lasting(now)}" if now else f"until {lasting(ago or 0.0)} ago"
-            verb = "has blocked" if now else "blocked"
-            yield CheckResult(
-                f"a coroutine {verb} the event loop of {each.name} on {name} {when}{at}: no other"
-                " coroutine of the partition continues then",
-                "await something that does not block, or move that call to a thread with"
-                f" asyncio.to_thread. `loop.blocked` in the log of {name} has the stack",
-                about=each.name,
-                evidence={
-                    "instance": name,
-                    "loop_blocked_seconds": now,
-                    "loop_blocked_seconds_ago": ago,
-                    "loop_blocker": each.loop_blocker,
-                },
-            )
+    for each in facts.published:
+        now, ago = each.loop_blocked_seconds or 0.0, each.loop_blocked_seconds_ago
+        if not now and (ago is None or ago > BLOCKED_SECONDS):
+            continue
+        at = f" at {each.loop_blocker}" if each.loop_blocker else ""
+        when = f"for {lasting(now)}" if now else f"until {lasting(ago or 0.0)} ago"
+        verb = "has blocked" if now else "blocked"
+        yield CheckResult(
+            f"a coroutine {verb} the event loop of {each.name} on {each.owner} {when}{at}: no other"
+            " coroutine of the partition continues then",
+            "await something that does not block, or move that call to a thread with"
+            f" asyncio.to_thread. `loop.blocked` in the log of {each.owner} has the stack",
+            about=each.name,
+            evidence={
+                "instance": each.owner,
+                "loop_blocked_seconds": now,
+                "loop_blocked_seconds_ago": ago,
+                "loop_blocker": each.loop_blocker,
+            },
+        )
 
 
 def _in_state(facts: DiagnosisFacts, state: str) -> list[tuple[Unit, str]]:
     """Return the units whose worker is published in a state, each with its instance."""
-    return [
-        (each.unit, name)
-        for name, summary in facts.fleet.summaries.items()
-        for each in published_rows(name, summary)
-        if each.worker == state
-    ]
+    return [(each.unit, each.owner) for each in facts.published if each.worker == state]
 
 
 @check("fleet.short-lease", Severity.WARNING, Need.SERVER)

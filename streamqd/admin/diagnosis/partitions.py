@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from streamqd.admin import published
 from streamqd.admin.assignments import by_group
 from streamqd.admin.checks import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import Delays, DiagnosisFacts, UnitFacts
@@ -421,12 +420,8 @@ def _old(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 @check("partitions.dead-letters-growing", Severity.WARNING, Need.FLEET)
 def _growing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A group is producing dead letters now."""
-    rates: dict[tuple[str, str], float] = {}
-    for summary in facts.fleet.summaries.values():
-        for unit in published.tables(summary.get("assignments")):
-            pair = str(unit.get("topic")), str(unit.get("group"))
-            rates[pair] = rates.get(pair, 0.0) + (published.rate(unit, "dead_lettered") or 0.0)
-    for (topic, group), rate in rates.items():
+    for (topic, group), rows in by_group(facts.published).items():
+        rate = sum(row.dead_lettered or 0.0 for row in rows)
         if rate >= GROWING:
             yield CheckResult(
                 f"{group} produces {rate * 60:,.1f} dead letters of {topic} per minute",
