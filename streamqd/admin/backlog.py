@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from streamqd.admin.reading import BadValues, ask, group_names, measure_each
-from streamqd.errors import BadValue
 from streamqd.model import Unit
 from streamqd.store import spark, statistics
 from streamqd.store.fetch import CONSUMER
@@ -35,14 +34,7 @@ def unit_figures(
     unit: Unit, reply: Reply | None, keys: Keys, bad: BadValues
 ) -> statistics.UnitFigures | None:
     """Parse a reply of `statistics.measure_unit`. None: no such group, or an unreadable reply."""
-    if reply is None:
-        return None
-    try:
-        return statistics.unit_figures(reply)
-    except BadValue as error:
-        # The script gets no key names: the value that it read is the due time of a retry.
-        bad.add(BadValue(keys.retry(*unit), "a due time", error.found, error.wanted))
-        return None
+    return None if reply is None else bad.read(statistics.unit_figures, reply, keys.retry(*unit))
 
 
 def positions(store: Store, streams: Sequence[str], bad: BadValues) -> dict[str, dict[str, str]]:

@@ -15,7 +15,6 @@ from streamqd.model import Unit
 from streamqd.store import retries, untrusted
 from streamqd.store.keys import named
 from streamqd.store.retries import Delayed, Holder
-from streamqd.store.scripts import Reply
 from streamqd.store.store import Store
 
 PAGE = 64
@@ -114,13 +113,11 @@ def _page(
         return [], False
     page = []
     for row in reply.rest[0]:
-        try:
-            (one,) = retries.rows(Reply("OK", [[row], False]))[0]
-            if abs(one.due_unix_ms) >= untrusted.INTEGER_MAX:  # the script has cut it
-                raise BadValue("", "", f"{one.due_unix_ms} or beyond", "a time")
+        one = bad.read(retries.row, row, due)
+        if one is not None and abs(one.due_unix_ms) < untrusted.INTEGER_MAX:
             page.append(one)
-        except BadValue as error:
-            bad.add(BadValue(due, untrusted.label(row[0]), error.found, error.wanted))
+        elif one is not None:  # the script has cut it
+            bad.add(BadValue(due, one.place, f"{one.due_unix_ms} or beyond", "a time"))
     for one in page:
         for name in (b"retryCount", b"crashCount"):
             field, raw = f"{one.place}: {name.decode()}", one.fields.get(name)

@@ -7,7 +7,7 @@ delayed send is its send ID.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from streamqd.errors import ContractError
 from streamqd.model import Unit
@@ -44,16 +44,20 @@ def page(keys: Keys, holder: Holder, after: tuple[int, str], count: int) -> Call
 
 def rows(reply: Reply) -> tuple[list[Delayed], bool]:
     """Read the reply to `page`: rows (fewer if they are large), and True if there may be more."""
-    found = [
-        Delayed(
-            untrusted.label(place),
-            untrusted.integer(due, "a due time", low=-untrusted.INTEGER_MAX),
-            size,
-            dict(zip(_texts(fields[::2]), _texts(fields[1::2]), strict=True)),
-        )
-        for place, due, size, fields in reply.rest[0]
-    ]
-    return found, bool(reply.rest[1])
+    return [row(each) for each in reply.rest[0]], bool(reply.rest[1])
+
+
+def row(raw: Sequence[Any], key: str = "due times") -> Delayed:
+    """Read one row of the reply to `page`. Raises BadValue for a due time in `key`."""
+    place, due, size, fields = raw
+    name = untrusted.label(place)
+    printable = name.encode("unicode_escape").decode()
+    return Delayed(
+        name,
+        untrusted.integer(due, key, printable, low=-untrusted.INTEGER_MAX),
+        size,
+        dict(zip(_texts(fields[::2]), _texts(fields[1::2]), strict=True)),
+    )
 
 
 def _texts(parts: Sequence[bytes | int]) -> list[bytes]:

@@ -21,6 +21,7 @@ from streamqd.store.scripts import Call, Reply
 QUERIES_MAX = 100  # queries shown per partition, those with the latest reports
 _QUERY = re.compile((QUERIES + NAME.pattern).encode())
 TRIM = "the record of trimming of a partition"  # used if the caller passes no key
+RETRIES = "the retries of a group on a partition"  # likewise
 
 
 class QueryFigures(NamedTuple):
@@ -155,8 +156,11 @@ def measure_unit(keys: Keys, unit: Unit) -> Call:
     return scripts.on("assignment_measure", keys, unit)
 
 
-def unit_figures(reply: Reply) -> UnitFigures | None:
-    """Read the reply to `measure_unit`. Return None if the group does not exist there."""
+def unit_figures(reply: Reply, key: str = RETRIES) -> UnitFigures | None:
+    """Read the reply to `measure_unit`. Return None if the group does not exist there.
+
+    `key` is the key of the due times of retries.
+    """
     if reply.word == "NOGROUP":
         return None
     main, retry, delayed, due = reply.rest
@@ -164,7 +168,7 @@ def unit_figures(reply: Reply) -> UnitFigures | None:
         main=_backlog(main),
         retry=_backlog(retry),
         delayed=int(delayed),
-        next_due_unix_ms=due_of(due),
+        next_due_unix_ms=due_of(due, key, "a due time"),
     )
 
 
@@ -220,11 +224,11 @@ def _backlog(raw: list[Any]) -> Backlog:
     )
 
 
-def due_of(raw: bytes) -> int | None:
+def due_of(raw: bytes, key: str = "a due time", field: str = "") -> int | None:
     """Read the earliest due time, unix ms. Return None if nothing is delayed.
 
     A score may be any number, even negative. The script clamps it to the exact range.
     """
     if not raw:
         return None
-    return untrusted.integer(raw, "a due time", low=-untrusted.INTEGER_MAX)
+    return untrusted.integer(raw, key, field, low=-untrusted.INTEGER_MAX)

@@ -15,6 +15,7 @@ from random import random
 from typing import Concatenate, ParamSpec, TypeVar
 
 from streamqd import logs
+from streamqd.errors import BadValue
 from streamqd.model import Backoff, Unit
 from streamqd.policy import backoff
 from streamqd.scoreboard import WorkerState, now_ns
@@ -43,9 +44,16 @@ class Isolation:
         self._owed: dict[Unit, tuple[float, str]] = {}  # pauses to be set: end, problem
 
     def run(self, unit: Unit, do: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> T | None:
-        """Return `do(...)`. After an error, give the assignment up and return None."""
+        """Return `do(...)`, or None after an error.
+
+        An unexpected error gives the assignment up. A value in Redis that cannot be read is only
+        logged, so that the caller reads it again.
+        """
         try:
             return do(*args, **named)
+        except BadValue as error:
+            logs.bad_value(error, unit=unit)
+            return None
         except Exception as error:  # noqa: BLE001 - it may be any: the other assignments continue
             self._give_up(unit, error)
             return None

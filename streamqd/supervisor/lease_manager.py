@@ -16,7 +16,7 @@ from typing import Any
 
 from streamqd import logs, registration
 from streamqd.config import Settings
-from streamqd.errors import BadValue, RedisRefused, RedisUnavailable
+from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.isolate import Isolate, directly
 from streamqd.model import Unit
 from streamqd.policy import heartbeats
@@ -182,15 +182,8 @@ class LeaseManager:
         return calls
 
     def _answer(self, partition: PartitionState, take: Answer) -> Answer:
-        """Process the reply in isolation. An unreadable value is logged, and asked for again."""
-
-        def heard(reply: Reply | RedisRefused) -> None:
-            try:
-                take(reply)
-            except BadValue as bad:
-                logs.bad_value(bad)
-
-        return lambda reply: self.isolate(partition.unit, heard, reply)
+        """Process the reply in isolation. After an unreadable value it is asked for again."""
+        return lambda reply: self.isolate(partition.unit, take, reply)
 
     # --- answers ---
 

@@ -229,4 +229,4 @@ def test_plan_and_delay_parsers_report_bad_values(
             for number in partitions:
                 fine(number)
     delayed = [[place, due, 0, fields * 2] for place, due, fields in rows]
-    read(lambda: retries.rows(Reply("OK", [delayed, 0])), "a due time")
+    read(lambda: retries.rows(Reply("OK", [delayed, 0])), "due times")

@@ -33,7 +33,6 @@ from streamqd.model import LETTERS, Unit
 from streamqd.store import directives, retries, topics, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.messages import COUNT_MAX
-from streamqd.store.scripts import Reply
 from streamqd.store.store import Store
 
 PAGE = 10_000  # fields of one hash that is read
@@ -290,9 +289,8 @@ def _items(store: Store, bad: BadValues, units: Sequence[Unit]) -> None:
     calls = [retries.page(store.keys, unit, (0, ""), ITEMS) for unit in units]
     for unit, reply in zip(units, measure_each(store, calls, bad), strict=True):
         for row in reply.rest[0] if reply else ():
-            try:
-                ((one,), _) = retries.rows(Reply("OK", [[row], False]))
-            except BadValue:
+            one = BadValues().read(retries.row, row)
+            if one is None:
                 continue  # its due time, which is named already
             for name in ("retryCount", "crashCount"):
                 raw, field = one.fields.get(name.encode()), f"{one.place}: {name}"
