@@ -6,7 +6,7 @@ Each function builds a call on the topic's meta key. The caller works on partiti
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
@@ -70,27 +70,20 @@ def _barriers(raw: bytes, key: str) -> list[str]:
 
 def begin(keys: Keys, topic: str, seen: int, to: int, token: str) -> Call:
     """Start a growth, or return the progress of one to the same count."""
-    return _call("growth_start", keys, topic, seen=seen, to=to, token=token)
+    return scripts.on("growth_start", keys, (topic,), seen=seen, to=to, token=token)
 
 
 def switch(keys: Keys, topic: str, token: str, new: Sequence[int]) -> Call:
     """Make producers route by the new count. `new` are the new partitions."""
-    return scripts.get("growth_switch").call(
-        {"meta": keys.meta(topic), "partitions": keys.partitions(topic)},
-        token=token,
-        streams=[keys.stream(topic, number) for number in new],
-    )
+    streams = [keys.stream(topic, number) for number in new]
+    return scripts.on("growth_switch", keys, (topic,), token=token, streams=streams)
 
 
 def mark(keys: Keys, topic: str, token: str, barriers: Sequence[str]) -> Call:
     """Store the last ids of the old partitions, read after the switch. The first call wins."""
-    return _call("growth_mark", keys, topic, token=token, barriers=" ".join(barriers))
+    return scripts.on("growth_mark", keys, (topic,), token=token, barriers=" ".join(barriers))
 
 
 def end(keys: Keys, topic: str, token: str) -> Call:
     """Forget the growth."""
-    return _call("growth_finish", keys, topic, token=token)
-
-
-def _call(name: str, keys: Keys, topic: str, **args: Any) -> Call:
-    return scripts.get(name).call({"meta": keys.meta(topic)}, **args)
+    return scripts.on("growth_finish", keys, (topic,), token=token)

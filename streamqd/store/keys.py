@@ -167,7 +167,11 @@ class Keys:
         return f"{self.control}:attempts:{{{topic}:p:{partition}}}:{group}"
 
 
-# Keys by their names in script headers: for a group, and for a partition.
+# A unit, topic and partition, or a topic.
+Place = Unit | tuple[str, int] | tuple[str]
+
+# Keys by their names in script headers: for a topic, for a group, and for a partition.
+_OF_TOPIC = {"meta": Keys.meta, "partitions": Keys.partitions}
 _OF_GROUP = {
     "stream": Keys.source,
     "retry": Keys.retry_stream,
@@ -187,15 +191,20 @@ _OF_PARTITION = {
     "delayed": Keys.scheduled,
     "items": Keys.scheduled_items,
     "target": Keys.stream,
+    "due": Keys.schedules_due,
+    "schedules": Keys.schedules,
+    "last": Keys.schedules_last,
 }
 
 
-def named(keys: Keys, name: str, place: Unit | tuple[str, int]) -> str:
+def named(keys: Keys, name: str, place: Place) -> str:
     """Return the key that script headers call `name`.
 
-    `place` is a unit, or topic and partition. For the latter, `delayed`, `items` and `target` are
-    the keys of scheduled sends. Raises KeyError if a place has no such key.
+    `delayed`, `items` and `target` are the keys of scheduled sends, unless `place` is a unit.
+    Raises KeyError if a place has no such key.
     """
+    if name in _OF_TOPIC:
+        return _OF_TOPIC[name](keys, place[0])
     if isinstance(place, Unit) and name in _OF_GROUP:
         return _OF_GROUP[name](keys, *place)
     return _OF_PARTITION[name](keys, *place[:2])

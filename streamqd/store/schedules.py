@@ -7,7 +7,7 @@ partition. The index is in a slot of its own, so it is written before the schedu
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from streamqd.config.schedules import LAST_UNIX_MS
@@ -15,7 +15,7 @@ from streamqd.config.setting import NAME
 from streamqd.errors import BadValue, ContractError
 from streamqd.model import TopicPartition, Unit
 from streamqd.store import scripts, untrusted
-from streamqd.store.keys import Keys
+from streamqd.store.keys import Keys, named
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 from streamqd.store.topics import PARTITIONS_MAX
@@ -111,7 +111,7 @@ def _line(raw: bytes) -> IndexLine | None:
 
 def page(keys: Keys, place: TopicPartition, count: int) -> Call:
     """Build the call that lists due schedules."""
-    return scripts.get("schedule_page").call(_keys(keys, place), count=count)
+    return scripts.on("schedule_page", keys, place, count=count)
 
 
 def due_later(
@@ -151,15 +151,11 @@ def fire(
     """
     if not 1 <= len(ticks) <= TICKS_MAX:
         raise ContractError(f"{len(ticks)} ticks in one call, not 1 to {TICKS_MAX}")
-    named = {
-        **_keys(keys, place),
-        "last": keys.schedules_last(*place),
-        "stream": keys.stream(*place),
-        **_counted(keys, place, partitions),
-    }
+    of_place = ("due", "schedules", "last", "stream", *_counted(partitions))
+    found = {each: named(keys, each, place) for each in of_place}
     if group:
         unit = Unit(*place, group)
-        named |= {
+        found |= {
             "retry": keys.retry_stream(*unit),
             "delayed": keys.retry(*unit),
             "items": keys.retry_items(*unit),
@@ -173,7 +169,7 @@ def fire(
         flat.append("" if each.following_unix_ms is None else each.following_unix_ms)
         flat += (each.skipped, len(each.fields), *each.fields)
     return scripts.get("schedule_fire").call(
-        named, partitions=partitions or 0, group=group, orphan_ms=orphan_ms, ticks=flat
+        found, partitions=partitions or 0, group=group, orphan_ms=orphan_ms, ticks=flat
     )
 
 
@@ -189,14 +185,11 @@ def run(
     """Write one message of a schedule now."""
     if len(fields) > FIELDS_MAX:
         raise ContractError(f"a message of {len(fields)} names and values")
-    named = {
-        "schedules": keys.schedules(*place),
-        "last": keys.schedules_last(*place),
-        "stream": keys.stream(*place),
-        **_counted(keys, place, partitions),
-    }
-    return scripts.get("schedule_run").call(
-        named,
+    return scripts.on(
+        "schedule_run",
+        keys,
+        place,
+        optional=_counted(partitions),
         name=name,
         hash=digest,
         partitions=partitions or 0,
@@ -219,8 +212,10 @@ def declare(
     takeover_ms: int = TAKEOVER_MS,
 ) -> Call:
     """Store a schedule, unless its specification is unchanged."""
-    return scripts.get("schedule_declare").call(
-        _keys(keys, place),
+    return scripts.on(
+        "schedule_declare",
+        keys,
+        place,
         name=name,
         hash=digest,
         spec=text,
@@ -237,33 +232,29 @@ def stamp(keys: Keys, place: TopicPartition, declared: Sequence[tuple[str, str]]
     if not 1 <= len(declared) <= STAMPS_MAX:
         raise ContractError(f"{len(declared)} schedules in one call, not 1 to {STAMPS_MAX}")
     flat = [part for pair in declared for part in pair]
-    return scripts.get("schedule_stamp").call(_keys(keys, place), declared=flat)
+    return scripts.on("schedule_stamp", keys, place, declared=flat)
 
 
 def hold(keys: Keys, place: TopicPartition, name: str | bytes, reason: str) -> Call:
     """Stop a schedule and keep its due time."""
     if reason not in REASONS:
         raise ContractError(f"schedule_hold: reason {reason!r}")
-    return scripts.get("schedule_hold").call(_keys(keys, place), name=name, reason=reason)
+    return scripts.on("schedule_hold", keys, place, name=name, reason=reason)
 
 
 def release(keys: Keys, place: TopicPartition, name: str) -> Call:
     """Make a held schedule due again."""
-    return scripts.get("schedule_release").call(_keys(keys, place), name=name)
+    return scripts.on("schedule_release", keys, place, name=name)
 
 
 def drop(keys: Keys, place: TopicPartition, name: str) -> Call:
     """Remove a schedule."""
-    named = {**_keys(keys, place), "last": keys.schedules_last(*place)}
-    return scripts.get("schedule_drop").call(named, name=name)
+    return scripts.on("schedule_drop", keys, place, name=name)
 
 
-def _keys(keys: Keys, place: TopicPartition) -> dict[str, str]:
-    return {"due": keys.schedules_due(*place), "schedules": keys.schedules(*place)}
-
-
-def _counted(keys: Keys, place: TopicPartition, partitions: int | None) -> Mapping[str, str]:
-    return {} if partitions is None else {"meta": keys.meta(place[0])}
+def _counted(partitions: int | None) -> tuple[str, ...]:
+    """Return the optional keys of a script that compares the partition count."""
+    return () if partitions is None else ("meta",)
 
 
 # --- the index ---

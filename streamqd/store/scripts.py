@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from streamqd.errors import ContractError
 from streamqd.model import Unit
-from streamqd.store.keys import Keys, named
+from streamqd.store.keys import Keys, Place, named
 
 KEY_TYPES = frozenset({"HASH", "LIST", "SET", "STREAM", "STRING", "ZSET"})
 ARG_TYPES = frozenset({"bytes", "flag", "id", "int", "list", "str", "token"})
@@ -146,12 +146,13 @@ def get(name: str) -> Script:
 def on(
     name: str,
     keys: Keys,
-    place: Unit | tuple[str, int],
+    place: Place,
+    /,
     *,
     optional: Collection[str] = (),
     **args: object,
 ) -> Call:
-    """Build a call on the keys of a unit, or of topic and partition, that the header names.
+    """Build a call on the keys of a unit, a partition or a topic that the header names.
 
     `optional` names optional keys to pass. The group of a unit is passed if the header has an
     argument `group`. Raises ContractError if an argument is missing or unknown.

@@ -52,8 +52,10 @@ def create(store: Store, name: str, topic: Topic) -> int:
 
 def creation(keys: Keys, name: str, topic: Topic) -> Call:
     """Build the call that creates a topic: OK, EXISTS with count and settings, or DELETING."""
-    return scripts.get("topic_create").call(
-        {"meta": keys.meta(name), "partitions": keys.partitions(name)},
+    return scripts.on(
+        "topic_create",
+        keys,
+        (name,),
         count=topic.partitions,
         settings=_packed(config.registered(topic)),
         streams=[keys.stream(name, number) for number in range(topic.partitions)],
@@ -62,14 +64,12 @@ def creation(keys: Keys, name: str, topic: Topic) -> Call:
 
 def configuration(keys: Keys, name: str, seen: str, settings: Mapping[str, Any]) -> Call:
     """Build the call that replaces the settings, if they still equal `seen`, from `stored`."""
-    return scripts.get("topic_configure").call(
-        {"meta": keys.meta(name)}, seen=seen, settings=_packed(settings)
-    )
+    return scripts.on("topic_configure", keys, (name,), seen=seen, settings=_packed(settings))
 
 
 def retirement(keys: Keys, name: str) -> Call:
     """Build the call that starts a deletion: OK with the count, even if repeated, or MISSING."""
-    return scripts.get("topic_retire").call({"meta": keys.meta(name)})
+    return scripts.on("topic_retire", keys, (name,))
 
 
 def stored(store: Store, name: str) -> str:
