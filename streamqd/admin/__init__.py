@@ -32,7 +32,7 @@ def as_json(value: Any) -> Any:
     return dict(_pair(name, content) for name, content in pairs)
 
 
-def fields_of(value: object, names: str, **others: Any) -> dict[str, Any]:
+def named_fields(value: object, names: str, **others: Any) -> dict[str, Any]:
     """Return the fields and properties with these names, separated by spaces, in their order.
 
     `others` replaces some of them.

@@ -7,8 +7,8 @@ what their owners have published. Neither writes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from streamqd.admin import backlog, published
@@ -24,6 +24,8 @@ COUNT_MAX = 1_000  # unread messages counted one by one where the server keeps n
 RECENT_SECONDS = 300.0  # age of a failure up to which it describes the present
 # A worker in these states has returned its lease, but its instance still publishes it.
 RESTING = ("broken", "failed")
+# An assignment, and the values of its row that an instance has published.
+Report = tuple[Unit, dict[str, Any]]
 _VERDICTS = ("streamqd.handlers.Retry", "streamqd.handlers.Dead", "streamqd.handlers.Undecodable")
 
 
@@ -198,7 +200,13 @@ def error_name(error: str) -> str:
 
 def published_rows(instance: str, summary: dict[str, Any]) -> list[AssignmentRow]:
     """Return the assignments in the summary of an instance, as if it owned them all."""
-    return [_published_row(instance, raw) for raw in published.tables(summary.get("assignments"))]
+    return [AssignmentRow(*unit, **values) for unit, values in reports_of(instance, summary)]
+
+
+def reports_of(instance: str, summary: dict[str, Any]) -> list[Report]:
+    """Return the same, as the values of the rows: a reader adds others before it makes a row."""
+    tables = published.tables(summary.get("assignments"))
+    return [(_unit_of(raw), _published_values(instance, raw)) for raw in tables]
 
 
 _WHOLE = (
@@ -214,22 +222,19 @@ _REAL = (
 _TEXT = ("handler", "rate_per", "loop_blocker", "running")
 
 
-def _published_row(instance: str, raw: dict[str, Any]) -> AssignmentRow:
+def _published_values(instance: str, raw: dict[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {name: published.whole(raw.get(name)) for name in _WHOLE}
     values |= {name: published.real(raw.get(name)) for name in _REAL}
     values |= {name: str(raw.get(name) or "") for name in _TEXT}
-    return AssignmentRow(
-        *_unit_of(raw),
-        lease="owned",
-        owner=instance,
-        epoch=published.whole(raw.get("epoch")) or 0,
-        reporter=instance,
-        worker=str(raw.get("state", "unknown")),
-        acked=published.rate(raw, "acked"),
-        failed=published.rate(raw, "failed"),
-        dead_lettered=published.rate(raw, "dead_lettered"),
-        **values,
-    )
+    values |= {name: published.rate(raw, name) for name in ("acked", "failed", "dead_lettered")}
+    epoch, worker = published.whole(raw.get("epoch")) or 0, str(raw.get("state", "unknown"))
+    return values | {
+        "lease": "owned",
+        "owner": instance,
+        "epoch": epoch,
+        "reporter": instance,
+        "worker": worker,
+    }
 
 
 def _unit_of(raw: dict[str, Any]) -> Unit:
@@ -260,16 +265,18 @@ def measured(
     units: Sequence[Unit],
     now_unix_ms: int,
     bad: BadValues,
-    reports: Sequence[AssignmentRow] = (),
+    reports: Sequence[Report] = (),
+    more: Callable[[Unit], dict[str, Any]] = lambda _: {},
     *,
     count_max: int = COUNT_MAX,
 ) -> list[AssignmentRow]:
     """Return a row for each unit, as it is in Redis, with what its owner has published.
 
-    Where the server keeps no count, unread messages are counted up to `count_max`.
+    `more` returns further values of a row. Where the server keeps no count, unread messages are
+    counted up to `count_max`.
     """
-    known = {(row.owner, row.unit): row for row in reports}
-    known |= {("", row.unit): row for row in reports if row.worker in RESTING}
+    known = {(values["owner"], unit): values for unit, values in reports}
+    known |= {("", unit): values for unit, values in reports if values["worker"] in RESTING}
     views = lease_views(store, units, bad)
     calls = [statistics.measure_unit(store.keys, unit) for unit in units]
     replies = measure_each(store, calls, bad)
@@ -284,27 +291,25 @@ def measured(
         lease, owner, since = holder(view)
         each, retry = figures.get(unit, _NO_FIGURES), unread[unit, RETRY]
         lag, oldest = unread[unit, MAIN] + retry, each.oldest_unix_ms()
-        rows.append(
-            replace(
-                known.get((owner, unit)) or AssignmentRow(*unit),
-                lease="query" if unit.is_of_query else lease,
-                owner=owner,
-                epoch=view.epoch,
-                since_unix_ms=since,
-                quarantine=view.quarantine,
-                exists=reply is None or reply.word != "NOGROUP",
-                lag=lag if unit in figures and lag <= count_max else None,
-                lag_at_least=lag,
-                retry_unread=retry,
-                pending=each.pending,
-                delayed=each.delayed,
-                oldest_unix_ms=oldest,
-                oldest_unread_unix_ms=each.oldest_unread_unix_ms(),
-                oldest_pending_unix_ms=each.oldest_pending_unix_ms(),
-                oldest_seconds=None if oldest is None else max(0, now_unix_ms - oldest) / 1000,
-                next_due_unix_ms=each.next_due_unix_ms,
-            )
-        )
+        values = {
+            "lease": "query" if unit.is_of_query else lease,
+            "owner": owner,
+            "epoch": view.epoch,
+            "since_unix_ms": since,
+            "quarantine": view.quarantine,
+            "exists": reply is None or reply.word != "NOGROUP",
+            "lag": lag if unit in figures and lag <= count_max else None,
+            "lag_at_least": lag,
+            "retry_unread": retry,
+            "pending": each.pending,
+            "delayed": each.delayed,
+            "oldest_unix_ms": oldest,
+            "oldest_unread_unix_ms": each.oldest_unread_unix_ms(),
+            "oldest_pending_unix_ms": each.oldest_pending_unix_ms(),
+            "oldest_seconds": None if oldest is None else max(0, now_unix_ms - oldest) / 1000,
+            "next_due_unix_ms": each.next_due_unix_ms,
+        }
+        rows.append(AssignmentRow(*unit, **known.get((owner, unit), {}) | values | more(unit)))
     return rows
 
 

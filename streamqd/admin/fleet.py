@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from streamqd.admin import directives, fields_of, schedules, snapshot, why
+from streamqd.admin import directives, named_fields, schedules, snapshot, why
 from streamqd.admin.assignments import AssignmentRow, by_group, error_name
 from streamqd.admin.checks import judged
 from streamqd.admin.condition import gravity, recovery
@@ -108,7 +108,7 @@ class StatusView:
     def document(self) -> dict[str, Any]:
         """Return the JSON."""
         names = " ".join(each.name for each in fields(self))
-        return fields_of(
+        return named_fields(
             self,
             names,
             instances=[_instance(each) for each in self.instances],
@@ -117,12 +117,12 @@ class StatusView:
 
 
 def _instance(each: InstanceRow) -> dict[str, Any]:
-    return fields_of(each, _INSTANCE, offers=sorted("/".join(pair) for pair in each.offers))
+    return named_fields(each, _INSTANCE, offers=sorted("/".join(pair) for pair in each.offers))
 
 
 def _assignment(row: AssignmentRow) -> dict[str, Any]:
     last = row.last_failure
-    return fields_of(
+    return named_fields(
         row,
         _ASSIGNMENT,
         state=row.lease,

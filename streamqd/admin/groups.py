@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from streamqd.admin import assignments, backlog, fields_of, growth, topics
+from streamqd.admin import assignments, backlog, growth, named_fields, topics
 from streamqd.admin.assignments import AssignmentRow, by_group
 from streamqd.admin.reading import (
     BadValues,
@@ -85,7 +85,7 @@ class GroupDetail:
     def document(self) -> dict[str, Any]:
         """Return the JSON."""
         rows = [
-            fields_of(
+            named_fields(
                 each,
                 _PARTITION,
                 state=each.lease,
@@ -94,7 +94,7 @@ class GroupDetail:
             )
             for each in self.partitions
         ]
-        return fields_of(self, " ".join(each.name for each in fields(self)), partitions=rows)
+        return named_fields(self, " ".join(each.name for each in fields(self)), partitions=rows)
 
 
 @dataclass(frozen=True, slots=True)

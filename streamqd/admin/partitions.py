@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from streamqd.admin import assignments, fields_of, snapshot
+from streamqd.admin import assignments, named_fields, snapshot
 from streamqd.admin.assignments import AssignmentRow
 from streamqd.admin.reading import BadValues, Unreadable, server_unix_ms
 from streamqd.store.store import Store
@@ -30,8 +30,10 @@ class PartitionsView:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON."""
-        rows = [fields_of(each, _FIELDS, state=each.lease) for each in self.assignments]
-        return fields_of(self, "now_unix_ms assignments idle_topics unreadable", assignments=rows)
+        rows = [named_fields(each, _FIELDS, state=each.lease) for each in self.assignments]
+        return named_fields(
+            self, "now_unix_ms assignments idle_topics unreadable", assignments=rows
+        )
 
 
 def view(

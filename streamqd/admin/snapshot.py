@@ -9,16 +9,17 @@ unreadable value counts as missing, is named in `unreadable`, and affects no oth
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from streamqd.admin import fields_of, published, topics
+from streamqd.admin import named_fields, published, topics
 from streamqd.admin.assignments import (
     AssignmentRow,
     RecentFailure,
+    Report,
     failures_of,
     measured,
-    published_rows,
+    reports_of,
 )
 from streamqd.admin.instances import InstanceRow, instance_row
 from streamqd.admin.published import Fleet, FleetState
@@ -111,11 +112,11 @@ class FleetSnapshot:
             "fleet": self.fleet,
             "now_unix_ms": self.now_unix_ms,
             "directives": [
-                {"kind": kind, "scope": scope} | fields_of(each, "at_unix_ms by why")
+                {"kind": kind, "scope": scope} | named_fields(each, "at_unix_ms by why")
                 for kind, scope, each in self.directives
             ],
-            "instances": [fields_of(each, _TOP_INSTANCE) for each in self.instances],
-            "assignments": [fields_of(each, _TOP_ASSIGNMENT) for each in self.assignments],
+            "instances": [named_fields(each, _TOP_INSTANCE) for each in self.instances],
+            "assignments": [named_fields(each, _TOP_ASSIGNMENT) for each in self.assignments],
             "failures": self.failures,
             "totals": self.totals,
             "unseen": self.unseen,
@@ -171,24 +172,14 @@ def read(
     names = [beat.instance for beat in state.beats]
     instances, reports, failures = _published(state, published.summaries(fleet, names, bad))
     counts, _, units = chosen(store, topic, group, partition, bad)
-    rows = measured(store, units, state.now_unix_ms, bad, reports)
-    figures: dict[tuple[str, int], PartitionFigures] = {}
-    if dead_letters:
-        figures = topics.figures_of(store, counts, bad)
-        letters = _letters(store, figures, bad)
-        rows = [
-            replace(
-                row,
-                dead_letters=letters[row.topic, row.partition].of(row.group),
-                partition_dead_letters=figures[row.topic, row.partition].dead,
-            )
-            for row in rows
-        ]
+    figures = topics.figures_of(store, counts, bad) if dead_letters else {}
+    letters = _letters(store, figures, bad)
+    more = _more(state.control, failures, figures, letters)
     return FleetSnapshot(
         fleet=fleet.name,
         state=state,
         instances=instances,
-        assignments=_completed(rows, state.control, failures),
+        assignments=measured(store, units, state.now_unix_ms, bad, reports, more),
         failures=failures,
         topics=counts,
         partitions=figures,
@@ -228,22 +219,24 @@ def read_published(fleet: Fleet) -> FleetSnapshot:
         ],
     )
     # During a move, two instances may claim one assignment: the newer epoch wins.
-    owned = dict[Unit, AssignmentRow]()
-    for row in sorted(reports, key=lambda row: row.epoch, reverse=True):
-        owned.setdefault(row.unit, row)
+    owned = dict[Unit, dict[str, Any]]()
+    for unit, values in sorted(reports, key=lambda each: each[1]["epoch"], reverse=True):
+        owned.setdefault(unit, values)
     strays = [
         unit
         for topic, group in sorted(offers)
         for number in range(counts.get(topic, 0))
         if (unit := Unit(topic, number, group)) not in owned
     ]
-    rows = [*owned.values(), *measured(store, strays[:STRAYS_MAX], state.now_unix_ms, bad)]
+    more = _more(state.control, failures)
+    rows = [AssignmentRow(*unit, **values | more(unit)) for unit, values in owned.items()]
+    rows += measured(store, strays[:STRAYS_MAX], state.now_unix_ms, bad, more=more)
     rows.sort(key=lambda row: (row.topic, row.group, row.partition))
     return FleetSnapshot(
         fleet=fleet.name,
         state=state,
         instances=instances,
-        assignments=_completed(rows, state.control, failures),
+        assignments=rows,
         failures=failures,
         topics=counts,
         unseen=max(0, len(strays) - STRAYS_MAX),
@@ -253,34 +246,41 @@ def read_published(fleet: Fleet) -> FleetSnapshot:
 
 def _published(
     state: FleetState, summaries: Sequence[dict[str, Any]]
-) -> tuple[list[InstanceRow], list[AssignmentRow], list[RecentFailure]]:
+) -> tuple[list[InstanceRow], list[Report], list[RecentFailure]]:
     """Return the instances, their assignments, and the failures, the latest first."""
     both = list(zip(state.beats, summaries, strict=True))
     failures = [each for beat, summary in both for each in failures_of(beat.instance, summary)]
     return (
         [instance_row(state, beat, summary) for beat, summary in both],
-        [row for beat, summary in both for row in published_rows(beat.instance, summary)],
+        [each for beat, summary in both for each in reports_of(beat.instance, summary)],
         sorted(failures, key=lambda each: each.seconds_ago),
     )
 
 
-def _completed(
-    rows: Iterable[AssignmentRow], control: Directives, failures: Iterable[RecentFailure]
-) -> list[AssignmentRow]:
-    """Return the rows with the directives that apply to them, and with their failures."""
+def _more(
+    control: Directives,
+    failures: Iterable[RecentFailure],
+    figures: Mapping[tuple[str, int], PartitionFigures] = {},
+    letters: Mapping[tuple[str, int], LetterCount] = {},
+) -> Callable[[Unit], dict[str, Any]]:
+    """Return a function for the values of a row that come from neither its owner nor its keys."""
     by_unit: dict[Unit, list[RecentFailure]] = {}
     for each in failures:
         by_unit.setdefault(Unit(each.topic, each.partition, each.group), []).append(each)
-    found = []
-    for row in rows:
-        paused, stopped = control.pause_of(row.unit), control.stop_of(row.unit)
-        failed = tuple(by_unit.get(row.unit, ()))
-        if paused or stopped or failed:
-            row = replace(
-                row, paused=paused is not None, stopped=stopped is not None, failures=failed
-            )
-        found.append(row)
-    return found
+
+    def more(unit: Unit) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "paused": control.pause_of(unit) is not None,
+            "stopped": control.stop_of(unit) is not None,
+            "failures": tuple(by_unit.get(unit, ())),
+        }
+        place = (unit.topic, unit.partition)
+        if place in letters:
+            found["dead_letters"] = letters[place].of(unit.group)
+            found["partition_dead_letters"] = figures[place].dead
+        return found
+
+    return more
 
 
 # --- measuring ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from streamqd.admin import fields_of, groups, snapshot, topics
+from streamqd.admin import groups, named_fields, snapshot, topics
 from streamqd.admin.assignments import RECENT_SECONDS, AssignmentRow, RecentFailure, of_dependencies
 from streamqd.admin.backlog import other_clients
 from streamqd.admin.condition import RUNNING_SECONDS, STEADY, STUCK_SECONDS, recovery
@@ -164,7 +164,7 @@ class Answer:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON."""
-        return fields_of(
+        return named_fields(
             self.row,
             "topic partition group owner moves causes lag pending delayed oldest_unix_ms"
             " lag_per_second",
