@@ -103,19 +103,23 @@ class MessageFilter:
             return False
         if self.until_unix_ms is not None and unix_ms >= self.until_unix_ms:
             return False
-        texts = {b"group": self.group, b"reason": self.reason}
-        if any(want is not None and _text(fields, name) != want for name, want in texts.items()):
+        if self.group is not None and _text(fields, b"group") != self.group:
             return False
-        error_class = _text(fields, b"errorClass")
-        if self.error_class not in (None, error_class, error_class.rpartition(".")[2]):
+        if self.reason is not None and _text(fields, b"reason") != self.reason:
             return False
+        if self.error_class is not None:
+            name = _text(fields, b"errorClass")
+            if self.error_class not in (name, name.rpartition(".")[2]):
+                return False
         if self.key is not None and fields.get(b"key") != self.key:
             return False
         if self.fingerprint is not None and of_letter(fields) != self.fingerprint:
             return False
-        if self.attempt_min > 1 and not self.attempt_min <= attempt_of(fields):
+        if self.attempt_min > 1 and attempt_of(fields) < self.attempt_min:
             return False
-        headers = headers_of(fields) or {} if self.headers else {}
+        if not self.headers:
+            return True
+        headers = headers_of(fields) or {}
         return all(headers.get(name) == value for name, value in self.headers)
 
     @property
