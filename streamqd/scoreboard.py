@@ -90,6 +90,7 @@ _libc.mmap.argtypes = (
 )
 
 _NO_PLACE = b"-".ljust(PLACE_BYTES_MAX)
+_PLACE_FORMAT = b"%%-%db" % PLACE_BYTES_MAX
 
 # State bytes of an entry in flight. CLEARED: this worker has nothing left to do for the entry,
 # which is settled, released or waiting with its key. An unused index of a table is CLEARED too.
@@ -204,7 +205,7 @@ class WorkerSlot:
     `lanes[2 * k + 1]` its start. A worker that runs one message at a time uses only lane 0. A
     worker that runs one batch at a time uses lane 0 for all entries of the batch. A worker that
     runs several messages at a time also writes `sequences[k]`: the run sequence of the lane's
-    entry, 0 while the lane is free.
+    entry. The start of a free lane is 0, and its other words are those of its last run.
     """
 
     # written by the supervisor
@@ -388,7 +389,7 @@ class WorkerSlot:
 
     def put(self, index: int, *places: bytes) -> None:
         """Write entries into the table from a CLEARED index on, with the state WAITING."""
-        start, raw = index * PLACE_BYTES_MAX, b"".join([p.ljust(PLACE_BYTES_MAX) for p in places])
+        start, raw = index * PLACE_BYTES_MAX, _PLACE_FORMAT * len(places) % places
         self._places[start : start + len(raw)] = raw
         self.states[index : index + len(places)] = bytes(len(places))
 

@@ -114,7 +114,7 @@ class BatchRunner:
         ended, settler = now_ns(), self._context.settler
         for entry, error in zip(batch, errors, strict=True):
             # The id comes from the fetch, because the handler may have changed the message.
-            entry_id = entry.place[2:]
+            entry_id = entry.id
             self._context.counts.handled += 1
             if error is None:
                 settler.ack(entry_id, entry.index, ended, entry.retried, entry.has_counters)

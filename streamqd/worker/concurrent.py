@@ -29,6 +29,8 @@ from streamqd.worker.prefetch import WORK_IN_HAND_NS, PrefetchController
 from streamqd.worker.runs import QUICK_RUN_NS
 from streamqd.worker.verdicts import Verdicts
 
+RUN_DECAY = 7 / 8  # weight of the earlier runs in the mean after one more
+
 
 class ConcurrentExecutor:
     """Holds all fetched entries, waiting or running. The lanes run them."""
@@ -55,7 +57,7 @@ class ConcurrentExecutor:
         self._prefetch = prefetch
         self._bytes_max = context.settings.daemon.max_message_bytes
         self._ack_each = context.consumer.ack == EACH
-        self._running: dict[int, FetchedEntry] = {}  # by run sequence
+        self._running: set[FetchedEntry] = set()
         self._bytes_in_hand = 0
         self._run_ns = 0.0  # moving mean
         self._may_expire = False  # whether a message that has come might have an end
@@ -76,7 +78,7 @@ class ConcurrentExecutor:
             self._slot.states[entry.index] = CLEARED
             self._bytes_in_hand -= entry.size
         if self._held is not None:
-            self._held.restart(self._running.values())
+            self._held.restart(self._running)
 
     def admit(self, entries: list[FetchedEntry]) -> None:
         """Accept entries that were already pending."""
@@ -153,7 +155,7 @@ class ConcurrentExecutor:
     def places(self) -> Collection[bytes]:
         """The places of the running and the held entries."""
         held = () if self._held is None else self._held.places
-        return [*(entry.place for entry in self._running.values()), *held]
+        return [*(entry.place for entry in self._running), *held]
 
     @property
     def startable(self) -> int:
@@ -276,7 +278,7 @@ class ConcurrentExecutor:
 
     def _mark_running(self, entries: list[FetchedEntry]) -> None:
         """Assign lanes to entries. They are RUNNING before they start: after a crash, they ran."""
-        slot, free, running = self._slot, self._free, self._running
+        slot, free = self._slot, self._free
         words, lanes, sequences, states = slot.words, slot.lanes, slot.sequences, slot.states
         sequence, now = words[WORD_RUN_SEQ], now_ns()
         words[WORD_RUN_SEQ] = sequence + len(entries)
@@ -287,7 +289,7 @@ class ConcurrentExecutor:
             lanes[2 * lane + 1] = entry.started_ns = now
             sequences[lane] = entry.sequence = sequence
             states[index] = RUNNING
-            running[sequence] = entry
+        self._running.update(entries)
 
     # --- finished runs ---
 
@@ -297,30 +299,33 @@ class ConcurrentExecutor:
             self._collect(ended)
 
     def _collect(self, ended: list[FetchedEntry]) -> None:
-        slot, free, running, counts = self._slot, self._free, self._running, self._context.counts
-        lanes, sequences, times, ack = slot.lanes, slot.sequences, counts.times, self._settler.ack
-        mean, total = self._run_ns, 0
+        counts, lanes, free = self._context.counts, self._slot.lanes, self._free
+        times, total, handled = counts.times, 0, list[FetchedEntry]()
         for entry in ended:
-            lane, at_ns = entry.lane, entry.ended_ns
-            del running[entry.sequence]
-            elapsed = at_ns - entry.started_ns
+            elapsed = entry.ended_ns - entry.started_ns
             times[(elapsed >> 10).bit_length()] += 1
-            mean += (elapsed - mean) / 8
             total += elapsed
-            counts.handled += 1
             if entry.end is None:
-                ack(entry.place[2:], entry.index, at_ns, entry.retried, entry.has_counters)
+                handled.append(entry)
             else:
-                self._note_end(entry, entry.end)
-                # The same rule as for one message at a time: only quick failures wait.
-                if elapsed > QUICK_RUN_NS:
-                    self._settler.hurry()
+                # In the order of the ends, which the guards count.
+                self._note_handled(handled)
+                handled = []
+                self._note_failed(entry, entry.end)
             # Last: until its verdict is found, the entry counts as running.
-            lanes[2 * lane + 1] = sequences[lane] = 0
+            lane = entry.lane
+            lanes[2 * lane + 1] = 0
             free.append(lane)
-        self._run_ns = mean
+        self._note_handled(handled)
         counts.times_ns += total
+        self._run_ns += (total / len(ended) - self._run_ns) * (1 - RUN_DECAY ** len(ended))
         self._all_over(ended)
+
+    def _note_handled(self, entries: list[FetchedEntry]) -> None:
+        if entries:
+            self._running.difference_update(entries)
+            self._context.counts.handled += len(entries)
+            self._settler.ack_all(entries)
 
     def _all_over(self, entries: list[FetchedEntry]) -> None:
         """Remove entries from the executor, run or not. The next entries of their keys may run."""
@@ -329,10 +334,15 @@ class ConcurrentExecutor:
         if self._held is not None:
             self._held.ended(entries)
 
-    def _note_end(self, entry: FetchedEntry, error: BaseException) -> None:
+    def _note_failed(self, entry: FetchedEntry, error: BaseException) -> None:
         """Record the verdict on a failed run."""
+        self._running.discard(entry)
+        self._context.counts.handled += 1
         entry.end = None  # break the reference cycle traceback -> entry
         self._judged = entry
+        # The same rule as for one message at a time: only quick failures wait.
+        if entry.ended_ns - entry.started_ns > QUICK_RUN_NS:
+            self._settler.hurry()
         if self._verdicts.failed(entry, error):
             assert self._held is not None
             behind = self._ordering.surrender(entry)
@@ -343,8 +353,8 @@ class ConcurrentExecutor:
     def _on_soft_limit(self, _number: int, _frame: object) -> None:
         # All runs have one limit, so runs that started before the reported run are over it too.
         limit, last = self._context.limit, self._slot.soft_kill_seq
-        for sequence, entry in list(self._running.items()):
-            if sequence <= last and not entry.interrupted:
+        for entry in list(self._running):
+            if entry.sequence <= last and not entry.interrupted:
                 entry.interrupted = True
                 self._lanes.interrupt(entry, limit.error())
         judged = self._judged if limit.in_handler else None

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 from asyncio import Task
 
-from streamqd.message import Delivery, Message, of_read, remembered, restored
+from streamqd.message import (
+    EXPIRES_AFTER,
+    EXPIRES_AT,
+    Delivery,
+    Message,
+    remembered,
+    restored,
+)
 from streamqd.model import RawEntry
 from streamqd.worker.eventloop import CoroutineRun
 
+_NAMES_BYTES = len(b"payload" + b"key")
 NOWHERE = -1  # the index of an entry that is not in the slot's batch
 
 
 class FetchedEntry:
     """The data for a run of one message, recorded before its handler gets the message.
 
-    `index` is its place in the slot's batch. `crashes` are the crashes charged to the entry itself,
+    `index` is its place in the slot's batch. `id` is the entry ID: the handler may have changed the
+    ID of its message. `crashes` are the crashes charged to the entry itself,
     in addition to the crashes in its fields. `lane`, `sequence` and `started_ns` are set once it
     runs in a lane. `end` (None or the exception with which it failed) and `ended_ns` are set after
     that run.
     """
 
     __slots__ = (
-        *("crashes", "end", "ended_ns", "has_counters", "index", "interrupted", "key", "lane"),
-        *("message", "noted", "place", "retried", "run", "sequence", "size", "started_ns"),
+        *("crashes", "end", "ended_ns", "has_counters", "id", "index", "interrupted", "key"),
+        *("lane", "message", "noted", "place", "retried", "run", "sequence", "size", "started_ns"),
     )
     lane: int
     sequence: int
@@ -41,6 +50,7 @@ class FetchedEntry:
     ) -> None:
         self.index = index
         self.place = place
+        self.id = place[2:]
         self.message = message
         self.retried = retried
         self.crashes = crashes
@@ -63,9 +73,7 @@ class FetchedEntry:
 
     def restore(self) -> None:
         """Set the message to its state before the handler, which may have changed it, ran."""
-        self.message = restored(
-            self.message, self.place[2:], retried=self.retried, noted=self.noted
-        )
+        self.message = restored(self.message, self.id, retried=self.retried, noted=self.noted)
 
     def keep(self, attempts: int, due_ns: int) -> None:
         """Record that it runs again in its place, after a run that cost this number of attempts.
@@ -85,22 +93,31 @@ def entries_of_read(
 
     Their index is NOWHERE.
     """
-    messages, may_expire = of_read(delivery, entries, retried)
-    new, found, prefix = FetchedEntry.__new__, [], b"r:" if retried else b"m:"
-    for message, (entry_id, fields) in zip(messages, entries, strict=True):
-        entry = new(FetchedEntry)  # same as the constructor, without a call per entry
+    new_message, new_entry = Message.__new__, FetchedEntry.__new__
+    found, may_expire, prefix = [], False, b"r:" if retried else b"m:"
+    for entry_id, fields in entries:
+        # The same as `of_read` and the constructor: one loop costs a fifth less than two.
+        message = new_message(Message)
+        message._delivery = delivery  # noqa: SLF001 - it is ours
+        message.id_bytes = entry_id
+        message._fields = fields
+        message._retried = retried  # noqa: SLF001
+        entry = new_entry(FetchedEntry)
         entry.index = NOWHERE
         entry.place = prefix + entry_id
+        entry.id = entry_id
         entry.message = message
         entry.retried = retried
         entry.crashes = 0
         entry.has_counters = entry.interrupted = False
         entry.noted = entry.run = None
         if len(fields) == 4 and fields[2] == b"key" and fields[0] == b"payload":  # the usual case
-            entry.key = fields[3]
-            entry.size = len(fields[0]) + len(fields[1]) + len(fields[2]) + len(fields[3])
+            key = entry.key = fields[3]
+            entry.size = _NAMES_BYTES + len(fields[1]) + len(key)
         else:
             entry.key = message.key
             entry.size = sum(map(len, fields))
+            if EXPIRES_AT in fields or EXPIRES_AFTER in fields:
+                may_expire = True
         found.append(entry)
     return found, may_expire

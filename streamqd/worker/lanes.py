@@ -12,7 +12,6 @@ import ctypes
 import os
 import threading
 from asyncio import CancelledError, Task
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from inspect import CORO_CREATED, getcoroutinestate
@@ -33,29 +32,35 @@ INTERRUPT_SECONDS = 1.0  # longest wait for a thread that finishes its run
 class RunEnds:
     """Collects finished runs for the main thread. `wake_fd` is readable when there are some."""
 
-    def __init__(self, slot: WorkerSlot) -> None:
-        self._slot = slot
-        self._ended: deque[FetchedEntry] = deque()
+    def __init__(
+        self, slot: WorkerSlot, soon: Callable[[Callable[[], None]], object] | None = None
+    ) -> None:
+        """`soon` calls a function a little later, to wake the main thread once for many runs."""
+        self._states = slot.states
+        self._soon = soon
+        self._ended: list[FetchedEntry] = []
         self._woken = False
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
-    def add(self, entry: FetchedEntry, end: object, wake: Callable[[], None]) -> None:
-        """Note that a run is over. `wake` is called unless the main thread was woken already."""
+    def add(self, entry: FetchedEntry, end: object) -> None:
+        """Note that a run is over. Wakes the main thread unless it was woken already."""
         if family.child:
             family.end_child()
         error = None if end is None else handlers.error_of(end)
         entry.end = error
-        self._slot.states[entry.index] = DONE if error is None else FAILED
+        self._states[entry.index] = DONE if error is None else FAILED
         entry.ended_ns = clock_gettime_ns(CLOCK_BOOTTIME)
         entry.run = None  # breaks the reference cycle entry -> run -> entry
         self._ended.append(entry)
         if not self._woken:
             # Else the main thread was woken and has not looked yet: it finds this run too.
             self._woken = True
-            wake()
+            if self._soon is None:
+                self._wake()
+            else:
+                self._soon(self._wake)
 
-    def wake(self) -> None:
-        """Wake the main thread."""
+    def _wake(self) -> None:
         os.eventfd_write(self.wake_fd, 1)
 
     def take(self) -> list[FetchedEntry]:
@@ -63,9 +68,9 @@ class RunEnds:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.wake_fd)
         self._woken = False  # cleared first, so that a later run wakes the main thread again
-        found = []
-        while self._ended:
-            found.append(self._ended.popleft())
+        count = len(self._ended)  # another thread may append in between
+        found = self._ended[:count]
+        del self._ended[:count]
         return found
 
     def close(self) -> None:
@@ -101,7 +106,8 @@ class TaskLanes:
         limited: bool,
     ) -> None:
         """`limited`: a run may be interrupted."""
-        self.ends = RunEnds(slot)
+        # After all callbacks that can run now: each call wakes the main thread, and stops this one.
+        self.ends = RunEnds(slot, loop.soon)
         self._function = function
         self._loop = loop
         self._limited = limited
@@ -114,21 +120,21 @@ class TaskLanes:
             return
         runs = []
         for entry in entries:
-            work, over = partial(self._function, entry.message), partial(self._over, entry)
+            work, over = partial(self._function, entry.message), partial(self.ends.add, entry)
             run = entry.run = CoroutineRun(work, entry.message, over)
             runs.append(run)
         self._loop.begin(runs)
 
     def _begin(self, entries: list[FetchedEntry]) -> None:
-        make = maker_of_tasks(self._name)
+        make, handle = maker_of_tasks(self._name), self._handle
         for entry in entries:
-            handled = self._handle(entry)
+            handled = handle(entry)
             try:
                 task = make(handled)
             except BaseException as raised:  # noqa: BLE001 - the handler's module may make the tasks
                 if getcoroutinestate(handled) == CORO_CREATED:  # otherwise it finishes normally
                     handled.close()
-                    self._over(entry, raised)
+                    self.ends.add(entry, raised)
                 continue
             if not task.done():
                 entry.run = task  # the loop itself does not keep it
@@ -138,7 +144,7 @@ class TaskLanes:
         """After the first steps: report tasks that were cancelled before they ran."""
         for entry in entries:
             if isinstance(entry.run, Task) and entry.run.done():
-                self._over(entry, CancelledError("cancelled before it started"))
+                self.ends.add(entry, CancelledError("cancelled before it started"))
 
     async def _handle(self, entry: FetchedEntry) -> None:
         if family.child:
@@ -148,22 +154,15 @@ class TaskLanes:
         try:
             end = await self._function(message)
         except BaseException as raised:  # noqa: BLE001 - user code may raise anything
-            self._over(entry, raised)
+            self.ends.add(entry, raised)
         else:
-            self._over(entry, end)
+            self.ends.add(entry, end)
 
     def interrupt(self, entry: FetchedEntry, limit: handlers.SoftTimeout) -> None:
         """Raise an exception in a coroutine, where it waits."""
         run = entry.run
         if isinstance(run, CoroutineRun):
             self._loop.interrupt(run, limit)
-
-    def _over(self, entry: FetchedEntry, end: object) -> None:
-        self.ends.add(entry, end, self._wake_later)
-
-    def _wake_later(self) -> None:
-        # After all callbacks that can run now: each call wakes the main thread, and stops this one.
-        self._loop.soon(self.ends.wake)
 
     def close(self) -> None:
         """Release the lanes' resources. No handler is running."""
@@ -224,7 +223,7 @@ class ThreadLanes:
                 end.args = window.limit.args  # no other has come without a text
             self._open.pop(entry, None)
             logs.running.set(None)
-            self.ends.add(entry, end, self.ends.wake)
+            self.ends.add(entry, end)
 
 
 class _Window:

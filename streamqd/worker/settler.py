@@ -104,6 +104,18 @@ class Settler:
         if not self.since_ns:
             self.since_ns = now
 
+    def ack_all(self, entries: list[FetchedEntry]) -> None:
+        """Note that entries are handled, in the order in which their runs finished."""
+        acks, indexes = self.main_acks, self._ack_indexes
+        for entry in entries:
+            if entry.retried or entry.has_counters:
+                self.ack(entry.id, entry.index, entry.ended_ns, entry.retried, entry.has_counters)
+            else:
+                acks.append(entry.id)
+                indexes.append(entry.index)
+        if entries and not self.since_ns:
+            self.since_ns = entries[0].ended_ns
+
     def fail(self, item: FailedEntry, now: int) -> None:
         """Note that an entry is retried or dead-lettered. A crash is no longer charged to it."""
         self._mark(item.at, FAILED)
@@ -114,7 +126,7 @@ class Settler:
     def skip(self, entry: FetchedEntry) -> None:
         """Note that an entry is to be acknowledged without a run."""
         self._mark(entry.index, DONE)
-        self.ack(entry.place[2:], entry.index, now_ns(), entry.retried, entry.has_counters)
+        self.ack(entry.id, entry.index, now_ns(), entry.retried, entry.has_counters)
 
     def _mark(self, index: int, state: int) -> None:
         if index != NOWHERE:
