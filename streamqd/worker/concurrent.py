@@ -8,6 +8,7 @@ settled over a separate connection, so a read that waits for new entries never d
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import compress
 
 from streamqd.config import Consumer
 from streamqd.model import EACH, RawEntry
@@ -20,7 +21,7 @@ from streamqd.scoreboard import (
 )
 from streamqd.store.fetch import FetchResult
 from streamqd.worker.context import WorkerContext
-from streamqd.worker.entry import FetchedEntry, entries_of_read
+from streamqd.worker.entry import FetchedEntry, InHand, entries_of_read
 from streamqd.worker.gates import Gates
 from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.lanes import Lanes
@@ -29,6 +30,7 @@ from streamqd.worker.prefetch import WORK_IN_HAND_NS, PrefetchController
 from streamqd.worker.runs import QUICK_RUN_NS
 from streamqd.worker.verdicts import Verdicts
 
+_IS_FREE = bytes(state == CLEARED for state in range(256))
 RUN_DECAY = 7 / 8  # weight of the earlier runs in the mean after one more
 
 
@@ -80,14 +82,16 @@ class ConcurrentExecutor:
         if self._held is not None:
             self._held.restart(self._running)
 
-    def admit(self, entries: list[FetchedEntry]) -> None:
-        """Accept entries that were already pending."""
-        self._may_expire |= any(entry.message.expires_at is not None for entry in entries)
-        self._index(entries)
-        self._line_up(entries)
+    def admit(self, listed: list[FetchedEntry], read: FetchResult | None = None) -> None:
+        """Accept `listed` entries and those of a `read`. Each runs when its turn comes."""
+        if listed:
+            self._may_expire |= any(entry.message.expires_at is not None for entry in listed)
+            self._index(listed)
+            self._line_up(listed)
+        if read is not None:
+            self._take_read(read)
 
-    def admit_read(self, fetched: FetchResult) -> None:
-        """Accept the entries of a read. Each runs when its turn comes."""
+    def _take_read(self, fetched: FetchResult) -> None:
         retried, main = fetched.retried, fetched.main
         size = self._take_stream(retried, True) + self._take_stream(main, False)
         total = len(retried) + len(main)
@@ -117,8 +121,8 @@ class ConcurrentExecutor:
         """Write entries into the slot. There must be room for them."""
         count = len(entries)
         if count > len(self._indexes):
-            states = enumerate(bytes(self._table))
-            self._indexes = [index for index, state in states if state == CLEARED]
+            free = bytes(self._table).translate(_IS_FREE)
+            self._indexes = list(compress(range(len(free)), free))
         indexes, self._indexes = self._indexes[:count], self._indexes[count:]
         for entry, index in zip(entries, indexes, strict=True):
             entry.index = index
@@ -142,14 +146,9 @@ class ConcurrentExecutor:
     # --- entries in flight, and room for more ---
 
     @property
-    def running(self) -> int:
-        """The number of handlers that run."""
-        return len(self._running)
-
-    @property
-    def in_hand(self) -> int:
-        """The number of entries that run or wait for a run, without held entries."""
-        return len(self._running) + self._ordering.waiting
+    def in_hand(self) -> InHand:
+        """The numbers of entries in flight."""
+        return InHand(len(self._running), self._ordering.waiting, self._startable)
 
     @property
     def places(self) -> Collection[bytes]:
@@ -158,19 +157,21 @@ class ConcurrentExecutor:
         return [*(entry.place for entry in self._running), *held]
 
     @property
-    def startable(self) -> int:
-        """The number of entries that `start` would start now. 0 if it may do I/O or wait."""
+    def _startable(self) -> int:
         if self._ack_each or self._held is not None or not self._begins_at_once:
             return 0
         return min(self._lanes_free, self._ordering.ready)
 
-    def room(self) -> int:
-        """Return how many more entries of each stream may be fetched, 0 when full."""
-        if self._is_full():
+    def room(self, ready: int | None = None) -> int:
+        """Return how many more entries of each stream may be fetched, 0 when full.
+
+        With `ready`, also 0 while that many are ready to start, or slow runs have all lanes.
+        """
+        if self._is_full() or (ready is not None and not self._runs_short(ready)):
             return 0
         waiting, held = self._ordering.waiting, self._held
         # A read may bring twice as many.
-        room = min(self._consumer.prefetch_max - waiting + self.startable, self._free_indexes // 2)
+        room = min(self._consumer.prefetch_max - waiting + self._startable, self._free_indexes // 2)
         return max(1, room if held is None else min(room, held.room(waiting)))
 
     def _is_full(self) -> bool:
@@ -178,20 +179,18 @@ class ConcurrentExecutor:
         consumer, waiting = self._consumer, self._ordering.waiting
         full = self._held is not None and self._held.is_full(waiting)
         full |= self._bytes_in_hand >= consumer.prefetch_bytes
-        return full or waiting - self.startable >= consumer.prefetch_max
+        return full or waiting - self._startable >= consumer.prefetch_max
 
-    def wants(self, count: int) -> bool:
-        """Return True if there is room, fewer than `count` are ready, and soon none will be.
+    def _runs_short(self, count: int) -> bool:
+        """Return True if fewer than `count` entries are ready, and soon none will be.
 
         Quick handlers find the next entries ready when a lane is free. Entries of slow handlers, or
         beyond the rate, stay in the stream until a lane is free, so another worker can get them.
         """
-        if self._is_full():
-            return False
         if self._held is not None:
             # When fewer entries are ready than lanes are free, there are lanes for due keys.
             return bool(self._free) and self._ordering.ready <= self._consumer.lanes // 2
-        quick, begin = self._run_ns < WORK_IN_HAND_NS, self.startable
+        quick, begin = self._run_ns < WORK_IN_HAND_NS, self._startable
         ready = self._ordering.ready - begin
         return (quick or len(self._free) > begin) and ready < min(count, self._prefetch.rated)
 
@@ -241,7 +240,7 @@ class ConcurrentExecutor:
             self._ordering.add([entry])
 
     def _wants_due(self, held: HeldKeys) -> bool:
-        if not held.keys or (held.one_by_one and self.in_hand):
+        if not held.keys or (held.one_by_one and self.in_hand.entries):
             return False
         return self._ordering.ready < len(self._free)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asyncio import Task
+from typing import NamedTuple
 
 from streamqd.message import (
     EXPIRES_AFTER,
@@ -84,6 +85,22 @@ class FetchedEntry:
         self.message.due_in_place_ns = due_ns
         self.has_counters |= attempts > 0
         self.noted = remembered(self.message)
+
+
+class InHand(NamedTuple):
+    """The entries in flight of an executor, without held entries.
+
+    `startable` of the `waiting` ones would start now. It is 0 if starting may do I/O or wait.
+    """
+
+    running: int
+    waiting: int
+    startable: int
+
+    @property
+    def entries(self) -> int:
+        """The number of all entries."""
+        return self.running + self.waiting
 
 
 def entries_of_read(

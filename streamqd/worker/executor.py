@@ -14,7 +14,7 @@ from streamqd.worker.batches import BatchRunner
 from streamqd.worker.blocking import BlockedPartition
 from streamqd.worker.concurrent import ConcurrentExecutor
 from streamqd.worker.context import WorkerContext
-from streamqd.worker.entry import FetchedEntry
+from streamqd.worker.entry import FetchedEntry, InHand
 from streamqd.worker.gates import Gates
 from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.hooks import Hooks
@@ -39,11 +39,8 @@ class Executor(Protocol):
 
     # --- intake ---
 
-    def admit(self, entries: list[FetchedEntry]) -> None:
-        """Accept entries that were already pending."""
-
-    def admit_read(self, fetched: FetchResult) -> None:
-        """Accept the entries of a read."""
+    def admit(self, listed: list[FetchedEntry], read: FetchResult | None = None) -> None:
+        """Accept `listed` entries, which were already pending, and those of a `read`."""
 
     def drop_unstarted(self) -> None:
         """Drop the entries that have not started, before a listing. They stay pending."""
@@ -59,26 +56,18 @@ class Executor(Protocol):
     # --- entries in flight, and room for more ---
 
     @property
-    def in_hand(self) -> int:
-        """The number of entries that run or wait for a run, without held entries."""
-
-    @property
-    def running(self) -> int:
-        """The number of handlers that run."""
-
-    @property
-    def startable(self) -> int:
-        """The number of entries that `start` would start now. 0 if it may do I/O or wait."""
+    def in_hand(self) -> InHand:
+        """The numbers of entries in flight."""
 
     @property
     def places(self) -> Collection[bytes]:
         """The places of the entries that the executor keeps when the connection is lost."""
 
-    def room(self) -> int:
-        """Return how many more entries of each stream may be fetched, 0 when full."""
+    def room(self, ready: int | None = None) -> int:
+        """Return how many more entries of each stream may be fetched, 0 when full.
 
-    def wants(self, count: int) -> bool:
-        """Return True if there is room, and fewer than `count` are ready."""
+        With `ready`, also 0 while that many are ready to start, or slow runs have all lanes.
+        """
 
     def next_due(self, now: int, *, held: bool = True) -> int | None:
         """Return when an entry in flight may start, or None if only an event can start it."""

@@ -244,12 +244,12 @@ class Recovery:
         while left := [each for each in entries if states[each.index] == WAITING]:
             self._quarantine.begin(*left)
             executor.start(held=False)
-            while executor.running:
+            while executor.in_hand.running:
                 self._turns.settle_next_end(held=False)
                 if not self._slot.words[WORD_COMMAND]:
                     executor.start(held=False)
             self._turns.check_life()
-            if not executor.in_hand:
+            if not executor.in_hand.entries:
                 break
         self._quarantine.end_turn()
         self._turns.run_dry()

@@ -15,7 +15,7 @@ from streamqd.scoreboard import CLEARED, WORD_COMMAND, now_ns
 from streamqd.store.fetch import FetchResult
 from streamqd.store.messages import place_of
 from streamqd.worker.context import WorkerContext
-from streamqd.worker.entry import FetchedEntry
+from streamqd.worker.entry import FetchedEntry, InHand
 from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.prefetch import PrefetchController, bytes_of
 from streamqd.worker.verdicts import Verdicts
@@ -47,8 +47,6 @@ class SerialExecutor:
     """Runs messages one after the other, over the one connection of its worker."""
 
     wake_fds: tuple[int, ...] = ()
-    running = 0  # outside of `start`
-    startable = 0  # `start` does I/O
 
     def __init__(
         self,
@@ -78,42 +76,42 @@ class SerialExecutor:
         if self._held is not None:
             self._held.restart()
 
-    def admit(self, entries: list[FetchedEntry]) -> None:
-        """Accept entries that were already pending. No other entry may be in flight."""
-        self._settler.begin_batch([entry.place for entry in entries])
-        for index, entry in enumerate(entries):
-            entry.index = index
-        self._listed = entries
+    def admit(self, listed: list[FetchedEntry], read: FetchResult | None = None) -> None:
+        """Accept `listed` entries or those of a `read`. No other entry may be in flight.
 
-    def admit_read(self, fetched: FetchResult) -> None:
-        """Accept the entries of a read: the retry stream's entries, then the partition's."""
-        places = [b"r:" + entry[0] for entry in fetched.retried]
-        places += [b"m:" + entry[0] for entry in fetched.main]
-        self._settler.begin_batch(places, read=True)
-        self._slot.add("fetched", len(places))
-        self._read = fetched
+        A read brings the retry stream's entries, then the partition's.
+        """
+        if read is None:
+            self._settler.begin_batch([entry.place for entry in listed])
+        else:
+            places = [b"r:" + entry[0] for entry in read.retried]
+            places += [b"m:" + entry[0] for entry in read.main]
+            self._settler.begin_batch(places, read=True)
+            self._slot.add("fetched", len(places))
+        for index, entry in enumerate(listed):
+            entry.index = index
+        self._listed, self._read = listed, read
 
     # --- entries in flight, and room for more ---
 
     @property
-    def in_hand(self) -> int:
-        """The number of entries that wait for a run, without held entries."""
-        return self._slot.unfinished if self._listed or self._read else 0
+    def in_hand(self) -> InHand:
+        """The numbers of entries in flight. None runs outside of `start`, which does I/O."""
+        return InHand(0, self._slot.unfinished if self._listed or self._read else 0, 0)
 
     @property
     def places(self) -> Collection[bytes]:
         """The places of the entries that the executor keeps when the connection is lost."""
         return () if self._held is None else self._held.places
 
-    def room(self) -> int:
-        """Return how many more entries of each stream may be fetched, 0 when full."""
+    def room(self, _ready: int | None = None) -> int:
+        """Return how many more entries of each stream may be fetched, 0 when full.
+
+        Every fetched entry has run or is held, so none is ready.
+        """
         if self._held is None:
             return self._context.consumer.prefetch_max
         return 0 if self._held.is_full() else max(1, self._held.room())
-
-    def wants(self, _count: int) -> bool:
-        """Return True if there is room, because every fetched entry has run or is held."""
-        return self._held is None or not self._held.is_full()
 
     def next_due(self, _now: int, *, held: bool = True) -> int | None:
         """Return when a `held` entry is due, or None if only an event can start one."""

@@ -68,7 +68,7 @@ class Turns:
             # Entries that the long poll has moved in this time are found by listing.
             self.reader.poll.forget()
             self._link.close()
-        self._channel.check(self.executor.in_hand)
+        self._channel.check(self.executor.in_hand.entries)
         if waited:
             raise Reconnect
 
@@ -113,7 +113,7 @@ class Turns:
 
     def finish_running(self, *, commanded: bool = True) -> None:
         """Wait for the runs. `commanded`: only while the supervisor commands a stop or a pause."""
-        while self.executor.running and (self._slot.words[WORD_COMMAND] or not commanded):
+        while self.executor.in_hand.running and (self._slot.words[WORD_COMMAND] or not commanded):
             self.settle_next_end()
 
     def settle_next_end(self, *, held: bool = True) -> None:
@@ -126,11 +126,11 @@ class Turns:
     def run_dry(self) -> None:
         """Run all entries in flight with no other message next to them, then settle them."""
         executor = self.executor
-        while executor.in_hand:
+        while executor.in_hand.entries:
             self.obey_and_collect()
             executor.start(held=False)
             self._settler.settle(read_follows=False)
-            if executor.in_hand:
+            if executor.in_hand.entries:
                 self.wait(held=False)
         executor.take_ended()
         self._settler.flush()
@@ -178,7 +178,9 @@ class Turns:
 
     def wants(self, count: int = 0) -> bool:
         """Return True if a read may bring entries: fewer than `count` are ready, or than lanes."""
-        return not self.reader.poll.waiting and self.executor.wants(count or self._consumer.lanes)
+        if self.reader.poll.waiting:
+            return False
+        return self.executor.room(count or self._consumer.lanes) > 0
 
     def takes_along(self) -> bool:
         """Return True if a read may go out for its acknowledgements alone.

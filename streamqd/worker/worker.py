@@ -197,7 +197,7 @@ class WorkerProcess:
             fetched = self._step(Step.READ if ahead else self._next_step(empty))
             if fetched is not None:
                 empty = not (fetched.retried or fetched.main)
-                self._take(fetched)  # `Executor.admit_read`: WAITING
+                self._take(fetched)  # `Executor.admit`: WAITING
 
     def _step(self, step: Step) -> FetchResult | None:
         """Run a step. Returns the answer of a read, or None."""
@@ -225,7 +225,7 @@ class WorkerProcess:
         if empty or self._turns.verdicts.released or self._reclaim.wanted:
             return False
         return bool(
-            self.executor.startable and self.settler.only_plain_acks and self._turns.wants()
+            self.executor.in_hand.startable and self.settler.only_plain_acks and self._turns.wants()
         )
 
     def _next_step(self, empty: bool) -> Step:
@@ -268,7 +268,7 @@ class WorkerProcess:
         settler, executor, reader = self.settler, self.executor, self.reader
         count = min(self._turns.prefetch.count, self._turns.await_room())
         reader.send(settler.main_acks, settler.retry_acks, count)
-        if executor.startable:
+        if executor.in_hand.startable:
             executor.start()  # it must not add to the acknowledgements already sent
         fetched = reader.receive()
         if fetched.executed and settler.acks_owed:
@@ -307,7 +307,7 @@ class WorkerProcess:
             return
         self._idle_since = 0
         self.reader.heard(retried[-1][0] if retried else b"", main[-1][0] if main else b"")
-        self.executor.admit_read(fetched)
+        self.executor.admit([], fetched)
         if self.context.clock.is_old(now_ns()):
             self.context.clock.read(self.link)
 
@@ -315,7 +315,7 @@ class WorkerProcess:
         """Check, from time to time, that all pending entries are fetched here."""
         now = now_ns()
         # Entries that wait for a rate, a circuit or a held key are pending, too.
-        if self.executor.in_hand or self.settler.owed:
+        if self.executor.in_hand.entries or self.settler.owed:
             self._idle_since = 0
             return
         self._turns.publish()

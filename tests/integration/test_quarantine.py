@@ -339,7 +339,7 @@ def test_finished_held_message_loses_its_mark(
     await_any = worker.channel.await_any
 
     def watched(descriptors: list[int], seconds: float) -> set[int]:
-        if len(runs) == 5 and not worker.executor.running:
+        if len(runs) == 5 and not worker.executor.in_hand.running:
             while_waiting.add((look(), turns.free()))
         return await_any(descriptors, seconds)
 
